@@ -52,7 +52,7 @@ class Survey:
             student's tokenizer decodes from the ids, and those whose text it does not.
         unrendered: why the student's template cannot write a conversation -> number.
         unreadable: why turns have no readable action -> number.
-        copies: rollouts whose conversation and reward are those of an earlier one.
+        copies: rollouts whose task, conversation and reward are those of an earlier one.
     """
 
     path: str
@@ -160,7 +160,8 @@ def _add(result: Survey, rollout: RolloutRecord, student: Student) -> None:
 def _digest(rollout: RolloutRecord, reward: float | None) -> bytes:
     messages = [[[m.role, m.kind, m.content, m.reasoning, m.tool_calls] for m in a.messages] for a in rollout.agents]
     ids = [[turn.output_ids for turn in agent.turns] for agent in rollout.agents]
-    return hashlib.sha256(bytes_of([messages, ids, rollout.tools, reward])).digest()
+    task = None if rollout.task_id == (rollout.source or "").replace("#", ", row ") else rollout.task_id
+    return hashlib.sha256(bytes_of([task, messages, ids, rollout.tools, reward])).digest()
 
 
 def _add_turn(result: Survey, turn: Turn, student: Student) -> None:
@@ -250,7 +251,7 @@ def _dropped(result: Survey) -> list[str]:
     turns, unreadable = sum(result.turns), result.unreadable.total()
     lines = {
         f"{below} of {result.rollouts} rollouts, which have no reward of 1 (select.min_reward)": rewarded,
-        f"{result.copies} rollouts, each the conversation of an earlier one again "
+        f"{result.copies} rollouts, each the row of an earlier one again "
         '(select.duplicates = "keep" keeps them)': result.copies,
         f"{unreadable} of {turns} turns, which have no readable action: {_counted(result.unreadable)} "
         "(pairs.drop_unparseable = false keeps them, as text)": unreadable,

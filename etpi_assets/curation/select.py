@@ -20,7 +20,7 @@ from etpi_assets.specs.experiment import SelectSection
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.schemas import from_rows
 
-COLUMNS = ["rollout_id", "origin", "rollout_set", "suite", "task_id", "repo", "teacher", "sample", "engine"]
+COLUMNS = ["rollout_id", "origin", "rollout_set", "suite", "task_id", "repo", "teacher", "sample", "engine", "source"]
 """The columns that selection reads of `rollouts`."""
 
 
@@ -132,7 +132,7 @@ def select(
             continue
         digest = (digests or {}).get(name) if section.duplicates == "drop" else None
         if digest is not None and (earlier := first.setdefault(digest, name)) != name:
-            drops[name] = "duplicate", f"the conversation of rollout {earlier} again"
+            drops[name] = "duplicate", f"the row of rollout {earlier} again"
         else:
             remaining.append(candidate)
     if section.shortest_correct:

@@ -50,9 +50,9 @@ _INBOX_LINE = re.compile(r"^\[(?:Message|Reply) from (\w+)[^\]\n]*\]: ?", re.MUL
 _INBOX_LIST = re.compile(r"\[\s*\{")
 _EXIT_CODE = re.compile(r"\A\s*<returncode>(-?\d{1,6})</returncode>")
 _FINISHES = {
-    "tool_calls": "stop", "function_call": "stop", "tool_use": "stop", "end_turn": "stop", "stop_sequence": "stop",
-    "max_tokens": "length", "MAX_TOKENS": "length", "max_output_tokens": "length", "STOP": "stop",
-}  # fmt: skip
+    **dict.fromkeys(("tool_calls", "function_call", "tool_use", "end_turn", "stop_sequence", "STOP"), "stop"),
+    **dict.fromkeys(("max_tokens", "max_output_tokens", "MAX_TOKENS"), "length"),
+}
 _NAMES = (("id",), ("call_id",), ("name",), ("function", "name"))
 """Where a call has the name that its result repeats."""
 _DECODER = json.JSONDecoder(strict=False)
@@ -125,7 +125,7 @@ def chat_entries(messages: Iterable[Any], what: str) -> list[ChatEntry]:
         messages = without_padding(messages)  # only tables give the user's messages a key for calls
     for index, raw in enumerate(messages):
         message = raw if isinstance(raw, dict) else as_mapping(raw, f"{what}[{index}]")
-        role = message.get("role")
+        role = message.get("role", message.get("type"))  # LangChain calls it `type`
         if role == "exit":  # mini-swe-agent's last entry records how the run ended; no model reads it
             continue
         content, name = message.get("content"), f"{what}[{index}]"
@@ -211,18 +211,13 @@ def _read_extra_keys(entry: ChatEntry, message: Mapping[str, Any], name: str) ->
         calls = [{"function": message["function_call"]}]
     if calls is not None:
         entry.tool_calls = tool_calls(calls, name) or entry.tool_calls
-    entry.reasoning = (
-        text_field(message, "reasoning_content")
-        or text_field(message, "reasoning")
-        or text_field(message, "thinking")
-        or entry.reasoning
-    )
+    entry.reasoning = reasoning_of(message, name) or entry.reasoning
     entry.at = to_utc(message.get("timestamp"))
     if entry.role == "assistant":
         entry.learn = is_trained(message, name)
         entry.finish_reason = _finish_reason(message)
     elif entry.role == "tool":
-        entry.answers = text_field(message, "tool_call_id") or text_field(message, "name")
+        entry.answers = answered_call(message)
     extra = message.get("extra")
     if not isinstance(extra, dict):
         return
@@ -234,6 +229,24 @@ def _read_extra_keys(entry: ChatEntry, message: Mapping[str, Any], name: str) ->
         entry.finish_reason = finish_of(text_field(choices[0], "finish_reason")) or entry.finish_reason
     code = extra.get("returncode")
     entry.exit_code = code if type(code) is int else None
+
+
+def reasoning_of(message: Mapping[str, Any], what: str) -> str | None:
+    """Return a message's reasoning, from the key that its API uses for it."""
+    for key in ("reasoning_content", "reasoning", "thinking"):
+        if (text := text_field(message, key)) is not None:
+            return text
+    for key in ("thinking_blocks", "reasoning_details"):
+        if isinstance(blocks := message.get(key), list):
+            return content_parts([b for b in blocks if isinstance(b, dict) and "data" not in b], what).reasoning
+    return None
+
+
+def answered_call(message: Mapping[str, Any]) -> str | None:
+    """Return the id of the call that a result answers, or the tool's name."""
+    ids = message.get("tool_call_ids")  # SWE-agent
+    only = ids[0] if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], str) else None
+    return text_field(message, "tool_call_id") or only or text_field(message, "name")
 
 
 def _finish_reason(message: Mapping[str, Any]) -> str | None:

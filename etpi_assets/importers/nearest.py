@@ -22,6 +22,16 @@ _COLUMNS = {
     "reward_model": "verl",
 }
 """Column -> the format that has it."""
+_OTHERS = {
+    ("chosen", "rejected"): "rows that compare answers are no trajectories; keep the chosen answer alone",
+    ("instruction", "output"): "these are Alpaca's keys",
+    ("query", "response"): "these are ms-swift's keys of a query",
+    ("query", "answers"): "these are xLAM's keys, calls without a conversation",
+    ("system", "chat"): "this is Glaive's form, a conversation in one text",
+    ("segments",): "these are axolotl's segments of text",
+    ("text",): "this is text without roles",
+}
+"""Keys of formats that etpi does not read -> what they are."""
 _SHOWN = 12
 
 
@@ -38,8 +48,9 @@ def unknown_row(source: DetectionInput) -> str:
 def _nearest(row: Row) -> str:
     if found := next(_renamed(row), None):
         return found
-    if {"chosen", "rejected"} <= set(row):
-        return "rows that compare answers are no trajectories: write rows whose `messages` end with the chosen answer"
+    for keys, what in _OTHERS.items():
+        if set(keys) <= set(row):
+            return f"{what}: write them as `messages` of {{role, content}} (format messages)"
     near = [(key, match[0]) for key in map(str, row) if (match := difflib.get_close_matches(key, _COLUMNS, n=1))]
     if near:
         key, column = near[0]

@@ -31,11 +31,31 @@ from etpi_assets.trajectories.records import RolloutRecord
 _SILENT = ("agent_state_changed", "change_agent_state", "null", "recall", "ConversationStateUpdateEvent", "PauseEvent",
            "LLMCompletionLogEvent", "TokenEvent", "CondensationRequest", "HookExecutionEvent")  # fmt: skip
 """Kinds of events that add no message to the prompt."""
-_BOOKKEEPING = frozenset({
-    "thought", "keep_prompt", "is_confirmed", "confirmation_state", "action_risk", "security_risk", "kernel_init_code",
-    "hidden", "blocking", "background", "images_urls", "image_urls", "file_urls", "wait_for_response", "impl_source",
-    "translated_ipython_code", "is_input", "is_static", "include_extra", "task_completed", "final_thought",
-})  # fmt: skip
+_BOOKKEEPING = frozenset(
+    {
+        "thought",
+        "keep_prompt",
+        "is_confirmed",
+        "confirmation_state",
+        "action_risk",
+        "security_risk",
+        "kernel_init_code",
+        "hidden",
+        "blocking",
+        "background",
+        "images_urls",
+        "image_urls",
+        "file_urls",
+        "wait_for_response",
+        "impl_source",
+        "translated_ipython_code",
+        "is_input",
+        "is_static",
+        "include_extra",
+        "task_completed",
+        "final_thought",
+    }
+)
 """Arguments of an action that the model did not write, or wrote as its text."""
 _WITHOUT_ARGUMENTS = ("finish", "reject", "think")
 _OF_EVENT = frozenset({"action", "id", "source", "timestamp", "cause", "message", "llm_metrics", "tool_call_metadata"})
@@ -43,7 +63,9 @@ _CONDENSED = ("condensation", "condense", "agent_condensation", "Condensation", 
 
 
 def claims(row: Row) -> bool:
-    return "history" in row or ("trajectory" in row and "messages" not in row)
+    """Alpaca's rows have a `history` of texts, those of verifiers a `trajectory` beside their messages."""
+    answered = any(key in row for key in ("output", "response", "completion", "messages"))
+    return not answered and ("history" in row or "trajectory" in row)
 
 
 def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:

@@ -280,7 +280,7 @@ class ContentParts:
 
 
 _TEXT_KEYS = ("text", "value", "content")
-_THOUGHTS = ("thinking", "reasoning", "thought")
+_THOUGHTS = ("thinking", "reasoning", "thought", "reasoning.text")
 
 
 def content_parts(content: Any, what: str) -> ContentParts:

@@ -11,7 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.conversation import ROLES, ChatEntry, Options, fill_agent, is_trained
+from etpi_assets.importers.conversation import (
+    ROLES,
+    ChatEntry,
+    Options,
+    answered_call,
+    fill_agent,
+    is_trained,
+    reasoning_of,
+)
 from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format, source_of
 from etpi_assets.importers.run_info import exit_name, repo_of
 from etpi_assets.importers.source import (
@@ -72,17 +80,17 @@ def _entry(raw: Any, name: str) -> ChatEntry:
     demo = message.get("is_demo") is True
     content = content_text(message.get("content"), name)
     calls = tool_calls(message.get("tool_calls"), name)
-    answers = message.get("tool_call_ids")
     command = text_field(message, "action")
     acts = ROLES[role] == "assistant" and not demo and command is not None and command.strip()
     return ChatEntry(
         role=ROLES[role],
         content=content,
         tool_calls=calls,
+        reasoning=reasoning_of(message, name),
         at=to_utc(message.get("timestamp")),
         learn=not demo and is_trained(message, name),
         kind="prompt" if demo else None,
-        answers=str(answers[0]) if isinstance(answers, list) and len(answers) == 1 else None,
+        answers=answered_call(message),
         actions=[Action("bash", command.strip(), form=_form(content, calls))] if acts and command else None,
     )
 
