@@ -223,7 +223,8 @@ def summary(result: Survey, student: Student) -> str:
         f"  messages: {_counted(result.roles)}",
         f"  tools: {_counted(result.offered) or 'no schemas'} (schemas in {result.with_tools} rollouts); "
         f"called: {_counted(result.called) or 'none by structured calls'}",
-        f"  rewards: {_rewards(result)}; think blocks: {result.think_turns} turns",
+        f"  rewards: {_rewards(result)}; think blocks: {result.think_turns} turns; "
+        f"turns without a readable action: {result.unreadable.total()}",
         f"  repositories: {_counted(result.repos)}; teachers: {_counted(result.teachers)}; "
         f"licences: {_counted(result.licences) or 'not recorded'}",
     ]
