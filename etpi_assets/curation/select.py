@@ -89,7 +89,7 @@ class RewardRule:
 
 def resolved(section: SelectSection, rollouts: pa.Table, scores: pa.Table) -> tuple[SelectSection, RewardRule]:
     """Return the section with a threshold for `min_reward = "auto"`, and the rule: 1.0 if any rollout has a reward."""
-    sets = rollouts.filter(pc.field("origin") == "set")["rollout_id"]
+    sets = pa.array(rollouts.filter(pc.field("origin") == "set")["rollout_id"].to_pylist(), pa.string())
     usable = scores.filter(~pc.field("infrastructure_error") & pc.field("rollout_id").isin(sets))
     rewards = usable["reward"].drop_null().to_pylist()
     automatic = section.min_reward == "auto"
@@ -274,6 +274,9 @@ def counts_reconcile(
     if rule is not None and rule.problem:
         return CheckOutcome("selection_reconciles", False, f"{balance}; {rule.problem}", figures=figures)
     if not len(selected):
-        message = f"{balance}: no rollout is left to train on; loosen `select`, or collect rollouts of a better teacher"
+        remedy = "loosen `select`, or collect rollouts of a better teacher"
+        if not offered:
+            remedy = "every input was refused, with its reason in the table `quarantined`"
+        message = f"{balance}: no rollout is left to train on; {remedy}"
         return CheckOutcome("selection_reconciles", False, message, figures=figures)
     return CheckOutcome("selection_reconciles", True, balance, figures=figures)

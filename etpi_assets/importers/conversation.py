@@ -53,6 +53,10 @@ _FINISHES = {
     **dict.fromkeys(("tool_calls", "function_call", "tool_use", "end_turn", "stop_sequence", "STOP"), "stop"),
     **dict.fromkeys(("max_tokens", "max_output_tokens", "MAX_TOKENS"), "length"),
 }
+_FINISH = frozenset({"finish_reason", "stop_reason", "response_metadata"})
+_REASONING_TEXTS = ("reasoning_content", "reasoning", "thinking")
+_REASONING_BLOCKS = ("thinking_blocks", "reasoning_details")
+_REASONING = frozenset((*_REASONING_TEXTS, *_REASONING_BLOCKS))
 _NAMES = (("id",), ("call_id",), ("name",), ("function", "name"))
 """Where a call has the name that its result repeats."""
 _DECODER = json.JSONDecoder(strict=False)
@@ -144,7 +148,7 @@ def chat_entries(messages: Iterable[Any], what: str) -> list[ChatEntry]:
                 if not parts.text:
                     continue
             entry = ChatEntry(mapped, parts.text, tool_calls(list(parts.calls), name), parts.reasoning)
-        if len(message) > 2:
+        if len(message) > 2 or content is None:
             _read_extra_keys(entry, message, name)
         if entry.exit_code is None and mapped != "assistant" and (printed := _EXIT_CODE.match(entry.content)):
             entry.exit_code = int(printed[1])
@@ -211,11 +215,13 @@ def _read_extra_keys(entry: ChatEntry, message: Mapping[str, Any], name: str) ->
         calls = [{"function": message["function_call"]}]
     if calls is not None:
         entry.tool_calls = tool_calls(calls, name) or entry.tool_calls
-    entry.reasoning = reasoning_of(message, name) or entry.reasoning
+    if not _REASONING.isdisjoint(message):
+        entry.reasoning = reasoning_of(message, name) or entry.reasoning
     entry.at = to_utc(message.get("timestamp"))
     if entry.role == "assistant":
         entry.learn = is_trained(message, name)
-        entry.finish_reason = _finish_reason(message)
+        if not _FINISH.isdisjoint(message):
+            entry.finish_reason = _finish_reason(message)
     elif entry.role == "tool":
         entry.answers = answered_call(message)
     extra = message.get("extra")
@@ -233,10 +239,10 @@ def _read_extra_keys(entry: ChatEntry, message: Mapping[str, Any], name: str) ->
 
 def reasoning_of(message: Mapping[str, Any], what: str) -> str | None:
     """Return a message's reasoning, from the key that its API uses for it."""
-    for key in ("reasoning_content", "reasoning", "thinking"):
+    for key in _REASONING_TEXTS:
         if (text := text_field(message, key)) is not None:
             return text
-    for key in ("thinking_blocks", "reasoning_details"):
+    for key in _REASONING_BLOCKS:
         if isinstance(blocks := message.get(key), list):
             return content_parts([b for b in blocks if isinstance(b, dict) and "data" not in b], what).reasoning
     return None
@@ -305,16 +311,17 @@ def in_call_order(entries: Sequence[ChatEntry]) -> Sequence[ChatEntry]:
 
     Results keep their order where one of them names no call or several, and in a conversation with recorded ids.
     """
-    if any(entry.prompt_ids is not None for entry in entries):
+    parallel = [start for start, entry in enumerate(entries) if entry.tool_calls and len(entry.tool_calls) > 1]
+    if not parallel or any(entry.prompt_ids is not None for entry in entries):
         return entries
     ordered = list(entries)
-    for start, entry in enumerate(entries):
-        if entry.tool_calls is None or len(entry.tool_calls) < 2:
-            continue
+    for start in parallel:
         end = start + 1
         while end < len(entries) and entries[end].role == "tool":
             end += 1
-        names = [{name for keys in _NAMES if (name := text_field(call, *keys))} for call in entry.tool_calls]
+        names = [
+            {name for keys in _NAMES if (name := text_field(call, *keys))} for call in entries[start].tool_calls or ()
+        ]
         places = [[i for i, of in enumerate(names) if result.answers in of] for result in entries[start + 1 : end]]
         firsts = [place[0] for place in places if len(place) == 1]
         if len(set(firsts)) == len(places):

@@ -30,7 +30,15 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
         info = replace(
             info, tools=next((t for m in messages if (t := tool_schemas_of(field(m, "tools"), where))), None)
         )
-    return solo(chat_entries(messages, f"{where}, messages"), info, where, options)
+    entries = chat_entries(messages, f"{where}, messages")
+    return solo(with_system(entries, row), info, where, options)
+
+
+def with_system(entries: list[ChatEntry], row: Row) -> list[ChatEntry]:
+    """Return the conversation with the row's `system` column, unless it has a system prompt of its own."""
+    system = text_field(row, "system")
+    own = bool(entries) and entries[0].role == "system"
+    return entries if own or system is None else [ChatEntry("system", system), *entries]
 
 
 _PREFERENCES = ("chosen", "rejected", "rejected_response", "rejected_messages", "chosen_messages")
@@ -91,12 +99,12 @@ FORMAT = row_format(
     FormatDoc(
         title="Chat messages: OpenAI's fine-tuning files and hub data sets with a `messages` column (a list or "
         "JSON text)",
-        keeps="roles, text, calls (arguments as text or objects; nulls are kept, null padding of tables is not), tool "
-        "schemas (`tools`, `functions`), answers in words as turns, reasoning, times, finish reasons; parallel results "
-        "stand in the order of the calls whose ids they have; messages whose `weight`, `train`, `loss`, `loss_mask`, "
-        "`loss_weight` or `trainable` is 0 or false and those before "
-        "the first assistant message become context, never turns; task, repository, model, reward, patch "
-        "and exit status under their usual column names, also within `metadata`",
+        keeps="roles, text, the `system` column, calls (arguments as text or objects; nulls are kept, null padding of "
+        "tables is not), tool schemas (`tools`, `functions`), answers in words as turns, reasoning, times, finish "
+        "reasons; parallel results stand in the order of the calls whose ids they have; messages whose `weight`, "
+        "`train`, `loss`, `loss_mask`, `loss_weight` or `trainable` is 0 or false and those before the first assistant "
+        "message become context, never turns; task, repository, model, reward, patch and exit status under their usual "
+        "column names, also within `metadata` and `info`",
         loses="names of participants, other columns; a row with images, of preferences, or with a message that is "
         "trained in part or with a weight between 0 and 1 is quarantined",
     ),

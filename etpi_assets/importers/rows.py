@@ -160,7 +160,7 @@ def _parquet_batches(file: Any) -> Iterator[list[Any]]:
                 batch = next(batches, None)
             if batch is None:
                 break
-            yield batch.to_pylist(maps_as_pydicts="lossy")
+            yield batch.to_pylist()
 
 
 def _group_bytes(file: Any, group: int) -> int:

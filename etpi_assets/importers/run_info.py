@@ -23,6 +23,12 @@ _TASK = (
     "id",
     "uuid",
     "uid",
+    "example_id",
+    "question_id",
+    "sample_id",
+    "conversation_id",
+    "index",
+    "idx",
 )
 _TEACHER = ("teacher", "model_name", "model", "generator", "model_name_or_path")
 _REWARD = ("reward", "resolved", "score", "target", "success", "is_correct", "correct", "kto_tag", "label")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries
+from etpi_assets.importers.conversation import Options, chat_entries
 from etpi_assets.importers.format import FormatDoc, Row, row_format
-from etpi_assets.importers.messages import listed, refuse_preference, solo
+from etpi_assets.importers.messages import listed, refuse_preference, solo, with_system
 from etpi_assets.importers.run_info import run_info
-from etpi_assets.importers.source import as_mapping, text_field
+from etpi_assets.importers.source import as_mapping
 from etpi_assets.trajectories.records import RolloutRecord
 
 _NAMES = {"chatgpt": "gpt", "bard": "gpt", "bing": "gpt"}
@@ -30,9 +30,7 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
         entries = chat_entries(messages, name)
     else:
         entries = chat_entries([_with_role(raw, f"{name}[{i}]") for i, raw in enumerate(messages)], name)
-    if (system := text_field(row, "system")) and not (entries and entries[0].role == "system"):
-        entries.insert(0, ChatEntry("system", system))
-    return solo(entries, run_info(row, options), where, options)
+    return solo(with_system(entries, row), run_info(row, options), where, options)
 
 
 def _with_role(raw: Any, name: str) -> Mapping[str, Any]:

@@ -304,7 +304,7 @@ def content_parts(content: Any, what: str) -> ContentParts:
             texts.append(part)
             continue
         block = {key: value for key, value in as_mapping(part, f"{what}.content[]").items() if value is not None}
-        kind = text_field(block, "type") or ("text" if "text" in block else None)
+        kind = text_field(block, "type") or ("text" if "text" in block else "")
         text = next((block[key] for key in (kind, *_TEXT_KEYS) if isinstance(block.get(key), str)), None)
         if kind in _THOUGHTS and text is not None:
             thoughts.append(text)
@@ -383,11 +383,14 @@ def _with_arguments(function: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 def without_padding(value: Any) -> Any:
     """Remove the null keys that columnar storage adds to structs, in lists of structs too."""
-    if isinstance(value, dict):
-        return {key: without_padding(inner) for key, inner in value.items() if inner is not None}
-    if isinstance(value, list) and isinstance(next((v for v in value if v is not None), None), dict | list):
+    if type(value) is dict:  # leaves are not visited, and lists only if they hold structs
+        return {k: without_padding(v) if type(v) in _NESTED else v for k, v in value.items() if v is not None}
+    if type(value) is list and type(next((v for v in value if v is not None), None)) in _NESTED:
         return [without_padding(inner) for inner in value]
     return value
+
+
+_NESTED = (dict, list)
 
 
 def tool_schemas_of(value: Any, what: str) -> list[dict[str, Any]] | None:
@@ -410,7 +413,18 @@ def tool_schemas_of(value: Any, what: str) -> list[dict[str, Any]] | None:
     schemas = [_json_text(tool, f"{what}[]") if isinstance(tool, str) else tool for tool in tools]
     if any(None in (parameters_of(tool) or {}).values() for tool in schemas):
         schemas = without_padding(schemas)
-    return [dict(as_mapping(tool, f"{what}[]")) for tool in schemas]
+    return [_schema(as_mapping(tool, f"{what}[]")) for tool in schemas]
+
+
+def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema as recorded; one in Anthropic's form as the OpenAI API, which serves students, has it."""
+    if "input_schema" not in tool:
+        return dict(tool)
+    function = {**tool, "parameters": tool["input_schema"]}
+    return {"type": "function", "function": {k: v for k, v in function.items() if k not in _ANTHROPIC}}
+
+
+_ANTHROPIC = ("input_schema", "type", "cache_control")
 
 
 def parameters_of(tool: Any) -> Mapping[str, Any] | None:

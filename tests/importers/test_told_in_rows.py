@@ -97,9 +97,13 @@ def test_padding_of_parquet_is_removed_in_lists_too_and_the_id_stays(tmp_path):
 
 @pytest.mark.parametrize("mark", ["user message", "call", "schema"])
 def test_padding_of_json_that_was_written_from_a_table_is_removed(tmp_path, mark):
-    call = {"id": "c1", "type": "function", "function": {"name": "run", "arguments": {"cmd": "ls", "path": None}}}
+    call: dict[str, Any] = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "run", "arguments": {"cmd": "ls", "path": None}},
+    }
     schemas = [tool("run", cmd="string"), tool("read", path="string")]
-    user = dict(USER)
+    user: dict[str, Any] = dict(USER)
     if mark == "user message":
         user["tool_calls"] = None
     if mark == "call":
@@ -160,8 +164,26 @@ def test_empty_arguments_are_those_of_a_tool_without_parameters(tmp_path, value)
 def test_calls_of_other_libraries_keep_their_arguments(call):
     from etpi_resources.chat.tool_forms import Call, parse_structured
 
-    (parsed,) = tool_calls([call], "x") or ()
-    assert parse_structured(parsed) == Call("run", {"cmd": "ls"})
+    parsed = tool_calls([call], "x") or []
+    assert [parse_structured(call) for call in parsed] == [Call("run", {"cmd": "ls"})]
+
+
+def test_message_without_content_keeps_its_calls(tmp_path):
+    talk = chat()
+    del talk[2]["content"]
+    agent = row_of(tmp_path, {"messages": talk}).agents[0]
+    assert [[a.command for a in turn.actions] for turn in agent.turns] == [["ls"], []]
+
+
+def test_row_of_anthropic_has_its_system_prompt_and_tools(tmp_path):
+    schema = {"name": "bash", "description": "Run.", "input_schema": {"type": "object"}, "cache_control": {}}
+    row = {"system": "You have a shell.", "messages": [USER, ANSWER], "tools": [schema]}
+    rollout = row_of(tmp_path, row)
+    assert [m.role for m in rollout.agents[0].messages] == ["system", "user", "assistant"]
+    function = {"name": "bash", "description": "Run.", "parameters": {"type": "object"}}
+    assert rollout.tools == [{"type": "function", "function": function}]
+    row["messages"] = [{"role": "system", "content": "Own."}, *row["messages"]]
+    assert [m.content for m in row_of(tmp_path, row).agents[0].messages][0] == "Own."
 
 
 def test_call_whose_arguments_have_an_unknown_key_is_refused_by_name(tmp_path):
