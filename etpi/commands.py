@@ -137,7 +137,7 @@ def show_status(names: Sequence[str]) -> int:
         1 if a folder has files that would not be read; then no experiment is shown.
     """
     from etpi_assets.planner import plan
-    from etpi_assets.runs.console_table import folders_table, states_table
+    from etpi_assets.runs.console_table import folders_table, lost_lines, states_table
     from etpi_resources.lake.lake import Lake
 
     folders = user_folders()
@@ -148,7 +148,10 @@ def show_status(names: Sequence[str]) -> int:
     if not names:
         print(folders_table(folders, specs))
     for name in names or specs.keys("experiment"):
-        print(states_table(name, plan(name, specs, lake), everything=bool(names)))
+        steps = plan(name, specs, lake)
+        print(states_table(name, steps, everything=bool(names)))
+        if names and (lost := lost_lines(steps, lake)):
+            print("\n".join(lost))
     return 0
 
 

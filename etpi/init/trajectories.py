@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from etpi_assets.curation.retokenise import conversation
 from etpi_assets.curation.student_form import StudentForm, tool_name
 from etpi_assets.importers import count_found, find_units, import_runs, importer_of
 from etpi_assets.importers.rows import iter_rows, row_files
+from etpi_assets.importers.source import bytes_of
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
@@ -49,6 +51,8 @@ class Survey:
         native_turns, same_turns, foreign_turns: turns whose generated ids were recorded; those of them whose text the
             student's tokenizer decodes from the ids, and those whose text it does not.
         unrendered: why the student's template cannot write a conversation -> number.
+        unreadable: why turns have no readable action -> number.
+        copies: rollouts whose task, conversation and reward are those of an earlier one.
     """
 
     path: str
@@ -68,7 +72,10 @@ class Survey:
     with_tools: int = 0
     acting_turns: int = 0
     think_turns: int = 0
-    unreadable_turns: int = 0
+    unreadable: Counter[str] = field(default_factory=Counter)
+    truncated_turns: int = 0
+    copies: int = 0
+    seen: set[bytes] = field(default_factory=set)
     native_turns: int = 0
     same_turns: int = 0
     foreign_turns: int = 0
@@ -119,7 +126,7 @@ def _look(result: Survey, path: Path, student: Student) -> Survey:
             _add(result, item, student)
         else:
             result.refused[item.reason] += 1
-            result.first_refusal.setdefault(item.reason, f"{item.source}: {item.detail}")
+            result.first_refusal.setdefault(item.reason, f"{item.source}, row {item.row or 0}: {item.detail}")
         if time.monotonic() > end:
             break
     return result
@@ -134,6 +141,9 @@ def _add(result: Survey, rollout: RolloutRecord, student: Student) -> None:
     reward = (rollout.outcome or {}).get("reward")
     if reward is not None:
         result.rewards.append(reward)
+    digest = _digest(rollout, reward)
+    result.copies += digest in result.seen
+    result.seen.add(digest)
     for agent in rollout.agents:
         result.turns.append(len(agent.turns))
         result.roles.update(message.role for message in agent.messages)
@@ -147,10 +157,19 @@ def _add(result: Survey, rollout: RolloutRecord, student: Student) -> None:
         result.lengths.append(_length(result, agent, rollout.tools, student))
 
 
+def _digest(rollout: RolloutRecord, reward: float | None) -> bytes:
+    messages = [[[m.role, m.kind, m.content, m.reasoning, m.tool_calls] for m in a.messages] for a in rollout.agents]
+    ids = [[turn.output_ids for turn in agent.turns] for agent in rollout.agents]
+    task = None if rollout.task_id == (rollout.source or "").replace("#", ", row ") else rollout.task_id
+    return hashlib.sha256(bytes_of([task, messages, ids, rollout.tools, reward])).digest()
+
+
 def _add_turn(result: Survey, turn: Turn, student: Student) -> None:
     result.acting_turns += bool(turn.actions)
     result.think_turns += bool(turn.reasoning) or "</think>" in turn.content
-    result.unreadable_turns += turn.parse_error is not None
+    if turn.parse_error is not None:
+        result.unreadable[turn.parse_error] += 1
+    result.truncated_turns += turn.finish_reason == "length"
     if turn.output_ids is not None and turn.capture == "native":
         result.native_turns += 1
         if student.chat is not None and turn.content:
@@ -205,12 +224,13 @@ def summary(result: Survey, student: Student) -> str:
         f"  tools: {_counted(result.offered) or 'no schemas'} (schemas in {result.with_tools} rollouts); "
         f"called: {_counted(result.called) or 'none by structured calls'}",
         f"  rewards: {_rewards(result)}; think blocks: {result.think_turns} turns; "
-        f"turns without a readable action: {result.unreadable_turns}",
+        f"turns without a readable action: {result.unreadable.total()}",
         f"  repositories: {_counted(result.repos)}; teachers: {_counted(result.teachers)}; "
         f"licences: {_counted(result.licences) or 'not recorded'}",
     ]
     if student.context and (over := sum(length > student.context for length in result.lengths)):
         lines.append(f"  {over} conversations are longer than the context; their later turns will be dropped")
+    lines += _dropped(result)
     lines += [
         f"  {n} conversations cannot be written in the student's template: {why}" for why, n in _top(result.unrendered)
     ]
@@ -223,6 +243,23 @@ def summary(result: Survey, student: Student) -> str:
         problems = [finding for finding in report(student.chat) if finding.problem]
         lines += [f"  the student's template: {finding.subject}: {finding.problem}" for finding in problems]
     return "\n".join(lines)
+
+
+def _dropped(result: Survey) -> list[str]:
+    """Return a line for everything that a run will drop, with the key that keeps it."""
+    below = result.rollouts - sum(reward >= 1 for reward in result.rewards)
+    rewarded = below and max(result.rewards, default=0) >= 1
+    turns, unreadable = sum(result.turns), result.unreadable.total()
+    lines = {
+        f"{below} of {result.rollouts} rollouts, which have no reward of 1 (select.min_reward)": rewarded,
+        f"{result.copies} rollouts, each the row of an earlier one again "
+        '(select.duplicates = "keep" keeps them)': result.copies,
+        f"{unreadable} of {turns} turns, which have no readable action: {_counted(result.unreadable)} "
+        "(pairs.drop_unparseable = false keeps them, as text)": unreadable,
+        f"{result.truncated_turns} of {turns} turns, which were cut at the output limit "
+        "(pairs.drop_truncated = false keeps them)": result.truncated_turns,
+    }
+    return [f"  will be dropped: {line}" for line, count in lines.items() if count]
 
 
 def rollout_set_spec(name: str, result: Survey, teacher: str | None, licence: str | None) -> NewSpec:

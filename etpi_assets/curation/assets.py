@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.asset_run import AssetRun, Input, Produced, asset
-from etpi_assets.curation import gates, integrity, lengths, merge, select, upweight
+from etpi_assets.curation import duplicates, gates, integrity, lengths, merge, select, upweight
 from etpi_assets.curation.captured import COLUMNS
 from etpi_assets.curation.dataset_blocks import DatasetRecipe
 from etpi_assets.curation.dataset_plan import plan
@@ -59,8 +59,9 @@ def selected_trajectories(run: AssetRun, scored_rollouts: Input, raw_rollouts: I
     scores = scored_rollouts.read("scores")
     uncounted = scores.filter(pc.field("output_tokens").is_null())["rollout_id"].to_pylist()
     section, rule = select.resolved(spec.select, rollouts, scores)
-    lengths_known = _count_tokens(run.spec, raw_rollouts, uncounted) if uncounted else None
-    tables = select.select(rollouts, scores, section, lengths_known)
+    tokens = _count_tokens(run.spec, raw_rollouts, uncounted) if uncounted else {}
+    equal = duplicates.digests(rollouts, scores, tokens, raw_rollouts.stored)
+    tables = select.select(rollouts, scores, section, tokens, equal)
     selected, dropped = tables["selected"], tables["dropped"]
     run.log(f"{run.label}: {rule.text}")
     reasons = Counter(dropped["reason"].to_pylist())
@@ -72,6 +73,7 @@ def selected_trajectories(run: AssetRun, scored_rollouts: Input, raw_rollouts: I
             "offered": len(selected) + len(dropped),
             "reward": rule.text,
             "dropped": dict(reasons.most_common()),
+            "duplicates": len(equal) - len(set(equal.values())),
             "repos": dict(Counter(selected["repo"].to_pylist())),
             "output_tokens": sum(selected["output_tokens"].to_pylist()),
         },

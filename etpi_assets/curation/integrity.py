@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.curation.merge import expand, turns_of
 from etpi_assets.curation.steering import NGRAM_IDS, SteeringNgrams
 from etpi_assets.curation.strip_think import close_tail, without_tail
@@ -78,7 +79,7 @@ def reconcile_figures(offered: pa.Table, kept: pa.Table, dropped: pa.Table) -> d
 
 def _reconcile(name: str, counted: Mapping[str, Any], training: int, balance: str) -> CheckOutcome:
     reasons = Counter(counted["reasons"])
-    message = f"{balance} ({listed(dict(reasons.most_common()))})"
+    message = f"{balance} ({listed_with_keys(reasons)})"
     figures = {
         "offered": counted["offered"], "kept": training, "dropped": counted["dropped"], "reasons": dict(reasons)
     }  # fmt: skip

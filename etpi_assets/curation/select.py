@@ -2,7 +2,7 @@
 
 Only rollouts of origin "set" are candidates, not those of evaluation and reinforcement. The rules of `SelectSection`
 apply in this order, and the first that a rollout fails drops it: infrastructure errors, excluded repositories, the
-reward, the required behaviours, shortest-correct, the first N.
+reward, the required behaviours, duplicates, shortest-correct, the first N.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.specs.experiment import SelectSection
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.schemas import from_rows
 
-COLUMNS = ["rollout_id", "origin", "rollout_set", "suite", "task_id", "repo", "teacher", "sample"]
+COLUMNS = ["rollout_id", "origin", "rollout_set", "suite", "task_id", "repo", "teacher", "sample", "engine", "source"]
 """The columns that selection reads of `rollouts`."""
 
 
@@ -88,7 +89,7 @@ class RewardRule:
 
 def resolved(section: SelectSection, rollouts: pa.Table, scores: pa.Table) -> tuple[SelectSection, RewardRule]:
     """Return the section with a threshold for `min_reward = "auto"`, and the rule: 1.0 if any rollout has a reward."""
-    sets = rollouts.filter(pc.field("origin") == "set")["rollout_id"]
+    sets = pa.array(rollouts.filter(pc.field("origin") == "set")["rollout_id"].to_pylist(), pa.string())
     usable = scores.filter(~pc.field("infrastructure_error") & pc.field("rollout_id").isin(sets))
     rewards = usable["reward"].drop_null().to_pylist()
     automatic = section.min_reward == "auto"
@@ -99,13 +100,18 @@ def resolved(section: SelectSection, rollouts: pa.Table, scores: pa.Table) -> tu
 
 
 def select(
-    rollouts: pa.Table, scores: pa.Table, section: SelectSection, tokens: Mapping[str, int] | None = None
+    rollouts: pa.Table,
+    scores: pa.Table,
+    section: SelectSection,
+    tokens: Mapping[str, int] | None = None,
+    digests: Mapping[str, bytes] | None = None,
 ) -> dict[str, pa.Table]:
     """Return {"selected", "dropped"}: the selected rollouts in task order, then by sample.
 
     Args:
         rollouts, scores: tables of those names; every rollout of origin "set" has one score.
         tokens: output tokens, in the student's tokenizer, of rollouts without captured ids, whose score has none.
+        digests: hashes of conversations, equal for duplicates; a rollout without one is no duplicate.
 
     Shortest-correct considers only rollouts with reward 1, so it drops all others even if `min_reward` is none. Tokens
     are counted as captured, over all agents, before think blocks are stripped.
@@ -118,9 +124,15 @@ def select(
     remaining: list[RolloutCandidate] = []
     if section.min_reward == "auto":
         section, _ = resolved(section, rollouts, scores)
+    first: dict[bytes, str] = {}
     for candidate in candidates:
+        name = candidate.rollout_id
         if reason := _failed_rule(candidate, section):
-            drops[candidate.rollout_id] = reason
+            drops[name] = reason
+            continue
+        digest = (digests or {}).get(name) if section.duplicates == "drop" else None
+        if digest is not None and (earlier := first.setdefault(digest, name)) != name:
+            drops[name] = "duplicate", f"the row of rollout {earlier} again"
         else:
             remaining.append(candidate)
     if section.shortest_correct:
@@ -252,8 +264,8 @@ def counts_reconcile(
     accounted = Counter(selected["rollout_id"].to_pylist()) + Counter(dropped["rollout_id"].to_pylist())
     reasons = Counter(dropped["reason"].to_pylist())
     figures = {"offered": offered.total(), "selected": len(selected), "dropped": len(dropped), "reasons": dict(reasons)}
-    by_reason = ", ".join(f"{reason} {n}" for reason, n in reasons.most_common()) or "none"
-    balance = f"{offered.total()} rollouts = {len(selected)} selected + {len(dropped)} dropped ({by_reason})"
+    balance = f"{offered.total()} rollouts = {len(selected)} selected + {len(dropped)} dropped"
+    balance += f" ({listed_with_keys(reasons)})"
     balance += f"; {rule.text}" if rule else ""
     if accounted != offered:
         wrong = sorted((accounted - offered) + (offered - accounted))
@@ -262,6 +274,9 @@ def counts_reconcile(
     if rule is not None and rule.problem:
         return CheckOutcome("selection_reconciles", False, f"{balance}; {rule.problem}", figures=figures)
     if not len(selected):
-        message = f"{balance}: no rollout is left to train on; loosen `select`, or collect rollouts of a better teacher"
+        remedy = "loosen `select`, or collect rollouts of a better teacher"
+        if not offered:
+            remedy = "every input was refused, with its reason in the table `quarantined`"
+        message = f"{balance}: no rollout is left to train on; {remedy}"
         return CheckOutcome("selection_reconciles", False, message, figures=figures)
     return CheckOutcome("selection_reconciles", True, balance, figures=figures)

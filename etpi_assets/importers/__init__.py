@@ -28,6 +28,7 @@ from etpi_assets.importers import (
 )
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import DetectionInput, Format, ImportResult
+from etpi_assets.importers.nearest import unknown_row
 from etpi_assets.specs.plugins import near, plugin, plugin_names, unknown
 from etpi_assets.trajectories.records import RolloutRecord
 
@@ -112,8 +113,8 @@ def detect(path: Path) -> str:
             return _only(names, path)
     if names := [name for name in plugin_names("format") if importer_named(name).claims(source)]:
         return _only(names, path)
-    known = [*IMPORTERS, *plugin_names("format")]
-    raise ValueError(f"{path} holds no known format ({', '.join(known)}); name it in `format` if it should")
+    known = ", ".join([*IMPORTERS, *plugin_names("format")])
+    raise ValueError(f"{path} holds no known format: {unknown_row(source)}. Known: {known}; name one in `format`")
 
 
 def _only(names: list[str], path: Path) -> str:

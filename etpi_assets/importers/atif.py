@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.conversation import ChatEntry, Options, accept_answer, fill_agent, finish_of, token_ids
+from etpi_assets.importers.conversation import ChatEntry, Options, accept_answers, fill_agent, finish_of, token_ids
 from etpi_assets.importers.format import ROWS, DetectionInput, FormatDoc, run_format, source_of
 from etpi_assets.importers.run_info import RunInfo, build_rollout, exit_by_action, exit_name, run_info
 from etpi_assets.importers.source import (
@@ -187,7 +187,7 @@ def _agent(part: _AgentDocument, options: Options, info: RunInfo) -> AgentRecord
     fill_agent(agent, entries, options, bare_calls=True)
     if agent.exit_status == "unknown" and agent.turns:
         agent.exit_status = exit_by_action(agent.turns[-1].actions)
-    accept_answer(agent, entries)
+    accept_answers(agent, entries)
     return agent
 
 
@@ -226,6 +226,7 @@ def _step(raw: Any, name: str) -> Iterator[ChatEntry]:
             at=to_utc(field(exported, "at")),
             kind=text_field(exported, "kind"),
             exit_code=code if type(code := field(exported, "exit_code")) is int else None,
+            answers=text_field(result, "source_call_id"),
             inbox=_exported_inbox(field(exported, "inbox")),
         )
 

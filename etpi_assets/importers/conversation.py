@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, Literal
 
 from etpi_assets.agent.actions import NO_ACTION, read_actions
@@ -18,24 +19,46 @@ from etpi_assets.importers.source import (
     Unreadable,
     as_mapping,
     content_parts,
+    content_text,
     field,
     text_field,
     to_utc,
     tool_calls,
+    without_padding,
 )
 from etpi_assets.trajectories.records import Action, AgentRecord, Message, Turn
 
-ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
+Role = Literal["system", "user", "assistant", "tool"]
+
+ROLES: Mapping[str, Role] = {
     "system": "system", "developer": "system",
     "user": "user", "human": "user",
     "assistant": "assistant", "gpt": "assistant", "ai": "assistant", "model": "assistant",
-    "tool": "tool", "function": "tool", "ipython": "tool", "environment": "tool",
+    "tool": "tool", "function": "tool", "ipython": "tool", "environment": "tool", "observation": "tool",
+    "tool_response": "tool", "function_response": "tool", "tool_result": "tool",
 }  # fmt: skip
 """Role names of other programs -> role in etpi."""
+CALL_ROLES = frozenset({"tool_call", "tool_calls", "function_call"})
+"""Roles of messages that are only calls, as JSON (ms-swift, LLaMA-Factory)."""
+_FLAGS = ("weight", "train", "loss", "loss_mask", "loss_weight", "trainable")
+"""Keys that say whether a message is trained: OpenAI, axolotl, ms-swift, verl, LLaMA-Factory, and others."""
+_PARTLY = ("train_detail", "training_detail")
+_FLAG_KEYS = frozenset((*_FLAGS, *_PARTLY))
+_TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 
 _INBOX_LINE = re.compile(r"^\[(?:Message|Reply) from (\w+)[^\]\n]*\]: ?", re.MULTILINE)
 _INBOX_LIST = re.compile(r"\[\s*\{")
 _EXIT_CODE = re.compile(r"\A\s*<returncode>(-?\d{1,6})</returncode>")
+_FINISHES = {
+    **dict.fromkeys(("tool_calls", "function_call", "tool_use", "end_turn", "stop_sequence", "STOP"), "stop"),
+    **dict.fromkeys(("max_tokens", "max_output_tokens", "MAX_TOKENS"), "length"),
+}
+_FINISH = frozenset({"finish_reason", "stop_reason", "response_metadata"})
+_REASONING_TEXTS = ("reasoning_content", "reasoning", "thinking")
+_REASONING_BLOCKS = ("thinking_blocks", "reasoning_details")
+_REASONING = frozenset((*_REASONING_TEXTS, *_REASONING_BLOCKS))
+_NAMES = (("id",), ("call_id",), ("name",), ("function", "name"))
+"""Where a call has the name that its result repeats."""
 _DECODER = json.JSONDecoder(strict=False)
 
 
@@ -48,9 +71,10 @@ class ChatEntry:
         inbox: messages of other agents that it shows; None: `fill_agent` parses them from the text.
         actions: actions of the turn as the source recorded them; None: `fill_agent` parses them from the text.
         calls: the message calls a tool, even if the call cannot be parsed.
+        answers: of a result, the id of the call that it answers, or the tool's name.
     """
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Role
     content: str
     tool_calls: list[dict[str, Any]] | None = None
     reasoning: str | None = None
@@ -66,6 +90,7 @@ class ChatEntry:
     inbox: list[dict[str, str]] | None = None
     actions: list[Action] | None = None
     calls: bool = False
+    answers: str | None = None
 
 
 @dataclass(frozen=True)
@@ -92,46 +117,113 @@ class Options:
 def chat_entries(messages: Iterable[Any], what: str) -> list[ChatEntry]:
     """Parse messages of a chat API, with the `extra` fields of mini-swe-agent and CooperBench.
 
-    An assistant message of `weight` 0 (fine-tuning APIs exclude it from the loss) becomes context, not a turn.
+    An assistant message that its own flag excludes from the loss (`is_trained`) becomes context, not a turn.
 
     Raises:
-        Unreadable: `unknown_role`, `non_text_content`, `bad_token_ids` or `unknown_form`, naming the message.
+        Unreadable: `unknown_role`, `non_text_content`, `bad_token_ids`, `partly_trained` or `unknown_form`, naming the
+            message.
     """
-    entries = []
+    entries: list[ChatEntry] = []
+    messages = list(messages)
+    if any(isinstance(m, dict) and m.get("tool_calls", m) is None and m.get("role") == "user" for m in messages):
+        messages = without_padding(messages)  # only tables give the user's messages a key for calls
     for index, raw in enumerate(messages):
         message = raw if isinstance(raw, dict) else as_mapping(raw, f"{what}[{index}]")
-        role = message.get("role")
+        role = message.get("role", message.get("type"))  # LangChain calls it `type`
         if role == "exit":  # mini-swe-agent's last entry records how the run ended; no model reads it
             continue
+        content, name = message.get("content"), f"{what}[{index}]"
         mapped = ROLES.get(role) if isinstance(role, str) else None
         if mapped is None:
-            raise Unreadable("unknown_role", f"{what}[{index}] has role {role!r}; known are {', '.join(ROLES)}")
-        content = message.get("content")
+            mapped = role_of(role, ROLES, name)
+            if mapped == "call":
+                add_calls(entries, content_text(content, name), message, name)
+                continue
         if isinstance(content, str):
             entry = ChatEntry(mapped, content)
         else:
-            parts = content_parts(content, f"{what}[{index}]")
-            calls = tool_calls(list(parts.calls), f"{what}[{index}]")
-            entry = ChatEntry(mapped, parts.text, calls, parts.reasoning)
-        if len(message) > 2:
-            _read_extra_keys(entry, message, f"{what}[{index}]")
+            parts = content_parts(content, name)
+            if parts.results:  # Anthropic's results stand in a user message
+                entries += [ChatEntry("tool", text, answers=answers) for answers, text in parts.results]
+                if not parts.text:
+                    continue
+            entry = ChatEntry(mapped, parts.text, tool_calls(list(parts.calls), name), parts.reasoning)
+        if len(message) > 2 or content is None:
+            _read_extra_keys(entry, message, name)
         if entry.exit_code is None and mapped != "assistant" and (printed := _EXIT_CODE.match(entry.content)):
             entry.exit_code = int(printed[1])
         entries.append(entry)
     return entries
 
 
+def role_of(role: Any, known: Mapping[str, Role], what: str) -> Role | Literal["call"]:
+    """Return etpi's role for a name in any case, "call" for `CALL_ROLES`. Raises Unreadable: `unknown_role`."""
+    name = role.lower() if isinstance(role, str) else ""
+    if name in CALL_ROLES:
+        return "call"
+    if name not in known:
+        raise Unreadable("unknown_role", f"{what} has role {role!r}; known are {', '.join([*known, *CALL_ROLES])}")
+    return known[name]
+
+
+def add_calls(entries: list[ChatEntry], text: str, message: Mapping[str, Any], what: str) -> None:
+    """Add the calls of a message that is only calls, to the assistant's message before it if there is one."""
+    learn = is_trained(message, what)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        entries.append(ChatEntry("assistant", text, learn=learn, calls=True))  # `parse_error` says why
+        return
+    calls = tool_calls(value if isinstance(value, list) else [value], what)
+    last = entries[-1] if entries else None
+    if last is not None and last.role == "assistant" and last.learn == learn and not last.calls:
+        last.tool_calls = [*(last.tool_calls or ()), *(calls or ())]
+    else:
+        entries.append(ChatEntry("assistant", "", calls, learn=learn))
+
+
+def is_trained(message: Mapping[str, Any], what: str) -> bool:
+    """Return whether a message's own flags let it be trained: none of `_FLAGS` is 0 or false.
+
+    Raises:
+        Unreadable: `partly_trained` for another weight than 0 and 1, and for flags of parts of the message.
+    """
+    if _FLAG_KEYS.isdisjoint(message):
+        return True
+    trained = True
+    for key in _FLAGS:
+        if (value := message.get(key)) is None:
+            continue
+        values = value if isinstance(value, list) and value else [value]
+        flags = {_TRUTH.get(str(v).lower()) for v in values}
+        if flags not in ({True}, {False}):
+            raise Unreadable(
+                "partly_trained",
+                f"{what} has {key} = {str(value)[:40]}; a message is trained (1) or context (0), so write one of them, "
+                "or remove the key",
+            )
+        trained = trained and flags == {True}
+    if any(message.get(key) for key in _PARTLY):
+        raise Unreadable("partly_trained", f"{what} has {' or '.join(_PARTLY)}; only whole messages can be left out")
+    return trained
+
+
 def _read_extra_keys(entry: ChatEntry, message: Mapping[str, Any], name: str) -> None:
     """Set the entry's fields from the keys of a message other than role and content."""
     calls = message.get("tool_calls")
-    if calls is None and isinstance(message.get("function_call"), dict):  # OpenAI's older form of a call
+    if not calls and text_field(message, "function_call", "name"):  # OpenAI's older form of a call
         calls = [{"function": message["function_call"]}]
     if calls is not None:
         entry.tool_calls = tool_calls(calls, name) or entry.tool_calls
-    entry.reasoning = text_field(message, "reasoning_content") or text_field(message, "reasoning") or entry.reasoning
+    if not _REASONING.isdisjoint(message):
+        entry.reasoning = reasoning_of(message, name) or entry.reasoning
     entry.at = to_utc(message.get("timestamp"))
-    weight = message.get("weight")
-    entry.learn = not (isinstance(weight, int | float) and weight == 0)
+    if entry.role == "assistant":
+        entry.learn = is_trained(message, name)
+        if not _FINISH.isdisjoint(message):
+            entry.finish_reason = _finish_reason(message)
+    elif entry.role == "tool":
+        entry.answers = answered_call(message)
     extra = message.get("extra")
     if not isinstance(extra, dict):
         return
@@ -139,11 +231,37 @@ def _read_extra_keys(entry: ChatEntry, message: Mapping[str, Any], name: str) ->
     entry.learn = entry.learn and extra.get("summary") is not True
     entry.prompt_ids, entry.output_ids = _captured_ids(extra.get("token_capture"), name)
     choices = field(extra, "response", "choices")
-    entry.finish_reason = (
-        finish_of(text_field(choices[0], "finish_reason")) if isinstance(choices, list) and choices else None
-    )
+    if isinstance(choices, list) and choices:
+        entry.finish_reason = finish_of(text_field(choices[0], "finish_reason")) or entry.finish_reason
     code = extra.get("returncode")
     entry.exit_code = code if type(code) is int else None
+
+
+def reasoning_of(message: Mapping[str, Any], what: str) -> str | None:
+    """Return a message's reasoning, from the key that its API uses for it."""
+    for key in _REASONING_TEXTS:
+        if (text := text_field(message, key)) is not None:
+            return text
+    for key in _REASONING_BLOCKS:
+        if isinstance(blocks := message.get(key), list):
+            return content_parts([b for b in blocks if isinstance(b, dict) and "data" not in b], what).reasoning
+    return None
+
+
+def answered_call(message: Mapping[str, Any]) -> str | None:
+    """Return the id of the call that a result answers, or the tool's name."""
+    ids = message.get("tool_call_ids")  # SWE-agent
+    only = ids[0] if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], str) else None
+    return text_field(message, "tool_call_id") or only or text_field(message, "name")
+
+
+def _finish_reason(message: Mapping[str, Any]) -> str | None:
+    """Return why the model stopped, from the message itself or from LangChain's metadata."""
+    for place in (message, message.get("response_metadata")):
+        for key in ("finish_reason", "stop_reason"):
+            if (reason := text_field(place, key)) is not None:
+                return finish_of(reason)
+    return None
 
 
 def fill_agent(
@@ -156,6 +274,8 @@ def fill_agent(
 ) -> AgentRecord:
     """Add the messages and turns of a conversation to `record`, and return it.
 
+    Parallel results are put in the order of the calls that they answer.
+
     Args:
         blocks: consecutive assistant messages are content blocks of one response.
         bare_calls: `<function=NAME>` without a `<tool_call>` around it is a call; some harnesses accept it.
@@ -166,7 +286,7 @@ def fill_agent(
     turns: list[list[ChatEntry]] = []
     answers: list[list[ChatEntry]] = []
     in_turn = False
-    for entry in entries:
+    for entry in in_call_order(entries):
         is_turn = entry.role == "assistant" and entry.learn
         if is_turn and not record.messages and entry.prompt_ids is None:
             raise Unreadable(
@@ -186,17 +306,66 @@ def fill_agent(
     return record
 
 
-def accept_answer(record: AgentRecord, entries: Sequence[ChatEntry]) -> None:
-    """Record a conversation that ends in a final answer as finished, and its last turn as readable.
+def in_call_order(entries: Sequence[ChatEntry]) -> Sequence[ChatEntry]:
+    """Return the entries with parallel results in the order of their calls, since templates write no ids.
+
+    Results keep their order where one of them names no call or several, and in a conversation with recorded ids.
+    """
+    parallel = [start for start, entry in enumerate(entries) if entry.tool_calls and len(entry.tool_calls) > 1]
+    if not parallel or any(entry.prompt_ids is not None for entry in entries):
+        return entries
+    ordered = list(entries)
+    for start in parallel:
+        end = start + 1
+        while end < len(entries) and entries[end].role == "tool":
+            end += 1
+        names = [
+            {name for keys in _NAMES if (name := text_field(call, *keys))} for call in entries[start].tool_calls or ()
+        ]
+        places = [[i for i, of in enumerate(names) if result.answers in of] for result in entries[start + 1 : end]]
+        firsts = [place[0] for place in places if len(place) == 1]
+        if len(set(firsts)) == len(places):
+            results = zip(firsts, range(start + 1, end), strict=True)
+            ordered[start + 1 : end] = [entries[at] for _, at in sorted(results)]
+    return ordered
+
+
+def accept_answer(record: AgentRecord, entries: Sequence[ChatEntry]) -> bool:
+    """Record a conversation that ends in a final answer as finished, and its last turn as readable; return whether so.
 
     A final answer is assistant text without a call, not truncated. A model trained without them does not learn to stop.
     """
     if not record.turns or record.exit_status not in ("unknown", "Submitted"):
+        return False
+    if accepted := _accept(record.turns[-1], entries[-1]):
+        record.exit_status = "Submitted"
+    return accepted
+
+
+def accept_answers(record: AgentRecord, entries: Sequence[ChatEntry]) -> None:
+    """Do as `accept_answer`; then text before the next message of the user is an answer too.
+
+    Not where results come as messages of the user: there that message may be the harness's, which found no call. Each
+    assistant message that is trained is one turn.
+    """
+    if not accept_answer(record, entries):
         return
-    last, turn = entries[-1], record.turns[-1]
-    is_text = last.role == "assistant" and last.learn and not last.calls and bool(last.content.strip())
-    if is_text and turn.parse_error == NO_ACTION and turn.finish_reason != "length":
-        turn.parse_error, record.exit_status = None, "Submitted"
+    spoken = ((e, next_entry) for e, next_entry in pairwise(entries) if e.role == "assistant" and e.learn)
+    answered = [
+        (turn, entry) for turn, (entry, after) in zip(record.turns, spoken, strict=False) if after.role == "user"
+    ]
+    if not any(turn.actions for turn, _ in answered):
+        for turn, entry in answered:
+            _accept(turn, entry)
+
+
+def _accept(turn: Turn, entry: ChatEntry) -> bool:
+    """Clear the parse error of a turn that is an answer in words; return whether it is one."""
+    is_text = entry.role == "assistant" and entry.learn and not entry.calls and bool(entry.content.strip())
+    accepted = is_text and turn.parse_error == NO_ACTION and turn.finish_reason != "length"
+    if accepted:
+        turn.parse_error = None
+    return accepted
 
 
 def _message(entry: ChatEntry, turn: int | None) -> Message:
@@ -302,6 +471,4 @@ def token_ids(value: Any, name: str) -> list[int]:
 
 def finish_of(reason: str | None) -> str | None:
     """Map a provider's finish reason to "stop" or "length"; others stay as written."""
-    return {"tool_calls": "stop", "end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length"}.get(
-        reason or "", reason
-    )
+    return _FINISHES.get(reason or "", reason)

@@ -13,7 +13,7 @@ from typing import Any
 
 from etpi_assets.importers import rows
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.source import Unreadable, bytes_of, content_hash_of
+from etpi_assets.importers.source import Unreadable, bytes_of, content_hash_of, without_padding
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
 
@@ -146,13 +146,14 @@ def row_format(
         return sum(1 for _ in _grouped(rows.iter_rows(unit), group))
 
     def read(unit: Path, root: Path, options: Options) -> Iterator[ImportResult]:
-        source = source_of(unit, root)
+        source, padded = source_of(unit, root), rows.is_parquet(unit)
         for number, values in _grouped(rows.iter_rows(unit), group):
             where = f"{source}, row {number}"
             try:
                 for value in values:
                     _check_row(value, where)
-                rollout = record(values, where, options)
+                # Only the hash covers the null padding of columnar storage.
+                rollout = record([without_padding(v) for v in values] if padded else values, where, options)
             except Unreadable as refused:
                 yield RejectedInput(source, refused.reason, refused.detail, number)
                 continue

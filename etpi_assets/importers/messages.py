@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from etpi_assets.importers.conversation import ChatEntry, Options, accept_answer, chat_entries, fill_agent
+from etpi_assets.importers.conversation import ChatEntry, Options, accept_answers, chat_entries, fill_agent
 from etpi_assets.importers.format import PLAIN, FormatDoc, Row, row_format
 from etpi_assets.importers.run_info import RunInfo, build_rollout, exit_by_action, run_info
-from etpi_assets.importers.source import Unreadable, as_list
+from etpi_assets.importers.source import Unreadable, as_list, field, parameters_of, text_field, tool_schemas_of
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 
 
@@ -18,10 +19,39 @@ def claims(row: Row) -> bool:
 
 
 def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
-    """Read a row. Raises Unreadable: `empty` if it has no turn, or as `chat_entries`."""
+    """Read a row. Raises Unreadable: `preference`, `empty` if it has no turn, or as `chat_entries`."""
     (row,) = rows
-    entries = chat_entries(listed(row.get("messages"), f"{where}, messages"), f"{where}, messages")
-    return solo(entries, run_info(row, options), where, options)
+    refuse_preference(row, where)
+    if "messages" not in row:
+        raise Unreadable("unknown_form", f"{where} has no `messages`; it has {', '.join(map(str, list(row)[:12]))}")
+    messages = listed(row["messages"], f"{where}, messages")
+    info = run_info(row, options)
+    if info.tools is None:  # some write them into a message
+        info = replace(
+            info, tools=next((t for m in messages if (t := tool_schemas_of(field(m, "tools"), where))), None)
+        )
+    entries = chat_entries(messages, f"{where}, messages")
+    return solo(with_system(entries, row), info, where, options)
+
+
+def with_system(entries: list[ChatEntry], row: Row) -> list[ChatEntry]:
+    """Return the conversation with the row's `system` column, unless it has a system prompt of its own."""
+    system = text_field(row, "system")
+    own = bool(entries) and entries[0].role == "system"
+    return entries if own or system is None else [ChatEntry("system", system), *entries]
+
+
+_PREFERENCES = ("chosen", "rejected", "rejected_response", "rejected_messages", "chosen_messages")
+
+
+def refuse_preference(row: Row, where: str) -> None:
+    """Raise Unreadable (`preference`) for a row that compares answers."""
+    if found := [key for key in _PREFERENCES if row.get(key)]:
+        raise Unreadable(
+            "preference",
+            f"{where} compares answers to one prompt ({', '.join(found)}), which is no trajectory; to train on the "
+            "chosen answers, write rows whose `messages` end with the chosen one, without these columns",
+        )
 
 
 def listed(value: Any, name: str) -> list[Any]:
@@ -36,14 +66,32 @@ def listed(value: Any, name: str) -> list[Any]:
 
 def solo(entries: Sequence[ChatEntry], info: RunInfo, where: str, options: Options) -> RolloutRecord:
     """Build the rollout of one agent. Raises Unreadable: `empty`, `no_prompt`."""
-    if not any(entry.role == "assistant" and entry.learn for entry in entries):
+    spoken = [entry for entry in entries if entry.role == "assistant" and entry.learn]
+    if not spoken:
         raise Unreadable("empty", f"{where}: {len(entries)} message(s), none that the assistant is to learn from")
+    if info.truncated:
+        spoken[-1].finish_reason = "length"
+    _drop_padding(spoken, info.tools)
     agent = AgentRecord("agent1", "", "solo", info.exit_status or "unknown", patch=info.patch)
     fill_agent(agent, entries, options, bare_calls=True)
     if info.exit_status is None:
         agent.exit_status = exit_by_action(agent.turns[-1].actions)
-    accept_answer(agent, entries)
+    accept_answers(agent, entries)
     return build_rollout([agent], info, where)
+
+
+def _drop_padding(entries: Sequence[ChatEntry], tools: Sequence[Any] | None) -> None:
+    """Remove the null arguments that a call has only because another tool declares them.
+
+    JSON that was written from a table has them; a null of an argument of the tool itself is a value.
+    """
+    declared = {text_field(tool.get("function", tool), "name"): parameters_of(tool) for tool in tools or ()}
+    names = {name for parameters in declared.values() for name in parameters or ()}
+    for call in (call for entry in entries for call in entry.tool_calls or ()):
+        function = call["function"] if isinstance(call.get("function"), dict) else call
+        arguments, own = function.get("arguments"), declared.get(text_field(function, "name"))
+        if own is not None and isinstance(arguments, dict) and None in arguments.values():
+            function["arguments"] = {k: v for k, v in arguments.items() if v is not None or k in own or k not in names}
 
 
 FORMAT = row_format(
@@ -51,11 +99,14 @@ FORMAT = row_format(
     FormatDoc(
         title="Chat messages: OpenAI's fine-tuning files and hub data sets with a `messages` column (a list or "
         "JSON text)",
-        keeps="roles, text, calls (arguments as text or objects, without null padding), tool schemas (`tools`, "
-        "`functions`), a final answer as a turn, reasoning, times; messages of `weight` 0 and those before "
-        "the first assistant message become context, never turns; task, repository, model, reward, patch "
-        "and exit status under their usual column names, also within `metadata`",
-        loses="names of participants, call ids of results, images (such a row is quarantined), other columns",
+        keeps="roles, text, the `system` column, calls (arguments as text or objects; nulls are kept, null padding of "
+        "tables is not), tool schemas (`tools`, `functions`), answers in words as turns, reasoning, times, finish "
+        "reasons; parallel results stand in the order of the calls whose ids they have; messages whose `weight`, "
+        "`train`, `loss`, `loss_mask`, `loss_weight` or `trainable` is 0 or false and those before the first assistant "
+        "message become context, never turns; task, repository, model, reward, patch and exit status under their usual "
+        "column names, also within `metadata` and `info`",
+        loses="names of participants, other columns; a row with images, of preferences, or with a message that is "
+        "trained in part or with a weight between 0 and 1 is quarantined",
     ),
     claims=claims,
     record=record,

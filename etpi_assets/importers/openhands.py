@@ -24,17 +24,48 @@ from etpi_assets.importers.source import (
     text_field,
     to_utc,
     tool_calls,
+    tool_schemas_of,
 )
 from etpi_assets.trajectories.records import RolloutRecord
 
 _SILENT = ("agent_state_changed", "change_agent_state", "null", "recall", "ConversationStateUpdateEvent", "PauseEvent",
            "LLMCompletionLogEvent", "TokenEvent", "CondensationRequest", "HookExecutionEvent")  # fmt: skip
 """Kinds of events that add no message to the prompt."""
+_BOOKKEEPING = frozenset(
+    {
+        "thought",
+        "keep_prompt",
+        "is_confirmed",
+        "confirmation_state",
+        "action_risk",
+        "security_risk",
+        "kernel_init_code",
+        "hidden",
+        "blocking",
+        "background",
+        "images_urls",
+        "image_urls",
+        "file_urls",
+        "wait_for_response",
+        "impl_source",
+        "translated_ipython_code",
+        "is_input",
+        "is_static",
+        "include_extra",
+        "task_completed",
+        "final_thought",
+    }
+)
+"""Arguments of an action that the model did not write, or wrote as its text."""
+_WITHOUT_ARGUMENTS = ("finish", "reject", "think")
+_OF_EVENT = frozenset({"action", "id", "source", "timestamp", "cause", "message", "llm_metrics", "tool_call_metadata"})
 _CONDENSED = ("condensation", "condense", "agent_condensation", "Condensation", "CondensationSummaryEvent")
 
 
 def claims(row: Row) -> bool:
-    return "history" in row or ("trajectory" in row and "messages" not in row)
+    """Alpaca's rows have a `history` of texts, those of verifiers a `trajectory` beside their messages."""
+    answered = any(key in row for key in ("output", "response", "completion", "messages"))
+    return not answered and ("history" in row or "trajectory" in row)
 
 
 def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
@@ -58,7 +89,9 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
     if isinstance(items[0], dict) and items[0].get("role") is not None:
         entries = chat_entries([_with_content(m) for m in items], f"{where}, {name}")
     else:
-        entries = _events(items, f"{where}, {name}", text_field(row, "instruction"))
+        events = _listed(items, f"{where}, {name}")
+        entries = _events(events, f"{where}, {name}", text_field(row, "instruction"))
+        info = replace(info, tools=info.tools or _offered(events, where))
     rollout = solo(entries, info, where, options)
     rollout.error = error
     return rollout
@@ -79,12 +112,26 @@ def _with_content(message: Any) -> Any:
     return message
 
 
-def _events(items: Sequence[Any], name: str, instruction: str | None) -> list[ChatEntry]:
-    events = list(chain.from_iterable(event if isinstance(event, list) else (event,) for event in items))
+def _listed(items: Sequence[Any], name: str) -> list[Mapping[str, Any]]:
+    """Return the events, which old files hold in pairs."""
+    events = chain.from_iterable(event if isinstance(event, list) else (event,) for event in items)
+    return [as_mapping(event, f"{name}[{index}]") for index, event in enumerate(events)]
+
+
+def _offered(events: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]] | None:
+    """Return the tool schemas of the system event; None if there are none, or mere descriptions of classes."""
+    for event in events:
+        for tools in (field(event, "args", "tools"), event.get("tools")):
+            schemas = tool_schemas_of(tools, f"{where}, tools")
+            if schemas and all("function" in tool or "parameters" in tool for tool in schemas):
+                return schemas
+    return None
+
+
+def _events(events: Sequence[Mapping[str, Any]], name: str, instruction: str | None) -> list[ChatEntry]:
     entries: list[ChatEntry] = []
     responses: dict[str, ChatEntry] = {}
-    for index, raw in enumerate(events):
-        event = as_mapping(raw, f"{name}[{index}]")
+    for index, event in enumerate(events):
         kind = text_field(event, "kind") or text_field(event, "action") or text_field(event, "observation")
         if kind in _CONDENSED:
             raise Unreadable(
@@ -117,38 +164,48 @@ def _event(event: Mapping[str, Any], name: str, responses: dict[str, ChatEntry])
     kind = text_field(event, "kind")
     if kind is not None:
         return _new_event(kind, event, name, responses)
-    action, arguments = text_field(event, "action"), event.get("args")
-    arguments = arguments if isinstance(arguments, dict) else {}
+    action = text_field(event, "action")
     if action is None:
-        return ChatEntry("tool", content_text(event.get("content"), name), exit_code=_code(event))
+        answers = text_field(event, "tool_call_metadata", "tool_call_id")
+        return ChatEntry("tool", content_text(event.get("content"), name), exit_code=_code(event), answers=answers)
+    arguments = event.get("args")
+    if not isinstance(arguments, dict):  # the oldest events hold their arguments themselves
+        arguments = {key: value for key, value in event.items() if key not in _OF_EVENT}
     if action == "system":
         return ChatEntry("system", content_text(arguments.get("content"), name))
-    if action == "message" and event.get("source") == "user":
+    # Without a source, only the agent waits for a response.
+    source = text_field(event, "source") or ("agent" if arguments.get("wait_for_response") is True else "user")
+    if action == "message" and source == "user":
         return ChatEntry("user", content_text(arguments.get("content"), name))
     response = field(event, "tool_call_metadata", "model_response")
     choices = field(response, "choices")
     if isinstance(choices, list) and choices:
         if (key := text_field(response, "id")) and key in responses:
             return None
-        (entry,) = chat_entries([{"role": "assistant", **_response_keys(field(choices[0], "message"))}], name)
+        (entry,) = chat_entries([{"role": "assistant", **_response_keys(choices[0])}], name)
         if key:
             responses[key] = entry
         return entry
     if action == "message":
         return ChatEntry("assistant", content_text(arguments.get("content"), name))
-    thought = text_field(arguments, "thought") or ""
-    relevant = {
-        key: value
-        for key, value in arguments.items()
-        if key in ("command", "code", "path", "content", "url", "outputs")
-    }
-    call = {"name": "execute_bash" if action == "run" else action, "arguments": relevant}
-    return ChatEntry("assistant", thought, tool_calls([{"function": call}], name))
+    return ChatEntry("assistant", text_field(arguments, "thought") or "", _rebuilt(action, arguments, name))
 
 
-def _response_keys(message: Any) -> dict[str, Any]:
+def _rebuilt(action: str, arguments: Mapping[str, Any], name: str) -> list[dict[str, Any]] | None:
+    """Return the call of an action whose response was not recorded."""
+    kept = {key: value for key, value in arguments.items() if key not in _BOOKKEEPING and value is not None}
+    if not kept and action not in _WITHOUT_ARGUMENTS:
+        raise Unreadable("unknown_form", f"{name} is the action {action!r} without arguments in `args` or beside it")
+    if action == "call_tool_mcp" and (tool := text_field(kept, "name")):
+        return tool_calls([{"function": {"name": tool, "arguments": kept.get("arguments")}}], name)
+    return tool_calls([{"function": {"name": "execute_bash" if action == "run" else action, "arguments": kept}}], name)
+
+
+def _response_keys(choice: Any) -> dict[str, Any]:
+    message = field(choice, "message")
     keys = ("content", "tool_calls", "reasoning_content")
-    return {key: message.get(key) for key in keys} if isinstance(message, dict) else {"content": ""}
+    values = {key: message.get(key) for key in keys} if isinstance(message, dict) else {"content": ""}
+    return {**values, "finish_reason": field(choice, "finish_reason")}
 
 
 def _new_event(kind: str, event: Mapping[str, Any], name: str, responses: dict[str, ChatEntry]) -> ChatEntry | None:
@@ -159,7 +216,7 @@ def _new_event(kind: str, event: Mapping[str, Any], name: str, responses: dict[s
         return chat_entries([message], f"{name}.llm_message")[0]
     if kind == "ActionEvent":
         call = event.get("tool_call")
-        calls = tool_calls([_call(call)] if isinstance(call, dict) else None, name)
+        calls = tool_calls([_call(call)] if isinstance(call, dict) else _own_call(event), name)
         key = text_field(event, "llm_response_id")
         if key and key in responses:
             earlier = responses[key]
@@ -173,11 +230,21 @@ def _new_event(kind: str, event: Mapping[str, Any], name: str, responses: dict[s
         return entry
     if (observation := event.get("observation")) is not None:
         text = observation.get("content", observation.get("output")) if isinstance(observation, dict) else observation
-        return ChatEntry("tool", _text(text, name), exit_code=_code(observation))
+        answers = text_field(event, "tool_call_id")
+        return ChatEntry("tool", _text(text, name), exit_code=_code(observation), answers=answers)
     for key in ("error", "rejection_reason", "detail"):
         if (text := text_field(event, key)) is not None:
-            return ChatEntry("tool", text)
+            return ChatEntry("tool", text, answers=text_field(event, "tool_call_id"))
     raise Unreadable("unknown_form", f"{name} is an event of kind {kind!r}, which is not known")
+
+
+def _own_call(event: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the call of an event that holds the tool's name and the parsed action, not the call as written."""
+    name, action = text_field(event, "tool_name"), event.get("action")
+    if name is None or not isinstance(action, dict):
+        return None
+    arguments = {key: value for key, value in action.items() if key != "kind" and value is not None}
+    return [{"id": event.get("tool_call_id"), "function": {"name": name, "arguments": arguments}}]
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,8 +276,8 @@ FORMAT = row_format(
     FormatDoc(
         title="OpenHands: evaluation rows with an event `history` (old and new events), data sets with a "
         "`trajectory` of messages",
-        keeps="messages, calls, tool schemas (a `tools` column), a final answer as a turn, reasoning, "
-        "observations with exit codes, times, patch, verdict, model, task and repository; the calls of one "
+        keeps="messages, calls, tool schemas (of the system event, or a `tools` column), answers in words as turns, "
+        "reasoning, observations with exit codes, times, patch, verdict, model, task and repository; the calls of one "
         "response are one turn",
         loses="state changes, recalls, costs, the configuration; a condensed history is quarantined",
     ),

@@ -47,13 +47,17 @@ def units(root: Path) -> list[Path]:
     return sorted(path for path in row_files(root.rglob("*")) if path.is_file())
 
 
+def is_parquet(path: Path) -> bool:
+    return _plain_name(path).endswith(".parquet")
+
+
 def is_manifest(value: Mapping[str, Any]) -> bool:
     return MANIFEST in value
 
 
 def iter_rows(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield (row number from 0, value) of every row; the value is an Unreadable if the row cannot be read."""
-    if _plain_name(path).endswith(".parquet"):
+    if is_parquet(path):
         yield from _parquet_rows(path)
     elif _plain_name(path).endswith(_LINES):
         yield from _line_rows(path)
@@ -63,7 +67,7 @@ def iter_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 def count_rows(path: Path) -> int:
     """Count the values of `iter_rows`, without parsing lines or parquet."""
-    if _plain_name(path).endswith(".parquet"):
+    if is_parquet(path):
         opened = _parquet(path)
         return 1 if isinstance(opened, Unreadable) else opened.metadata.num_rows
     if _plain_name(path).endswith(_LINES):

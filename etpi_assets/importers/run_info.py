@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.source import number_field, text_field, tool_schemas_of
+from etpi_assets.importers.source import Unreadable, number_field, text_field, tool_schemas_of
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 
 _TASK = (
@@ -22,11 +23,22 @@ _TASK = (
     "id",
     "uuid",
     "uid",
+    "example_id",
+    "question_id",
+    "sample_id",
+    "conversation_id",
+    "index",
+    "idx",
 )
 _TEACHER = ("teacher", "model_name", "model", "generator", "model_name_or_path")
-_REWARD = ("reward", "resolved", "score", "target", "success", "is_correct", "correct")
+_REWARD = ("reward", "resolved", "score", "target", "success", "is_correct", "correct", "kto_tag", "label")
+_FLAGS = ("kto_tag", "label")
+"""Columns that are a reward only where they hold true or false; others use them for a class."""
+_TEXTS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+_NO_REWARD = ("", "none", "null", "n/a", "nan")
 _PATCH = ("model_patch", "generated_patch", "git_patch", "output_patch", "submission", "patch")
-_TOOLS = ("tools", "functions", "tool_definitions", "available_tools")
+_TOOLS = ("tools", "functions", "tool_definitions", "available_tools", "oai_tools", "tool_defs")
+_TRUNCATED = ("length", "max_tokens", "max_output_tokens")
 _EXIT = ("exit_status", "exit_reason", "finish_reason", "status")
 _INSTANCE = re.compile(r"(?P<owner>.+?)__(?P<name>.+)-\d+")
 _SUBMITS = re.compile(r"\becho\s+['\"]?(?:COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT|MINI_SWE_AGENT_FINAL_OUTPUT)")
@@ -45,7 +57,10 @@ _EXITS = {
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Facts of a run besides its messages; None for a fact that the row does not have."""
+    """Facts of a run besides its messages; None for a fact that the row does not have.
+
+    `truncated`: the last turn was cut at the output limit.
+    """
 
     task_id: str | None
     repo: str
@@ -54,16 +69,16 @@ class RunInfo:
     patch: str | None
     exit_status: str | None
     tools: list[dict[str, Any]] | None = None
+    truncated: bool = False
 
 
 def run_info(row: Mapping[str, Any], options: Options) -> RunInfo:
-    """Read the facts of a run from the options, then the row, then its `metadata`.
+    """Read the facts of a run from the options, then the row, then its `metadata` and `info`.
 
     Raises:
-        Unreadable: `unknown_form` if a column of tool schemas holds something else.
+        Unreadable: `unknown_form` if a column of tool schemas holds something else, `bad_reward` if a reward does.
     """
-    inner = row.get("metadata")
-    places = (row, inner) if isinstance(inner, Mapping) else (row,)
+    places = [row, *(inner for key in ("metadata", "info") if (inner := _object(row.get(key))))]
 
     def first(names: Sequence[str]) -> str | None:
         return next((t for place in places for name in names if (t := text_field(place, name))), None)
@@ -75,7 +90,8 @@ def run_info(row: Mapping[str, Any], options: Options) -> RunInfo:
         teacher=options.teacher or first(_TEACHER),
         reward=next((r for place in places for name in _REWARD if (r := _reward(place, name)) is not None), None),
         patch=first(_PATCH),
-        exit_status=exit_name(first(_EXIT)),
+        exit_status=None if (ended := first(_EXIT)) in _TRUNCATED else exit_name(ended),
+        truncated=ended in _TRUNCATED or row.get("is_truncated") is True,
         tools=next((t for place in places for name in _TOOLS if (t := tool_schemas_of(place.get(name), name))), None),
     )
 
@@ -127,6 +143,35 @@ def repo_of(instance_id: str) -> str:
     return f"{match['owner']}/{match['name']}" if match else "unknown"
 
 
+def _object(value: Any) -> Mapping[str, Any] | None:
+    """Return a column that holds an object, or JSON text of one; None for anything else."""
+    if isinstance(value, str) and value.startswith("{"):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, Mapping) else None
+
+
 def _reward(place: Mapping[str, Any], name: str) -> float | None:
+    """Return a number or a flag, which may be text. Raises Unreadable: `bad_reward` for a `reward` of another form."""
     value = place.get(name)
-    return float(value) if isinstance(value, bool) else number_field(place, name)
+    if isinstance(value, bool):
+        return float(value)
+    text = value.strip().lower() if isinstance(value, str) else None
+    if value is None or name in _FLAGS or text in _NO_REWARD:
+        return None
+    if text is None or name == "target":  # a target's text is an answer
+        number = number_field(place, name)
+    else:
+        number = _TEXTS[text] if text in _TEXTS else _number(text)
+    if number is None and name == "reward":
+        raise Unreadable("bad_reward", f"reward is {str(value)[:40]!r}; write a number, true or false, or no reward")
+    return number
+
+
+def _number(text: str) -> float | None:
+    try:
+        return number_field({"": float(text)}, "")
+    except ValueError:
+        return None

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
-from etpi_assets.importers.conversation import ROLES, ChatEntry, Options, chat_entries
+from etpi_assets.importers.conversation import Options, chat_entries
 from etpi_assets.importers.format import FormatDoc, Row, row_format
-from etpi_assets.importers.messages import listed, solo
+from etpi_assets.importers.messages import listed, refuse_preference, solo, with_system
 from etpi_assets.importers.run_info import run_info
-from etpi_assets.importers.source import Unreadable, as_mapping, content_text, text_field, tool_calls
+from etpi_assets.importers.source import as_mapping
 from etpi_assets.trajectories.records import RolloutRecord
 
-_ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
-    **ROLES,
-    "chatgpt": "assistant",
-    "bard": "assistant",
-    "bing": "assistant",
-    "observation": "tool",
-}
+_NAMES = {"chatgpt": "gpt", "bard": "gpt", "bing": "gpt"}
+"""Senders -> a role that `chat_entries` knows."""
 
 
 def claims(row: Row) -> bool:
@@ -27,40 +21,34 @@ def claims(row: Row) -> bool:
 
 
 def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
-    """Read a row. Raises Unreadable: `unknown_role`, `unknown_form`, `empty`, `no_prompt`."""
+    """Read a row. Raises Unreadable: `preference`, `unknown_role`, `unknown_form`, `empty`, `no_prompt`."""
     (row,) = rows
-    messages = listed(row.get("conversations"), f"{where}, conversations")
+    refuse_preference(row, where)
+    name = f"{where}, conversations"
+    messages = listed(row.get("conversations"), name)
     if any(isinstance(message, dict) and message.get("role") is not None for message in messages):
-        entries = chat_entries(messages, f"{where}, conversations")
+        entries = chat_entries(messages, name)
     else:
-        entries = [_entry(raw, f"{where}, conversations[{i}]") for i, raw in enumerate(messages)]
-    if system := text_field(row, "system"):
-        entries.insert(0, ChatEntry("system", system))
-    return solo(entries, run_info(row, options), where, options)
+        entries = chat_entries([_with_role(raw, f"{name}[{i}]") for i, raw in enumerate(messages)], name)
+    return solo(with_system(entries, row), run_info(row, options), where, options)
 
 
-def _entry(raw: Any, name: str) -> ChatEntry:
+def _with_role(raw: Any, name: str) -> Mapping[str, Any]:
+    """Return a message of `{from, value}` in the form of a chat API."""
     message = as_mapping(raw, name)
-    sender, value = message.get("from"), content_text(message.get("value"), name)
-    if sender == "function_call":
-        try:
-            calls = json.loads(value)
-        except (ValueError, RecursionError):
-            return ChatEntry("assistant", value, calls=True)  # `parse_error` says that it cannot be parsed
-        return ChatEntry("assistant", "", tool_calls(calls if isinstance(calls, list) else [calls], name))
-    if not isinstance(sender, str) or sender not in _ROLES:
-        raise Unreadable("unknown_role", f"{name} is from {sender!r}; known are {', '.join(_ROLES)}, function_call")
-    weight = message.get("weight")
-    return ChatEntry(_ROLES[sender], value, learn=not (isinstance(weight, int | float) and weight == 0))
+    sender = message.get("from")
+    role = _NAMES.get(sender, sender) if isinstance(sender, str) else sender
+    return {**message, "role": role, "content": message.get("value")}
 
 
 FORMAT = row_format(
     "sharegpt",
     FormatDoc(
         title="ShareGPT: `conversations` of `{from, value}`, including function calls and observations",
-        keeps="roles, text, calls, tool schemas (`tools`), the `system` column, a final answer as a turn; task, "
-        "repository, model and reward if there are columns for them",
-        loses="other columns",
+        keeps="roles, text, calls, tool schemas (`tools`), the `system` column, answers in words as turns, flags that "
+        "keep a message out of training, as in `messages`; task, repository, model and reward if there are columns "
+        "for them",
+        loses="preferences (quarantined), other columns",
     ),
     claims=claims,
     record=record,

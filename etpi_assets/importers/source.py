@@ -12,7 +12,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -267,15 +267,26 @@ def content_text(content: Any, what: str) -> str:
 
 @dataclass(frozen=True)
 class ContentParts:
-    """A message's content: its text, and the calls and reasoning that some APIs put into it."""
+    """A message's content: its text, and the calls, results and reasoning that some APIs put into it.
+
+    Attributes:
+        results: (id of the call, text) of each tool result.
+    """
 
     text: str = ""
-    calls: tuple[dict[str, Any], ...] = ()
+    calls: tuple[Any, ...] = ()
     reasoning: str | None = None
+    results: tuple[tuple[str | None, str], ...] = ()
+
+
+_TEXT_KEYS = ("text", "value", "content")
+_THOUGHTS = ("thinking", "reasoning", "thought", "reasoning.text")
 
 
 def content_parts(content: Any, what: str) -> ContentParts:
-    """Parse a message's content: a string, nothing, or text, `thinking`, `tool_use` and `tool_result` blocks.
+    """Parse a message's content: a string, nothing, or parts of text, reasoning, calls and results.
+
+    The parts are those of OpenAI's and Anthropic's APIs and of LLaMA-Factory, which calls the text of a part `value`.
 
     Raises:
         Unreadable: `non_text_content` for images and the like, `unknown_form` for anything else.
@@ -285,53 +296,109 @@ def content_parts(content: Any, what: str) -> ContentParts:
     if content is None:
         return ContentParts()
     texts: list[str] = []
-    calls: list[dict[str, Any]] = []
+    calls: list[Any] = []
     thoughts: list[str] = []
+    results: list[tuple[str | None, str]] = []
     for part in as_list(content, f"{what}.content"):
         if isinstance(part, str):
             texts.append(part)
             continue
         block = {key: value for key, value in as_mapping(part, f"{what}.content[]").items() if value is not None}
-        kind = block.get("type", "text" if "text" in block else "/".join(sorted(map(str, block))) or "nothing")
-        if isinstance(block.get("text"), str):
-            texts.append(block["text"])
+        kind = text_field(block, "type") or ("text" if "text" in block else "")
+        text = next((block[key] for key in (kind, *_TEXT_KEYS) if isinstance(block.get(key), str)), None)
+        if kind in _THOUGHTS and text is not None:
+            thoughts.append(text)
         elif kind == "tool_use" and isinstance(block.get("name"), str):
             calls.append({key: block[key] for key in ("id", "name", "input") if key in block})
+        elif kind == "tool_call" and text is not None:
+            calls.append(text)
         elif kind == "tool_result":
-            texts.append(content_text(block.get("content"), f"{what}.content[]"))
-        elif kind == "thinking" and isinstance(block.get("thinking"), str):
-            thoughts.append(block["thinking"])
+            result = content_text(block.get("content", block.get("value")), f"{what}.content[]")
+            results.append((text_field(block, "tool_use_id") or text_field(block, "tool_call_id"), result))
+        elif isinstance(block.get("text"), str):
+            texts.append(block["text"])
+        elif kind in ("text", "refusal") and text is not None:
+            texts.append(text)
+        elif kind == "text":
+            raise Unreadable("unknown_form", f"{what} holds a part of text without `text`; it has {_keys(block)}")
         else:
-            raise Unreadable("non_text_content", f"{what} holds a part of type {kind}; only text can be imported")
-    return ContentParts("\n".join(texts), tuple(calls), "\n".join(thoughts) or None)
+            raise Unreadable(
+                "non_text_content",
+                f"{what} holds a part of type {kind or _keys(block)}; only text can be imported",
+            )
+    return ContentParts("\n".join(texts), tuple(calls), "\n".join(thoughts) or None, tuple(results))
 
 
 def tool_calls(value: Any, what: str) -> list[dict[str, Any]] | None:
-    """Parse a message's structured calls, a list or JSON text, without null padding; None if there are none."""
+    """Parse a message's structured calls; None if there are none.
+
+    They are a list, or JSON text of one; each call is an object, or JSON text of one. Arguments that are missing, null
+    or empty text are those of a tool without parameters: {}.
+
+    Raises:
+        Unreadable: `unknown_form` for anything else, and for a call whose arguments have an unknown key.
+    """
     if isinstance(value, str) and value.strip():
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise Unreadable("unknown_form", f"{what}.tool_calls is text that is not JSON") from error
+        value = _json_text(value, f"{what}.tool_calls")
     if not value and (value is None or isinstance(value, str | list)):
         return None
-    calls = [
-        dict(as_mapping(without_padding(call), f"{what}.tool_calls[]")) for call in as_list(value, f"{what}.tool_calls")
-    ]
-    return calls or None
+    return [_call(call, f"{what}.tool_calls[]") for call in as_list(value, f"{what}.tool_calls")] or None
+
+
+_ARGUMENTS = ("arguments", "input", "parameters", "args", "kwargs")
+"""Names of a call's arguments: OpenAI, Anthropic, Llama, LangChain, smolagents."""
+_CALL_KEYS = frozenset({"id", "type", "name", "function", "index", "call_id", "tool_call_id", "origin", "kind"})
+"""Keys of a call that are not its arguments."""
+
+
+def _call(value: Any, what: str) -> dict[str, Any]:
+    call = dict(as_mapping(_json_text(value, what) if isinstance(value, str) else value, what))
+    if None in (call.get("id", ""), call.get("type", "")):  # only tables write these as null
+        call = without_padding(call)
+    function = call.get("function")
+    if isinstance(function, str):  # {"function": NAME, "arguments": ...}
+        name = call.pop("function")
+        call.setdefault("name", name)
+    elif isinstance(function, dict):
+        call["function"] = _with_arguments(function, what)
+        return call
+    return _with_arguments(call, what)
+
+
+def _with_arguments(function: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return the function of a call with its arguments under `arguments` or `input`, {} where they are empty."""
+    key = next((key for key in _ARGUMENTS if function.get(key) is not None), None)
+    if key is None and (unknown := {k for k, v in function.items() if v is not None} - _CALL_KEYS - {*_ARGUMENTS}):
+        raise Unreadable(
+            "unknown_form",
+            f"{what} has no arguments, but {_keys(unknown)}; call them `arguments`, or remove these keys",
+        )
+    arguments = function[key] if key else None
+    empty = arguments == [] or (isinstance(arguments, str) and arguments.strip() in ("", "null", "[]"))
+    if key in ("arguments", "input") and not empty:
+        return dict(function)
+    rest = {name: value for name, value in function.items() if name not in _ARGUMENTS}
+    return {**rest, "arguments": {} if key is None or empty else arguments}
 
 
 def without_padding(value: Any) -> Any:
-    """Remove the null keys that columnar storage adds to structs. A null argument of a call is an absent one."""
-    if not isinstance(value, dict):
-        return value
-    return {key: without_padding(inner) for key, inner in value.items() if inner is not None}
+    """Remove the null keys that columnar storage adds to structs, in lists of structs too."""
+    if type(value) is dict:  # leaves are not visited, and lists only if they hold structs
+        return {k: without_padding(v) if type(v) in _NESTED else v for k, v in value.items() if v is not None}
+    if type(value) is list and type(next((v for v in value if v is not None), None)) in _NESTED:
+        return [without_padding(inner) for inner in value]
+    return value
+
+
+_NESTED = (dict, list)
 
 
 def tool_schemas_of(value: Any, what: str) -> list[dict[str, Any]] | None:
-    """Parse the tool schemas of a column, without null padding, keys in order; None for none and for mere names.
+    """Parse the tool schemas of a column, keys in order; None for none and for mere names.
 
-    The column is a list of objects or of their JSON text, or JSON text of such a list.
+    The column is a list of objects or of their JSON text, or JSON text of such a list. A null such as that of
+    `"default": null` is kept. JSON that was written from a table has null for the properties of the other tools, which
+    is no schema; then all its nulls are padding.
 
     Raises:
         Unreadable: `unknown_form` for text that is not JSON, and for anything but a list of schemas.
@@ -344,7 +411,27 @@ def tool_schemas_of(value: Any, what: str) -> list[dict[str, Any]] | None:
     if all(isinstance(tool, str) and not tool.lstrip().startswith("{") for tool in tools):
         return None
     schemas = [_json_text(tool, f"{what}[]") if isinstance(tool, str) else tool for tool in tools]
-    return [dict(as_mapping(without_padding(tool), f"{what}[]")) for tool in schemas]
+    if any(None in (parameters_of(tool) or {}).values() for tool in schemas):
+        schemas = without_padding(schemas)
+    return [_schema(as_mapping(tool, f"{what}[]")) for tool in schemas]
+
+
+def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema as recorded; one in Anthropic's form as the OpenAI API, which serves students, has it."""
+    if "input_schema" not in tool:
+        return dict(tool)
+    function = {**tool, "parameters": tool["input_schema"]}
+    return {"type": "function", "function": {k: v for k, v in function.items() if k not in _ANTHROPIC}}
+
+
+_ANTHROPIC = ("input_schema", "type", "cache_control")
+
+
+def parameters_of(tool: Any) -> Mapping[str, Any] | None:
+    """Return the properties that a tool's schema declares for its arguments; None if it declares none."""
+    function = field(tool, "function")
+    properties = field(function if isinstance(function, dict) else tool, "parameters", "properties")
+    return properties if isinstance(properties, dict) else None
 
 
 def _json_text(text: str, what: str) -> Any:
@@ -352,6 +439,10 @@ def _json_text(text: str, what: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Unreadable("unknown_form", f"{what} is text that is not JSON") from error
+
+
+def _keys(keys: Iterable[str]) -> str:
+    return ", ".join(sorted(map(str, keys))[:8]) or "no keys"
 
 
 def _kind(value: Any) -> str:

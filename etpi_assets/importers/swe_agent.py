@@ -11,7 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.conversation import ROLES, ChatEntry, Options, fill_agent
+from etpi_assets.importers.conversation import (
+    ROLES,
+    ChatEntry,
+    Options,
+    answered_call,
+    fill_agent,
+    is_trained,
+    reasoning_of,
+)
 from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format, source_of
 from etpi_assets.importers.run_info import exit_name, repo_of
 from etpi_assets.importers.source import (
@@ -78,9 +86,11 @@ def _entry(raw: Any, name: str) -> ChatEntry:
         role=ROLES[role],
         content=content,
         tool_calls=calls,
+        reasoning=reasoning_of(message, name),
         at=to_utc(message.get("timestamp")),
-        learn=not demo,
+        learn=not demo and is_trained(message, name),
         kind="prompt" if demo else None,
+        answers=answered_call(message),
         actions=[Action("bash", command.strip(), form=_form(content, calls))] if acts and command else None,
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries, token_ids
 from etpi_assets.importers.format import FormatDoc, Row, row_format
-from etpi_assets.importers.messages import solo
+from etpi_assets.importers.messages import listed, refuse_preference, solo
 from etpi_assets.importers.run_info import run_info
 from etpi_assets.importers.source import Unreadable, as_list, text_field
 from etpi_assets.importers.token_rows import entries_of, spans_of
@@ -27,15 +27,14 @@ def claims(row: Row) -> bool:
 def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `preference`, `empty`, `bad_token_ids`, `needs_tokenizer`, `unknown_form`."""
     (row,) = rows
+    refuse_preference(row, where)
     if "input_ids" in row:
         entries = _tokenised(row, where, options)
-    elif "completion" in row:
+    else:
         before = _side(row.get("prompt"), "user", f"{where}, prompt")
         for entry in before:
             entry.learn, entry.kind = False, "prompt"
         entries = [*before, *_side(row.get("completion"), "assistant", f"{where}, completion")]
-    else:
-        raise Unreadable("preference", f"{where} holds two answers to one prompt, which is no trajectory")
     return solo(entries, run_info(row, options), where, options)
 
 
@@ -60,7 +59,7 @@ def _tokenised(row: Row, where: str, options: Options) -> list[ChatEntry]:
 def _side(value: Any, role: str, name: str) -> list[ChatEntry]:
     if isinstance(value, str):
         return [ChatEntry("user" if role == "user" else "assistant", value)]
-    return chat_entries(as_list(value, name), name)
+    return chat_entries(listed(value, name), name)
 
 
 FORMAT = row_format(

@@ -6,7 +6,7 @@ from typing import Any
 
 from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries
 from etpi_assets.importers.format import FormatDoc, Row, row_format
-from etpi_assets.importers.messages import solo
+from etpi_assets.importers.messages import refuse_preference, solo
 from etpi_assets.importers.run_info import run_info
 from etpi_assets.importers.source import Unreadable, as_list, text_field
 from etpi_assets.trajectories.records import RolloutRecord
@@ -27,6 +27,7 @@ def _answered(row: Row) -> bool:
 def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `no_response` for a prompt without a response, `unknown_form`."""
     (row,) = rows
+    refuse_preference(row, where)
     info = run_info(row, options)
     if "output" in row:
         prompt, answer = row.get("input"), row.get("output")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.planner import Step
 from etpi_assets.runs.columns import aligned
 from etpi_assets.specs.folders import FOLDERS, SpecFolder, where_read
@@ -82,6 +83,24 @@ def states_table(experiment: str, steps: Sequence[Step], everything: bool) -> st
     shown = [step for step in steps if everything or step.state not in ("ok", "missing", "waiting")]
     rows = [["", step.asset, step.key, _STATE_LABELS[step.state], step.reason.replace("\n", " ")] for step in shown]
     return f"{title}\n{aligned(rows)}" if rows else title
+
+
+def lost_lines(steps: Sequence[Step], lake: Lake) -> list[str]:
+    """Return a line for each step's newest version that dropped something: how much, why, and the key."""
+    lines = []
+    for step in steps:
+        ref = Ref(step.asset, step.set, step.key)
+        manifest = lake.blocked(ref) or lake.current(ref)
+        for check in manifest.checks if manifest else ():
+            figures = check["figures"]
+            if figures.get("dropped") and "offered" in figures:
+                lost = f"{figures['dropped']:,} of {figures['offered']:,}: {listed_with_keys(figures['reasons'])}"
+                lines.append(f"  dropped by {step.asset}: {lost}")
+            elif figures.get("quarantined"):
+                why = 'etpi sql -c "SELECT source, row, reason, detail FROM quarantined"'
+                count = f"{figures['quarantined']:,} of {figures['found']:,} inputs"
+                lines.append(f"  quarantined by {step.asset} of {step.key}: {count}; each with its reason: {why}")
+    return lines
 
 
 def step_lines(steps: Sequence[Step]) -> list[str]:

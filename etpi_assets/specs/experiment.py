@@ -31,6 +31,8 @@ class SelectSection(Section):
     """Behaviours that all agents of a rollout must show (docs/presets.md)."""
     shortest_correct: bool = False
     """Keep one rollout per task: the one with the fewest output tokens among those with reward 1."""
+    duplicates: Annotated[Literal["drop", "keep"], Omitted("drop")] = "drop"
+    """Imported rollouts whose task, conversation, tools and reward are those of an earlier one: dropped, or trained."""
     max_rollouts: int | None = None
     """Keep at most N rollouts, one of every task before a second of any; "none": all."""
     exclude_repos: tuple[str, ...] = ()

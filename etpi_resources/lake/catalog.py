@@ -46,6 +46,9 @@ _TYPES = {
 _VOCABULARY = pa.schema([("tokenizer", pa.string()), ("id", pa.int32()), ("text", pa.string())])
 
 
+_CLOSE = "Close that program, or have it open the file read-only (`duckdb -readonly {}`)"
+
+
 class CatalogBusy(LakeError):
     """Another program has the catalog open for writing; the message says which one to close."""
 
@@ -106,14 +109,21 @@ def connect(path: Path | str | None = None, read_only: bool = True) -> duckdb.Du
     connection of the process and open it again. The next build discards everything written with `read_only=False`.
 
     Raises:
-        LakeError: there is no catalog yet.
+        LakeError: there is no catalog yet, or its file cannot be read.
+        CatalogBusy: a program has it open for writing.
     """
     file = default_path() if path is None else Path(path)
     if file.is_dir():
         file = catalog_of(file)
     if not file.exists():
         raise LakeError(f"there is no catalog at {file.resolve()}; {_remedy(path is None)}")
-    connection = duckdb.connect(str(file), read_only=read_only)
+    try:
+        connection = duckdb.connect(str(file), read_only=read_only)
+    except duckdb.Error as error:
+        if holder := _find_writer(file):
+            raise CatalogBusy(f"{file} is open for writing: {holder}. {_CLOSE.format(file.name)}") from error
+        reason = str(error).split("\n")[0]
+        raise LakeError(f"{file} cannot be opened: {reason}; {_remedy(path is None)}") from error
     connection.execute("SET TimeZone = 'UTC'")
     return connection
 
@@ -308,8 +318,8 @@ def _wait_for_writers(path: Path, seconds: float) -> None:
     while reason := _find_writer(path):
         if time.monotonic() > deadline:
             raise CatalogBusy(
-                f"{path} is open for writing: {reason}. Close that program, or have it open the file read-only "
-                f"(`duckdb -readonly {path.name}`), then run `dg launch --assets catalog`."
+                f"{path} is open for writing: {reason}. {_CLOSE.format(path.name)}, then run "
+                "`dg launch --assets catalog`."
             )
         time.sleep(0.2)
 

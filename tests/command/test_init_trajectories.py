@@ -99,6 +99,37 @@ def test_summary_counts_tools_lengths_and_rewards(cwd, capsys):
     assert json.dumps("mit") in Path("specs/rollout_sets/runs.toml").read_text()
 
 
+def test_summary_names_what_will_be_dropped_and_the_keys_that_keep_it(cwd, capsys):
+    runs = [recorded_run(number, 2) for number in range(3)]
+    runs[1]["reward"] = "0.0"
+    runs[2]["messages"][2]["tool_calls"][0]["function"]["arguments"] = '{"command": '
+    runs[2]["messages"][-1]["finish_reason"] = "length"
+    write_runs(cwd, [*runs, runs[0], {**runs[0], "instance_id": "own__repo-7"}])
+    assert init("--model", QWEN) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "will be dropped" in line]
+    expected = [
+        ("1 of 5 rollouts", "select.min_reward"),
+        ("1 rollouts, each the row of an earlier one", 'select.duplicates = "keep"'),
+        ("2 of 15 turns", "pairs.drop_unparseable = false"),
+        ("1 of 15 turns", "pairs.drop_truncated = false"),
+    ]
+    for line, (count, key) in zip(lines, expected, strict=True):
+        assert count in line and key in line
+
+
+def test_refused_rows_are_shown_with_file_row_and_reason(cwd, capsys):
+    write_runs(cwd, [*(recorded_run(n, 2) for n in range(3)), {"messages": [], "chosen": "a", "rejected": "b"}])
+    assert init("--model", QWEN) == 0
+    assert re.search(r"1 preference, first runs\.jsonl, row 3: .*chosen, rejected", capsys.readouterr().out)
+
+
+def test_unknown_format_is_refused_with_its_keys(cwd, capsys):
+    Path("runs.jsonl").write_text(json.dumps({"dialog": [{"role": "user", "content": "hi"}]}) + "\n")
+    assert init("--model", QWEN) == 1
+    text = capsys.readouterr().err
+    assert "its first row has dialog" in text and "call it `messages`" in text
+
+
 def test_conversations_without_calls_are_not_held_to_a_number_of_calls(cwd):
     row = {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "Hello."}]}
     Path("runs.jsonl").write_text(json.dumps(row) + "\n")

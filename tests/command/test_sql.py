@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,28 @@ def test_missing_catalog_is_said_before_anything_opens(tmp_path, monkeypatch, ca
     for arguments in ((), ("pass_at_k",)):
         code, _, err = _run(capsys, *arguments)
         assert code == 1 and "there is no catalog at" in err
+
+
+def test_catalog_that_another_program_writes_is_one_line_that_names_it(built, tmp_path, monkeypatch, capsys):
+    held = tmp_path / "etpi.duckdb"
+    shutil.copy(built, held)
+    monkeypatch.setenv("ETPI_CATALOG", str(held))
+    hold = f"import duckdb, sys; held = duckdb.connect({str(held)!r}); print('open', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=-1, stdout=-1, text=True) as writer:
+        assert writer.stdout and writer.stdout.readline() == "open\n"
+        for arguments in ((), ("pass_at_k",), ("-c", "SELECT 1")):
+            code, out, err = _run(capsys, *arguments)
+            assert (code, out) == (1, "") and len(err.splitlines()) == 1
+            assert str(writer.pid) in err and "Close that program" in err and "-readonly etpi.duckdb" in err
+    assert _run(capsys, "-c", "SELECT 1")[0] == 0
+
+
+def test_damaged_catalog_is_one_line_with_the_remedy(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "etpi.duckdb"
+    file.write_bytes(b"no catalog" * 1000)
+    monkeypatch.setenv("ETPI_CATALOG", str(file))
+    code, out, err = _run(capsys, "-c", "SELECT 1")
+    assert (code, out) == (1, "") and "cannot be opened" in err and "--assets catalog" in err
 
 
 def test_shell_reads_the_catalog_in_utc_and_cannot_write(built):

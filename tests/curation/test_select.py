@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etpi_assets.curation.select import counts_reconcile, select
+from etpi_assets.curation.select import counts_reconcile, resolved, select
 from etpi_assets.specs.experiment import SelectSection
 from etpi_resources.lake.schemas import from_rows
 
@@ -174,3 +174,10 @@ def test_each_rollout_is_selected_or_dropped_whatever_the_order_of_samples(rows,
     if section.max_rollouts is None:
         shuffled = random.sample(rows, len(rows))
         assert sorted(chosen(section, *shuffled)[0]) == sorted(selected)
+
+
+def test_rollout_sets_without_a_rollout_fail_with_the_place_of_the_reasons():
+    rollouts, scores = tables()
+    result = select(rollouts, scores, resolved(SelectSection(), rollouts, scores)[0])
+    outcome = counts_reconcile(rollouts, **result)
+    assert not outcome.passed and "`quarantined`" in outcome.message

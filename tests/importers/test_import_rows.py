@@ -20,6 +20,7 @@ from etpi_assets.trajectories.tables import from_tables, to_tables
 from etpi_resources.chat.format import load_chat_format
 from tests.support.fuzz import JUNK, places, replaced
 from tests.support.rows import (
+    OTHERS,
     ROWS,
     atif_document,
     chat,
@@ -575,9 +576,8 @@ def test_an_empty_file_is_accounted_for(tmp_path: Path) -> None:
 
 IDS, SPANS = conversation_ids()
 SAMPLES: dict[str, list[Any]] = {
-    **{name: [row] for name, row in ROWS.items()},
-    "openhands": [openhands_row(), openhands_typed_row()],
-    "trl": [trl_row(IDS, SPANS), ROWS["trl"]],
+    **{name: [row, *OTHERS.get(name, [])] for name, row in ROWS.items()},
+    "trl": [trl_row(IDS, SPANS), ROWS["trl"], *OTHERS["trl"]],
     "tito": [
         {"input_ids": IDS[:a], "output_ids": IDS[a:b], "metadata": {"rollout_id": "r", "turn": i}}
         for i, (a, b) in enumerate(SPANS)

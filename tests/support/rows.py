@@ -153,6 +153,81 @@ def openhands_typed_row() -> dict[str, Any]:
     }
 
 
+def openhands_flat_row() -> dict[str, Any]:
+    """The oldest events, which hold their arguments themselves and name no source."""
+    return {
+        "instruction": "Add a licence.",
+        "history": [
+            {"action": "message", "content": "Add a licence.", "images_urls": None, "wait_for_response": False},
+            {"action": "run", "command": "touch LICENSE", "thought": "I create it.", "keep_prompt": True},
+            {"observation": "run", "content": "$ ", "command": "touch LICENSE", "command_id": -1, "exit_code": 0},
+            {"action": "run_ipython", "code": "print(1)", "thought": "Now its text.", "kernel_init_code": "import x"},
+            {"observation": "run_ipython", "content": "1", "code": "print(1)"},
+            {"action": "message", "content": "Shall I go on?", "wait_for_response": True},
+            {"action": "message", "content": "Yes.", "wait_for_response": False},
+            {"action": "finish", "outputs": {}, "thought": "Done."},
+        ],
+    }
+
+
+def verifiers_row() -> dict[str, Any]:
+    """A rollout as verifiers saves it: calls as JSON texts, the tools within `info`."""
+    return {
+        "example_id": 0,
+        "prompt": chat()[:2],
+        "completion": [
+            {**m, "tool_calls": [json.dumps(c) for c in m.get("tool_calls", [])] or None} for m in chat()[2:]
+        ],
+        "reward": 1.0,
+        "info": json.dumps({"oai_tools": [tool("bash", command="string")]}),
+        "is_truncated": False,
+    }
+
+
+def swift_row() -> dict[str, Any]:
+    """ms-swift: calls and results as messages with roles of their own, a flag, tools as JSON text."""
+    calls = [{"name": "bash", "arguments": {"command": command}} for command in ("ls", "pwd")]
+    return {
+        "tools": json.dumps([tool("bash", command="string")]),
+        "messages": [
+            {"role": "user", "content": "Moor the boat."},
+            {"role": "assistant", "content": "I guess.", "loss": False},
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": "I look."},
+            *({"role": "tool_call", "content": json.dumps(call)} for call in calls),
+            {"role": "tool_response", "content": "moor.py"},
+            {"role": "tool_response", "content": "/work"},
+            {"role": "assistant", "content": "Moored."},
+        ],
+    }
+
+
+def factory_row() -> dict[str, Any]:
+    """LLaMA-Factory's second format: parts with a `value`, weights of messages."""
+    call = {"name": "bash", "arguments": {"command": "ls"}}
+    parts = [
+        ("user", 0.0, [("text", "Moor the boat.")]),
+        ("assistant", 1.0, [("reasoning", "hm"), ("text", "I look."), ("tool_call", json.dumps(call))]),
+        ("tool", 0.0, [("text", "moor.py")]),
+        ("assistant", 1.0, [("text", "Moored.")]),
+    ]
+    return {
+        "messages": [
+            {"role": role, "loss_weight": weight, "content": [{"type": kind, "value": text} for kind, text in content]}
+            for role, weight, content in parts
+        ]
+    }
+
+
+def tool(name: str, **parameters: str) -> dict[str, Any]:
+    """Return a schema; `parameters` are names of JSON types."""
+    properties = {key: {"type": kind} for key, kind in parameters.items()}
+    return {
+        "type": "function",
+        "function": {"name": name, "parameters": {"type": "object", "properties": properties}},
+    }
+
+
 def verl_row() -> dict[str, Any]:
     return {"input": "Moor the boat.", "output": "```bash\nls\n```", "gts": "x", "score": 1.0, "step": 3}
 
@@ -224,3 +299,9 @@ ROWS = {
     "trl": {"prompt": chat()[:2], "completion": chat()[2:]},
 }
 """Format -> a row of it."""
+OTHERS = {
+    "openhands": [openhands_typed_row(), openhands_flat_row()],
+    "trl": [verifiers_row()],
+    "messages": [swift_row(), factory_row()],
+}
+"""Format -> further rows of it, as other programs write them."""

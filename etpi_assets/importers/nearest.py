@@ -1,0 +1,72 @@
+"""Say of rows of no known format what they hold, and which format is nearest."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+from etpi_assets.importers.format import DetectionInput, Row
+
+_COLUMNS = {
+    "messages": "messages",
+    "conversations": "sharegpt",
+    "history": "openhands",
+    "trajectory": "openhands",
+    "trajectory_steps": "r2e_gym",
+    "input_ids": "trl",
+    "output_ids": "tito",
+    "prompt": "trl",
+    "completion": "trl",
+    "response": "verl",
+    "reward_model": "verl",
+}
+"""Column -> the format that has it."""
+_OTHERS = {
+    ("chosen", "rejected"): "rows that compare answers are no trajectories; keep the chosen answer alone",
+    ("instruction", "output"): "these are Alpaca's keys",
+    ("query", "response"): "these are ms-swift's keys of a query",
+    ("query", "answers"): "these are xLAM's keys, calls without a conversation",
+    ("system", "chat"): "this is Glaive's form, a conversation in one text",
+    ("segments",): "these are axolotl's segments of text",
+    ("text",): "this is text without roles",
+}
+"""Keys of formats that etpi does not read -> what they are."""
+_SHOWN = 12
+
+
+def unknown_row(source: DetectionInput) -> str:
+    """Return the keys of the first row, and the nearest format with what it would need."""
+    row = source.row
+    if row is None:
+        names = ", ".join(file.name for file in source.files[:_SHOWN]) or "nothing"
+        return f"no row can be read from its files ({names}); rows are JSON lines, JSON arrays or parquet"
+    keys = ", ".join(map(str, list(row)[:_SHOWN])) + (", ..." if len(row) > _SHOWN else "")
+    return f"its first row has {keys or 'no keys'}; {_nearest(row)}"
+
+
+def _nearest(row: Row) -> str:
+    if found := next(_renamed(row), None):
+        return found
+    for keys, what in _OTHERS.items():
+        if set(keys) <= set(row):
+            return f"{what}: write them as `messages` of {{role, content}} (format messages)"
+    near = [(key, match[0]) for key in map(str, row) if (match := difflib.get_close_matches(key, _COLUMNS, n=1))]
+    if near:
+        key, column = near[0]
+        missing = [other for other, name in _COLUMNS.items() if name == _COLUMNS[column] and other not in row]
+        of = f"`{key}` for `{column}`" if key != column else f"without {' or '.join(f'`{m}`' for m in missing)}"
+        return f"the nearest format is {_COLUMNS[column]}, {of}"
+    return "the nearest format is messages, which has a column `messages` of {role, content}"
+
+
+def _renamed(row: Row) -> Iterator[str]:
+    """Yield what a column of messages under another name would have to be called."""
+    for key, value in row.items():
+        first: Any = value[0] if isinstance(value, list) and value else None
+        if isinstance(first, list) and first:  # one level down
+            first = first[0]
+        if isinstance(first, dict) and "role" in first:
+            yield f"the nearest format is messages: `{key}` holds chat messages, so call it `messages`"
+        elif isinstance(first, dict) and "from" in first:
+            yield f"the nearest format is sharegpt: `{key}` holds its messages, so call it `conversations`"
