@@ -86,8 +86,9 @@ def captured_agents(
             yield replace(agent, turns=captured, captured=_first_messages(messages[key]) if default else None)
         else:
             offered = recorded_tools(rollout["tools"]) if tools is None else tools
-            bare = section.strip_think or section.history_think == "strip"
-            captured, appended = _retokenised(turns[key], messages[key], default, chat, template_kwargs, offered, bare)
+            captured, appended = _retokenised(
+                turns[key], messages[key], default, chat, template_kwargs, offered, section
+            )
             yield replace(agent, turns=captured, appended=appended, tools=offered)
     if upcoming is not None:
         raise ValueError(f"the turns of {upcoming[0]} are in another order than the agents; rebuild raw_rollouts")
@@ -125,7 +126,7 @@ def _retokenised(
     chat: ChatFormat,
     template_kwargs: Mapping[str, Any],
     tools: Sequence[Any] | None,
-    bare: bool,
+    section: PairsSection,
 ) -> tuple[list[CapturedTurn], bool]:
     """Return the turns' text as the student's ids, and whether the template only appends to the conversation.
 
@@ -136,7 +137,14 @@ def _retokenised(
     truncated = {row["turn"] for row in turns if row["finish_reason"] == "length"}
     try:
         rendered = retokenise(
-            messages, chat, truncated=truncated, tools=tools, template_kwargs=template_kwargs, bare=bare
+            messages,
+            chat,
+            truncated=truncated,
+            tools=tools,
+            template_kwargs=template_kwargs,
+            bare=section.strip_think or section.history_think == "strip",
+            history=section.history_think == "keep",
+            closes=section.strip_think and section.strip_rule == "delimited",
         )
     except TemplateRefuses as error:
         return [replace(_captured_turn(row, None, None, "none"), refused=str(error)) for row in turns], True

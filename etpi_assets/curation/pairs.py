@@ -248,8 +248,7 @@ def _of_messages(
     )
     if drop := _drop_reason(turn, output, result, tail, section):
         return drop
-    edited = history if section.history_think == "strip" else prompt
-    edited = close_tail(edited, chat) if strips and tail == "open" else edited
+    edited = close_tail(history, chat) if strips and tail == "open" else history
     return Pair(
         turn=turn.turn,
         input=edited,

@@ -30,8 +30,8 @@ class RetokenisedTurn:
         calls: the structured calls in the output.
         fault: why the student's own parser does not read those calls back from the output; None if it does.
         prose_lost: whether the captured turn has text beside its calls that the template does not write before them.
-        bare: (prompt, output) without the thoughts of any turn, and without the end of an empty block that the prompt
-            opens; None if that is what the turn has.
+        bare: (prompt, output) without thoughts, and without an empty block that the prompt opens; None if that is what
+            the turn has.
         unstripped: why the output cannot be trained without its thoughts; None if it can.
         quoted: the number of think tags that the turn quotes in its prose, code or calls.
     """
@@ -56,6 +56,8 @@ def retokenise(
     tools: Sequence[Any] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
     bare: bool = True,
+    history: bool = False,
+    closes: bool = True,
 ) -> list[RetokenisedTurn]:
     """Return the turns of one agent, in order.
 
@@ -64,7 +66,9 @@ def retokenise(
             and `reasoning` if there is any).
         truncated: turns with finish_reason "length".
         tools, template_kwargs: further arguments of the student's template, as in serving.
-        bare: also render the conversation without thoughts.
+        bare: also render the turns without thoughts.
+        history: leave thoughts in the prompts of those.
+        closes: render those with enable_thinking = false if prompts otherwise end in an open think block.
 
     Raises:
         ValueError: the first message is a turn, so it has no prompt; or a message's role is unknown.
@@ -77,9 +81,14 @@ def retokenise(
     spoken = _Spoken.of(messages)
     turns = _rendered(messages, student, truncated)
     without = None
+    closing = closes and student.opened
     if bare and (spoken.thoughts or student.opened):
-        prompts = None if spoken.thoughts else [turn.prompt_ids for turn in turns]
-        without = _rendered(messages, replace(student, thoughts=False), truncated, prompts)
+        closed = {**kwargs, "enable_thinking": False} if closing else kwargs
+        prompts = [turn.prompt_ids for turn in turns]
+        if closing or (spoken.thoughts and not history):
+            shown = replace(student, thoughts=history, template_kwargs=closed)
+            prompts = [turn.prompt_ids for turn in _rendered(messages, shown, truncated)]
+        without = _rendered(messages, replace(student, thoughts=False, template_kwargs=closed), truncated, prompts)
     return [
         replace(
             turn,

@@ -59,14 +59,14 @@ class StudentForm:
         """
         thought = split_thought(content, reasoning)
         inside = thought.inside if self.thoughts else None
+        block = ""
+        if inside is not None and not self._thought_key:  # thoughts within the text stay as they are written
+            block = think_block(inside) if reasoning else content[: len(content) - len(thought.rest)]
+            inside = None
         if self.chat.calls_in_content:
-            text = turn_text(thought.rest, tool_calls)
-            if inside is not None:  # thoughts within the text stay as they are written
-                block = think_block(inside) if reasoning else content[: len(content) - len(thought.rest)]
-                text = block + text
-            return {"role": "assistant", "content": text}
+            return {"role": "assistant", "content": block + turn_text(thought.rest, tool_calls)}
         if not tool_calls and not _FLATTENED.search(thought.rest):
-            return self._message(thought.rest, [], inside)
+            return self._message(block + thought.rest, [], inside)
         prose, calls = _split_flattened(thought.rest)
         for raw in tool_calls or ():
             call = parse_structured(raw)
@@ -74,7 +74,7 @@ class StudentForm:
                 prose = "\n".join(filter(None, (prose, _unreadable(raw))))
             else:
                 calls.append(call)
-        return self._message(prose, [Call(self._name(call.name), call.arguments) for call in calls], inside)
+        return self._message(block + prose, [Call(self._name(call.name), call.arguments) for call in calls], inside)
 
     def text(self, message: Mapping[str, Any]) -> str:
         """Return the text that the student writes for a message from `message`, without the end-of-turn token.
@@ -128,11 +128,14 @@ class StudentForm:
 
     def _thought(self, message: Mapping[str, Any]) -> str | None:
         """Return the thoughts of a message from `message`, None if it has none."""
-        form = self.chat.words
-        key = form.thinking or form.think_key
-        if not self.thoughts or key:
-            return message.get(key or "") or None
+        if not self.thoughts or self._thought_key:
+            return message.get(self._thought_key or "") or None
         return split_thought(message["content"]).inside
+
+    @property
+    def _thought_key(self) -> str | None:
+        """The key of a message under which the template reads thoughts; None if they are part of the text."""
+        return self.chat.words.thinking or self.chat.words.think_key
 
     @cached_property
     def opened(self) -> bool:

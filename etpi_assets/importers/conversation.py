@@ -132,6 +132,7 @@ def _read_extra_keys(entry: ChatEntry, message: Mapping[str, Any], name: str) ->
     entry.at = to_utc(message.get("timestamp"))
     weight = message.get("weight")
     entry.learn = not (isinstance(weight, int | float) and weight == 0)
+    entry.finish_reason = finish_of(text_field(message, "finish_reason"))
     extra = message.get("extra")
     if not isinstance(extra, dict):
         return
@@ -139,9 +140,8 @@ def _read_extra_keys(entry: ChatEntry, message: Mapping[str, Any], name: str) ->
     entry.learn = entry.learn and extra.get("summary") is not True
     entry.prompt_ids, entry.output_ids = _captured_ids(extra.get("token_capture"), name)
     choices = field(extra, "response", "choices")
-    entry.finish_reason = (
-        finish_of(text_field(choices[0], "finish_reason")) if isinstance(choices, list) and choices else None
-    )
+    if isinstance(choices, list) and choices:
+        entry.finish_reason = finish_of(text_field(choices[0], "finish_reason"))
     code = extra.get("returncode")
     entry.exit_code = code if type(code) is int else None
 

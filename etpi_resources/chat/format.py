@@ -293,6 +293,11 @@ class ChatFormat:
         return TemplateForm.probe(self._plain, self.name)
 
     @cached_property
+    def takes_text_arguments(self) -> bool:
+        """Whether the template writes a call alike if its arguments are JSON text, as tables have them."""
+        return self.template_form.takes_text(self._plain)
+
+    @cached_property
     def words(self) -> TemplateForm:
         """How the template writes turns without calls."""
         try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from etpi_resources.chat.markers import Apply
-from etpi_resources.chat.marks import THINK, THINK_END, split_thought, think_block
+from etpi_resources.chat.marks import THINK, THINK_END, split_thought
 from etpi_resources.chat.tool_forms import FORMS, Call, ToolForm, message_calls
 
 _PROBE = Call("run_probe", {"command": 'printf "%s\\n" <a> {b}\nls', "depth": "two"})
@@ -125,7 +125,7 @@ class TemplateForm:
         """Return an assistant message as the template takes it.
 
         Prose beside calls is left out where the template does not write it before them, and becomes part of the
-        thoughts where only one of the two is allowed. Thoughts without a key are a think block in the text.
+        thoughts where only one of the two is allowed. Thoughts need a key; without, they are part of the prose.
         """
         key = self.thinking or self.think_key
         thought = thought.strip() if self.thinking else thought
@@ -133,8 +133,6 @@ class TemplateForm:
             thought, prose = "\n\n".join(filter(None, (thought, prose))), ""
         if calls and self.prose != "kept":
             prose = ""
-        if thought and key is None:
-            prose = think_block(thought) + prose
         message: dict[str, Any] = {"role": "assistant", "content": prose}
         if key and thought:
             message[key] = thought
@@ -173,6 +171,17 @@ class TemplateForm:
         head, text = apply([_USER], shown, True), apply([_USER, dict(message)], shown, False)
         start = len(head) if text.startswith(head) else _start(head, text)
         return text[start:].removesuffix(self.end)
+
+    def takes_text(self, apply: Apply) -> bool:
+        """Return whether the template writes a call alike if its arguments are JSON text, as tables have them."""
+        texts = []
+        for as_text in (self.as_text, True):
+            message = {"role": "assistant", "content": "", "tool_calls": message_calls([_PROBE], as_text=as_text)}
+            try:
+                texts.append(apply([_USER, message], _TOOLS, False))
+            except Exception:  # templates raise various errors for arguments in the wrong form
+                return False
+        return texts[0] == texts[1]
 
     def _require_calls(self, calls: Sequence[Any]) -> None:
         if self.form is None and calls:
