@@ -27,6 +27,8 @@ _SHELLS = frozenset({"bash", "shell", "sh", "terminal", "execute_bash", "run_bas
 _CLOSING = ("</parameter>", "</function>", "</tool_call>")
 _EMPTY = re.compile(r"\A\s*<think>\s*</think>[\r\n]*")
 _OPENED, _CLOSED = re.compile(r"\A\s*<think>\n?"), re.compile(r"\A\s*</think>[\r\n]*")
+_THOUGHT = "reasoning_content"
+"""Holds thoughts that a template without a key for them would drop; the template does not read it."""
 _DECODER = json.JSONDecoder(strict=False)
 
 
@@ -74,7 +76,11 @@ class StudentForm:
                 prose = "\n".join(filter(None, (prose, _unreadable(raw))))
             else:
                 calls.append(call)
-        return self._message(block + prose, [Call(self._name(call.name), call.arguments) for call in calls], inside)
+        calls = [Call(self._name(call.name), call.arguments) for call in calls]
+        message = self._message(block + prose, calls, inside)
+        if block and not message["content"]:  # the template leaves out what stands beside calls
+            message[_THOUGHT] = thought.inside
+        return message
 
     def text(self, message: Mapping[str, Any]) -> str:
         """Return the text that the student writes for a message from `message`, without the end-of-turn token.
@@ -130,7 +136,7 @@ class StudentForm:
         """Return the thoughts of a message from `message`, None if it has none."""
         if not self.thoughts or self._thought_key:
             return message.get(self._thought_key or "") or None
-        return split_thought(message["content"]).inside
+        return message.get(_THOUGHT) or split_thought(message["content"]).inside
 
     @property
     def _thought_key(self) -> str | None:
