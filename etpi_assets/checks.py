@@ -126,6 +126,22 @@ CHECKS: Mapping[str, tuple[CheckInfo, ...]] = {
             "Import structured calls, or name the base.chat_template whose syntax the rollouts use.",
         ),
         CheckInfo(
+            "labels_equal_template",
+            "A prompt or label, rendered from messages, that `apply_chat_template` of the student's tokenizer writes "
+            "otherwise, but for differences that the spec asks for.",
+            "Compare base.tokenizer, base.chat_template and serving.template_kwargs with the model's own.",
+        ),
+        CheckInfo(
+            "recorded_text",
+            "Recorded ids that do not decode to the recorded text of their turn.",
+            'Name the tokenizer that wrote the ids, or set pairs.capture = "retokenised".',
+        ),
+        CheckInfo(
+            "tools_offered",
+            "Labels that call a tool although their prompts offer none.",
+            "Import the tool schemas with the runs, or set pairs.tools.",
+        ),
+        CheckInfo(
             "pairs_reconcile",
             "Turns of selected rollouts that are neither pairs nor dropped, or no pairs at all.",
             'Read the reasons in `dropped`; turns without ids need pairs.capture = "retokenised".',
@@ -142,7 +158,8 @@ CHECKS: Mapping[str, tuple[CheckInfo, ...]] = {
         ),
         CheckInfo(
             "no_think_in_output",
-            "A think token in an output, or an input that ends in an open think block, with pairs.strip_think.",
+            "Think text in an output, or an input that ends in an open think block, with pairs.strip_think; tags that "
+            "a turn quotes are not counted.",
             "Look at one such turn token by token: the strip rule does not know this template's form.",
         ),
         CheckInfo(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from etpi_resources.chat.marks import CALL, THINK, THINK_END, Span, spans
+
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
 
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 def think_tokens(output: Sequence[int], chat: ChatFormat, tail: str) -> int:
     """Count the ids inside the think block of `output`, without the tags, given the form of the prompt's tail."""
     opened, closed = _think_span(output, chat, tail)
-    return 0 if opened is None else (len(output) if closed is None else closed) - opened
+    return 0 if opened is None else (closed[0] if closed else len(output)) - opened
 
 
 def post_think_tokens(output: Sequence[int], chat: ChatFormat, tail: str) -> int:
@@ -20,7 +22,7 @@ def post_think_tokens(output: Sequence[int], chat: ChatFormat, tail: str) -> int
     opened, closed = _think_span(output, chat, tail)
     if closed is None:
         return len(output) if opened is None else 0
-    return len(output) - closed - 1
+    return len(output) - closed[1]
 
 
 def strip_think(output: Sequence[int], chat: ChatFormat, tail: str) -> list[int]:
@@ -28,18 +30,21 @@ def strip_think(output: Sequence[int], chat: ChatFormat, tail: str) -> list[int]
     opened, closed = _think_span(output, chat, tail)
     if opened is None or closed is None:
         return list(output)
-    at = closed + 1
+    at = closed[1]
     while at < len(output) and not chat.decode(output[at : at + 1]).strip("\n"):
         at += 1
     return list(output[at:])
 
 
-def _think_span(output: Sequence[int], chat: ChatFormat, tail: str) -> tuple[int | None, int | None]:
-    """Return the first position in the think block and that of its end tag; tags after the first call do not count."""
-    calls = [i for i, token in enumerate(output) if token == chat.tool_open_id]
-    limit = calls[0] if calls else len(output)
-    closed = next((i for i in range(limit) if output[i] == chat.think_close_id), None)
-    opened = next((i + 1 for i in range(limit) if output[i] == chat.think_open_id), None)
+def _think_span(output: Sequence[int], chat: ChatFormat, tail: str) -> tuple[int | None, Span | None]:
+    """Return the first position in the think block and the span of its end tag.
+
+    Tags after the first call do not count.
+    """
+    calls = spans(output, CALL, chat)
+    limit = calls[0][0] if calls else len(output)
+    closed = next((span for span in spans(output, THINK_END, chat) if span[1] <= limit), None)
+    opened = next((end for _, end in spans(output, THINK, chat) if end <= limit), None)
     if opened is None and (tail == "open" or closed is not None):
         opened = 0
     return opened, closed

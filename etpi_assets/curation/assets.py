@@ -20,7 +20,7 @@ from etpi_assets.curation.dataset_blocks import DatasetRecipe
 from etpi_assets.curation.dataset_plan import plan
 from etpi_assets.curation.default_prompt import student_format, student_prompt
 from etpi_assets.curation.leaks import steering_leaks
-from etpi_assets.curation.pair_blocks import PairFigures, PairRecipe, label_syntax, of_rollouts, spread
+from etpi_assets.curation.pair_blocks import PairFigures, PairRecipe, label_checks, label_syntax, of_rollouts, spread
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.specs.check_names import DATASET, OVERRIDABLE, PAIRS, SELECTED
 from etpi_assets.specs.experiment import ExperimentSpec, PairsSection
@@ -142,6 +142,7 @@ def _pairs_produced(run: AssetRun, section: PairsSection, figures: PairFigures) 
     chat, pairs, counted = student_format(spec), run.spooled("pairs"), figures.counted()
     checks = [
         label_syntax(spec).outcome(figures.syntax),
+        *label_checks(counted, section, chat),
         integrity.pairs_reconcile_outcome(counted["reconcile"]),
         integrity.capture_outcome(Counter(counted["captures"]), section),
         integrity.history_outcome(counted["history"]),

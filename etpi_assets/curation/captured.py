@@ -28,11 +28,12 @@ DefaultPrompt = Callable[[str | None, str], FirstPrompt | None]
 _KEY = ("rollout_id", "agent_id")
 _FACTS = ("task_id", "repo", "teacher", "suite", "rollout_set", "sample")
 _TURN = ("turn", "capture", "finish_reason", "parse_error")
+_TEXT = ("content", "reasoning")
 COLUMNS = {
     "rollouts": ("rollout_id", *_FACTS, "tools"),
     "agents": (*_KEY, "role", "exit_status"),
-    "turns": (*_KEY, *_TURN, "prefix_turn", "suffix_ids", "output_ids"),
-    "messages": (*_KEY, "index", "turn", "role", "content", "tool_calls", "kind"),
+    "turns": (*_KEY, *_TURN, *_TEXT, "prefix_turn", "suffix_ids", "output_ids"),
+    "messages": (*_KEY, "index", "turn", "role", "content", "reasoning", "tool_calls", "kind"),
 }
 """The columns that curation reads of each table."""
 
@@ -86,7 +87,7 @@ def captured_agents(
         else:
             offered = recorded_tools(rollout["tools"]) if tools is None else tools
             captured, appended = _retokenised(
-                turns[key], messages[key], default, chat, template_kwargs, offered, not section.strip_think
+                turns[key], messages[key], default, chat, template_kwargs, offered, section
             )
             yield replace(agent, turns=captured, appended=appended, tools=offered)
     if upcoming is not None:
@@ -125,7 +126,7 @@ def _retokenised(
     chat: ChatFormat,
     template_kwargs: Mapping[str, Any],
     tools: Sequence[Any] | None,
-    thoughts: bool,
+    section: PairsSection,
 ) -> tuple[list[CapturedTurn], bool]:
     """Return the turns' text as the student's ids, and whether the template only appends to the conversation.
 
@@ -136,7 +137,14 @@ def _retokenised(
     truncated = {row["turn"] for row in turns if row["finish_reason"] == "length"}
     try:
         rendered = retokenise(
-            messages, chat, truncated=truncated, tools=tools, template_kwargs=template_kwargs, thoughts=thoughts
+            messages,
+            chat,
+            truncated=truncated,
+            tools=tools,
+            template_kwargs=template_kwargs,
+            bare=section.strip_think or section.history_think == "strip",
+            history=section.history_think == "keep",
+            closes=section.strip_think and section.strip_rule == "delimited",
         )
     except TemplateRefuses as error:
         return [replace(_captured_turn(row, None, None, "none"), refused=str(error)) for row in turns], True
@@ -149,7 +157,17 @@ def _retokenised(
             continue
         with_ids = _captured_turn(row, _ids(turn.prompt_ids), _ids(turn.output_ids), "retokenised")
         error = with_ids.parse_error or turn.fault
-        captured.append(replace(with_ids, calls=turn.calls, parse_error=error, prose_lost=turn.prose_lost))
+        captured.append(
+            replace(
+                with_ids,
+                calls=turn.calls,
+                parse_error=error,
+                prose_lost=turn.prose_lost,
+                bare=(_ids(turn.bare[0]), _ids(turn.bare[1])) if turn.bare else None,
+                unstripped=turn.unstripped,
+                quoted=turn.quoted,
+            )
+        )
     return captured, all(turn.appended for turn in retokenised.values())
 
 

@@ -48,6 +48,7 @@ _REMEDIES = {
     "not_captured": "set pairs.capture to what the rollouts have",
     "unclosed_think": "the prompts open a think block that the turns do not close, so set "
     "serving.template_kwargs.enable_thinking = false, or import the thoughts",
+    "unparseable": "set pairs.drop_unparseable = false to train on them too: answers in words, for example",
     "truncated": "set pairs.drop_truncated = false, or collect with a larger max_tokens",
 }
 
@@ -186,7 +187,7 @@ def exposure_outcome(figures: Mapping[str, Any], section: GatesSection) -> Check
         message += " The student would not learn the call format: " + (
             "collect more rollouts, or raise dataset.upweight_factor."
             if calling
-            else "the teacher writes no <tool_call>, so re-tokenise or take another teacher."
+            else "no label has a call in a known form, so re-tokenise or take another teacher."
         )
     return CheckOutcome("format_exposure", exposure >= floor, message, figures=figures)
 

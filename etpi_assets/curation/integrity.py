@@ -21,10 +21,11 @@ import pyarrow.compute as pc
 from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.curation.merge import expand, turns_of
 from etpi_assets.curation.steering import NGRAM_IDS, SteeringNgrams
-from etpi_assets.curation.strip_think import close_tail, without_tail
+from etpi_assets.curation.strip_think import close_tail, last_turn, without_tail
 from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.marks import THINK, THINK_END
 from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.lake.checks import CheckOutcome, listed
 from etpi_resources.lake.stored import batches, counts
@@ -173,27 +174,36 @@ def history_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     return CheckOutcome("history_as_captured", not wrong, message, figures=figures)
 
 
-def no_think_in_output(pairs: pa.Table, section: PairsSection, chat: ChatFormat) -> CheckOutcome:
-    """Check that no output has a think id and no input ends in an open think block, if think is stripped."""
-    return think_outcome(think_figures(pairs, section, chat), section, chat)
+def no_think_in_output(
+    pairs: pa.Table, section: PairsSection, chat: ChatFormat, quoted: Mapping[str, int] | None = None
+) -> CheckOutcome:
+    """Check that no output has think text and no input ends in an open think block, if think is stripped."""
+    return think_outcome(think_figures(pairs, section, chat, quoted or {}), section, chat)
 
 
-def think_figures(pairs: pa.Table, section: PairsSection, chat: ChatFormat) -> dict[str, Any]:
-    """Count the forms of the prompts' tails, outputs with a think id, and inputs that end in an open block."""
+def think_figures(
+    pairs: pa.Table, section: PairsSection, chat: ChatFormat, quoted: Mapping[str, int]
+) -> dict[str, Any]:
+    """Count the forms of the prompts' tails, outputs with think text, and inputs that end in an open block.
+
+    Args:
+        quoted: pair_id -> the number of think tags that its turn quotes, which are no think text.
+    """
     tails: Counter[str] = Counter()
     thinking: list[str] = []
     opened: list[str] = []
-    think_ids = [chat.think_open_id, chat.think_close_id]
     for batch in batches(pairs, ["pair_id", "metadata", "suffix_ids", "output_ids"]):
         tails.update(json.loads(facts)["tail"] for facts in batch["metadata"].to_pylist())
         if not section.strip_think:
             continue
-        names = batch["pair_id"]
-        thinking += names.filter(pa.array(_with_any(batch["output_ids"], think_ids))).to_pylist()
-        # Only a suffix with an opening think id can end in an open block.
-        may_open = np.flatnonzero(_with_any(batch["suffix_ids"], [chat.think_open_id]))
-        suffixes = arrays(batch["suffix_ids"])
-        opened += [names[at].as_py() for at in may_open.tolist() if chat.tail_form(suffixes[at].tolist()) == "open"]  # pyright: ignore[reportOptionalMemberAccess]
+        for name, suffix, output in zip(
+            batch["pair_id"].to_pylist(), arrays(batch["suffix_ids"]), arrays(batch["output_ids"]), strict=True
+        ):
+            text = chat.decode(output.tolist())
+            if text.count(THINK) + text.count(THINK_END) > quoted.get(name, 0):
+                thinking.append(name)
+            if chat.tail_form(last_turn(suffix, chat).tolist()) == "open":
+                opened.append(name)
     return {
         "pairs": len(pairs), "tails": dict(tails), "thinking": len(thinking), "opened": len(opened),
         "first_thinking": thinking[:_SHOWN], "first_opened": opened[:_SHOWN],
@@ -210,10 +220,10 @@ def think_outcome(counted: Mapping[str, Any], section: PairsSection, chat: ChatF
         )
     figures |= {"outputs_with_think": thinking, "open_prompts": opened}
     if not thinking and not opened:
-        message = f"No think id in {counted['pairs']} outputs; prompt tails of {chat.name}: {listed(tails)}."
+        message = f"No think text in {counted['pairs']} outputs; prompt tails of {chat.name}: {listed(tails)}."
         return CheckOutcome("no_think_in_output", True, message, figures=figures)
     message = (
-        f"{thinking} outputs contain a think id and {opened} inputs end in an open think block, first "
+        f"{thinking} outputs contain think text and {opened} inputs end in an open think block, first "
         f"{(counted['first_thinking'] + counted['first_opened'])[:_SHOWN]}; prompt tails of {chat.name}: "
         f"{listed(tails)}. The strip does not know this tokenizer's form: look at one such turn token by token, "
         "correct curation/strip_think.py, or set pairs.strip_think = false."
@@ -497,11 +507,3 @@ def heldout_outcome(
         "; ".join(problems) or f"{len(splits_of)} repositories, none of the {len(set(heldout_repos))} held-out ones."
     )
     return CheckOutcome("heldout_split", not problems, message, figures=figures)
-
-
-def _with_any(lists: pa.ListArray, ids: Sequence[int | None]) -> np.ndarray:
-    """Return for each list whether one of the ids is in it, (n,) bool; None is in none."""
-    wanted = [number for number in ids if number is not None]
-    bounds = lists.offsets.to_numpy()
-    matches = np.isin(lists.values.to_numpy()[bounds[0] : bounds[-1]], wanted)
-    return np.diff(np.append(0, np.cumsum(matches))[bounds - bounds[0]]) > 0

@@ -22,6 +22,7 @@ from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, label_text
 from etpi_assets.curation.student_form import tool_name
 from etpi_assets.specs.experiment import GatesSection
 from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.marks import split_thought, without_code
 from etpi_resources.chat.tool_forms import FORMS, Call
 from etpi_resources.chat.tool_forms.template import UnknownToolForm
 from etpi_resources.lake.checks import CheckOutcome
@@ -192,11 +193,13 @@ class LabelSyntax:
         if not ended and not turn.truncated:
             self._fault("lack the end-of-turn token", row["pair_id"], "")
         text = label_text(ids, self._chat)
-        body = after_think(text)
+        body = split_thought(text).rest if turn.capture == "retokenised" else after_think(text)
         if self._form is None:
             self.findings.figures["with_calls"] += bool(turn.calls)
             return
-        parsed = self._form.parse(body)
+        quotes = turn.capture == "retokenised" and not turn.calls  # a call in code is then quoted, not made
+        plain = without_code(body) if quotes and self._form is not FORMS["markdown"] else body
+        parsed = self._form.parse(plain)
         self.findings.figures["with_calls"] += bool(parsed)
         self.findings.figures["in_form"] += bool(turn.calls) or (shows_tools and bool(parsed))
         offered = {tool_name(tool) for tool in tools or ()}
@@ -214,7 +217,7 @@ class LabelSyntax:
                             body)  # fmt: skip
             else:
                 self._compare_with_template(row, turn.calls, tools, text)
-        elif shows_tools and (problem := self._wrong_syntax(body, parsed, acts=not last)):
+        elif shows_tools and (problem := self._wrong_syntax(body, parsed, acts=not last, quotes=quotes)):
             self._fault(problem, row["pair_id"], body)
 
     def _compare_with_template(
@@ -227,20 +230,23 @@ class LabelSyntax:
         if not text.rstrip().endswith(written):
             self._fault("are not what the template itself writes for the same calls", row["pair_id"], text)
 
-    def _wrong_syntax(self, body: str, parsed: Sequence[Call | str], *, acts: bool) -> str | None:
+    def _wrong_syntax(self, body: str, parsed: Sequence[Call | str], *, acts: bool, quotes: bool) -> str | None:
         """Return what is wrong with a label whose prompt asks for calls in the template's form, None if nothing is.
 
         Args:
             acts: whether the conversation goes on, so that a fenced command was run; an answer may show one.
+            quotes: whether calls of other forms in code are quoted.
         """
         assert self._form is not None
         if any(isinstance(call, Call) for call in parsed):
             return None
         for form in FORMS.values():
-            marked = form.marker in body if form.marker else acts and form is FORMS["markdown"]
+            fenced = form is FORMS["markdown"]
+            text = without_code(body) if quotes and not fenced else body
+            marked = form.marker in text if form.marker else acts and fenced
             if form is self._form or not marked:
                 continue
-            if any(isinstance(call, Call) for call in form.parse(body)):
+            if any(isinstance(call, Call) for call in form.parse(text)):
                 return f"call tools as {form.name} where the prompt asks for {self._form.name}"
         return f"hold a call that the {self._form.name} parser cannot read" if parsed else None
 

@@ -7,22 +7,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.agent.tools import tool_schemas
-from etpi_assets.curation import integrity
+from etpi_assets.curation import integrity, recorded_text
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.default_prompt import DefaultPrompts, student_format
 from etpi_assets.curation.label_syntax import Findings, LabelSyntax
+from etpi_assets.curation.oracle import Oracle, labels_outcome
 from etpi_assets.curation.pairs import CapturedAgent, make_pairs
+from etpi_assets.curation.steering import FirstPrompt
 from etpi_assets.specs.experiment import ExperimentSpec, PairsSection
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.checks import merged
 from etpi_resources.chat.format import ChatFormat, load_chat_format
+from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.schemas import empty
 from etpi_resources.lake.stored import counts
 
@@ -106,7 +108,8 @@ class PairBuilder:
 
         The result depends on the block alone, so that a part which a killed run left is what this run would build.
         """
-        expected: dict[integrity.AgentKey, Sequence[int] | np.ndarray] = {}
+        expected: dict[integrity.AgentKey, FirstPrompt] = {}
+        quoted: dict[str, int] = {}
         texts: dict[str, set[str]] = {"steering": set(), "systems": set()}
         rerendered = 0
 
@@ -114,8 +117,11 @@ class PairBuilder:
             nonlocal rerendered
             for agent in agents:
                 rerendered += not agent.appended
+                for turn in agent.turns:
+                    if turn.quoted:
+                        quoted[f"{agent.rollout_id}/{agent.agent_id}/{turn.turn}"] = turn.quoted
                 if agent.default is not None:
-                    expected[agent.rollout_id, agent.agent_id] = agent.default.ids
+                    expected[agent.rollout_id, agent.agent_id] = agent.default
                     texts["systems"].update(m["content"] for m in agent.default.messages if m["role"] == "system")
                     texts["steering"].update(self.default_prompts.steering(agent.facts["task_id"], agent.agent_id))
                 yield agent
@@ -125,7 +131,7 @@ class PairBuilder:
         tables = make_pairs(self.syntax.collect(noted(agents)), self.section, self.chat)
         self.syntax.add(tables["pairs"], tables["dropped"])
         figures = {
-            **self._checked(block, tables["pairs"], tables["dropped"], expected),
+            **self._checked(block, tables["pairs"], tables["dropped"], expected, quoted),
             **_totals(tables["pairs"]),
             "rerendered": rerendered,
             "syntax": self.syntax.take(),
@@ -138,16 +144,24 @@ class PairBuilder:
         block: Mapping[str, pa.Table],
         pairs: pa.Table,
         dropped: pa.Table,
-        expected: Mapping[integrity.AgentKey, Sequence[int] | np.ndarray],
+        expected: Mapping[integrity.AgentKey, FirstPrompt],
+        quoted: Mapping[str, int],
     ) -> dict[str, Any]:
         """Return the figures of the checks by name."""
         section, chat = self.section, self.chat
+        first = {key: prompt.messages for key, prompt in expected.items()}
+        oracle = Oracle(chat, section, self.template_kwargs, self.tools)
         return {
             "reconcile": integrity.reconcile_figures(block["turns"], pairs, dropped),
             "captures": dict(counts(pairs, "capture")),
             "history": integrity.history_figures(pairs, self._captured_pairs(block), chat),
-            "think": integrity.think_figures(pairs, section, chat),
-            "default_render": integrity.default_render_figures(pairs, expected, section, chat),
+            "think": integrity.think_figures(pairs, section, chat, quoted),
+            "default_render": integrity.default_render_figures(
+                pairs, {key: prompt.ids for key, prompt in expected.items()}, section, chat
+            ),
+            "template": oracle.figures(block, pairs, first),
+            "text": recorded_text.text_figures(block["turns"], pairs, chat),
+            "tools": recorded_text.tool_figures(block, pairs, self.tools, chat),
         }
 
     def _captured_pairs(self, block: Mapping[str, pa.Table]) -> pa.Table:
@@ -158,6 +172,15 @@ class PairBuilder:
         rollouts = of_rollouts(block, self.compared)
         agents = captured_agents(rollouts, native, self.chat, self.default_prompts, self.template_kwargs)
         return make_pairs(agents, native, self.chat)["pairs"]
+
+
+def label_checks(counted: Mapping[str, Any], section: PairsSection, chat: ChatFormat) -> list[CheckOutcome]:
+    """Return the verdicts over labels against the template, the recorded text and the offered tools."""
+    return [
+        labels_outcome(counted["template"], chat, native=section.capture == "native"),
+        recorded_text.text_outcome(counted["text"]),
+        recorded_text.tools_outcome(counted["tools"]),
+    ]
 
 
 def _totals(pairs: pa.Table) -> dict[str, Any]:

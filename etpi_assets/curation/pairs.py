@@ -31,6 +31,7 @@ from etpi_assets.curation.strip_think import (
 )
 from etpi_assets.specs.experiment import PairsSection
 from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.marks import CALL, CALL_END, spans
 from etpi_resources.chat.tool_forms import Call
 from etpi_resources.chat.tool_forms.call import value_text
 from etpi_resources.chat.tool_forms.template import UnknownToolForm
@@ -47,6 +48,7 @@ class CapturedTurn:
         calls: the structured calls that the output was rendered from.
         refused: why the student's template does not take the conversation; empty if it does.
         prose_lost: whether the template leaves out text that stands beside the turn's calls.
+        bare, unstripped, quoted: of a turn whose ids were made from messages, as in `RetokenisedTurn`.
     """
 
     turn: int
@@ -58,6 +60,9 @@ class CapturedTurn:
     calls: tuple[Call, ...] = ()
     refused: str = ""
     prose_lost: bool = False
+    bare: tuple[np.ndarray, np.ndarray] | None = None
+    unstripped: str | None = None
+    quoted: int = 0
 
 
 @dataclass(frozen=True)
@@ -190,6 +195,9 @@ def _edit(agent: CapturedAgent, section: PairsSection, chat: ChatFormat) -> Iter
         if turn.prompt is None or turn.output is None or turn.capture != section.capture:
             yield "not_captured", f"capture is {turn.capture}, pairs.capture asks for {section.capture}"
             continue
+        if turn.capture == "retokenised":
+            yield _of_messages(turn, turn.prompt, turn.output, section, chat)
+            continue
         prompt, edits = _edited_prompt(turn.prompt, past, agent, section, chat)
         tail = chat.tail_form(last_turn(turn.prompt, chat).tolist())
         opened = section.strip_rule == "opened"
@@ -220,6 +228,37 @@ def _edit(agent: CapturedAgent, section: PairsSection, chat: ChatFormat) -> Iter
             tail=tail,
             source_tokens=len(turn.output),
         )
+
+
+def _of_messages(
+    turn: CapturedTurn, prompt: np.ndarray, output: np.ndarray, section: PairsSection, chat: ChatFormat
+) -> Pair | tuple[str, str]:
+    """Return the pair of a turn whose ids were made from messages, or (reason, detail) why it is dropped.
+
+    Its thoughts are known from the messages, so nothing is searched for in the ids.
+    """
+    tail = chat.tail_form(last_turn(prompt, chat).tolist())
+    history, stripped = turn.bare or (prompt, output)
+    # The published rule removes only a block that the output itself opens.
+    strips = section.strip_think and not (section.strip_rule == "opened" and tail == "open")
+    result = (
+        Stripped(stripped, len(output) - len(stripped))
+        if turn.unstripped is None
+        else Stripped(output, 0, turn.unstripped)
+    )
+    if drop := _drop_reason(turn, output, result, tail, section):
+        return drop
+    edited = close_tail(history, chat) if strips and tail == "open" else history
+    return Pair(
+        turn=turn.turn,
+        input=edited,
+        output=result.ids if strips else output,
+        capture=turn.capture,
+        edits=_stripped(not np.array_equal(edited, prompt)),
+        removed=result.removed if strips else 0,
+        tail=tail,
+        source_tokens=len(output),
+    )
 
 
 def _drop_reason(
@@ -276,17 +315,17 @@ def format_tokens(output: np.ndarray, chat: ChatFormat) -> int:
     """Return how many ids of an output are the syntax of its tool calls, 0 if it has no call.
 
     These are the ids from the opening to the closing one, without those between the first parameter's opening tag and
-    the last parameter's closing tag. In a form without such ids, they are those of the calls as the template writes
+    the last parameter's closing tag. In a form without such tags, they are those of the calls as the template writes
     them, without the ids of the arguments' values.
     """
-    if chat.tool_open_id is None:
+    starts = [start for start, _ in spans(output, CALL, chat)]
+    if not starts and chat.tool_open_id is None:
         return _call_tokens(output, chat)
     count = 0
-    starts = (output == chat.tool_open_id).nonzero()[0].tolist()
+    ends = [end for _, end in spans(output, CALL_END, chat)] if starts else []
     has_parameters = bool(starts) and "<parameter=" in label_text(output, chat)
     for start, bound in pairwise([*starts, len(output)]):
-        closes = np.flatnonzero(output[start:bound] == chat.tool_close_id)
-        call = output[start : start + int(closes[0]) + 1 if len(closes) else bound].tolist()
+        call = output[start : next((end for end in ends if start < end <= bound), bound)].tolist()
         text = chat.decode(call) if has_parameters else ""
         opened, ended = text.find(">", text.find("<parameter=")) + 1, text.rfind("</parameter>")
         if "<parameter=" not in text or not 0 < opened <= ended:

@@ -1,19 +1,22 @@
 """Convert recorded conversations to token ids: each assistant turn's prompt and output in the student's vocabulary.
 
-A prompt is the conversation before the turn, rendered whole with the generation prompt. An output is the turn's text
-and the end-of-turn id. It has no think block that a template would put before it, no newline after it (which belongs to
-the next message), and no end-of-turn id if the turn was truncated.
+A prompt is the conversation before the turn, rendered whole with the generation prompt. An output is what the template
+writes for the turn after that, and the end-of-turn id. It has no empty think block that a template would put before it,
+no newline after it (which belongs to the next message), and no end-of-turn id if the turn was truncated.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from etpi_assets.curation.strip_think import EMPTY, SECOND, UNCLOSED
 from etpi_assets.curation.student_form import StudentForm, calls_of, observation_text
 from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.marks import THINK, THINK_END, split_thought
 from etpi_resources.chat.tool_forms import Call
 
 
@@ -27,6 +30,10 @@ class RetokenisedTurn:
         calls: the structured calls in the output.
         fault: why the student's own parser does not read those calls back from the output; None if it does.
         prose_lost: whether the captured turn has text beside its calls that the template does not write before them.
+        bare: (prompt, output) without thoughts, and without an empty block that the prompt opens; None if that is what
+            the turn has.
+        unstripped: why the output cannot be trained without its thoughts; None if it can.
+        quoted: the number of think tags that the turn quotes in its prose, code or calls.
     """
 
     turn: int
@@ -36,6 +43,9 @@ class RetokenisedTurn:
     calls: tuple[Call, ...] = ()
     fault: str | None = None
     prose_lost: bool = False
+    bare: tuple[list[int], list[int]] | None = None
+    unstripped: str | None = None
+    quoted: int = 0
 
 
 def retokenise(
@@ -45,34 +55,69 @@ def retokenise(
     truncated: Collection[int] = (),
     tools: Sequence[Any] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
-    thoughts: bool = True,
+    bare: bool = True,
+    history: bool = False,
+    closes: bool = True,
 ) -> list[RetokenisedTurn]:
     """Return the turns of one agent, in order.
 
     Args:
-        messages: the agent's rows of the `messages` table by index (`role`, `content`, `turn`, `kind`, `tool_calls`).
+        messages: the agent's rows of the `messages` table by index (`role`, `content`, `turn`, `kind`, `tool_calls`,
+            and `reasoning` if there is any).
         truncated: turns with finish_reason "length".
         tools, template_kwargs: further arguments of the student's template, as in serving.
-        thoughts: as in `StudentForm`.
+        bare: also render the turns without thoughts.
+        history: leave thoughts in the prompts of those.
+        closes: render those with enable_thinking = false if prompts otherwise end in an open think block.
 
     Raises:
         ValueError: the first message is a turn, so it has no prompt; or a message's role is unknown.
         TemplateRefuses: the template does not take the conversation (a ValueError).
         UnknownToolForm: the template writes no tool calls, or writes them in an unknown form (a ValueError).
     """
-    student = StudentForm(chat, tools, template_kwargs or {}, thoughts)
     messages = list(messages)
+    kwargs = dict(template_kwargs or {})
+    student = StudentForm(chat, tools, kwargs)
+    spoken = _Spoken.of(messages)
+    turns = _rendered(messages, student, truncated)
+    without = None
+    closing = closes and student.opened
+    if bare and (spoken.thoughts or student.opened):
+        closed = {**kwargs, "enable_thinking": False} if closing else kwargs
+        prompts = [turn.prompt_ids for turn in turns]
+        if closing or (spoken.thoughts and not history):
+            shown = replace(student, thoughts=history, template_kwargs=closed)
+            prompts = [turn.prompt_ids for turn in _rendered(messages, shown, truncated)]
+        without = _rendered(messages, replace(student, thoughts=False, template_kwargs=closed), truncated, prompts)
+    return [
+        replace(
+            turn,
+            bare=(without[at].prompt_ids, without[at].output_ids) if without else None,
+            unstripped=spoken.unstripped(turn.turn, without[at].output_ids if without else turn.output_ids, chat),
+            prose_lost=student.loses_prose(spoken.content[turn.turn], {"tool_calls": turn.calls}),
+            quoted=spoken.quoted[turn.turn],
+        )
+        for at, turn in enumerate(turns)
+    ]
+
+
+def _rendered(
+    messages: Sequence[Mapping[str, Any]],
+    student: StudentForm,
+    truncated: Collection[int],
+    prompts: list[list[int]] | None = None,
+) -> list[RetokenisedTurn]:
+    """Return the turns of a conversation in one form of the student; `prompts` are theirs, if they are known."""
+    chat, tools, kwargs = student.chat, student.tools, dict(student.template_kwargs)
     chat_messages, turns = conversation(messages, student)
-    captured = {m["turn"]: m["content"] or "" for m in messages if m["role"] == "assistant" and m["kind"] == "action"}
     if turns and turns[0][1] == 0:
         raise ValueError("the conversation begins with the assistant: the prompt of its first turn is missing")
     positions = [position for _, position in turns]
-    kwargs = dict(template_kwargs or {})
-    prompts = chat.prefix_prompt_ids(chat_messages, positions, tools=tools, **kwargs)
+    if prompts is None:
+        prompts = chat.prefix_prompt_ids(chat_messages, positions, tools=tools, **kwargs)
     through_last_turn = chat_messages[: positions[-1] + 1] if positions else []
     appended = chat.renders_once(through_last_turn, tools=tools, **kwargs)
-    texts = [student.text(chat_messages[position]) for position in positions]
-    outputs = student.output_ids([chat_messages[position] for position in positions], texts)
+    labels = student.labels([chat_messages[position] for position in positions])
     return [
         RetokenisedTurn(
             turn,
@@ -80,11 +125,62 @@ def retokenise(
             chat.without_end(output) if turn in truncated else chat.ended(output),
             appended,
             tuple(calls_of(chat_messages[position])),
-            student.fault(chat_messages[position], text),
-            student.loses_prose(captured[turn], chat_messages[position]),
+            student.fault(chat_messages[position], label.plain),
         )
-        for (turn, position), prompt, output, text in zip(turns, prompts, outputs, texts, strict=True)
+        for (turn, position), prompt, output, label in zip(turns, prompts, chat.label_ids(labels), labels, strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class _Spoken:
+    """What the recorded messages of the turns say.
+
+    Attributes:
+        thoughts: whether any assistant message has thoughts.
+        content: turn -> its text. quoted: turn -> think tags in its text after the thoughts, and in its calls.
+        opened, again: turns that open a block that they do not close, and those with a second block.
+    """
+
+    thoughts: bool
+    content: Mapping[int, str]
+    quoted: Mapping[int, int]
+    opened: frozenset[int]
+    again: frozenset[int]
+
+    @classmethod
+    def of(cls, messages: Iterable[Mapping[str, Any]]) -> _Spoken:
+        content: defaultdict[int, str] = defaultdict(str)
+        quoted: Counter[int] = Counter()
+        opened, again = set(), set()
+        thoughts = False
+        for message in messages:
+            if message["role"] != "assistant":
+                continue
+            text = message["content"] or ""
+            thought = split_thought(text, message.get("reasoning"))
+            thoughts |= thought.inside is not None
+            if message["kind"] != "action":
+                continue
+            turn = message["turn"]
+            content[turn] = "\n".join(filter(None, (content[turn], text)))
+            calls = message.get("tool_calls") or ""
+            said = thought.rest + (calls if isinstance(calls, str) else json.dumps(calls, ensure_ascii=False))
+            quoted[turn] += said.count(THINK) + said.count(THINK_END)
+            opened |= {turn} if thought.opened else set()
+            again |= {turn} if thought.again else set()
+        return cls(thoughts, content, quoted, frozenset(opened), frozenset(again))
+
+    def unstripped(self, turn: int, bare: Sequence[int], chat: ChatFormat) -> str | None:
+        """Return why a turn cannot be trained without its thoughts; None if it can.
+
+        Args:
+            bare: its output without them.
+        """
+        if turn in self.opened:
+            return UNCLOSED
+        if turn in self.again:
+            return SECOND
+        return EMPTY if self.content[turn].strip() and not chat.decode(chat.without_end(bare)).strip() else None
 
 
 def conversation(
@@ -101,7 +197,8 @@ def conversation(
         role, content = message["role"], message["content"] or ""
         if role == "assistant":
             calls = message.get("tool_calls")
-            written = student.message(content, json.loads(calls) if isinstance(calls, str) else calls)
+            calls = json.loads(calls) if isinstance(calls, str) else calls
+            written = student.message(content, calls, message.get("reasoning"))
             turn = message["turn"] if message["kind"] == "action" else None
             if turn is not None and turns and turns[-1] == (turn, len(chat_messages) - 1):
                 chat_messages[-1] = _joined(chat_messages[-1], written)
@@ -129,7 +226,11 @@ def _answered(earlier: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _joined(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """Join two messages of one turn."""
-    calls = [*earlier.get("tool_calls", ()), *later.get("tool_calls", ())]
-    content = "\n".join(filter(None, (earlier["content"], later["content"])))
-    return {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
+    """Join two messages of one turn: their texts, thoughts and calls."""
+    whole = dict(earlier)
+    for key, value in later.items():
+        if key == "tool_calls":
+            whole[key] = [*earlier.get(key, ()), *value]
+        elif key != "role":
+            whole[key] = "\n".join(filter(None, (earlier.get(key, ""), value)))
+    return whole

@@ -1,19 +1,21 @@
-"""Remove think blocks from outputs and histories: on ids, never on text.
+"""Remove think blocks from recorded outputs and histories: ids are cut, never encoded again.
 
-An output is kept, cut or dropped by the form of its prompt's tail (`ChatFormat.tail_form`) and by the think ids before
-its first tool-call id. A closing id after the tool-call id is ignored.
+Tags are found by their ids, or by their text if the vocabulary has no such ids (`chat.marks`). An output is kept, cut
+or dropped by the form of its prompt's tail (`ChatFormat.tail_form`) and by the think tags before its first call. A
+closing tag after the call is ignored.
 
     tail \\ output   neither              opens only           closes, or both
     none            keep                 drop                 cut
     open            drop                 drop                 cut
     closed          keep                 drop                 cut
 
-Cutting removes everything up to the first closing id and the newline ids after it. If a think id is left, the output is
-dropped.
+Cutting removes everything up to the first closing tag and the newline ids after it. If a think tag is left, or the ids
+cannot be cut there because one of them has more text than the tag and newlines, the output is dropped.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,12 +23,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from etpi_resources.chat.format import ChatFormat, Tail
+from etpi_resources.chat.format import NO_TURN, ChatFormat, Tail
+from etpi_resources.chat.marks import CALL, THINK, THINK_END, contains, spans
 
 UNCLOSED = "unclosed_think"
 SECOND = "second_think_block"
 AFTER_CALL = "think_after_call"
 EMPTY = "nothing_but_think"
+JOINED = "think_joined_with_text"
+_TAGS = re.compile("</?think>")
 _GENERATION_PROMPT = 64
 """Ids at a prompt's end that are searched first for the beginning of its last message."""
 
@@ -48,36 +53,44 @@ class Stripped:
 
 def strip_output(output: np.ndarray, tail: Tail, chat: ChatFormat) -> Stripped:
     """Apply the table above to one output, (n,) int32."""
-    if chat.think_open_id is None or chat.think_close_id is None:
-        return Stripped(output)
     if tail != "open" and not has_think(output, chat):
         return Stripped(output)
-    before_call = output[: _first(output, chat.tool_open_id, len(output))]
-    close = _first(before_call, chat.think_close_id, -1)
-    if close < 0 and (tail == "open" or chat.think_open_id in before_call):
+    calls = spans(output, CALL, chat)
+    limit = calls[0][0] if calls else len(output)
+    opens, closes = ([end for _, end in spans(output, tag, chat) if end <= limit] for tag in (THINK, THINK_END))
+    close = closes[0] if closes else 0
+    if not close and (tail == "open" or opens):
         return Stripped(output, reason=UNCLOSED)
-    cut = _after_newlines(output, close + 1, chat) if close >= 0 else 0
+    cut = _after_newlines(output, close, chat) if close else 0
     rest = output[cut:]
+    if close and not _ends_in_tag(output[:close], chat):
+        return Stripped(output, reason=JOINED)
     if has_think(rest, chat):
-        return Stripped(output, reason=SECOND if has_think(before_call[cut:], chat) else AFTER_CALL)
+        return Stripped(output, reason=SECOND if has_think(output[cut:limit], chat) else AFTER_CALL)
     if cut and not len(rest[rest != chat.end_id]):
         return Stripped(output, reason=EMPTY)
     return Stripped(rest, removed=cut)
 
 
 def strip_opened(output: np.ndarray, chat: ChatFormat) -> Stripped:
-    """Cut an output only if its first id opens a think block, as the published rule does.
+    """Cut an output only if it opens a think block itself, as the published rule does.
 
     The rule ignores the prompt, so reasoning after a prompt that ends in an open think block stays whole.
     """
-    if chat.think_open_id is None or not len(output) or output[0] != chat.think_open_id:
-        return Stripped(output)
-    return strip_output(output, "none", chat)
+    opens = spans(output, THINK, chat)
+    return strip_output(output, "none", chat) if opens and opens[0][0] == 0 else Stripped(output)
 
 
 def has_think(ids: np.ndarray, chat: ChatFormat) -> bool:
-    """Return whether an opening or closing think id is among the ids."""
-    return bool(_is_think(ids, chat).any())
+    """Return whether an opening or closing think tag is among the ids."""
+    return contains(ids, (THINK, THINK_END), chat)
+
+
+def _ends_in_tag(ids: np.ndarray, chat: ChatFormat) -> bool:
+    """Return whether the text of ids ends in a closing tag and newlines."""
+    if chat.think_close_id is not None:
+        return True
+    return chat.decode(ids.tolist()).rstrip("\r\n").endswith(THINK_END)
 
 
 def close_tail(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
@@ -90,7 +103,7 @@ def close_tail(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
     """
     if chat.tail_form(last_turn(prompt, chat).tolist()) != "open":
         return prompt
-    opened = len(prompt) - 1 - _first(prompt[::-1], chat.think_open_id, 0)
+    opened = len(prompt) - len(last_turn(prompt, chat)) + spans(last_turn(prompt, chat), THINK, chat)[-1][0]
     return np.concatenate([prompt[:opened], np.asarray(_closed_tail(chat), dtype=prompt.dtype)])
 
 
@@ -99,7 +112,7 @@ def without_tail(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
     last = last_turn(prompt, chat)
     if chat.tail_form(last.tolist()) == "none":
         return prompt
-    return prompt[: len(prompt) - len(last) + _first(last, chat.think_open_id, len(last))]
+    return prompt[: len(prompt) - len(last) + spans(last, THINK, chat)[0][0]]
 
 
 @lru_cache
@@ -110,8 +123,7 @@ def _closed_tail(chat: ChatFormat) -> tuple[int, ...]:
             f"chat format {chat.name!r}: prompts end in an open think block, and its template closes none with "
             "enable_thinking = false; keep think blocks (pairs.strip_think = false) or use another chat_template"
         )
-    last = len(prompt) - 1 - _first(np.asarray(prompt[::-1]), chat.think_open_id, 0)
-    return tuple(prompt[last:])
+    return tuple(prompt[spans(prompt, THINK, chat)[-1][0] :])
 
 
 def strip_history(prompt: np.ndarray, chat: ChatFormat) -> tuple[np.ndarray, int]:
@@ -120,7 +132,7 @@ def strip_history(prompt: np.ndarray, chat: ChatFormat) -> tuple[np.ndarray, int
     A block of newlines only stays: the template wrote it, and serving renders it too. A block that is not closed before
     the first tool call stays, because its end is unknown.
     """
-    if chat.think_close_id is None or chat.think_close_id not in prompt:
+    if not contains(prompt, (THINK_END,), chat):
         return prompt, 0
     starts = [*np.flatnonzero(prompt == chat.turn_id).tolist(), len(prompt)]
     pieces = [prompt[: starts[0]]]
@@ -134,8 +146,7 @@ def strip_history(prompt: np.ndarray, chat: ChatFormat) -> tuple[np.ndarray, int
         content = segment[body:]
         stripped = strip_output(content, "none", chat)
         block = content[: stripped.removed]
-        inside = block[~_is_think(block, chat)]
-        empty = _after_newlines(inside, 0, chat) == len(inside)
+        empty = not _TAGS.sub("", chat.decode(block.tolist())).strip("\r\n")
         pieces.append(segment if empty else np.concatenate([segment[:body], stripped.ids]))
     edited = np.concatenate(pieces)
     return edited, len(prompt) - len(edited)
@@ -149,24 +160,14 @@ def _assistant_body(segment: np.ndarray, chat: ChatFormat) -> int | None:
     return next((n for n in range(2, 6) if chat.decode(segment[1:n].tolist()) == "assistant\n"), None)
 
 
-def _is_think(ids: np.ndarray, chat: ChatFormat) -> np.ndarray:
-    return (ids == (-1 if chat.think_open_id is None else chat.think_open_id)) | (
-        ids == (-1 if chat.think_close_id is None else chat.think_close_id)
-    )
-
-
 def last_turn(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
-    """Return the prompt from its last start-of-message id on; the whole prompt if it has none."""
+    """Return the prompt from its last start-of-message id, or last control id, on; the whole prompt if it has none."""
+    starts = [*chat.control_ids] if chat.turn_id == NO_TURN else [chat.turn_id]
     for length in (_GENERATION_PROMPT, len(prompt)):  # most prompts end in a short generation prompt
-        (turns,) = (prompt[-length:] == chat.turn_id).nonzero()
+        (turns,) = np.isin(prompt[-length:], starts).nonzero()
         if len(turns):
             return prompt[max(len(prompt) - length, 0) + turns[-1] :]
     return prompt
-
-
-def _first(ids: np.ndarray, wanted: int | None, default: int) -> int:
-    places = np.flatnonzero(ids == wanted)
-    return int(places[0]) if wanted is not None and len(places) else default
 
 
 def _after_newlines(ids: Sequence[int] | np.ndarray, at: int, chat: ChatFormat) -> int:

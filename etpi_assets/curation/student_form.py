@@ -13,16 +13,22 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any
 
-from etpi_resources.chat.format import ChatFormat
-from etpi_resources.chat.tool_forms import Call, message_calls, parse_structured
+from etpi_resources.chat.format import ChatFormat, Label
+from etpi_resources.chat.marks import THINK, THINK_END, split_thought, think_block
+from etpi_resources.chat.tool_forms import Call, parse_structured
 from etpi_resources.chat.tool_forms.tagged import hermes_call, xml_call
 
 _FLATTENED = re.compile(r"^\[tool_use ([^\]\n]{1,200})\] (?=\{)", re.MULTILINE)
 _RESULT = re.compile(r"\A\[tool_result\] ?")
 _SHELLS = frozenset({"bash", "shell", "sh", "terminal", "execute_bash", "run_bash", "run_command", "execute_command"})
 _CLOSING = ("</parameter>", "</function>", "</tool_call>")
+_EMPTY = re.compile(r"\A\s*<think>\s*</think>[\r\n]*")
+_OPENED, _CLOSED = re.compile(r"\A\s*<think>\n?"), re.compile(r"\A\s*</think>[\r\n]*")
+_THOUGHT = "reasoning_content"
+"""Holds thoughts that a template without a key for them would drop; the template does not read it."""
 _DECODER = json.JSONDecoder(strict=False)
 
 
@@ -34,8 +40,7 @@ class StudentForm:
         chat: its tokenizer and template.
         tools: the schemas that its prompts offer, None if they offer none.
         template_kwargs: further arguments of its template, as in serving.
-        thoughts: whether turns keep thoughts that the template writes in a form of its own (gpt-oss, Gemma). Think tags
-            in text are not affected; they are removed from the ids.
+        thoughts: whether turns keep their thoughts.
     """
 
     chat: ChatFormat
@@ -43,24 +48,39 @@ class StudentForm:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     thoughts: bool = True
 
-    def message(self, content: str, tool_calls: Sequence[Any] | None = None) -> dict[str, Any]:
+    def message(
+        self, content: str, tool_calls: Sequence[Any] | None = None, reasoning: str | None = None
+    ) -> dict[str, Any]:
         """Return the assistant message for the template: `content`, and `tool_calls` if it has any.
+
+        Args:
+            reasoning: the turn's thoughts, if they are recorded apart from its text.
 
         Raises:
             UnknownToolForm: no known form matches the calls that the template writes.
         """
+        thought = split_thought(content, reasoning)
+        inside = thought.inside if self.thoughts else None
+        block = ""
+        if inside is not None and not self._thought_key:  # thoughts within the text stay as they are written
+            block = think_block(inside) if reasoning else content[: len(content) - len(thought.rest)]
+            inside = None
         if self.chat.calls_in_content:
-            return {"role": "assistant", "content": turn_text(content, tool_calls)}
-        if not tool_calls and not _FLATTENED.search(content):
-            return self._message(content, [])
-        content, calls = _split_flattened(content)
+            return {"role": "assistant", "content": block + turn_text(thought.rest, tool_calls)}
+        if not tool_calls and not _FLATTENED.search(thought.rest):
+            return self._message(block + thought.rest, [], inside)
+        prose, calls = _split_flattened(thought.rest)
         for raw in tool_calls or ():
             call = parse_structured(raw)
             if isinstance(call, str):
-                content = "\n".join(filter(None, (content, _unreadable(raw))))
+                prose = "\n".join(filter(None, (prose, _unreadable(raw))))
             else:
                 calls.append(call)
-        return self._message(content, [Call(self._name(call.name), call.arguments) for call in calls])
+        calls = [Call(self._name(call.name), call.arguments) for call in calls]
+        message = self._message(block + prose, calls, inside)
+        if block and not message["content"]:  # the template leaves out what stands beside calls
+            message[_THOUGHT] = thought.inside
+        return message
 
     def text(self, message: Mapping[str, Any]) -> str:
         """Return the text that the student writes for a message from `message`, without the end-of-turn token.
@@ -68,23 +88,65 @@ class StudentForm:
         Raises:
             UnknownToolForm: the message has calls, and the template writes none.
         """
-        calls, content = calls_of(message), self._content(message)
-        if not calls and self.chat.chatml:
-            return content
-        return self.chat.turn_text(content, calls, tools=self.tools, **self.template_kwargs)
+        return self.labels([message])[0].plain
 
-    def output_ids(self, messages: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each message's text; the template alone writes control tokens.
+    def labels(self, messages: Sequence[Mapping[str, Any]]) -> list[Label]:
+        """Return the text that the student writes for each message, without the end of the turn.
 
-        Args:
-            texts: `text` of each message.
+        It follows the generation prompt. Thoughts that the template does not write are a block of text, and an empty
+        block that it adds to a turn without thoughts is left out, unless the prompt opens it.
+
+        Raises:
+            UnknownToolForm: a message has calls, and the template writes none.
         """
-        if self.chat.chatml:  # its calls contain no control tokens
-            return self.chat.encode_all(texts)
-        return [
-            self.chat.turn_ids(self._content(m), calls_of(m), tools=self.tools, **self.template_kwargs)
-            for m in messages
-        ]
+        rendered = iter(
+            self.chat.label_texts(
+                [m for m in messages if not self._is_verbatim(m)], tools=self.tools, **self.template_kwargs
+            )
+        )
+        return [Label(m["content"]) if self._is_verbatim(m) else self._with_block(m, next(rendered)) for m in messages]
+
+    def _is_verbatim(self, message: Mapping[str, Any]) -> bool:
+        """Return whether a template of the ChatML family writes a message's text as it is, and nothing else."""
+        content = message["content"]
+        if not self.chat.chatml or self.chat.has_control(content):
+            return False
+        trimmed = content == content.strip() and THINK not in content and THINK_END not in content
+        return self.chat.calls_in_content or (trimmed and message.keys() == {"role", "content"} and not self.opened)
+
+    def _with_block(self, message: Mapping[str, Any], label: Label) -> Label:
+        """Return a label whose beginning continues the generation prompt.
+
+        It has the thoughts that the template does not write, and no empty block that the prompt does not ask for.
+        """
+        thought, body = self._thought(message), label.text
+        lost = thought is not None and label.masked(thought.strip()) not in body
+        if not self.opened:
+            if lost:
+                body = label.masked(think_block(thought or "")) + body
+            return label.replaced(body if thought is not None else _EMPTY.sub("", body, count=1))
+        body = _OPENED.sub("", body, count=1)
+        if not self.thoughts:
+            return label.replaced(_CLOSED.sub("", body, count=1))
+        if lost or (thought is None and not _CLOSED.match(body)):
+            body = label.masked(f"{thought or ''}\n{THINK_END}\n\n") + body
+        return label.replaced(body)
+
+    def _thought(self, message: Mapping[str, Any]) -> str | None:
+        """Return the thoughts of a message from `message`, None if it has none."""
+        if not self.thoughts or self._thought_key:
+            return message.get(self._thought_key or "") or None
+        return message.get(_THOUGHT) or split_thought(message["content"]).inside
+
+    @property
+    def _thought_key(self) -> str | None:
+        """The key of a message under which the template reads thoughts; None if they are part of the text."""
+        return self.chat.words.thinking or self.chat.words.think_key
+
+    @cached_property
+    def opened(self) -> bool:
+        """Whether prompts end in an open think block."""
+        return _tail(self.chat, json.dumps(dict(self.template_kwargs), sort_keys=True, default=str)) == "open"
 
     def fault(self, message: Mapping[str, Any], text: str) -> str | None:
         """Return why the form's parser does not read the message's calls back from its text, None if it does.
@@ -95,7 +157,7 @@ class StudentForm:
         form = self.chat.tool_form if calls else None
         if form is None:
             return None
-        parsed = form.parse(text[max(0, text.find("</think>")) :])
+        parsed = form.parse(text if self._thought(message) is None else text.partition(THINK_END)[2])
         if form.same(parsed, calls):
             return None
         wrong = next((call for call in parsed if isinstance(call, str)), "other calls are read")
@@ -103,34 +165,26 @@ class StudentForm:
 
     def loses_prose(self, content: str, message: Mapping[str, Any]) -> bool:
         """Return whether the template writes a message's calls without the prose in the captured content."""
-        if self.chat.chatml or not message.get("tool_calls") or self.chat.template_form.prose == "kept":
+        if not message.get("tool_calls") or self.chat.template_form.prose == "kept":
             return False
-        prose, _ = _split_flattened(content)
-        return bool(prose.rpartition("</think>")[2].strip())
+        prose, _ = _split_flattened(split_thought(content).rest)
+        return bool(prose.strip())
 
-    def _message(self, content: str, calls: Sequence[Call]) -> dict[str, Any]:
+    def _message(self, prose: str, calls: Sequence[Call], thought: str | None) -> dict[str, Any]:
         """Return the message for the template, with its thoughts where the template reads them."""
-        if not self.chat.chatml:
-            form = self.chat.template_form
-            message = form.message(content, calls)
-            if form.thinking and not self.thoughts:
-                message.pop(form.thinking, None)
-            return message
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        if calls:
-            message["tool_calls"] = message_calls(calls, as_text=self.chat.template_form.as_text)
-        return message
-
-    def _content(self, message: Mapping[str, Any]) -> str:
-        """Return the content of a message from `message`, with its thoughts as a think block again."""
-        key = None if self.chat.chatml else self.chat.template_form.thinking
-        thought = message.get(key) if key else None
-        return f"<think>\n{thought}\n</think>\n\n{message['content']}" if thought else message["content"]
+        form = self.chat.template_form if calls else self.chat.words
+        return form.message(prose, calls, thought or "")
 
     def _name(self, name: str) -> str:
         """Return the tool's name as the prompt offers it: any shell tool is `bash` if the prompt offers `bash`."""
         offered = {tool_name(tool) for tool in self.tools or ()}
         return "bash" if name not in offered and name.lower() in _SHELLS and "bash" in offered else name
+
+
+@lru_cache
+def _tail(chat: ChatFormat, template_kwargs: str) -> str:
+    """Return the form of the tail of prompts, see `ChatFormat.tail_form`."""
+    return chat.tail_form(chat.prompt_ids([{"role": "user", "content": "x"}], **json.loads(template_kwargs)))
 
 
 def calls_of(message: Mapping[str, Any]) -> list[Call]:

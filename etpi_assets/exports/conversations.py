@@ -2,20 +2,23 @@
 
 The messages are the ones the student's chat template renders. If that template writes tool calls, messages have
 `tool_calls` and rows have `tools`, with arguments and schemas as JSON text, because parquet gives all rows the same
-columns.
+columns. Calls of a template that does not take JSON text (calls in XML) are part of the content, as it writes them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from etpi_assets.curation.student_form import calls_of
 from etpi_assets.exports.format import Export, Written, write_splits
 from etpi_assets.exports.source import ExportSource, StudentConversation
+from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.marks import think_block
 
 _MESSAGE = [("role", pa.string()), ("content", pa.string())]
 _FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
@@ -42,12 +45,19 @@ def message_fields(source: ExportSource, conversation: StudentConversation) -> d
     if source.chat.calls_in_content:
         return {"messages": conversation.messages}
     tools = None if conversation.tools is None else json.dumps(conversation.tools, ensure_ascii=False)
-    return {"messages": [_with_text_arguments(message) for message in conversation.messages], "tools": tools}
+    messages = [_as_columns(message, source.chat, conversation.tools) for message in conversation.messages]
+    return {"messages": messages, "tools": tools}
 
 
-def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+def _as_columns(message: dict[str, Any], chat: ChatFormat, tools: Sequence[Any] | None) -> dict[str, Any]:
+    """Return a message whose thoughts are a block of its content, and whose calls a table of messages can have."""
+    if thought := message.get(chat.words.think_key or ""):
+        message = {**message, "content": think_block(thought) + message["content"]}
     if "tool_calls" not in message:
         return message
+    if not chat.takes_text_arguments:
+        content = chat.turn_text(message["content"], calls_of(message), tools=tools)
+        return {"role": message["role"], "content": content}
     calls = []
     for call in message["tool_calls"]:
         arguments = call["function"]["arguments"]

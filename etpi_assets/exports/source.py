@@ -196,6 +196,7 @@ class ExportSource:
                 "content": m.content,
                 "turn": m.turn,
                 "kind": m.kind,
+                "reasoning": m.reasoning,
                 "tool_calls": json.dumps(m.tool_calls) if m.tool_calls else None,
             }
             for m in agent.messages

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 SELECTED = ("selection_reconciles",)
 PAIRS = (
-    "label_syntax", "pairs_reconcile", "capture_not_mixed", "history_as_captured", "no_think_in_output",
+    "label_syntax", "labels_equal_template", "recorded_text", "tools_offered",
+    "pairs_reconcile", "capture_not_mixed", "history_as_captured", "no_think_in_output",
     "no_steering_leak", "prompt_is_default_render",
 )  # fmt: skip
 DATASET = (

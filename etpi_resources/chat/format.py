@@ -15,15 +15,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jinja2 import TemplateError
 
 from etpi_resources.chat.markers import END, PAD, TURN, TurnMarkers, is_chatml
+from etpi_resources.chat.marks import CALL, CALL_END, THINK, THINK_END, contains
 from etpi_resources.chat.prefixes import AppendOnlyProbe, tags
 from etpi_resources.chat.roles import Roles
 from etpi_resources.chat.tool_forms import FORMS, Call, ToolForm, message_calls
-from etpi_resources.chat.tool_forms.template import TemplateForm
+from etpi_resources.chat.tool_forms.template import TemplateForm, UnknownToolForm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -32,15 +33,41 @@ Tail = Literal["none", "open", "closed"]
 
 _HOME = Path(__file__).parent / "tokenizers"
 _HUB = "hub:"
-_TOKENIZER_CONFIG = "tokenizer_config.json"
+_TOKENIZER_CONFIG, _TEMPLATE_FILE = "tokenizer_config.json", "chat_template.json"
 DATE = date(2026, 1, 1)
 """The day that templates which write today's date (gpt-oss, Llama 3.2) write here, so that ids do not depend on it."""
 NO_TURN = -1
 """`turn_id` of a template that begins an assistant's turn with no token of its own (Mistral)."""
 # Private-use code points. Those that no message contains replace control tokens in messages during rendering.
 _STAND_INS = range(0xE000, 0xF8FF)
+_TAGS = frozenset({THINK, THINK_END, CALL, CALL_END, "<tool_response>", "</tool_response>"})
 _WORTH_SHARING = 4_000
 """Number of characters from which encoding on all cores is faster."""
+
+
+class Label(NamedTuple):
+    """The text of an assistant's turn, with {stand-in: control token} for control tokens that are plain text in it."""
+
+    text: str
+    stand_ins: Mapping[str, str] = {}
+
+    def replaced(self, text: str) -> Label:
+        """Return the label with another text."""
+        return Label(text, self.stand_ins)
+
+    def masked(self, text: str) -> str:
+        """Return a text with stand-ins for its control tokens."""
+        for stand_in, control in self.stand_ins.items():
+            text = text.replace(control, stand_in)
+        return text
+
+    @property
+    def plain(self) -> str:
+        """The text without stand-ins."""
+        text = self.text
+        for stand_in, control in self.stand_ins.items():
+            text = text.replace(stand_in, control)
+        return text
 
 
 class TokenizerUnavailable(OSError):
@@ -63,7 +90,8 @@ class ChatFormat:
         template: the Jinja source.
         chatml: whether the template is of the ChatML family.
         pad_id: fills rows; never trained.
-        think_open_id, think_close_id, tool_open_id, tool_close_id: inline ids; None if the vocabulary has none.
+        think_open_id, think_close_id, tool_open_id, tool_close_id: inline ids; None if the vocabulary has none, so that
+            these markers are text (`marks`).
         control_ids: ids that only the template writes. special_ids: control ids and inline ids.
     """
 
@@ -75,7 +103,7 @@ class ChatFormat:
         self.tokenizer.chat_template = template
         self.template = template
         # Copied, because every call of the transformers tokenizer resets the flag below.
-        self._core = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        self._core = Tokenizer.from_str(_with_inline(tokenizer))
         self._core.encode_special_tokens = True
         added = self._core.get_added_tokens_decoder()
         self._control = {token.content: number for number, token in added.items() if token.special}
@@ -87,15 +115,23 @@ class ChatFormat:
                 f"chat format {name!r}: the tokenizer has no control token {', '.join(missing)}; ChatML needs it"
             )
         self.pad_id = self._control[PAD] if self.chatml else _pad_id(tokenizer)
-        inline = {token.content: number for number, token in added.items() if not token.special}
-        self.think_open_id, self.think_close_id = inline.get("<think>"), inline.get("</think>")
-        self.tool_open_id, self.tool_close_id = inline.get("<tool_call>"), inline.get("</tool_call>")
+        self._inline = {token.content: number for number, token in added.items() if not token.special}
+        self.think_open_id, self.think_close_id = map(self.inline_id, (THINK, THINK_END))
+        self.tool_open_id, self.tool_close_id = map(self.inline_id, (CALL, CALL_END))
         by_length = sorted(self._control, key=len, reverse=True)
         self._split = re.compile("(" + ("|".join(map(re.escape, by_length)) or "(?!)") + ")")
 
     def __reduce__(self) -> tuple[type[ChatFormat], tuple[str, PreTrainedTokenizerFast, str]]:
         """Pickle as the constructor's arguments: a pickled tokenizer would parse control tokens in text."""
         return ChatFormat, (self.name, self.tokenizer, self.template)
+
+    def has_control(self, text: str) -> bool:
+        """Return whether a control token is in a text."""
+        return self._split.search(text) is not None
+
+    def inline_id(self, marker: str) -> int | None:
+        """Return the id of a marker that models write in their text; None if it is no token of the vocabulary."""
+        return self._inline.get(marker)
 
     @property
     def vocab_size(self) -> int:
@@ -257,6 +293,19 @@ class ChatFormat:
         return TemplateForm.probe(self._plain, self.name)
 
     @cached_property
+    def takes_text_arguments(self) -> bool:
+        """Whether the template writes a call alike if its arguments are JSON text, as tables have them."""
+        return self.template_form.takes_text(self._plain)
+
+    @cached_property
+    def words(self) -> TemplateForm:
+        """How the template writes turns without calls."""
+        try:
+            return self.template_form
+        except UnknownToolForm:
+            return TemplateForm.of_words(self._plain, self.name)
+
+    @cached_property
     def roles(self) -> Roles:
         """The roles that the template takes; templates of the ChatML family take all."""
         return Roles() if self.chatml else Roles.probe(self._bare, calls_as_text=self.template_form.as_text)
@@ -325,6 +374,35 @@ class ChatFormat:
         )
         return text, stand_ins
 
+    def label_texts(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **template_kwargs: Any
+    ) -> list[Label]:
+        """Return what the template writes for each assistant message after its generation prompt.
+
+        The end of the turn is not part of it; a think block that the template adds to a turn without thoughts is.
+
+        Raises:
+            UnknownToolForm: a message has calls, and the template writes none, or in a form that is not in `FORMS`.
+        """
+
+        def apply(shown: list[Any], offered: list[Any] | None, prompt: bool) -> str:
+            return self._apply(shown, offered, template_kwargs, prompt)
+
+        labels = []
+        for message in messages:
+            masked, stand_ins = self._masked([message], tools)
+            form = self.template_form if message.get("tool_calls") else self.words
+            labels.append(Label(form.label(masked[0][0], masked[1], apply), stand_ins))
+        return labels
+
+    def label_ids(self, labels: Sequence[Label]) -> list[list[int]]:
+        """Return the ids of labels from `label_texts`, in which only the template writes control tokens."""
+        plain = [label.text for label in labels if not label.stand_ins]
+        together = iter(self._structured_all(plain, {}))
+        return [
+            self._structured(label.text, label.stand_ins) if label.stand_ins else next(together) for label in labels
+        ]
+
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
         """Return canonical ids. Inline tokens are one id; control tokens are plain text unless `allow_special`."""
         if allow_special:
@@ -343,12 +421,13 @@ class ChatFormat:
 
     def tail_form(self, prompt_ids: Sequence[int]) -> Tail:
         """Return whether the generation prompt opens a think block ("open"), also closes it ("closed"), or neither."""
+        starts = self.control_ids if self.turn_id == NO_TURN else {self.turn_id}
         backwards = range(len(prompt_ids) - 1, 0, -1)  # the generation prompt is short
-        last_turn = next((at for at in backwards if prompt_ids[at] == self.turn_id), 0)
+        last_turn = next((at for at in backwards if prompt_ids[at] in starts), 0)
         tail = prompt_ids[last_turn:]
-        if self.think_open_id is None or self.think_open_id not in tail:
+        if not contains(tail, (THINK,), self):
             return "none"
-        return "closed" if self.think_close_id in tail else "open"
+        return "closed" if contains(tail, (THINK_END,), self) else "open"
 
     def save(self, folder: Path) -> None:
         """Write tokenizer and template as a Hugging Face folder."""
@@ -483,7 +562,7 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
     if not (folder / "tokenizer.json").is_file():
         raise FileNotFoundError(f"chat format {name!r}: it is neither tiny, qwen3, nor a folder with tokenizer.json")
     source = _template(template) if template else _folder_template(folder)
-    special = {"eos_token": END, "pad_token": PAD} if is_chatml(source) else _special_tokens(folder)
+    special = _special_tokens(folder) | ({"eos_token": END, "pad_token": PAD} if is_chatml(source) else {})
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"), clean_up_tokenization_spaces=False, **special
     )
@@ -499,6 +578,18 @@ def _special_tokens(folder: Path) -> dict[str, str]:
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
+def _with_inline(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Return the tokenizer as JSON in which tags that models write are no control tokens, as some vocabularies say."""
+    text = tokenizer.backend_tokenizer.to_str()
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
+    if not any(token.special and token.content in _TAGS for token in added):
+        return text
+    whole = json.loads(text)
+    for token in whole["added_tokens"]:
+        token["special"] = token["special"] and token["content"] not in _TAGS
+    return json.dumps(whole)
+
+
 def _pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
     """Return the id that fills rows: the pad token, else the end of text, else 0."""
     return next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if isinstance(i, int)), 0)
@@ -509,7 +600,7 @@ def _hub_folder(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     repo, _, commit = name.removeprefix(_HUB).partition("@")
-    patterns = ["tokenizer.json", _TOKENIZER_CONFIG, "*.jinja"]
+    patterns = ["tokenizer.json", _TOKENIZER_CONFIG, _TEMPLATE_FILE, "*.jinja"]
     try:
         return Path(snapshot_download(repo, revision=commit or None, allow_patterns=patterns))
     except Exception as error:
@@ -522,14 +613,32 @@ def _hub_folder(name: str) -> Path:
 
 
 def _folder_template(folder: Path) -> str:
-    """Return the template in a model's folder: its `*.jinja`, else `chat_template` of its tokenizer's configuration."""
-    if files := sorted(folder.glob("*.jinja")):
+    """Return the template in a model's folder.
+
+    That is its `chat_template.jinja` or first other `*.jinja`, else `chat_template` in chat_template.json or in its
+    tokenizer's configuration. Of several templates by name, it is the one named "default".
+
+    Raises:
+        FileNotFoundError: there is none, or none of several is named "default".
+    """
+    files = sorted(folder.glob("*.jinja"), key=lambda file: (file.name != "chat_template.jinja", file.name))
+    if files:
         return files[0].read_text(encoding="utf-8")
-    config = folder / _TOKENIZER_CONFIG
-    template = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.is_file() else None
-    if not isinstance(template, str):
-        raise FileNotFoundError(f"{folder}: neither a *.jinja nor a `chat_template` in {_TOKENIZER_CONFIG}; name one")
-    return template
+    for file in (folder / _TEMPLATE_FILE, folder / _TOKENIZER_CONFIG):
+        template = json.loads(file.read_text(encoding="utf-8")).get("chat_template") if file.is_file() else None
+        if isinstance(template, str):
+            return template
+        if template:
+            named = template if isinstance(template, dict) else {one["name"]: one["template"] for one in template}
+            if "default" in named:
+                return named["default"]
+            raise FileNotFoundError(
+                f"{file}: `chat_template` has the templates {', '.join(sorted(named))} and none named default; write "
+                "one to a .jinja file and name it in base.chat_template"
+            )
+    raise FileNotFoundError(
+        f"{folder}: no *.jinja, and no `chat_template` in {_TEMPLATE_FILE} or {_TOKENIZER_CONFIG}; name one"
+    )
 
 
 @lru_cache(maxsize=1)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.marks import THINK, spans
 
 OPENING, CLOSING = "<think>\n", "</think>"
 SLOTS = ("STATE", "ACTION", "EXPECT")
@@ -83,7 +84,7 @@ class ThinkGrammar:
                 f"chat format {chat.name!r}: its prompts close the think block, so the grammar would constrain "
                 "nothing; set enable_thinking = true for the template, or remove the grammar from the agent section"
             )
-        start = len(prompt_ids) - 1 - list(reversed(prompt_ids)).index(chat.think_open_id or 0)
+        start = spans(prompt_ids, THINK, chat)[-1][0]
         opened = chat.decode(prompt_ids[start:])
         if not opened or not OPENING.startswith(opened):
             raise ValueError(f"chat format {chat.name!r}: its prompts end in {opened!r}, expected {OPENING!r}")

@@ -64,6 +64,7 @@ def report(chat: ChatFormat) -> list[Finding]:
         return [Finding("tool calls", "unknown form", str(error))]
     header = chat.markers.header
     return [
+        _bos(chat),
         Finding("a turn begins with", repr(header) if header else "nothing of its own"),
         Finding("a turn ends with", ends),
         *_calls(chat),
@@ -71,6 +72,16 @@ def report(chat: ChatFormat) -> list[Finding]:
         Finding("thoughts", _thoughts(chat)),
         Finding("prompts", _prompts(chat)),
     ]
+
+
+def _bos(chat: ChatFormat) -> Finding:
+    subject, bos = "a conversation begins with", chat.tokenizer.bos_token
+    if "bos_token" not in chat.template:
+        return Finding(subject, "no token of its own: the template writes no bos_token")
+    if bos is None:
+        problem = "name the bos_token in tokenizer_config.json of base.tokenizer, as the model's own folder does"
+        return Finding(subject, "nothing, although the template writes bos_token: the tokenizer has none", problem)
+    return Finding(subject, f"{bos}, the tokenizer's bos_token, written by the template")
 
 
 def _calls(chat: ChatFormat) -> Iterator[Finding]:

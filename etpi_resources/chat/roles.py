@@ -23,7 +23,8 @@ class Roles:
     """What a template takes.
 
     Attributes:
-        system: a system message; without, its text is put before the first user message.
+        system: a system message; without, its text is put before the first user message, and a later one becomes a user
+            message.
         results: a tool's result after a call; without, it becomes a user message.
         loose_results: a tool's result after a turn without a call; without, it becomes a user message.
         repeated: two user messages in a row; without, they are joined.
@@ -60,8 +61,10 @@ class Roles:
         for message in messages:
             role = message.get("role")
             if role == "system" and not self.system:
-                system.append(message["content"])
-                continue
+                if not fitted:
+                    system.append(message["content"])
+                    continue
+                message, role = {"role": "user", "content": message["content"]}, "user"
             takes_result = self.results if message.get("tool_call_id") else self.loose_results
             if role == "tool" and not takes_result:
                 message, role = {"role": "user", "content": message["content"]}, "user"

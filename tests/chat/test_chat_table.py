@@ -78,11 +78,17 @@ def test_thoughts_and_calls_of_retokenised_turns(name: str, command: str, though
         ]
     ]  # fmt: skip
     first, second = retokenise(messages, chat)
-    assert first.output_ids == [*chat.encode(said), chat.end_id]
-    assert second.output_ids == [*chat.encode(plain), chat.end_id]
+    tail = chat.tail_form(first.prompt_ids)
+    if thought.strip():
+        written = f"<think>\n{thought.strip()}\n</think>\n\n{plain}"
+        written = written.removeprefix("<think>\n" if tail == "open" else "")
+        assert chat.decode(first.output_ids[:-1]).split() == written.split()
     for turn in (first, second):
-        stripped = strip_output(np.asarray(turn.output_ids, dtype=np.int32), "none", chat)
-        assert stripped.reason is None and stripped.ids.tolist() == second.output_ids
+        ids = np.asarray(turn.output_ids, dtype=np.int32)
+        stripped = strip_output(ids, tail, chat)
+        assert stripped.reason is None
+        label = turn.bare[1] if turn.bare else turn.output_ids
+        assert label == stripped.ids.tolist() == [*chat.encode(plain), chat.end_id]
         (action,), _ = read_actions(chat.decode(turn.output_ids[:-1]))
         assert action.command == command
     history, removed = strip_history(np.asarray(second.prompt_ids, dtype=np.int32), chat)

@@ -312,7 +312,6 @@ def test_format_exposure_counts_calls_by_weight():
     plain = every(created.pairs, format_tokens=0)
     fails(
         gates.format_exposure(created.rows, plain, GatesSection(format_exposure=1)),
-        "<tool_call>",
         rows_with_call=0,
         rows=53,
     )

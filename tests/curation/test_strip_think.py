@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from etpi_assets.agent import think
 from etpi_assets.curation.strip_think import (
@@ -81,15 +85,40 @@ def test_id_that_joins_a_newline_with_text_stays_whole():
     assert text(strip_output(by_hand, "open", QWEN).ids, QWEN) == " \nHello"
 
 
-def test_vocabulary_without_think_ids_is_not_stripped():
-    class Plain(ChatFormat):
-        def __init__(self):
-            super().__init__("plain", CHAT.tokenizer, CHAT.template)
-            self.think_open_id = self.think_close_id = None
+def without_tags() -> ChatFormat:
+    """Return the tiny format with a vocabulary in which think and call tags are no tokens."""
+    whole = json.loads(CHAT.tokenizer.backend_tokenizer.to_str())
+    whole["added_tokens"] = [token for token in whole["added_tokens"] if token["special"]]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(whole)), eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    return ChatFormat("plain", tokenizer, CHAT.template)
 
-    output = ids(f"<think>a</think>{CALL}<|im_end|>")
-    result = strip_output(output, "open", Plain())
-    assert result.reason is None and np.array_equal(result.ids, output)
+
+PLAIN = without_tags()
+
+
+@pytest.mark.parametrize("tail", ["none", "open", "closed"])
+@pytest.mark.parametrize(
+    "output",
+    [
+        f"{CALL}<|im_end|>", f"<think>\nhm\n</think>\n\n{CALL}<|im_end|>", f"hm\n</think>\n\n{CALL}<|im_end|>",
+        "<think>\nhm", f"<think>hm</think>{CALL}<|im_end|>", f"{CALL}</think><|im_end|>",
+        "<think>\nhm\n</think>\n\n<|im_end|>",
+        f"<think>a</think><think>b</think>{CALL}<|im_end|>", f"Well. <think>a é</think>\n\n  {CALL}<|im_end|>",
+    ],
+)  # fmt: skip
+def test_vocabulary_without_tags_is_stripped_as_one_with_them(tail, output):
+    assert PLAIN.think_open_id is None and PLAIN.tool_open_id is None
+    with_tags, without = strip_output(ids(output), tail, CHAT), strip_output(ids(output, PLAIN), tail, PLAIN)
+    assert without.reason == with_tags.reason
+    assert text(without.ids, PLAIN) == text(with_tags.ids)
+    assert text(ids(output, PLAIN)[: without.removed], PLAIN) + text(without.ids, PLAIN) == output
+    counts = [
+        [f(ids(output, chat).tolist(), chat, tail) > 0 for f in (think.think_tokens, think.post_think_tokens)]
+        for chat in (CHAT, PLAIN)
+    ]
+    assert counts[0] == counts[1]
 
 
 token = st.one_of(

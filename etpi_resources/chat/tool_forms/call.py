@@ -63,16 +63,16 @@ class ToolForm:
 def parse_structured(raw: Any) -> ParsedCall:
     """Parse a call of a chat API: `{"function": {"name", "arguments"}}` or `{"name", "arguments" | "input"}`.
 
-    The arguments are an object or JSON text; missing arguments count as an empty object.
+    The arguments are an object or JSON text; missing arguments, blank text and `null` count as an empty object.
     """
     function = raw.get("function", raw) if isinstance(raw, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         return NO_CALL
     arguments = function.get("arguments", function.get("input"))
-    if isinstance(arguments, str):
-        arguments, _ = json_object(arguments, len(arguments) - len(arguments.lstrip()))
-    elif arguments is None:
+    if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
         arguments = {}
+    elif isinstance(arguments, str):
+        arguments, _ = json_object(arguments, len(arguments) - len(arguments.lstrip()))
     return Call(function["name"], arguments) if isinstance(arguments, Mapping) else BAD_JSON
 
 

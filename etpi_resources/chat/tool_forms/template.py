@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from etpi_resources.chat.markers import Apply
+from etpi_resources.chat.marks import THINK, THINK_END, split_thought
 from etpi_resources.chat.tool_forms import FORMS, Call, ToolForm, message_calls
 
 _PROBE = Call("run_probe", {"command": 'printf "%s\\n" <a> {b}\nls', "depth": "two"})
@@ -36,7 +37,6 @@ _USER = {"role": "user", "content": "probe"}
 _PROSE = "proseofprobe"
 _THOUGHT = "thoughtofprobe"
 _THINKING_KEYS = ("thinking", "reasoning_content", "reasoning")
-_TAGS = re.compile(r"</?think>")
 _EMPTY_THINK = re.compile(r"\s*<think>\s*</think>\s*")
 _SHOWN = 400
 """Number of rendered characters that an error shows."""
@@ -61,6 +61,7 @@ class TemplateForm:
         name: the template's name in errors.
         call_end: the rendered probe call if it has an end of its own instead of `end` (gpt-oss: `<|call|>`).
         thinking: the key of a message that holds its thoughts, if the template writes them in a form of its own.
+        think_key: the key of a message whose thoughts the template writes between think tags.
         prose: what it does with the text of a turn with calls; "moved": it writes it after the calls (Gemma 4).
         one_text: whether it refuses a turn with calls that has both thoughts and prose (gpt-oss).
         opening: what it writes before the text of an answer (gpt-oss: `<|channel|>final<|message|>`).
@@ -74,6 +75,7 @@ class TemplateForm:
     name: str
     call_end: str = ""
     thinking: str | None = None
+    think_key: str | None = None
     prose: Prose = "kept"
     one_text: bool = False
     opening: str = ""
@@ -86,8 +88,7 @@ class TemplateForm:
         Raises:
             UnknownToolForm: the template raises for the call, or no form parses the call that it writes.
         """
-        spoken = apply([_USER, {"role": "assistant", "content": _PROSE}], None, False)
-        end = spoken[spoken.rindex(_PROSE) + len(_PROSE) :]
+        end = _end(apply)
         failed: Exception | None = None
         for as_text in (False, True):
             message = {"role": "assistant", "content": "", "tool_calls": message_calls([_PROBE], as_text=as_text)}
@@ -105,7 +106,7 @@ class TemplateForm:
                         form, text, as_text, end, name,
                         call_end="" if ended else text,
                         prose=_prose(apply, message, end),
-                        one_text=_refuses_both(apply, message, thinking["thinking"]),
+                        one_text=_refuses_both(apply, message, thinking.get("thinking")),
                         **thinking,
                     )  # fmt: skip
             raise UnknownToolForm(
@@ -114,21 +115,29 @@ class TemplateForm:
             )
         raise UnknownToolForm(f"chat template {name!r} cannot render a tool call: {type(failed).__name__}: {failed}")
 
-    def message(self, content: str, calls: Sequence[Call]) -> dict[str, Any]:
+    @classmethod
+    def of_words(cls, apply: Apply, name: str) -> TemplateForm:
+        """Return how the template writes turns without calls, for one whose calls are in no known form."""
+        end = _end(apply)
+        return cls(None, "", False, end, name, **_thinking(apply, end))
+
+    def message(self, prose: str, calls: Sequence[Call], thought: str = "") -> dict[str, Any]:
         """Return an assistant message as the template takes it.
 
-        Its thoughts are under their own key, if the template has one. Prose beside calls is left out where the template
-        does not write it before them, and becomes part of the thoughts where only one of the two is allowed.
+        Prose beside calls is left out where the template does not write it before them, and becomes part of the
+        thoughts where only one of the two is allowed. Thoughts need a key; without, they are part of the prose.
         """
-        thought, prose = _after_thought(content) if self.thinking else ("", content)
-        thought = _TAGS.sub("", thought).strip()
+        key = self.thinking or self.think_key
+        thought = thought.strip() if self.thinking else thought
         if calls and thought and self.one_text:
             thought, prose = "\n\n".join(filter(None, (thought, prose))), ""
         if calls and self.prose != "kept":
             prose = ""
         message: dict[str, Any] = {"role": "assistant", "content": prose}
-        if self.thinking and thought:
-            message[self.thinking] = thought
+        if key and thought:
+            message[key] = thought
+        elif self.think_key and (THINK in prose or THINK_END in prose):
+            message[self.think_key] = ""  # so that the template takes no quoted tag for thoughts
         if calls:
             message["tool_calls"] = message_calls(calls, as_text=self.as_text)
         return message
@@ -142,14 +151,44 @@ class TemplateForm:
         Raises:
             UnknownToolForm: there are calls, and the template writes none.
         """
+        self._require_calls(calls)
+        block, prose = _after_thought(content)
+        message = self.message(prose, calls, split_thought(content).inside or "") if self.thinking else None
+        body, _ = _body(apply, message or self.message(prose, calls), None if tools is None else list(tools), self.end)
+        return body if self.thinking else block + body
+
+    def label(self, message: Mapping[str, Any], tools: Sequence[Any] | None, apply: Apply) -> str:
+        """Return what the template writes for a message after its generation prompt, without the end of the turn.
+
+        If the generation prompt is no part of the rendered message, the label begins after the part that they share, or
+        at the think block with which the generation prompt ends.
+
+        Raises:
+            UnknownToolForm: the message has calls, and the template writes none.
+        """
+        self._require_calls(message.get("tool_calls") or ())
+        shown = None if tools is None else list(tools)
+        head, text = apply([_USER], shown, True), apply([_USER, dict(message)], shown, False)
+        start = len(head) if text.startswith(head) else _start(head, text)
+        return text[start:].removesuffix(self.end)
+
+    def takes_text(self, apply: Apply) -> bool:
+        """Return whether the template writes a call alike if its arguments are JSON text, as tables have them."""
+        texts = []
+        for as_text in (self.as_text, True):
+            message = {"role": "assistant", "content": "", "tool_calls": message_calls([_PROBE], as_text=as_text)}
+            try:
+                texts.append(apply([_USER, message], _TOOLS, False))
+            except Exception:  # templates raise various errors for arguments in the wrong form
+                return False
+        return texts[0] == texts[1]
+
+    def _require_calls(self, calls: Sequence[Any]) -> None:
         if self.form is None and calls:
             raise UnknownToolForm(
                 f"chat template {self.name!r} writes no tool call: it renders a probe call as "
                 f"{self.probe_text[:_SHOWN]!r}. Structured calls need a template that writes tool calls"
             )
-        thought, prose = ("", content) if self.thinking else _after_thought(content)
-        body, _ = _body(apply, self.message(prose, calls), None if tools is None else list(tools), self.end)
-        return thought + body
 
     def answer(self, text: str) -> str:
         """Return the text of an answer without what the template writes before it, thoughts included."""
@@ -159,11 +198,14 @@ class TemplateForm:
         return text
 
 
-def _thinking(apply: Apply, end: str) -> dict[str, Any]:
-    """Return `thinking`, `opening` and `thought_end`.
+def _end(apply: Apply) -> str:
+    """Return what the template writes after an assistant's text."""
+    spoken = apply([_USER, {"role": "assistant", "content": _PROSE}], None, False)
+    return spoken[spoken.rindex(_PROSE) + len(_PROSE) :]
 
-    `thinking` is the key under which the template writes the thoughts of the last message; None for think tags in text.
-    """
+
+def _thinking(apply: Apply, end: str) -> dict[str, Any]:
+    """Return `thinking`, `think_key`, `opening` and `thought_end`."""
     spoken, _ = _body(apply, {"role": "assistant", "content": _PROSE}, None, end)
     opening = spoken.partition(_PROSE)[0]
     for key in _THINKING_KEYS:
@@ -175,8 +217,8 @@ def _thinking(apply: Apply, end: str) -> dict[str, Any]:
             between = text.partition(_THOUGHT)[2].partition(_PROSE)[0]
             return {"thinking": key, "opening": opening, "thought_end": between}
         if _THOUGHT in text:
-            break
-    return {"thinking": None, "opening": opening, "thought_end": ""}
+            return {"think_key": key, "opening": opening, "thought_end": ""}
+    return {"opening": opening, "thought_end": ""}
 
 
 def _refuses_both(apply: Apply, message: Mapping[str, Any], key: str | None) -> bool:
@@ -205,15 +247,19 @@ def _body(apply: Apply, message: Mapping[str, Any], tools: list[Any] | None, end
     """Return the message's text between the header and the end that the template writes, and whether it ends so."""
     head = apply([_USER], tools, True)
     text = apply([_USER, dict(message)], tools, False)
-    start = _shared_length(head, text)
-    # The generation prompt may open a think block after the header; that block is not part of the header.
-    thinking = head.rfind("<think>")
-    if 0 <= thinking < start:
-        start = thinking
-    body = text[start:]
+    body = text[_start(head, text) :]
     if added := _EMPTY_THINK.match(body):
         body = body[added.end() :]
     return body.removesuffix(end), body.endswith(end)
+
+
+def _start(head: str, text: str) -> int:
+    """Return where a message begins in its rendering, given the prompt before it.
+
+    The generation prompt may open a think block after the header; that block is not part of the header.
+    """
+    start, thinking = _shared_length(head, text), head.rfind(THINK)
+    return thinking if 0 <= thinking < start else start
 
 
 def _shared_length(left: str, right: str) -> int:
@@ -224,9 +270,6 @@ def _shared_length(left: str, right: str) -> int:
 
 def _after_thought(content: str) -> tuple[str, str]:
     """Return the content's think block with the white space after it, and the rest."""
-    close = content.find("</think>")
-    if close < 0:
-        return "", content
-    at = close + len("</think>")
-    rest = content[at:].lstrip()
-    return content[: len(content) - len(rest)] or "", rest
+    thought = split_thought(content)
+    rest = thought.rest.lstrip() if thought.inside is not None else content
+    return content[: len(content) - len(rest)], rest

@@ -1,0 +1,519 @@
+"""The check `labels_equal_template`: what is trained from messages equals `apply_chat_template` of its tokenizer.
+
+The oracle reads the recorded messages and the finished pairs. It calls the student's tokenizer as transformers loads
+it, and shares no code with the functions that render, mask, cut and encode. So it repeats a few rules in its own words:
+where a message has its thoughts, and how flattened calls are written.
+
+Differences that the spec asks for are counted by name: `think_stripped`, `tail_closed`, `empty_block_omitted` (a turn
+without thoughts), `thoughts_as_text` (the template has no place for them), `roles_fitted` (it refuses a role), and
+`control_as_text` (a message quotes a control token, so texts are compared). Prose beside calls is left out where the
+template does not write it before them; `label_syntax` counts it. Any other difference fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from etpi_assets.curation.steering import Messages
+from etpi_assets.specs.experiment import PairsSection
+from etpi_assets.trajectories.tables import iter_turns
+from etpi_resources.chat.format import DATE, ChatFormat
+from etpi_resources.lake.checks import CheckOutcome
+
+NAME = "labels_equal_template"
+CHARACTERS = 250_000
+"""Characters of prompts in a block of rollouts that are rendered again: all turns of small sets, some of large ones."""
+_TEXT = 48
+"""Characters shown of each side from the first difference on."""
+_KEYS = ("thinking", "reasoning_content", "reasoning")
+_SHELLS = {"bash", "shell", "sh", "terminal", "execute_bash", "run_bash", "run_command", "execute_command"}
+_FLAT = re.compile(r"^\[tool_use ([^\]\n]{1,200})\] (?=\{)", re.MULTILINE)
+_LEADING_BLOCK = re.compile(r"^\s*<think>\s*</think>[\r\n]*")
+Key = tuple[str, str, int]
+
+
+class _NotComparable(Exception):
+    """A conversation that no template renders from its messages; the message is the reason's name."""
+
+
+class _Contradiction(Exception):
+    """A turn for which the spec's settings exclude each other; the message says which."""
+
+
+@dataclass
+class _Turn:
+    """One turn as the template renders it.
+
+    Attributes:
+        prompt, output: the texts up to the turn, and of the turn with its end.
+        asked: the names of the differences that the spec asks for.
+    """
+
+    prompt: str
+    output: str
+    asked: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Renders recorded conversations with the student's tokenizer, and compares pairs with them.
+
+    Attributes:
+        chat: the student's format. Only its name, template, roles and `calls_in_content` are used.
+        template_kwargs: arguments of the template, as in serving.
+        tools: the schemas that all prompts offer; None for each rollout's own.
+    """
+
+    chat: ChatFormat
+    section: PairsSection
+    template_kwargs: Mapping[str, Any]
+    tools: Sequence[Any] | None
+
+    def figures(
+        self, block: Mapping[str, pa.Table], pairs: pa.Table, defaults: Mapping[tuple[str, str], Messages]
+    ) -> dict[str, Any]:
+        """Return the figures of a block of rollouts.
+
+        Args:
+            block: its tables `rollouts`, `turns` and `messages`.
+            defaults: (rollout_id, agent_id) -> the messages that replace the first ones of an agent.
+        """
+        counted: dict[str, Any] = {
+            "labels": len(pairs),
+            "compared": 0,
+            "asked": {},
+            "skipped": {},
+            "wrong": 0,
+            "first": [],
+        }
+        if not len(pairs) or self.section.capture == "native":
+            return counted
+        asked: Counter[str] = Counter()
+        skipped: Counter[str] = Counter()
+        conversations = _conversations(block, defaults, self.tools)
+        chosen = self._sample(pairs, conversations)
+        for key, prompt, output in iter_turns(pairs):
+            if key not in chosen or output is None:
+                continue
+            try:
+                expected = self._expected(conversations[key[:2]], key[2])
+            except _NotComparable as reason:
+                skipped[str(reason)] += 1
+                continue
+            except _Contradiction as contradiction:
+                difference = str(contradiction)
+            else:
+                difference = self._difference(expected, prompt, output)
+                asked.update(expected.asked)
+            counted["compared"] += 1
+            if difference:
+                counted["wrong"] += 1
+                counted["first"] += [f"{'/'.join(map(str, key))}: {difference}"][: 1 - len(counted["first"])]
+        return counted | {"asked": dict(asked), "skipped": dict(skipped)}
+
+    def _sample(self, pairs: pa.Table, conversations: Mapping[tuple[str, str], _Conversation]) -> set[Key]:
+        """Return the turns that are compared: all, or as many as `CHARACTERS` allow, in the order of a hash."""
+        keys = list(zip(*(pairs[name].to_pylist() for name in ("rollout_id", "agent_id", "turn")), strict=True))
+        keys.sort(key=lambda key: hashlib.sha256(repr(key).encode()).digest())
+        chosen: set[Key] = set()
+        left = CHARACTERS
+        for key in keys:
+            cost = conversations[key[:2]].characters_before(key[2])
+            if cost <= left or not chosen:
+                chosen.add(key)
+                left -= cost
+        return chosen
+
+    def _expected(self, conversation: _Conversation, turn: int) -> _Turn:
+        """Render a turn from its messages."""
+        tools = conversation.tools
+        writer = _Writer(self.chat, tools)
+        position, messages = conversation.until(turn, writer, think=self.section.history_think == "keep")
+        rendered = _Turn("", "", ["steering_removed"] if conversation.replaced else [])
+        head = self._render(messages[:position], tools, rendered, prompt=True)
+        plain = self._render(messages[:position], tools, rendered)
+        plain = plain if head.startswith(plain) else _common(plain, head)
+        header, opened, tail = head[len(plain) :].partition("<think>")
+        open_tail = bool(opened) and "</think>" not in tail
+        strips = self.section.strip_think and not (self.section.strip_rule == "opened" and open_tail)
+        _, whole = conversation.until(turn, writer, think=not strips)
+        full = self._render([*messages[:position], whole[position]], tools, rendered)
+        if full.startswith(plain):
+            body = full[len(plain) :].removeprefix(header)
+        else:  # the template writes earlier messages otherwise once this one follows: take it from a small conversation
+            small = [{"role": "user", "content": "x"}]
+            before = self._render(small, tools, rendered)
+            body = self._render([*small, whole[position]], tools, rendered)[len(before) :].removeprefix(header)
+        thought = conversation.thought(turn)
+        if opened and not open_tail and thought and not strips:
+            raise _Contradiction(
+                "the prompt closes the think block that the label has; set pairs.strip_think = true, or "
+                "serving.template_kwargs.enable_thinking = true"
+            )
+        if strips and open_tail:
+            rendered.asked.append("tail_closed")
+            head = self._render(messages[:position], tools, rendered, prompt=True, enable_thinking=False)
+        if thought and strips:
+            rendered.asked.append("think_stripped")
+        if conversation.truncated(turn):
+            rendered.asked.append("cut_at_limit")
+        rendered.prompt = head
+        rendered.output = self._label(
+            body, None if strips else thought, opened + tail if open_tail else "", strips, rendered
+        )
+        return rendered
+
+    def _label(self, body: str, thought: str | None, opening: str, strips: bool, rendered: _Turn) -> str:
+        """Return the label in what the template writes after a turn's header.
+
+        Args:
+            opening: the open think block at the end of the prompt, if there is one.
+        """
+        if strips or not (thought or opening):
+            label = _LEADING_BLOCK.sub("", body, count=1)
+            if label != body and not strips:
+                rendered.asked.append("empty_block_omitted")
+            return label
+        if thought and thought.strip() not in body:
+            rendered.asked.append("thoughts_as_text")
+            return ("" if opening else "<think>\n") + f"{thought}\n</think>\n\n{body}"
+        if opening and body.startswith(opening):
+            return body.removeprefix(opening)
+        if opening and not thought:
+            rendered.asked.append("thoughts_as_text")
+            return "\n</think>\n\n" + body
+        return body
+
+    def _render(self, messages: list[Any], tools: Any, rendered: _Turn, prompt: bool = False, **more: Any) -> str:
+        """Call the tokenizer's template.
+
+        Raises:
+            _NotComparable: the template refuses the messages.
+        """
+        tokenizer = tokenizer_of(self.chat)
+        fitted = messages if self.chat.chatml else self.chat.roles.fit(messages)
+        if len(fitted) != len(messages) or any(a["role"] != b["role"] for a, b in zip(fitted, messages, strict=True)):
+            rendered.asked = list({*rendered.asked, "roles_fitted"})
+        kwargs = {"strftime_now": DATE.strftime, **self.template_kwargs, **more}
+        for as_text in (False, True):
+            shown = [_with_text_arguments(m) if as_text else m for m in fitted]
+            try:
+                return str(
+                    tokenizer.apply_chat_template(
+                        shown, tools=tools, tokenize=False, add_generation_prompt=prompt, **kwargs
+                    )
+                )
+            except Exception:  # templates raise various errors for what they refuse
+                continue
+        raise _NotComparable("refused_by_template")
+
+    def _difference(self, expected: _Turn, prompt: np.ndarray, output: np.ndarray) -> str | None:
+        """Return the first difference of a pair from its rendering, None if they are equal."""
+        tokenizer = tokenizer_of(self.chat)
+        for part, text, ids in (("prompt", expected.prompt, prompt), ("label", expected.output, output)):
+            wanted = tokenizer(text, add_special_tokens=False)["input_ids"]
+            trained = ids.tolist()
+            if part == "label":
+                wanted = _until_end(wanted, trained, tokenizer, cut="cut_at_limit" in expected.asked)
+            if wanted == trained:
+                continue
+            decoded = [_decode(tokenizer, side) for side in (trained, wanted)]
+            if decoded[0] == decoded[1] and _quotes_control(text, tokenizer, trained):
+                expected.asked.append("control_as_text")
+                continue
+            at = next(
+                (i for i, (a, b) in enumerate(zip(trained, wanted, strict=False)) if a != b),
+                min(len(trained), len(wanted)),
+            )
+            sides = (_decode(tokenizer, side[at : at + _TEXT])[:_TEXT] for side in (trained, wanted))
+            left, right = map(repr, sides)
+            return f"{part}, token {at}: {left} is trained, the template writes {right}"
+        return None
+
+
+@dataclass(frozen=True)
+class _Conversation:
+    """One agent's rows of `messages`, with its rollout's tools and the reasons for which its turns ended."""
+
+    rows: Sequence[Mapping[str, Any]]
+    tools: list[Any] | None
+    finish: Mapping[int, str | None]
+    replaced: bool = False
+
+    def truncated(self, turn: int) -> bool:
+        return self.finish.get(turn) == "length"
+
+    def characters_before(self, turn: int) -> int:
+        total = len(json.dumps(self.tools)) if self.tools else 0
+        for row in self.rows:
+            total += len(row["content"] or "") + len(row["tool_calls"] or "")
+            if row["kind"] == "action" and row["turn"] == turn:
+                break
+        return total
+
+    def thought(self, turn: int) -> str:
+        rows = [
+            row for row in self.rows if row["role"] == "assistant" and row["kind"] == "action" and row["turn"] == turn
+        ]
+        return "\n".join(filter(None, (_split(row)[0] for row in rows)))
+
+    def until(self, turn: int, writer: _Writer, *, think: bool) -> tuple[int, list[dict[str, Any]]]:
+        """Return the position of a turn's message, and the messages through it."""
+        messages: list[dict[str, Any]] = []
+        results, spoken = 0, None
+        for row in self.rows:
+            if spoken is not None and not (row["kind"] == "action" and row["turn"] == turn):
+                break
+            if row["role"] == "assistant":
+                message = writer.assistant(row, think)
+                joins = row["kind"] == "action" and messages and messages[-1].get("turn") == row["turn"]
+                if joins:
+                    message = _together(messages.pop(), message)
+                message["turn"] = row["turn"] if row["kind"] == "action" else None
+                messages.append(message)
+                results = 0
+                if row["kind"] == "action" and row["turn"] == turn:
+                    spoken = len(messages) - 1
+                continue
+            message = {"role": row["role"], "content": re.sub(r"\A\[tool_result\] ?", "", row["content"] or "")}
+            if row["role"] == "tool":
+                caller = next((m for m in reversed(messages) if m["role"] != "tool"), {})
+                if calls := caller.get("tool_calls"):
+                    call = calls[min(results, len(calls) - 1)]
+                    message |= {"tool_call_id": call["id"], "name": call["function"]["name"]}
+                results += 1
+            messages.append(message)
+        if spoken is None:
+            raise _NotComparable("turn_without_message")
+        for message in messages:
+            message.pop("turn", None)
+            if "tool_calls" in message:
+                message["tool_calls"] = [{**c, "id": f"call{n:05d}"} for n, c in enumerate(message["tool_calls"])]
+        return spoken, messages
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes a recorded row as the message that a caller of `apply_chat_template` would pass."""
+
+    chat: ChatFormat
+    tools: Any
+
+    def assistant(self, row: Mapping[str, Any], think: bool) -> dict[str, Any]:
+        thought, text = _split(row)
+        calls = json.loads(row["tool_calls"]) if row["tool_calls"] else []
+        if self.chat.calls_in_content and (calls or _FLAT.search(text)):
+            raise _NotComparable("calls_in_content")
+        flat, text = _flattened(text)
+        written = [self._call(call, number) for number, call in enumerate([*flat, *calls])]
+        if written and think and thought and self.chat.words.one_text:
+            thought, text = "\n\n".join(filter(None, (thought, text))), ""
+        if written and self.chat.words.prose != "kept":
+            text = ""
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        key = next((k for k in _KEYS if re.search(rf"[.'\"]{k}\b", self.chat.template)), None)
+        if key is not None:
+            message[key] = (thought or "") if think else ""
+            if not message[key] and ("think>" not in text or "think>" not in self.chat.template):
+                del message[key]  # templates test whether the key is there
+        elif think and thought:
+            verbatim = row["content"] or ""
+            message["content"] = (
+                f"<think>\n{thought}\n</think>\n\n{text}" if row.get("reasoning") else _unflattened(verbatim)
+            )
+        if written:
+            message["tool_calls"] = written
+        return message
+
+    def _call(self, raw: Any, number: int) -> dict[str, Any]:
+        function = raw.get("function", raw) if isinstance(raw, dict) else {}
+        name, arguments = function.get("name"), function.get("arguments", function.get("input"))
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments, strict=False) if arguments.strip() else None
+            except ValueError as error:
+                raise _NotComparable("unreadable_call") from error
+        arguments = {} if arguments is None else arguments
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            raise _NotComparable("unreadable_call")
+        offered = {(tool.get("function") or tool).get("name") for tool in self.tools or () if isinstance(tool, dict)}
+        if name not in offered and name.lower() in _SHELLS and "bash" in offered:
+            name = "bash"
+        return {"id": f"call{number:05d}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def labels_outcome(counted: Mapping[str, Any], chat: ChatFormat, *, native: bool) -> CheckOutcome:
+    """Judge the figures."""
+    compared, total, wrong = counted["compared"], counted["labels"], counted["wrong"]
+    asked, skipped = Counter(counted["asked"]), Counter(counted["skipped"])
+    figures: dict[str, object] = {"labels": total, "compared": compared, "wrong": wrong, **asked}
+    figures |= {f"skipped_{name}": n for name, n in skipped.items()}
+    if native:
+        reason = "the labels are recorded ids, which recorded_text compares with the recorded text."
+        return CheckOutcome.not_applicable(NAME, reason, figures)
+    listed = ", ".join(f"{name} {n}" for name, n in sorted(asked.items())) or "none"
+    left_out = f" Not comparable: {', '.join(f'{name} {n}' for name, n in sorted(skipped.items()))}." if skipped else ""
+    if wrong:
+        message = (
+            f"{wrong} of {compared} compared turns are not what the chat template of {chat.name} writes for the same "
+            f"messages, first {counted['first'][0]}. Differences that the spec asks for: {listed}. A student would "
+            "train on text that serving never renders: compare base.tokenizer, base.chat_template and "
+            f"serving.template_kwargs with the model's own, and report it with that turn.{left_out}"
+        )
+        return CheckOutcome(NAME, False, message, figures=figures)
+    message = (
+        f"{compared} of {total} turns, prompt and label, are token for token what the chat template of {chat.name} "
+        f"writes; differences that the spec asks for: {listed}.{left_out}"
+    )
+    return CheckOutcome(NAME, True, message, figures=figures)
+
+
+@lru_cache
+def tokenizer_of(chat: ChatFormat) -> Any:
+    """Return the student's tokenizer as transformers loads it, with the student's template."""
+    from huggingface_hub import snapshot_download
+    from transformers import AutoTokenizer
+
+    folder = Path(chat.name)
+    if chat.name.startswith("hub:"):
+        repo, _, commit = chat.name.removeprefix("hub:").partition("@")
+        folder = Path(snapshot_download(repo, revision=commit or None, local_files_only=True))
+    if not (folder / "tokenizer_config.json").is_file():
+        return chat.tokenizer
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = chat.template
+    return tokenizer
+
+
+def _conversations(
+    block: Mapping[str, pa.Table], defaults: Mapping[tuple[str, str], Messages], tools: Sequence[Any] | None
+) -> dict[tuple[str, str], _Conversation]:
+    """Return the conversation of each agent, its first messages replaced by those that a student reads."""
+    recorded = dict(zip(*(block["rollouts"][name].to_pylist() for name in ("rollout_id", "tools")), strict=True))
+    rows: defaultdict[tuple[str, str], list[Any]] = defaultdict(list)
+    for row in block["messages"].to_pylist():
+        rows[row["rollout_id"], row["agent_id"]].append(row)
+    turns: defaultdict[tuple[str, str], dict[int, Any]] = defaultdict(dict)
+    for row in block["turns"].select(["rollout_id", "agent_id", "turn", "finish_reason", "parse_error"]).to_pylist():
+        turns[row["rollout_id"], row["agent_id"]][row["turn"]] = row
+    created = {}
+    for key, of_agent in rows.items():
+        of_agent.sort(key=lambda row: row["index"])
+        offered = list(tools) if tools is not None else json.loads(recorded[key[0]] or "null") or None
+        replaced = False
+        if key in defaults:
+            first = [m for m in of_agent if m["kind"] == "prompt"]
+            replaced = [m["content"] for m in first] != [m["content"] for m in defaults[key]]
+            of_agent = [
+                *({**m, "kind": "prompt", "turn": None, "tool_calls": None} for m in defaults[key]),
+                *(_as_answered(m, turns[key], offered) for m in of_agent if m["kind"] != "prompt"),
+            ]
+        finish = {turn: row["finish_reason"] for turn, row in turns[key].items()}
+        created[key] = _Conversation(of_agent, offered, finish, replaced)
+    return created
+
+
+def _as_answered(row: Mapping[str, Any], turns: Mapping[int, Any], tools: Any) -> Mapping[str, Any]:
+    """Return a row whose role, if it answers a turn, is the one in which the agent loop would answer."""
+    if row["kind"] != "observation":
+        return row
+    read = row["turn"] in turns and turns[row["turn"]]["parse_error"] is None
+    return {**row, "role": "tool" if tools and read else "user"}
+
+
+def _split(row: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return a row's thoughts, and its text without them."""
+    text, separate = row["content"] or "", row.get("reasoning") or None
+    stripped = text.lstrip()
+    if stripped.startswith("<think>") and "</think>" in stripped:
+        inside, _, rest = stripped.removeprefix("<think>").partition("</think>")
+        inside = inside.strip("\r\n")
+        return (f"{separate}\n{inside}" if separate and separate.strip() != inside.strip() else inside), rest.lstrip(
+            "\r\n"
+        )
+    fenced = False
+    for number, line in enumerate(lines := text.split("\n")):
+        if line.lstrip().startswith(("```", "~~~")):
+            fenced = not fenced
+        before = "\n".join(lines[:number])
+        if "<think>" in re.sub(r"`[^`\n]*`", "", before) or "<tool_call>" in before:
+            break
+        if not fenced and not separate and line.strip() == "</think>":
+            return before.strip("\r\n"), "\n".join(lines[number + 1 :]).lstrip("\r\n")
+    return separate, text
+
+
+def _flattened(text: str) -> tuple[list[Any], str]:
+    """Return the calls `[tool_use NAME] {…}` at the end of a text, and the text before them."""
+    calls: list[Any] = []
+    places: list[tuple[int, int, Any]] = []
+    for match in _FLAT.finditer(text):
+        if places and match.start() < places[-1][1]:
+            continue
+        try:
+            arguments, end = json.JSONDecoder(strict=False).raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            continue
+        places.append((match.start(), end, {"name": match[1], "arguments": arguments}))
+    bound = len(text)
+    while places and not text[places[-1][1] : bound].strip():
+        bound, _, call = places.pop()
+        calls.insert(0, call)
+    return calls, text[:bound].rstrip() if calls else text
+
+
+def _unflattened(text: str) -> str:
+    return _flattened(text)[1]
+
+
+def _together(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    joined = {**earlier, **later}
+    for key in ("content", *_KEYS):
+        if key in joined:
+            joined[key] = "\n".join(part for part in (earlier.get(key), later.get(key)) if part)
+    if calls := [*earlier.get("tool_calls", []), *later.get("tool_calls", [])]:
+        joined["tool_calls"] = calls
+    return joined
+
+
+def _with_text_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    calls = [
+        {**c, "function": {**c["function"], "arguments": json.dumps(c["function"]["arguments"], ensure_ascii=False)}}
+        for c in message.get("tool_calls", ())
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _until_end(wanted: list[int], trained: list[int], tokenizer: Any, *, cut: bool) -> list[int]:
+    """Return the ids of a label without the white space that follows its end, or without its end if it was cut."""
+    specials = set(tokenizer.all_special_ids) | {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+    while wanted and wanted[-1] not in specials and not _decode(tokenizer, wanted[-1:]).strip():
+        wanted = wanted[:-1]
+    return wanted[:-1] if cut and wanted and wanted[-1] in specials else wanted
+
+
+def _quotes_control(text: str, tokenizer: Any, trained: list[int]) -> bool:
+    """Return whether the text has control tokens that the trained ids have as plain text."""
+    specials = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
+    counts = Counter(trained)
+    return any(text.count(s) > counts[tokenizer.convert_tokens_to_ids(s)] for s in specials if s in text)
+
+
+def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def _common(left: str, right: str) -> str:
+    at = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    return left[:at]

