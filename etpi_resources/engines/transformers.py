@@ -153,8 +153,11 @@ class TransformersEngine:
         ids = [(i * 7919 + 2) % self._chat.vocab_size for i in range(PROBE_IDS)]
         training = self._model.training
         self._model.eval()
+        # The class's own forward: a trainer's wrapper of 16 bits would compute otherwise than the slots do.
+        plain = type(self._model).forward
         direct = [
-            self._model(torch.tensor([ids[:n]], device=self._device)).logits[0, -1].float() for n in (-1, PROBE_IDS)
+            plain(self._model, torch.tensor([ids[:n]], device=self._device)).logits[0, -1].float()
+            for n in (-1, PROBE_IDS)
         ]
         row = _BatchRow(Request("probe", "probe", ids, (), Sampler(max_tokens=1)), torch.Generator(), slot=0)
         try:
