@@ -12,6 +12,7 @@ from etpi_assets.specs.load import SpecError
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.checkpoints import COMMIT, HUB
 from etpi_resources.lake.lake import folder_hash
+from etpi_resources.packages import PACKAGE, package_folder
 
 _REPO = re.compile(r"(?:hub:)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _QWEN = (
@@ -47,13 +48,15 @@ class Student:
 
 
 def read_student(model: str) -> Student:
-    """Return the student that `--model` names: `tiny`, a folder, or REPO@COMMIT of the hub.
+    """Return the student that `--model` names: `tiny`, a folder, REPO@COMMIT of the hub, or a package's pinned name.
 
     Raises:
         SpecError: it is none of them, it names no commit, or the folder holds no model with a chat template.
     """
     if model == "tiny":
         return Student({"kind": "tiny"}, load_chat_format("tiny"), 4096)
+    if model.startswith(PACKAGE):
+        return _packaged(model)
     if (folder := Path(model).expanduser()).is_dir():
         return _local(folder.resolve())
     match = None if model.startswith((".", "/", "~")) else _REPO.fullmatch(model)
@@ -81,6 +84,19 @@ def _local(folder: Path) -> Student:
         raise SpecError(f"--model {folder}: {error}") from error
     base = {"kind": "path", "path": str(folder), "sha256": folder_hash(folder)}
     return Student({**base, "tokenizer": str(folder), "chat_template": str(folder)}, chat, _context(folder))
+
+
+def _packaged(name: str) -> Student:
+    """Return a package's model, which is fetched and converted if it is not cached."""
+    try:
+        folder = package_folder(name)
+    except OSError as error:
+        raise SpecError(f"--model {name}: {error}") from error
+    package, _, pin = name.removeprefix(PACKAGE).partition("@")
+    sha256, _, dtype = pin.partition(":")
+    base = {"kind": "package", "package": package, "sha256": sha256} | ({"dtype": dtype} if dtype else {})
+    names = {"tokenizer": name, "chat_template": name}
+    return Student({**base, **names}, load_chat_format(name), _context(folder))
 
 
 def family_vocabulary(name: str) -> str | None:

@@ -20,6 +20,8 @@ from etpi_resources.engines.slot_table import SlotTable
 
 ATTENTION = "slots"
 _GROWTH = 256
+_GROWTH_ON_GPU = 1024
+"""On a GPU growing costs more: the graphs of `decode_steps` are recorded again."""
 
 
 RECURRENT = "linear_attention"
@@ -68,7 +70,8 @@ class Slots(SlotTable):
         self.values: dict[int, torch.Tensor] = dict(self.keys)
         self.conv_inputs: dict[int, torch.Tensor] = {}
         self.states: dict[int, torch.Tensor] = {}
-        self._grow(_GROWTH)
+        self._growth = _GROWTH_ON_GPU if device.type == "cuda" else _GROWTH
+        self._grow(self._growth)
 
     def reset(self, slot: int) -> None:
         for store in (*self.conv_inputs.values(), *self.states.values()):
@@ -77,7 +80,7 @@ class Slots(SlotTable):
     def reserve(self, length: int) -> None:
         """Grow every slot to at least `length` positions."""
         if length > self.length:
-            self._grow(-(-length // _GROWTH) * _GROWTH)
+            self._grow(-(-length // self._growth) * self._growth)
 
     def _grow(self, length: int) -> None:
         count, heads, head_dim = self._shape
@@ -99,14 +102,22 @@ class SlotView:
         positions: the position of each new token, shape (batch, new tokens), int64.
         upto: the number of positions to read, the new ones included.
         by_row: compute the attention row by row (`slot_attention`); every row has one new token.
+        tensor: `rows` on the model's device, if the caller has it.
     """
 
     def __init__(
-        self, slots: Slots, rows: Sequence[int], positions: torch.Tensor, upto: int, *, by_row: bool = False
+        self,
+        slots: Slots,
+        rows: Sequence[int],
+        positions: torch.Tensor,
+        upto: int,
+        *,
+        by_row: bool = False,
+        tensor: torch.Tensor | None = None,
     ) -> None:
         self._slots, self._positions, self._upto = slots, positions, upto
         self._lengths_by_row = list(zip(rows, (positions[:, 0] + 1).tolist(), strict=True)) if by_row else []
-        self._rows = torch.tensor(rows, device=positions.device)
+        self._rows = torch.tensor(rows, device=positions.device) if tensor is None else tensor
         adjacent = list(rows) == list(range(rows[0], rows[0] + len(rows)))
         self._read = slice(rows[0], rows[0] + len(rows)) if adjacent else self._rows
         self.layers = _RecurrentLayers(slots, self._rows)
@@ -178,9 +189,13 @@ def slot_attention(
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
     """Compute attention for `transformers`: query (batch, heads, new tokens, head dim) to (batch, new tokens, heads,
     head dim). If `key` and `value` are lists, each row reads its own slot in place: nothing is padded or copied."""
+    # Of one new token, query heads that share a key head become its queries, so that its keys are read once.
     if isinstance(key, torch.Tensor):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **named)
-    # Query heads that share a key head become its queries, so that its keys are read once.
+        if query.shape[2] > 1 or attention_mask is None:
+            return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **named)
+        shared = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
+        attended = scaled_dot_product_attention(shared, key, value, attn_mask=attention_mask, scale=scaling)
+        return attended.reshape(len(query), 1, query.shape[1], -1), None
     attended = [
         scaled_dot_product_attention(q.view(1, len(k), -1, q.shape[-1]), k[None], v[None], scale=scaling)
         for q, k, v in zip(query, key, value, strict=True)

@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.cuda import avoid_cudnn_attention, cumulative_sums
 from etpi_resources.engines import Completion, FinishReason, Request, Sampler
+from etpi_resources.engines.decode_steps import DecodeSteps
 from etpi_resources.engines.model_caches import ModelCaches
 from etpi_resources.engines.slots import ATTENTION, RECURRENT, Slots, SlotView, layer_kinds
 
@@ -96,6 +97,9 @@ class TransformersEngine:
             self._slots, self._attention = slots, ATTENTION
         else:
             _LOG.warning("%s: its layers do not fit one cache for all conversations, so each gets a forward pass", name)
+        self._decode_steps: DecodeSteps | None = None
+        if isinstance(self._slots, Slots) and not self._slots.recurrent and self._device.type == "cuda":
+            self._decode_steps = DecodeSteps(self._slots, self._all_slots_forward, self._device, capture=True)
         self._waiting: list[_BatchRow] = []
         self._arrived = threading.Condition()
         self._closed = False
@@ -251,6 +255,10 @@ class TransformersEngine:
     def _forward(self, rows: Sequence[_BatchRow], pending: Sequence[Sequence[int]]) -> torch.Tensor:
         """Store the keys, values and states of the pending ids; return each row's last logits, (rows, vocabulary),
         float32."""
+        if self._decode_steps is not None and all(len(ids) == 1 for ids in pending):
+            slots = [row.slot for row in rows]
+            logits = self._decode_steps.logits({slot: ids[0] for slot, ids in zip(slots, pending, strict=True)})
+            return logits[slots]
         if isinstance(self._slots, Slots):
             return self._slot_logits(self._slots, rows, pending)
         caches = self._slots
@@ -280,6 +288,19 @@ class TransformersEngine:
         ).last_hidden_state
         last = torch.tensor([len(p) - 1 for p in pending], device=self._device)
         return self._model.lm_head(hidden[index, last]).float()
+
+    def _all_slots_forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, view: SlotView, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the logits of one new id per slot, (slots, vocabulary), float32; see `decode_steps.Forward`."""
+        hidden = self._model.model(
+            input_ids=ids,
+            attention_mask=self._attention_mask(mask),
+            position_ids=positions,
+            past_key_values=cast(Cache, view),
+            use_cache=False,
+        ).last_hidden_state
+        return self._model.lm_head(hidden[:, 0]).float()
 
     def _attention_mask(self, mask: torch.Tensor | None) -> Any:
         """Return the mask as the model takes it: by kind of layer if its configuration names kinds."""

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 from etpi_resources.trainers.contracts import FirstPass, SftWorkerConfig, SftWorkerResult
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
-from etpi_resources.trainers.workers import sft_worker, weighted_trainer
-from etpi_resources.trainers.workers import checkpointing
+from etpi_resources.trainers.workers import checkpointing, sft_worker, weighted_trainer
 from etpi_resources.trainers.workers.checkpointing import load_model, logits_of
 from etpi_resources.trainers.workers.collate import BadSequences, read_sequences
 from etpi_resources.trainers.workers.device import Compute
