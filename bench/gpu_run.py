@@ -1,4 +1,4 @@
-"""Run small experiments from tasks to the report on a GPU: `make gpu-run`, or `python bench/gpu_run.py [OPTION] [STAGE ...]`.
+"""Run small experiments from tasks to the report on a GPU: `make gpu-run`, or `python bench/gpu_run.py [STAGE ...]`.
 
 Each stage is an experiment of at most 48 rollouts and 10 steps, run by `etpi run` in a process of its own:
 
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 180
-"""The most that one stage may take."""
+"""The most that one stage may take; ten times as long on a CPU, and so the next."""
 DEADLINE = 570
 """Seconds after which no stage begins."""
 
@@ -44,16 +44,16 @@ def stages(cpu: bool) -> dict[str, dict[str, Any]]:
     """Return stage -> its spec; a stage without keys is not an experiment."""
     pairs, rounds = ("plan_first_tiny", "terminal_grpo_tiny") if cpu else ("plan_first_smol", "terminal_grpo_smol")
     rl_lora = {"rl": {**FEW_ROUNDS["rl"], "tuning": "lora", "learning_rate": 1e-4}}
-    eager = {"enforce-eager": True, "gpu-memory-utilization": 0.3, "max-model-len": 4096}
+    options = {"enforce-eager": True, "gpu-memory-utilization": 0.3, "max-model-len": 2048}
     return {
         "base": {},
         "sft_full": {"extends": pairs, **FEW_PAIRS},
         "sft_lora": {"extends": pairs, **FEW_PAIRS, "train": {**FEW_PAIRS["train"], **LORA["train"]}},
         "grpo_full": {"extends": rounds, **FEW_ROUNDS},
         "grpo_lora": {"extends": rounds, **FEW_ROUNDS, **rl_lora},
-        "vllm_lora": {"extends": "gpu_run_sft_lora", "serving": {"engine": "vllm", "options": eager}},
-        "vllm_grpo": {"extends": "gpu_run_grpo_full", "rl": {"engine": "vllm", "options": {**eager, "max-model-len": 1024}}},
-    }  # fmt: skip
+        "vllm_lora": {"extends": "gpu_run_sft_lora", "serving": {"engine": "vllm", "options": options}},
+        "vllm_grpo": {"extends": "gpu_run_grpo_full", "rl": {"engine": "vllm", "options": options}},
+    }
 
 
 def write_specs(folder: Path, cpu: bool) -> None:
@@ -114,6 +114,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path(".gpu-run"), help="lake, specs, logs and results")
     arguments = parser.parse_args()
     folder, began = arguments.folder.resolve(), time.monotonic()
+    patience = 10 if arguments.cpu else 1
     write_specs(folder / "specs" / "experiments", arguments.cpu)
     results_file = folder / "results.json"
     results: dict[str, Any] = json.loads(results_file.read_text()) if results_file.is_file() else {}
@@ -123,11 +124,11 @@ def main() -> int:
         if results.get(name, {}).get("result") == "rc 0":
             print(f"{name:10} done before, in {results[name]['seconds']} s", flush=True)
             continue
-        command, left = command_of(name, arguments.cpu), DEADLINE - (time.monotonic() - began)
+        command, left = command_of(name, arguments.cpu), patience * DEADLINE - (time.monotonic() - began)
         if isinstance(command, str) or left <= 0:
             results[name] = {"result": f"skipped: {command if isinstance(command, str) else 'no time is left'}"}
         else:
-            results[name] = run_stage(command, folder, folder / f"{name}.log", min(SECONDS, left))
+            results[name] = run_stage(command, folder, folder / f"{name}.log", min(patience * SECONDS, left))
         print(f"{name:10} {results[name]['result']}  {results[name].get('seconds', '')}", flush=True)
         print("\n".join(results[name].get("last_lines", [])), end="\n" if "last_lines" in results[name] else "")
         results_file.write_text(json.dumps(results, indent=1) + "\n")

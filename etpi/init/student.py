@@ -33,12 +33,14 @@ class Student:
         base: keys of the experiment's `[base]`.
         chat: its tokenizer and template; None if they cannot be loaded here.
         context: the longest sequence it takes, in tokens, if known.
+        folder: its files, if they are here.
         unknown: why something of it could not be looked at; empty if everything was.
     """
 
     base: Mapping[str, str] = field(default_factory=dict)
     chat: ChatFormat | None = None
     context: int | None = None
+    folder: Path | None = None
     unknown: str = ""
 
     @property
@@ -83,7 +85,7 @@ def _local(folder: Path) -> Student:
     except (OSError, ValueError) as error:
         raise SpecError(f"--model {folder}: {error}") from error
     base = {"kind": "path", "path": str(folder), "sha256": folder_hash(folder)}
-    return Student({**base, "tokenizer": str(folder), "chat_template": str(folder)}, chat, _context(folder))
+    return Student({**base, "tokenizer": str(folder), "chat_template": str(folder)}, chat, _context(folder), folder)
 
 
 def _packaged(name: str) -> Student:
@@ -96,7 +98,7 @@ def _packaged(name: str) -> Student:
     sha256, _, dtype = pin.partition(":")
     base = {"kind": "package", "package": package, "sha256": sha256} | ({"dtype": dtype} if dtype else {})
     names = {"tokenizer": name, "chat_template": name}
-    return Student({**base, **names}, load_chat_format(name), _context(folder))
+    return Student({**base, **names}, load_chat_format(name), _context(folder), folder)
 
 
 def family_vocabulary(name: str) -> str | None:
@@ -127,7 +129,8 @@ def _hub(repo: str, revision: str) -> Student:
             unknown.append(" ".join(str(error).split()))
     if chat is None:
         unknown.append(f"lengths in tokens (the tokenizer of {repo} is not on this machine)")
-    return Student(base, chat, _context(config.parent) if config else None, "; ".join(unknown))
+    folder = config.parent if config else None
+    return Student(base, chat, _context(folder) if folder else None, folder, "; ".join(unknown))
 
 
 def _shipped_template(repo: str) -> str:

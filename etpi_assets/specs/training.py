@@ -19,7 +19,8 @@ SHARDED_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 
 _NO_BASE = (
     'say what the student is: base = {kind = "hub", repo, revision}, {kind = "path", path, sha256}, {kind = "package", '
-    'package, sha256}, {kind = "tiny"} for the embedded model, or {kind = "none", tokenizer, chat_template} for a data set alone'
+    'package, sha256}, {kind = "tiny"} for the embedded model, or {kind = "none", '
+    "tokenizer, chat_template} for a data set alone"
 )
 
 
