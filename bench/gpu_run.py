@@ -29,7 +29,11 @@ SECONDS = 180
 DEADLINE = 570
 """Seconds after which no stage begins."""
 
-FEW_PAIRS = {"train": {"max_steps": 10}, "evaluate": {"tasks": 12}, "gates": {"override": {"role_balance": "few"}}}
+FEW_PAIRS = {
+    "train": {"max_steps": 10},
+    "evaluate": {"tasks": 12, "agent": {"max_steps": 4, "max_tokens": 128}},
+    "gates": {"override": {"role_balance": "few"}},
+}
 FEW_ROUNDS = {
     "train": {"max_steps": 10},
     "evaluate": {"tasks": 8},

@@ -99,7 +99,7 @@ class TransformersEngine:
             _LOG.warning("%s: its layers do not fit one cache for all conversations, so each gets a forward pass", name)
         self._decode_steps: DecodeSteps | None = None
         if isinstance(self._slots, Slots) and not self._slots.recurrent and self._device.type == "cuda":
-            self._decode_steps = DecodeSteps(self._slots, self._all_slots_forward, self._device, capture=True)
+            self._decode_steps = DecodeSteps(self._slots, self._decode, self._device, capture=True)
         self._waiting: list[_BatchRow] = []
         self._arrived = threading.Condition()
         self._closed = False
@@ -256,9 +256,7 @@ class TransformersEngine:
         """Store the keys, values and states of the pending ids; return each row's last logits, (rows, vocabulary),
         float32."""
         if self._decode_steps is not None and all(len(ids) == 1 for ids in pending):
-            slots = [row.slot for row in rows]
-            logits = self._decode_steps.logits({slot: ids[0] for slot, ids in zip(slots, pending, strict=True)})
-            return logits[slots]
+            return self._decode_steps.logits({row.slot: ids[0] for row, ids in zip(rows, pending, strict=True)})
         if isinstance(self._slots, Slots):
             return self._slot_logits(self._slots, rows, pending)
         caches = self._slots
@@ -289,10 +287,8 @@ class TransformersEngine:
         last = torch.tensor([len(p) - 1 for p in pending], device=self._device)
         return self._model.lm_head(hidden[index, last]).float()
 
-    def _all_slots_forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, view: SlotView, mask: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the logits of one new id per slot, (slots, vocabulary), float32; see `decode_steps.Forward`."""
+    def _decode(self, ids: torch.Tensor, positions: torch.Tensor, view: SlotView, mask: torch.Tensor) -> torch.Tensor:
+        """Return the logits after one new id per row, (rows, vocabulary), float32; see `decode_steps.Forward`."""
         hidden = self._model.model(
             input_ids=ids,
             attention_mask=self._attention_mask(mask),
