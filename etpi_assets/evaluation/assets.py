@@ -67,8 +67,7 @@ def serving_probe(run: AssetRun) -> Produced:
             with serving.engine(checkpoint) as engine:
                 if evaluated.final:
                     expected, is_base = _expected(serving, evaluated, checkpoint), evaluated.role == "base"
-                    results, turns = probe_final(engine, plan, expected, base_turns, trained=not is_base)
-                    base_turns = turns if is_base else base_turns
+                    results, base_turns = probe_final(engine, plan, expected, base_turns, trained=not is_base)
                 else:
                     results = probe_intermediate(engine, plan)
             step = None if evaluated.final else evaluated.step
