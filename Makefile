@@ -3,8 +3,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup environment writable bubblewrap vllm vllm-cpu mitmproxy consumers demo demo-all results sweeps run rehearse status export \
-  pypi-bugs tiny-bases ui view docs test test-all test-long lint types style bench gpu-check clean
+.PHONY: help setup environment writable bubblewrap vllm vllm-cpu mitmproxy consumers demo demo-lm demo-all results sweeps run rehearse status export \
+  pypi-bugs tiny-bases ui view docs test test-all test-long lint types style bench gpu-check gpu-run clean
 
 # The first interpreter that runs: a pyenv shim can be on PATH and refuse.
 SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
@@ -105,6 +105,9 @@ consumers: setup .consumers/ready  ## verl, SWE-bench, SGLang and mistral-common
 demo: setup  ## train and compare students of a strong and a weak teacher, from tasks to the leaderboard, on a CPU
 	@$(ETPI) demo
 
+demo-lm: setup  ## train a real language model with LoRA through the whole graph, on a CPU
+	@$(ETPI) run plan_first_smol_lora
+
 demo-all: setup  ## every experiment on the embedded worlds once, ablations excepted
 	@$(ETPI) demo-all
 
@@ -172,11 +175,14 @@ style:
 	@$(BIN)/sqlfluff lint sql
 
 bench: setup  ## measure what the parts cost, for the figures in docs
-	@for script in $$(grep -l __main__ bench/*.py | grep -v -e kill.py -e soak.py -e gpu_check.py); do echo "-- $$script"; $(BIN)/python $$script; done
+	@for script in $$(grep -l __main__ bench/*.py | grep -v -e kill.py -e soak.py -e gpu_check.py -e gpu_run.py); do echo "-- $$script"; $(BIN)/python $$script; done
 
 gpu-check:  ## [ETPI_TRAINER_PYTHON=python3] [WHEELS=folder]: what only a GPU can show, in 9 minutes, into bench/gpu_check.json
 	@$(if $(WHEELS),rm -rf .gpu-packages && $(TRAINER) -m pip install --quiet --no-index --no-deps --no-compile --target .gpu-packages "$(WHEELS)"/*.whl)
 	@PYTHONPATH=.gpu-packages $(TRAINER) bench/gpu_check.py
+
+gpu-run:  ## [ETPI_TRAINER_PYTHON=python3] [CPU=1]: small experiments with a real model through the whole graph, in 10 minutes, into .gpu-run
+	@PYTHONPATH=$(CURDIR) $(TRAINER) bench/gpu_run.py $(if $(CPU),--cpu)
 
 clean:  ## remove data, the catalog and Dagster's history
 	@rm -rf data etpi.duckdb etpi.duckdb.wal .dagster_home .env .slow

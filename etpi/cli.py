@@ -207,14 +207,20 @@ def init(
 @etpi.command()
 @click.argument("model")
 @click.option("--template", metavar="TEMPLATE", help="another chat template: a name in TRL, a Jinja file or a folder")
-def template(model: str, template: str | None) -> int:
-    """Show what a model's chat template does to training data, and what does not work with it.
+def model(model: str, template: str | None) -> int:
+    """Show the [base] section of a model, its size and context, what its chat template does to training data, and what
+    does not work with it.
 
-    MODEL is a folder, REPO@COMMIT of the hub, or tiny. Exits with 1 if something does not work.
+    MODEL is a folder, REPO@COMMIT of the hub, package:NAME==VERSION@SHA256, or tiny. Exits with 1 if something does not
+    work.
     """
     from etpi import commands
 
-    return commands.show_template(model, template)
+    return commands.show_model(model, template)
+
+
+# The name that it had before.
+etpi.add_command(click.Command("template", callback=model.callback, params=model.params, help=model.help, hidden=True))
 
 
 @etpi.command()

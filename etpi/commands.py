@@ -155,8 +155,8 @@ def show_status(names: Sequence[str]) -> int:
     return 0
 
 
-def show_template(model: str, template: str | None) -> int:
-    """Print what a model's chat template does where it matters to training.
+def show_model(model: str, template: str | None) -> int:
+    """Print a model's `[base]` section, its size, and what its chat template does where it matters to training.
 
     Returns:
         1 if something of it does not work.
@@ -165,6 +165,7 @@ def show_template(model: str, template: str | None) -> int:
         SpecError: the model or its tokenizer cannot be read on this machine.
     """
     from etpi.init.student import read_student
+    from etpi.model_facts import base_lines, facts
     from etpi_resources.chat.format import load_chat_format
     from etpi_resources.chat.report import report
 
@@ -175,7 +176,8 @@ def show_template(model: str, template: str | None) -> int:
         chat = load_chat_format(student.base.get("tokenizer", "tiny"), template) if template else student.chat
     except (OSError, ValueError) as error:
         raise SpecError(f"--template {template}: {error}") from error
-    findings = report(chat)
+    print("\n".join(base_lines(student)))
+    findings = [*facts(student), *report(chat)]
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
         print(f"{finding.subject:{width}}  {finding.seen}")

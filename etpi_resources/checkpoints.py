@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from etpi_resources.lake.lake import Lake, LakeError, folder_hash
+from etpi_resources.packages import PACKAGE, PackageUnavailable, package_folder
 
 HUB = "hub:"
 LAKE = "checkpoint:"
@@ -17,8 +18,8 @@ def pinned_folder(lake: Lake, model: str, sha256: str | None) -> tuple[Path, str
     """Return (folder, identity) of a model that a spec names; the identity changes with the model's files.
 
     Args:
-        model: "checkpoint:HASH" of this lake, "hub:REPO@COMMIT", or a folder.
-        sha256: `folder_hash` of a folder; the other two names contain their pin.
+        model: "checkpoint:HASH" of this lake, "hub:REPO@COMMIT", "package:NAME==VERSION@SHA256", or a folder.
+        sha256: `folder_hash` of a folder; the other names contain their pin.
 
     Raises:
         LakeError: the checkpoint does not exist, COMMIT is not a commit, or the folder's hash differs from the spec's.
@@ -36,6 +37,8 @@ def pinned_folder(lake: Lake, model: str, sha256: str | None) -> tuple[Path, str
         if not COMMIT.fullmatch(model.partition("@")[2]):
             raise LakeError(f"{model} can move; name it as hub:REPO@COMMIT with the commit's 40 hex digits")
         return checkpoint_folder(lake.root, model), hashlib.sha256(model.encode()).hexdigest()[:16]
+    if model.startswith(PACKAGE):
+        return checkpoint_folder(lake.root, model), hashlib.sha256(model.encode()).hexdigest()[:16]
     folder = Path(model).resolve()
     if not (folder / "config.json").is_file():
         raise LakeError(f"{folder} contains no config.json; name a folder with a saved model")
@@ -47,14 +50,19 @@ def pinned_folder(lake: Lake, model: str, sha256: str | None) -> tuple[Path, str
 
 
 def checkpoint_folder(root: Path, path: str) -> Path:
-    """Return the folder of a checkpoint from its `path` in the table `checkpoints`; download a hub model once.
+    """Return the folder of a checkpoint from its `path` in the table `checkpoints`; download other models once.
 
     Args:
         root: the lake's root, for relative paths.
 
     Raises:
-        LakeError: the folder is missing; or the hub cannot be reached and its cache lacks the revision.
+        LakeError: the folder is missing; or the model cannot be downloaded and is not cached.
     """
+    if path.startswith(PACKAGE):
+        try:
+            return package_folder(path)
+        except PackageUnavailable as error:
+            raise LakeError(str(error)) from error
     if not path.startswith(HUB):
         if not (folder := root / path).is_dir():
             raise LakeError(f"the checkpoint {folder} is missing; restore it, or materialize its asset again")

@@ -12,6 +12,7 @@ from etpi_assets.specs.load import SpecError
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.checkpoints import COMMIT, HUB
 from etpi_resources.lake.lake import folder_hash
+from etpi_resources.packages import PACKAGE, package_folder
 
 _REPO = re.compile(r"(?:hub:)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _QWEN = (
@@ -32,12 +33,14 @@ class Student:
         base: keys of the experiment's `[base]`.
         chat: its tokenizer and template; None if they cannot be loaded here.
         context: the longest sequence it takes, in tokens, if known.
+        folder: its files, if they are here.
         unknown: why something of it could not be looked at; empty if everything was.
     """
 
     base: Mapping[str, str] = field(default_factory=dict)
     chat: ChatFormat | None = None
     context: int | None = None
+    folder: Path | None = None
     unknown: str = ""
 
     @property
@@ -47,13 +50,15 @@ class Student:
 
 
 def read_student(model: str) -> Student:
-    """Return the student that `--model` names: `tiny`, a folder, or REPO@COMMIT of the hub.
+    """Return the student that `--model` names: `tiny`, a folder, REPO@COMMIT of the hub, or a package's pinned name.
 
     Raises:
         SpecError: it is none of them, it names no commit, or the folder holds no model with a chat template.
     """
     if model == "tiny":
         return Student({"kind": "tiny"}, load_chat_format("tiny"), 4096)
+    if model.startswith(PACKAGE):
+        return _packaged(model)
     if (folder := Path(model).expanduser()).is_dir():
         return _local(folder.resolve())
     match = None if model.startswith((".", "/", "~")) else _REPO.fullmatch(model)
@@ -80,7 +85,20 @@ def _local(folder: Path) -> Student:
     except (OSError, ValueError) as error:
         raise SpecError(f"--model {folder}: {error}") from error
     base = {"kind": "path", "path": str(folder), "sha256": folder_hash(folder)}
-    return Student({**base, "tokenizer": str(folder), "chat_template": str(folder)}, chat, _context(folder))
+    return Student({**base, "tokenizer": str(folder), "chat_template": str(folder)}, chat, _context(folder), folder)
+
+
+def _packaged(name: str) -> Student:
+    """Return a package's model, which is fetched and converted if it is not cached."""
+    try:
+        folder = package_folder(name)
+    except OSError as error:
+        raise SpecError(f"--model {name}: {error}") from error
+    package, _, pin = name.removeprefix(PACKAGE).partition("@")
+    sha256, _, dtype = pin.partition(":")
+    base = {"kind": "package", "package": package, "sha256": sha256} | ({"dtype": dtype} if dtype else {})
+    names = {"tokenizer": name, "chat_template": name}
+    return Student({**base, **names}, load_chat_format(name), _context(folder), folder)
 
 
 def family_vocabulary(name: str) -> str | None:
@@ -111,7 +129,8 @@ def _hub(repo: str, revision: str) -> Student:
             unknown.append(" ".join(str(error).split()))
     if chat is None:
         unknown.append(f"lengths in tokens (the tokenizer of {repo} is not on this machine)")
-    return Student(base, chat, _context(config.parent) if config else None, "; ".join(unknown))
+    folder = config.parent if config else None
+    return Student(base, chat, _context(folder) if folder else None, folder, "; ".join(unknown))
 
 
 def _shipped_template(repo: str) -> str:

@@ -44,7 +44,7 @@ from etpi_assets.trajectories.checks import tasks_as_asked
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
 from etpi_resources.chat.format import ChatFormat, load_chat_format
-from etpi_resources.checkpoints import HUB, checkpoint_folder
+from etpi_resources.checkpoints import HUB, PACKAGE, checkpoint_folder
 from etpi_resources.engines.serving import Checkpoint, Serving
 from etpi_resources.lake.schemas import from_rows
 
@@ -83,8 +83,7 @@ def serving_probe(
             with serving.engine(checkpoint) as engine:
                 if evaluated.final:
                     expected, is_base = _expected(serving, evaluated, checkpoint), evaluated.role == "base"
-                    results, turns = probe_final(engine, plan, expected, base_turns, trained=not is_base)
-                    base_turns = turns if is_base else base_turns
+                    results, base_turns = probe_final(engine, plan, expected, base_turns, trained=not is_base)
                 else:
                     results = probe_intermediate(engine, plan)
             step = None if evaluated.final else evaluated.step
@@ -304,7 +303,7 @@ def _checkpoints(run: AssetRun) -> list[EvaluatedCheckpoint]:
 def _expected(serving: Serving, evaluated: EvaluatedCheckpoint, checkpoint: Checkpoint) -> ExpectedServing:
     name, folder = serving.expected(checkpoint)
     content_hash = evaluated.adapter_hash if folder == checkpoint.adapter else evaluated.checkpoint_id
-    return ExpectedServing(name, folder, content_hash or "", verifiable=not evaluated.path.startswith(HUB))
+    return ExpectedServing(name, folder, content_hash or "", verifiable=not evaluated.path.startswith((HUB, PACKAGE)))
 
 
 @contextmanager

@@ -17,13 +17,13 @@ from etpi_assets.agent.contract import read_turn
 from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.evaluation import probes
-from etpi_assets.evaluation.probes import DEFAULT, ProbePrompt, ProbeResult
+from etpi_assets.evaluation.probes import DEFAULT, BaseTurns, ProbePrompt, ProbeResult
 from etpi_assets.specs.experiment import ProbeSection
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Family, Task
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.tool_forms import ToolForm
-from etpi_resources.engines import Completion, Engine, ServerEngine
+from etpi_resources.engines import Engine, ServerEngine
 
 T = TypeVar("T")
 
@@ -137,8 +137,8 @@ class ExpectedServing:
 
 
 def probe_final(
-    engine: Engine, plan: ProbePlan, expected: ExpectedServing, base: Sequence[Completion] | None, *, trained: bool
-) -> tuple[list[ProbeResult], list[Completion]]:
+    engine: Engine, plan: ProbePlan, expected: ExpectedServing, base: BaseTurns | None, *, trained: bool
+) -> tuple[list[ProbeResult], BaseTurns | None]:
     """Run every probe that applies to a final checkpoint.
 
     Args:
@@ -146,7 +146,7 @@ def probe_final(
         trained: whether the checkpoint comes from training; False for the base.
 
     Returns:
-        The results, and the checkpoint's own greedy turns on the train prompts.
+        The results, and the base's turns on the train prompts: those given, or the checkpoint's own if it is the base.
     """
     agent, section = plan.agent, plan.section
     turns = probes.first_turns(engine, plan.train, agent.max_tokens)
@@ -169,12 +169,15 @@ def probe_final(
             probes.parses("heldout", plan.heldout, unseen, section.min_parse, agent, plan.form),
             probes.messages_first("heldout", unseen, agent, plan.form),
         ]
-    if trained:
-        if plan.trained_ids is not None:
-            results.append(probes.prompt_parity(rendered, plan.trained_ids))
-        if base is not None:
-            results.append(probes.differs_from_base(turns, base, section.min_differs))
-    return results, turns
+    if not trained:
+        # In another order, so that batches have other contents.
+        again = probes.first_turns(engine, plan.train[::-1], agent.max_tokens)[::-1]
+        return results, BaseTurns(turns, again)
+    if plan.trained_ids is not None:
+        results.append(probes.prompt_parity(rendered, plan.trained_ids))
+    if base is not None:
+        results.append(probes.differs_from_base(turns, base, section.min_differs))
+    return results, base
 
 
 def _probe_server(

@@ -19,12 +19,14 @@ from etpi_resources.chat.tool_forms import ToolForm
 from etpi_resources.engines import Completion, Engine, Request, Sampler, ServedModel, ServerEngine
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import folder_hash
-from etpi_resources.trainers.policy_link import GAP_IN_HALF
 
 SERVER_PROBES = ("served_root", "content_visible", "calls_round_trip")
 """The probes that only run if the engine is a server."""
 
 DEFAULT = AgentSection()
+
+LEAST_GAP = 3e-3
+"""Mean difference of log-probabilities, in nats a token, below which two turns never count as different."""
 
 _NO_PROMPTS = (
     "there is no prompt to probe with: the training data have no first turn that acts, or nothing is held out."
@@ -51,6 +53,19 @@ class ProbePrompt:
     ids: Sequence[int]
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class BaseTurns:
+    """The base's greedy first turns, sampled twice; in 16 bits a server need not repeat them."""
+
+    turns: Sequence[Completion]
+    again: Sequence[Completion]
+
+    @property
+    def noise(self) -> float:
+        """Return the largest mean difference of log-probabilities between the two, in nats a token."""
+        return max(map(_mean_gap, self.turns, self.again), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -183,19 +198,33 @@ def calls_round_trip(
     return replace(result, detail={**result.detail, "first_difference": next(iter(wrong.items()), None)})
 
 
-def differs_from_base(trained: Sequence[Completion], base: Sequence[Completion], floor: float) -> ProbeResult:
+def differs_from_base(trained: Sequence[Completion], base: BaseTurns, floor: float) -> ProbeResult:
     """Test that greedy turns on training prompts differ from the base's in their ids or in their probabilities.
 
-    They differ in neither if an adapter never loaded. A policy may end where it says what the base says, but surer.
+    They differ in neither if an adapter never loaded. A policy may end where it says what the base says, but surer. A
+    difference of probabilities is one that exceeds twice what the base differs from itself by; ids are one where the
+    base repeats its own.
     """
-    pairs = enumerate(zip(trained, base, strict=True))
-    same = [str(i) for i, (a, b) in pairs if a.output_ids == b.output_ids and _mean_gap(a, b) <= GAP_IN_HALF]
-    return _share("differs_from_base", "train", len(trained), same, floor)
+    bound = max(LEAST_GAP, 2 * base.noise)
+    same = [
+        str(i)
+        for i, (a, b, again) in enumerate(zip(trained, base.turns, base.again, strict=True))
+        if (a.output_ids == b.output_ids or b.output_ids != again.output_ids) and _mean_gap(a, b) <= bound
+    ]
+    result = _share("differs_from_base", "train", len(trained), same, floor)
+    return replace(result, detail={**result.detail, "gap_bound": bound})
 
 
 def _mean_gap(one: Completion, other: Completion) -> float:
-    """Return the mean difference of two turns' log-probabilities, in nats a token; 0 if the engine returned none."""
-    gaps = [abs(a - b) for a, b in zip(one.logprobs or (), other.logprobs or (), strict=False)]
+    """Return the mean difference of two turns' log-probabilities over the ids that both begin with, in nats a token; 0
+    if the engine returned none."""
+    gaps = []
+    for i, j, a, b in zip(
+        one.output_ids or (), other.output_ids or (), one.logprobs or (), other.logprobs or (), strict=False
+    ):
+        if i != j:
+            break
+        gaps.append(abs(a - b))
     return sum(gaps) / max(1, len(gaps))
 
 

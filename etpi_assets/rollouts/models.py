@@ -10,7 +10,7 @@ from etpi_assets.specs.rollout_set import TINY, EngineSection
 from etpi_assets.tiny_bases import recipe as tiny_base
 from etpi_assets.versioning.keys import tiny_base_code
 from etpi_resources.backend import backend
-from etpi_resources.checkpoints import HUB, LAKE, pinned_folder
+from etpi_resources.checkpoints import HUB, LAKE, PACKAGE, pinned_folder
 from etpi_resources.engines import Engine
 from etpi_resources.lake.lake import Lake, LakeError
 
@@ -43,7 +43,7 @@ def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake) -> Engine
         return _remote_vllm(section, chat)
     model = _built(section, chat, lake) if section.model == TINY else section.model
     folder, identity = pinned_folder(
-        lake, model if model.startswith((HUB, LAKE)) else str(expand(model)), section.sha256
+        lake, model if model.startswith((HUB, LAKE, PACKAGE)) else str(expand(model)), section.sha256
     )
     name = f"{section.teacher}-{identity[:12]}"
     if section.kind == "transformers":

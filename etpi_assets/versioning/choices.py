@@ -195,6 +195,7 @@ CHOICES = (
             tiny=(f"{_TRAINING}.assets:_tiny_base",),
             hub=(f"{_TRAINING}.pointers:hub_pointer",),
             path=(f"{_TRAINING}.pointers:path_pointer",),
+            package=(f"{_TRAINING}.pointers:package_pointer",),
             none=(),
         ),
     ),

@@ -25,6 +25,7 @@ from etpi_resources.chat.prefixes import AppendOnlyProbe, tags
 from etpi_resources.chat.roles import Roles
 from etpi_resources.chat.tool_forms import FORMS, Call, ToolForm, message_calls
 from etpi_resources.chat.tool_forms.template import TemplateForm, UnknownToolForm
+from etpi_resources.packages import PACKAGE, PackageUnavailable, package_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -542,11 +543,11 @@ class ChatFormat:
 
 @lru_cache
 def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
-    """Load a chat format by name: "tiny", "qwen3", a folder with tokenizer.json, or `hub:<repo>@<commit>`.
+    """Load a chat format by name: "tiny", "qwen3", a folder with tokenizer.json, or a pinned name (`_remote_folder`).
 
     Args:
         template: "tiny", "terminal" (the terminal prompt contract), the stem of a template that TRL ships, a Jinja
-            file, or a folder or `hub:<repo>@<commit>` with a template; None: the template that belongs to `name`.
+            file, or a folder or pinned name with a template; None: the template that belongs to `name`.
 
     Raises:
         FileNotFoundError: `name` is neither a known name nor a folder with tokenizer.json, or the template is missing.
@@ -558,7 +559,7 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
         from etpi_resources.chat.tokenizers import qwen3
 
         return ChatFormat(name, qwen3.load_tokenizer(), _template(template or "qwen3"))
-    folder = _HOME / "tiny" if name == "tiny" else _hub_folder(name) if name.startswith(_HUB) else Path(name)
+    folder = _HOME / "tiny" if name == "tiny" else _remote_folder(name) or Path(name)
     if not (folder / "tokenizer.json").is_file():
         raise FileNotFoundError(f"chat format {name!r}: it is neither tiny, qwen3, nor a folder with tokenizer.json")
     source = _template(template) if template else _folder_template(folder)
@@ -593,6 +594,16 @@ def _with_inline(tokenizer: PreTrainedTokenizerFast) -> str:
 def _pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
     """Return the id that fills rows: the pad token, else the end of text, else 0."""
     return next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if isinstance(i, int)), 0)
+
+
+def _remote_folder(name: str) -> Path | None:
+    """Return the folder of `hub:<repo>@<commit>` or `package:<name>==<version>@<sha256>`; None for any other name."""
+    if name.startswith(PACKAGE):
+        try:
+            return package_folder(name)
+        except PackageUnavailable as error:
+            raise TokenizerUnavailable(str(error)) from error
+    return _hub_folder(name) if name.startswith(_HUB) else None
 
 
 def _hub_folder(name: str) -> Path:
@@ -652,8 +663,8 @@ def _template(name: str) -> str:
         return (_HOME / "tiny" / "tiny.jinja").read_text(encoding="utf-8")
     if name == "terminal":
         return (_HOME / "terminal.jinja").read_text(encoding="utf-8")
-    if name.startswith(_HUB):
-        return _folder_template(_hub_folder(name))
+    if folder := _remote_folder(name):
+        return _folder_template(folder)
     if Path(name).is_dir():
         return _folder_template(Path(name))
     if Path(name).is_file():

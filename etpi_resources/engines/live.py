@@ -43,6 +43,8 @@ class LiveEngine(TransformersEngine):
         self._model.eval()
         self._model.set_attn_implementation(self._attention)
         self._slots.clear()
+        if self._decode_steps is not None:
+            self._decode_steps.clear()
         try:
             yield
         finally:

@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.cuda import avoid_cudnn_attention, cumulative_sums
 from etpi_resources.engines import Completion, FinishReason, Request, Sampler
+from etpi_resources.engines.decode_steps import DecodeSteps
 from etpi_resources.engines.model_caches import ModelCaches
 from etpi_resources.engines.slots import ATTENTION, RECURRENT, Slots, SlotView, layer_kinds
 
@@ -96,6 +97,9 @@ class TransformersEngine:
             self._slots, self._attention = slots, ATTENTION
         else:
             _LOG.warning("%s: its layers do not fit one cache for all conversations, so each gets a forward pass", name)
+        self._decode_steps: DecodeSteps | None = None
+        if isinstance(self._slots, Slots) and not self._slots.recurrent and self._device.type == "cuda":
+            self._decode_steps = DecodeSteps(self._slots, self._decode, self._device, capture=True)
         self._waiting: list[_BatchRow] = []
         self._arrived = threading.Condition()
         self._closed = False
@@ -153,8 +157,11 @@ class TransformersEngine:
         ids = [(i * 7919 + 2) % self._chat.vocab_size for i in range(PROBE_IDS)]
         training = self._model.training
         self._model.eval()
+        # The class's own forward: a trainer's wrapper of 16 bits would compute otherwise than the slots do.
+        plain = type(self._model).forward
         direct = [
-            self._model(torch.tensor([ids[:n]], device=self._device)).logits[0, -1].float() for n in (-1, PROBE_IDS)
+            plain(self._model, torch.tensor([ids[:n]], device=self._device)).logits[0, -1].float()
+            for n in (-1, PROBE_IDS)
         ]
         row = _BatchRow(Request("probe", "probe", ids, (), Sampler(max_tokens=1)), torch.Generator(), slot=0)
         try:
@@ -248,6 +255,8 @@ class TransformersEngine:
     def _forward(self, rows: Sequence[_BatchRow], pending: Sequence[Sequence[int]]) -> torch.Tensor:
         """Store the keys, values and states of the pending ids; return each row's last logits, (rows, vocabulary),
         float32."""
+        if self._decode_steps is not None and all(len(ids) == 1 for ids in pending):
+            return self._decode_steps.logits({row.slot: ids[0] for row, ids in zip(rows, pending, strict=True)})
         if isinstance(self._slots, Slots):
             return self._slot_logits(self._slots, rows, pending)
         caches = self._slots
@@ -277,6 +286,17 @@ class TransformersEngine:
         ).last_hidden_state
         last = torch.tensor([len(p) - 1 for p in pending], device=self._device)
         return self._model.lm_head(hidden[index, last]).float()
+
+    def _decode(self, ids: torch.Tensor, positions: torch.Tensor, view: SlotView, mask: torch.Tensor) -> torch.Tensor:
+        """Return the logits after one new id per row, (rows, vocabulary), float32; see `decode_steps.Forward`."""
+        hidden = self._model.model(
+            input_ids=ids,
+            attention_mask=self._attention_mask(mask),
+            position_ids=positions,
+            past_key_values=cast(Cache, view),
+            use_cache=False,
+        ).last_hidden_state
+        return self._model.lm_head(hidden[:, 0]).float()
 
     def _attention_mask(self, mask: torch.Tensor | None) -> Any:
         """Return the mask as the model takes it: by kind of layer if its configuration names kinds."""

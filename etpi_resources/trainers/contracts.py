@@ -140,18 +140,23 @@ class SavedFigures(WorkerModel):
     """The last checkpoint against the base and against what is read back from disk.
 
     Attributes:
-        dtype: of the saved weights.
-        base_difference, reload_difference, merge_difference: of logits, relative to the largest: trained against base,
-            read back against trained, adapter merged against adapter attached (LoRA alone).
+        dtype: of the saved weights. compared_in: the dtype that both sides of a logit difference computed in.
+        base_difference, reload_difference, merge_difference: of logits, relative to the largest: trained against base
+            (LoRA alone), read back against trained, adapter merged against adapter attached (LoRA alone). None: not
+            compared, because the model read back did not fit beside the trained one.
+        changed_share: entries of the trained weights (LoRA: of the weights below an adapter) that the saved files have
+            otherwise than the base, over all.
         differing: names of tensors that read back otherwise.
         unchanged, trained: names of trained tensors that equal the base's, and how many were trained (full alone).
         zero_adapters, adapters: names of lora_B that are all zero, and how many lora_B there are (LoRA alone).
     """
 
     dtype: str
-    base_difference: float
+    compared_in: str
+    changed_share: float
     differing: tuple[str, ...]
-    reload_difference: float
+    base_difference: float | None = None
+    reload_difference: float | None = None
     merge_difference: float | None = None
     unchanged: tuple[str, ...] | None = None
     trained: int | None = None

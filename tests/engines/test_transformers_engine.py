@@ -13,13 +13,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM
 
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
 from etpi_resources.engines import Completion, Engine, Request, Sampler
+from etpi_resources.engines.decode_steps import DecodeSteps
 from etpi_resources.engines.model_caches import ModelCaches
-from etpi_resources.engines.slots import ATTENTION, Slots
+from etpi_resources.engines.slots import ATTENTION, Slots, attention_by_products
 from etpi_resources.engines.transformers import TransformersEngine, _BatchRow, _sample
 from tests.support.students import make_student
 
@@ -153,6 +155,34 @@ def test_attention_by_row_equals_attention_of_the_whole_batch(engine: Transforme
     assert [c.output_ids for c in by_row] == [c.output_ids for c in batched]
     for one, other in zip(by_row, batched, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_steps_in_fixed_shapes_write_what_other_steps_write(engine: TransformersEngine, temperature: float):
+    """The steps that a GPU records as graphs, without the recording."""
+    if not isinstance(engine._slots, Slots) or engine._slots.recurrent:
+        pytest.skip("a recurrent state has no position that an idle slot could write to")
+    asked = [_request(f"a{i}", _ids(i, 3 + 61 * (i % 6)), temperature=temperature) for i in range(40)]
+    longer = [_request(f"a{i}", _ids(i, 3 + 61 * i) + _ids(9, 40), temperature=temperature) for i in (4, 1)]
+    expected = [engine.complete(requests) for requests in (asked, longer)]
+    engine._slots.clear()
+    engine._decode_steps = DecodeSteps(engine._slots, engine._decode, torch.device("cpu"), capture=False)
+    try:
+        same = [engine.complete(requests) for requests in (asked, longer)]
+    finally:
+        engine._decode_steps = None
+    for one, other in zip([*expected[0], *expected[1]], [*same[0], *same[1]], strict=True):
+        assert one.output_ids == other.output_ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_attention_by_products_equals_pytorchs():
+    shape, generator = (3, 2, 4, 8), torch.Generator().manual_seed(0)
+    query = torch.randn(shape, generator=generator)
+    key, value = (torch.randn((3, 2, 20, 8), generator=generator) for _ in range(2))
+    mask = torch.arange(20) <= torch.tensor([0, 7, 19])[:, None, None, None]
+    expected = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3)
+    torch.testing.assert_close(attention_by_products(query, key, value, mask, 0.3), expected)
 
 
 def test_largest_uniform_samples_an_allowed_id(monkeypatch: pytest.MonkeyPatch):

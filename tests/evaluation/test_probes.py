@@ -31,6 +31,10 @@ def _chats(**message: object) -> list[Completion]:
     return [replace(turn, message={"role": "assistant", **message}) for turn in _turns()]
 
 
+def base_turns(turns):
+    return probes.BaseTurns(turns, turns)
+
+
 STRUCTURED = [{"id": "c1", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}]
 
 
@@ -45,7 +49,7 @@ def test_every_probe_passes_on_a_clean_server(tmp_path):
         probes.served_name(SimpleNamespace(name="sft-0123456789ab"), "0123456789abcdef"),  # pyright: ignore
         probes.ids_returned("train", PROMPTS, _turns()),
         probes.prompt_parity({p.source: p.ids for p in PROMPTS}, trained),
-        probes.differs_from_base(_turns(), _turns(ids=[9]), 0.5),
+        probes.differs_from_base(_turns(), base_turns(_turns(ids=[9])), 0.5),
         probes.parses("heldout", PROMPTS, _turns(), 0.8),
     )
     assert all(_verdicts(*results).values()) and len(results) == len(_verdicts())
@@ -63,7 +67,7 @@ def test_every_probe_passes_on_a_clean_server(tmp_path):
         ("content_visible", probes.content_visible("train", PROMPTS, _chats(content="\n", reasoning=CALL))),
         ("calls_round_trip", probes.calls_round_trip("train", PROMPTS, _chats(content="ls"))),
         ("calls_round_trip", probes.calls_round_trip("train", PROMPTS, _chats(content=CALL.replace("ls", "rm")))),
-        ("differs_from_base", probes.differs_from_base(_turns(), _turns(), 0.5)),
+        ("differs_from_base", probes.differs_from_base(_turns(), base_turns(_turns()), 0.5)),
         ("first_turn_parses", probes.parses("train", PROMPTS, _turns(text=""), 0.8)),
         ("first_turn_parses", probes.parses("train", PROMPTS, _turns(text="ls -la"), 0.8)),
     ],
@@ -72,10 +76,20 @@ def test_each_serving_fault_fails_only_its_own_probe(name: str, result: probes.P
     assert [probe for probe, passed in _verdicts(result).items() if not passed] == [name]
 
 
-@pytest.mark.parametrize(("logprob", "passed"), [(-0.05, False), (-1.5, True)])
-def test_policy_that_says_what_the_base_says_but_surer_differs(logprob: float, passed: bool):
-    trained, base = ([replace(turn, logprobs=[0.0, p]) for turn in _turns()] for p in (0.0, logprob))
-    assert probes.differs_from_base(trained, base, 0.5).passed is passed
+@pytest.mark.parametrize(
+    ("logprob", "again", "passed"), [(-0.002, 0.0, False), (-0.05, 0.0, True), (-0.05, -0.1, False), (-1.5, -0.1, True)]
+)
+def test_policy_that_says_what_the_base_says_but_surer_differs(logprob: float, again: float, passed: bool):
+    """`again`: by how much the base's own probabilities differ when it is asked twice."""
+    trained, base, repeated = (
+        [replace(turn, logprobs=[p] * len(turn.output_ids or ())) for turn in _turns()] for p in (logprob, 0.0, again)
+    )
+    assert probes.differs_from_base(trained, probes.BaseTurns(base, repeated), 0.5).passed is passed
+
+
+def test_other_ids_prove_nothing_where_the_base_does_not_repeat_its_own():
+    drifting = probes.BaseTurns(_turns(), _turns(ids=[9]))
+    assert not probes.differs_from_base(_turns(ids=[9]), drifting, 0.5).passed
 
 
 def test_server_probes_do_not_apply_to_an_engine_in_this_process():

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from etpi_resources.trainers.contracts import FirstPass, SftWorkerConfig, SftWorkerResult
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
-from etpi_resources.trainers.workers import sft_worker, weighted_trainer
+from etpi_resources.trainers.workers import checkpointing, sft_worker, weighted_trainer
 from etpi_resources.trainers.workers.checkpointing import load_model, logits_of
 from etpi_resources.trainers.workers.collate import BadSequences, read_sequences
 from etpi_resources.trainers.workers.device import Compute
@@ -212,8 +212,35 @@ def test_a_base_stored_in_16_bits_is_trained_in_32_and_saved_in_16(tmp_path, met
     assert {t.dtype for t in stored.values()} == {torch.bfloat16}
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
     saved = result.saved
-    assert saved.dtype == "bfloat16" and saved.differing == () and saved.reload_difference < 0.05
-    assert not saved.unchanged and not saved.zero_adapters
+    assert saved.dtype == "bfloat16" and saved.differing == ()
+    assert saved.reload_difference == 0.0, "equal weights in one dtype have equal logits"
+    assert not saved.unchanged and not saved.zero_adapters and 0.1 < saved.changed_share <= 1
+
+
+def test_proof_of_a_base_in_16_bits_loads_no_copy_in_float32(tmp_path, monkeypatch):
+    base = make_base(tmp_path / "base", dtype="bfloat16")
+    loaded, load = [], checkpointing.load_model
+
+    def spy(folder, dtype, device="cpu"):
+        loaded.append(dtype)
+        return load(folder, dtype, device)
+
+    monkeypatch.setattr(checkpointing, "load_model", spy)
+    files = [write(learnable(6), tmp_path / "sequences.parquet")]
+    in_process(tmp_path / "run", config_of(base, files, max_steps=1))
+    of_training, *of_proof = loaded
+    assert of_training == torch.float32 and set(of_proof) == {torch.bfloat16}
+
+
+def test_a_change_that_rounding_to_16_bits_undoes_is_no_change(tmp_path):
+    base = make_base(tmp_path / "base", dtype="bfloat16")
+    model = load_model(base, torch.float32)
+    weight = model.get_parameter("model.layers.0.mlp.up_proj.weight")
+    weight.data += weight.data * 2**-12
+    unchanged, trained, share = checkpointing.changes_from_base(model, base)
+    assert share == 0.0 and len(unchanged) == trained - 1
+    weight.data += 1
+    assert 0 < checkpointing.changes_from_base(model, base)[2] < 1
 
 
 def test_a_learning_rate_of_zero_shows_as_adapters_of_zero_and_weights_unchanged(tmp_path, base):

@@ -18,6 +18,7 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.specs.training import RLSection
 from etpi_assets.training import assets, grpo, grpo_checks
 from etpi_resources.chat.format import load_chat_format
+from etpi_resources.engines.slots import Slots
 from etpi_resources.lake.catalog import build, connect
 from etpi_resources.lake.lake import Lake, folder_hash
 from etpi_resources.trainers.contracts import GrpoWorkerConfig
@@ -168,6 +169,22 @@ def worker_in(folder: Path, base: Path, **rl) -> Worker[GrpoWorkerConfig]:
     )  # fmt: skip
     (folder / CONFIG_FILE).write_text(config.model_dump_json())
     return Worker(folder, GrpoWorkerConfig)
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_policy_in_16_bits_trains_against_its_reference(tmp_path, base, tuning):
+    """Autocast to bfloat16 as on a GPU; a CPU's own training is in float32."""
+    worker = worker_in(tmp_path, base, beta=0.04, tuning=tuning, steps=2, dtype="bf16", learning_rate=1e-3)
+    trainer, engine = grpo_worker.build_trainer(
+        worker, load_model(base, torch.float32), FixedLink(made_samples()), compute=Compute(False, "bf16")
+    )
+    try:
+        assert isinstance(engine._slots, Slots), "a wrapper of 16 bits must not cost the engine its cache"
+        trainer.train()
+    finally:
+        engine.close()
+    assert trainer.state.log_history[0]["kl"] == pytest.approx(0.0, abs=1e-2)
+    assert trainer.state.log_history[1]["kl"] > trainer.state.log_history[0]["kl"]
 
 
 class FixedLink:

@@ -292,8 +292,8 @@ def report(**changes) -> SftReport:
         "counted": {"complete": True, "labels": 50, "labels_planned": 50, "tokens": 90, "tokens_planned": 90},
         "log": [{"val_loss": 3.0}, {"loss": 2.9}, {"val_loss": 1.0, "loss": 1.1}],
         "saved": {
-            "dtype": "float32", "base_difference": 0.3, "differing": [], "reload_difference": 0.0,
-            "merge_difference": 1e-6, "adapters": 14, "zero_adapters": [],
+            "dtype": "float32", "compared_in": "float32", "base_difference": 0.3, "changed_share": 0.9, "differing": [],
+            "reload_difference": 0.0, "merge_difference": 1e-6, "adapters": 14, "zero_adapters": [],
         },
         "plan": {
             "steps": 2, "sequences": 4, "epochs": 1.0, "weighted_rows": 4.0, "padding": 0.0, "shapes": [(1, 64)],
@@ -321,7 +321,8 @@ FAULTS = {
         "loss_finite_and_falls",
         {"log": [{"loss": 1.0}, {"loss": 2.0}]}, "training loss 1.000 -> 2.000"),
     "loss not finite": ("loss_finite_and_falls", {"log": [{"val_loss": 1.0}, {"val_loss": math.nan}]}, "not finite"),
-    "base unchanged": ("weights_differ_from_base", {"saved": {"base_difference": 0.0}}, "logits.*learning_rate"),
+    "lost in rounding": (
+        "weights_differ_from_base", {"saved": {"changed_share": 0.0}}, "rounded to float32.*learning_rate"),
     "a part frozen": (
         "weights_differ_from_base", {"saved": {"unchanged": ["lm_head"], "trained": 3}}, "1 of 3.*lm_head"),
     "a dead adapter": ("adapter_not_zero", {"saved": {"zero_adapters": ["q.lora_B"]}}, "1 of 14.*q.lora_B"),
@@ -329,12 +330,22 @@ FAULTS = {
     "saved otherwise": ("reload_equals_saved", {"saved": {"differing": ["norm"]}}, "norm.*do not serve"),
     "logits differ": ("reload_equals_saved", {"saved": {"reload_difference": 0.01}}, "0.01"),
     "merged wrongly": ("reload_equals_saved", {"saved": {"merge_difference": 0.01}}, "0.01"),
+    "logits differ in 16 bits": (
+        "reload_equals_saved", {"saved": {"compared_in": "bfloat16", "reload_difference": 0.02}}, "0.02"),
 }  # fmt: skip
 SPLIT = sft_checks.TrainingSplit(sequences=4, labels=50, tokens=90)
 
 
 def test_a_good_report_passes_every_check():
     assert all(check.passed and check.blocking for check in sft_checks.checks({0: report(), 1: report()}, SPLIT))
+
+
+def test_rounding_of_a_merge_in_16_bits_and_logits_that_were_not_compared_block_nothing():
+    rounded = {"compared_in": "bfloat16", "merge_difference": 0.06}
+    apart = {"reload_difference": None, "merge_difference": None}
+    for saved in (rounded, apart):
+        (outcome,) = (c for c in sft_checks.proofs({0: report(saved=saved)}) if c.name == "reload_equals_saved")
+        assert outcome.passed, outcome.message
 
 
 @pytest.mark.parametrize("fault", FAULTS)

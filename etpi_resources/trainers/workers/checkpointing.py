@@ -22,12 +22,25 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 
 
-def load_model(folder: str | Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Return a causal language model from a folder of safetensors, in `dtype`, on the CPU.
+def load_model(folder: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> PreTrainedModel:
+    """Return a causal language model from a folder of safetensors, in `dtype`, on `device`.
 
-    Its attention is `sdpa`, or `eager` for a model without (gpt-oss).
+    Its attention is `sdpa`, or `eager` for a model without (gpt-oss). On a GPU each tensor goes there from the file, so
+    the host holds no copy.
     """
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, local_files_only=True)
+    placed = {} if torch.device(device).type == "cpu" else {"device_map": {"": device}}
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, use_safetensors=True, local_files_only=True, **placed
+    )
+
+
+def device_with_room(folder: str | Path, device: torch.device) -> torch.device:
+    """Return `device` if it has the memory for the weights in a folder besides what it holds; else the CPU."""
+    if device.type == "cpu":
+        return device
+    torch.cuda.empty_cache()
+    size = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
+    return device if torch.cuda.mem_get_info(device)[0] > 1.1 * size else torch.device("cpu")
 
 
 def stored_dtype(folder: str | Path) -> torch.dtype:
@@ -75,11 +88,13 @@ def save_adapter(model: Any, folder: Path, base_name: str) -> None:
     path.write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
 
 
-def attach_adapter(base: str | Path, adapter: Path) -> Any:
-    """Return a PEFT model in float32: the base with an adapter read from disk."""
+def attach_adapter(
+    base: str | Path, adapter: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> Any:
+    """Return a PEFT model: the base in `dtype` with a float32 adapter read from disk."""
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(load_model(base, torch.float32), adapter).eval()
+    return PeftModel.from_pretrained(load_model(base, dtype, device), adapter).eval()
 
 
 def zero_adapters(folder: Path) -> tuple[list[str], int]:
@@ -89,22 +104,52 @@ def zero_adapters(folder: Path) -> tuple[list[str], int]:
     return [name for name in up if not tensors[name].any()], len(up)
 
 
-def unchanged(model: PreTrainedModel, base: str | Path) -> tuple[list[str], int]:
-    """Return the names of trained tensors that equal the base's in float32, and the number of trained tensors."""
-    before = load_model(base, torch.float32).state_dict()
+def changes_from_base(model: torch.nn.Module, base: str | Path) -> tuple[list[str], int, float]:
+    """Compare trained tensors with the base's.
+
+    Returns:
+        The names of trained tensors that equal the base's in float32; how many are trained; and the share of their
+        entries that differ in the base's stored dtype, which is what a checkpoint keeps.
+    """
+    dtype = stored_dtype(base)
+    before = load_model(base, dtype).state_dict()
     trained = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-    same = [name for name, tensor in trained.items() if torch.equal(tensor.detach().float().cpu(), before[name])]
-    return same, len(trained)
+    same, entries, changed = [], 0, 0
+    for name, tensor in trained.items():
+        old, new = before[name], tensor.detach().cpu()
+        if torch.equal(new.float(), old.float()):
+            same.append(name)
+        entries, changed = entries + old.numel(), changed + int((new.to(dtype) != old).sum())
+    return same, len(trained), changed / max(1, entries)
+
+
+def merged_share(model: Any, merged: torch.nn.Module, dtype: torch.dtype) -> float:
+    """Return the share of entries that merging changed in the weights below an adapter, in the stored dtype.
+
+    Args:
+        model: the PEFT model. merged: another copy of it, merged.
+    """
+    after, entries, changed = dict(merged.named_parameters()), 0, 0
+    for name, weight in model.get_base_model().named_parameters():
+        if ".base_layer." in name:
+            old, new = (w.detach().cpu().to(dtype) for w in (weight, after[name.replace(".base_layer.", ".")]))
+            entries, changed = entries + old.numel(), changed + int((new != old).sum())
+    return changed / max(1, entries)
 
 
 @torch.no_grad()
 def logits_of(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Return logits (B, L, vocabulary) in float32 on the CPU, for ids (B, L), without dropout or autocast."""
-    device = next(model.parameters()).device
+    """Return logits (B, L, vocabulary) in float32 on the CPU, for ids (B, L), computed in the dtype of the weights.
+
+    The forward pass is that of the model's class: a trainer's wrappers (autocast, a fused head) are passed by, so that
+    a trained model and one read from disk compute alike.
+    """
+    bare: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore
+    device = next(bare.parameters()).device
     was_training = model.training
     model.eval()
     with torch.autocast(device.type, enabled=False):
-        logits = model(input_ids=ids.to(device), use_cache=False).logits.float().cpu()
+        logits = type(bare).forward(bare, input_ids=ids.to(device), use_cache=False).logits.float().cpu()
     model.train(was_training)
     return logits
 
@@ -114,12 +159,22 @@ def largest_difference(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max() / b.abs().max().clamp(min=1e-12))
 
 
-def same_weights(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> list[str]:
-    """Return the names of the model's tensors that differ from a saved folder's, both in `dtype`."""
-    saved = load_model(folder, dtype).state_dict()
-    weights = model.state_dict()
+def differing_tensors(model: torch.nn.Module, read: torch.nn.Module, dtype: torch.dtype) -> list[str]:
+    """Return the names of the model's tensors that another model, read from files in `dtype`, has otherwise."""
+    saved = read.state_dict()
     return [
         name
-        for name, tensor in weights.items()
-        if name not in saved or not torch.equal(tensor.cpu().to(dtype), saved[name])
+        for name, tensor in model.state_dict().items()
+        if name not in saved or not torch.equal(tensor.cpu().to(dtype).to(saved[name].dtype), saved[name].cpu())
     ]
+
+
+def cast_alike(model: torch.nn.Module, read: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Round the model's tensors to `dtype`, in place, each kept in the dtype that the read model has for it.
+
+    Tensors that are in no checkpoint (rotary frequencies) stay.
+    """
+    saved = read.state_dict()
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if name in saved:
+            tensor.data = tensor.data.to(dtype).to(saved[name].dtype)

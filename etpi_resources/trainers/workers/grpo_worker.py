@@ -157,7 +157,7 @@ def build_trainer(
         peft_config=adapter,
     )
     survive_trackers(trainer, worker.log)
-    unwrapped: Any = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+    unwrapped: Any = trainer.accelerator.unwrap_model(trainer.model)
     policy = unwrapped.get_base_model() if adapter else unwrapped
     chat = ChatFormat(config.base_name, tokenizer, config.chat_template)
     if config.server is None:

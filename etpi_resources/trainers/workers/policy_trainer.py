@@ -46,7 +46,8 @@ class PolicyTrainer(GRPOTrainer):
         self._scores: tuple[torch.Tensor, torch.Tensor] | None = None
         super().__init__(rollout_func=self._rollouts, reward_funcs=[self._rewards], **arguments)
         models: list[Any] = [m for m in (self.model, self.ref_model) if m is not None]
-        unwrapped: list[Any] = [self.accelerator.unwrap_model(m, keep_fp32_wrapper=False) for m in models]
+        # Without the wrapper of 16 bits accelerate would take TRL's fused head off too, whose `__wrapped__` it follows.
+        unwrapped: list[Any] = [self.accelerator.unwrap_model(m) for m in models]
         bare: list[Any] = [m.get_base_model() if isinstance(m, PeftModel) else m for m in unwrapped]
         self.no_trees = next((refusal for m in bare if (refusal := refuses_trees(m))), None)
 

@@ -32,32 +32,66 @@ def finish(
 ) -> SavedFigures:
     """Merge the adapters of every saved step, and compare the trained model with the base and with the saved files.
 
+    Tensors are compared exactly. Logits are compared between models on one device in one dtype, else not at all. No
+    copy of the base is larger than its files. The trainer cannot train on afterwards.
+
     Args:
         folders: step -> folder, in order; the last is final.
         ids: tokens (1, L) to compare logits on.
     """
-    last = folders[max(folders)]
-    dtype = cp.stored_dtype(config.base)
-    model = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if lora:
+        return _finish_adapter(config, model, folders, ids)
+    return _finish_full(config, model, folders[max(folders)], ids)
+
+
+def _finish_full(config: TunedModel, model: Any, folder: Path, ids: torch.Tensor) -> SavedFigures:
+    stored = cp.stored_dtype(config.base)
+    unchanged, trained, changed = cp.changes_from_base(model, config.base)
+    read = cp.load_model(folder, stored, cp.device_with_room(folder, model.device))
+    differing = cp.differing_tensors(model, read, stored)
+    difference = None
+    if read.device == model.device:
+        cp.cast_alike(model, read, stored)
+        difference = cp.largest_difference(cp.logits_of(read, ids), cp.logits_of(model, ids))
+    return SavedFigures(
+        dtype=_name(stored),
+        compared_in=_name(stored),
+        changed_share=changed,
+        unchanged=tuple(unchanged),
+        trained=trained,
+        differing=tuple(differing),
+        reload_difference=difference,
+    )
+
+
+def _finish_adapter(config: TunedModel, model: Any, folders: Mapping[int, Path], ids: torch.Tensor) -> SavedFigures:
+    stored, last = cp.stored_dtype(config.base), folders[max(folders)]
+    computed = next(p.dtype for p in model.parameters() if not p.requires_grad)
     trained = cp.logits_of(model, ids)
-    base = cp.logits_of(cp.load_model(config.base, torch.float32), ids)
-    figures: dict[str, Any] = {
-        "dtype": str(dtype).removeprefix("torch."),
-        "base_difference": cp.largest_difference(trained, base),
-    }
-    if not lora:
-        figures["unchanged"], figures["trained"] = cp.unchanged(model, config.base)
-        figures["differing"] = cp.same_weights(model, last, dtype)
-        reloaded = cp.logits_of(cp.load_model(last, dtype), ids)
-        return SavedFigures(**figures, reload_difference=cp.largest_difference(reloaded, trained))
-    figures["zero_adapters"], figures["adapters"] = cp.zero_adapters(last / "adapter")
+    with model.disable_adapter():
+        base = cp.logits_of(model, ids)
+    zero, adapters = cp.zero_adapters(last / "adapter")
+    figures: dict[str, Any] = {"base_difference": cp.largest_difference(trained, base)}
     for folder in folders.values():
-        attached = cp.attach_adapter(config.base, folder / "adapter")
-        reloaded = cp.logits_of(attached, ids)
+        place = cp.device_with_room(config.base, model.device)
+        attached = cp.attach_adapter(config.base, folder / "adapter", computed, place)
+        if folder != last:
+            cp.save_model(attached.merge_and_unload(), folder, stored, Path(config.base), config.chat_template)
+            continue
+        differing = cp.differing_tensors(model, attached, computed)
+        if place == model.device:
+            figures["reload_difference"] = cp.largest_difference(cp.logits_of(attached, ids), trained)
         merged = attached.merge_and_unload()
-        cp.save_model(merged, folder, dtype, Path(config.base), config.chat_template)
-        if folder == last:
-            figures["reload_difference"] = cp.largest_difference(reloaded, trained)
-            figures["merge_difference"] = cp.largest_difference(cp.logits_of(merged, ids), reloaded)
-            figures["differing"] = cp.same_weights(merged, folder, dtype)
-    return SavedFigures(**figures)
+        cp.save_model(merged, folder, stored, Path(config.base), config.chat_template)
+        if place == model.device:
+            figures["merge_difference"] = cp.largest_difference(cp.logits_of(merged, ids), trained)
+        figures["changed_share"] = cp.merged_share(model, merged, stored)
+        figures["differing"] = (*differing, *cp.differing_tensors(merged, cp.load_model(folder, stored), stored))
+    return SavedFigures(
+        dtype=_name(stored), compared_in=_name(computed), zero_adapters=tuple(zero), adapters=adapters, **figures
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -27,7 +27,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.trainers.contracts import LoraSettings
 from etpi_resources.trainers.workers.adapters import lora_config
-from etpi_resources.trainers.workers.checkpointing import load_model
+from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
 from etpi_resources.trainers.workers.plan import MicroBatch
 
 
@@ -144,12 +144,14 @@ def reshard(model: torch.nn.Module) -> None:
 
 
 def gather_adapter(model: PreTrainedModel, base: str | Path, settings: LoraSettings) -> Any:
-    """Return a PEFT model in float32 on the CPU of rank 0: the base and the trained adapter; None on other ranks."""
+    """Return a PEFT model on the CPU of rank 0: the base in the dtype that it was trained on, and the trained adapter;
+    None on other ranks."""
     from peft import get_peft_model
 
     if dist.get_rank() != 0:
         return None
-    whole: Any = get_peft_model(load_model(base, torch.float32), lora_config(settings))
+    frozen = next(tensor.dtype for tensor in model.parameters() if not tensor.requires_grad)
+    whole: Any = get_peft_model(load_model(base, frozen), lora_config(settings))
     trained = {name: tensor.detach().cpu() for name, tensor in model.named_parameters() if tensor.requires_grad}
     if unknown := whole.base_model.model.load_state_dict(trained, strict=False).unexpected_keys:
         raise RuntimeError(f"the sharded adapter has tensors that PEFT's has not: {', '.join(unknown[:5])}")
@@ -165,8 +167,9 @@ def gather(model: PreTrainedModel, base: str | Path) -> PreTrainedModel | None:
     weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if dist.get_rank() != 0:
         return None
-    whole = load_model(base, torch.float32)
-    whole.load_state_dict(weights)
+    whole = load_model(base, stored_dtype(base))
+    whole.load_state_dict(weights, assign=True)  # the base's tensors go; these are in float32
+    whole.tie_weights()
     config: Any = copy.deepcopy(model.config)
     del config.distributed_config
     whole.config, whole.generation_config = config, model.generation_config
