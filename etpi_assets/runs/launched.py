@@ -18,7 +18,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from etpi_assets.asset_run import CONSENT_TAG
+from etpi_assets.asset import CONSENT_TAG
 from etpi_assets.partitions import PARTITION_TAG
 from etpi_assets.planner import plan
 from etpi_assets.runs.runner import failure_line, input_jobs, opening

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from etpi_assets.asset_run import CONSENT_TAG, label
+from etpi_assets.asset import CONSENT_TAG, label
 from etpi_assets.definitions import build_defs, resource_of
 from etpi_assets.graph import JOBS
 from etpi_assets.planner import Step, open_steps, plan

@@ -15,7 +15,7 @@ from threading import Event, Thread
 import pytest
 
 from etpi_assets import resources
-from etpi_assets.asset_run import resource_lock
+from etpi_assets.asset import resource_lock
 from etpi_assets.runs import pool
 from etpi_assets.specs.load import load_specs
 from etpi_resources.lake.lake import Lake, Ref
