@@ -51,7 +51,7 @@ CURATED = ("selected_trajectories", "tito_pairs", "upweighted_dataset")
 
 def one(folder: Path) -> None:
     """Materialize every asset over the lake's rollout set in this process."""
-    from etpi_assets.asset_run import recipes
+    from etpi_assets.asset import recipes
 
     resources = Resources(lake=Lake(folder / "lake"), specs_folder=folder / "specs")
     qwen3().encode("The vocabulary is read once, whatever the turns.")

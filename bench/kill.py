@@ -37,7 +37,7 @@ import psutil
 import pyarrow as pa
 from machine import machine
 
-from etpi_assets.asset_run import label
+from etpi_assets.asset import label
 from etpi_assets.graph import GRAPH
 from etpi_resources.engines.endpoints import EngineUnavailable
 from etpi_resources.engines.vllm_server import vllm_program

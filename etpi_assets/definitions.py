@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from etpi_assets.asset_run import recipes
+from etpi_assets.asset import recipes
 from etpi_assets.automation.alerts import alert_sensor
 from etpi_assets.automation.conditions import automation_sensor, with_automation
 from etpi_assets.automation.import_folders import import_sensor

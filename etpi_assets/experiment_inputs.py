@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import dagster as dg
 
-from etpi_assets.asset_run import CONSENT_TAG, AssetRecipe
+from etpi_assets.asset import CONSENT_TAG, AssetRecipe
 from etpi_assets.graph import GRAPH
 from etpi_assets.materialize import (
     EXPERIMENT_INPUTS,

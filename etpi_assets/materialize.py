@@ -1,6 +1,6 @@
 """Turn a node of the graph and a plain function into a Dagster asset: partitions, dependencies, checks, metadata.
 
-The skip rule and publishing are in `asset_run`.
+The skip rule and publishing are in `asset`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import dagster as dg
 
-from etpi_assets.asset_run import (
+from etpi_assets.asset import (
     CONSENT_TAG,
     AssetRecipe,
     Markdown,

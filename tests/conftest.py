@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 import torch
 
-from etpi_assets import asset_run, planner
+from etpi_assets import asset, planner
 from etpi_assets.graph import GRAPH
 from etpi_assets.runs import acceptance as changes
 from etpi_assets.runs import explain
@@ -106,7 +106,7 @@ def code(monkeypatch):
 
         return PartitionCode(version(node.name), version(f"{node.name} kept") if node.kept else None)
 
-    for module in (planner, asset_run, changes, explain):
+    for module in (planner, asset, changes, explain):
         monkeypatch.setattr(module, "code_of", code_of)
     return versions
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.agent.tools import tool_schemas
-from etpi_assets.asset_run import AssetRun, Input, Produced, asset
+from etpi_assets.asset import AssetRun, Input, Produced, asset
 from etpi_assets.curation import duplicates, gates, integrity, lengths, merge, select, upweight
 from etpi_assets.curation.captured import COLUMNS
 from etpi_assets.curation.dataset_blocks import DatasetRecipe

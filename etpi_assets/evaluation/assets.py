@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.asset_run import AssetRun, Input, Produced, asset
+from etpi_assets.asset import AssetRun, Input, Produced, asset
 from etpi_assets.curation.gates import apply_overrides
 from etpi_assets.evaluation import metrics, probes, stopping
 from etpi_assets.evaluation.probe_plan import (

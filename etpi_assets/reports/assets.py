@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.asset_run import AssetRun, Input, Markdown, Produced, asset
+from etpi_assets.asset import AssetRun, Input, Markdown, Produced, asset
 from etpi_assets.evaluation import stopping
 from etpi_assets.graph import GRAPH
 from etpi_assets.planner import accepted

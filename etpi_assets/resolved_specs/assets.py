@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from etpi_assets.asset_run import AssetRun, Produced, asset
+from etpi_assets.asset import AssetRun, Produced, asset
 from etpi_resources.lake.schemas import from_rows
 
 

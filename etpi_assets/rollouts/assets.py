@@ -12,7 +12,7 @@ from functools import partial
 import pyarrow as pa
 
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
-from etpi_assets.asset_run import AssetRun, Input, Produced, asset, resource_lock
+from etpi_assets.asset import AssetRun, Input, Produced, asset, resource_lock
 from etpi_assets.importers import find_units
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect

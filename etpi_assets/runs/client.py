@@ -23,7 +23,7 @@ from typing import Self
 
 import dagster as dg
 
-from etpi_assets.asset_run import CONSENT_TAG, label
+from etpi_assets.asset import CONSENT_TAG, label
 from etpi_assets.experiment_inputs import input_steps
 from etpi_assets.graph import GRAPH, JOBS
 from etpi_assets.jobs import failure_reason

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.asset_run import AssetRun, Input, Produced, asset
+from etpi_assets.asset import AssetRun, Input, Produced, asset
 from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.scoring.structure import structure_of

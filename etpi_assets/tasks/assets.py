@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from etpi_assets.asset_run import AssetRun, Produced, asset
+from etpi_assets.asset import AssetRun, Produced, asset
 from etpi_assets.tasks import downloads
 from etpi_assets.tasks.checks import NAMES, check_tasks
 from etpi_assets.tasks.families import load_family

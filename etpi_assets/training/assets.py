@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from etpi_assets.asset_run import AssetRun, Input, Markdown, Produced, asset
+from etpi_assets.asset import AssetRun, Input, Markdown, Produced, asset
 from etpi_assets.scoring.rewards import rescore
 from etpi_assets.scoring.rewards.functions import check_terms, version_of
 from etpi_assets.specs.experiment import ExperimentSpec

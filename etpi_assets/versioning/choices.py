@@ -23,7 +23,7 @@ _EDITS = f"{_CODE_VERSIONS}::test_no_edit_leaves_the_version_of_a_result_that_it
 _PLANNER = "tests/graph/test_planner.py"
 
 INFRASTRUCTURE: Mapping[str, tuple[str, str]] = {
-    "etpi_assets.asset_run": (
+    "etpi_assets.asset": (
         "locks, the skip rule and publishing",
         f"{_CODE_VERSIONS}::test_published_bytes_are_the_same_as_ever",
     ),

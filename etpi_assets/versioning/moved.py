@@ -22,9 +22,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 MOVED: Mapping[str, str] = {
-    "etpi_assets.asset_run:AssetRun": "etpi_assets.materialize:AssetRun",
-    "etpi_assets.asset_run:Produced": "etpi_assets.materialize:Produced",
-    "etpi_assets.asset_run:asset": "etpi_assets.materialize:etpi_asset",
+    "etpi_assets.asset": "etpi_assets.asset_run",
+    "etpi_assets.asset:AssetRun": "etpi_assets.materialize:AssetRun",
+    "etpi_assets.asset:Produced": "etpi_assets.materialize:Produced",
+    "etpi_assets.asset:asset": "etpi_assets.materialize:etpi_asset",
     "etpi_assets.resolved_specs.assets": "etpi_assets.specs.assets",
     "etpi_assets.worlds.coop_tiny.emulated": "etpi_assets.worlds.emulated",
     "etpi_resources.backend:backend": "etpi_resources.cluster.settings:cluster",

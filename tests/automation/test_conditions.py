@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from etpi_assets.asset_run import recipes
+from etpi_assets.asset import recipes
 from etpi_assets.automation.conditions import AUTOMATED, EXPENSIVE, automation_sensor, with_automation
 from etpi_assets.graph import GRAPH
 from etpi_assets.materialize import build_asset

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from etpi.reference import environment, specs
 from etpi.reference.pages import COMMAND, REFERENCE, ROOT
-from etpi_assets.asset_run import recipes
+from etpi_assets.asset import recipes
 from etpi_assets.checks import CHECKS
 from etpi_assets.specs.load import MODELS, inner_section
 

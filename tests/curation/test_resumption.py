@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 KILLED = f"""
 import json, os, signal, sys
 from pathlib import Path
-from etpi_assets import asset_run
+from etpi_assets import asset as asset_module
 from etpi_assets.curation import dataset_plan
 from etpi_resources.process import pool
 from etpi_resources.process.supervise import descendants
@@ -48,7 +48,7 @@ def killed_at_the_third_block(*arguments, **options):
             os.kill(os.getpid(), signal.SIGKILL)
         yield part
 
-asset_run.ordered_map = killed_at_the_third_block
+asset_module.ordered_map = killed_at_the_third_block
 CurationLake(Path(sys.argv[1])).make("upweighted_dataset", "clean")
 """
 """A run with worker processes that is killed when it has the third block of a data set; it prints their pids."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from etpi_assets.asset_run import Outcome, recipes
+from etpi_assets.asset import Outcome, recipes
 from etpi_assets.evaluation import assets as evaluation
 from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ServingSection

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from etpi_assets import asset_run
-from etpi_assets.asset_run import AssetRun, Input, Produced, asset
+from etpi_assets import asset as asset_module
+from etpi_assets.asset import AssetRun, Input, Produced, asset
 from etpi_assets.graph import GRAPH, STAGES, Graph, GraphError
 from etpi_resources.lake.lake import LakeError
 from tests.support.graph import World
@@ -22,8 +22,8 @@ from tests.support.graph import World
 def graph(monkeypatch) -> Graph:
     """An empty graph, which `@asset` fills."""
     graph = Graph()
-    monkeypatch.setattr(asset_run, "GRAPH", graph)
-    monkeypatch.setattr(asset_run, "_RECIPES", {})
+    monkeypatch.setattr(asset_module, "GRAPH", graph)
+    monkeypatch.setattr(asset_module, "_RECIPES", {})
     return graph
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from etpi_assets import planner
-from etpi_assets.asset_run import AssetRun, CodeChanged
+from etpi_assets.asset import AssetRun, CodeChanged
 from etpi_assets.graph import GRAPH
 from etpi_assets.runs.acceptance import NotAcceptable, accept, accept_all
 from etpi_assets.specs.load import SpecError

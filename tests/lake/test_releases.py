@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from etpi_assets.asset_run import recipes
+from etpi_assets.asset import recipes
 from etpi_assets.graph import GRAPH
 from etpi_assets.planner import CONSENTS, plan
 from etpi_assets.resources import Resources

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.agent.actions import read_actions
-from etpi_assets.asset_run import recipes
+from etpi_assets.asset import recipes
 from etpi_assets.curation import gates
 from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.evaluation.probes import prompt_parity

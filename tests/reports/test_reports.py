@@ -14,7 +14,7 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from etpi_assets.asset_run import recipes as all_recipes
+from etpi_assets.asset import recipes as all_recipes
 from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.evaluation.metrics import measure
 from etpi_assets.graph import GRAPH

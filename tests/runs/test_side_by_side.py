@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pytest
 
 from etpi_assets import resources
-from etpi_assets.asset_run import resource_lock
+from etpi_assets.asset import resource_lock
 from etpi_assets.resources import Resources, side_by_side
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.process.locks import machine_locks

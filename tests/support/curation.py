@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from etpi_assets.asset_run import Outcome, recipes
+from etpi_assets.asset import Outcome, recipes
 from etpi_assets.resources import Resources
 from etpi_resources.lake.lake import Lake
 

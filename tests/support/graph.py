@@ -14,7 +14,7 @@ from pathlib import Path
 import dagster as dg
 import pyarrow as pa
 
-from etpi_assets.asset_run import AssetRecipe, AssetRun, Input, Produced, recipes
+from etpi_assets.asset import AssetRecipe, AssetRun, Input, Produced, recipes
 from etpi_assets.experiment_inputs import experiment_inputs
 from etpi_assets.graph import GRAPH
 from etpi_assets.jobs import build_jobs

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from etpi_assets.asset_run import recipes
+from etpi_assets.asset import recipes
 from etpi_assets.resources import Resources
 from etpi_assets.tasks.table import task_table
 from etpi_assets.worlds.terminal_tiny.generate import generate_tasks

@@ -12,7 +12,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from etpi_assets.asset_run import Outcome, recipes
+from etpi_assets.asset import Outcome, recipes
 from etpi_assets.materialize import RESOURCE, build_asset
 from etpi_assets.resources import Resources
 from etpi_assets.specs.server import ServerSection

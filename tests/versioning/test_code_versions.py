@@ -242,6 +242,7 @@ PROGRAMS = {
     "etpi_assets.runs.preflight": "checks before a run",
     "etpi_assets.tiny_bases.rebuild": "rebuilds the shipped tiny bases, a command",
     "etpi_assets.jobs": "groups assets for Dagster",
+    "etpi_assets.materialize": "turns recipes into Dagster assets",
     "etpi_assets.partitions": "names partitions for Dagster",
     "etpi_assets.reports.findings": "rewrites the README's tables",
     "etpi_assets.reports.history": "rewrites the README's tables",
