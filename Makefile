@@ -148,13 +148,13 @@ view: environment  ## pages of transcripts, tokens and data sets on http://local
 docs: environment  ## rewrite the pages that are generated from the code: docs/reference, formats.md, chat_formats.md
 	@$(BIN)/python -m etpi.reference
 
-PYTEST = $(BIN)/python -m pytest --numprocesses 2
+PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 test: setup lint  ## lint and the tests that catch what matters (8 minutes)
-	@$(PYTEST) --dist loadfile -m quick --hypothesis-profile quick
+	@$(PYTEST) -m quick --hypothesis-profile quick
 
 test-all: setup consumers mitmproxy  ## every other test but those of test-long, and properties with more examples (45 minutes)
-	@$(PYTEST) --dist loadgroup --no-loadscope-reorder -m "not long and (not quick or hypothesis)"
+	@$(PYTEST) -m "not long and (not quick or hypothesis)"
 
 test-long: setup consumers mitmproxy  ## commands of docs pages, three machines, vLLM, 100 kills, 30 minutes of failing servers, rehearsals (hours)
 	@ETPI_TEST_CLUSTER=1 $(BIN)/python -m pytest -m long

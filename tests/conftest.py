@@ -38,52 +38,62 @@ MARK_OF_FIXTURE = {
     "postgres_server": "cluster",
     "services": "long",
 }
+MARK_OF_PARAMETER = {("factory", "docker"): "docker", ("locks", "postgres"): "cluster"}
 MARK_OF_FOLDER = {"cluster": "cluster"}
-ONE_PROCESS = ("cluster", "docker")
-"""Marks whose tests share a server of the session; one process starts it, and starts with it."""
+FIRST = ("cluster", "docker")
+"""Marks whose tests share a server of the session; they are the largest groups, so processes start with them."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with what it needs, name the process it runs in, and start with the largest groups.
-
-    A file's tests run in one process, because they share its fixtures; attacks share nothing and come last, so that
-    they fill whichever process is free.
-    """
+    """Mark each test with what it needs; put the largest groups first, and attacks, which share nothing, last."""
     for item in items:
         for name in _needs(item):
             item.add_marker(name)
         marks = {mark.name for mark in item.iter_markers()}
         if not marks & COSTLY:
             item.add_marker("quick")
-        if "attack" not in marks:
-            shared = next((mark for mark in ONE_PROCESS if mark in marks), item.path.stem)
-            item.add_marker(pytest.mark.xdist_group(shared))
     items.sort(key=_turn)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Run tests that share a fixture in one process: those of a file, of the cluster, and of Docker.
+
+    pytest-xdist's own `loadgroup` does nothing under pytest 9.2, which ignores the names that it gives to tests.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            if path.startswith("tests/attacks/"):
+                return nodeid
+            if path.startswith("tests/cluster/"):
+                return "cluster"
+            return "docker" if "[docker" in nodeid or "docker" in path or "container" in path else path
+
+    return Groups(config, log)
 
 
 def _needs(item: pytest.Item) -> set[str]:
     """Return the marks that follow from a test's folder, fixtures and parameters."""
     call = getattr(item, "callspec", None)
-    values = [value for value in call.params.values() if isinstance(value, str)] if call else []
-    names = {MARK_OF_FOLDER.get(item.path.parent.name)} | {MARK_OF_FIXTURE.get(name) for name in _fixtures(item)}
-    if call and call.params.get("factory") == "docker":
-        names.add("docker")
-    if OF_CONSUMERS.intersection(values):
+    given = {name: value for name, value in call.params.items() if isinstance(value, str)} if call else {}
+    names = {MARK_OF_FOLDER.get(item.path.parent.name)}
+    names |= {MARK_OF_FIXTURE.get(name) for name in getattr(item, "fixturenames", ())}
+    names |= {MARK_OF_PARAMETER.get(pair) for pair in given.items()}
+    if OF_CONSUMERS.intersection(given.values()):
         names.add("consumers")
     if item.get_closest_marker("vllm"):
         names.add("long")
     return {name for name in names if name}
 
 
-def _fixtures(item: pytest.Item) -> list[str]:
-    return getattr(item, "fixturenames", [])
-
-
 def _turn(item: pytest.Item) -> int:
-    """Return where a test's group stands in the order."""
+    """Return where a test stands in the order."""
     marks = {mark.name for mark in item.iter_markers()}
-    first = [mark in marks for mark in ONE_PROCESS]
+    first = [mark in marks for mark in FIRST]
     return first.index(True) if any(first) else len(first) + ("attack" in marks)
 
 

@@ -271,6 +271,7 @@ def _grammar_requests(count: int, tail: str, **sampler: Any) -> list[Request]:
     return requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tail", ["", "<think>", "<think>\n"])
 def test_random_model_adheres_with_a_grammar_and_not_without(engine: TransformersEngine, tail: str):
     chat = load_chat_format("tiny")

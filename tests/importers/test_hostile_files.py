@@ -78,7 +78,7 @@ def parquet_of_repeated_values(path: Path) -> None:
             lambda p: gzip_bomb(p, json.dumps(ROW).encode() + b"\n"),
             ["imported", "too_large"],
         ),
-        ("page.parquet", parquet_of_one_page, ["decompression_bomb"]),
+        pytest.param("page.parquet", parquet_of_one_page, ["decompression_bomb"], marks=pytest.mark.slow),
     ],
 )
 def test_decompression_bomb_is_quarantined_within_bounded_memory(tmp_path, name, write, reasons):

@@ -17,6 +17,7 @@ import pytest
 from tests.support.graph import write_spec
 from tests.support.small_specs import DATA_ALONE, ROLLOUT_SET, SUITE
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 CURSOR_HIDDEN, CURSOR_SHOWN = "\x1b[?25l", "\x1b[?25h"
 UNTRAINED = """

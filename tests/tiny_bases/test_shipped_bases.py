@@ -18,6 +18,7 @@ from etpi_assets.tiny_bases import shipped as shipped_bases
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import Lake, LakeError, folder_hash, sha256_of
 
+pytestmark = pytest.mark.slow
 USED = rebuild_bases.used_by_shipped_specs()
 WORLDS = [section.world for section, _ in USED]
 SMALLEST = USED[WORLDS.index("arithmetic_tiny")]
