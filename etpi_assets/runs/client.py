@@ -195,7 +195,7 @@ class Client:
     def _run(self, job: str, key: str | None, assets: Sequence[str] | None, run: _Followed) -> list[str]:
         start, run_id = time.monotonic(), str(uuid.uuid4())
         name = f"{job} of {key}" if key else job
-        display().line(f"-- {name}")
+        display().line(f"-- {name}: run {run_id}")
         display().show(Activity(name), run_id)
         self._runs[run_id] = run
         try:
@@ -217,7 +217,7 @@ class Client:
 
     def _entries(self, run_id: str) -> Iterator[dg.EventLogEntry]:
         """Yield the entries of a run's event log as they are written, until it has ended."""
-        cursor, deadline = None, float("inf")
+        cursor, deadline, told = None, float("inf"), False
         while True:
             stopped = self._stopped.is_set()
             ended = self._dagster_run(run_id).is_finished
@@ -226,13 +226,19 @@ class Client:
             yield from (record.event_log_entry for record in connection.records)
             if connection.has_more:
                 continue
-            if ended or time.monotonic() > deadline:
+            if ended:
                 return
+            if stopped and not told:
+                deadline = min(deadline, time.monotonic() + STOP_SECONDS)
+                if told := self._instance.run_coordinator.cancel_run(run_id):
+                    display().line(f"-- stopping run {run_id}")
+            if time.monotonic() > deadline:
+                if not self._here:
+                    return
+                self._server.kill()
             if self._here and self._server.ended:
                 self._report_killed(run_id)
-            elif stopped and deadline == float("inf") and self._instance.run_launcher.terminate(run_id):
-                deadline = time.monotonic() + STOP_SECONDS
-            if stopped:
+            elif stopped:
                 time.sleep(POLL_SECONDS)
             else:
                 self._stopped.wait(POLL_SECONDS)
