@@ -217,7 +217,7 @@ class Client:
 
     def _entries(self, run_id: str) -> Iterator[dg.EventLogEntry]:
         """Yield the entries of a run's event log as they are written, until it has ended."""
-        cursor, deadline, told = None, float("inf"), False
+        cursor, deadline, canceled = None, float("inf"), False
         while True:
             stopped = self._stopped.is_set()
             ended = self._dagster_run(run_id).is_finished
@@ -228,9 +228,9 @@ class Client:
                 continue
             if ended:
                 return
-            if stopped and not told:
+            if stopped and not canceled:
                 deadline = min(deadline, time.monotonic() + STOP_SECONDS)
-                if told := self._instance.run_coordinator.cancel_run(run_id):
+                if canceled := self._instance.run_coordinator.cancel_run(run_id):
                     display().line(f"-- stopping run {run_id}")
             if time.monotonic() > deadline:
                 if not self._here:
@@ -264,9 +264,9 @@ class Client:
         """Note and show an entry of a run's event log."""
         event = entry.dagster_event
         if event is None:
-            own = entry.user_message.startswith(_DAGSTERS_OWN)
+            from_dagster = entry.user_message.startswith(_DAGSTERS_OWN)
             shown_live = self._here and entry.user_message.startswith(LOGGED_PROGRESS)
-            if not (own or shown_live):
+            if not (from_dagster or shown_live):
                 display().line(entry.user_message)
         elif event.is_step_failure:
             self._take_failure(event, run)
