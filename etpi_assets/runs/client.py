@@ -48,6 +48,7 @@ LONGEST_REASON = 300
 """Characters of a failure in the summary of a run; the whole message was shown when the step failed."""
 EXPERIMENT_ASSETS = ("experiment_inputs", *(name for name in JOBS["run_experiment"][1] if GRAPH[name].set != "all"))
 """The assets of an experiment's run where one of several ends with the tables across experiments."""
+SERVER_KILLED = "Dagster's code server was killed, and its runs with it; the machine may have run out of memory"
 _DAGSTERS_OWN = ("[pipes]", "Dependencies for step ")
 """How messages begin that Dagster writes without an event; the summary of a failed run says what did not run."""
 
@@ -193,6 +194,8 @@ class Client:
     # --- one run ---------------------------------------------------------------------------------------------------
 
     def _run(self, job: str, key: str | None, assets: Sequence[str] | None, run: _Followed) -> list[str]:
+        if self._here and self._server.ended:
+            return [SERVER_KILLED]
         start, run_id = time.monotonic(), str(uuid.uuid4())
         name = f"{job} of {key}" if key else job
         display().line(f"-- {name}: run {run_id}")
@@ -245,8 +248,7 @@ class Client:
 
     def _report_killed(self, run_id: str) -> None:
         """Record that a run has failed whose process ended with the code server."""
-        reason = "Dagster's code server was killed, and the run with it; the machine may have run out of memory"
-        self._instance.report_run_failed(self._dagster_run(run_id), reason)
+        self._instance.report_run_failed(self._dagster_run(run_id), SERVER_KILLED)
 
     def _dagster_run(self, run_id: str) -> dg.DagsterRun:
         run = self._instance.get_run_by_id(run_id)
