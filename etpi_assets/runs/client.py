@@ -216,7 +216,7 @@ class Client:
             raise KeyboardInterrupt  # no further run may start
         if status is dg.DagsterRunStatus.SUCCESS:
             return []
-        return run.failures or [_one_line(f"run {run_id} ended as {status.value}: {run.last}")]
+        return run.failures or [_one_line(f"{status.value}: {run.last}")]
 
     def _entries(self, run_id: str) -> Iterator[dg.EventLogEntry]:
         """Yield the entries of a run's event log as they are written, until it has ended."""
