@@ -48,6 +48,7 @@ LONGEST_REASON = 300
 """Characters of a failure in the summary of a run; the whole message was shown when the step failed."""
 EXPERIMENT_ASSETS = ("experiment_inputs", *(name for name in JOBS["run_experiment"][1] if GRAPH[name].set != "all"))
 """The assets of an experiment's run where one of several ends with the tables across experiments."""
+SERVER_KILLED = "Dagster's code server was killed, and its runs with it; the machine may have run out of memory"
 _DAGSTERS_OWN = ("[pipes]", "Dependencies for step ")
 """How messages begin that Dagster writes without an event; the summary of a failed run says what did not run."""
 
@@ -193,9 +194,11 @@ class Client:
     # --- one run ---------------------------------------------------------------------------------------------------
 
     def _run(self, job: str, key: str | None, assets: Sequence[str] | None, run: _Followed) -> list[str]:
+        if self._here and self._server.ended:
+            return [SERVER_KILLED]
         start, run_id = time.monotonic(), str(uuid.uuid4())
         name = f"{job} of {key}" if key else job
-        display().line(f"-- {name}")
+        display().line(f"-- {name}: run {run_id}")
         display().show(Activity(name), run_id)
         self._runs[run_id] = run
         try:
@@ -213,11 +216,11 @@ class Client:
             raise KeyboardInterrupt  # no further run may start
         if status is dg.DagsterRunStatus.SUCCESS:
             return []
-        return run.failures or [_one_line(f"run {run_id} ended as {status.value}: {run.last}")]
+        return run.failures or [_one_line(f"{status.value}: {run.last}")]
 
     def _entries(self, run_id: str) -> Iterator[dg.EventLogEntry]:
         """Yield the entries of a run's event log as they are written, until it has ended."""
-        cursor, deadline = None, float("inf")
+        cursor, deadline, canceled = None, float("inf"), False
         while True:
             stopped = self._stopped.is_set()
             ended = self._dagster_run(run_id).is_finished
@@ -226,21 +229,26 @@ class Client:
             yield from (record.event_log_entry for record in connection.records)
             if connection.has_more:
                 continue
-            if ended or time.monotonic() > deadline:
+            if ended:
                 return
+            if stopped and not canceled:
+                deadline = min(deadline, time.monotonic() + STOP_SECONDS)
+                if canceled := self._instance.run_coordinator.cancel_run(run_id):
+                    display().line(f"-- stopping run {run_id}")
+            if time.monotonic() > deadline:
+                if not self._here:
+                    return
+                self._server.kill()
             if self._here and self._server.ended:
                 self._report_killed(run_id)
-            elif stopped and deadline == float("inf") and self._instance.run_launcher.terminate(run_id):
-                deadline = time.monotonic() + STOP_SECONDS
-            if stopped:
+            elif stopped:
                 time.sleep(POLL_SECONDS)
             else:
                 self._stopped.wait(POLL_SECONDS)
 
     def _report_killed(self, run_id: str) -> None:
         """Record that a run has failed whose process ended with the code server."""
-        reason = "Dagster's code server was killed, and the run with it; the machine may have run out of memory"
-        self._instance.report_run_failed(self._dagster_run(run_id), reason)
+        self._instance.report_run_failed(self._dagster_run(run_id), SERVER_KILLED)
 
     def _dagster_run(self, run_id: str) -> dg.DagsterRun:
         run = self._instance.get_run_by_id(run_id)
@@ -258,9 +266,9 @@ class Client:
         """Note and show an entry of a run's event log."""
         event = entry.dagster_event
         if event is None:
-            own = entry.user_message.startswith(_DAGSTERS_OWN)
+            from_dagster = entry.user_message.startswith(_DAGSTERS_OWN)
             shown_live = self._here and entry.user_message.startswith(LOGGED_PROGRESS)
-            if not (own or shown_live):
+            if not (from_dagster or shown_live):
                 display().line(entry.user_message)
         elif event.is_step_failure:
             self._take_failure(event, run)

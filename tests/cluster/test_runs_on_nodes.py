@@ -205,14 +205,14 @@ def test_ctrl_c_stops_the_run_and_leaves_no_process(site: Site) -> None:
             stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
     try:
-        waited(lambda: b"tasks: on node" in printed.read_bytes(), "no step began", printed.read_text)
+        waited(lambda: b"experiment_inputs: on node" in printed.read_bytes(), "no step began", printed.read_text)
         os.killpg(etpi.pid, signal.SIGINT)  # as a terminal does
         assert etpi.wait(timeout=120) == 130, printed.read_text()
     finally:
         if etpi.poll() is None:
             os.killpg(etpi.pid, signal.SIGKILL)
     told = printed.read_text()
-    run = re.search(r"prepare_suite of slow: run (\S+)", told)
+    run = re.search(r"run_experiment of \w+: run (\S+)", told)
     assert run and "Traceback" not in told and f"stopping run {run[1]}" in told, told
     assert site.ended(run[1]) == "CANCELED"
     _no_process_is_left(site)
