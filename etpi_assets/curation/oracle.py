@@ -391,7 +391,10 @@ def tokenizer_of(chat: ChatFormat) -> Any:
         folder = Path(snapshot_download(repo, revision=commit or None, local_files_only=True))
     if not (folder / "tokenizer_config.json").is_file():
         return chat.tokenizer
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except Exception:  # transformers does not know the class that the folder names; etpi reads its tokenizer.json
+        return chat.tokenizer
     tokenizer.chat_template = chat.template
     return tokenizer
 

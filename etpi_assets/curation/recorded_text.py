@@ -64,7 +64,9 @@ def _difference(content: str, reasoning: str, output: np.ndarray, chat: ChatForm
         decoded = decoded.replace("\ufffd", "")
         content, reasoning = content.replace("\ufffd", ""), reasoning.replace("\ufffd", "")
     flat = _FLAT.search(content)
-    written, left = _squeezed(decoded), _squeezed(decoded)
+    # A harness may record a turn without its thoughts; the ids then have more.
+    whole = reasoning or "</think>" in content
+    written, left = _squeezed(decoded), _squeezed(decoded if whole else decoded.rpartition("</think>")[2])
     for part in (_FLAT.sub("", content), reasoning):
         said = _squeezed(part)
         if said not in written:

@@ -9,7 +9,8 @@ closing tag after the call is ignored.
     open            drop                 drop                 cut
     closed          keep                 drop                 cut
 
-Cutting removes everything up to the first closing tag and the newline ids after it. If a think tag is left, or the ids
+Cutting removes everything up to the first closing tag and the newline ids after it. An output whose tags are all in
+code is dropped, since nothing tells whether it has thoughts. If a think tag is left, or the ids
 cannot be cut there because one of them has more text than the tag and newlines, the output is dropped.
 """
 
@@ -24,13 +25,14 @@ from itertools import pairwise
 import numpy as np
 
 from etpi_resources.chat.format import NO_TURN, ChatFormat, Tail
-from etpi_resources.chat.marks import CALL, THINK, THINK_END, contains, spans
+from etpi_resources.chat.marks import CALL, THINK, THINK_END, contains, spans, without_code
 
 UNCLOSED = "unclosed_think"
 SECOND = "second_think_block"
 AFTER_CALL = "think_after_call"
 EMPTY = "nothing_but_think"
 JOINED = "think_joined_with_text"
+QUOTED = "think_tag_in_code"
 _TAGS = re.compile("</?think>")
 _GENERATION_PROMPT = 64
 """Ids at a prompt's end that are searched first for the beginning of its last message."""
@@ -63,6 +65,8 @@ def strip_output(output: np.ndarray, tail: Tail, chat: ChatFormat) -> Stripped:
         return Stripped(output, reason=UNCLOSED)
     cut = _after_newlines(output, close, chat) if close else 0
     rest = output[cut:]
+    if close and THINK_END not in without_code(chat.decode(output[:limit].tolist())):
+        return Stripped(output, reason=QUOTED)
     if close and not _ends_in_tag(output[:close], chat):
         return Stripped(output, reason=JOINED)
     if has_think(rest, chat):

@@ -18,7 +18,6 @@ from etpi_assets.curation.student_form import calls_of
 from etpi_assets.exports.format import Export, Written, write_splits
 from etpi_assets.exports.source import ExportSource, StudentConversation
 from etpi_resources.chat.format import ChatFormat
-from etpi_resources.chat.marks import think_block
 
 _MESSAGE = [("role", pa.string()), ("content", pa.string())]
 _FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
@@ -36,7 +35,8 @@ def message_columns(source: ExportSource, *more: tuple[str, pa.DataType]) -> lis
     """
     if source.chat.calls_in_content:
         return [("messages", pa.list_(pa.struct([*_MESSAGE, *more])))]
-    message = pa.struct([*_MESSAGE, ("tool_calls", _CALLS), *more])
+    thoughts = [(key, pa.string())] if (key := source.chat.words.thinking or source.chat.words.think_key) else []
+    message = pa.struct([*_MESSAGE, *thoughts, ("tool_calls", _CALLS), *more])
     return [("messages", pa.list_(message)), ("tools", pa.string())]
 
 
@@ -50,14 +50,12 @@ def message_fields(source: ExportSource, conversation: StudentConversation) -> d
 
 
 def _as_columns(message: dict[str, Any], chat: ChatFormat, tools: Sequence[Any] | None) -> dict[str, Any]:
-    """Return a message whose thoughts are a block of its content, and whose calls a table of messages can have."""
-    if thought := message.get(chat.words.think_key or ""):
-        message = {**message, "content": think_block(thought) + message["content"]}
+    """Return a message whose calls a table of messages can have."""
     if "tool_calls" not in message:
         return message
     if not chat.takes_text_arguments:
         content = chat.turn_text(message["content"], calls_of(message), tools=tools)
-        return {"role": message["role"], "content": content}
+        return {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": content}
     calls = []
     for call in message["tool_calls"]:
         arguments = call["function"]["arguments"]
@@ -138,8 +136,7 @@ TRL = Export(
     files="`data/train.parquet`, `data/val.parquet`, one row per agent",
     keeps="the messages that the student's template renders, with `tool_calls` and `tools` (JSON text) if it writes "
     "tool calls, without steering; task, repository, teacher, reward; the split",
-    loses="token ids, weights, which turns were dropped, that think blocks were stripped (the text still has them), "
-    "separate reasoning",
+    loses="token ids, weights, which turns were dropped, that think blocks were stripped (messages still have them)",
     read_by="trl.SFTTrainer",
     importer="messages",
     write=_trl,

@@ -174,6 +174,21 @@ def test_template_of_a_model_folder_may_be_in_its_tokenizer_configuration(tmp_pa
     assert load_chat_format(str(tmp_path)).template == chat.template
 
 
+def test_template_may_be_one_of_several_or_in_a_file_of_its_own(tmp_path) -> None:
+    chat = load_chat_format("tiny", "tiny")
+    chat.save(tmp_path)
+    next(tmp_path.glob("*.jinja")).unlink()
+    several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": chat.template}]
+    for number, value in enumerate([several, {"default": chat.template, "rag": "no"}, chat.template]):
+        (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": value}))
+        folder = tmp_path.rename(tmp_path.with_name(f"model{number}"))
+        assert load_chat_format(str(folder)).template == chat.template
+        tmp_path = folder
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": several[:1]}))
+    with pytest.raises(FileNotFoundError, match="tool_use"):
+        load_chat_format(str(tmp_path), str(tmp_path))
+
+
 def test_tokenizer_that_cannot_be_downloaded_names_the_remedy(monkeypatch) -> None:
     def unreachable(*args: object, **kwargs: object) -> str:
         raise ConnectionError("no route")

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from etpi_assets.curation import captured, integrity, recorded_text, student_form
 from etpi_assets.curation.label_syntax import LabelSyntax
 from etpi_assets.curation.pair_blocks import PairBuilder, label_checks
+from etpi_assets.curation.retokenise import conversation
+from etpi_assets.exports.conversations import _as_columns
 from etpi_assets.importers.conversation import Options, accept_answer, chat_entries, fill_agent
 from etpi_assets.specs.experiment import GatesSection, PairsSection
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
@@ -273,6 +275,30 @@ def test_bos_of_a_chatml_template_is_written_and_its_loss_is_caught(
     outcomes, _ = checked(load_chat_format(str(tmp_path / "lost")), tables)
     assert not outcomes["labels_equal_template"].passed
     assert "<|startoftext|>" in outcomes["labels_equal_template"].message
+
+
+def test_message_cut_at_the_limit_has_no_end_of_turn() -> None:
+    chat = bytes_chat()
+    tables = tables_of([USER, {"role": "assistant", "content": "I would", "finish_reason": "length"}])
+    outcomes, built = checked(chat, tables, drop_truncated=False)
+    assert outcomes["labels_equal_template"].figures["cut_at_limit"] == 1
+    assert labels(chat, built) == ["I would"]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_6"])
+def test_columns_of_an_export_render_as_the_conversation(name: str) -> None:
+    tokenizer = byte_tokenizer(FAMILIES[name])
+    chat = ChatFormat(name, tokenizer, tokenizer.chat_template)
+    turn = {"content": "Look.", "reasoning_content": "See.", "tool_calls": [call('{"command": "ls", "depth": 2}')]}
+    rows = tables_of([USER, {"role": "assistant", **turn}], tools=[TOOL])["messages"].to_pylist()
+    messages, _ = conversation(rows, student_form.StudentForm(chat, [TOOL]))
+    columns = [_as_columns(message, chat, [TOOL]) for message in messages]
+    assert all(isinstance(c["function"]["arguments"], str) for m in columns for c in m.get("tool_calls", ()))
+    rendered = [
+        chat.tokenizer.apply_chat_template(shown, tools=[TOOL], tokenize=False)
+        for shown in (columns, [USER, {"role": "assistant", **turn, "tool_calls": messages[1]["tool_calls"]}])
+    ]
+    assert rendered[0] == rendered[1] and "See." in rendered[0] and "depth" in rendered[0]
 
 
 def test_call_without_any_offered_tool_is_caught() -> None:

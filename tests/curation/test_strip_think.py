@@ -12,9 +12,11 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from etpi_assets.agent import think
+from etpi_assets.curation.pairs import format_tokens
 from etpi_assets.curation.strip_think import (
     AFTER_CALL,
     EMPTY,
+    QUOTED,
     SECOND,
     UNCLOSED,
     close_tail,
@@ -62,6 +64,7 @@ def text(result, chat=CHAT):
         # A second block.
         ("none", f"<think>a</think><think>b</think>{CALL}<|im_end|>", SECOND),
         ("open", f"a</think>b</think>{CALL}<|im_end|>", SECOND),
+        ("none", "The tag `</think>` ends it. Go on.<|im_end|>", QUOTED),
         # Nothing is left to learn.
         ("none", "<think>\nhm\n</think>\n\n<|im_end|>", EMPTY),
         # Text before the block goes with it; blanks after the newlines stay.
@@ -114,6 +117,7 @@ def test_vocabulary_without_tags_is_stripped_as_one_with_them(tail, output):
     assert without.reason == with_tags.reason
     assert text(without.ids, PLAIN) == text(with_tags.ids)
     assert text(ids(output, PLAIN)[: without.removed], PLAIN) + text(without.ids, PLAIN) == output
+    assert bool(format_tokens(ids(output, PLAIN), PLAIN)) == bool(format_tokens(ids(output), CHAT))
     counts = [
         [f(ids(output, chat).tolist(), chat, tail) > 0 for f in (think.think_tokens, think.post_think_tokens)]
         for chat in (CHAT, PLAIN)
