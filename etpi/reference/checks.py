@@ -18,8 +18,10 @@ experiment's spec; this covers the checks of `selected_trajectories`, `tito_pair
 `serving_probe`.
 
 *Seen before* names the failure of published work that a check answers. Links to [faults.md](../faults.md) are failures
-that a test injects into a real run of the graph, where the check stops them. *On a real model* says what a blocking check
-does with a model of billions of weights, trained in bfloat16 on a GPU: seen, or reasoned.
+that a test injects into a real run of the graph, where the check stops them.
+
+*On a real model* says what a blocking check does with a model of billions of weights, trained in bfloat16 on a GPU:
+seen, or reasoned.
 """
 
 

@@ -243,7 +243,7 @@ PROGRAMS = {
     "etpi_assets.definitions": "hands Dagster the assets",
     "etpi_assets.exports": "writes data for other programs; no asset holds it",
     "etpi_assets.runs.dry_run": "etpi run --dry-run: shows the plan",
-    "etpi_resources.chat.report": "etpi template: shows what a chat template does",
+    "etpi_resources.chat.report": "etpi model: shows what a chat template does",
     "etpi_assets.runs.explain": "etpi explain: shows keys and differences",
     "etpi_assets.tasks.judged_rows": "a family for plugins, reached where a spec selects one",
     "etpi_assets.runs.preflight": "checks before a run",
