@@ -1,6 +1,6 @@
 """Run small experiments from tasks to the report on a GPU: `make gpu-run`, or `python bench/gpu_run.py [STAGE ...]`.
 
-Each stage is an experiment of at most 48 rollouts and 10 steps, run by `etpi run` in a process of its own:
+Each stage is an experiment of at most 48 rollouts of models and 10 steps, run by `etpi run` in a process of its own:
 
 - base: a real model from its package, converted for transformers;
 - sft_full, sft_lora: fine-tuning of all weights and of an adapter, then evaluation by the in-process engine;
@@ -36,8 +36,8 @@ FEW_PAIRS = {
 }
 FEW_ROUNDS = {
     "train": {"max_steps": 10},
-    "evaluate": {"tasks": 8},
-    "rl": {"steps": 3, "device_batch": 16, "accumulate": 1, "warmup_steps": 0, "beta": 0.04, "repeatable": False},
+    "evaluate": {"tasks": 8, "decodings": [{"name": "greedy"}]},
+    "rl": {"steps": 3, "device_batch": 8, "accumulate": 1, "warmup_steps": 0, "beta": 0.04, "repeatable": False},
 }
 LORA = {"train": {"method": "lora", "learning_rate": 1e-3}}
 ONLY_PIPELINE = {"probe": {"min_parse": 0.0, "min_differs": 0.0}}

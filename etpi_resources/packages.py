@@ -15,6 +15,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from etpi_resources.lake.lake import Lake, sha256_of
 from etpi_resources.process.locks import machine_locks
@@ -99,7 +100,7 @@ def convert(source: Path, out: Path, dtype: str) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file="model.gguf")
     quantised = AutoModelForCausalLM.from_pretrained(source, gguf_file="model.gguf", dtype=torch.float32)
-    config = quantised.config
+    config: Any = quantised.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # transformers refuses to save a model that it takes for quantised
     model = type(quantised)(config).to(torch.float32)  # pyright: ignore[reportArgumentType]

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from etpi.reference.markdown import anchor, prose, table
-from etpi_assets.checks import CHECKS, CheckInfo
+from etpi_assets.checks import CHECKS, REAL, CheckInfo
 from etpi_assets.graph import GRAPH
 
 _HEAD = """# Checks
@@ -19,6 +19,9 @@ experiment's spec; this covers the checks of `selected_trajectories`, `tito_pair
 
 *Seen before* names the failure of published work that a check answers. Links to [faults.md](../faults.md) are failures
 that a test injects into a real run of the graph, where the check stops them.
+
+*On a real model* says what a blocking check does with a model of billions of weights, trained in bfloat16 on a GPU:
+seen, or reasoned.
 """
 
 
@@ -47,6 +50,7 @@ def _entry(info: CheckInfo, faults: list[str]) -> list[str]:
         "",
         f"- Catches: {prose(info.catches)}",
         f"- Remedy: {prose(info.remedy)}",
+        *([f"- On a real model: {prose(REAL[info.name])}"] if info.blocking else []),
         *([f"- Seen before: {'; '.join(seen)}."] if seen else []),
     ]
 

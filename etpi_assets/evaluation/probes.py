@@ -259,7 +259,11 @@ def messages_first(
 
 
 def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[CheckOutcome]:
-    """Return one blocking check per probe, over the `probes` rows of final trained checkpoints."""
+    """Return one blocking check per probe, over the `probes` rows of final trained checkpoints.
+
+    Of `first_turn_parses` only the last role counts: reinforcement may start from a checkpoint that seldom acts.
+    """
+    last = "rl" if any(r["role"] == "rl" for r in rows) else "sft"
     remedies = {
         "served_name": "serve the checkpoint under a name that embeds its hash, and unload the old one",
         "served_root": "the name refers to another model: unload that, and load the trained files under a new name",
@@ -272,7 +276,8 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[CheckOutcome]:
     }
     outcomes = []
     for probe, remedy in remedies.items():
-        of_probe = [r for r in rows if r["probe"] == probe and r["role"] != "base" and r["step"] is None and r["n"]]
+        roles = (last,) if probe == "first_turn_parses" else ("sft", "rl")
+        of_probe = [r for r in rows if r["probe"] == probe and r["role"] in roles and r["step"] is None and r["n"]]
         if not of_probe:
             outcomes.append(CheckOutcome.not_applicable(probe, _NOTHING_TO_PROBE.get(probe, _NO_PROMPTS)))
             continue

@@ -62,7 +62,7 @@ cannot be parsed, or lack the end-of-turn token, and one whose serving names a p
 tools that no prompt offers (`gates.turns_lost`). etpi's agent loop parses the text of a turn itself, so it needs no
 parser in the server; other clients of the server do.
 
-What `etpi template MODEL` says about any other template, and which families are tested whole:
+What `etpi model MODEL` says about any other template, and which families are tested whole:
 [own_model.md](own_model.md).
 
 | form | vLLM's parser | a call (⏎ is a line break) |

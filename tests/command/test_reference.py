@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from etpi.reference import environment, specs
 from etpi.reference.pages import COMMAND, REFERENCE, ROOT
 from etpi_assets.asset import recipes
-from etpi_assets.checks import CHECKS
+from etpi_assets.checks import CHECKS, REAL
 from etpi_assets.specs.load import MODELS, inner_section
 
 PACKAGES = ("etpi", "etpi_assets", "etpi_cluster", "etpi_resources")
@@ -26,6 +26,11 @@ DYNAMIC = {"variable", "match", "name"}
 def test_page_is_current(name):
     written = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert written == REFERENCE[name](), f"docs/{name} is not current: run `{COMMAND}`"
+
+
+def test_every_blocking_check_says_what_it_does_with_a_real_model():
+    blocking = {info.name for checks in CHECKS.values() for info in checks if info.blocking}
+    assert set(REAL) == blocking
 
 
 def test_every_spec_key_has_a_description():

@@ -92,6 +92,13 @@ def test_other_ids_prove_nothing_where_the_base_does_not_repeat_its_own():
     assert not probes.differs_from_base(_turns(ids=[9]), drifting, 0.5).passed
 
 
+def test_start_of_reinforcement_that_seldom_acts_blocks_nothing():
+    failed, passed = (probes.parses("train", PROMPTS, _turns(text=text), 0.8) for text in ("", CALL))
+    rows = [failed.row("c" * 16, "sft", 0), passed.row("d" * 16, "rl", 0)]
+    verdict = {c.name: c.passed for c in probes.verdicts(rows)}
+    assert verdict["first_turn_parses"] and not _verdicts(failed)["first_turn_parses"]
+
+
 def test_server_probes_do_not_apply_to_an_engine_in_this_process():
     messages = {c.name: c.message for c in probes.verdicts([])}
     assert all("in this process" in messages[probe] for probe in probes.SERVER_PROBES)

@@ -278,7 +278,7 @@ EDITS = (
     Edit(f"{C}/captured.py", 'for m in messages if m["kind"] == "prompt"]', "for m in messages]", "messages before the first turn", {"tito_pairs": every}),
     # training and its workers
     Edit(f"{F}/sft.py", "MICRO_TOKENS = 8192", "MICRO_TOKENS = 4096", "tokens of a pass", {"sft_checkpoint": every}),
-    Edit(f"{F}/sft_checks.py", "SAME_IN_HALF = 5e-2", "SAME_IN_HALF = 1e-2", "the bound of a check", {"sft_checkpoint": every, "rl_checkpoint": every}),
+    Edit(f"{F}/sft_checks.py", "SAME_IN_HALF = 1e-2", "SAME_IN_HALF = 2e-2", "the bound of a check", {"sft_checkpoint": every, "rl_checkpoint": every}),
     Edit(f"{F}/rounds.py", "if len(first_prompt(section, environment, task)) <= section.max_prompt_tokens:", "if len(first_prompt(section, environment, task)) < section.max_prompt_tokens:", "which prompts are too long", {"rl_checkpoint": every}),
     Edit(f"{F}/grpo.py", "RESUME_CHECKPOINTS = 10", "RESUME_CHECKPOINTS = 5", "how often reinforcement is saved", {"rl_checkpoint": every}),
     Edit(f"{F}/pointers.py", 'if COMMIT.fullmatch(base.revision or ""):', "if base.revision:", "what a pinned revision is", {"base_checkpoint": base("hub")}),

@@ -227,7 +227,7 @@ PROGRAMS = {
     "etpi_assets.checks": "describes checks for the web page and the reference",
     "etpi_assets.definitions": "hands Dagster the assets",
     "etpi_assets.exports": "writes data for other programs; no asset holds it",
-    "etpi_resources.chat.report": "etpi template: shows what a chat template does",
+    "etpi_resources.chat.report": "etpi model: shows what a chat template does",
     "etpi_assets.tasks.judged_rows": "a family for plugins, reached where a spec selects one",
     "etpi_assets.tiny_bases.rebuild": "rebuilds the shipped tiny bases, a command",
     "etpi_assets.jobs": "groups assets for Dagster",

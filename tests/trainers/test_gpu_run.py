@@ -1,0 +1,44 @@
+"""`make gpu-run`: its stages are experiments of the size that its first line says."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etpi_assets.evaluation.rollouts import conditions
+from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.load import load_specs
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def gpu_run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    return importlib.import_module("gpu_run")
+
+
+@pytest.mark.parametrize("cpu", [False, True])
+def test_every_stage_has_at_most_48_rollouts_and_10_steps(
+    gpu_run: Any, cpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu_run.write_specs(tmp_path / "experiments", cpu)
+    monkeypatch.setenv("ETPI_SPECS", str(tmp_path))
+    specs = load_specs()
+    experiments = [f"gpu_run_{name}" for name, keys in gpu_run.stages(cpu).items() if keys]
+    assert set(experiments) <= set(specs.experiments) and len(experiments) == 6
+    for name in experiments:
+        spec = specs.experiments[name]
+        assert isinstance(spec, ExperimentSpec) and spec.evaluate and spec.train.max_steps == 10
+        evaluated = sum(len(conditions(spec.evaluate, role)) for role in spec.evaluate.roles)
+        rounds = spec.rl.steps * spec.rl.device_batch * spec.rl.accumulate if spec.rl.method == "grpo" else 0
+        assert evaluated * (spec.evaluate.tasks or 0) + rounds <= 48
+        assert spec.rl.method == "none" or (spec.rl.beta > 0 and spec.rl.steps <= 10)
+
+
+def test_stage_that_cannot_run_says_why(gpu_run: Any) -> None:
+    assert "GPU" in gpu_run.command_of("vllm_grpo", True) and "tiny" in gpu_run.command_of("base", True)
+    assert gpu_run.command_of("sft_lora", True)[-2:] == ["run", "gpu_run_sft_lora"]
