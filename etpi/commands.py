@@ -18,7 +18,7 @@ from etpi_assets.specs.shown import SHIPPED_VARIABLE
 from etpi_resources.backend import backend
 
 if TYPE_CHECKING:
-    from etpi_assets.planner import Step
+    from etpi_assets.planning.planner import Step
     from etpi_resources.lake.lake import Lake
 
 WORKSPACE = Path(__file__).with_name("workspace.yaml")
@@ -45,9 +45,9 @@ def run_experiments(
         TrackerMissing: a tracker of `train.report_to` is not installed; nothing was run.
         CodeServerError: Dagster cannot launch runs.
     """
-    from etpi_assets.planner import across, consent_refusal, open_steps
+    from etpi.run.preflight import require_libraries, require_sandboxes
+    from etpi_assets.planning.planner import across, consent_refusal, open_steps
     from etpi_assets.resources import Resources
-    from etpi_assets.runs.preflight import require_libraries, require_sandboxes
     from etpi_resources.lake.catalog import default_path
     from etpi_resources.lake.lake import Lake
 
@@ -66,9 +66,9 @@ def run_experiments(
 
     prepare_dagster_home()
     # Importing Dagster takes seconds; a mistyped name is refused before.
-    from etpi_assets.runs.client import Client
-    from etpi_assets.runs.console import showing
-    from etpi_assets.runs.console_table import failures_table
+    from etpi.run.client import Client
+    from etpi.run.console import showing
+    from etpi.run.console_table import failures_table
 
     with showing(), Client(specs, specs_folder, consent, at_once=len(names)) as client:
         failed = client.run_experiments(names, finished)
@@ -99,7 +99,7 @@ def rehearse(names: Sequence[str], rate: float) -> int:
 
 def dry_run(names: Sequence[str], consent: Collection[str] = ()) -> int:
     """Print what `run_experiments` would do; always 0. Raises SpecError as it does."""
-    from etpi_assets.runs.dry_run import describe
+    from etpi_assets.planning.dry_run import describe
     from etpi_resources.lake.lake import Lake
 
     specs, lake = load_specs(), Lake.open()
@@ -116,7 +116,7 @@ def _plans(names: Sequence[str], specs: Specs, lake: Lake) -> dict[str, list[Ste
         PathError: a step that is to run reads a path whose environment variable is not set.
     """
     from etpi_assets.graph import GRAPH
-    from etpi_assets.planner import plan
+    from etpi_assets.planning.planner import plan
     from etpi_assets.specs.paths import expand, external_path
 
     plans = {name: plan(name, specs, lake) for name in names}
@@ -136,8 +136,8 @@ def show_status(names: Sequence[str]) -> int:
     Returns:
         1 if a folder has files that would not be read; then no experiment is shown.
     """
-    from etpi_assets.planner import plan
-    from etpi_assets.runs.console_table import folders_table, lost_lines, states_table
+    from etpi.run.console_table import folders_table, lost_lines, states_table
+    from etpi_assets.planning.planner import plan
     from etpi_resources.lake.lake import Lake
 
     folders = user_folders()
@@ -220,9 +220,9 @@ def export_experiment(name: str, format: str, to: Path, push: str | None = None,
 
 def compare(names: Sequence[str], consent: Collection[str] = ()) -> int:
     """Run experiments and end with the table that compares them."""
-    from etpi_assets.runs import columns
-    from etpi_assets.runs.console_table import ending
-    from etpi_assets.runs.metrics_table import metrics_table
+    from etpi.run import columns
+    from etpi.run.console_table import ending
+    from etpi.run.metrics_table import metrics_table
     from etpi_resources.lake.lake import Lake
 
     code = run_experiments(names, consent=consent)
@@ -233,7 +233,7 @@ def compare(names: Sequence[str], consent: Collection[str] = ()) -> int:
 
 def explain_partition(asset: str, key: str, between: Sequence[str]) -> int:
     """Print the inputs of a partition's key, and how two of its versions differ; always 0."""
-    from etpi_assets.runs.explain import explain
+    from etpi_assets.planning.explain import explain
     from etpi_resources.lake.lake import Lake
 
     for line in explain(asset, key, load_specs(), Lake.open(), between):
@@ -243,7 +243,7 @@ def explain_partition(asset: str, key: str, between: Sequence[str]) -> int:
 
 def accept_change(asset: str, key: str, because: str) -> int:
     """Keep a version although the code that makes it changed; always 0."""
-    from etpi_assets.runs.acceptance import accept
+    from etpi_assets.planning.acceptance import accept
     from etpi_resources.lake.lake import Lake
 
     manifest = accept(asset, key, load_specs(), Lake.open(), because=because)
@@ -253,7 +253,7 @@ def accept_change(asset: str, key: str, because: str) -> int:
 
 def accept_changes(experiment: str, because: str) -> int:
     """Keep every version of an experiment's chain whose code changed; always 0."""
-    from etpi_assets.runs.acceptance import accept_all
+    from etpi_assets.planning.acceptance import accept_all
     from etpi_resources.lake.lake import Lake
 
     steps = accept_all(experiment, load_specs(), Lake.open(), because=because)
@@ -292,9 +292,9 @@ def repair_lake(consent: Collection[str]) -> int:
         print(f"{lake.root}: nothing is damaged")
         return 0
     prepare_dagster_home()
-    from etpi_assets.runs.client import Client
-    from etpi_assets.runs.console import showing
-    from etpi_assets.runs.repair import repair
+    from etpi.life.repair import repair
+    from etpi.run.client import Client
+    from etpi.run.console import showing
 
     specs = load_specs()
     with showing(), Client(specs, consent=consent) as client:

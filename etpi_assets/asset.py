@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from etpi_assets.checks import CHECKS
 from etpi_assets.graph import GRAPH, GraphError, Node, Set, nearest
-from etpi_assets.planner import (
+from etpi_assets.planning.planner import (
     SPEC_CHANGED,
     Change,
     Consent,
@@ -31,9 +31,9 @@ from etpi_assets.planner import (
     remedy,
     upstream_refs,
 )
+from etpi_assets.planning.versioning.keys import PartitionCode, code_of
 from etpi_assets.resources import Resources, require_hardware, side_by_side, visible_devices
 from etpi_assets.specs.load import AnySpec, Specs, spec_keys
-from etpi_assets.versioning.keys import PartitionCode, code_of
 from etpi_resources.lake import parquet
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import Lake, LakeError, Manifest, MissingInput, Ref

@@ -12,16 +12,16 @@ import dagster as dg
 from pydantic import Field
 
 from etpi_assets.asset import recipes
-from etpi_assets.automation.alerts import alert_sensor
-from etpi_assets.automation.conditions import automation_sensor, with_automation
-from etpi_assets.automation.import_folders import import_sensor
-from etpi_assets.automation.schedule import schedules
-from etpi_assets.experiment_inputs import experiment_inputs
 from etpi_assets.graph import GRAPH
-from etpi_assets.jobs import build_jobs
-from etpi_assets.materialize import RESOURCE, build_asset
+from etpi_assets.orchestration.automation.alerts import alert_sensor
+from etpi_assets.orchestration.automation.conditions import automation_sensor, with_automation
+from etpi_assets.orchestration.automation.import_folders import import_sensor
+from etpi_assets.orchestration.automation.schedule import schedules
+from etpi_assets.orchestration.experiment_inputs import experiment_inputs
+from etpi_assets.orchestration.jobs import build_jobs
+from etpi_assets.orchestration.live_progress import send_progress
+from etpi_assets.orchestration.materialize import RESOURCE, build_asset
 from etpi_assets.resources import CONCURRENCY, Resources
-from etpi_assets.runs.live_progress import send_progress
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_assets.specs.shown import shown_specs
 from etpi_resources.backend import backend

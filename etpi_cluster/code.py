@@ -1,6 +1,7 @@
 """The hash of the code that a process runs, so that a node with other code is refused.
 
-Code versions (`etpi_assets.versioning`) cover what one asset can reach; this hash covers every file of the packages.
+Code versions (`etpi_assets.planning.versioning`) cover what one asset can reach; this hash covers every file of the
+packages.
 """
 
 from __future__ import annotations

@@ -9,16 +9,16 @@ import hypothesis
 import pytest
 import torch
 
-from etpi_assets import asset, planner
+from etpi_assets import asset
 from etpi_assets.graph import GRAPH
-from etpi_assets.runs import acceptance as changes
-from etpi_assets.runs import explain
-from etpi_assets.versioning.codebase import CodeVersion
-from etpi_assets.versioning.keys import PartitionCode
-from etpi_resources.downloads.proxy import ProxyUnavailable, mitmdump_program
+from etpi_assets.planning import acceptance as changes
+from etpi_assets.planning import explain, planner
+from etpi_assets.planning.versioning.codebase import CodeVersion
+from etpi_assets.planning.versioning.keys import PartitionCode
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from etpi_resources.sandboxes.docker import DockerFactory
+from etpi_resources.sandboxes.downloads.proxy import ProxyUnavailable, mitmdump_program
 from tests.support import container_engine, postgres
 from tests.support.graph import World
 from tests.support.students import CONSUMERS, OF_CONSUMERS

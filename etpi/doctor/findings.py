@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from etpi.doctor.machine import MachineReport
-from etpi_assets.runs.columns import aligned
+from etpi.run.columns import aligned
 
 FREE_GB = 2.0
 

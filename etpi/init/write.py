@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from etpi_assets.planner import open_steps, plan
-from etpi_assets.runs.columns import WIDTH
-from etpi_assets.runs.console_table import step_lines
+from etpi.run.columns import WIDTH
+from etpi.run.console_table import step_lines
+from etpi_assets.planning.planner import open_steps, plan
 from etpi_assets.specs.folders import DEFAULT, FOLDERS, user_folders
 from etpi_assets.specs.load import SpecError, load_specs
 from etpi_resources.lake.lake import Lake

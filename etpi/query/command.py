@@ -11,7 +11,7 @@ import duckdb
 
 from etpi.query import output
 from etpi.query.questions import QueryError, Value
-from etpi_assets.runs import columns
+from etpi.run import columns
 from etpi_resources.lake.catalog import connect, default_path
 from etpi_resources.lake.questions import Question, reports
 

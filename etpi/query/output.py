@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from etpi.query.questions import QueryError
+from etpi.run.columns import aligned, cell, shortened
 from etpi_assets.reports.markdown import markdown_table
-from etpi_assets.runs.columns import aligned, cell, shortened
 
 Rows = Sequence[Sequence[Any]]
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")

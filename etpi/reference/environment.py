@@ -57,25 +57,25 @@ FOLDERS_AND_PROGRAMS: Sequence[Variable] = (
         "ETPI_SCHEDULE",
         "Cron expression of the schedule `run_experiments`, in UTC.",
         "no schedule",
-        "etpi_assets.automation.schedule",
+        "etpi_assets.orchestration.automation.schedule",
     ),
     Variable(
         "ETPI_SCHEDULE_EXPERIMENTS",
         "Experiments that the schedule brings up to date, separated by commas.",
         "none",
-        "etpi_assets.automation.schedule",
+        "etpi_assets.orchestration.automation.schedule",
     ),
     Variable(
         "ETPI_ALERT_URL",
         "Address to which the sensor `alert_on_failure` posts failed runs.",
         "none",
-        "etpi_assets.automation.alerts",
+        "etpi_assets.orchestration.automation.alerts",
     ),
     Variable(
         "ETPI_PAGE_URL",
         "Address of Dagster's web page in alerts.",
         "`http://localhost:3000`",
-        "etpi_assets.automation.alerts",
+        "etpi_assets.orchestration.automation.alerts",
     ),
     Variable(
         "ETPI_WORKERS",
@@ -100,7 +100,7 @@ FOLDERS_AND_PROGRAMS: Sequence[Variable] = (
         "ETPI_MITMDUMP",
         "mitmproxy's program `mitmdump`, which records what grading downloads.",
         "`.venv-mitmproxy/bin/mitmdump` of the checkout",
-        "etpi_resources.downloads.proxy",
+        "etpi_resources.sandboxes.downloads.proxy",
     ),
     Variable(
         "ETPI_GGUF_CONVERTER",
@@ -179,7 +179,7 @@ READ_FROM_THE_SYSTEM: Sequence[Variable] = (
         "SSL_CERT_FILE",
         "Certificate authorities that the proxy of grading trusts.",
         "the system's",
-        "etpi_resources.downloads.proxy",
+        "etpi_resources.sandboxes.downloads.proxy",
     ),
     Variable(
         "HF_ENDPOINT",
@@ -217,7 +217,7 @@ READ_FROM_THE_SYSTEM: Sequence[Variable] = (
         "unset",
         "etpi_assets.resources",
     ),
-    Variable("TERM", "`dumb` turns the live display of a run off.", "the terminal's", "etpi_assets.runs.console"),
+    Variable("TERM", "`dumb` turns the live display of a run off.", "the terminal's", "etpi.run.console"),
     Variable("PYTHONPATH", "Kept behind etpi's own folder for workers.", "empty", "etpi_resources.trainers.pipes, ..."),
     Variable(
         "container",
@@ -243,13 +243,13 @@ SET_FOR_PROCESSES: Sequence[Variable] = (
         "OMP_NUM_THREADS",
         "Threads of each process that shares the cores with others.",
         "its share of the cores",
-        "etpi_assets.runs.client, workers.ranks",
+        "etpi.run.client, workers.ranks",
     ),
     Variable(
         "ETPI_PROGRESS",
         "Socket on which a client receives the progress of its runs.",
         "unset",
-        "etpi_assets.runs.live_progress",
+        "etpi_assets.orchestration.live_progress",
     ),
     Variable(
         "ETPI_RUN_CODE",
@@ -265,7 +265,7 @@ SET_FOR_PROCESSES: Sequence[Variable] = (
     ),
     Variable("RAY_JOB_CONFIG_JSON_ENV_VAR", "A Ray job's own settings: its code.", "unset", "etpi_cluster.environment"),
     Variable("RAY_USAGE_STATS_ENABLED", "0: Ray sends no statistics.", "0", "etpi_cluster.session"),
-    Variable("ETPI_DOWNLOADS", "Settings of the proxy's process.", "unset", "etpi_resources.downloads.proxy"),
+    Variable("ETPI_DOWNLOADS", "Settings of the proxy's process.", "unset", "etpi_resources.sandboxes.downloads.proxy"),
     Variable(
         "CUBLAS_WORKSPACE_CONFIG",
         "Work space of cuBLAS, which reinforcement that repeats needs on a GPU.",

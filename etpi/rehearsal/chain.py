@@ -13,7 +13,7 @@ from pathlib import Path
 
 from etpi.dagster_home import prepare_dagster_home
 from etpi_assets.exports import export
-from etpi_assets.planner import CONSENTS
+from etpi_assets.planning.planner import CONSENTS
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import SpecError, load_specs
 from etpi_resources.lake.lake import LakeError
@@ -25,7 +25,7 @@ FORMATS = ("hub", "atif")
 def main(name: str, target: Path, exports: Path) -> None:
     """Bring the experiment up to date; write {"failures": a line for each failed step, "exports": format -> error}."""
     prepare_dagster_home()
-    from etpi_assets.runs.client import Client
+    from etpi.run.client import Client
 
     with Client(load_specs(), consent=CONSENTS) as client:
         failures = [line for lines in client.run_experiments([name]).values() for line in lines]

@@ -15,7 +15,7 @@ from typing import Literal
 
 from etpi.rehearsal.shrink import PREFIX, REASON, Rehearsal
 from etpi.rehearsal.teacher import TeacherServer
-from etpi_assets.planner import Step, plan
+from etpi_assets.planning.planner import Step, plan
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec

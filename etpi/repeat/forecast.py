@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean
 
 from etpi_assets.graph import GRAPH
-from etpi_assets.planner import Step, open_steps, plan
+from etpi_assets.planning.planner import Step, open_steps, plan
+from etpi_assets.planning.versioning.choices import applies
 from etpi_assets.specs.load import Specs
-from etpi_assets.versioning.choices import applies
 from etpi_resources.lake.lake import Lake, Ref
 
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")

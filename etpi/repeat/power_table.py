@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from etpi_assets.runs.columns import aligned
+from etpi.run.columns import aligned
 from etpi_assets.scoring.power import MOST_SEEDS, planned, power_of, seeds_needed
 
 TASKS = (24, 48, 96, 192, 384)

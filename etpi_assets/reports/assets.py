@@ -14,7 +14,7 @@ import pyarrow as pa
 from etpi_assets.asset import AssetRun, Input, Markdown, Produced, asset
 from etpi_assets.evaluation import stopping
 from etpi_assets.graph import GRAPH
-from etpi_assets.planner import accepted
+from etpi_assets.planning.planner import accepted
 from etpi_assets.reports import facts, html
 from etpi_assets.reports import leaderboard as boards
 from etpi_assets.reports import model_card as cards

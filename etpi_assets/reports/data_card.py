@@ -11,8 +11,8 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from etpi_assets.frames.convert import to_frame
 from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_resources.frames import to_frame
 
 CONTAMINATION = (
     "heldout_split", "heldout_names_unseen", "no_steering_leak", "prompt_is_default_render", "no_think_in_output",

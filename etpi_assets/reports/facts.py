@@ -14,10 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.frames.convert import to_frame
 from etpi_assets.scoring.published import BEHAVIOURS, COLUMNS, in_reading
 from etpi_assets.specs.rollout_set import Reading
 from etpi_assets.training.curves import Curve, curves
+from etpi_resources.frames import to_frame
 
 HEADLINE = ("plan_first", "plan_content", "follow_through", "solved", "called", "parsed", "parse_rate", "submitted")
 DETAIL = (

@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.frames.convert import to_frame
 from etpi_assets.reports import facts, story
 from etpi_assets.reports.changes import changes
 from etpi_assets.reports.html import TEMPLATES
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.licences import data_sources
+from etpi_resources.frames import to_frame
 
 
 def render(

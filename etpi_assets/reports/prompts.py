@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from etpi_assets.frames.convert import to_frame
+from etpi_resources.frames import to_frame
 from etpi_resources.lake.lake import Lake, Ref
 
 MOST_CHARACTERS = 12_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from etpi_assets.planning.versioning.keys import tiny_base_code
 from etpi_assets.specs.paths import expand
 from etpi_assets.specs.rollout_set import TINY, EngineSection
 from etpi_assets.tiny_bases import recipe as tiny_base
-from etpi_assets.versioning.keys import tiny_base_code
 from etpi_resources.backend import backend
 from etpi_resources.checkpoints import HUB, LAKE, PACKAGE, pinned_folder
 from etpi_resources.engines import Engine

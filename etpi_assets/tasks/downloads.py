@@ -24,7 +24,10 @@ from typing import Any
 
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks.family import Task
-from etpi_resources.downloads.proxy import (
+from etpi_resources.hashes import json_hash
+from etpi_resources.lake.lake import Lake
+from etpi_resources.sandboxes import Environment, SandboxUnavailable
+from etpi_resources.sandboxes.downloads.proxy import (
     INDEX_HOSTS,
     MOST_BYTES,
     ProxyUnavailable,
@@ -32,10 +35,7 @@ from etpi_resources.downloads.proxy import (
     shared_proxy,
     through_proxy,
 )
-from etpi_resources.downloads.recording import Recording
-from etpi_resources.hashes import json_hash
-from etpi_resources.lake.lake import Lake
-from etpi_resources.sandboxes import Environment, SandboxUnavailable
+from etpi_resources.sandboxes.downloads.recording import Recording
 
 NETWORKS = ("none", "index", "open")
 _KEYS = ("network", "hosts", "recording", "most_gib")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
+from etpi_assets.planning.versioning.keys import tiny_base_parts
 from etpi_assets.specs.rollout_set import TinySection
-from etpi_assets.versioning.keys import tiny_base_parts
 from etpi_resources.lake.lake import Lake, LakeError, sha256_of
 from etpi_resources.trainers.precision import Dtype
 

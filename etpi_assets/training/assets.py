@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from etpi_assets.asset import AssetRun, Input, Markdown, Produced, asset
+from etpi_assets.planning.versioning.keys import tiny_base_code
 from etpi_assets.scoring.rewards import rescore
 from etpi_assets.scoring.rewards.functions import check_terms, version_of
 from etpi_assets.specs.experiment import ExperimentSpec
@@ -17,7 +18,6 @@ from etpi_assets.training.curves import loss_plot, rollout_shares_plot
 from etpi_assets.training.device import dtype_here
 from etpi_assets.training.rounds import RLEnvironment, with_prompts_that_fit
 from etpi_assets.trajectories.tables import from_tables
-from etpi_assets.versioning.keys import tiny_base_code
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.schemas import from_rows

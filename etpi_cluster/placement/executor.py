@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from etpi_assets.graph import GRAPH
-from etpi_assets.partitions import PARTITION_TAG
+from etpi_assets.orchestration.partitions import PARTITION_TAG
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_cluster.code import code_hash
 from etpi_cluster.environment import CODE_VARIABLE, inherited_working_dir, passed_on

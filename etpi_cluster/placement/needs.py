@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from etpi.run.preflight import sandbox_kind
 from etpi_assets.graph import GRAPH
-from etpi_assets.planner import Step, open_steps, plan
-from etpi_assets.runs.preflight import sandbox_kind
+from etpi_assets.planning.planner import Step, open_steps, plan
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import AnySpec, Specs
 from etpi_assets.specs.rollout_set import RolloutSetSpec

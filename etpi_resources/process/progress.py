@@ -1,6 +1,6 @@
 """Progress of long work: counters, the events that a display shows, and the plain display for log files.
 
-The display for a terminal is `etpi_assets.runs.console`.
+The display for a terminal is `etpi.run.console`.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Self
 
-from etpi_resources.downloads.proxy import SHOWN_AT
 from etpi_resources.sandboxes import Environment, EnvironmentUnavailable, Limits, SandboxUnavailable, namespaces
+from etpi_resources.sandboxes.downloads.proxy import SHOWN_AT
 from etpi_resources.sandboxes.guest_connection import (
     GRACE_SECONDS,
     GUEST,

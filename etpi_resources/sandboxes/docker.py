@@ -26,10 +26,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from etpi_resources.downloads.proxy import SHOWN_AT
 from etpi_resources.sandboxes import CommandResult, Environment, EnvironmentUnavailable, Limits, SandboxUnavailable
 from etpi_resources.sandboxes.docker_images import Image, Images
 from etpi_resources.sandboxes.docker_owner import OWNER, owner, reap
+from etpi_resources.sandboxes.downloads.proxy import SHOWN_AT
 from etpi_resources.sandboxes.guest_connection import (
     GUEST,
     OPEN_FILES,

@@ -191,7 +191,7 @@ def test_power_prints_the_seeds_that_show_a_difference():
 
 
 def test_pool_reports_each_finished_experiment(monkeypatch, tmp_path):
-    from etpi_assets.runs import pool
+    from etpi.run import pool
 
     told: list[tuple[str, list[str]]] = []
     events = [{"failures": []}, {"failures": ["x: broke"]}]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from etpi.run.console_table import lost_lines
 from etpi_assets.curation.lost import keeping, listed_with_keys
-from etpi_assets.planner import Step
-from etpi_assets.runs.console_table import lost_lines
+from etpi_assets.planning.planner import Step
 from etpi_resources.lake.lake import Ref
 from tests.support.curation import CurationLake
 from tests.support.own_runs import recorded_run, write_runs

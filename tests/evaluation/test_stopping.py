@@ -14,12 +14,12 @@ from etpi_assets.evaluation import assets, stopping
 from etpi_assets.evaluation import rollouts as evaluation_rollouts
 from etpi_assets.evaluation.metrics import measure, paired_changes
 from etpi_assets.graph import GRAPH
+from etpi_assets.planning.versioning.keys import code_of
 from etpi_assets.resources import Resources
 from etpi_assets.scoring.confidence import task_order
 from etpi_assets.specs.experiment import EvaluateSection
 from etpi_assets.specs.load import load_specs
 from etpi_assets.tasks.table import task_table
-from etpi_assets.versioning.keys import code_of
 from etpi_assets.worlds.coop_tiny import CoopTiny
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.schemas import empty, from_rows

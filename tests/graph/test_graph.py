@@ -11,8 +11,8 @@ import dagster as dg
 
 from etpi_assets.checks import CHECKS
 from etpi_assets.graph import GRAPH, JOBS
+from etpi_assets.planning.versioning.keys import asset_code
 from etpi_assets.specs.load import load_specs
-from etpi_assets.versioning.keys import asset_code
 from etpi_resources.lake.schemas import TABLES
 
 SNAPSHOT = Path(__file__).parent / "graph_snapshot.json"

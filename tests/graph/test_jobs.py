@@ -17,8 +17,8 @@ import pytest
 from etpi.dagster_home import SETTINGS
 from etpi_assets import resources
 from etpi_assets.graph import GRAPH, JOBS
-from etpi_assets.materialize import EXPERIMENT_INPUTS
-from etpi_assets.partitions import FEW_PARTITIONS
+from etpi_assets.orchestration.materialize import EXPERIMENT_INPUTS
+from etpi_assets.orchestration.partitions import FEW_PARTITIONS
 from etpi_resources.lake.lake import Lake, Ref
 from tests.support.graph import EXPERIMENT, SUITE, World, failures, write_spec
 

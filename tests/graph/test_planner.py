@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from etpi_assets import planner
 from etpi_assets.asset import AssetRun, CodeChanged
 from etpi_assets.graph import GRAPH
-from etpi_assets.runs.acceptance import NotAcceptable, accept, accept_all
+from etpi_assets.planning import planner
+from etpi_assets.planning.acceptance import NotAcceptable, accept, accept_all
 from etpi_assets.specs.load import SpecError
 from etpi_resources.lake.lake import BlockedInput, LakeError, MissingInput, Ref
 from tests.support.graph import EXPERIMENT, ROLLOUT_SET, write_spec

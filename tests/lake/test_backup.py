@@ -14,7 +14,7 @@ import pytest
 
 from etpi.cli import main
 from etpi_assets.graph import GRAPH
-from etpi_assets.planner import plan
+from etpi_assets.planning.planner import plan
 from etpi_resources.checkpoints import checkpoint_folder
 from etpi_resources.lake import catalog
 from etpi_resources.lake.audit import audit

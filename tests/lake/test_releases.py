@@ -9,7 +9,7 @@ import pytest
 
 from etpi_assets.asset import recipes
 from etpi_assets.graph import GRAPH
-from etpi_assets.planner import CONSENTS, plan
+from etpi_assets.planning.planner import CONSENTS, plan
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import load_specs
 from etpi_resources.lake import catalog

@@ -20,7 +20,7 @@ from etpi_assets.curation import gates
 from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.evaluation.probes import prompt_parity
 from etpi_assets.graph import GRAPH
-from etpi_assets.planner import plan
+from etpi_assets.planning.planner import plan
 from etpi_assets.reports import facts, history, html
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.plan_first.paths import FIXED, choose

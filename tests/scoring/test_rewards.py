@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etpi_assets.agent.contract import Contract, format_contract, read_contract
+from etpi_assets.planning.versioning.keys import definition_version
 from etpi_assets.scoring.advantage import constant_share, group_advantages
 from etpi_assets.scoring.rewards import functions, terminal, tools, unhardened
 from etpi_assets.scoring.rewards.attempt import Attempt, BadReward
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.training import RewardTerm
-from etpi_assets.versioning.keys import definition_version
 
 REQUEST = "Count the lines of a.txt, then search it and pack it."
 GOOD = format_contract("I count and search.", "wc -l a.txt && grep x a.txt | tar -cf b.tar a.txt")

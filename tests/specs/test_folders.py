@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from etpi import cli
-from etpi_assets.runs.console_table import folders_table
+from etpi.run.console_table import folders_table
 from etpi_assets.specs.folders import user_folders
 from etpi_assets.specs.load import SpecError, load_specs
 from tests.support.graph import small_world, write_spec

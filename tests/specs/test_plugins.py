@@ -15,6 +15,7 @@ import pytest
 from etpi_assets.exports import export
 from etpi_assets.graph import GRAPH
 from etpi_assets.importers import detect
+from etpi_assets.planning.versioning import keys
 from etpi_assets.resources import Resources
 from etpi_assets.scoring.rewards import functions
 from etpi_assets.scoring.rewards.attempt import Attempt
@@ -24,7 +25,6 @@ from etpi_assets.specs.training import RewardTerm
 from etpi_assets.tasks.families import known_families, load_family
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.tasks.judged_rows import JudgedRows
-from etpi_assets.versioning import keys
 from etpi_resources.lake.lake import Ref
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.support.curation import CURATION, CurationLake

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from etpi_assets.graph import GRAPH
-from etpi_assets.planner import plan
+from etpi_assets.planning.planner import plan
 from etpi_assets.resources import HardwareMissing, require_hardware
 from etpi_assets.specs.experiment import ServingSection
 from etpi_assets.specs.load import MODELS, SpecError, load_specs

@@ -15,11 +15,11 @@ import dagster as dg
 import pyarrow as pa
 
 from etpi_assets.asset import AssetRecipe, AssetRun, Input, Produced, recipes
-from etpi_assets.experiment_inputs import experiment_inputs
 from etpi_assets.graph import GRAPH
-from etpi_assets.jobs import build_jobs
-from etpi_assets.materialize import build_asset
-from etpi_assets.planner import Consent
+from etpi_assets.orchestration.experiment_inputs import experiment_inputs
+from etpi_assets.orchestration.jobs import build_jobs
+from etpi_assets.orchestration.materialize import build_asset
+from etpi_assets.planning.planner import Consent
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import part
 from etpi_resources.lake.checks import CheckOutcome

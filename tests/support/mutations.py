@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from etpi_assets.graph import GRAPH
+from etpi_assets.planning.versioning.choices import applies
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import RolloutSetSpec
-from etpi_assets.versioning.choices import applies
 
 EXPERIMENTS = (
     "plan_first_tiny",

@@ -11,9 +11,9 @@ import pytest
 
 from etpi_assets.tasks import cooperbench, cooperbench_verdict, downloads, harbor
 from etpi_assets.tasks.family import RejectedInput, Task
-from etpi_resources.downloads.proxy import INDEX_HOSTS, DownloadProxy, through_proxy
 from etpi_resources.sandboxes import Environment, Limits, SandboxUnavailable
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+from etpi_resources.sandboxes.downloads.proxy import INDEX_HOSTS, DownloadProxy, through_proxy
 from tests.support.container_engine import IMAGE
 from tests.support.installing_tasks import BACKENDS, PIP, UV, installing, project
 from tests.support.repositories import FILES, solved

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from etpi_assets.asset import AssetRecipe
-from etpi_assets.planner import plan
+from etpi_assets.planning.planner import plan
 from etpi_assets.resources import HardwareMissing, Resources, require_hardware
 from etpi_assets.specs.load import load_specs
 from etpi_assets.training import pointers

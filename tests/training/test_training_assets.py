@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 
 from etpi_assets.asset import Outcome, recipes
-from etpi_assets.materialize import RESOURCE, build_asset
+from etpi_assets.orchestration.materialize import RESOURCE, build_asset
 from etpi_assets.resources import Resources
 from etpi_assets.specs.server import ServerSection
 from etpi_assets.specs.training import BaseSection, RLSection, TrainSection

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from etpi_assets.planning.versioning.keys import definition_version, plugin_code
+from etpi_assets.planning.versioning.source import digest_of
 from etpi_assets.scoring.rewards import terminal, tools, unhardened
 from etpi_assets.scoring.rewards.attempt import Attempt, BadReward
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.plugins import plugin, unknown
 from etpi_assets.specs.training import RewardTerm
-from etpi_assets.versioning.keys import definition_version, plugin_code
-from etpi_assets.versioning.source import digest_of
 
 Function = Callable[..., float]
 

@@ -15,11 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from etpi_assets.planning.versioning.keys import definition_version
 from etpi_assets.tasks.frozen import TEST_FILE
 from etpi_assets.tasks.pypi_bugs.mutations import Mutation, mutations
 from etpi_assets.tasks.pypi_bugs.packages import PackageFiles, PinnedPackage, fetch, make_tools, read
 from etpi_assets.tasks.reports import Outcomes, pytest_outcomes
-from etpi_assets.versioning.keys import definition_version
 from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import CommandResult, Environment, Limits, SandboxFactory
 

@@ -1,0 +1,11 @@
+"""The Python API: the lake's tables as polars frames, the catalog's views and reports, one experiment's data.
+
+`import etpi` offers it: `etpi.open()`, `etpi.load("experiment")`. docs/python.md has examples.
+"""
+
+from __future__ import annotations
+
+from etpi.api.experiment import Dataset, Experiment
+from etpi.api.open_lake import OpenLake, load, open_lake
+
+__all__ = ["Dataset", "Experiment", "OpenLake", "load", "open_lake"]

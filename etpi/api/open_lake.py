@@ -1,0 +1,217 @@
+"""`OpenLake`: the tables, views and reports of one lake as polars frames. It only reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+
+from etpi.api.experiment import Experiment
+from etpi.api.names import UnknownName
+from etpi.api.scan import ORIGINS, StoredTable, refuse_root
+from etpi_resources.lake import catalog, questions
+from etpi_resources.lake.lake import Lake, LakeError
+
+Keys = str | Sequence[str]
+
+
+def open_lake(path: str | Path | None = None) -> OpenLake:
+    """Open a lake for reading.
+
+    Args:
+        path: the lake's folder, or a project folder whose lake is in `data`. Without it, $ETPI_DATA, or ./data of the
+            working directory.
+
+    Raises:
+        LakeError: there is no lake; the message names the folder.
+    """
+    named = os.environ.get("ETPI_DATA")
+    root = Path(path or named or "data").expanduser().resolve()
+    for folder in (root, root / "data"):
+        lake = Lake(folder)
+        if lake.refs():
+            refuse_root(lake.root)
+            by_path = path is not None
+            return OpenLake(lake, catalog.catalog_of(lake.root) if by_path else catalog.default_path(lake))
+    why = "named by ETPI_DATA" if named else f"ETPI_DATA is not set, and the working directory is {Path.cwd()}"
+    if path is not None:
+        why = "the path that was given"
+    state = "it has no asset in it" if root.is_dir() else "there is no such folder"
+    raise LakeError(f"no lake in {root} ({why}): {state}. Name its folder: etpi.open('/path/to/data').")
+
+
+def load(name: str, path: str | Path | None = None) -> Experiment:
+    """Return an experiment of the lake in `path` (see `open_lake`).
+
+    Raises:
+        LakeError: there is no lake, or no such experiment in it; the message has the nearest names.
+    """
+    return open_lake(path).experiment(name)
+
+
+class OpenLake:
+    """The current versions of a lake. Each call sees what is current at the time of the call.
+
+    If the newest version of a partition is blocked by a failed check, the last good version is shown, as in the
+    catalog; `sql("FROM versions WHERE blocked_version IS NOT NULL")` lists such partitions.
+
+    Attributes:
+        root: the lake's folder.
+        catalog: the DuckDB file that `sql` and `report` read.
+    """
+
+    def __init__(self, lake: Lake, catalog_path: Path) -> None:
+        self.root, self.catalog = lake.root, catalog_path
+        self._lake = lake
+
+    def __repr__(self) -> str:
+        return f"OpenLake({str(self.root)!r})"
+
+    # --- tables ----------------------------------------------------------------------------------------------------
+
+    def scan(
+        self,
+        table: str,
+        *,
+        experiment: Keys | None = None,
+        rollout_set: Keys | None = None,
+        suite: Keys | None = None,
+        origin: str | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pl.LazyFrame:
+        """Return a stored table, from all assets that store it, as a lazy frame over parquet.
+
+        Columns have the types of docs/reference/tables.md; added are the partition key of each asset (`experiment`,
+        `rollout_set`, `suite`) and, where rollouts have several origins, `origin` (set, eval, rl) and `made_for` (the
+        rollout set or experiment). Without data the frame is typed and empty. Files of other partitions than those
+        asked for are not opened; neither are files that a later filter on the key excludes. The frame reads the
+        versions that are current now, whenever it is collected.
+
+        Args:
+            experiment, rollout_set, suite: the partitions to read, a key or several. One of the three; a row belongs
+                to one partition.
+            origin: set, eval or rl.
+
+        Raises:
+            UnknownName: there is no such table, partition, origin or column; the message has the nearest names.
+            DamagedFile: a file is missing or does not have its recorded sha256. Files are compared once per process.
+        """
+        stored = StoredTable.of(table)
+        chosen = {
+            name: [keys] if isinstance(keys, str) else list(keys)
+            for name, keys in (("experiment", experiment), ("rollout_set", rollout_set), ("suite", suite))
+            if keys is not None
+        }
+        if len(chosen) > 1:
+            raise LakeError(f"a row belongs to one partition, so name one of {', '.join(chosen)}")
+        nodes = list(stored.nodes)
+        keys = None
+        for name, keys in chosen.items():
+            if name not in stored.sets:
+                by = " or ".join(stored.sets) or "nothing"
+                column = f'; for a column: .filter(pl.col("{name}") == ...)' if name in stored.schema else ""
+                raise LakeError(f"the table {table!r} is partitioned by {by}, not by {name}{column}")
+            self._require_keys(name, keys)
+            nodes = [node for node in nodes if node.set == name]
+        if origin is not None:
+            self._require_origin(stored, origin)
+            nodes = [node for node in nodes if ORIGINS.get(node.name) == origin]
+        frame = stored.scan(self._lake, nodes, keys)
+        if columns is None:
+            return frame
+        for column in columns:
+            if column not in stored.schema:
+                raise UnknownName.of(f"a column of {table}", column, stored.schema.names())
+        return frame.select(columns)
+
+    def keys(self, set: str) -> list[str]:
+        """Return the partitions of a set (experiment, rollout_set or suite) that the lake has, sorted."""
+        return sorted({ref.key for ref in self._lake.refs() if ref.set == set})
+
+    def _require_keys(self, set: str, keys: Sequence[str]) -> None:
+        known = self.keys(set)
+        for key in keys:
+            if key not in known:
+                raise UnknownName.of(f"{_article(set)} of the lake {self.root}", key, known)
+
+    def _require_origin(self, stored: StoredTable, origin: str) -> None:
+        if not stored.of_rollouts:
+            raise LakeError(f"the rows of {stored.name!r} have no origin")
+        if origin not in ORIGINS.values():
+            raise UnknownName.of("an origin", origin, {*ORIGINS.values()})
+
+    # --- SQL -------------------------------------------------------------------------------------------------------
+
+    def sql(self, query: str, **parameters: Any) -> pl.DataFrame:
+        """Run SQL on the catalog, opened read-only with times in UTC, and return the rows of its last statement.
+
+        Parameters are bound: `sql("FROM turns WHERE rollout_id = $id", id=...)`. The catalog shows the lake as it was
+        when the asset `catalog` was last materialized, which every job does at its end.
+
+        Raises:
+            LakeError: there is no catalog, or it names files that no longer exist.
+            duckdb.Error: the query is wrong.
+        """
+        with self._connected() as connection:
+            return _frame(connection.execute(query, parameters or None))
+
+    def report(self, name: str, **variables: Any) -> pl.DataFrame:
+        """Run a file of sql/reports; `reports()` lists them with their questions.
+
+        Args:
+            variables: the variables that the file's header names.
+
+        Raises:
+            UnknownName: there is no such report, or it reads no such variable.
+            LakeError: as `sql`.
+        """
+        known = questions.reports()
+        if name not in known:
+            raise UnknownName.of("a report of sql/reports", name, known)
+        for variable in variables:
+            if variable not in known[name].variables:
+                raise UnknownName.of(f"a variable of the report {name}", variable, known[name].variables)
+        with self._connected() as connection:
+            for variable, value in variables.items():
+                connection.execute(f"SET VARIABLE {variable} = $value", {"value": value})
+            return _frame(connection.execute(known[name].text))
+
+    @staticmethod
+    def reports() -> pl.DataFrame:
+        """Return the reports: (report, question, variables)."""
+        rows = [(name, question.title, sorted(question.variables)) for name, question in questions.reports().items()]
+        schema = {"report": pl.String, "question": pl.String, "variables": pl.List(pl.String)}
+        return pl.DataFrame(rows, schema=schema, orient="row")
+
+    @contextmanager
+    def _connected(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        if not self.catalog.exists():
+            raise LakeError(f"there is no catalog at {self.catalog}; run `dg launch --assets catalog`")
+        with catalog.connect(self.catalog) as connection:
+            try:
+                yield connection
+            except duckdb.IOException as error:
+                raise LakeError(
+                    f"the catalog {self.catalog} names files that cannot be read: {error}. If the lake was moved or "
+                    "versions were deleted, run `dg launch --assets catalog`."
+                ) from error
+
+    # --- experiments -----------------------------------------------------------------------------------------------
+
+    def experiment(self, name: str) -> Experiment:
+        """Return an experiment's data; raises UnknownName."""
+        self._require_keys("experiment", [name])
+        return Experiment(self, name)
+
+
+def _frame(result: duckdb.DuckDBPyConnection) -> pl.DataFrame:
+    return result.pl()
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

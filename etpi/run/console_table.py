@@ -1,0 +1,119 @@
+"""What the command prints beside metrics: next steps, failures, and the state of an experiment's chain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from etpi.run.columns import aligned
+from etpi_assets.curation.lost import listed_with_keys
+from etpi_assets.planning.planner import Step
+from etpi_assets.specs.folders import FOLDERS, SpecFolder, where_read
+from etpi_assets.specs.load import Specs
+from etpi_resources.lake.lake import Lake, Ref
+from etpi_resources.links import experiment_page, view_url
+
+_STATE_LABELS = {
+    "ok": "ok",
+    "missing": "missing",
+    "stale": "STALE",
+    "code": "CODE CHANGED",
+    "waiting": "waiting",
+    "blocked": "BLOCKED",
+    "invalid": "INVALID",
+}
+
+
+def ending(lake: Lake, experiments: Sequence[str]) -> str:
+    """Return the last lines of a run's output: where its results are, and what to do next."""
+    pages = {name: path for name in experiments if (path := _page(lake, name))}
+    reports = list(pages.values()) or ["none yet; `etpi status` says what is missing"]
+    links = [["report", reports[0]], *(["", path] for path in reports[1:])]
+    for name in pages:
+        links.append(["etpi view" if name == next(iter(pages)) else "", view_url(experiment_page(name))])
+    links += [
+        ["etpi ui", "http://localhost:3000 (the graph, and a page for every asset; or `make ui`)"],
+        ["etpi sql", "the lake in DuckDB's shell; `etpi sql --list`: questions that are ready"],
+    ]
+    table = aligned([[f"  {name}", text] for name, text in links])
+    first = experiments[0]
+    return (
+        f"Results:\n{table}\n"
+        f'Next: write specs/experiments/{first}_2.toml: extends = "{first}", a title, two settings;\n'
+        f"  run it: etpi run {first}_2 (make run EXPERIMENT={first}_2)"
+    )
+
+
+def failures_table(failures: Mapping[str, Sequence[str]]) -> str:
+    """List the experiments that failed, their reasons, and what to do next."""
+    reasons = [f"  {name}: {reason}" for name, lines in failures.items() for reason in lines]
+    first = next(iter(failures))
+    status = "" if first == "publish_catalog" else f" (`etpi status {first}` says what is missing)"
+    how = f"the same command again{status}"
+    return "\n".join(
+        [
+            f"etpi: failed: {', '.join(failures)}.",
+            *reasons,
+            f"Next: fix the cause, then run {how}; finished assets are not computed again.",
+            "`etpi ui` shows the whole log of every run.",
+        ]
+    )
+
+
+def folders_table(folders: Sequence[SpecFolder], specs: Specs | None) -> str:
+    """Return the folders of the user's specs, with numbers of specs and errors; `specs` is None if they do not load."""
+    if not folders:
+        return where_read(folders)
+    lines = []
+    for folder in folders:
+        entries = [entry for entry in specs.entries() if entry.file.is_relative_to(folder.path)] if specs else []
+        counts = [f"{sum(e.set == name for e in entries)} {below}" for name, below in FOLDERS.items()]
+        invalid = [str(entry.error) for entry in entries if entry.error]
+        head = ", ".join([*counts, *([f"{len(invalid)} invalid"] if invalid else [])]) if specs else "not read"
+        lines.append(f"specs: {folder.path} ({folder.origin}): {head}")
+        lines += [f"  {line}" for text in (*folder.problems, *invalid) for line in text.splitlines()]
+    return "\n".join(lines)
+
+
+def states_table(experiment: str, steps: Sequence[Step], everything: bool) -> str:
+    """Tabulate an experiment's chain: all steps, or only stale, changed, blocked and invalid ones."""
+    counts: dict[str, int] = {}
+    for step in steps:
+        counts[step.state] = counts.get(step.state, 0) + 1
+    title = f"{experiment}: " + ", ".join(f"{n} {_STATE_LABELS[state]}" for state, n in counts.items())
+    shown = [step for step in steps if everything or step.state not in ("ok", "missing", "waiting")]
+    rows = [["", step.asset, step.key, _STATE_LABELS[step.state], step.reason.replace("\n", " ")] for step in shown]
+    return f"{title}\n{aligned(rows)}" if rows else title
+
+
+def lost_lines(steps: Sequence[Step], lake: Lake) -> list[str]:
+    """Return a line for each step's newest version that dropped something: how much, why, and the key."""
+    lines = []
+    for step in steps:
+        ref = Ref(step.asset, step.set, step.key)
+        manifest = lake.blocked(ref) or lake.current(ref)
+        for check in manifest.checks if manifest else ():
+            figures = check["figures"]
+            if figures.get("dropped") and "offered" in figures:
+                lost = f"{figures['dropped']:,} of {figures['offered']:,}: {listed_with_keys(figures['reasons'])}"
+                lines.append(f"  dropped by {step.asset}: {lost}")
+            elif figures.get("quarantined"):
+                why = 'etpi sql -c "SELECT source, row, reason, detail FROM quarantined"'
+                count = f"{figures['quarantined']:,} of {figures['found']:,} inputs"
+                lines.append(f"  quarantined by {step.asset} of {step.key}: {count}; each with its reason: {why}")
+    return lines
+
+
+def step_lines(steps: Sequence[Step]) -> list[str]:
+    """Return one line for each partition key of the steps: its assets, in order."""
+    keys: dict[tuple[str, str], list[str]] = {}
+    for step in steps:
+        keys.setdefault((step.set, step.key), []).append(step.asset)
+    return [f"  {set_name.replace('_', ' ')} {key}: {', '.join(assets)}" for (set_name, key), assets in keys.items()]
+
+
+def _page(lake: Lake, experiment: str) -> str | None:
+    ref = Ref("experiment_report", "experiment", experiment)
+    if lake.current(ref) is None or lake.blocked(ref):
+        return None
+    rows = lake.read(ref, "reports").to_pylist()
+    return next((str(lake.root / row["path"]) for row in rows if row["kind"] == "html"), None)

@@ -1,0 +1,72 @@
+"""Check, before a run spends anything, that this machine has the sandboxes and the trackers that it needs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+
+from etpi_assets.planning.planner import Step, open_steps
+from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.load import Specs
+from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_assets.specs.suite import SuiteSpec
+from etpi_assets.tasks.families import load_family
+from etpi_resources.sandboxes import HostFactory, SandboxUnavailable
+from etpi_resources.trainers.interpreter import trainer_python
+from etpi_resources.trainers.trackers import TrackerMissing, require_trackers
+
+
+def require_sandboxes(steps: Iterable[Step], specs: Specs, factory: Callable[[str], HostFactory]) -> None:
+    """Check each kind of sandbox that the open steps need.
+
+    Args:
+        factory: from the name of a kind to its factory (`Resources.sandboxes`).
+
+    Raises:
+        SandboxUnavailable: one cannot start; the message names the first step that needs it, cause and remedies.
+    """
+    needed: dict[str, Step] = {}
+    for step in open_steps(steps):
+        if kind := sandbox_kind(step, specs):
+            needed.setdefault(kind, step)
+    for kind, step in needed.items():
+        try:
+            factory(kind).check()
+        except SandboxUnavailable as error:
+            raise SandboxUnavailable(
+                f'{step.asset} of {step.key} needs a sandbox of kind "{kind}", and none can start here. '
+                f"Nothing was run.\n{error}"
+            ) from error
+
+
+def require_libraries(steps: Iterable[Step], specs: Specs) -> None:
+    """Check that the trackers of the open trainings are installed, where this interpreter trains.
+
+    Raises:
+        TrackerMissing: one is not; the message names the step and the command that installs it.
+    """
+    if trainer_python() != sys.executable:
+        return  # the worker checks it in its own
+    for step in open_steps(steps):
+        spec = specs.get(step.set, step.key) if step.asset in ("sft_checkpoint", "rl_checkpoint") else None
+        if not isinstance(spec, ExperimentSpec):
+            continue
+        try:
+            require_trackers(spec.train.report_to)
+        except TrackerMissing as error:
+            raise TrackerMissing(f"{step.asset} of {step.key}: {error}. Nothing was run.") from error
+
+
+def sandbox_kind(step: Step, specs: Specs) -> str | None:
+    """Return the kind of sandbox that a step runs commands in; None where it runs none."""
+    spec = specs.get(step.set, step.key)
+    match step.asset, spec:
+        case "tasks", SuiteSpec():
+            return load_family(spec.family).sandbox(spec.params)
+        case "raw_rollouts", RolloutSetSpec(kind="live"):
+            return spec.sandbox
+        case "rl_checkpoint", ExperimentSpec() if spec.rl.method != "none":
+            return spec.rl.sandbox
+        case "eval_rollouts", ExperimentSpec() if spec.evaluate is not None and spec.base.kind != "none":
+            return spec.serving.sandbox
+    return None

@@ -1,0 +1,139 @@
+"""The first asset of `run_experiment`: it brings the suites and rollout sets of an experiment up to date.
+
+Dagster runs one partition of one set at a time, and an experiment reads several of other sets. So this asset computes
+them itself and logs, for each, what the asset's own run would have logged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import dagster as dg
+
+from etpi_assets.asset import CONSENT_TAG, AssetRecipe
+from etpi_assets.graph import GRAPH
+from etpi_assets.orchestration.materialize import (
+    EXPERIMENT_INPUTS,
+    OWNER,
+    RESOURCE,
+    check_results,
+    compute,
+    consent_of,
+    dependencies,
+    expected_failures,
+    is_blocking,
+    partition_of,
+    refuse_blocked,
+    require_hardware_of_run,
+)
+from etpi_assets.orchestration.partitions import partition_sets
+from etpi_assets.planning.planner import Step, consent_refusal, open_steps, plan, upstream_refs
+from etpi_assets.planning.versioning.keys import asset_code
+from etpi_assets.specs.load import SpecError, Specs
+from etpi_resources.hashes import json_hash
+from etpi_resources.lake.lake import Lake, LakeError, Manifest, Ref
+from etpi_resources.process.progress import acting_for
+
+
+def experiment_inputs(recipes: Iterable[AssetRecipe], specs: Specs) -> dg.AssetsDefinition:
+    """Build the asset from the recipes of all assets; its partitions are the experiments."""
+    by_name = {recipe.node.name: recipe for recipe in recipes}
+
+    @dg.asset(
+        name=EXPERIMENT_INPUTS,
+        group_name="specs",
+        description="The suites and rollout sets of an experiment, brought up to date under their own partitions.",
+        owners=[OWNER],
+        tags={"etpi/set": "experiment"},
+        partitions_def=partition_sets(specs)["experiment"],
+        required_resource_keys={RESOURCE},
+    )
+    def compute_inputs(context):
+        resources = getattr(context.resources, RESOURCE)
+        specs, lake = resources.specs, resources.lake
+        with expected_failures(EXPERIMENT_INPUTS):
+            experiment = partition_of(context, "experiment", specs)
+            require_hardware_of_run("experiment", experiment, context.run, resources)
+            steps = plan(experiment, specs, lake)
+            _refuse(steps, context.run)
+        computed = list(input_steps(steps))
+        with acting_for(experiment):
+            for step in computed:
+                _bring(by_name[step.asset], step.key, context, specs, lake)
+        inputs = {f"{s.asset}/{s.key}": _version(lake, s.asset, s.key) for s in steps if s.set != "experiment"}
+        return dg.MaterializeResult(
+            data_version=dg.DataVersion(json_hash(inputs)), metadata={"inputs": inputs, "skipped": not computed}
+        )
+
+    return compute_inputs
+
+
+def input_steps(steps: Sequence[Step]) -> Iterator[Step]:
+    """Yield the steps of every suite and rollout set that is not up to date, finished ones included."""
+    todo = {(step.set, step.key) for step in open_steps(steps) if step.set != "experiment"}
+    return (step for step in steps if (step.set, step.key) in todo)
+
+
+def _refuse(steps: Sequence[Step], run: dg.DagsterRun) -> None:
+    """Refuse, before anything is computed, what would stop the run later.
+
+    Raises:
+        SpecError: a spec of the chain is invalid.
+        LakeError: code changed, and the run's tags do not agree to compute its expensive results again.
+    """
+    if invalid := [step.reason for step in steps if step.state == "invalid"]:
+        raise SpecError("\n".join(invalid))
+    if refusal := consent_refusal(steps, consent_of(run)):
+        raise LakeError(f'{refusal}\nThe options are tags of a run: {CONSENT_TAG}rebuild: "true"')
+
+
+def _bring(recipe: AssetRecipe, key: str, context: dg.AssetExecutionContext, specs: Specs, lake: Lake) -> None:
+    """Bring a partition up to date, and log its materialization and checks under its own partition.
+
+    Raises:
+        dg.Failure: it cannot be computed, or it is blocked.
+    """
+    name = recipe.node.name
+    outcome, metadata = compute(recipe, key, context)
+    tags = version_tags(outcome.manifest, specs, lake, context.instance)
+    context.log_event(dg.AssetMaterialization(name, partition=key, metadata=metadata, tags=tags))
+    for result in check_results(recipe, key, outcome):
+        evaluation = dg.AssetCheckEvaluation(
+            asset_key=dg.AssetKey(name),
+            check_name=str(result.check_name),
+            passed=result.passed,
+            metadata=result.metadata,
+            severity=result.severity,
+            description=result.description,
+            blocking=is_blocking(name, str(result.check_name)),
+            partition=key,
+        )
+        context.log_event(evaluation)  # pyright: ignore[reportArgumentType] - its type does not name what it takes
+    refuse_blocked(outcome)
+
+
+def version_tags(manifest: Manifest, specs: Specs, lake: Lake, instance: dg.DagsterInstance) -> Mapping[str, str]:
+    """Return the tags by which Dagster knows of a materialization's code, data and inputs.
+
+    Dagster adds them to what an asset yields, not to logged events. Of the partitions of an input, it hashes the
+    versions in the order of their keys.
+    """
+    node, key = GRAPH[manifest.ref.asset], manifest.ref.key
+    tags = {
+        "dagster/code_version": asset_code(node),
+        "dagster/data_version": manifest.version,
+        "dagster/data_version_is_user_provided": "true",
+    }
+    for name in dependencies(node):
+        refs = upstream_refs(node, key, specs, lake, name)
+        versions = "".join(_version(lake, ref.asset, ref.key) for ref in sorted(refs, key=lambda ref: ref.key))
+        last = instance.fetch_materializations(dg.AssetKey(name), limit=1).records
+        tags[f"dagster/input_data_version/{name}"] = hashlib.sha256(versions.encode()).hexdigest()
+        tags[f"dagster/input_event_pointer/{name}"] = str(last[0].storage_id) if last else "NULL"
+    return tags
+
+
+def _version(lake: Lake, asset: str, key: str) -> str:
+    current = lake.current(Ref(asset, GRAPH[asset].set, key))
+    return current.version if current else ""

@@ -1,0 +1,42 @@
+"""Dagster jobs: the selections of `graph.JOBS`; `run_experiment` brings an experiment's inputs up to date first."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from etpi_assets.graph import JOBS
+from etpi_assets.orchestration.materialize import EXPERIMENT_INPUTS
+from etpi_assets.orchestration.partitions import partition_sets
+from etpi_assets.specs.load import Specs
+
+_DESCRIPTIONS = {
+    "prepare_suite": "Make a suite's tasks and prove them.",
+    "collect_rollouts": "Collect or import a rollout set, and score it.",
+    "build_dataset": "From scored rollouts to the sequences an experiment trains on.",
+    "train": "Train an experiment's checkpoints.",
+    "evaluate": "Probe and evaluate an experiment's checkpoints, and report.",
+    "run_experiment": "An experiment with everything it depends on, from its suites to its report and the leaderboard.",
+    "publish_catalog": "The leaderboard, the teacher ceiling and the DuckDB file.",
+}
+
+
+def build_jobs(specs: Specs) -> list[dg.UnresolvedAssetJobDefinition]:
+    """Return every job, its partitions taken from the specs."""
+    sets = partition_sets(specs)
+    return [
+        dg.define_asset_job(
+            name,
+            dg.AssetSelection.assets(*([EXPERIMENT_INPUTS] if name == "run_experiment" else []), *assets),
+            partitions_def=sets.get(set_name),
+            description=_DESCRIPTIONS[name],
+        )
+        for name, (set_name, assets) in JOBS.items()
+    ]
+
+
+def failure_reason(event: dg.DagsterEvent) -> str:
+    """Return why a step failed, from its event: the message for people if it has one, else that of the error."""
+    data = event.step_failure_data
+    if data.user_failure_data and data.user_failure_data.description:
+        return data.user_failure_data.description
+    return f"{event.step_key}: {data.error.message if data.error else 'no reason given'}"

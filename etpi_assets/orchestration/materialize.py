@@ -1,0 +1,305 @@
+"""Turn a node of the graph and a plain function into a Dagster asset: partitions, dependencies, checks, metadata.
+
+The skip rule and publishing are in `asset`.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import dagster as dg
+
+from etpi_assets.asset import (
+    CONSENT_TAG,
+    AssetRecipe,
+    Markdown,
+    Outcome,
+    label,
+    require_inputs,
+)
+from etpi_assets.checks import check_info
+from etpi_assets.graph import GRAPH, JOBS, Node
+from etpi_assets.orchestration.partitions import PARTITION_TAG, mapping, partition_sets, refuse_whole_set
+from etpi_assets.orchestration.webpage.metadata import of_version
+from etpi_assets.planning.planner import CONSENTS, Consent
+from etpi_assets.planning.versioning.keys import asset_code
+from etpi_assets.resources import EngineUnavailable, HardwareMissing, Resources, require_hardware
+from etpi_assets.specs.load import SpecError, Specs
+from etpi_assets.specs.paths import PathError
+from etpi_resources.backend import BackendError, backend
+from etpi_resources.chat.format import TokenizerUnavailable
+from etpi_resources.lake.checks import BadData
+from etpi_resources.lake.files import disk_errors
+from etpi_resources.lake.lake import LakeError
+from etpi_resources.lake.schemas import TABLES
+from etpi_resources.process.locks import LockLost
+from etpi_resources.process.progress import Activity, acting_for, display
+from etpi_resources.sandboxes import SandboxUnavailable
+from etpi_resources.trainers.pipes import WorkerFailed
+
+OWNER = "team:etpi"
+RESOURCE = "etpi"
+EXPERIMENT_INPUTS = "experiment_inputs"
+"""The asset that comes before an experiment's spec (`experiment_inputs`)."""
+CONSOLE_SECONDS = 5.0
+"""The log has a line for an asset that took at least this long, and an event for each."""
+EXPECTED_FAILURES = (
+    LakeError,
+    LockLost,
+    BackendError,
+    SpecError,
+    PathError,
+    HardwareMissing,
+    EngineUnavailable,
+    SandboxUnavailable,
+    WorkerFailed,
+    BadData,
+    TokenizerUnavailable,
+)
+"""Errors whose message is complete; Dagster shows them without a traceback."""
+
+
+# With partitions, a check result is shown beside the partition it checked. Dagster warns that this is a preview.
+warnings.filterwarnings("ignore", message="Specifying a partitions_def on an AssetCheckSpec")
+
+
+def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
+    """Build the Dagster asset of a recipe; its partitions and mappings come from the specs."""
+    node = recipe.node
+
+    @dg.asset(
+        name=node.name,
+        group_name=node.group,
+        description=_description(node),
+        owners=[OWNER],
+        kinds=set(node.kinds),
+        tags={"etpi/set": node.set},
+        code_version=asset_code(node),
+        partitions_def=partition_sets(specs).get(node.set),
+        deps=_deps(node, specs),
+        metadata=_columns(node),
+        check_specs=[
+            dg.AssetCheckSpec(
+                check,
+                asset=node.name,
+                description=info.description if (info := check_info(node.name, check)) else None,
+                blocking=is_blocking(node.name, check),
+                partitions_def=partition_sets(specs).get(node.set),
+            )
+            for check in recipe.checks
+        ],
+        required_resource_keys={RESOURCE},
+    )
+    def materialize(context):
+        resources = getattr(context.resources, RESOURCE)
+        with expected_failures(node.name):
+            key = partition_of(context, node.set, resources.specs)
+            if node.group == "specs":
+                require_inputs_of_run(node, key, context.run, resources)
+        outcome, metadata = compute(recipe, key, context)
+        yield dg.MaterializeResult(
+            data_version=dg.DataVersion(outcome.manifest.version),
+            metadata=metadata,
+            check_results=check_results(recipe, key, outcome),
+        )
+        refuse_blocked(outcome)
+
+    return materialize
+
+
+@contextmanager
+def expected_failures(asset: str) -> Iterator[None]:
+    """Have an error whose message is complete fail the step with that message, without a retry."""
+    try:
+        yield
+    except EXPECTED_FAILURES as error:
+        raise dg.Failure(f"{asset}: {error}", allow_retries=False) from None
+
+
+def compute(recipe: AssetRecipe, key: str, context: dg.AssetExecutionContext) -> tuple[Outcome, dict[str, Any]]:
+    """Bring a partition up to date; return its outcome and the metadata of its materialization.
+
+    Raises:
+        dg.Failure: it cannot be computed, for one of EXPECTED_FAILURES.
+    """
+    node, resources, before = recipe.node, getattr(context.resources, RESOURCE), _cpu_seconds()
+    with expected_failures(node.name), disk_errors(), acting_for(key):
+        display().show(Activity(label(node.name, key)))
+        outcome = recipe.execute(key, resources, context.log.info, context, consent_of(context.run))
+    _log_outcome(context, node, key, outcome)
+    return outcome, {
+        **(_carried_over(context, node, outcome) if outcome.skipped else {}),
+        **of_version(node, outcome.manifest, resources.lake),
+        **{name: _shown(value) for name, value in outcome.metadata.items()},
+        "skipped": outcome.skipped,
+        **({} if outcome.skipped else {"cpu_seconds": round(_cpu_seconds() - before, 3)}),
+    }
+
+
+def refuse_blocked(outcome: Outcome) -> None:
+    """Fail the step if the version is blocked; Dagster itself would name the checks only."""
+    manifest = outcome.manifest
+    if manifest.blocked:
+        lines = [f"  {check['name']}: {check['message']}" for check in manifest.failures]
+        what = label(manifest.ref.asset, manifest.ref.key)
+        heading = f"{what}: blocked by failed checks; nothing downstream will read it."
+        raise dg.Failure("\n".join([heading, *lines]), allow_retries=False)
+
+
+# --- the partition ---------------------------------------------------------------------------------------------------
+
+
+def partition_of(context: dg.AssetExecutionContext, set_name: str, specs: Specs) -> str:
+    """Return the partition key of a run. `dagster job launch` does not validate it, so it may be missing or unknown.
+
+    Raises:
+        SpecError: it is missing or unknown; the message lists the valid ones.
+        ClusterError: this node has other code than the process that walks the run.
+        dg.Failure: the run belongs to a backfill over every partition of the set.
+    """
+    if elsewhere := backend():
+        elsewhere.require_same_code()
+    if set_name == "all":
+        return "all"
+    key = context.run.tags.get(PARTITION_TAG)
+    if key is None:
+        names = ", ".join(specs.keys(set_name))
+        raise SpecError(
+            f"this run names no {set_name.replace('_', ' ')}: start it with --partition NAME (dg launch) or "
+            f'--tags \'{{"{PARTITION_TAG}": "NAME"}}\' (dagster job launch). Valid names: {names}'
+        )
+    specs.get(set_name, key)
+    if on_page := context.assets_def.partitions_def:
+        refuse_whole_set(context.instance, context.run.tags, set_name, on_page.get_partition_keys())
+    return key
+
+
+def consent_of(run: dg.DagsterRun) -> frozenset[Consent]:
+    """Return the consent that a run's tags give."""
+    return frozenset(o for o in CONSENTS if run.tags.get(f"{CONSENT_TAG}{o}", "").lower() == "true")
+
+
+def _selected_assets(run: dg.DagsterRun) -> Collection[str]:
+    """Return the names of the assets in a run."""
+    selection = {key.path[-1] for key in run.asset_selection or ()} or run.resolved_op_selection
+    return selection or JOBS[run.job_name][1]
+
+
+def require_inputs_of_run(node: Node, key: str, run: dg.DagsterRun, resources: Resources) -> None:
+    """Fail in the first step, the spec asset, where a later step of the run would miss an input or hardware."""
+    selected = _selected_assets(run)
+    require_hardware_of_run(node.set, key, run, resources)
+    for name in GRAPH:
+        if name in selected and GRAPH[name].set == node.set:
+            require_inputs(GRAPH[name], key, resources, but=selected)
+
+
+def require_hardware_of_run(set_name: str, key: str, run: dg.DagsterRun, resources: Resources) -> None:
+    """Fail where a later step of the run would miss hardware."""
+    nodes = [GRAPH[name] for name in _selected_assets(run) if name in GRAPH]
+    if any(node.lock == "accelerator" and node.set == set_name for node in nodes):
+        require_hardware(resources.specs.get(set_name, key), key)
+
+
+def dependencies(node: Node) -> list[str]:
+    """Return the names of the assets upstream of a node in Dagster: its inputs and its spec; for the catalog, all."""
+    names = list(node.upstream) if node.tables else [name for name in GRAPH if name != node.name]
+    return names if node.set == "all" or node.group == "specs" else [*names, f"{node.set}_spec"]
+
+
+def _deps(node: Node, specs: Specs) -> list[dg.AssetDep]:
+    deps = [dg.AssetDep(name, partition_mapping=mapping(node, GRAPH[name], specs)) for name in dependencies(node)]
+    return [*deps, dg.AssetDep(EXPERIMENT_INPUTS)] if node.name == "experiment_spec" else deps
+
+
+def _cpu_seconds() -> float:
+    """CPU seconds of this process and of its ended children: workers and sandboxes."""
+    uses = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(use.ru_utime + use.ru_stime for use in uses)
+
+
+# --- what the web page shows -----------------------------------------------------------------------------------------
+
+
+def _description(node: Node) -> str:
+    tables = "".join(f"\n- `{name}`: {TABLES[name].row}" for name in node.tables)
+    return f"{node.summary}\n\nTables:{tables}" if tables else node.summary
+
+
+def _columns(node: Node) -> dict[str, Any]:
+    """Column schemas: of the first table under the name that Dagster shows, of the others under `columns/TABLE`."""
+
+    def schema(name: str) -> dg.TableSchema:
+        columns = [dg.TableColumn(n, str(t), description=d) for n, t, d in TABLES[name].columns]
+        return dg.TableSchema(columns)
+
+    first, *rest = node.tables or (None,)
+    named = {f"columns/{name}": schema(name) for name in rest if name}
+    return {"dagster/column_schema": schema(first), **named} if first else {}
+
+
+def _carried_over(context: dg.AssetExecutionContext, node: Node, outcome: Outcome) -> Mapping[str, Any]:
+    """Metadata of the last event of the same version, so that a skipped run does not empty the asset's page."""
+    result = context.instance.fetch_materializations(
+        dg.AssetRecordsFilter(
+            asset_key=dg.AssetKey(node.name),
+            asset_partitions=None if node.set == "all" else [outcome.manifest.ref.key],
+        ),
+        limit=1,
+    )
+    for record in result.records:
+        event = record.asset_materialization
+        if event and (event.tags or {}).get("dagster/data_version") == outcome.manifest.version:
+            return event.metadata
+    return {}
+
+
+def check_results(recipe: AssetRecipe, key: str, outcome: Outcome) -> list[dg.AssetCheckResult]:
+    """Return a result for every declared check; a check that does not apply passes, with a note.
+
+    A figure's label names the partition, because the page draws one plot for each label.
+    """
+    reported = {check["name"]: check for check in outcome.manifest.checks}
+    results = []
+    for name in recipe.checks:
+        check = reported.get(name)
+        results.append(
+            dg.AssetCheckResult(
+                check_name=name,
+                passed=check is None or check["passed"],
+                severity=dg.AssetCheckSeverity.ERROR if check and check["blocking"] else dg.AssetCheckSeverity.WARN,
+                description=check["message"] if check else "does not apply here",
+                metadata={label(k, key): _plain(v) for k, v in (check["figures"] if check else {}).items()},
+            )
+        )
+    return results
+
+
+def is_blocking(asset: str, check: str) -> bool:
+    """Return whether a check is declared to stop every consumer when it fails."""
+    info = check_info(asset, check)
+    return info is None or info.blocking
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, bool, dict, list)) else json.dumps(value)
+
+
+def _shown(value: Any) -> Any:
+    return dg.MetadataValue.md(value) if isinstance(value, Markdown) else value
+
+
+def _log_outcome(context: dg.AssetExecutionContext, node: Node, key: str, outcome: Outcome) -> None:
+    """Log what took long and which checks warn; everything else is in the events of the materialization."""
+    name, manifest = label(node.name, key), outcome.manifest
+    if not outcome.skipped and outcome.seconds >= CONSOLE_SECONDS:
+        rows = ", ".join(f"{n} {table}" for table, n in manifest.rows.items() if n)
+        context.log.info(f"{name} made in {outcome.seconds:.1f} s" + (f"; {rows or 'no rows'}" if node.tables else ""))
+    for check in manifest.checks:
+        if not check["passed"] and not check["blocking"]:
+            context.log.warning(f"{name}: {check['name']}: {check['message']}")

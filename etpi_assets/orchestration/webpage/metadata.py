@@ -1,0 +1,58 @@
+"""The metadata of a materialization: what a person looks for first, then where the version comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+from etpi_assets.graph import Node
+from etpi_assets.orchestration.webpage import figures
+from etpi_assets.orchestration.webpage.links import pages
+from etpi_assets.orchestration.webpage.preview import first_rows, preview
+from etpi_resources.lake.lake import Lake
+from etpi_resources.lake.manifest import Manifest, Ref
+
+_MOST_ROWS = 10_000
+"""Rows of an evaluation's or a leaderboard's table that figures are taken from."""
+
+
+def of_version(node: Node, manifest: Manifest, lake: Lake) -> dict[str, Any]:
+    """Return the metadata that depend on the version alone, not on the run that computed it."""
+    shown: dict[str, Any] = {}
+    plotted: Mapping[str, float] = {}
+    if "not_applicable" not in manifest.notes:
+        shown |= {name: dg.MetadataValue.url(address) for name, address in pages(manifest.ref).items()}
+        tables, plotted = _figures(node, manifest, lake)
+        shown |= tables
+    for index, name in enumerate(node.tables):
+        shown["dagster/row_count" if index == 0 else f"rows/{name}"] = manifest.rows[name]
+        if f"preview/{name}" not in shown:
+            shown[f"preview/{name}"] = dg.MetadataValue.md(preview(lake, manifest, name))
+    return shown | {
+        **({"seconds": round(manifest.seconds, 3)} if manifest.seconds is not None else {}),
+        "inputs": dict(manifest.inputs),
+        "code": manifest.code.get("version", ""),
+        **({"accepted": [dict(entry) for entry in manifest.accepted]} if manifest.accepted else {}),
+        **plotted,
+    }
+
+
+def _figures(node: Node, manifest: Manifest, lake: Lake) -> tuple[dict[str, Any], Mapping[str, float]]:
+    """Return tables that the page shows open, and floats that it plots."""
+    if node.name == "eval_metrics":
+        rows = first_rows(lake, manifest, "metrics", _MOST_ROWS)
+        return _open("preview/metrics", figures.side_by_side(rows)), figures.floats(rows)
+    if node.name == "leaderboard":
+        rows = first_rows(lake, manifest, "leaderboard", _MOST_ROWS)
+        return _open("standings", figures.standings(rows)), figures.lines(rows)
+    if node.name in ("experiment_report", "model_card"):
+        metrics = lake.current(Ref("eval_metrics", "experiment", manifest.ref.key))
+        rows = first_rows(lake, metrics, "metrics", _MOST_ROWS) if metrics else []
+        return _open("result", figures.side_by_side(rows)), {}
+    return {}, {}
+
+
+def _open(label: str, table: str) -> dict[str, Any]:
+    return {label: dg.MetadataValue.md(table)} if table else {}

@@ -1,0 +1,362 @@
+"""Plan an experiment: which partitions of its chain are missing, stale or blocked, and the commands that make them.
+
+The planner compares the lake's manifests with the specs, the code and the inputs. It runs nothing and needs no Dagster.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from etpi_assets.graph import GRAPH, JOBS, Node
+from etpi_assets.planning.versioning.keys import PartitionCode, code_of, file_of, input_key
+from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.load import SpecError, Specs
+from etpi_assets.specs.paths import external_path, fingerprint
+from etpi_assets.specs.rollout_set import RolloutSetSpec, TinySection
+from etpi_resources.lake.lake import Lake, Manifest, Ref
+
+State = Literal["ok", "missing", "stale", "code", "waiting", "blocked", "invalid"]
+"""ok: up to date. missing: never made. stale: its spec or an input changed. code: only the code that makes it changed.
+waiting: an upstream partition is not ok. blocked: a blocking check failed. invalid: its spec cannot be read."""
+SETS = ("suite", "rollout_set", "experiment")
+SPEC_CHANGED = "its spec changed"
+OLDER = "made by an older version of etpi, which recorded no code"
+
+
+Consent = Literal["rebuild", "recollect"]
+CONSENTS: tuple[Consent, ...] = ("rebuild", "recollect")
+"""The options by which a person agrees to recompute expensive results because code changed: `recollect` for rollouts,
+`rebuild` for the rest."""
+
+
+def consent_for(asset: str) -> Consent:
+    """Return the consent needed to recompute an asset's expensive results."""
+    return "recollect" if asset == "raw_rollouts" else "rebuild"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One asset partition of a chain.
+
+    Attributes:
+        reason: why it is in its state; for an ok one, the change of code that a person accepted, if any.
+        needs_consent: whether rebuilding takes a person's consent: its code changed and its result was expensive.
+        seconds: how long computing it took last time, if recorded.
+    """
+
+    asset: str
+    set: str
+    key: str
+    state: State
+    reason: str = ""
+    needs_consent: bool = False
+    seconds: float | None = None
+
+    @property
+    def consent(self) -> Consent:
+        """The option that gives the needed consent."""
+        return consent_for(self.asset)
+
+
+def upstream_refs(node: Node, key: str, specs: Specs, lake: Lake, asset: str | None = None) -> list[Ref]:
+    """Return the partitions that a partition reads, of all upstream assets or of one, in order of graph and spec.
+
+    An asset without partitions reads every partition that has data, with or without a spec; the catalog, which declares
+    no upstream, reads every current version.
+    """
+    if not node.tables:
+        return [ref for ref in lake.refs() if ref.asset in GRAPH and ref.asset != node.name and lake.current(ref)]
+    refs = []
+    for name in node.upstream if asset is None else (asset,):
+        upstream = GRAPH[name]
+        across_all = node.set == "all"
+        keys = lake.keys(name, upstream.set) if across_all else specs.upstream_keys(node.set, key, upstream.set)
+        refs += [Ref(name, upstream.set, k) for k in keys]
+    return refs
+
+
+def inputs_of(
+    node: Node, key: str, specs: Specs, lake: Lake, current: Callable[[Ref], Manifest | None]
+) -> dict[str, str]:
+    """Return the data versions that a partition would read, as {"asset/key": version}, in order.
+
+    Files outside the lake that its spec names come last, as {"path/<as written>": fingerprint}. Missing inputs are left
+    out.
+    """
+    inputs = {}
+    for ref in upstream_refs(node, key, specs, lake):
+        if manifest := current(ref):
+            inputs[f"{ref.asset}/{ref.key}"] = manifest.version
+    if node.reads_path and (path := external_path(specs.get(node.set, key))) is not None:
+        inputs[f"path/{path}"] = fingerprint(path)
+    return inputs
+
+
+def expected_key(node: Node, key: str, specs: Specs, inputs: Mapping[str, str], code: PartitionCode) -> str:
+    """Return the input key that a fresh version of the partition would have."""
+    return input_key(node, specs.section_hash(node.set, key, node.sections), inputs, code.whole.digest)
+
+
+def expensive(node: Node, key: str, specs: Specs) -> bool:
+    """Return whether recomputing the partition for changed code needs consent.
+
+    Live rollouts, trainings and evaluations do; imports and templated rollouts do not.
+    """
+    if not node.kept:
+        return False
+    spec = specs.get(node.set, key)
+    if isinstance(spec, RolloutSetSpec):
+        return spec.kind == "live"
+    if isinstance(spec, ExperimentSpec) and node.name == "base_checkpoint":
+        return spec.base.kind == "tiny" and not _comes_with_etpi(spec.base.tiny)
+    return True
+
+
+def _comes_with_etpi(base: TinySection) -> bool:
+    """Return whether a tiny base is among those of `tiny_bases`, whose modules are above this one."""
+    recipes = [json.loads(path.read_bytes()) for path in Path(__file__).parents[1].glob("tiny_bases/*/recipe.json")]
+    return base in [TinySection.model_validate(recipe["section"]) for recipe in recipes]
+
+
+def plan(experiment: str, specs: Specs, lake: Lake) -> list[Step]:
+    """Return every asset partition of an experiment's chain with its state, in an order in which they can be made.
+
+    Raises:
+        SpecError: there is no such experiment; the message lists the valid names. An invalid spec is a step of state
+            "invalid".
+    """
+    specs.entry("experiment", experiment)
+    return chain("experiment", experiment, specs, lake)
+
+
+def chain(set: str, key: str, specs: Specs, lake: Lake) -> list[Step]:
+    """Return the steps of a suite, a rollout set or an experiment, as `plan` does."""
+    wanted = {(s, k) for s in SETS[: SETS.index(set)] for k in specs.upstream_keys(set, key, s)} | {(set, key)}
+    known: dict[Ref, Manifest | None] = {}
+
+    def current(ref: Ref) -> Manifest | None:
+        if ref not in known:
+            known[ref] = lake.current(ref)
+        return known[ref]
+
+    steps: dict[tuple[str, str], Step] = {}
+    for node in GRAPH.values():
+        for name, k in sorted(wanted, key=lambda pair: (SETS.index(pair[0]), pair[1])):
+            if node.set == name:
+                steps[(node.name, k)] = _step(node, k, specs, lake, current, steps)
+    return sorted(steps.values(), key=lambda step: SETS.index(step.set))
+
+
+def across(specs: Specs, lake: Lake) -> list[Step]:
+    """Return the assets without partitions, which read every experiment that has data, with their states."""
+    steps = []
+    for node in GRAPH.values():
+        if node.set == "all":
+            inputs = inputs_of(node, "all", specs, lake, lake.current)
+            manifest = lake.current(Ref(node.name, "all", "all"))
+            code = code_of(node, "all", specs)
+            # The catalog is up to date when its inputs are; its own key does not count.
+            same = manifest and manifest.inputs == inputs if not node.tables else None
+            change = None if manifest is None or same else compare(node, "all", specs, inputs, code, manifest, lake)
+            state: State = "missing" if manifest is None else change.state if change else "ok"
+            steps.append(Step(node.name, "all", "all", state, change.reason if change else ""))
+    return steps
+
+
+def consent_refusal(steps: Iterable[Step], consent: Collection[str]) -> str:
+    """Return why a run may not start without more consent, and what to do; empty if it may.
+
+    The message lists the expensive steps whose code changed and that `consent` does not cover.
+    """
+    uncovered = [step for step in steps if step.needs_consent and step.consent not in consent]
+    if not uncovered:
+        return ""
+    lines = ["Code changed since these were made, and computing them again is expensive:"]
+    for step in uncovered:
+        took = f"; took {step.seconds:,.0f} s last time" if step.seconds else ""
+        lines.append(f"  {step.asset} of {step.key}: {step.reason}{took}; again with --{step.consent}")
+    first = uncovered[0]
+    lines += [
+        "Nothing was run. Give the options named above, or keep a version whose change cannot matter:",
+        f'  etpi accept {first.asset} {first.key} --because "why it cannot matter"',
+        '  etpi accept --all EXPERIMENT --because "..."',
+        f"What changed exactly: etpi explain {first.asset} {first.key}",
+    ]
+    return "\n".join(lines)
+
+
+def open_steps(steps: Iterable[Step]) -> list[Step]:
+    """Return the steps that are not ok."""
+    return [step for step in steps if step.state != "ok"]
+
+
+def commands(steps: Sequence[Step]) -> list[str]:
+    """Return the commands that make what is not ok, in order, one per job and partition."""
+    lines: dict[str, None] = {}
+    for step in open_steps(steps):
+        job = next(name for name, (set_name, assets) in JOBS.items() if set_name == step.set and step.asset in assets)
+        lines[f"dg launch --job {job} --partition {step.key}"] = None
+    return list(lines)
+
+
+def remedy(ref: Ref, specs: Specs, lake: Lake, experiment: str | None = None) -> str:
+    """Return the commands that give `ref` data, through its whole chain; with an experiment, `make run` too."""
+    steps = chain(ref.set, ref.key, specs, lake)
+    lines = [f"  {command}" for command in commands(steps[: _position(steps, ref) + 1])]
+    text = "Run, in this order:\n" + "\n".join(lines)
+    return f"{text}\nor all of it at once:\n  make run EXPERIMENT={experiment}" if experiment else text
+
+
+def _position(steps: Sequence[Step], ref: Ref) -> int:
+    return next(i for i, step in enumerate(steps) if (step.asset, step.key) == (ref.asset, ref.key))
+
+
+def _step(
+    node: Node,
+    key: str,
+    specs: Specs,
+    lake: Lake,
+    current: Callable[[Ref], Manifest | None],
+    steps: Mapping[tuple[str, str], Step],
+) -> Step:
+    def step(state: State, reason: str = "", needs_consent: bool = False, seconds: float | None = None) -> Step:
+        return Step(node.name, node.set, key, state, reason, needs_consent, seconds)
+
+    try:
+        specs.get(node.set, key)
+    except SpecError as error:
+        return step("invalid", str(error))
+    ref = Ref(node.name, node.set, key)
+    inputs = inputs_of(node, key, specs, lake, current)
+    code = code_of(node, key, specs)
+    wanted = expected_key(node, key, specs, inputs, code)
+    open_upstream = [s for r in upstream_refs(node, key, specs, lake) if (s := steps[(r.asset, r.key)]).state != "ok"]
+    blocked, manifest = lake.blocked(ref), current(ref)
+    if blocked and blocked.input_key == wanted and not open_upstream:
+        return step("blocked", "; ".join(f"{check['name']}: {check['message']}" for check in blocked.failures))
+    if manifest is None:
+        return step("missing", f"after {_names(open_upstream, key)}" if open_upstream else "never made")
+    change = compare(node, key, specs, inputs, code, manifest, lake)
+    if change is None and not (blocked or open_upstream):
+        return step("ok", accepted(manifest), seconds=manifest.seconds)
+    if open_upstream and (change is None or change.state == "stale"):
+        states = " or ".join(dict.fromkeys(_WORDS[s.state] for s in open_upstream))
+        verb = "is" if len(open_upstream) == 1 else "are"
+        change = Change("waiting", f"{_names(open_upstream, key)} {verb} {states}")
+    change = change or Change("stale", "its newest version is blocked")
+    needs_consent = change.needs_consent(node, key, specs, code, manifest)
+    return step(change.state, change.reason, needs_consent, manifest.seconds)
+
+
+_WORDS = {"code": "made by other code", "waiting": "not up to date"} | {
+    state: state for state in ("missing", "stale", "blocked", "invalid")
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a version differs from the one that would be made now.
+
+    Attributes:
+        by_code: inputs that changed only because other code rebuilt them.
+    """
+
+    state: State
+    reason: str
+    by_code: bool = False
+
+    def needs_consent(self, node: Node, key: str, specs: Specs, code: PartitionCode, manifest: Manifest) -> bool:
+        """Return whether only changed code, here or upstream, would recompute an expensive result."""
+        if code.kept is None or not expensive(node, key, specs):
+            return False
+        if self.state == "code":
+            return manifest.code.get("kept") != code.kept.digest
+        return self.state == "stale" and self.by_code
+
+
+def compare(
+    node: Node,
+    key: str,
+    specs: Specs,
+    inputs: Mapping[str, str],
+    code: PartitionCode,
+    manifest: Manifest,
+    lake: Lake,
+) -> Change | None:
+    """Return what changed since a version was made, or None."""
+    if manifest.input_key == expected_key(node, key, specs, inputs, code):
+        return None
+    if not manifest.code:
+        return Change("code", OLDER)
+    if manifest.spec_hash != specs.section_hash(node.set, key, node.sections):
+        keys = changed_keys(manifest.spec, specs.sections(node.set, key, node.sections))
+        return Change("stale", f"{SPEC_CHANGED}: {', '.join(keys)}")
+    changed = [name for name in {**inputs, **manifest.inputs} if inputs.get(name) != manifest.inputs.get(name)]
+    if changed:
+        return Change("stale", f"changed since: {', '.join(changed)}", _by_code(changed, node, key, specs, lake))
+    if list(inputs) != list(manifest.inputs):
+        return Change("stale", "its inputs are in another order")
+    names = _first(changed_code(code, manifest, lake), "files")
+    return Change("code", f"code changed since {manifest.created_at[:10]}: {names}")
+
+
+_MOST_NAMES = 3
+"""Files, and definitions of a file, that a reason names; `etpi explain` lists all."""
+
+
+def _first(names: Sequence[str], what: str) -> str:
+    """Return the first names, and how many more there are."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more {what}" if more > 0 else "")
+
+
+def changed_keys(was: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return the dotted keys in which two resolved specs differ, each with both values."""
+    changes = []
+    for name in dict.fromkeys([*was, *now]):
+        old, new = was.get(name), now.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            changes += changed_keys(old, new, f"{prefix}{name}.")
+        elif old != new:
+            changes.append(f"{prefix}{name} {_short(old)} → {_short(new)}")
+    return changes
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def changed_code(code: PartitionCode, manifest: Manifest, lake: Lake) -> list[str]:
+    """Return the modules and data files whose reached definitions differ, each with its definitions if known."""
+    was, now = manifest.code.get("modules", {}), code.whole.modules
+    before = lake.code(manifest.code.get("version", ""))
+    changes = []
+    for module in sorted(name for name in {**was, **now} if was.get(name) != now.get(name)):
+        old, new = before.get(module, {}), code.whole.definitions.get(module, {})
+        names = sorted(name for name in {**old, **new} if old.get(name) != new.get(name)) if before else []
+        changes.append(f"{file_of(module)} ({_first(names, 'definitions')})" if any(names) else file_of(module))
+    return changes
+
+
+def accepted(manifest: Manifest) -> str:
+    """Return who accepted a change of code and why, in words; empty if nobody did."""
+    if not manifest.accepted:
+        return ""
+    last = manifest.accepted[-1]
+    return f"code change accepted by {last['by']} on {last['at'][:10]}: {last['because']}"
+
+
+def _by_code(changed: Sequence[str], node: Node, key: str, specs: Specs, lake: Lake) -> bool:
+    """Return whether every changed input was rebuilt only because code changed."""
+    refs = {f"{ref.asset}/{ref.key}": ref for ref in upstream_refs(node, key, specs, lake)}
+    manifests = [lake.current(refs[name]) if name in refs else None for name in changed]
+    return all(manifest is not None and manifest.cause == "code" for manifest in manifests)
+
+
+def _names(steps: Sequence[Step], key: str) -> str:
+    return ", ".join(s.asset if s.key == key else f"{s.asset} of {s.key}" for s in steps)

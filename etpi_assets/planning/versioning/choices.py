@@ -1,0 +1,418 @@
+"""The code that a spec selects among alternatives (`CHOICES`), and the code that changes no result (`INFRASTRUCTURE`).
+
+`codebase` follows references and `keys` computes the code versions. Most options are read off the packages that hold
+them. All other rows name the test that fails if their claim is wrong. `tests/planning/test_code_versions.py` checks
+that these tests exist, that some option selects every alternative, and that every file is reached or listed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from etpi_assets.graph import Node
+from etpi_assets.planning.versioning.codebase import Codebase, Filter, Target
+from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.load import Specs
+from etpi_assets.specs.rollout_set import TINY, RolloutSetSpec, TinySection
+from etpi_assets.specs.suite import SuiteSpec
+
+_CODE_VERSIONS = "tests/planning/test_code_versions.py"
+_EDITS = f"{_CODE_VERSIONS}::test_no_edit_leaves_the_version_of_a_result_that_it_changes"
+_PLANNER = "tests/graph/test_planner.py"
+
+INFRASTRUCTURE: Mapping[str, tuple[str, str]] = {
+    "etpi_assets.asset": (
+        "locks, the skip rule and publishing",
+        f"{_CODE_VERSIONS}::test_published_bytes_are_the_same_as_ever",
+    ),
+    "etpi_assets.graph": (
+        "edges and spec sections are in the key themselves",
+        f"{_PLANNER}::test_staleness_propagates_through_the_chain",
+    ),
+    "etpi_assets.planning.planner": ("decides what runs", f"{_PLANNER}::test_unchanged_result_upstream_stales_nothing"),
+    "etpi_assets.resources": ("hands out the sandboxes and servers that the spec selects", _EDITS),
+    "etpi_assets.rollouts.executors": (
+        "where rollouts run",
+        "tests/cluster/test_fan_out.py::test_rollout_set_over_nodes_resumes_after_a_kill_and_equals_threads",
+    ),
+    "etpi_assets.specs.load": (
+        "reads specs; the resolved spec is in the key",
+        f"{_CODE_VERSIONS}::test_defaults_of_a_spec_make_stale_what_reads_them",
+    ),
+    "etpi_assets.specs.paths": (
+        "expands paths; the files' fingerprint is in the key",
+        f"{_PLANNER}::test_files_that_a_spec_names_are_inputs",
+    ),
+    "etpi_assets.training.curves": (
+        "plots for the asset's page",
+        f"{_PLANNER}::test_metadata_of_the_page_are_in_no_version",
+    ),
+    "etpi_assets.planning.versioning.keys": ("computes the key", _EDITS),
+    "etpi_resources.backend": (
+        "where work runs",
+        "tests/cluster/test_fan_out.py::test_rollout_set_over_nodes_resumes_after_a_kill_and_equals_threads",
+    ),
+    "etpi_resources.sandboxes.downloads": (
+        "hands recorded responses on as they came",
+        "tests/sandboxes/test_downloads_proxy.py::test_what_was_fetched_once_is_answered_without_the_index",
+    ),
+    "etpi_resources.lake": (
+        "stores and reads tables as they are",
+        f"{_CODE_VERSIONS}::test_published_bytes_are_the_same_as_ever",
+    ),
+    "etpi_resources.process": (
+        "affects timing only",
+        "tests/process/test_pool.py::test_results_come_in_order_whatever_the_number_of_workers",
+    ),
+    "etpi_resources.trainers.pipes": (
+        "starts a worker and reads its report",
+        "tests/trainers/test_pipes.py::test_result_and_lines_come_back_and_stay_in_the_folder",
+    ),
+    "etpi_resources.trainers.workers.device": (
+        "names the device and the libraries in the report, and has the device repeat",
+        "tests/training/test_repeatable.py::test_two_short_runs_are_equal_to_the_digit",
+    ),
+    "etpi_resources.trainers.workers.reporting": (
+        "hands a worker its configuration and takes its report",
+        "tests/trainers/test_pipes.py::test_result_and_lines_come_back_and_stay_in_the_folder",
+    ),
+}
+"""Modules and packages that code versions leave out: (why an edit cannot change a table's content, the test of it)."""
+
+Selection = Mapping[str, frozenset[str]]
+"""The options that a partition's spec selects, by kind of choice. A missing kind selects every option."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One place where the code branches on a value of the spec.
+
+    Attributes:
+        kind: the entry of a Selection that decides.
+        at: the definitions whose references are narrowed, or the end of a dotted name, such as "resources.sandboxes".
+        options: option -> targets; a target that ends in ":" is everything in that module.
+        test: the test that an edit of a selected option is noticed.
+    """
+
+    kind: str
+    at: tuple[str, ...]
+    options: Callable[[Codebase], Mapping[str, tuple[Target, ...]]]
+    test: str = _EDITS
+
+    def narrow(self, targets: set[Target], code: Codebase, selection: Selection) -> set[Target]:
+        """Return `targets` without those of unselected options, and with those of selected options."""
+        options = options_of(self, code)
+        selected = [name for name in options if name in selection.get(self.kind, options)]
+        wanted = {target for name in selected for target in options[name]}
+        offered = {target for targets in options.values() for target in targets}
+        kept = {t for t in targets if not _covers(offered, t) or _covers(wanted, t)}
+        return kept | {target for target in wanted if code.exists(target)}
+
+
+@cache
+def options_of(choice: Choice, code: Codebase) -> Mapping[str, tuple[Target, ...]]:
+    """Return the options of a choice in the code: option -> targets."""
+    return choice.options(code)
+
+
+def _covers(patterns: Iterable[Target], target: Target) -> bool:
+    return any(target == pattern or (pattern.endswith(":") and target.startswith(pattern)) for pattern in patterns)
+
+
+def _fixed(**options: tuple[Target, ...]) -> Callable[[Codebase], Mapping[str, tuple[Target, ...]]]:
+    return lambda code: options
+
+
+def _modules_below(package: str, name: str = "") -> Callable[[Codebase], Mapping[str, tuple[Target, ...]]]:
+    """Return an option per module directly in a package, named after it; with `name`, only modules that define it."""
+
+    def options(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
+        modules = [m for m in code.modules if m.rpartition(".")[0] == package]
+        if name:
+            return {m.rpartition(".")[2]: (f"{m}:{name}", f"{m}:") for m in modules if code.exists(f"{m}:{name}")}
+        return {m.rpartition(".")[2]: (f"{m}:*", f"{m}:") for m in modules}
+
+    return options
+
+
+def _modules_of_worlds(module: str) -> Callable[[Codebase], Mapping[str, tuple[Target, ...]]]:
+    """Return an option per world that has this module, named after the world."""
+
+    def options(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
+        below = [m.split(".") for m in code.modules if m.startswith(f"{_WORLDS}.")]
+        worlds = [parts[2] for parts in below if len(parts) == 4 and parts[3] == module]
+        return {w: (f"{_WORLDS}.{w}.{module}:*", f"{_WORLDS}.{w}.{module}:") for w in worlds}
+
+    return options
+
+
+def _families(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
+    """Return an option per suite family; embedded worlds are families too."""
+    packages = ("etpi_assets.tasks", _WORLDS)
+    return {name: targets for p in packages for name, targets in _modules_below(p, "FAMILY")(code).items()}
+
+
+def _prompts(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
+    """Return the templates by prompt name, from the folders of `agent/prompts` and the worlds' `prompts` folders."""
+    options: dict[str, list[Target]] = {}
+    for path in code.data:
+        folder = path.rpartition("/")[0]
+        if folder.startswith("etpi_assets/agent/prompts/"):
+            options.setdefault(folder.rpartition("/")[2], []).append(path)
+        elif folder.startswith("etpi_assets/worlds/") and folder.endswith("/prompts"):
+            options.setdefault(folder.split("/")[2], []).append(path)
+    return {name: tuple(paths) for name, paths in options.items()}
+
+
+def _rewards(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
+    """Return the function of each name in the registry of reward functions."""
+    source = code.source(_REWARDS)
+    entries = source.entries.get("FUNCTIONS", {}) if source else {}
+    return {name: tuple(code.resolve(_REWARDS, value)) for name, value in entries.items()}
+
+
+_REWARDS = "etpi_assets.scoring.rewards.functions"
+_TRAINING = "etpi_assets.training"
+_ROLLOUTS = "etpi_assets.rollouts"
+_WORLDS = "etpi_assets.worlds"
+_ENGINES = "etpi_resources.engines"
+_SANDBOXES = "etpi_resources.sandboxes"
+_TOKENIZERS = "etpi_resources/chat/tokenizers"
+_WORKERS = "etpi_resources.trainers.workers"
+
+CHOICES = (
+    Choice("family", ("etpi_assets.tasks.families:load_family",), _families),
+    Choice("policy", (f"{_ROLLOUTS}.teachers:POLICIES",), _modules_of_worlds("policy")),
+    Choice("format", ("etpi_assets.importers:_MODULES",), _modules_below("etpi_assets.importers", "FORMAT")),
+    Choice("world", ("etpi_assets.tiny_bases.recipe:WORLDS",), _modules_of_worlds("conversations")),
+    Choice("reward", (f"{_REWARDS}:FUNCTIONS",), _rewards),
+    Choice(
+        "base",
+        (f"{_TRAINING}.assets:base_checkpoint",),
+        _fixed(
+            tiny=(f"{_TRAINING}.assets:_tiny_base",),
+            hub=(f"{_TRAINING}.pointers:hub_pointer",),
+            path=(f"{_TRAINING}.pointers:path_pointer",),
+            package=(f"{_TRAINING}.pointers:package_pointer",),
+            none=(),
+        ),
+    ),
+    Choice("prompt", ("etpi_assets.agent.prompts:_template",), _prompts),
+    Choice(
+        "rollouts",
+        tuple(
+            f"{_ROLLOUTS}.assets:{name}"
+            for name in (
+                "raw_rollouts",
+                "_roll_out_set",
+                "_family_and_sandboxes",
+                "_open_engine",
+                "_roll_out",
+            )
+        ),
+        _fixed(
+            live=(f"{_ROLLOUTS}.assets:_roll_out_set", "etpi_assets.agent.loop:run_rollout"),
+            engine=(f"{_ROLLOUTS}.teachers:make_engine",),
+            imported=(f"{_ROLLOUTS}.assets:_import_set",),
+            emulated=(f"{_ROLLOUTS}.assets:_emulated_world",),
+            plan_first=(f"{_ROLLOUTS}.plan_first.rollout:*", f"{_ROLLOUTS}.plan_first.rollout:"),
+        ),
+    ),
+    Choice(
+        "engine",
+        (f"{_ROLLOUTS}.teachers:make_engine", f"{_ROLLOUTS}.models:model_engine"),
+        _fixed(
+            scripted=(f"{_ROLLOUTS}.teachers:POLICIES", f"{_ENGINES}.scripted:"),
+            reference=("etpi_assets.agent.oracle:reference_policy", f"{_ENGINES}.scripted:"),
+            null=("etpi_assets.agent.oracle:null_policy", f"{_ENGINES}.scripted:"),
+            transformers=(f"{_ROLLOUTS}.models:model_engine", f"{_ENGINES}.transformers:"),
+            openai=(f"{_ROLLOUTS}.models:model_engine", f"{_ROLLOUTS}.models:_chat_endpoint", f"{_ENGINES}.openai:"),
+            vllm=(
+                f"{_ROLLOUTS}.models:model_engine",
+                f"{_ROLLOUTS}.models:_remote_vllm",
+                f"{_ROLLOUTS}.models:_local_vllm",
+                *(f"{_ENGINES}.{name}:" for name in ("endpoints", "vllm", "vllm_server")),
+            ),
+            tiny=(f"{_ROLLOUTS}.models:_built",),
+        ),
+    ),
+    Choice(
+        "sandbox",
+        ("resources.sandboxes",),
+        _fixed(
+            bubblewrap=(f"{_SANDBOXES}.bubblewrap:BubblewrapFactory",), docker=(f"{_SANDBOXES}.docker:DockerFactory",)
+        ),
+    ),
+    Choice(
+        "serving",
+        ("resources.serving",),
+        _fixed(transformers=(f"{_ENGINES}.serving:TransformersServing",), vllm=(f"{_ENGINES}.serving:VllmServing",)),
+        f"{_CODE_VERSIONS}::test_a_choice_loses_nothing_and_its_places_exist",
+    ),
+    Choice(
+        "template",
+        ("etpi_resources.chat.format:load_chat_format", "etpi_resources.chat.format:_template"),
+        _fixed(
+            tiny=(f"{_TOKENIZERS}/tiny/tokenizer.json", f"{_TOKENIZERS}/tiny/tiny.jinja"),
+            terminal=(f"{_TOKENIZERS}/terminal.jinja",),
+            others=("etpi_resources.chat.tokenizers.qwen3:",),
+        ),
+    ),
+    Choice(
+        "stop",
+        ("etpi_assets.evaluation.assets:eval_rollouts",),
+        _fixed(
+            sequential=(
+                "etpi_assets.evaluation.assets:_roll_out_until",
+                "etpi_assets.evaluation.stopping:",
+            )
+        ),
+        "tests/evaluation/test_stopping.py::test_only_experiments_with_a_rule_depend_on_its_code_and_on_scoring",
+    ),
+    Choice(
+        "generator",
+        (f"{_WORKERS}.grpo_worker:build_trainer",),
+        _fixed(transformers=(f"{_ENGINES}.live:LiveEngine",), vllm=(f"{_WORKERS}.grpo_worker:_served",)),
+    ),
+)
+"""Every place where a spec selects code."""
+
+
+def narrowing(code: Codebase, selection: Selection) -> Filter:
+    """Return the filter that restricts a walk to the code that a spec selects."""
+    at = {target: [c for c in CHOICES if target in c.at] for choice in CHOICES for target in choice.at}
+
+    def edges(definition: Target, targets: set[Target]) -> set[Target]:
+        for choice in at.get(definition, ()):
+            targets = choice.narrow(targets, code, selection)
+        return targets
+
+    dotted = {
+        tuple(at.split(".")): choice.narrow(set(), code, selection)
+        for choice in CHOICES
+        for at in choice.at
+        if ":" not in at
+    }
+    return Filter(infrastructure(code), edges, dotted)
+
+
+@cache
+def infrastructure(code: Codebase) -> frozenset[str]:
+    """Return the modules that code versions leave out."""
+    return frozenset(module for module in code.modules if is_infrastructure(module))
+
+
+def is_infrastructure(module: str) -> bool:
+    """Return whether code versions leave a module out."""
+    return any(module == name or module.startswith(f"{name}.") for name in INFRASTRUCTURE)
+
+
+# --- selections of specs ---------------------------------------------------------------------------------------------
+
+
+def selection(node: Node, key: str, specs: Specs) -> Selection:
+    """Return the options that a partition's spec selects for an asset; an unpartitioned asset selects all.
+
+    Raises:
+        SpecError: the spec is unknown or invalid.
+    """
+    if node.set == "all":
+        return {}
+    spec = specs.get(node.set, key)
+    if isinstance(spec, SuiteSpec):
+        return _frozen(family=[spec.family], sandbox=[str(spec.params.get("sandbox") or "bubblewrap")], prompt=[])
+    if isinstance(spec, RolloutSetSpec):
+        return _of_rollout_set(spec, specs)
+    return _of_experiment(node, spec, specs)
+
+
+def _of_rollout_set(spec: RolloutSetSpec, specs: Specs) -> Selection:
+    suite = specs.suites.get(spec.suite or "")
+    family = [suite.family] if suite else []
+    engine = spec.engine
+    builds = engine is not None and engine.model == TINY
+    options_by_kind = {
+        "imported": ["imported"],
+        "live": ["live", "engine"],
+        "templated": ["live", *(["plan_first"] if spec.templated else ["engine", "emulated"])],
+    }
+    worlds = [engine.tiny.world] if engine and engine.tiny and builds else []
+    return _frozen(
+        family=family,
+        policy=family if engine and engine.kind == "scripted" else [],
+        engine=[*([engine.kind] if engine else []), *(["tiny"] if builds else [])],
+        sandbox=[spec.sandbox] if spec.kind == "live" else [],
+        prompt=[spec.agent.prompt, *map(_prompt_of_world, worlds)],
+        template=_templates(spec.agent.tokenizer),
+        format=None if spec.format == "auto" else [spec.format],
+        rollouts=options_by_kind[spec.kind],
+        world=worlds,
+    )
+
+
+def _of_experiment(node: Node, spec: ExperimentSpec, specs: Specs) -> Selection:
+    sets = [specs.rollout_sets[name] for name in spec.rollout_sets if name in specs.rollout_sets]
+    worlds = [spec.base.tiny.world] if spec.base.kind == "tiny" else []
+    if node.name in ("rl_checkpoint", "rl_rewards"):
+        suites, agents, sandbox = [spec.rl.suite], [spec.rl.agent], spec.rl.sandbox
+    elif node.name in ("serving_probe", "eval_rollouts"):
+        evaluated = [spec.evaluate] if spec.evaluate else []
+        suites, agents, sandbox = [e.suite for e in evaluated], [e.agent for e in evaluated], spec.serving.sandbox
+    else:
+        suites = [s.suite for s in sets] + [spec.evaluate.suite if spec.evaluate else None]
+        evaluated = [spec.evaluate.agent] if spec.evaluate else []
+        agents = {"tito_pairs": [s.agent for s in sets], "base_checkpoint": []}.get(node.name, evaluated)
+        sandbox = spec.serving.sandbox
+    return _frozen(
+        family=[specs.suites[name].family for name in suites if name and name in specs.suites],
+        sandbox=[sandbox],
+        serving=[spec.serving.engine],
+        generator=[spec.rl.engine],
+        stop=["sequential"] if spec.evaluate and spec.evaluate.stop else [],
+        prompt=[
+            *(agent.prompt for agent in agents),
+            *(map(_prompt_of_world, worlds) if node.name == "base_checkpoint" else ()),
+        ],
+        base=[spec.base.kind],
+        template=_templates(spec.base.tokenizer, spec.base.chat_template),
+        world=worlds,
+        reward=[term.function for term in spec.rl.rewards],
+    )
+
+
+def selection_of_base(section: TinySection, *templates: str) -> Selection:
+    """Return the options that a tiny base's section and its tokenizer and template names select."""
+    world = section.world
+    return _frozen(world=[world], prompt=[_prompt_of_world(world)], template=_templates(*templates))
+
+
+def applies(node: Node, key: str, specs: Specs) -> bool:
+    """Return whether an asset computes anything for a partition; if not, it publishes an empty version."""
+    spec = specs.get(node.set, key) if node.set == "experiment" else None
+    if not isinstance(spec, ExperimentSpec):
+        return True
+    computes = {
+        "base_checkpoint": spec.base.kind != "none",
+        "sft_checkpoint": spec.train.method != "none",
+        "rl_checkpoint": spec.rl.method != "none",
+        "rl_rewards": spec.rl.method != "none",
+        "serving_probe": spec.evaluate is not None or spec.train.method != "none" or spec.rl.method != "none",
+        "eval_rollouts": spec.evaluate is not None,
+    }
+    return computes.get(node.name, True)
+
+
+def _templates(*names: str) -> list[str]:
+    known = {"tiny", "terminal"}
+    return [*(known & set(names)), *(["others"] if set(names) - known else [])]
+
+
+def _prompt_of_world(world: str) -> str:
+    """Return the name of the prompt in the conversations that the world's tiny base is pretrained on."""
+    return "coop" if world in ("coop_tiny", "coop_tiny_shared") else world
+
+
+def _frozen(**chosen: Iterable[str] | None) -> Selection:
+    return {kind: frozenset(names) for kind, names in chosen.items() if names is not None}

@@ -1,0 +1,117 @@
+"""What the web page shows of a version: figures, plots, previews and links."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from etpi_assets.graph import GRAPH
+from etpi_assets.orchestration.webpage import figures
+from etpi_assets.orchestration.webpage.metadata import of_version
+from etpi_assets.orchestration.webpage.preview import OPEN_CHARACTERS, markdown_table
+from etpi_resources.lake.lake import Lake, Ref
+from tests.support import small_lake
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory) -> Lake:
+    lake = small_lake.make(tmp_path_factory.mktemp("lake"))
+    pooled = [row | {"n": 24, "unit": "pair", "interval": "wilson", "excluded": 0} for row in ROWS]
+    small_lake.put(lake, "eval_metrics", "follow_up", {"metrics": pooled})
+    return lake
+
+
+def _shown(lake, asset, key="strong"):
+    node = GRAPH[asset]
+    manifest = lake.current(Ref(asset, node.set, key))
+    return {label: getattr(value, "value", value) for label, value in of_version(node, manifest, lake).items()}
+
+
+def _row(role, decoding, metric, value, seed=None):
+    row = {"experiment": "e", "checkpoint_role": role, "decoding": decoding, "metric": metric, "seed": seed}
+    return row | {"value": value, "ci_low": max(0, value - 0.1), "ci_high": min(1, value + 0.1)}
+
+
+ROWS = [
+    _row("base", "greedy", "solved", 0.875),
+    _row("sft", "greedy", "solved", 0.75),
+    _row("sft", "greedy", "solved", 0.1, seed=0),
+    _row("sft", "t1", "solved", 0.5),
+    _row("base", "t1", "solved", 0.83),
+    _row("teacher", "as_rolled_out", "solved", 0.95),
+    _row("base", "greedy", "output_tokens_per_turn", 38.9),
+]
+
+
+def test_base_and_student_stand_side_by_side_with_the_change():
+    assert figures.side_by_side(ROWS).splitlines() == [
+        "| metric | decoding | base | sft | change |",
+        "| --- | --- | --- | --- | --- |",
+        "| solved | greedy | 88 % [78, 98] | 75 % [65, 85] | -12 |",
+        "| solved | t1 | 83 % [73, 93] | 50 % [40, 60] | -33 |",
+    ]
+    assert figures.side_by_side([]) == ""
+
+
+def test_plotted_figures_are_pooled_and_name_role_and_decoding():
+    values = figures.floats(ROWS)
+    assert values["base greedy solved"] == 0.875 and values["sft greedy solved"] == 0.75
+    assert values["sft greedy solved minus base"] == -0.125
+    assert all(isinstance(value, float) for value in values.values())
+
+
+def test_leaderboard_has_one_line_for_each_experiment():
+    rl = [row | {"experiment": "with_rl"} for row in [*ROWS, _row("rl", "greedy", "solved", 0.9)]]
+    assert figures.lines([*ROWS, *rl]) == {"e: sft greedy solved": 0.75, "with_rl: rl greedy solved": 0.9}
+    lines = figures.standings([*ROWS, *rl]).splitlines()[2:]
+    assert lines == [
+        "| with_rl | greedy solved | rl | 88 % | 90 % |",
+        "| e | greedy solved | sft | 88 % | 75 % |",
+    ]
+
+
+def test_long_table_is_cut_to_what_the_page_shows_open():
+    text = markdown_table(["experiment"], [[f"experiment_number_{number}"] for number in range(100)])
+    assert len(text) <= OPEN_CHARACTERS
+    shown = text.count("experiment_number_")
+    assert text.endswith(f"… and {100 - shown} more rows")
+
+
+def test_evaluations_page_leads_with_links_and_figures(lake):
+    shown = _shown(lake, "eval_metrics", "follow_up")
+    assert list(shown)[0] == "view regressions"
+    assert shown["view regressions"] == "http://localhost:3001/regressions/follow_up"
+    assert "| solved | greedy | 88 % [78, 98] | 75 % [65, 85] | -12 |" in shown["preview/metrics"]
+    assert list(shown)[-1] == "sft t1 solved minus base", "what is only plotted comes last"
+
+
+@pytest.mark.parametrize(
+    ("asset", "key", "path"),
+    [
+        ("experiment_report", "strong", "/report/strong"),
+        ("upweighted_dataset", "strong", "/dataset/strong"),
+        ("raw_rollouts", "strong_set", "/rollouts?origin=set&made_for=strong_set"),
+        ("eval_rollouts", "strong", "/rollouts?origin=eval&made_for=strong"),
+        ("rl_checkpoint", "reinforced", "/rollouts?origin=rl&made_for=reinforced"),
+    ],
+)
+def test_page_links_to_the_view_of_its_data(lake, monkeypatch, asset, key, path):
+    monkeypatch.setenv("ETPI_VIEW_URL", "https://view.example/")
+    links = [value for label, value in _shown(lake, asset, key).items() if label.startswith("view ")]
+    assert f"https://view.example{path}" in links
+
+
+def test_previews_of_every_asset_are_open_and_bounded(lake):
+    for ref in [ref for ref in lake.refs() if lake.current(ref)]:
+        shown = _shown(lake, ref.asset, ref.key)
+        previews = {label: text for label, text in shown.items() if label.startswith("preview/")}
+        assert set(previews) == {f"preview/{table}" for table in GRAPH[ref.asset].tables}
+        assert all(len(text) < 1000 for text in previews.values()), (ref, {k: len(v) for k, v in previews.items()})
+
+
+def test_version_that_does_not_apply_links_nowhere(lake, monkeypatch):
+    node = GRAPH["rl_checkpoint"]
+    manifest = lake.current(Ref("rl_checkpoint", "experiment", "reinforced"))
+    empty = replace(manifest, notes={"not_applicable": "no [rl]"})
+    assert not [label for label in of_version(node, empty, lake) if label.startswith("view ")]

@@ -1,0 +1,204 @@
+"""`etpi run` as a client of Dagster's instance: real runs of real experiments, stopped and killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from etpi.run import client
+from etpi_assets.graph import GRAPH
+from etpi_assets.specs.load import load_specs
+from etpi_resources.lake.lake import Lake, Ref
+from etpi_resources.process.supervise import descendants
+from tests.support.graph import write_spec
+from tests.support.small_specs import DATA_ALONE, write_small_specs
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 240.0
+SERVER, WORKER = "dagster api grpc", "multiprocessing.spawn"
+"""Parts of the command lines of a code server and of the process of a run."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A folder with specs of experiments on one rollout set, a lake and a Dagster home, empty at first."""
+    path = tmp_path_factory.mktemp("client")
+    write_small_specs(path / "specs")
+    for name in ("left", "right", "third"):
+        write_spec(path / "specs", "experiments", name, DATA_ALONE)
+    write_spec(path / "specs", "experiments", "right", DATA_ALONE.replace("teacher = {}", "teacher.solved = 1.01"))
+    (path / "dagster.yaml").write_text((ROOT / "etpi" / "dagster.yaml").read_text())
+    return path
+
+
+def test_next_experiment_is_the_one_that_shares_fewest_inputs_with_running_ones():
+    suite = {"suite a", "base a"}
+    queue = client._Queue({"a1": {*suite, "set 1"}, "a2": {*suite, "set 1"}, "a3": {*suite, "set 2"}, "b": {"suite b"}})
+    first, second = queue.take(), queue.take()
+    assert (next(first), next(second)) == ("a1", "b")
+    assert next(second) == "a3", "another rollout set, so less to wait for than for a2"
+    assert (next(first, None), next(first, None), next(second, None)) == ("a2", None, None)
+
+
+def test_shared_inputs_of_shipped_experiments():
+    specs = load_specs()
+    names = ("plan_first_tiny", "plan_first_tiny_weak", "grpo_tcr_tiny")
+    inputs = {name: client._shared_inputs(name, specs) for name in names}
+    assert inputs["grpo_tcr_tiny"].isdisjoint(inputs["plan_first_tiny"])
+    assert len(inputs["plan_first_tiny"] & inputs["plan_first_tiny_weak"]) == 2
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    places = {"DAGSTER_HOME": "", "ETPI_DATA": "data", "ETPI_CATALOG": "etpi.duckdb", "ETPI_SPECS": "specs"}
+    own = {name: str(folder / place) for name, place in places.items()}
+    return {**os.environ, **own, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+
+
+@contextmanager
+def _started(folder: Path, *names: str) -> Iterator[subprocess.Popen[str]]:
+    """`etpi run` of experiments, its words on stderr."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "etpi", "run", *names],
+        cwd=ROOT, env=_environment(folder), stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        yield process
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except FileNotFoundError:
+        return ""
+
+
+def _below(process: subprocess.Popen[str], part: str, count: int = 1) -> list[int]:
+    """Wait until so many processes below have this in their command line, supervisors excepted; return them."""
+    found: list[int] = []
+
+    def enough() -> bool:
+        found[:] = [p for p in descendants(process.pid) if part in (line := _command(p)) and "supervise.py" not in line]
+        return len(found) >= count
+
+    _until(enough)
+    return found
+
+
+def _until(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def _gone(pids: list[int]) -> bool:
+    return not [pid for pid in pids if _command(pid)]
+
+
+def test_three_experiments_at_once_make_their_set_once_and_a_failed_one_stops_no_other(folder):
+    with _started(folder, "left", "right", "third") as process:
+        assert process.stderr
+        output = process.stderr.read()
+        assert process.wait() == 1, output
+    assert "etpi: failed: right.\n  right: " in output and "etpi status right" in output
+    assert "-- run_experiment of right: FAILED" in output
+    assert output.count("-- publish_catalog: done") == 1
+    lake = Lake(folder / "data")
+    for name in ("left", "third"):
+        dataset = lake.current(Ref("upweighted_dataset", "experiment", name))
+        assert dataset and dataset.rows["sequences"] > 0, output
+    assert len(lake.history(Ref("raw_rollouts", "rollout_set", "little_strong"))) == 1
+    assert len(lake.history(Ref("tasks", "suite", "little"))) == 1
+    with dg.DagsterInstance.from_config(str(folder)) as instance:
+        runs = {run.tags.get("dagster/partition"): run for run in instance.get_runs()}
+        assert {name for name, run in runs.items() if run.is_success} == {None, "left", "third"}
+        origins = [run.remote_job_origin for run in runs.values()]
+        assert {origin.location_name for origin in origins if origin} == {"etpi"} and None not in origins
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_stopped_client_leaves_no_process(folder, number, code):
+    names = [f"stopped_{number}_{letter}" for letter in "ab"]
+    for name in names:
+        write_spec(folder / "specs", "experiments", name, DATA_ALONE)
+    with _started(folder, *names) as process:
+        assert process.stderr
+        _below(process, WORKER, count=2)
+        below = descendants(process.pid)
+        process.send_signal(number)
+        process.stderr.read()
+        assert process.wait(90) == code
+    _until(lambda: _gone(below), 30)
+    with dg.DagsterInstance.from_config(str(folder)) as instance:
+        runs = [run for run in instance.get_runs() if run.tags.get("dagster/partition") in names]
+        assert runs and all(run.is_finished and not run.is_success for run in runs)
+
+
+def test_run_whose_process_dies_fails_alone_and_the_next_call_finishes_it(folder):
+    names = ("one", "two")
+    for name in names:
+        write_spec(folder / "specs", "experiments", name, DATA_ALONE)
+    with _started(folder, *names) as process:
+        assert process.stderr
+        os.kill(_below(process, WORKER)[0], signal.SIGKILL)
+        output = process.stderr.read()
+        assert process.wait() == 1, output
+    (failed,) = [name for name in names if f"etpi: failed: {name}.\n" in output]
+    assert "was terminated by signal 9" in output
+    with _started(folder, *names) as process:
+        assert process.stderr
+        output = process.stderr.read()
+        assert process.wait() == 0, output
+    assert f"-- run_experiment of {failed}: done" in output
+
+
+def test_killed_code_server_fails_its_runs(folder):
+    write_spec(folder / "specs", "experiments", "served", DATA_ALONE)
+    with _started(folder, "served") as process:
+        assert process.stderr
+        _below(process, WORKER)
+        below = descendants(process.pid)
+        os.kill(_below(process, SERVER)[0], signal.SIGKILL)
+        output = process.stderr.read()
+        assert process.wait() == 1, output
+    assert _gone(below) and "Traceback" not in output, output
+    assert "etpi: failed: served, publish_catalog." in output and client.SERVER_KILLED in output
+    with dg.DagsterInstance.from_config(str(folder)) as instance:
+        (run,) = [run for run in instance.get_runs() if run.tags.get("dagster/partition") == "served"]
+        assert run.status is dg.DagsterRunStatus.FAILURE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["dg launch", "dagster job launch"])
+def test_dagsters_own_commands_make_the_whole_chain_on_an_empty_lake(tmp_path, program):
+    write_small_specs(tmp_path / "specs")
+    (tmp_path / "dagster.yaml").write_text((ROOT / "etpi" / "dagster.yaml").read_text())
+    words = [
+        str(Path(sys.executable).parent / program.split()[0]),
+        *program.split()[1:],
+        "-m",
+        "etpi_assets.definitions",
+    ]
+    if program == "dg launch":
+        words += ["--job", "run_experiment", "--partition", "first"]
+    else:
+        words += ["-j", "run_experiment", "--tags", json.dumps({"dagster/partition": "first"})]
+    done = subprocess.run(words, cwd=tmp_path, env=_environment(tmp_path), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        _until(lambda: bool(runs := instance.get_runs()) and runs[0].is_finished)
+        (run,) = instance.get_runs()
+        assert run.is_success
+        for name in GRAPH:
+            assert instance.fetch_materializations(dg.AssetKey(name), limit=1).records, name

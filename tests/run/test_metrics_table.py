@@ -1,0 +1,135 @@
+"""The table that a run ends with: figures, changes, and what it says of a drop."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from etpi.run.metrics_table import METRICS, metrics_table, read_results
+from etpi_assets.evaluation.metrics import measure
+from etpi_resources.lake.lake import Lake, Ref
+from etpi_resources.lake.schemas import from_rows
+
+FIGURE = r"\d\.\d\d \[\d\.\d\d, \d\.\d\d\]"
+SIGNED = r"[+-]\d\.\d\d \[[+-]\d\.\d\d, [+-]\d\.\d\d\]"
+TASKS = 24
+
+
+STOP = {
+    "metric": "solved", "what": "change from base to sft, greedy", "tasks": 24, "budget": 60,
+    "reason": "interval narrower than 0.5",
+    "looks": [{"tasks": 24, "units": 24, "value": 0.5, "ci_low": 0.2, "ci_high": 0.7}],
+}  # fmt: skip
+
+
+def _evaluated(
+    folder, rewards: dict[str, float], experiment: str = "e", stale: bool = False, notes: dict | None = None
+) -> Lake:
+    """A lake with an evaluation over 24 tasks; `rewards`: role -> share of tasks solved, every turn parsed."""
+    lake, rollouts, scores, agents = Lake(folder), [], [], []
+    for role, share in rewards.items():
+        for i in range(TASKS):
+            rollout = {"rollout_id": f"{role}{i}"}
+            task = rollout | {"task_id": f"t{i}"}
+            rollouts.append(task | {"origin": "eval", "checkpoint_role": role, "seed": 0, "decoding": "greedy"})
+            scores.append(task | {"reward": float(i < share * TASKS), "infrastructure_error": False})
+            of_agent = {"agent_id": "a", "exit_status": "Submitted", "parse_rate": 0.5 if role == "rl" else 1.0}
+            agents.append(rollout | of_agent | {"turns": 4})
+    tables = {"scores": from_rows("scores", scores), "agent_scores": from_rows("agent_scores", agents)}
+    evaluation = from_rows("rollouts", rollouts)
+    empty = {name: from_rows(name, []) for name in ("agents", "turns", "messages")}
+    made = lake.publish(
+        Ref("eval_rollouts", "experiment", experiment),
+        {"rollouts": evaluation, **empty},
+        input_key="k",
+        inputs={},
+        spec_hash="s",
+        notes=notes or {},
+    )
+    teacher = {"experiment": experiment, "checkpoint_role": "teacher", "decoding": "recorded", "metric": "solved"}
+    teacher |= {"value": 0.25, "n": 1000, "unit": "pair", "ci_low": 0.2, "ci_high": 0.3}
+    measured = measure(evaluation, *tables.values(), experiment=experiment).to_pylist()
+    lake.publish(
+        Ref("eval_metrics", "experiment", experiment),
+        {"metrics": from_rows("metrics", [teacher, *measured]), **tables, "turn_scores": from_rows("turn_scores", [])},
+        input_key="k",
+        inputs={f"eval_rollouts/{experiment}": "older" if stale else made.version},
+        spec_hash="s",
+    )
+    return lake
+
+
+def _line(text: str, begins: str) -> str:
+    (line,) = [line for line in text.splitlines() if line.startswith(begins)]
+    return line
+
+
+def test_table_has_teacher_base_student_and_signed_change_within_100_columns(tmp_path):
+    text = metrics_table(_evaluated(tmp_path, {"base": 0.5, "sft": 1.0}), ["e", "other"])
+    lines = text.splitlines()
+    assert lines[0].split() == ["n", "teacher", "base", "sft", "change"] and lines[1] == "e"
+    assert re.fullmatch(rf"  solved +greedy  24  0\.25 +{FIGURE}  {FIGURE}  {SIGNED}", _line(text, "  solved"))
+    assert "+0.50" in _line(text, "  solved") and "  no metric fell" in lines
+    assert "other: no metrics yet" in lines and max(map(len, lines)) <= 100
+    for word in ("teacher: ", "sft: ", "greedy: ", "change: ", "95 % interval", "solved: "):
+        assert word in text[text.index("other: ") :]
+    assert "rl: " not in text and "t1: " not in text and "plan_first" not in text, "only what the table has"
+
+
+def test_stopped_evaluation_says_where_it_stopped_and_has_the_interval_that_is_valid_there(tmp_path):
+    plain, stopped = (
+        metrics_table(_evaluated(tmp_path / name, {"base": 0.5, "sft": 1.0}, notes=notes), ["e"])
+        for name, notes in (("plain", None), ("stopped", {"stop": STOP}))
+    )
+    assert "Stopped after 24 of 60 tasks (1 look): interval narrower than 0.5" in re.sub(r"\s+", " ", stopped)
+    assert "Stopped" not in plain and max(map(len, stopped.splitlines())) <= 100
+    low, high = (
+        [float(x) for x in re.findall(r"[+-]\d\.\d\d", _line(text, "  solved"))[1:]] for text in (plain, stopped)
+    )
+    assert high[1] - high[0] > 1.2 * (low[1] - low[0])
+
+
+@pytest.mark.parametrize(("later", "says"), [(0.125, "FELL"), (23 / 24, "lower, but not certain at this n")])
+def test_drop_is_said_in_words_with_a_link_to_the_lost_tasks(tmp_path, later, says):
+    text = metrics_table(_evaluated(tmp_path, {"base": 1.0, "sft": later}), ["e"])
+    assert _line(text, f"  {says}").split(": ")[1] == f"solved greedy 1.00 → {later:.2f}"
+    assert "http://localhost:3001/regressions/e" in text and "no metric fell" not in text
+
+
+def test_change_is_that_of_the_last_stage_and_a_narrow_table_drops_intervals_but_not_its(tmp_path):
+    lake = _evaluated(tmp_path, {"base": 0.25, "sft": 0.5, "rl": 0.75})
+    text = metrics_table(lake, ["e"])
+    assert text.splitlines()[0].split() == ["n", "teacher", "base", "sft", "rl", "change"]
+    change = re.search(rf"{SIGNED}$", _line(text, "  solved"))
+    assert change and change[0].startswith("+0.50"), "from base to rl"
+    assert max(map(len, text.splitlines())) <= 100
+    narrow = metrics_table(lake, ["e"], 76)
+    assert re.search(r"0\.25 +0\.50  0\.75  \+0\.50 \[", _line(narrow, "  solved"))
+    assert max(map(len, narrow.splitlines())) <= 76
+    assert "parse_rate greedy 1.00 → 0.50" in _line(text, "  FELL")
+
+
+def test_change_is_left_out_if_other_rollouts_were_measured(tmp_path):
+    text = metrics_table(_evaluated(tmp_path, {"base": 1.0, "sft": 0.0}, stale=True), ["e"])
+    assert text.splitlines()[0].split() == ["n", "teacher", "base", "sft"] and "FELL" not in text
+
+
+def test_teacher_alone_has_its_interval_and_further_metrics_are_named(tmp_path):
+    rows = [
+        {"experiment": "e", "checkpoint_role": "teacher", "decoding": "recorded", "seed": seed, "metric": metric}
+        | {"value": 0.5 if seed is None else 0.9, "n": 1000, "unit": "pair", "ci_low": 0.4, "ci_high": 0.6}
+        for metric in METRICS
+        for seed in (None, 0)
+    ]
+    lake = Lake(tmp_path)
+    ref = Ref("eval_metrics", "experiment", "e")
+    lake.publish(ref, {"metrics": from_rows("metrics", rows)}, input_key="k", inputs={}, spec_hash="s")
+    text = metrics_table(lake, ["e"])
+    assert [line.split()[0] for line in text.splitlines()[2:5]] == list(METRICS)[:3]
+    assert re.fullmatch(r"  plan_first +1000  0\.50 \[0\.40, 0\.60\]", _line(text, "  plan_first")), "pooled over seeds"
+    assert text.endswith("in the reports: called, plan_content, parse_rate")
+
+
+def test_experiment_without_metrics_says_why(tmp_path):
+    assert read_results(Lake(tmp_path), "e").missing == "no metrics yet"
