@@ -202,7 +202,16 @@ class Client:
         display().show(Activity(name), run_id)
         self._runs[run_id] = run
         try:
-            self._server.launch(job, run_id, {**self._tags, **({PARTITION_TAG: key} if key else {})}, assets)
+            tags = {**self._tags, **({PARTITION_TAG: key} if key else {})}
+            try:
+                self._server.launch(job, run_id, tags, assets)
+            except CodeServerError:
+                if not (self._here and self._server.ended):
+                    raise
+                if (stored := self._instance.get_run_by_id(run_id)) is None:
+                    return [SERVER_KILLED]
+                if not stored.is_finished:
+                    self._report_killed(run_id)
             for entry in self._entries(run_id):
                 self._take(entry, run)
         finally:
@@ -216,7 +225,8 @@ class Client:
             raise KeyboardInterrupt  # no further run may start
         if status is dg.DagsterRunStatus.SUCCESS:
             return []
-        return run.failures or [_one_line(f"{status.value}: {run.last}")]
+        killed = [SERVER_KILLED] if self._here and self._server.ended else []
+        return run.failures or killed or [_one_line(f"{status.value}: {run.last}")]
 
     def _entries(self, run_id: str) -> Iterator[dg.EventLogEntry]:
         """Yield the entries of a run's event log as they are written, until it has ended."""
