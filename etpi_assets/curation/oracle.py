@@ -382,15 +382,16 @@ def labels_outcome(counted: Mapping[str, Any], chat: ChatFormat, *, native: bool
 @lru_cache
 def tokenizer_of(chat: ChatFormat) -> Any:
     """Return the student's tokenizer as transformers loads it, with the student's template."""
-    from huggingface_hub import snapshot_download
-    from transformers import AutoTokenizer
-
     folder = Path(chat.name)
     if chat.name.startswith("hub:"):
+        from huggingface_hub import snapshot_download
+
         repo, _, commit = chat.name.removeprefix("hub:").partition("@")
         folder = Path(snapshot_download(repo, revision=commit or None, local_files_only=True))
     if not (folder / "tokenizer_config.json").is_file():
         return chat.tokenizer
+    from transformers import AutoTokenizer  # seconds, so only where it is needed
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except Exception:  # transformers does not know the class that the folder names; etpi reads its tokenizer.json
