@@ -199,6 +199,7 @@ def think_figures(
         for name, suffix, output in zip(
             batch["pair_id"].to_pylist(), arrays(batch["suffix_ids"]), arrays(batch["output_ids"]), strict=True
         ):
+            assert suffix is not None and output is not None, "the columns have no nulls"
             text = chat.decode(output.tolist())
             if text.count(THINK) + text.count(THINK_END) > quoted.get(name, 0):
                 thinking.append(name)

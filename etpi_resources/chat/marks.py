@@ -112,8 +112,9 @@ def spans(ids: Sequence[int] | np.ndarray, marker: str, chat: ChatFormat) -> lis
 def contains(ids: Sequence[int] | np.ndarray, markers: Sequence[str], chat: ChatFormat) -> bool:
     """Return whether one of the markers is among the ids."""
     tokens = [chat.inline_id(marker) for marker in markers]
-    if None not in tokens:
-        return bool(np.isin(np.asarray(ids), tokens).any())
+    numbers = [token for token in tokens if token is not None]
+    if len(numbers) == len(tokens):
+        return bool(np.isin(np.asarray(ids), numbers).any())
     text = chat.decode([int(number) for number in ids])
     return any(marker in text for marker in markers)
 
