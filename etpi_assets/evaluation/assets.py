@@ -32,6 +32,7 @@ from etpi_assets.evaluation.rollouts import (
 )
 from etpi_assets.evaluation.tracked import report_metrics
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
+from etpi_assets.resources import serving_kind
 from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.scoring.structure import structure_of
@@ -74,7 +75,7 @@ def serving_probe(run: AssetRun) -> Produced:
             rows += [result.row(evaluated.checkpoint_id, evaluated.role, evaluated.seed, step) for result in results]
     table = from_rows("probes", rows)
     checks = apply_overrides(probes.verdicts(table.to_pylist()), spec.gates)
-    return Produced(tables={"probes": table}, checks=checks, seeds=spec.seeds)
+    return Produced(tables={"probes": table}, checks=checks, notes=_served_by(spec), seeds=spec.seeds)
 
 
 @etpi_asset("eval_rollouts", checks=("every_condition_ran", "infrastructure_held", "tasks_as_asked"))
@@ -102,7 +103,7 @@ def eval_rollouts(run: AssetRun) -> Produced:
             tasks_as_asked(section.tasks, tasks, section.split),
         ),
         metadata={"exits": dict(Counter(tables["agents"]["exit_status"].to_pylist()))},
-        notes={"stop": stopped.notes()} if stopped else {},
+        notes=_served_by(spec) | ({"stop": stopped.notes()} if stopped else {}),
         seeds=section.sample_seeds,
     )
 
@@ -270,6 +271,10 @@ def _expected(serving: Serving, evaluated: EvaluatedCheckpoint, checkpoint: Chec
     name, folder = serving.expected(checkpoint)
     content_hash = evaluated.adapter_hash if folder == checkpoint.adapter else evaluated.checkpoint_id
     return ExpectedServing(name, folder, content_hash or "", verifiable=not evaluated.path.startswith((HUB, PACKAGE)))
+
+
+def _served_by(spec: ExperimentSpec) -> dict[str, Any]:
+    return {"serving_engine": serving_kind(spec.serving)}
 
 
 @contextmanager

@@ -239,7 +239,11 @@ CHOICES = (
     Choice(
         "serving",
         ("resources.serving",),
-        _fixed(transformers=(f"{_ENGINES}.serving:TransformersServing",), vllm=(f"{_ENGINES}.serving:VllmServing",)),
+        _fixed(
+            transformers=(f"{_ENGINES}.serving:TransformersServing",),
+            vllm=(f"{_ENGINES}.serving:VllmServing",),
+            auto=(f"{_ENGINES}.serving:TransformersServing", f"{_ENGINES}.serving:VllmServing"),
+        ),
     ),
     Choice(
         "template",
