@@ -75,7 +75,7 @@ class Resources:
         """Serve the checkpoints of an experiment one after another; the caller closes the result."""
         from etpi_resources.engines import serving
 
-        if section.engine == "transformers":
+        if serving_kind(section) == "transformers":
             return serving.TransformersServing(chat)
         return serving.VllmServing(
             chat,
@@ -90,6 +90,22 @@ class Resources:
 def accelerators() -> bool:
     """Return whether this machine has an accelerator, judged by device files alone, without importing torch."""
     return any(path for pattern in ACCELERATORS for path in Path("/dev").glob(pattern))
+
+
+def serving_kind(section: ServingSection) -> str:
+    """Return the engine that serves here. "auto" is vLLM if this machine has an accelerator and a vLLM, and is no
+    cluster: there accelerators are given to steps whose spec names a server."""
+    from etpi_resources.engines.vllm_server import vllm_program
+
+    if section.engine != "auto":
+        return section.engine
+    if not accelerators() or backend() is not None:
+        return "transformers"
+    try:
+        vllm_program()
+    except EngineUnavailable:
+        return "transformers"
+    return "vllm"
 
 
 def side_by_side() -> int:

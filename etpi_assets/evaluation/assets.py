@@ -32,6 +32,7 @@ from etpi_assets.evaluation.rollouts import (
     roll_out,
 )
 from etpi_assets.evaluation.tracked import report_metrics
+from etpi_assets.resources import serving_kind
 from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.scoring.structure import structure_of
@@ -90,7 +91,7 @@ def serving_probe(
             rows += [result.row(evaluated.checkpoint_id, evaluated.role, evaluated.seed, step) for result in results]
     table = from_rows("probes", rows)
     checks = apply_overrides(probes.verdicts(table.to_pylist()), spec.gates)
-    return Produced(tables={"probes": table}, checks=checks, seeds=spec.seeds)
+    return Produced(tables={"probes": table}, checks=checks, notes=_served_by(spec), seeds=spec.seeds)
 
 
 @asset(
@@ -138,7 +139,7 @@ def eval_rollouts(
             tasks_as_asked(section.tasks, count, section.split),
         ),
         metadata={"exits": dict(Counter(tables["agents"]["exit_status"].to_pylist()))},
-        notes={"stop": stopped.notes()} if stopped else {},
+        notes=_served_by(spec) | ({"stop": stopped.notes()} if stopped else {}),
         seeds=section.sample_seeds,
     )
 
@@ -304,6 +305,10 @@ def _expected(serving: Serving, evaluated: EvaluatedCheckpoint, checkpoint: Chec
     name, folder = serving.expected(checkpoint)
     content_hash = evaluated.adapter_hash if folder == checkpoint.adapter else evaluated.checkpoint_id
     return ExpectedServing(name, folder, content_hash or "", verifiable=not evaluated.path.startswith((HUB, PACKAGE)))
+
+
+def _served_by(spec: ExperimentSpec) -> dict[str, Any]:
+    return {"serving_engine": serving_kind(spec.serving)}
 
 
 @contextmanager

@@ -22,6 +22,6 @@ class ServerSection(Section):
 
     @model_validator(mode="after")
     def _options_are_read(self) -> ServerSection:
-        if self.options and self.engine != "vllm":
-            raise ValueError('options are of `vllm serve`: they need engine = "vllm" beside them')
+        if self.options and self.engine == "transformers":
+            raise ValueError('options are of `vllm serve`: they need engine = "vllm" or "auto" beside them')
         return self

@@ -248,7 +248,11 @@ CHOICES = (
     Choice(
         "serving",
         ("resources.serving",),
-        _fixed(transformers=(f"{_ENGINES}.serving:TransformersServing",), vllm=(f"{_ENGINES}.serving:VllmServing",)),
+        _fixed(
+            transformers=(f"{_ENGINES}.serving:TransformersServing",),
+            vllm=(f"{_ENGINES}.serving:VllmServing",),
+            auto=(f"{_ENGINES}.serving:TransformersServing", f"{_ENGINES}.serving:VllmServing"),
+        ),
         f"{_CODE_VERSIONS}::test_a_choice_loses_nothing_and_its_places_exist",
     ),
     Choice(
