@@ -483,15 +483,20 @@ REAL: Mapping[str, str] = {
         "tested in docs/own_model.md."
     ),
     "no_think_in_output": (
-        "Seen to pass where it should not: it looks for one token, and SmolLM2 writes <think> in several. A "
-        "model with the token is judged rightly."
+        "Independent of weights. SmolLM2 writes <think> in several tokens, so its labels are searched as text; tested "
+        "with its vocabulary."
     ),
+    "labels_equal_template": (
+        "Independent of weights. Tested with SmolLM2's vocabulary and with twelve templates that TRL ships."
+    ),
+    "recorded_text": "Independent of weights: it decodes recorded ids with the student's tokenizer.",
+    "tools_offered": "Independent of weights: it reads calls and tools of messages.",
     "prompt_is_default_render": "Seen to pass with SmolLM2's vocabulary and template, token for token.",
     "teacher_gate": "Reasoned: a 4B teacher's rates are measured over its own rollouts, in any dtype.",
     "turn_loss_share": "Reasoned: shares of weights and label counts, without a forward pass.",
     "format_exposure": (
-        "Seen to stop a true result: it counts one token, and SmolLM2 writes <tool_call> in several, so "
-        'plan_first_smol sets it to "none".'
+        "Independent of weights. SmolLM2 writes <tool_call> in several tokens, so its labels are searched as text; "
+        "tested with its vocabulary."
     ),
     "prompt_length_ratio": "Seen to pass with SmolLM2's vocabulary; a ratio of the same tokenizer's counts.",
     "template_distance": "Seen to pass with SmolLM2's template.",

@@ -1,4 +1,4 @@
-"""What the console command does: preflight, parallel runs, progress and tables, accepting and explaining versions."""
+"""`etpi run`: preflight, the client of the Dagster instance, progress, and tables for a terminal."""
 
 
 class CodeServerError(RuntimeError):

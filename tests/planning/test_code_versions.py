@@ -218,21 +218,14 @@ print(json.dumps({"file": load.__file__, **found}))
 # --- completeness ----------------------------------------------------------------------------------------------------
 
 PROGRAMS = {
-    "etpi.run": "commands for people, and their progress and tables",
-    "etpi_assets.planning.versioning": "computes versions",
-    "etpi_assets.orchestration.automation": "starts runs; computes nothing",
-    "etpi_assets.orchestration.experiment_inputs": "runs the assets of suites and rollout sets",
-    "etpi.api": "the Python API, which reads the lake",
-    "etpi_assets.orchestration.webpage": "what Dagster's page shows of a version",
+    "etpi_assets.planning": "plans, computes versions, explains and accepts them; the planner and the keys are infrastructure",
+    "etpi_assets.orchestration": "etpi as Dagster sees it",
     "etpi_assets.checks": "describes checks for the web page and the reference",
     "etpi_assets.definitions": "hands Dagster the assets",
     "etpi_assets.exports": "writes data for other programs; no asset holds it",
     "etpi_resources.chat.report": "etpi model: shows what a chat template does",
     "etpi_assets.tasks.judged_rows": "a family for plugins, reached where a spec selects one",
     "etpi_assets.tiny_bases.rebuild": "rebuilds the shipped tiny bases, a command",
-    "etpi_assets.orchestration.jobs": "groups assets for Dagster",
-    "etpi_assets.orchestration.materialize": "turns recipes into Dagster assets",
-    "etpi_assets.orchestration.partitions": "names partitions for Dagster",
     "etpi_assets.reports.findings": "rewrites the README's tables",
     "etpi_assets.reports.history": "rewrites the README's tables",
     "etpi_assets.reports.results": "rewrites the README's tables",
