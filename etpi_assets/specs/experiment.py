@@ -131,7 +131,7 @@ class GatesSection(Section):
 class ServingSection(ServerSection):
     """The engine that serves checkpoints for the probe and the evaluation."""
 
-    engine: Literal["transformers", "vllm", "auto"] = "transformers"
+    engine: Literal["transformers", "vllm", "auto"] = "transformers"  # pyright: ignore[reportIncompatibleVariableOverride]
     """What generates: `transformers`, in the process that holds the weights, a `vllm` server that etpi starts, or
     `auto`: vLLM where this machine has a GPU and a vLLM, else transformers. Versions record which."""
     sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"

@@ -190,7 +190,7 @@ CHOICES = (
     Choice("reward", (f"{_REWARDS}:FUNCTIONS",), _rewards),
     Choice(
         "base",
-        (f"{_TRAINING}.assets:base_checkpoint",),
+        (f"{_TRAINING}.assets:base_checkpoint", f"{_TRAINING}.pointers:pointer"),
         _fixed(
             tiny=(f"{_TRAINING}.assets:_tiny_base",),
             hub=(f"{_TRAINING}.pointers:hub_pointer",),
