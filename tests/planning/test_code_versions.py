@@ -218,7 +218,7 @@ print(json.dumps({"file": load.__file__, **found}))
 # --- completeness ----------------------------------------------------------------------------------------------------
 
 PROGRAMS = {
-    "etpi_assets.planning": "plans, computes versions, explains and accepts them; the planner and the keys are infrastructure",
+    "etpi_assets.planning": "plans, computes versions, explains and accepts them",
     "etpi_assets.orchestration": "etpi as Dagster sees it",
     "etpi_assets.checks": "describes checks for the web page and the reference",
     "etpi_assets.definitions": "hands Dagster the assets",
