@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -188,33 +187,3 @@ def test_power_prints_the_seeds_that_show_a_difference():
     line = result.output.splitlines()[-3].split()
     assert line[:2] == ["96", "3"] and float(line[2]) >= 0.8, result.output
     assert "more than 400" in CliRunner().invoke(cli.etpi, ["power", "--difference", "0.1", "--tasks", "24"]).output
-
-
-def test_pool_reports_each_finished_experiment(monkeypatch, tmp_path):
-    from etpi.run import pool
-
-    told: list[tuple[str, list[str]]] = []
-    events = [{"failures": []}, {"failures": ["x: broke"]}]
-
-    class Pipe:
-        def __init__(self) -> None:
-            self.events = iter(events)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            return None
-
-        def write(self, text):
-            return len(text)
-
-        def flush(self):
-            return None
-
-    monkeypatch.setattr(pool, "_show_until_done", lambda stdout, source: next(stdout.events)["failures"])
-    worker = type("Worker", (), {"stdin": Pipe(), "stdout": Pipe(), "pid": 1})()
-    queue = pool.ExperimentQueue({"a": [], "b": []})
-    pool._serve(worker, queue, lambda name, failures: told.append((name, failures)))
-    assert told == [("a", []), ("b", ["x: broke"])]
-    assert Path(pool.__file__).exists()

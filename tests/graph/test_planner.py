@@ -303,7 +303,7 @@ def test_invalid_and_unknown_specs(world):
 def test_reading_an_undeclared_input_is_refused(world):
     world.make_all()
     run = AssetRun(GRAPH["tito_pairs"], "first", world.resources())
-    with pytest.raises(LakeError, match="'base_checkpoint'.*graph.py"):
+    with pytest.raises(LakeError, match="'base_checkpoint'.*no parameter"):
         run.read("base_checkpoint", "checkpoints")
     with pytest.raises(LakeError, match="raw_rollouts.*'other'"):
         run.read("raw_rollouts", "turns", key="other")
@@ -326,10 +326,10 @@ def test_input_that_changes_during_the_run_is_noticed(world):
     world.make_all()
     recipe = world.recipes["tito_pairs"]
 
-    def meddling(run):
+    def meddling(run, **inputs):
         write_spec(world.specs_folder, "rollout_sets", "few", ROLLOUT_SET + "k = 9\n")
         world.make("raw_rollouts", "few")
-        return recipe.function(run)
+        return recipe.function(run, **inputs)
 
     write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[pairs]\nstrip_think = false\n")
     world.recipes["tito_pairs"] = type(recipe)(recipe.node, meddling, recipe.checks)
@@ -342,12 +342,12 @@ def test_undeclared_tables_and_checks_are_refused(world):
     recipe = world.recipes["tito_pairs"]
     (world.specs_folder / "experiments" / "first.toml").write_text(EXPERIMENT + "[pairs]\nstrip_think = false\n")
 
-    def without_a_table(run):
-        produced = recipe.function(run)
+    def without_a_table(run, **inputs):
+        produced = recipe.function(run, **inputs)
         return type(produced)({"pairs": produced.tables["pairs"]}, produced.checks)
 
-    def without_a_check(run):
-        return type(produced := recipe.function(run))(produced.tables)
+    def without_a_check(run, **inputs):
+        return type(produced := recipe.function(run, **inputs))(produced.tables)
 
     for function, words in ((without_a_table, "returned tables"), (without_a_check, "reported checks")):
         world.recipes["tito_pairs"] = type(recipe)(recipe.node, function, recipe.checks)

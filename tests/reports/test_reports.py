@@ -10,10 +10,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pyarrow as pa
 import pytest
 
+from etpi_assets.asset import Markdown
 from etpi_assets.asset import recipes as all_recipes
 from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.evaluation.metrics import measure
@@ -596,9 +596,9 @@ def test_assets_show_their_reports_as_markdown_metadata(tmp_path):
         shown[a][k] for a, k in (("leaderboard", "board"), ("teacher_ceiling", "plot"), ("teacher_ceiling", "board"))
     )
     for shown_value in (board, plot, ceiling, shown["experiment_report"]["summary"], shown["model_card"]["card"]):
-        assert isinstance(shown_value, dg.MarkdownMetadataValue)
-    assert "| few | teacher | as_rolled_out | 1.00 [" in board.value
-    page = Path(shown["experiment_report"]["report"].path).read_text()
+        assert isinstance(shown_value, Markdown)
+    assert "| few | teacher | as_rolled_out | 1.00 [" in board
+    page = Path(shown["experiment_report"]["report"]).read_text()
     collected = Ref("raw_rollouts", "rollout_set", "planned")
     count = resources.lake.require(collected).rows["rollouts"]
     assert f'<td>teacher rollouts</td><td class="figure">{count}</td>' in page
