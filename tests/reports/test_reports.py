@@ -606,7 +606,7 @@ def test_assets_show_their_reports_as_markdown_metadata(tmp_path):
     assert "Not evaluated</h2>" in page and "Held-out" not in page and "held out" in page
     assert page.count("<details><summary>collected") == page.count("<details><summary>trained") == 2, "two agents"
     assert "<td>templated</td>" in page and "the result is a data set of" in page
-    card = shown["model_card"]["card"].value
+    card = shown["model_card"]["card"]
     assert "Not evaluated." in card and "held-out" not in card and "| plan_first | 100.0 %" in card
 
     # The same lake without the user's specs, as in a shell without ETPI_SPECS.
