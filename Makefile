@@ -147,6 +147,7 @@ view: environment  ## pages of transcripts, tokens and data sets on http://local
 
 docs: environment  ## rewrite the pages that are generated from the code: docs/reference, formats.md, chat_formats.md
 	@$(BIN)/python -m etpi.reference
+	@$(BIN)/python docs/images/draw_asset_graph.py > docs/images/asset_graph.svg
 
 PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 

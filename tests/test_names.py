@@ -22,4 +22,4 @@ def test_variables_and_parameters_name_their_content() -> None:
                     continue
                 if name in VAGUE:
                     vague.append(f"{path.relative_to(ROOT)}:{node.lineno} {name}")
-    assert not vague
+    assert not vague, "\n".join(vague)

@@ -91,4 +91,5 @@ def test_page_shows_what_init_prints(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     (words, *_) = commands()
     assert cli.main([word.replace("$COMMIT", COMMIT) for word in words]) == 0
-    assert capsys.readouterr().out in PAGE
+    output = capsys.readouterr().out
+    assert output in PAGE, f"docs/own_data.md shows other output than etpi init:\n{output}"

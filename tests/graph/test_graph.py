@@ -51,7 +51,7 @@ def test_jobs_span_one_set_and_end_with_the_catalog():
 
 
 def test_dagster_has_the_graph_of_the_snapshot():
-    """A change of the graph is seen in review: delete tests/graph_snapshot.json and run this to write it anew."""
+    """A change of the graph is seen in review."""
     graph = _definitions().resolve_asset_graph()
     outcome = {}
     for key in sorted(graph.get_all_asset_keys()):
@@ -65,7 +65,7 @@ def test_dagster_has_the_graph_of_the_snapshot():
         }
     if not SNAPSHOT.exists():
         SNAPSHOT.write_text(json.dumps(outcome, indent=1) + "\n")
-    assert outcome == json.loads(SNAPSHOT.read_text())
+    assert outcome == json.loads(SNAPSHOT.read_text()), f"rm {SNAPSHOT}, run this test, and commit the new file"
 
 
 def test_checks_block_in_dagster_as_declared():
