@@ -242,7 +242,7 @@ EDITS = (
     Edit("etpi_assets/agent/loop.py", "MIN_OUTPUT = 16", "MIN_OUTPUT = 32", "when an agent has no room left", ROLLS_OUT),
     Edit("etpi_assets/agent/observation.py", 'lines.append(f"[{status}]")', 'lines.append(f"({status})")', "what an agent sees of a command", ROLLS_OUT),
     Edit("etpi_assets/agent/mailbox.py", "other_agents if to is None else", "other_agents[:1] if to is None else", "who gets a message to all", ROLLS_OUT),
-    Edit("etpi_assets/agent/think.py", "return len(output) - closed - 1", "return len(output) - closed", "tokens after a think block", ROLLS_OUT),
+    Edit("etpi_assets/agent/think.py", "return len(output) - closed[1]", "return len(output) - closed[0]", "tokens after a think block", ROLLS_OUT),
     Edit("etpi_assets/agent/prompts/coop/system.md", "One command a turn:", "A single command a turn:", "the coop prompt", {"raw_rollouts": both(spoken, set_prompt("coop")), "base_checkpoint": base("tiny", "coop_tiny", "coop_tiny_shared"), "tito_pairs": draws_on(set_prompt("coop")), **dict.fromkeys(("upweighted_dataset", "serving_probe", "eval_rollouts"), asks("coop"))}),
     Edit("etpi_assets/agent/prompts/solo/user.md", "$instruction", "Task: $instruction", "the solo prompt", {"raw_rollouts": both(spoken, set_prompt("solo")), "tito_pairs": draws_on(set_prompt("solo")), **dict.fromkeys(("upweighted_dataset", "serving_probe", "eval_rollouts"), asks("solo"))}),
     Edit("etpi_assets/agent/tools.py", '"Run Python code. What', '"Run Python. What', "what a tool says of itself", {**ROLLS_OUT, **dict.fromkeys(("tito_pairs", "upweighted_dataset", "serving_probe"), every)}),
@@ -258,7 +258,7 @@ EDITS = (
     Edit("etpi_assets/tiny_bases/recipe.py", "weights.append(1.0 if is_turn", "weights.append(2.0 if is_turn", "weights of a tiny base's corpus", tiny_base),
     Edit("etpi_assets/trajectories/tables.py", "_DRIFT_IDS = 16", "_DRIFT_IDS = 8", "how much of a drift is kept", {"raw_rollouts": every, "eval_rollouts": every, "rl_checkpoint": every}),
     Edit("etpi_assets/importers/cooperbench.py", 're.compile(r"API Error: \\d{3}\\b")', 're.compile(r"API Error")', "the cooperbench importer", {"raw_rollouts": imported("cooperbench")}),
-    Edit("etpi_assets/importers/messages.py", 'any(entry.role == "assistant" and entry.learn for entry in entries)', 'any(entry.role == "assistant" for entry in entries)', "the messages importer", {"raw_rollouts": imported("messages")}),
+    Edit("etpi_assets/importers/messages.py", '[entry for entry in entries if entry.role == "assistant" and entry.learn]', '[entry for entry in entries if entry.role == "assistant"]', "the messages importer", {"raw_rollouts": imported("messages")}),
     Edit("etpi_assets/importers/mini_swe_agent.py", "next((turn.at for turn in agent.turns if turn.at), None)", "None", "the mini-swe-agent importer", {"raw_rollouts": imported("mini_swe_agent")}),
     Edit("etpi_assets/importers/swe_agent.py", 'split(maxsplit=1)[:1] == ["submit"]', 'split(maxsplit=1)[:1] == ["exit"]', "the SWE-agent importer", {"raw_rollouts": imported("swe_agent")}),
     # scoring
