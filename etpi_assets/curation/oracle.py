@@ -57,12 +57,12 @@ class _Turn:
 
     Attributes:
         prompt, output: the texts up to the turn, and of the turn with its end.
-        asked: the names of the differences that the spec asks for.
+        differences: the names of those that the spec asks for.
     """
 
     prompt: str
     output: str
-    asked: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Oracle:
         }
         if not len(pairs) or self.section.capture == "native":
             return counted
-        asked: Counter[str] = Counter()
+        differences: Counter[str] = Counter()
         skipped: Counter[str] = Counter()
         conversations = _conversations(block, defaults, self.tools)
         chosen = self._sample(pairs, conversations)
@@ -119,12 +119,12 @@ class Oracle:
                 if not difference and (tokens := quoted[key[:2]]):
                     masked = self._expected(conversations[key[:2]].without(tokens), key[2])
                     difference = self._trained_control(tokens, masked, prompt, output)
-                asked.update(expected.asked)
+                differences.update(expected.differences)
             counted["compared"] += 1
             if difference:
                 counted["wrong"] += 1
                 counted["first"] += [f"{'/'.join(map(str, key))}: {difference}"][: 1 - len(counted["first"])]
-        return counted | {"asked": dict(asked), "skipped": dict(skipped)}
+        return counted | {"asked": dict(differences), "skipped": dict(skipped)}
 
     def _sample(self, pairs: pa.Table, conversations: Mapping[tuple[str, str], _Conversation]) -> set[Key]:
         """Return the turns that are compared: all, or the last of a conversation and as many as `CHARACTERS` allow.
@@ -174,13 +174,15 @@ class Oracle:
                 "serving.template_kwargs.enable_thinking = true"
             )
         if strips and open_tail:
-            rendered.asked.append("tail_closed")
+            rendered.differences.append("tail_closed")
             head = self._render(messages[:position], tools, rendered, prompt=True, enable_thinking=False)
         if thought and strips:
-            rendered.asked.append("think_stripped")
+            rendered.differences.append("think_stripped")
         if conversation.truncated(turn):
-            rendered.asked.append("cut_at_limit")
+            rendered.differences.append("cut_at_limit")
         rendered.prompt = head
+        before = _common(plain + header, head)
+        body = body.removeprefix(head[len(before) :]) if "</think>" in head[len(before) :] else body
         rendered.output = self._label(
             body, None if strips else thought, opened + tail if open_tail else "", strips, rendered
         )
@@ -195,15 +197,15 @@ class Oracle:
         if strips or not (thought or opening):
             label = _LEADING_BLOCK.sub("", body, count=1)
             if label != body and not strips:
-                rendered.asked.append("empty_block_omitted")
+                rendered.differences.append("empty_block_omitted")
             return label
         if thought and thought.strip() not in body:
-            rendered.asked.append("thoughts_as_text")
+            rendered.differences.append("thoughts_as_text")
             return ("" if opening else "<think>\n") + f"{thought}\n</think>\n\n{body}"
         if opening and body.startswith(opening):
             return body.removeprefix(opening)
         if opening and not thought:
-            rendered.asked.append("thoughts_as_text")
+            rendered.differences.append("thoughts_as_text")
             return "\n</think>\n\n" + body
         return body
 
@@ -216,7 +218,7 @@ class Oracle:
         tokenizer = tokenizer_of(self.chat)
         fitted = messages if self.chat.chatml else self.chat.roles.fit(messages)
         if len(fitted) != len(messages) or any(a["role"] != b["role"] for a, b in zip(fitted, messages, strict=True)):
-            rendered.asked = list({*rendered.asked, "roles_fitted"})
+            rendered.differences = list({*rendered.differences, "roles_fitted"})
         kwargs = {"strftime_now": DATE.strftime, **self.template_kwargs, **more}
         for as_text in (False, True):
             shown = [_with_text_arguments(m) if as_text else m for m in fitted]
@@ -237,12 +239,12 @@ class Oracle:
             wanted = tokenizer(text, add_special_tokens=False)["input_ids"]
             trained = ids.tolist()
             if part == "label":
-                wanted = _until_end(wanted, trained, tokenizer, cut="cut_at_limit" in expected.asked)
+                wanted = _until_end(wanted, trained, tokenizer, cut="cut_at_limit" in expected.differences)
             if wanted == trained:
                 continue
             decoded = [_decode(tokenizer, side) for side in (trained, wanted)]
             if decoded[0] == decoded[1] and _quotes_control(text, tokenizer, trained):
-                expected.asked.append("control_as_text")
+                expected.differences.append("control_as_text")
                 continue
             at = next(
                 (i for i, (a, b) in enumerate(zip(trained, wanted, strict=False)) if a != b),
@@ -411,13 +413,13 @@ class _Writer:
 def labels_outcome(counted: Mapping[str, Any], chat: ChatFormat, *, native: bool) -> CheckOutcome:
     """Judge the figures."""
     compared, total, wrong = counted["compared"], counted["labels"], counted["wrong"]
-    asked, skipped = Counter(counted["asked"]), Counter(counted["skipped"])
-    figures: dict[str, object] = {"labels": total, "compared": compared, "wrong": wrong, **asked}
+    differences, skipped = Counter(counted["asked"]), Counter(counted["skipped"])
+    figures: dict[str, object] = {"labels": total, "compared": compared, "wrong": wrong, **differences}
     figures |= {f"skipped_{name}": n for name, n in skipped.items()}
     if native:
         reason = "the labels are recorded ids, which recorded_text compares with the recorded text."
         return CheckOutcome.not_applicable(NAME, reason, figures)
-    listed = ", ".join(f"{name} {n}" for name, n in sorted(asked.items())) or "none"
+    listed = ", ".join(f"{name} {n}" for name, n in sorted(differences.items())) or "none"
     left_out = f" Not comparable: {', '.join(f'{name} {n}' for name, n in sorted(skipped.items()))}." if skipped else ""
     if wrong:
         message = (

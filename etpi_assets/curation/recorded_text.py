@@ -56,11 +56,11 @@ def text_figures(turns: pa.Table, messages: pa.Table, pairs: pa.Table, chat: Cha
         key = row["rollout_id"], row["agent_id"], row["turn"]
         if key not in wanted or output is None:
             continue
-        said = row["content"] or row["reasoning"]
-        if not said and key not in calls:
+        text = row["content"] or row["reasoning"]
+        if not text and key not in calls:
             figures["without_text"] += 1
             continue
-        problem = said and _difference(row, output, chat, called=key in calls or bool(acts))
+        problem = text and _difference(row, output, chat, called=key in calls or bool(acts))
         if problem := problem or _missing_call(calls.get(key, ()), output, chat):
             figures["wrong"] += 1
             figures["first"] += [f"{'/'.join(map(str, key))}: {problem}"][: 1 - len(figures["first"])]
@@ -83,10 +83,10 @@ def _difference(row: Mapping[str, Any], output: np.ndarray, chat: ChatFormat, *,
     whole = reasoning or "</think>" in content
     written, left = _squeezed(decoded), _squeezed(decoded if whole else decoded.rpartition("</think>")[2])
     for part in (_FLAT.sub("", content), reasoning):
-        said = _squeezed(part)
-        if said not in written:
+        squeezed = _squeezed(part)
+        if squeezed not in written:
             return f"the ids are {decoded[:_SHOWN]!r}, the recorded text is {part[:_SHOWN]!r}"
-        left = left.replace(said, "", 1)
+        left = left.replace(squeezed, "", 1)
     if left and not flat and chat.chatml and not (called and _CALL.search(decoded)):
         return f"the ids have {left[:_SHOWN]!r} besides the recorded text {content[:_SHOWN]!r}"
     return None
@@ -162,15 +162,15 @@ def tool_figures(
     recorded = dict(zip(*(block["rollouts"][name].to_pylist() for name in ("rollout_id", "tools")), strict=True))
     described: defaultdict[tuple[str, str], str] = defaultdict(str)
     calls: defaultdict[Key, list[str]] = defaultdict(list)
-    said: set[tuple[str, str]] = set()
+    answered: set[tuple[str, str]] = set()
     columns = ["rollout_id", "agent_id", "turn", "role", "kind", "content", "tool_calls"]
     for row in block["messages"].select(columns).to_pylist():
         agent = row["rollout_id"], row["agent_id"]
         if row["kind"] == "action":
-            said.add(agent)
+            answered.add(agent)
             flat = [] if chat.calls_in_content else _FLAT_NAME.findall(row["content"] or "")
             calls[*agent, row["turn"]] += [*_names(json.loads(row["tool_calls"] or "[]")), *flat]
-        elif agent not in said and row["role"] != "assistant":
+        elif agent not in answered and row["role"] != "assistant":
             described[agent] += row["content"] or ""
     figures: dict[str, Any] = {"calling": 0, "unoffered": 0, "names": {}, "first": []}
     unoffered: Counter[str] = Counter()

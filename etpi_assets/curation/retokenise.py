@@ -164,8 +164,8 @@ class _Spoken:
             turn = message["turn"]
             content[turn] = "\n".join(filter(None, (content[turn], text)))
             calls = message.get("tool_calls") or ""
-            said = thought.rest + (calls if isinstance(calls, str) else json.dumps(calls, ensure_ascii=False))
-            quoted[turn] += said.count(THINK) + said.count(THINK_END)
+            after = thought.rest + (calls if isinstance(calls, str) else json.dumps(calls, ensure_ascii=False))
+            quoted[turn] += after.count(THINK) + after.count(THINK_END)
             opened |= {turn} if thought.opened else set()
             again |= {turn} if thought.again else set()
         return cls(thoughts, content, quoted, frozenset(opened), frozenset(again))

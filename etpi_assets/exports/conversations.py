@@ -8,7 +8,9 @@ columns. Calls of a template that does not take JSON text (calls in XML) are par
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,15 @@ from etpi_assets.curation.student_form import calls_of
 from etpi_assets.exports.format import Export, Written, write_splits
 from etpi_assets.exports.source import ExportSource, StudentConversation
 from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.tool_forms import Call, message_calls
 
 _MESSAGE = [("role", pa.string()), ("content", pa.string())]
 _FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
 _CALLS = pa.list_(pa.struct([("id", pa.string()), ("type", pa.string()), ("function", _FUNCTION)]))
 MESSAGES = pa.list_(pa.struct(_MESSAGE))
 _FACTS = ("rollout_id", "agent_id", "task_id", "repo", "teacher")
+_EMPTY_BLOCK = re.compile(r"\A\s*(?:<think>)?\s*</think>\s*")
+"""An empty think block, also one that the prompt opens."""
 _LEFT = "the messages include turns that the data set dropped, and every turn counts once"
 
 
@@ -53,8 +58,10 @@ def _as_columns(message: dict[str, Any], chat: ChatFormat, tools: Sequence[Any] 
     """Return a message whose calls a table of messages can have."""
     if "tool_calls" not in message:
         return message
-    if not chat.takes_text_arguments:
-        content = chat.turn_text(message["content"], calls_of(message), tools=tools)
+    if not _takes_text(chat):
+        plain = chat.template_form.message(message["content"], calls_of(message))
+        (label,) = chat.label_texts([plain], tools=tools)
+        content = _EMPTY_BLOCK.sub("", label.plain)
         return {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": content}
     calls = []
     for call in message["tool_calls"]:
@@ -62,6 +69,19 @@ def _as_columns(message: dict[str, Any], chat: ChatFormat, tools: Sequence[Any] 
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         calls.append({**call, "function": {**call["function"], "arguments": text}})
     return {**message, "tool_calls": calls}
+
+
+@cache
+def _takes_text(chat: ChatFormat) -> bool:
+    """Return whether the template writes a call alike if its arguments are JSON text, as tables have them."""
+    labels = []
+    for as_text in (chat.template_form.as_text, True):
+        calls = message_calls([Call("run", {"command": "ls"})], as_text=as_text)
+        try:
+            labels += chat.label_texts([{"role": "assistant", "content": "", "tool_calls": calls}])
+        except Exception:  # templates raise various errors for arguments in the wrong form
+            return False
+    return labels[0] == labels[1]
 
 
 def facts_of(conversation: StudentConversation) -> dict[str, Any]:

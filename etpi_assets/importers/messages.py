@@ -37,8 +37,8 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
 def with_system(entries: list[ChatEntry], row: Row) -> list[ChatEntry]:
     """Return the conversation with the row's `system` column, unless it has a system prompt of its own."""
     system = text_field(row, "system")
-    own = bool(entries) and entries[0].role == "system"
-    return entries if own or system is None else [ChatEntry("system", system), *entries]
+    has_prompt = bool(entries) and entries[0].role == "system"
+    return entries if has_prompt or system is None else [ChatEntry("system", system), *entries]
 
 
 _PREFERENCES = ("chosen", "rejected", "rejected_response", "rejected_messages", "chosen_messages")
@@ -46,10 +46,10 @@ _PREFERENCES = ("chosen", "rejected", "rejected_response", "rejected_messages", 
 
 def refuse_preference(row: Row, where: str) -> None:
     """Raise Unreadable (`preference`) for a row that compares answers."""
-    if found := [key for key in _PREFERENCES if row.get(key)]:
+    if compared := [key for key in _PREFERENCES if row.get(key)]:
         raise Unreadable(
             "preference",
-            f"{where} compares answers to one prompt ({', '.join(found)}), which is no trajectory; to train on the "
+            f"{where} compares answers to one prompt ({', '.join(compared)}), which is no trajectory; to train on the "
             "chosen answers, write rows whose `messages` end with the chosen one, without these columns",
         )
 
@@ -86,12 +86,14 @@ def _drop_padding(entries: Sequence[ChatEntry], tools: Sequence[Any] | None) -> 
     JSON that was written from a table has them; a null of an argument of the tool itself is a value.
     """
     declared = {text_field(tool.get("function", tool), "name"): parameters_of(tool) for tool in tools or ()}
-    names = {name for parameters in declared.values() for name in parameters or ()}
+    names = {name for of_tool in declared.values() for name in of_tool or ()}
     for call in (call for entry in entries for call in entry.tool_calls or ()):
         function = call["function"] if isinstance(call.get("function"), dict) else call
-        arguments, own = function.get("arguments"), declared.get(text_field(function, "name"))
-        if own is not None and isinstance(arguments, dict) and None in arguments.values():
-            function["arguments"] = {k: v for k, v in arguments.items() if v is not None or k in own or k not in names}
+        arguments, parameters = function.get("arguments"), declared.get(text_field(function, "name"))
+        if parameters is not None and isinstance(arguments, dict) and None in arguments.values():
+            function["arguments"] = {
+                k: v for k, v in arguments.items() if v is not None or k in parameters or k not in names
+            }
 
 
 FORMAT = row_format(

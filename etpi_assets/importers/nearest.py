@@ -46,8 +46,8 @@ def unknown_row(source: DetectionInput) -> str:
 
 
 def _nearest(row: Row) -> str:
-    if found := next(_renamed(row), None):
-        return found
+    if advice := next(_renamed(row), None):
+        return advice
     for keys, what in _OTHERS.items():
         if set(keys) <= set(row):
             return f"{what}: write them as `messages` of {{role, content}} (format messages)"

@@ -294,11 +294,6 @@ class ChatFormat:
         return TemplateForm.probe(self._plain, self.name)
 
     @cached_property
-    def takes_text_arguments(self) -> bool:
-        """Whether the template writes a call alike if its arguments are JSON text, as tables have them."""
-        return self.template_form.takes_text(self._plain)
-
-    @cached_property
     def words(self) -> TemplateForm:
         """How the template writes turns without calls."""
         try:
@@ -333,36 +328,17 @@ class ChatFormat:
         """Whether calls are part of a message's text, because the template is one of etpi's own."""
         return self.template in _own_templates()
 
-    def turn_text(
+    def turn_ids(
         self, content: str, calls: Sequence[Call], *, tools: Sequence[Any] | None = None, **template_kwargs: Any
-    ) -> str:
-        """Return an assistant turn with calls as the template writes it.
+    ) -> list[int]:
+        """Return the ids of an assistant turn as the template writes it; only the template writes control tokens.
 
-        The header, an empty think block that the template adds, and the end of the turn are not part of it.
+        The header, an empty think block that the template adds, and the end of the turn are not part of it; an end that
+        is part of the call is.
 
         Raises:
             UnknownToolForm: the template writes no calls, or writes them in a form that is not in `FORMS`.
         """
-        text, stand_ins = self._turn(content, calls, tools, template_kwargs)
-        for stand_in, control in stand_ins.items():
-            text = text.replace(stand_in, control)
-        return text
-
-    def turn_ids(
-        self, content: str, calls: Sequence[Call], *, tools: Sequence[Any] | None = None, **template_kwargs: Any
-    ) -> list[int]:
-        """Return the ids of `turn_text`, in which only the template writes control tokens. The end is not part of them
-        unless it is part of the call.
-
-        Raises:
-            UnknownToolForm: as `turn_text`.
-        """
-        return self._structured(*self._turn(content, calls, tools, template_kwargs))
-
-    def _turn(
-        self, content: str, calls: Sequence[Call], tools: Sequence[Any] | None, kwargs: Mapping[str, Any]
-    ) -> tuple[str, dict[str, str]]:
-        """Return a turn's text, in which only the template writes control tokens, and {stand-in: control token}."""
         plain = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
         masked, stand_ins = self._masked([{"role": "assistant", "content": content, "calls": plain}], tools)
         turn = masked[0][0]
@@ -371,9 +347,9 @@ class ChatFormat:
             turn["content"],
             masked_calls,
             masked[1],
-            lambda messages, shown, prompt: self._apply(messages, shown, kwargs, prompt),
+            lambda messages, shown, prompt: self._apply(messages, shown, template_kwargs, prompt),
         )
-        return text, stand_ins
+        return self._structured(text, stand_ins)
 
     def label_texts(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **template_kwargs: Any

@@ -9,7 +9,7 @@ import pytest
 from etpi import cli
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.report import report
-from tests.support.students import FAMILIES, byte_tokenizer
+from tests.support.students import FAMILIES, byte_tokenizer, make_student
 
 PAGE = Path(__file__).parents[2] / "docs" / "own_model.md"
 
@@ -46,10 +46,7 @@ def test_command_prints_findings_and_exits_with_one_if_something_does_not_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for family, code in (("mistral_v11", 0), ("gemma3", 1)):
-        folder = tmp_path / family
-        byte_tokenizer(FAMILIES[family]).save_pretrained(folder)
-        (folder / "config.json").write_text('{"max_position_embeddings": 4096}')
-        assert cli.main(["template", str(folder)]) == code
+        assert cli.main(["template", str(make_student(family, tmp_path / family))]) == code
     printed = capsys.readouterr().out
     assert "[TOOL_CALLS]run_probe" in printed
     assert "does not work: tool calls" in printed

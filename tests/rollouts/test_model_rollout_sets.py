@@ -86,8 +86,10 @@ def test_a_hosted_teacher_is_captured_as_text_and_its_calls_become_the_students(
     one = [m for m in world.rows("messages") if (m["rollout_id"], m["agent_id"]) == (turn["rollout_id"], "agent1")]
     chat = load_chat_format("tiny")
     first, *_ = retokenise(one, chat)
-    inline = chat.decode(first.output_ids)
-    assert inline.startswith("Look.\n<tool_call>\n<function=bash>\n<parameter=command>\nls\n") and "hm" not in inline
+    assert first.bare is not None
+    whole, bare = chat.decode(first.output_ids), chat.decode(first.bare[1])
+    assert bare.startswith("Look.\n<tool_call>\n<function=bash>\n<parameter=command>\nls\n")
+    assert whole == f"<think>\nhm\n</think>\n\n{bare}"
     assert all(KEY not in text for text in [*world.said, *capsys.readouterr()])
     assert not [path for path in world.root.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
 

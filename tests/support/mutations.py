@@ -335,7 +335,7 @@ SAME: tuple[tuple[str, str, str], ...] = (
         "    body = after_think(content)\n",
         "\n    body = (\n        after_think(content)\n    )\n",
     ),
-    ("etpi_assets/agent/think.py", "at = closed + 1\n", "at = closed  +  1   # past the tag\n"),
+    ("etpi_assets/agent/think.py", "at = closed[1]\n", "at = closed [1]   # past the tag\n"),
     ("etpi_assets/agent/loop.py", "MIN_OUTPUT = 16", "MIN_OUTPUT = (16)"),
     (
         f"{C}/select.py",

@@ -172,17 +172,6 @@ class TemplateForm:
         start = len(head) if text.startswith(head) else _start(head, text)
         return text[start:].removesuffix(self.end)
 
-    def takes_text(self, apply: Apply) -> bool:
-        """Return whether the template writes a call alike if its arguments are JSON text, as tables have them."""
-        texts = []
-        for as_text in (self.as_text, True):
-            message = {"role": "assistant", "content": "", "tool_calls": message_calls([_PROBE], as_text=as_text)}
-            try:
-                texts.append(apply([_USER, message], _TOOLS, False))
-            except Exception:  # templates raise various errors for arguments in the wrong form
-                return False
-        return texts[0] == texts[1]
-
     def _require_calls(self, calls: Sequence[Any]) -> None:
         if self.form is None and calls:
             raise UnknownToolForm(
