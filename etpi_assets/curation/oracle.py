@@ -498,7 +498,7 @@ def _split(row: Mapping[str, Any]) -> tuple[str | None, str]:
     text, separate = row["content"] or "", row.get("reasoning") or None
     stripped = text.lstrip()
     if stripped.startswith("<think>") and "</think>" in stripped:
-        inside, _, rest = stripped.removeprefix("<think>").partition("</think>")
+        inside, rest = _at_closing_tag(stripped.removeprefix("<think>"))
         if separate and separate.strip() != inside.strip() and rest.split("\n")[0].strip():
             return separate, text
         inside = inside.strip("\r\n")
@@ -515,6 +515,19 @@ def _split(row: Mapping[str, Any]) -> tuple[str | None, str]:
         if not fenced and not separate and line.strip() == "</think>":
             return before.strip("\r\n"), "\n".join(lines[number + 1 :]).lstrip("\r\n")
     return separate, text
+
+
+def _at_closing_tag(text: str) -> tuple[str, str]:
+    """Return what is before and after the first `</think>` that is not in code, or the first of all."""
+    parts = text.split("</think>")
+    fences = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
+    for number in range(1, len(parts)):
+        before = "</think>".join(parts[:number])
+        line, after = before.rpartition("\n")[2], parts[number].partition("\n")[0]
+        fenced = len(fences.findall(before)) % 2 and fences.search("</think>".join(parts[number:]))
+        if not fenced and not (line.count("`") % 2 and "`" in after):
+            return before, "</think>".join(parts[number:])
+    return parts[0], "</think>".join(parts[1:])
 
 
 def _flattened(text: str) -> tuple[list[Any], str]:

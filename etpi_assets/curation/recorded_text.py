@@ -37,7 +37,7 @@ def text_figures(turns: pa.Table, messages: pa.Table, pairs: pa.Table, chat: Cha
     must have nothing else.
 
     Args:
-        turns: with the columns `output_ids`, `content`, `reasoning` and `actions`.
+        turns: with the columns `output_ids`, `content` and `reasoning`.
     """
     native = pairs.filter(pc.field("capture") == "native").select(["rollout_id", "agent_id", "turn"])
     wanted = set(zip(*(native[name].to_pylist() for name in native.column_names), strict=True))
@@ -51,8 +51,7 @@ def text_figures(turns: pa.Table, messages: pa.Table, pairs: pa.Table, chat: Cha
     for row in spoken.select(["rollout_id", "agent_id", "turn", "tool_calls"]).to_pylist():
         calls[row["rollout_id"], row["agent_id"], row["turn"]] += json.loads(row["tool_calls"])
     outputs = (ids for chunk in turns["output_ids"].chunks for ids in arrays(chunk))
-    actions = pc.list_value_length(turns["actions"]).to_pylist()  # pyright: ignore[reportAttributeAccessIssue]
-    for row, acts, output in zip(rows, actions, outputs, strict=True):
+    for row, output in zip(rows, outputs, strict=True):
         key = row["rollout_id"], row["agent_id"], row["turn"]
         if key not in wanted or output is None:
             continue
@@ -60,7 +59,7 @@ def text_figures(turns: pa.Table, messages: pa.Table, pairs: pa.Table, chat: Cha
         if not text and key not in calls:
             figures["without_text"] += 1
             continue
-        problem = text and _difference(row, output, chat, called=key in calls or bool(acts))
+        problem = text and _difference(row, output, chat, called=key in calls)
         if problem := problem or _missing_call(calls.get(key, ()), output, chat):
             figures["wrong"] += 1
             figures["first"] += [f"{'/'.join(map(str, key))}: {problem}"][: 1 - len(figures["first"])]

@@ -55,9 +55,11 @@ def split_thought(content: str, separate: str | None = None) -> Thought:
         return Thought(separate or None, content)
     start = len(content) - len(content.lstrip())
     if content.startswith(THINK, start):
-        inside, closed, rest = content[start + len(THINK) :].partition(THINK_END)
-        if not closed:
+        end = without_code(content).find(THINK_END, start)  # thoughts may quote the tag
+        end = content.find(THINK_END, start) if end < 0 else end
+        if end < 0:
             return Thought(separate or None, content, opened=True)
+        inside, rest = content[start + len(THINK) : end], content[end + len(THINK_END) :]
         if separate and separate.strip() != inside.strip() and rest.partition("\n")[0].strip():
             return Thought(separate, content)
     else:

@@ -308,6 +308,23 @@ def test_quoted_block_at_the_beginning_is_text_if_thoughts_are_recorded_apart(na
             assert left in label and (not strip or label.startswith(left))
 
 
+@pytest.mark.parametrize("name", [pytest.param("qwen3_6", marks=needs_qwen), "llama3_1", "gpt_oss"])
+@pytest.mark.parametrize("quoted", ["The tag `</think>` ends it.", "```\n</think>\n```\nis the tag."])
+def test_thoughts_end_at_the_tag_that_they_do_not_quote(name: str, quoted: str) -> None:
+    chat = chat_of(name)
+    message = {"role": "assistant", "content": f"<think>\n{quoted}\nSECRET\n</think>\n\nDone."}
+    outcomes, built = checked(chat, tables_of([USER, message, USER, {"role": "assistant", "content": "Bye."}]))
+    assert all(outcome.passed for outcome in outcomes.values()), outcomes
+    assert len(built["pairs"]) == 2 and "Done." in labels(chat, built)[0]
+    for column in ("output_ids", "suffix_ids"):
+        assert "SECRET" not in chat.decode([i for ids in built["pairs"][column].to_pylist() for i in ids])
+
+
+def test_refusal_is_the_text_of_a_message_without_content() -> None:
+    tables = tables_of([USER, {"role": "assistant", "content": None, "refusal": "I cannot."}])
+    assert labels(bytes_chat(), checked(bytes_chat(), tables)[1]) == ["I cannot.<|im_end|>"]
+
+
 def test_arguments_encoded_twice_are_read_and_an_unreadable_call_is_no_label() -> None:
     chat = chat_of("llama3_1")
     twice = json.dumps(json.dumps({"command": 'ls é "x"'}))
@@ -388,11 +405,10 @@ def test_recorded_ids_without_the_recorded_text_or_calls_are_caught(
     key = {"rollout_id": ["r"], "agent_id": ["a"], "turn": [0]}
     pairs = pa.table({**key, "capture": ["native"]})
     output = pa.array([[*chat.encode(written), chat.end_id]], pa.list_(pa.int32()))
-    actions = pa.array([[str(c) for c in calls]], pa.list_(pa.string()))
     for thought, content, without in (("See.", "Fix the parser.", False), (None, "", True)):
         if without and not calls:
             continue  # nothing is recorded
-        said = {"content": [content], "reasoning": [thought], "output_ids": output, "actions": actions}
+        said = {"content": [content], "reasoning": [thought], "output_ids": output}
         messages = pa.table({**key, "tool_calls": pa.array([json.dumps(calls) if calls else None], pa.string())})
         figures = recorded_text.text_figures(pa.table({**key, **said}), messages, pairs, chat)
         assert recorded_text.text_outcome(figures).passed is passed, figures
