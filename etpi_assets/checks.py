@@ -135,7 +135,7 @@ CHECKS: Mapping[str, tuple[CheckInfo, ...]] = {
         ),
         CheckInfo(
             "recorded_text",
-            "Recorded ids that do not decode to the recorded text of their turn.",
+            "Recorded ids that do not decode to the recorded text and calls of their turn.",
             'Name the tokenizer that wrote the ids, or set pairs.capture = "retokenised".',
         ),
         CheckInfo(

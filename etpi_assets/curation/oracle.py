@@ -17,7 +17,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,7 @@ class Oracle:
         skipped: Counter[str] = Counter()
         conversations = _conversations(block, defaults, self.tools)
         chosen = self._sample(pairs, conversations)
+        quoted = {agent: self._quoted_controls(conversations[agent]) for agent in {key[:2] for key in chosen}}
         for key, prompt, output in iter_turns(pairs):
             if key not in chosen or output is None:
                 continue
@@ -115,6 +116,9 @@ class Oracle:
                 difference = str(contradiction)
             else:
                 difference = self._difference(expected, prompt, output)
+                if not difference and (tokens := quoted[key[:2]]):
+                    masked = self._expected(conversations[key[:2]].without(tokens), key[2])
+                    difference = self._trained_control(tokens, masked, prompt, output)
                 differences.update(expected.differences)
             counted["compared"] += 1
             if difference:
@@ -123,14 +127,17 @@ class Oracle:
         return counted | {"asked": dict(differences), "skipped": dict(skipped)}
 
     def _sample(self, pairs: pa.Table, conversations: Mapping[tuple[str, str], _Conversation]) -> set[Key]:
-        """Return the turns that are compared: all, or as many as `CHARACTERS` allow, in the order of a hash."""
+        """Return the turns that are compared: all, or the last of a conversation and as many as `CHARACTERS` allow.
+
+        They are in the order of a hash. Without that last one, no turn late in a long conversation would be compared.
+        """
         keys = list(zip(*(pairs[name].to_pylist() for name in ("rollout_id", "agent_id", "turn")), strict=True))
         keys.sort(key=lambda key: hashlib.sha256(repr(key).encode()).digest())
-        chosen: set[Key] = set()
+        chosen = {max((key for key in keys if key[:2] == keys[0][:2]), key=lambda key: key[2])}
         left = CHARACTERS
         for key in keys:
             cost = conversations[key[:2]].characters_before(key[2])
-            if cost <= left or not chosen:
+            if key not in chosen and cost <= left:
                 chosen.add(key)
                 left -= cost
         return chosen
@@ -139,6 +146,11 @@ class Oracle:
         """Render a turn from its messages."""
         tools = conversation.tools
         writer = _Writer(self.chat, tools)
+        if writer.unreadable(conversation.rows_of(turn)):
+            raise _Contradiction(
+                "the label has a structured call that cannot be read, as text; set pairs.drop_unparseable = true, or "
+                "mend its `arguments` in the source"
+            )
         position, messages = conversation.until(turn, writer, think=self.section.history_think == "keep")
         rendered = _Turn("", "", ["steering_removed"] if conversation.replaced else [])
         head = self._render(messages[:position], tools, rendered, prompt=True)
@@ -243,6 +255,28 @@ class Oracle:
             return f"{part}, token {at}: {left} is trained, the template writes {right}"
         return None
 
+    def _quoted_controls(self, conversation: _Conversation) -> list[str]:
+        text = json.dumps([conversation.tools, *map(_texts, conversation.rows)], ensure_ascii=False)
+        added = tokenizer_of(self.chat).added_tokens_decoder.values()
+        return [token.content for token in added if token.special and token.content in text]
+
+    def _trained_control(
+        self, tokens: Sequence[str], masked: _Turn, prompt: np.ndarray, output: np.ndarray
+    ) -> str | None:
+        """Return which control token that messages quote is a control token in the ids, None if none is.
+
+        `_difference` does not see it, because the tokenizer parses such text itself.
+
+        Args:
+            masked: the turn as rendered from messages without these tokens.
+        """
+        for part, text, ids in (("prompt", masked.prompt, prompt), ("label", masked.output, output)):
+            for token in tokens:
+                number = tokenizer_of(self.chat).convert_tokens_to_ids(token)
+                if np.count_nonzero(ids == number) > text.count(token):
+                    return f"{part}: {token!r} within a message is trained as a control token, not as its text"
+        return None
+
 
 @dataclass(frozen=True)
 class _Conversation:
@@ -256,6 +290,15 @@ class _Conversation:
     def truncated(self, turn: int) -> bool:
         return self.finish.get(turn) == "length"
 
+    def without(self, tokens: Sequence[str]) -> _Conversation:
+        """Return the conversation with a letter in place of each of the tokens."""
+        pattern = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
+        rows = [
+            {**row, **{key: text and pattern.sub("x", text) for key, text in _texts(row).items()}} for row in self.rows
+        ]
+        tools = json.loads(pattern.sub("x", json.dumps(self.tools, ensure_ascii=False)))
+        return replace(self, rows=rows, tools=tools)
+
     def characters_before(self, turn: int) -> int:
         total = len(json.dumps(self.tools)) if self.tools else 0
         for row in self.rows:
@@ -264,11 +307,13 @@ class _Conversation:
                 break
         return total
 
-    def thought(self, turn: int) -> str:
-        rows = [
+    def rows_of(self, turn: int) -> list[Mapping[str, Any]]:
+        return [
             row for row in self.rows if row["role"] == "assistant" and row["kind"] == "action" and row["turn"] == turn
         ]
-        return "\n".join(filter(None, (_split(row)[0] for row in rows)))
+
+    def thought(self, turn: int) -> str:
+        return "\n".join(filter(None, (_split(row)[0] for row in self.rows_of(turn))))
 
     def until(self, turn: int, writer: _Writer, *, think: bool) -> tuple[int, list[dict[str, Any]]]:
         """Return the position of a turn's message, and the messages through it."""
@@ -337,6 +382,16 @@ class _Writer:
         if written:
             message["tool_calls"] = written
         return message
+
+    def unreadable(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """Return whether one of the rows' structured calls has no name, or no object of arguments."""
+        try:
+            for row in rows:
+                for call in json.loads(row["tool_calls"] or "[]"):
+                    self._call(call, 0)
+        except _NotComparable:
+            return True
+        return False
 
     def _call(self, raw: Any, number: int) -> dict[str, Any]:
         function = raw.get("function", raw) if isinstance(raw, dict) else {}
@@ -443,7 +498,9 @@ def _split(row: Mapping[str, Any]) -> tuple[str | None, str]:
     text, separate = row["content"] or "", row.get("reasoning") or None
     stripped = text.lstrip()
     if stripped.startswith("<think>") and "</think>" in stripped:
-        inside, _, rest = stripped.removeprefix("<think>").partition("</think>")
+        inside, rest = _at_closing_tag(stripped.removeprefix("<think>"))
+        if separate and separate.strip() != inside.strip() and rest.split("\n")[0].strip():
+            return separate, text
         inside = inside.strip("\r\n")
         return (f"{separate}\n{inside}" if separate and separate.strip() != inside.strip() else inside), rest.lstrip(
             "\r\n"
@@ -458,6 +515,19 @@ def _split(row: Mapping[str, Any]) -> tuple[str | None, str]:
         if not fenced and not separate and line.strip() == "</think>":
             return before.strip("\r\n"), "\n".join(lines[number + 1 :]).lstrip("\r\n")
     return separate, text
+
+
+def _at_closing_tag(text: str) -> tuple[str, str]:
+    """Return what is before and after the first `</think>` that is not in code, or the first of all."""
+    parts = text.split("</think>")
+    fences = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
+    for number in range(1, len(parts)):
+        before = "</think>".join(parts[:number])
+        line, after = before.rpartition("\n")[2], parts[number].partition("\n")[0]
+        fenced = len(fences.findall(before)) % 2 and fences.search("</think>".join(parts[number:]))
+        if not fenced and not (line.count("`") % 2 and "`" in after):
+            return before, "</think>".join(parts[number:])
+    return parts[0], "</think>".join(parts[1:])
 
 
 def _flattened(text: str) -> tuple[list[Any], str]:
@@ -477,6 +547,10 @@ def _flattened(text: str) -> tuple[list[Any], str]:
         bound, _, call = places.pop()
         calls.insert(0, call)
     return calls, text[:bound].rstrip() if calls else text
+
+
+def _texts(row: Mapping[str, Any]) -> dict[str, str | None]:
+    return {key: row.get(key) for key in ("content", "reasoning", "tool_calls")}
 
 
 def _unflattened(text: str) -> str:

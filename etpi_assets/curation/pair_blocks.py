@@ -160,7 +160,7 @@ class PairBuilder:
                 pairs, {key: prompt.ids for key, prompt in expected.items()}, section, chat
             ),
             "template": oracle.figures(block, pairs, first),
-            "text": recorded_text.text_figures(block["turns"], pairs, chat),
+            "text": recorded_text.text_figures(block["turns"], block["messages"], pairs, chat),
             "tools": recorded_text.tool_figures(block, pairs, self.tools, chat),
         }
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.tool_forms import Call, parse_structured
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.token_ids import arrays
 
@@ -24,17 +25,19 @@ TEXT, TOOLS = "recorded_text", "tools_offered"
 _SHOWN = 60
 """Characters shown of a text."""
 _FLAT = re.compile(r"^\[tool_use [^\]\n]+\] \{.*", re.MULTILINE | re.DOTALL)
+_FLAT_NAME = re.compile(r"^\[tool_use ([^\]\n]{1,200})\] (?=\{)", re.MULTILINE)
 _TAGS = re.compile(r"</?think>")
 Key = tuple[str, str, int]
 
 
-def text_figures(turns: pa.Table, pairs: pa.Table, chat: ChatFormat) -> dict[str, Any]:
-    """Compare the recorded ids of each trained turn with its recorded text, white space aside.
+def text_figures(turns: pa.Table, messages: pa.Table, pairs: pa.Table, chat: ChatFormat) -> dict[str, Any]:
+    """Compare the recorded ids of each trained turn with its recorded text and calls, white space aside.
 
-    The ids must have all of the text and thoughts; without a call, they must have nothing else.
+    The ids must have all of the text and thoughts, and the names and texts of structured calls; without a call, they
+    must have nothing else.
 
     Args:
-        turns: with the columns `output_ids`, `content`, `reasoning` and `actions`.
+        turns: with the columns `output_ids`, `content` and `reasoning`.
     """
     native = pairs.filter(pc.field("capture") == "native").select(["rollout_id", "agent_id", "turn"])
     wanted = set(zip(*(native[name].to_pylist() for name in native.column_names), strict=True))
@@ -43,22 +46,33 @@ def text_figures(turns: pa.Table, pairs: pa.Table, chat: ChatFormat) -> dict[str
         return figures
     columns = ["rollout_id", "agent_id", "turn", "content", "reasoning"]
     rows = turns.select(columns).to_pylist()
+    spoken = messages.filter(pc.field("tool_calls").is_valid() & pc.field("turn").is_valid())
+    calls: defaultdict[Key, list[Any]] = defaultdict(list)
+    for row in spoken.select(["rollout_id", "agent_id", "turn", "tool_calls"]).to_pylist():
+        calls[row["rollout_id"], row["agent_id"], row["turn"]] += json.loads(row["tool_calls"])
     outputs = (ids for chunk in turns["output_ids"].chunks for ids in arrays(chunk))
     for row, output in zip(rows, outputs, strict=True):
         key = row["rollout_id"], row["agent_id"], row["turn"]
         if key not in wanted or output is None:
             continue
-        if not row["content"] and not row["reasoning"]:
+        text = row["content"] or row["reasoning"]
+        if not text and key not in calls:
             figures["without_text"] += 1
             continue
-        if problem := _difference(row["content"] or "", row["reasoning"] or "", output, chat):
+        problem = text and _difference(row, output, chat, called=key in calls)
+        if problem := problem or _missing_call(calls.get(key, ()), output, chat):
             figures["wrong"] += 1
             figures["first"] += [f"{'/'.join(map(str, key))}: {problem}"][: 1 - len(figures["first"])]
     return figures
 
 
-def _difference(content: str, reasoning: str, output: np.ndarray, chat: ChatFormat) -> str | None:
-    """Return in what the ids' text differs from the recorded text, None if it does not."""
+def _difference(row: Mapping[str, Any], output: np.ndarray, chat: ChatFormat, *, called: bool) -> str | None:
+    """Return in what the ids' text differs from the recorded text, None if it does not.
+
+    Args:
+        called: the turn has a recorded call.
+    """
+    content, reasoning = row["content"] or "", row["reasoning"] or ""
     decoded = chat.decode(chat.without_end(output.tolist()), skip_special=True)
     if "\ufffd" in decoded:
         decoded = decoded.replace("\ufffd", "")
@@ -72,9 +86,38 @@ def _difference(content: str, reasoning: str, output: np.ndarray, chat: ChatForm
         if squeezed not in written:
             return f"the ids are {decoded[:_SHOWN]!r}, the recorded text is {part[:_SHOWN]!r}"
         left = left.replace(squeezed, "", 1)
-    if left and not flat and chat.chatml and not _CALL.search(decoded):
+    if left and not flat and chat.chatml and not (called and _CALL.search(decoded)):
         return f"the ids have {left[:_SHOWN]!r} besides the recorded text {content[:_SHOWN]!r}"
     return None
+
+
+def _missing_call(calls: Iterable[Any], output: np.ndarray, chat: ChatFormat) -> str | None:
+    """Return which text of a recorded call the ids lack, as it is or as JSON escapes it; None if they lack none."""
+    forms = [chat.decode(output.tolist())]
+    for _ in range(2):  # arguments that are JSON text within JSON are escaped twice
+        forms.append(_ESCAPES.sub(_unescaped, forms[-1]))
+    written = [_squeezed(form) for form in forms]
+    for call in map(parse_structured, calls):
+        texts = [call.name, *_strings(dict(call.arguments))] if isinstance(call, Call) else []
+        for text in texts:
+            if not any(_squeezed(text) in form for form in written):
+                return f"the ids are {forms[0][:_SHOWN]!r}, a recorded call has {text[:_SHOWN]!r}"
+    return None
+
+
+_ESCAPES = re.compile(r'(?:\\u[0-9a-fA-F]{4})+|\\["\\/bfnrt]')
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return json.loads(f'"{match[0]}"')
+
+
+def _strings(value: Any) -> Iterable[str]:
+    """Return the texts within a JSON value."""
+    if isinstance(value, str):
+        return [value]
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return [text for item in inside for text in _strings(item)]
 
 
 _CALL = re.compile(r"<tool_call>|<function=|<\|tool_call")
@@ -124,7 +167,8 @@ def tool_figures(
         agent = row["rollout_id"], row["agent_id"]
         if row["kind"] == "action":
             answered.add(agent)
-            calls[*agent, row["turn"]] += _names(json.loads(row["tool_calls"] or "[]"))
+            flat = [] if chat.calls_in_content else _FLAT_NAME.findall(row["content"] or "")
+            calls[*agent, row["turn"]] += [*_names(json.loads(row["tool_calls"] or "[]")), *flat]
         elif agent not in answered and row["role"] != "assistant":
             described[agent] += row["content"] or ""
     figures: dict[str, Any] = {"calling": 0, "unoffered": 0, "names": {}, "first": []}
@@ -136,11 +180,16 @@ def tool_figures(
         figures["calling"] += 1
         if tools or json.loads(recorded[key[0]] or "null"):
             continue
-        if strange := [name for name in names if name not in described[key[:2]]]:
+        if strange := [name for name in names if not _names_tool(name, described[key[:2]])]:
             figures["unoffered"] += 1
             unoffered.update(strange)
             figures["first"] += ["/".join(map(str, key))][: 1 - len(figures["first"])]
     return figures | {"names": dict(unoffered)}
+
+
+def _names_tool(name: str, text: str) -> bool:
+    """Return whether a text has the name of a tool as a word of its own."""
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE) is not None
 
 
 def _names(calls: Iterable[Any]) -> list[str]:

@@ -219,6 +219,7 @@ def _read_extra_keys(entry: ChatEntry, message: Mapping[str, Any], name: str) ->
         entry.reasoning = reasoning_of(message, name) or entry.reasoning
     entry.at = to_utc(message.get("timestamp"))
     if entry.role == "assistant":
+        entry.content = entry.content or text_field(message, "refusal") or ""
         entry.learn = is_trained(message, name)
         if not _FINISH.isdisjoint(message):
             entry.finish_reason = _finish_reason(message)

@@ -13,7 +13,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -373,12 +373,21 @@ def _with_arguments(function: Mapping[str, Any], what: str) -> dict[str, Any]:
             "unknown_form",
             f"{what} has no arguments, but {_keys(unknown)}; call them `arguments`, or remove these keys",
         )
-    arguments = function[key] if key else None
+    arguments = _decoded(function[key]) if key else None
     empty = arguments == [] or (isinstance(arguments, str) and arguments.strip() in ("", "null", "[]"))
     if key in ("arguments", "input") and not empty:
-        return dict(function)
+        return {**function, key: arguments}
     rest = {name: value for name, value in function.items() if name not in _ARGUMENTS}
     return {**rest, "arguments": {} if key is None or empty else arguments}
+
+
+def _decoded(arguments: Any) -> Any:
+    """Return arguments that were encoded as JSON text twice as they were after the first time."""
+    if isinstance(arguments, str) and arguments.lstrip().startswith('"'):
+        with suppress(ValueError, RecursionError):
+            if isinstance(value := json.loads(arguments), str):
+                return _decoded(value)
+    return arguments
 
 
 def without_padding(value: Any) -> Any:

@@ -45,7 +45,8 @@ def split_thought(content: str, separate: str | None = None) -> Thought:
     """Split the text of a message into its thoughts and the rest.
 
     Thoughts are a block at the beginning, or what precedes a `</think>` on a line of its own, because a prompt may have
-    opened the block. Tags in code, within a line of prose, or after a call are text.
+    opened the block. Tags in code, within a line of prose, or after a call are text. If other thoughts are recorded
+    apart, so is a block whose last line goes on.
 
     Args:
         separate: the message's thoughts, if they are recorded apart from its text.
@@ -54,9 +55,13 @@ def split_thought(content: str, separate: str | None = None) -> Thought:
         return Thought(separate or None, content)
     start = len(content) - len(content.lstrip())
     if content.startswith(THINK, start):
-        inside, closed, rest = content[start + len(THINK) :].partition(THINK_END)
-        if not closed:
+        end = without_code(content).find(THINK_END, start)  # thoughts may quote the tag
+        end = content.find(THINK_END, start) if end < 0 else end
+        if end < 0:
             return Thought(separate or None, content, opened=True)
+        inside, rest = content[start + len(THINK) : end], content[end + len(THINK_END) :]
+        if separate and separate.strip() != inside.strip() and rest.partition("\n")[0].strip():
+            return Thought(separate, content)
     else:
         masked = without_code(content)
         close = _LAST_LINE.search(masked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from dataclasses import replace
@@ -277,6 +278,72 @@ def test_bos_of_a_chatml_template_is_written_and_its_loss_is_caught(
     assert "<|startoftext|>" in outcomes["labels_equal_template"].message
 
 
+@pytest.mark.parametrize("name", [pytest.param("qwen3", marks=needs_qwen), "llama3_1"])
+def test_control_token_that_a_message_quotes_is_text_and_its_parsing_is_caught(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = copy.copy(chat_of(name))
+    end = chat.tokenizer.decode([chat.end_id])
+    for asked, answer in ((f"Say {end} now.", "Done."), ("Go.", f"It ends with {end} here.")):
+        tables = tables_of([{"role": "user", "content": asked}, {"role": "assistant", "content": answer}])
+        assert checked(chat, tables)[0]["labels_equal_template"].passed
+        with monkeypatch.context() as patched:
+            patched.setattr(ChatFormat, "_masked", lambda self, messages, tools: ((list(messages), tools), {}))
+            patched.setattr(chat, "has_control", lambda text: True)
+            outcome = checked(chat, tables)[0]["labels_equal_template"]
+        assert not outcome.passed and "trained as a control token" in outcome.message
+
+
+@pytest.mark.parametrize("name", [pytest.param("qwen3", marks=needs_qwen), "llama3_1", "gemma4"])
+def test_quoted_block_at_the_beginning_is_text_if_thoughts_are_recorded_apart(name: str) -> None:
+    chat = chat_of(name)
+    prose = "<think> opens a block and </think> closes it."
+    for content, left in ((prose, prose), ("<think>\nOther.\n</think>\nDone.", "Done."), ("<think>A.</think>B", "B")):
+        for strip in (True, False):
+            message = {"role": "assistant", "content": content, "reasoning_content": "A."}
+            outcomes, built = checked(chat, tables_of([USER, message]), strip_think=strip, history_think="keep")
+            assert all(outcome.passed for outcome in outcomes.values()), outcomes
+            (label,) = labels(chat, built)
+            assert chat.decode([chat.end_id]) in label
+            assert left in label and (not strip or label.startswith(left))
+
+
+@pytest.mark.parametrize("name", [pytest.param("qwen3_6", marks=needs_qwen), "llama3_1", "gpt_oss"])
+@pytest.mark.parametrize("quoted", ["The tag `</think>` ends it.", "```\n</think>\n```\nis the tag."])
+def test_thoughts_end_at_the_tag_that_they_do_not_quote(name: str, quoted: str) -> None:
+    chat = chat_of(name)
+    message = {"role": "assistant", "content": f"<think>\n{quoted}\nSECRET\n</think>\n\nDone."}
+    outcomes, built = checked(chat, tables_of([USER, message, USER, {"role": "assistant", "content": "Bye."}]))
+    assert all(outcome.passed for outcome in outcomes.values()), outcomes
+    assert len(built["pairs"]) == 2 and "Done." in labels(chat, built)[0]
+    for column in ("output_ids", "suffix_ids"):
+        assert "SECRET" not in chat.decode([i for ids in built["pairs"][column].to_pylist() for i in ids])
+
+
+def test_refusal_is_the_text_of_a_message_without_content() -> None:
+    tables = tables_of([USER, {"role": "assistant", "content": None, "refusal": "I cannot."}])
+    assert labels(bytes_chat(), checked(bytes_chat(), tables)[1]) == ["I cannot.<|im_end|>"]
+
+
+def test_arguments_encoded_twice_are_read_and_an_unreadable_call_is_no_label() -> None:
+    chat = chat_of("llama3_1")
+    twice = json.dumps(json.dumps({"command": 'ls é "x"'}))
+    for arguments, passed in ((twice, True), ("not JSON", False)):
+        messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call(arguments)]}]
+        outcomes, built = checked(chat, tables_of(messages, tools=[TOOL]))
+        assert outcomes["labels_equal_template"].passed is passed, outcomes["labels_equal_template"].message
+        assert not passed or '{"command": "ls é \\"x\\""}' in labels(chat, built)[0]
+
+
+def test_the_last_turn_of_a_long_conversation_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("etpi_assets.curation.oracle.CHARACTERS", 200)
+    turns = [m for number in range(9) for m in (USER, {"role": "assistant", "content": f"{number} " * 30})]
+    tables = tables_of([*turns, USER, {"role": "assistant", "content": "\nDone.\n"}])
+    monkeypatch.setattr("etpi_assets.curation.student_form.StudentForm._is_verbatim", lambda self, message: True)
+    outcome = checked(bytes_chat(), tables)[0]["labels_equal_template"]
+    assert not outcome.passed and outcome.figures["compared"] < 10
+
+
 def test_message_cut_at_the_limit_has_no_end_of_turn() -> None:
     chat = bytes_chat()
     tables = tables_of([USER, {"role": "assistant", "content": "I would", "finish_reason": "length"}])
@@ -303,21 +370,48 @@ def test_columns_of_an_export_render_as_the_conversation(name: str) -> None:
 
 def test_call_without_any_offered_tool_is_caught() -> None:
     calling = [USER, {"role": "assistant", "content": "", "tool_calls": [call('{"command": "ls"}')]}]
-    for tools, prompt, passed in (([TOOL], "Go.", True), (None, "Go.", False), (None, "Call run(command).", True)):
-        tables = tables_of([{**USER, "content": prompt}, *calling[1:]], tools=tools)
-        assert checked(bytes_chat(), tables)[0]["tools_offered"].passed is passed
+    flattened = [USER, {"role": "assistant", "content": '[tool_use run] {"command": "ls"}'}]
+    for tools, prompt, passed in (
+        ([TOOL], "Go.", True), (None, "Go.", False), (None, "Call run(command).", True), (None, "It runs.", False),
+    ):  # fmt: skip
+        for messages in (calling, flattened):
+            tables = tables_of([{**USER, "content": prompt}, *messages[1:]], tools=tools)
+            assert checked(bytes_chat(), tables)[0]["tools_offered"].passed is passed
 
 
-def test_recorded_ids_that_lack_part_of_the_text_are_caught() -> None:
+WHOLE = "See.\n</think>\n\nFix the parser."
+CALLS = [call('{"command": "echo \\"é\\n\\""}')]
+WRITTEN = '\n<tool_call>\n{"name": "run", "arguments": {"command": "echo \\"\\u00e9\\n\\""}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("written", "calls", "passed"),
+    [
+        (WHOLE, [], True),
+        (WHOLE[:-8], [], False),
+        (WHOLE + " And more.", [], False),
+        ("Fix the parser.", [], False),
+        (WHOLE + WRITTEN, CALLS, True),
+        (WHOLE, CALLS, False),
+        (WHOLE + WRITTEN.replace("echo", "rm"), CALLS, False),
+        (WHOLE + WRITTEN, [], False),
+        (WHOLE + WRITTEN, [*CALLS, {"function": {"name": "read", "arguments": "{}"}}], False),
+    ],
+)
+def test_recorded_ids_without_the_recorded_text_or_calls_are_caught(
+    written: str, calls: list[Any], passed: bool
+) -> None:
     chat = bytes_chat()
-    row = {"rollout_id": "r", "agent_id": "a", "turn": 0, "reasoning": "See.", "content": "Fix the parser."}
-    pairs = pa.table({"rollout_id": ["r"], "agent_id": ["a"], "turn": [0], "capture": ["native"]})
-    whole = "See.\n</think>\n\nFix the parser."
-    for text, passed in ((whole, True), (whole[:-8], False), (whole + " And more.", False), ("Fix the parser.", False)):
-        output = pa.array([[*chat.encode(text), chat.end_id]], pa.list_(pa.int32()))
-        turns = pa.table({name: [value] for name, value in row.items()} | {"output_ids": output})
-        outcome = recorded_text.text_outcome(recorded_text.text_figures(turns, pairs, chat))
-        assert outcome.passed is passed, outcome.message
+    key = {"rollout_id": ["r"], "agent_id": ["a"], "turn": [0]}
+    pairs = pa.table({**key, "capture": ["native"]})
+    output = pa.array([[*chat.encode(written), chat.end_id]], pa.list_(pa.int32()))
+    for thought, content, without in (("See.", "Fix the parser.", False), (None, "", True)):
+        if without and not calls:
+            continue  # nothing is recorded
+        said = {"content": [content], "reasoning": [thought], "output_ids": output}
+        messages = pa.table({**key, "tool_calls": pa.array([json.dumps(calls) if calls else None], pa.string())})
+        figures = recorded_text.text_figures(pa.table({**key, **said}), messages, pairs, chat)
+        assert recorded_text.text_outcome(figures).passed is passed, figures
 
 
 @pytest.mark.parametrize("name", ["llama3_1", pytest.param("smollm2", marks=needs_smollm2)])
