@@ -22,6 +22,7 @@ from etpi_assets.training.checkpoints import SftReport
 from etpi_assets.training.curves import loss_plot
 from etpi_resources.lake.lake import BlockedInput, Lake, LakeError, Ref, folder_hash
 from etpi_resources.lake.schemas import empty, from_rows
+from etpi_resources.process.progress import LOGGED_PROGRESS
 from etpi_resources.trainers.contracts import GrpoSettings, SftLogLine, SftSettings
 from etpi_resources.trainers.pipes import WorkerFailed
 from tests.support.faults_page import stopped
@@ -109,7 +110,7 @@ def test_every_seed_has_checkpoints_log_and_checks(training, monkeypatch):
     finals = {row["checkpoint_id"] for row in checkpoints if row["final"]}
     assert len(finals) == 2, "another seed must be another model"
     assert not list(training.lake.scratch("train").iterdir()), "what the trainer left behind must be gone"
-    assert len(outcome.metadata["loss"].md_str) < 50_000
+    assert len(outcome.metadata["loss"]) < 50_000
 
     # A second experiment that shares base, data and training trains nothing, and is a version of its own all the same.
     def refuse(*arguments, **named):
@@ -141,7 +142,9 @@ def test_under_dagster_the_trainer_s_progress_reaches_the_run_s_log(training):
         said = [entry.user_message for entry in instance.all_logs(result.run_id)]
     assert result.success
     assert [
-        line for line in said if line.startswith("sft_checkpoint of first: seed 0, step 2/2 ") and "(loss " in line
+        line
+        for line in said
+        if line.startswith(f"{LOGGED_PROGRESS}sft_checkpoint of first: seed 0, step 2/2 ") and "(loss " in line
     ], said
     [created] = result.asset_materializations_for_node("sft_checkpoint")
     assert {"loss", "seed 0"} <= set(created.metadata)
