@@ -205,13 +205,14 @@ class Client:
             tags = {**self._tags, **({PARTITION_TAG: key} if key else {})}
             try:
                 self._server.launch(job, run_id, tags, assets)
-            except CodeServerError:
-                if not (self._here and self._server.ended):
-                    raise
+            except CodeServerError as error:  # a stored run fails alone; one that is not stored cannot be followed
+                reason = SERVER_KILLED if self._here and self._server.ended else str(error)
                 if (stored := self._instance.get_run_by_id(run_id)) is None:
-                    return [SERVER_KILLED]
+                    if reason == SERVER_KILLED:
+                        return [SERVER_KILLED]
+                    raise
                 if not stored.is_finished:
-                    self._report_killed(run_id)
+                    self._instance.report_run_failed(stored, reason)
             for entry in self._entries(run_id):
                 self._take(entry, run)
         finally:

@@ -145,7 +145,6 @@ def test_stopped_client_leaves_no_process(folder, number, code):
         assert runs and all(run.is_finished and not run.is_success for run in runs)
 
 
-@pytest.mark.xfail(reason="a run killed as it starts stops the other run too", strict=False)
 def test_run_whose_process_dies_fails_alone_and_the_next_call_finishes_it(folder):
     names = ("one", "two")
     for name in names:
