@@ -93,6 +93,15 @@ def _below(process: subprocess.Popen[str], part: str, count: int = 1) -> list[in
     return found
 
 
+def _messages(instance: dg.DagsterInstance) -> Iterator[str]:
+    return (
+        entry.dagster_event.message or ""
+        for run in instance.get_runs()
+        for entry in instance.all_logs(run.run_id)
+        if entry.dagster_event
+    )
+
+
 def _until(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -151,7 +160,10 @@ def test_run_whose_process_dies_fails_alone_and_the_next_call_finishes_it(folder
         write_spec(folder / "specs", "experiments", name, DATA_ALONE)
     with _started(folder, *names) as process:
         assert process.stderr
-        os.kill(_below(process, WORKER)[0], signal.SIGKILL)
+        worker = _below(process, WORKER)[0]
+        with dg.DagsterInstance.from_config(str(folder)) as instance:  # Dagster words it otherwise during the launch
+            _until(lambda: any(f"in process (pid: {worker})" in message for message in _messages(instance)))
+        os.kill(worker, signal.SIGKILL)
         output = process.stderr.read()
         assert process.wait() == 1, output
     (failed,) = [name for name in names if f"etpi: failed: {name}.\n" in output]
