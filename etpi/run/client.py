@@ -194,7 +194,7 @@ class Client:
     # --- one run ---------------------------------------------------------------------------------------------------
 
     def _run(self, job: str, key: str | None, assets: Sequence[str] | None, run: _Followed) -> list[str]:
-        if self._here and self._server.ended:
+        if self._server_killed:
             return [SERVER_KILLED]
         start, run_id = time.monotonic(), str(uuid.uuid4())
         name = f"{job} of {key}" if key else job
@@ -206,13 +206,12 @@ class Client:
             try:
                 self._server.launch(job, run_id, tags, assets)
             except CodeServerError as error:  # a stored run fails alone; one that is not stored cannot be followed
-                reason = SERVER_KILLED if self._here and self._server.ended else str(error)
                 if (stored := self._instance.get_run_by_id(run_id)) is None:
-                    if reason == SERVER_KILLED:
+                    if self._server_killed:
                         return [SERVER_KILLED]
                     raise
                 if not stored.is_finished:
-                    self._instance.report_run_failed(stored, reason)
+                    self._instance.report_run_failed(stored, SERVER_KILLED if self._server_killed else str(error))
             for entry in self._entries(run_id):
                 self._take(entry, run)
         finally:
@@ -226,7 +225,7 @@ class Client:
             raise KeyboardInterrupt  # no further run may start
         if status is dg.DagsterRunStatus.SUCCESS:
             return []
-        killed = [SERVER_KILLED] if self._here and self._server.ended else []
+        killed = [SERVER_KILLED] if self._server_killed else []
         return run.failures or killed or [_one_line(f"{status.value}: {run.last}")]
 
     def _entries(self, run_id: str) -> Iterator[dg.EventLogEntry]:
@@ -250,16 +249,17 @@ class Client:
                 if not self._here:
                     return
                 self._server.kill()
-            if self._here and self._server.ended:
-                self._report_killed(run_id)
+            if self._server_killed:
+                self._instance.report_run_failed(self._dagster_run(run_id), SERVER_KILLED)
             elif stopped:
                 time.sleep(POLL_SECONDS)
             else:
                 self._stopped.wait(POLL_SECONDS)
 
-    def _report_killed(self, run_id: str) -> None:
-        """Record that a run has failed whose process ended with the code server."""
-        self._instance.report_run_failed(self._dagster_run(run_id), SERVER_KILLED)
+    @property
+    def _server_killed(self) -> bool:
+        """Whether the runs of this machine have ended with their code server."""
+        return self._here and self._server.ended
 
     def _dagster_run(self, run_id: str) -> dg.DagsterRun:
         run = self._instance.get_run_by_id(run_id)

@@ -277,25 +277,25 @@ class TransformersEngine:
         ids[index] = torch.tensor([[*p, *[self._chat.pad_id] * (width - len(p))] for p in pending], device=self._device)
         view = SlotView(store, slots, positions, upto, by_row=by_row)
         mask = None if by_row else torch.arange(upto, device=self._device) <= positions[:, None, :, None]
-        hidden = self._model.model(
-            input_ids=ids,
-            attention_mask=self._attention_mask(mask),
-            position_ids=positions,
-            past_key_values=cast(Cache, view),
-            use_cache=False,
-        ).last_hidden_state
+        hidden = self._hidden(ids, positions, view, mask)
         last = torch.tensor([len(p) - 1 for p in pending], device=self._device)
         return self._model.lm_head(hidden[index, last]).float()
 
-    def _decode(self, ids: torch.Tensor, positions: torch.Tensor, view: SlotView, mask: torch.Tensor) -> torch.Tensor:
-        """Return the logits after one new id per row, (rows, vocabulary), float32; see `decode_steps.Forward`."""
-        hidden = self._model.model(
+    def _hidden(
+        self, ids: torch.Tensor, positions: torch.Tensor, view: SlotView, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the last hidden states of new ids, (rows, ids, hidden), whose keys and values the view stores."""
+        return self._model.model(
             input_ids=ids,
             attention_mask=self._attention_mask(mask),
             position_ids=positions,
             past_key_values=cast(Cache, view),
             use_cache=False,
         ).last_hidden_state
+
+    def _decode(self, ids: torch.Tensor, positions: torch.Tensor, view: SlotView, mask: torch.Tensor) -> torch.Tensor:
+        """Return the logits after one new id per row, (rows, vocabulary), float32; see `decode_steps.Forward`."""
+        hidden = self._hidden(ids, positions, view, mask)
         return self._model.lm_head(hidden[:, 0]).float()
 
     def _attention_mask(self, mask: torch.Tensor | None) -> Any:
