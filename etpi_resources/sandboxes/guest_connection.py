@@ -65,11 +65,12 @@ class GuestConnection:
     def _result(self, reply: bytes) -> CommandResult:
         head, _, output = reply.partition(b"\n")
         code, flag, seconds, left_out = head.split(b" ")
+        out_of_memory = self._out_of_memory()  # asked after every command, so that none is blamed for an earlier one
         text = output.decode("utf-8", "replace")
         notes = []
         if int(left_out):
             notes.append(f"[{int(left_out)} more bytes left out]")
-        if flag == b"m" or (flag == b"-" and self._out_of_memory()):
+        if flag == b"m" or (flag == b"-" and out_of_memory):
             notes.append(f"[ended: more than {self._limits.memory_bytes >> 20} MiB of memory]")
         if flag == b"s":
             notes.append("[ended: too many sockets]")
