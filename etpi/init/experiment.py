@@ -56,7 +56,7 @@ class NewExperiment:
 
     def _head(self) -> str:
         preset = (
-            f"preset = {quoted(self.preset)}   # docs/presets.md; values below replace its own\n" if self.preset else ""
+            f"preset = {quoted(self.preset)}   # docs/own_data.md; values below replace its own\n" if self.preset else ""
         )
         return f"""\
 # Written by `etpi init`. All keys: docs/reference/specs.md; the words: docs/concepts.md

@@ -28,7 +28,7 @@ class SelectSection(Section):
     """Drop rollouts with a lower reward or without one; `auto`: 1.0 if any rollout has a reward, else keep all;
     "none": do not filter by reward."""
     require: tuple[Behaviour, ...] = ()
-    """Behaviours that all agents of a rollout must show (docs/presets.md)."""
+    """Behaviours that all agents of a rollout must show (docs/own_data.md)."""
     shortest_correct: bool = False
     """Keep one rollout per task: the one with the fewest output tokens among those with reward 1."""
     duplicates: Annotated[Literal["drop", "keep"], Omitted("drop")] = "drop"
@@ -270,7 +270,7 @@ class MetricsSection(Section):
     thresholds: dict[Threshold, float] = Field(default_factory=dict, examples=[{"follow_through": 0.6}])
     """Rates that trained checkpoints should reach; a miss only warns, and a rate left out has no threshold."""
     reading: Annotated[Reading, Omitted("hardened")] = "hardened"
-    """The reading of plan_first, plan_content and follow_through that thresholds apply to (docs/presets.md): ours, or
+    """The reading of plan_first, plan_content and follow_through that thresholds apply to (docs/own_data.md): ours, or
     the report's own words. Both are measured always."""
     scoring: ScoringSection = ScoringSection()
     """How behaviours are read off the evaluation's rollouts."""

@@ -75,7 +75,7 @@ class EngineSection(Section):
     kind: str
     """What acts: a `scripted` policy of the suite's family, the `reference` solution, a `null` policy that submits
     nothing, a model through `transformers`, `vllm` or an `openai` endpoint, or the name of a plugin
-    (docs/own_code.md)."""
+    (docs/own_tasks.md)."""
     teacher: str
     """The name of the model or policy in lineage and reports."""
     model: str | None = Field(default=None, examples=["hub:Qwen/Qwen3-0.6B@<commit>"])
