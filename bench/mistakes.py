@@ -1,4 +1,4 @@
-"""What a mistake answers, and after how many seconds: `python bench/mistakes.py`.
+"""Messages for mistakes, and the seconds until they come: `python bench/mistakes.py`.
 
 Each command below is wrong in one way. It has to fail without a stack trace; the table shows its first line. Commands
 of Dagster import Dagster and every asset first, so they are listed after etpi's.

@@ -1,4 +1,4 @@
-"""What `rl.repeatable` costs, and whether two runs are equal: reinforcement of shipped experiments, with and without.
+"""The cost of `rl.repeatable`, and whether two runs are equal: shipped experiments with and without it.
 
     python bench/repeatable_reinforcement.py [EXPERIMENT ...] [--steps 10] [--runs 2] [--lake FOLDER] [--load]
 

@@ -167,7 +167,7 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 @click.option("--student", metavar="MODEL", help="the student: a folder, REPO@COMMIT of the hub, or tiny")
 @click.option("--teacher", metavar="NAME", help="--from: the model that wrote the runs, if they do not name it")
 @click.option("--license", metavar="LICENSE", help="--from: licence of the runs, if they do not name it")
-@click.option("--preset", metavar="PRESET", help="settings of a method (docs/presets.md)")
+@click.option("--preset", metavar="PRESET", help="settings of a method (docs/own_data.md)")
 @click.option("--name", metavar="NAME", help="name of the new specs (default: from the data)")
 @click.option("--yes", is_flag=True, help="ask nothing; take defaults for options that are not given")
 @click.option("--force", is_flag=True, help="replace files that exist")
@@ -287,7 +287,7 @@ def repair(rebuild: bool, recollect: bool) -> int:
 @click.option("--push", metavar="REPO[@BRANCH]", help="upload it to this repository of the Hugging Face Hub as well")
 @click.option("--private", is_flag=True, help="--push: create the repository private")
 def export(experiment: str, format: str, to: Path, push: str | None, private: bool) -> int:
-    """Write an experiment's data or models in another program's format, and push them to a hub (docs/hub.md)."""
+    """Write an experiment's data or models in another program's format, and push them to a hub (docs/formats.md)."""
     from etpi import commands
 
     if private and push is None:
@@ -352,7 +352,7 @@ def ui(port: int, host: str) -> int:
 def sql(query: str | None, values: tuple[str, ...], text: str | None, list_them: bool, format: str) -> int:
     """Ask the catalog: run a report, a file or -c SQL and print the result; without any, open DuckDB's shell.
 
-    The catalog is opened read-only, with times in UTC. NAME=VALUE sets a variable that the query reads (docs/sql.md).
+    The catalog is opened read-only, with times in UTC. NAME=VALUE sets a variable of the query (docs/queries.md).
     """
     from etpi.query import command, questions
     from etpi_resources.lake.questions import Question

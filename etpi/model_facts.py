@@ -1,4 +1,4 @@
-"""What `etpi model` prints besides the template's report: the `[base]` section, and facts of the model's files."""
+"""The output of `etpi model` beside the template's report: the `[base]` section, and facts of the model's files."""
 
 from __future__ import annotations
 

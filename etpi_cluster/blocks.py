@@ -34,9 +34,9 @@ from etpi_resources.process.pool import (
 )  # fmt: skip
 
 LINGER_SECONDS = 10.0
-"""How long a worker is kept while no block waits: the step may be writing results."""
+"""Time that a worker is kept while no block waits: the step may be writing results."""
 DEATHS = 3
-"""How many workers may die under one block before it counts as the cause."""
+"""Number of workers that die under one block before it is considered the cause."""
 AHEAD_OF_READY = 4
 """Workers for which blocks are read before they run, besides as many as run already; it bounds the blocks in memory."""
 

@@ -16,7 +16,7 @@ from etpi_cluster.code import code_hash
 
 @dataclass(frozen=True)
 class WorkerIdentity:
-    """What a worker says of itself before it gets work: its host, its process id, the hash of its code, and the paths
+    """Identity that a worker sends before it gets work: its host, its process id, the hash of its code, and the paths
     that it does not see of those that its work reads."""
 
     host: str

@@ -28,11 +28,11 @@ from etpi_cluster.session import CPU, SANDBOXES, RayNode, connect, free_of, node
 from etpi_resources.backend import BackendError
 
 STARTS = 3
-"""How many workers of a node may fail to start before the node is refused."""
+"""Failed starts of workers on a node before the node is refused."""
 SCAN_SECONDS = 2.0
-"""How often nodes are listed, to use those that joined."""
+"""Interval of listing nodes, to use those that joined."""
 NO_NODE_SECONDS = 300.0
-"""How long calls wait for a node, when all that offered slots are gone."""
+"""Time that calls wait for a node, when all nodes with slots are gone."""
 QUIET_SECONDS = 15.0
 """A wait for slots that other steps hold is logged after this time."""
 _WAIT_SECONDS = 0.2
@@ -50,7 +50,7 @@ class OtherCode(BackendError):
 
 @dataclass(frozen=True)
 class WorkerKind:
-    """What the workers of an executor take, and when they start and end.
+    """Resources of an executor's workers, and their start and end.
 
     Attributes:
         resource: Ray's; a call takes one of it.
@@ -142,7 +142,7 @@ class ClusterExecutor(Executor):
 
     @property
     def ready(self) -> int:
-        """How many workers run."""
+        """Return the number of running workers."""
         return sum(worker.starting is None for worker in tuple(self._workers))
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:

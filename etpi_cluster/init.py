@@ -61,7 +61,7 @@ def _checked(text: str, file: Path) -> Cluster:
 
 def _text(lake: str, postgres: str, ray: str, jobs: str) -> str:
     return f"""\
-# Written by `etpi cluster init`; docs/cluster_settings.md describes it.
+# Written by `etpi cluster init`; docs/cluster.md describes it.
 # After a change: etpi cluster init --force
 lake = "{lake}"   # at the same path on every node
 postgres = "{postgres}"   # no password here: PGPASSFILE or PGPASSWORD

@@ -8,7 +8,7 @@ from typing import Any
 from ray.job_submission import JobSubmissionClient
 
 START_SECONDS = 60.0
-"""How long to wait for the head's agent, which starts jobs."""
+"""Time to wait for the head's agent, which starts jobs."""
 _NOT_YET = "No available agent to submit job"
 
 RUN_LABEL, STEP_LABEL = "dagster/run-id", "dagster/op"

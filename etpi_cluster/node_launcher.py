@@ -18,7 +18,7 @@ from etpi_resources.trainers.workers.reporting import CONFIG_FILE, RESULT_FILE
 
 GPU = "GPU"
 FOLDER_SECONDS = 30.0
-"""How long a node waits for the training's folder to appear: network file systems cache what is absent."""
+"""Time that a node waits for the training's folder to appear: network file systems cache what is absent."""
 
 
 class NodeLauncher:

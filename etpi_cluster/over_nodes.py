@@ -30,7 +30,7 @@ from etpi_resources.trainers.workers.ranks import FAILURE_MARK, RankFailure, roo
 
 POLL_SECONDS = 0.2
 SETTLE_SECONDS = 3.0
-"""How long to wait after the first failure for the reports of other nodes: it may be the consequence of another."""
+"""Time to wait after the first failure for the reports of other nodes: it may be the consequence of another."""
 SILENT_SECONDS = 60.0
 """A node that does not answer for so long counts as lost."""
 WAIT_LOG_SECONDS = 30.0

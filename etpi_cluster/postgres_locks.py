@@ -31,7 +31,7 @@ KEEPALIVE_SECONDS = 25
 _PROBES = {"tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5, "tcp_keepalives_count": 3}
 _UNANSWERED_MS = 1000 * KEEPALIVE_SECONDS
 START_SECONDS = 60.0
-"""How long to wait for Postgres to answer: it may be restarting."""
+"""Time to wait for Postgres to answer: it may be restarting."""
 
 _TRY = {False: "SELECT pg_try_advisory_lock(%s)", True: "SELECT pg_try_advisory_lock_shared(%s)"}
 _UNLOCK = {False: "SELECT pg_advisory_unlock(%s)", True: "SELECT pg_advisory_unlock_shared(%s)"}

@@ -1,4 +1,4 @@
-"""What a user writes of a cluster: `cluster.toml`, the same file on every node, named by `ETPI_CLUSTER`.
+"""The settings of a cluster: `cluster.toml`, the same file on every node, named by `ETPI_CLUSTER`.
 
 lake = "/shared/lake"                            # the lake's folder, at the same path on every node
 postgres = "postgresql://etpi@head:5432/etpi"    # no password: libpq reads PGPASSWORD or PGPASSFILE

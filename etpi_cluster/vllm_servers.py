@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from etpi_resources.engines.vllm_server import VllmServer
 
 PLACE_SECONDS = 20.0
-"""How long a server may take to get its accelerators, once the first has them; the others are not started."""
+"""Time for a server to get its accelerators, once the first has them; the others are not started."""
 ANSWER_SECONDS, CLOSE_SECONDS = 10.0, 60.0
 
 _PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
@@ -151,7 +151,7 @@ class ClusterServers:
 
 @dataclass(frozen=True)
 class ServedFiles:
-    """What a node must see and run alike before it serves.
+    """Files and code that a node must share before it serves.
 
     Attributes:
         sizes: {file: bytes} of the checkpoint in `folder`.

@@ -1,4 +1,4 @@
-"""Where work runs besides this machine: on the machines of an installed plugin, or nowhere.
+"""The machines of an installed plugin, on which work runs besides this one; None without a plugin.
 
 A plugin is an entry point of the group `etpi.backends`: a function that takes the file that `ETPI_CLUSTER` names and
 returns a `Backend`. Without that variable everything runs on this machine, and no plugin is imported.

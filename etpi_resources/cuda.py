@@ -1,4 +1,4 @@
-"""How PyTorch computes on a GPU, in engines and trainers alike."""
+"""PyTorch's settings on a GPU, for engines and trainers alike."""
 
 from __future__ import annotations
 

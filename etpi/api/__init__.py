@@ -1,6 +1,6 @@
 """The Python API: the lake's tables as polars frames, the catalog's views and reports, one experiment's data.
 
-`import etpi` offers it: `etpi.open()`, `etpi.load("experiment")`. docs/python.md has examples.
+`import etpi` offers it: `etpi.open()`, `etpi.load("experiment")`. docs/queries.md has examples.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _DEVICES = re.compile(r"nvidia[0-9]+|renderD[0-9]+")
 
 
 class MachineReport(BaseModel):
-    """What one machine reports of itself.
+    """Report of one machine.
 
     Attributes:
         lake_error: why the lake's folder cannot be read and written there; None if it can.

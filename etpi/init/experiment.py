@@ -14,7 +14,7 @@ DEFAULT_LENGTH = 32768
 
 @dataclass(frozen=True)
 class NewExperiment:
-    """What is known about the experiment.
+    """The answers from which `etpi init` writes an experiment.
 
     Attributes:
         native: whether every turn has recorded ids of the student's tokenizer.
@@ -56,7 +56,7 @@ class NewExperiment:
 
     def _head(self) -> str:
         preset = (
-            f"preset = {quoted(self.preset)}   # docs/presets.md; values below replace its own\n" if self.preset else ""
+            f"preset = {quoted(self.preset)}   # docs/own_data.md; values below override it\n" if self.preset else ""
         )
         return f"""\
 # Written by `etpi init`. All keys: docs/reference/specs.md; the words: docs/concepts.md

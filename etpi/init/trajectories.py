@@ -40,7 +40,7 @@ _LICENCES = ("license", "licence")
 
 @dataclass
 class Survey:
-    """What recorded runs contain.
+    """Measurements of recorded runs.
 
     Attributes:
         path: as the user wrote it.

@@ -1,4 +1,4 @@
-"""What `etpi sql` runs: a report by name, a file, or text, and the values of the variables it reads."""
+"""The queries of `etpi sql`: a report by name, a file, or text, with the values of the variables it reads."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _HEAD = """# Presets
 
 `preset = "NAME"` in an experiment's spec takes over these values. The spec, and the specs that it extends, replace them
 key by key; `gates.teacher = {}` empties a table. Without a preset, the defaults of [specs.md](specs.md) apply.
-[presets.md](../presets.md) says when to use which.
+[presets.md](../own_data.md#presets) says when to use which.
 """
 
 

@@ -1,4 +1,4 @@
-"""What the real run will take, from its specs alone: each figure with its formula and its assumptions.
+"""Estimates of the real run, from its specs alone: each figure with its formula and its assumptions.
 
 Amounts that depend on behaviour (turns, lengths) are upper bounds: every rollout uses its whole budget.
 """

@@ -1,4 +1,4 @@
-"""What the rehearsal's servers on the loopback have in common: requests and answers in JSON."""
+"""Requests and answers in JSON for the rehearsal's loopback servers."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def shape_of(model: str, config: Mapping[str, Any] | None) -> Shape | None:
 
 @dataclass(frozen=True)
 class Training:
-    """What the estimates of a training need, supervised or by reinforcement.
+    """Inputs of the estimates for a training, supervised or by reinforcement.
 
     Attributes:
         full: whether all parameters are trained; else LoRA's of this rank, on all linear modules.

@@ -100,7 +100,7 @@ class Rehearsal:
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine has: Docker's API, and vLLM."""
+    """The programs that this machine offers: Docker's API, and vLLM."""
 
     docker: bool
     vllm: bool

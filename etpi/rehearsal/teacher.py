@@ -26,7 +26,7 @@ _LOGPROB = -0.5
 
 @dataclass(frozen=True)
 class _Conversation:
-    """What one agent says: the text by which its prompt is recognised, and its commands in order."""
+    """The lines of one agent: the text by which its prompt is recognised, and its commands in order."""
 
     instruction: str
     commands: Sequence[str]

@@ -44,7 +44,7 @@ Build = Callable[[Queries, Lake, Request], Page]
 
 @dataclass(frozen=True)
 class _View:
-    """What every request uses."""
+    """Objects that every request uses."""
 
     lake: Lake
     catalog: CatalogFile

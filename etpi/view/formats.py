@@ -1,4 +1,4 @@
-"""How values read on a page: numbers, rates, verdicts, times. Filters of the templates."""
+"""Text of values on a page: numbers, rates, verdicts, times. Filters of the templates."""
 
 from __future__ import annotations
 

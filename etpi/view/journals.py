@@ -43,7 +43,7 @@ class Finished:
 
 @dataclass
 class _Progress:
-    """What was read of a journal so far."""
+    """The part of a journal that was read so far."""
 
     inode: int = 0
     offset: int = 0

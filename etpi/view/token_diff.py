@@ -1,4 +1,4 @@
-"""How two lists of token ids differ, as runs: what was kept, removed and added. Fast on long prompts."""
+"""Difference of two lists of token ids, as kept, removed and added runs. Fast on long prompts."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ PREPARE_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Identity:
-    """What a rollout is for and which engine acts in it: columns of its record.
+    """The purpose of a rollout and the engine that acts in it: columns of its record.
 
     Attributes:
         spec_key: hash of everything besides task and sample that its result depends on (agent section, engine, seed).
@@ -103,7 +103,7 @@ class RolloutJob:
 
 @dataclass(frozen=True)
 class RolloutRuntime:
-    """What rollouts run on; many rollouts share one.
+    """Resources that many rollouts share.
 
     Attributes:
         family: sets up the workspaces and grades the result.

@@ -160,7 +160,7 @@ def _not_null(column: str, agents: Sequence[tuple[Mapping[str, Any], str]]) -> t
 
 @dataclass(frozen=True)
 class PairedChange:
-    """How a metric changed between two checkpoints, on the tasks that both were evaluated on.
+    """Change of a metric between two checkpoints, on the tasks that both were evaluated on.
 
     Attributes:
         before, after: the metric's value over these tasks.

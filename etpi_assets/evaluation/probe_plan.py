@@ -121,7 +121,7 @@ def _sample(rows: Sequence[T], n: int) -> list[T]:
 
 @dataclass(frozen=True)
 class ExpectedServing:
-    """What the server must report of a checkpoint.
+    """Values that the server must report of a checkpoint.
 
     Attributes:
         name: the name it is served under.

@@ -75,7 +75,7 @@ class EvaluationCondition:
 
 @dataclass(frozen=True)
 class EvaluationSetting:
-    """What all checkpoints of an evaluation share: tasks, their family, sandboxes, and the chat format."""
+    """Settings that all checkpoints of an evaluation share: tasks, their family, sandboxes, and the chat format."""
 
     tasks: Sequence[Task]
     family: Family

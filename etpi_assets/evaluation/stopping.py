@@ -31,7 +31,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Why an evaluation stopped: after `tasks` of at most `budget` tasks, for `reason`, with all looks."""
+    """The end of an evaluation: after `tasks` of at most `budget` tasks, for `reason`, with all looks."""
 
     metric: str
     what: str

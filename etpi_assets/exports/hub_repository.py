@@ -33,7 +33,7 @@ class PushError(LakeError):
 
 @dataclass(frozen=True)
 class Target:
-    """Where an export is pushed.
+    """The repository and branch to which an export is pushed.
 
     Attributes:
         repo: OWNER/NAME, or NAME for the user's own.

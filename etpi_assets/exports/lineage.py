@@ -1,4 +1,4 @@
-"""What every card has: its first lines, and the lineage section.
+"""Parts of every card: its first lines, and the lineage section.
 
 The section names experiment, code, teachers, licences, data versions, and the SQL that traces them.
 """

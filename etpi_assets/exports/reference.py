@@ -41,7 +41,7 @@ names every data version behind the export (tasks, rollouts, selection, pairs, d
 their rows and sha256, what was left out, and notes for readers. Blocked versions are not exported. Rows have the splits
 of training.
 
-With `--push REPO[@BRANCH]`, `etpi export` uploads the folder to a Hugging Face Hub as well ([hub](hub.md)).
+With `--push REPO[@BRANCH]`, `etpi export` uploads the folder [to a Hugging Face Hub](#to-a-hugging-face-hub) as well.
 
 `gguf` runs `convert_hf_to_gguf.py` of an installed llama.cpp: the one on `PATH`, or the command in
 `ETPI_GGUF_CONVERTER` (the script, or an interpreter and the script). The source distribution of llama-cpp-python
@@ -57,6 +57,36 @@ These inputs are quarantined with a reason, and the import continues: lone surro
 truncated JSON, truncated or damaged streams (rows before the damage are imported), damaged parquet, images, unknown
 roles, malformed ids, conversations that begin with the assistant, compressed files that hold over 1000 times their
 size, rows over 256 MiB, links that lead out of the import's folder.
+"""
+
+
+_HUB = """## To a Hugging Face Hub
+
+```
+export HF_TOKEN=...                     # or once: hf auth login
+etpi export plan_first_tiny --format hub   --to out/data  --push me/plan-first-data
+etpi export plan_first_tiny --format model --to out/model --push me/plan-first@v2 --private
+```
+
+`hub` and the other data formats go to a data set repository, `model` and `gguf` to a model repository. `hub` has two
+configurations and a data card, `model` the model card; the card of other formats has the lineage only.
+
+- `REPO` is `OWNER/NAME`, or `NAME` for your own. `@BRANCH` is created if it does not exist. `--private` creates a
+  private repository; an existing repository keeps its visibility.
+- The push is one commit. It deletes files that an earlier push wrote and the new export lacks, as listed in the
+  repository's `manifest.json`; other files stay.
+- Every card names the experiment, the version of etpi, the git revision behind the data, teachers, licences, every data
+  version from tasks to checkpoint, and the SQL that traces the training tokens.
+- Missing or blocked data is refused first; then etpi signs in, and exports. After a failed upload the same command only
+  uploads.
+- A file that contains the value of an API key or the hub's token is not pushed. etpi searches texts of parquet files
+  and the bytes of all other files. It neither prints nor stores the token.
+
+`HF_ENDPOINT` names another hub. If it has no Xet storage, set `HF_HUB_DISABLE_XET=1`; large files then use Git LFS.
+
+Read it with `datasets.load_dataset("me/plan-first-data", "tokens")`, or
+`AutoModelForCausalLM.from_pretrained("me/plan-first", revision="v2")`; with several training seeds add
+`subfolder="seed0"`.
 """
 
 
@@ -79,7 +109,7 @@ def page() -> str:
         back = f"the importer `{export.importer}`" if export.importer else "no importer"
         facts = {"Files": export.files, "Keeps": export.keeps, "Loses": export.loses}
         lines += _section(export.name, export.title, **facts, **{"Read by": f"{export.read_by}; {back}"})
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join([*lines, _HUB]).rstrip() + "\n"
 
 
 def _section(name: str, title: str, **facts: str) -> list[str]:

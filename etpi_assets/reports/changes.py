@@ -1,4 +1,4 @@
-"""What changed between two checkpoints: each metric paired by task, and the rules that put a change into words.
+"""Changes between two checkpoints: each metric paired by task, and the rules that put a change into words.
 
 Values and intervals come from `evaluation.metrics.paired_changes`, the counts of tasks and the sign test from
 sql/reports/paired_by_metric.sql. `RULES` is the whole of the judgement: no other sentence of a report or of the console

@@ -1,4 +1,4 @@
-"""Where rollouts run: in threads of this process, or on the nodes of a cluster. Their records are the same."""
+"""Executors of rollouts: threads of this process, or the nodes of a cluster. Their records are the same."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Behaviour = Literal[
     "plan_first", "plan_content", "follow_through",
     "plan_first_published", "plan_content_published", "follow_through_published",
 ]  # fmt: skip
-"""What a pair of agents can show, in both readings (`metrics.reading`)."""
+"""Behaviours of a pair of agents, in both readings (`metrics.reading`)."""
 
 
 class SelectSection(Section):
@@ -28,7 +28,7 @@ class SelectSection(Section):
     """Drop rollouts with a lower reward or without one; `auto`: 1.0 if any rollout has a reward, else keep all;
     "none": do not filter by reward."""
     require: tuple[Behaviour, ...] = ()
-    """Behaviours that all agents of a rollout must show (docs/presets.md)."""
+    """Behaviours that all agents of a rollout must show (docs/own_data.md)."""
     shortest_correct: bool = False
     """Keep one rollout per task: the one with the fewest output tokens among those with reward 1."""
     duplicates: Annotated[Literal["drop", "keep"], Omitted("drop")] = "drop"
@@ -40,17 +40,17 @@ class SelectSection(Section):
 
 
 class PairsSection(Section):
-    """How turns become token-in/token-out pairs."""
+    """Building token-in/token-out pairs from turns."""
 
     capture: Literal["auto", "native", "retokenised"] = "auto"
-    """Which token ids: `native` as the engine generated them, or `retokenised` from the recorded messages; `auto`:
-    native if all turns of the rollout sets have ids of the student's tokenizer, else retokenised."""
+    """Source of the token ids: `native` as the engine generated them, or `retokenised` from the recorded messages;
+    `auto`: native if all turns of the rollout sets have ids of the student's tokenizer, else retokenised."""
     tools: tuple[Tool, ...] = ()
     """retokenised: tools that the student's prompts offer, instead of the schemas that the rollouts recorded."""
     strip_think: bool = True
     """Remove think blocks from the outputs that are trained on."""
     strip_rule: Literal["delimited", "opened"] = "delimited"
-    """What is removed: `delimited`, everything through the `</think>` before the first call, even if the prompt opened
+    """The removed part: `delimited`, everything through the `</think>` before the first call, even if the prompt opened
     the block; `opened` (the published rule), only a block that the output itself opens."""
     history_think: Literal["strip", "keep"] = "strip"
     """Think blocks of earlier turns in the inputs: removed or kept."""
@@ -132,10 +132,10 @@ class ServingSection(ServerSection):
     """The engine that serves checkpoints for the probe and the evaluation."""
 
     engine: Literal["transformers", "vllm", "auto"] = "transformers"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """What generates: `transformers`, in the process that holds the weights, a `vllm` server that etpi starts, or
-    `auto`: vLLM where this machine has a GPU and a vLLM, else transformers. Versions record which."""
+    """The generating program: `transformers`, in the process that holds the weights, a `vllm` server that etpi starts,
+    or `auto`: vLLM where this machine has a GPU and a vLLM, else transformers. Versions record which."""
     sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
-    """Where evaluation rollouts run commands."""
+    """The sandbox of evaluation rollouts."""
     template_kwargs: dict[str, Any] = Field(default_factory=dict, examples=[{"enable_thinking": False}])
     """Arguments of the chat template, in training and in serving alike."""
     untrained_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -213,11 +213,11 @@ class EvaluateSection(Section):
     suite: str
     """The suite that is rolled out."""
     split: Literal["heldout", "train"] = "heldout"
-    """Which tasks of the suite."""
+    """The split of the suite."""
     tasks: int | None = Field(default=24, ge=1)
     """Only the first N tasks of the split; "none": all."""
     roles: tuple[Literal["base", "sft", "rl"], ...] = ("base", "sft")
-    """Which checkpoints: the base, the fine-tuned, the reinforced."""
+    """The evaluated checkpoints: the base, the fine-tuned, the reinforced."""
     decodings: tuple[Decoding, ...] = (Decoding(name="greedy"), Decoding(name="t1", temperature=1.0))
     """Ways of sampling; every checkpoint runs every one."""
     sample_seeds: tuple[int, ...] = (0,)
@@ -270,21 +270,21 @@ class MetricsSection(Section):
     thresholds: dict[Threshold, float] = Field(default_factory=dict, examples=[{"follow_through": 0.6}])
     """Rates that trained checkpoints should reach; a miss only warns, and a rate left out has no threshold."""
     reading: Annotated[Reading, Omitted("hardened")] = "hardened"
-    """The reading of plan_first, plan_content and follow_through that thresholds apply to (docs/presets.md): ours, or
+    """The reading of plan_first, plan_content and follow_through that thresholds apply to (docs/own_data.md): ours, or
     the report's own words. Both are measured always."""
     scoring: ScoringSection = ScoringSection()
-    """How behaviours are read off the evaluation's rollouts."""
+    """Patterns by which behaviours of the evaluation's rollouts are detected."""
 
 
 class CardSection(Section):
-    """What the model card says beyond what is measured."""
+    """Texts of the model card beside the measured figures."""
 
     license: str = "apache-2.0"
     """Licence of the model and of exported data."""
     language: str = "en"
     """Language of the model and of exported data."""
     intended_use: str = ""
-    """What the model is for; empty: a standard sentence."""
+    """Intended use of the model; empty: a standard sentence."""
     limitations: tuple[str, ...] = ()
     """Known limitations; empty: derived from the metrics."""
 
@@ -304,16 +304,16 @@ class ExperimentSpec(Section):
     seeds: tuple[Annotated[int, Field(ge=0, lt=2**32)], ...] = Field(default=(0,), min_length=1)
     """Training seeds; each gives its own checkpoints."""
     requires: Literal["cpu", "gpu"] = "cpu"
-    """Whether training needs a GPU; with `cpu` a GPU is used where there is one."""
+    """Hardware that training requires; with `cpu` a GPU is used where there is one."""
     variant: bool = False
     """An ablation: one setting differs from another experiment, with which it is compared over seeds. `demo-all`
     leaves it out."""
     base: BaseSection
     """The checkpoint that training starts from."""
     select: SelectSection = SelectSection()
-    """Which rollouts train the student."""
+    """Selection of the rollouts that train the student."""
     pairs: PairsSection = PairsSection()
-    """How turns become pairs."""
+    """Building pairs from turns."""
     dataset: DatasetSection = DatasetSection()
     """Weights, split and lengths."""
     gates: GatesSection = GatesSection()
@@ -323,7 +323,7 @@ class ExperimentSpec(Section):
     rl: RLSection = RLSection()
     """Reinforcement learning."""
     serving: ServingSection = ServingSection()
-    """What serves checkpoints."""
+    """Serving of checkpoints."""
     probe: ProbeSection = ProbeSection()
     """The first-turn probe."""
     evaluate: EvaluateSection | None = None

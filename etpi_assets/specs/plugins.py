@@ -1,4 +1,4 @@
-"""Code of other distributions that specs name, found through entry points (docs/own_code.md).
+"""Code of other distributions that specs name, found through entry points (docs/own_tasks.md).
 
 A plugin is a function or an object in an installed distribution. Its module is imported when a spec first uses it, not
 before, so a broken plugin stops only what names it.

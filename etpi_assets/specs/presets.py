@@ -1,4 +1,4 @@
-"""Presets: named values that an experiment's spec takes over with `preset = "name"` (docs/presets.md).
+"""Presets: named values that an experiment's spec takes over with `preset = "name"` (docs/own_data.md).
 
 A preset is `presets/<name>.toml`. It has keys of an experiment and is merged beneath the spec and what that extends.
 """

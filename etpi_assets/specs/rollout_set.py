@@ -73,13 +73,13 @@ class EngineSection(Section):
     keys below `teacher` by models."""
 
     kind: str
-    """What acts: a `scripted` policy of the suite's family, the `reference` solution, a `null` policy that submits
-    nothing, a model through `transformers`, `vllm` or an `openai` endpoint, or the name of a plugin
-    (docs/own_code.md)."""
+    """The acting program: a `scripted` policy of the suite's family, the `reference` solution, a `null` policy that
+    submits nothing, a model through `transformers`, `vllm` or an `openai` endpoint, or the name of a plugin
+    (docs/own_tasks.md)."""
     teacher: str
     """The name of the model or policy in lineage and reports."""
     model: str | None = Field(default=None, examples=["hub:Qwen/Qwen3-0.6B@<commit>"])
-    """Which model: `checkpoint:HASH` of this lake, `hub:REPO@COMMIT`, a folder, or `tiny` for the base of
+    """The model: `checkpoint:HASH` of this lake, `hub:REPO@COMMIT`, a folder, or `tiny` for the base of
     [engine.tiny]; with `urls`, the name under which the server offers it."""
     tiny: TinySection | None = None
     """The tiny base, for `kind = "transformers"` with `model = "tiny"`."""
@@ -90,8 +90,8 @@ class EngineSection(Section):
     api_key_env: str | None = Field(default=None, examples=["OPENAI_API_KEY"])
     """NAME of the environment variable that holds the API key; never the key itself."""
     request: Literal["tokens", "chat"] = "tokens"
-    """How vllm is called: `tokens` sends and receives token ids; `chat` sends messages to the server's chat template
-    and records the ids it reports."""
+    """Form of requests to vllm: `tokens` sends and receives token ids; `chat` sends messages to the server's chat
+    template and records the ids it reports."""
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the server's chat template, for chat requests."""
     options: dict[str, Any] = Field(default_factory=dict, examples=[{"tensor-parallel-size": 2}])
@@ -177,7 +177,7 @@ class AgentSection(Section):
     """Tools whose schemas the chat template gets; none: the prompt's text says how to act. `code_interpreter_published`
     is offered as `code_interpreter` too, and every call is a program of its own, as in verl's agents (docs/rl.md)."""
     messages: Annotated[Literal["delivered", "suppressed"], Omitted("delivered")] = "delivered"
-    """Whether agents receive each other's messages; `suppressed`: they can send them, as before, and none arrives, an
+    """Delivery of messages between agents; `suppressed`: they can send them, as before, and none arrives, an
     ablation of what messages contribute."""
     history_think: Literal["keep", "strip"] = "keep"
     """Think blocks of earlier turns in later prompts: `keep` leaves the token ids as generated; `strip` removes them,
@@ -216,7 +216,7 @@ Reading = Literal["hardened", "published"]
 
 
 class ScoringSection(Section):
-    """How behaviours are read off rollouts. Patterns are regular expressions."""
+    """Patterns by which behaviours of rollouts are detected, as regular expressions."""
 
     path_pattern: str = (
         r"(?<![\w/.-])/?(?:[\w.-]+/)*[\w.-]*[\w-]\.(?:py|go|ts|tsx|js|jsx|rs|c|h|cpp|md|toml|cfg|yaml|yml|json|txt)\b"
@@ -260,7 +260,7 @@ class TemplatedSection(Section):
     """Layout of a call: `inline` opens all tags on one line, `runtime` puts each on a line of its own as the prompt
     shows it."""
     run_tests: Annotated[bool, Omitted(False)] = False
-    """Whether an agent runs `pytest` before it submits."""
+    """If true, an agent runs `pytest` before it submits."""
 
 
 class RolloutSetSpec(Section):
@@ -269,12 +269,12 @@ class RolloutSetSpec(Section):
     title: str
     """One line for people, shown in the catalog."""
     kind: Literal["live", "imported", "templated"]
-    """Where rollouts come from: `live` runs an engine in sandboxes; `imported` reads recorded runs; `templated` writes
+    """Source of the rollouts: `live` runs an engine in sandboxes; `imported` reads recorded runs; `templated` writes
     them from a script, in emulated workspaces and without verdicts."""
     suite: str | None = None
     """The suite whose tasks are rolled out; required unless imported."""
     split: Literal["train", "heldout", "all"] = "train"
-    """Which tasks of the suite."""
+    """The split of the suite."""
     tasks: int | None = Field(default=None, ge=1)
     """Only the first N tasks of the split; "none": all."""
     k: int = Field(default=1, ge=1, le=10_000)
@@ -282,7 +282,7 @@ class RolloutSetSpec(Section):
     seed: int = 0
     """Seed of sampling, and of a scripted policy's choices."""
     sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
-    """Where live rollouts run commands (docs/sandboxes.md)."""
+    """The sandbox of live rollouts (docs/sandboxes.md)."""
     engine: EngineSection | None = None
     """The model or policy that acts; required unless imported."""
     agent: AgentSection = AgentSection()
@@ -298,7 +298,7 @@ class RolloutSetSpec(Section):
     license: str = ""
     """Imported: the licence of the data, for the model card."""
     scoring: ScoringSection = ScoringSection()
-    """How behaviours are read off the rollouts."""
+    """Patterns by which behaviours of the rollouts are detected."""
     notes: str = ""
     """Free text for people."""
 

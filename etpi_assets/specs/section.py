@@ -1,4 +1,4 @@
-"""What the sections of a spec have in common: the word "none", unknown keys, and keys left out of hashes."""
+"""Behaviour that all sections of a spec share: the word "none", unknown keys, and keys left out of hashes."""
 
 from __future__ import annotations
 

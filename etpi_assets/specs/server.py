@@ -16,7 +16,7 @@ class ServerSection(Section):
     """The engine, and the options it starts with."""
 
     engine: Literal["transformers", "vllm"] = "transformers"
-    """What generates: `transformers`, in the process that holds the weights, or a `vllm` server that etpi starts."""
+    """The generating program: `transformers`, in the process with the weights, or a `vllm` server that etpi starts."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of `vllm serve`, for `engine = "vllm"` alone; among them the tool and reasoning parsers."""
 

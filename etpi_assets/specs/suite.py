@@ -15,7 +15,7 @@ class SuiteSpec(Section):
     title: str
     """One line for people, shown in the catalog."""
     family: str
-    """Which family makes the tasks: a module of `etpi_assets.tasks` or `etpi_assets.worlds`."""
+    """The family of the tasks: a module of `etpi_assets.tasks` or `etpi_assets.worlds`."""
     seed: int = 0
     """Seed of what the family draws at random: generated tasks, or which rows of a larger set it takes."""
     params: dict[str, Any] = Field(default_factory=dict)

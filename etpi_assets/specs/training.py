@@ -28,7 +28,7 @@ class BaseSection(Section):
     """The checkpoint that training starts from, its tokenizer and chat template."""
 
     kind: Literal["tiny", "hub", "path", "package", "none"]
-    """Where the base comes from: the `tiny` model built here, a pinned `hub` revision, a local `path`, the model in a
+    """Source of the base: the `tiny` model built here, a pinned `hub` revision, a local `path`, the model in a
     `package` of the Python package index, or `none` for an experiment without a model."""
     repo: str | None = Field(default=None, examples=["Qwen/Qwen3-8B"])
     """hub: the repository."""
@@ -130,7 +130,7 @@ class TrainSection(Section):
     optimizer: str = "adamw_torch"
     """Optimiser, by the name that Transformers' `optim` takes."""
     loss_kernel: Annotated[Literal["tiles", "liger"], Omitted("tiles")] = "tiles"
-    """What computes the labels' losses without holding all logits: `tiles` of them, or `liger`, the fused kernel of
+    """Implementation of the labels' losses without holding all logits: `tiles` of them, or `liger`, the fused kernel of
     Liger, on a GPU. The losses are the same up to rounding; a CPU always uses tiles."""
     layer_kernels: Annotated[Literal["torch", "liger"], Omitted("torch")] = "torch"
     """Compute norms, rotary positions and gated layers by PyTorch, or on a GPU by Liger's fused kernels: equal up to
@@ -183,15 +183,15 @@ class RLSection(ServerSection):
     """
 
     engine: Annotated[Literal["transformers", "vllm"], Omitted("transformers")] = "transformers"
-    """What generates rollouts: `transformers`, in the trainer's process, or a `vllm` server that receives the weights
-    before each round."""
+    """The program that generates rollouts: `transformers`, in the trainer's process, or a `vllm` server that receives
+    the weights before each round."""
     options: Annotated[dict[str, Any], Omitted({})] = Field(default_factory=dict)
     """Options of `vllm serve`, for `engine = "vllm"` alone."""
     repeatable: Annotated[bool, Omitted(False)] = False
     """Two runs with one seed on one machine are equal to the digit: rollouts ask in step, and the trainer computes in
     one thread, on a GPU by deterministic operations. For `engine = "transformers"`; its cost is in docs/rl.md."""
     method: Literal["none", "grpo"] = "none"
-    """Whether to reinforce."""
+    """`grpo` to reinforce, or none."""
     tuning: Literal["full", "lora"] = "full"
     """Train all weights or a LoRA adapter."""
     suite: str | None = None
@@ -201,7 +201,7 @@ class RLSection(ServerSection):
     agent: AgentSection = AgentSection(max_steps=1, temperature=0.9)
     """The agent loop of the rollouts; never steered."""
     sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
-    """Where rollouts run commands."""
+    """The sandbox of rollouts."""
     rewards: tuple[RewardTerm, ...] = ()
     """Reward functions whose weighted sum is a rollout's reward."""
     group_size: int = Field(default=4, ge=2)

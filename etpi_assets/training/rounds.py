@@ -48,7 +48,7 @@ class RolloutsFailed(BadData):
 
 @dataclass(frozen=True)
 class RLEnvironment:
-    """What the policy is rolled out with: tasks in the order of the trainer's rows, their family (which judges),
+    """Environment of the policy's rollouts: tasks in the order of the trainer's rows, their family (which judges),
     sandboxes, the chat format and its template's arguments; and the ids of tasks whose prompt is too long."""
 
     tasks: Sequence[Task]

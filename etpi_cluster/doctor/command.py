@@ -20,7 +20,7 @@ from etpi_resources.backend import BackendError
 
 SURVEY = "etpi_cluster.doctor.survey"
 SECONDS = 300.0
-"""How long the job of a survey may take."""
+"""Time limit of the job of a survey."""
 
 
 def doctor() -> int:

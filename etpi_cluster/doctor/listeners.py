@@ -1,4 +1,4 @@
-"""Which programs of this machine listen on all of its interfaces, read from /proc."""
+"""Programs of this machine that listen on all of its interfaces, read from /proc."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from etpi_cluster.settings import Cluster
 
 
 class Postgres(BaseModel):
-    """What a node reaches at the URL of `cluster.toml`. `server` tells one server from another."""
+    """The server that a node reaches at the URL of `cluster.toml`. `server` tells one server from another."""
 
     version: int
     server: str
@@ -27,7 +27,7 @@ class Postgres(BaseModel):
 
 
 class NodeReport(MachineReport):
-    """What one node reports of itself.
+    """Report of one node.
 
     Attributes:
         offers: what it offers to Ray.

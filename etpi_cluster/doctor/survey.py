@@ -20,13 +20,13 @@ from etpi_cluster.settings import Cluster, cluster
 
 MARK = "ETPI-DOCTOR "
 SECONDS = 120.0
-"""How long a node may take to answer."""
+"""Time for a node to answer."""
 KINDS = ("lake", "flock")
 """The lock that the lake uses, and flock on the lake's folder, which one lake must not rely on."""
 
 
 class PairLock(BaseModel):
-    """Whether a lock that one node holds keeps another from taking it.
+    """Result of a test with a pair of nodes: the lock of one must keep the other from taking it.
 
     Attributes:
         kind: of KINDS.

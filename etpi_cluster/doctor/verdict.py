@@ -20,7 +20,7 @@ _SERVERS = {
     "the web page": ("dagster-webserver", "dagster_webserver", "bin/etpi"),
     "Ray": ("raylet", "gcs_server", "ray::", "dashboard/", "runtime_env", "_private/"),
 }
-"""What a program that listens on all interfaces belongs to, by parts of its name."""
+"""Owners of programs that listen on all interfaces, by parts of the program's name."""
 _LISTENING = {
     "Postgres": "start it with listen_addresses set to its address in the private network",
     "the web page": "start it with --host ADDRESS; whoever reaches it launches runs, and it asks for no password",

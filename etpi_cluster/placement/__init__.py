@@ -1,4 +1,4 @@
-"""Where the steps of a run execute: what each needs, and Dagster's executor, launcher and storage.
+"""Placement of a run's steps: the needs of each, and Dagster's executor, launcher and storage.
 
 `needs` knows assets and specs; `executor` and `launcher` know Dagster and Ray.
 """

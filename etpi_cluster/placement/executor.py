@@ -43,15 +43,15 @@ if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
 LOST_NODES = 3
-"""How often a step is run again because its node was lost."""
+"""Number of times that a step is run again because its node was lost."""
 RETURN_SECONDS = 180.0
-"""How long a step whose node was lost waits for a node that offers what it needs; a restarted machine comes back."""
+"""Time that a step whose node was lost waits for a suitable node; a restarted machine comes back."""
 OUTAGE_SECONDS = 600.0
-"""How long Ray may be silent before its jobs count as lost."""
+"""Time that Ray may be silent before its jobs are considered lost."""
 _SLEEP_SECONDS, _HEALTH_SECONDS = 0.5, 2
 _LOG_LINES = 15
 _DAGSTERS_WORDS = "failed health check: "
-"""What Dagster writes before the reason of a step that `check_step_health` fails."""
+"""Text that Dagster writes before the reason of a step that `check_step_health` fails."""
 _MODULE = ("-m", "dagster")
 """After the interpreter: Dagster itself would write `dagster`, which the PATH of a node's Ray need not have."""
 

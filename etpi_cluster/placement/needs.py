@@ -1,4 +1,4 @@
-"""What a step needs of the nodes: derived from its asset's lock and from the spec's `requires`, engine and sandbox."""
+"""Needs of a step on the nodes: derived from its asset's lock and from the spec's `requires`, engine and sandbox."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OWN_SANDBOXES = 8.0
 
 @dataclass(frozen=True)
 class Need:
-    """What a step needs, by Ray's names of resources.
+    """Needs of a step, by Ray's names of resources.
 
     Attributes:
         step: what the step takes of the node it runs on.

@@ -31,12 +31,12 @@ from sqlalchemy.pool import NullPool
 from etpi_cluster.postgres_locks import START_SECONDS, PostgresUnavailable, is_refusal, without_password
 
 USER_SECONDS = 5.0
-"""How long a process that a person waits for (a command, the web page) waits for Postgres."""
+"""Time that a process with a waiting user (a command, the web page) waits for Postgres."""
 _POLL_SECONDS = 0.5
 
 
 class _Patient:
-    """What the three storages of a cluster add to those of dagster-postgres."""
+    """Additions of a cluster's three storages to those of dagster-postgres."""
 
     _engine: sqlalchemy.Engine
     postgres_url: str

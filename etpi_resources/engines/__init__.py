@@ -21,7 +21,7 @@ class EngineUnavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class Sampler:
-    """How the next tokens are sampled.
+    """Settings of sampling the next tokens.
 
     Attributes:
         temperature: 0.0 is greedy.

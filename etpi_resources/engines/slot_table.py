@@ -1,4 +1,4 @@
-"""Which conversation owns which slot of a cache, and the ids that the slot has computed."""
+"""Assignment of cache slots to conversations, and the ids that each slot has computed."""
 
 from __future__ import annotations
 

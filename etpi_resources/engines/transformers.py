@@ -46,7 +46,7 @@ ROUNDING = 0.05
 """The largest relative difference of logits that rounding in 16 bits explains; a wrong token attended to exceeds it."""
 
 GATHER_SECONDS = 0.003
-"""How long an idle engine waits for more requests after the first."""
+"""Time that an idle engine waits for more requests after the first."""
 
 
 @dataclass
@@ -307,8 +307,10 @@ class TransformersEngine:
 
     @property
     def _attends_by_row(self) -> bool:
-        """Whether a step of one token per row computes attention row by row. On a CPU one call per row costs less than
-        reading all rows up to the longest; on a GPU it costs more."""
+        """Return whether a step of one token per row computes attention row by row.
+
+        On a CPU one call per row costs less than reading all rows up to the longest; on a GPU it costs more.
+        """
         return self._device.type == "cpu" and self._model.config._attn_implementation == ATTENTION
 
     @staticmethod

@@ -33,7 +33,7 @@ START_SECONDS = 1800.0
 POLL_SECONDS = 0.25
 GRACE_SECONDS = 15.0
 PORTS = 3
-"""How many free ports to try: another program may take one before the server does."""
+"""Number of free ports to try: another program may take one before the server does."""
 
 ENVIRONMENT: Mapping[str, str] = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
@@ -100,7 +100,7 @@ class Servers(Protocol):
 
     @property
     def urls(self) -> list[str]:
-        """Where they answer."""
+        """Return the URLs of the servers."""
         ...
 
     def exit_reason(self) -> str | None:

@@ -44,7 +44,7 @@ class Backup:
 
 @dataclass
 class Copied:
-    """What a copy did.
+    """Counts of a finished copy.
 
     Attributes:
         files, bytes: that were written.
@@ -64,7 +64,7 @@ class Copied:
 
 @dataclass
 class _Snapshot:
-    """What to copy, by path relative to the root.
+    """Files to copy, by path relative to the root.
 
     Attributes:
         pointers: the bytes of every pointer, read at one moment.

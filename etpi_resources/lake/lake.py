@@ -535,7 +535,7 @@ class LakeBusy(LakeError):
 
 
 class SecretFound(LakeError):
-    """What was about to be published contains the value of a key. The message names the variable, not the value."""
+    """The value of a key was about to be published. The message names the variable, not the value."""
 
     def __init__(self, ref: Ref, place: str, variable: str) -> None:
         super().__init__(

@@ -77,7 +77,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a manifest records about the run that made a version; see `Manifest`.
+    """A manifest's record of the run that made a version; see `Manifest`.
 
     Attributes:
         began: when the run began, a time of `time.monotonic`.

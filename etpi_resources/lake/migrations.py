@@ -57,7 +57,7 @@ MIGRATIONS: tuple[Migration, ...] = ()
 
 @dataclass
 class Migrated:
-    """What `migrate` changed or would change: manifests, files by table, and the steps."""
+    """Changes that `migrate` made or would make: manifests, files by table, and the steps."""
 
     steps: Sequence[Migration]
     manifests: int = 0

@@ -1,4 +1,4 @@
-"""What each version of a lake needs: the versions it was computed from, and the checkpoints that it names.
+"""References of each version of a lake: the versions it was computed from, and the checkpoints that it names.
 
 `removal` removes what nothing kept needs, `usage` counts by it, `backup` copies it.
 """

@@ -59,7 +59,7 @@ class Part:
 
 @dataclass
 class Plan:
-    """What a removal would do.
+    """Effects of a planned removal.
 
     Attributes:
         parts: what goes, in the order in which it goes.
@@ -239,7 +239,7 @@ def _part(lake: Lake, path: Path, reason: Reason, what: str) -> Part:
 
 @dataclass(frozen=True)
 class Keep:
-    """What `plan_garbage` keeps beyond what is needed.
+    """Versions that `plan_garbage` keeps beyond the needed ones.
 
     Attributes:
         last: so many past versions of each partition, the newest ones, with what they need.

@@ -19,7 +19,7 @@ from etpi_resources.lake.manifest import LakeError
 from etpi_resources.process.locks import require_held
 
 _NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What link(2) answers where a file system has no hard links: vfat and exFAT, CIFS, some FUSE file systems."""
+"""Errors of link(2) on file systems without hard links: vfat and exFAT, CIFS, some FUSE file systems."""
 
 
 class NoHardLinks(LakeError):

@@ -184,7 +184,7 @@ def require_held() -> None:
 
 @dataclass(frozen=True)
 class Note:
-    """What a holder writes about itself into the lock's file. It serves messages only; a killed holder leaves it.
+    """Text of a holder about itself in the lock's file. It serves messages only; a killed holder leaves it.
 
     Attributes:
         acting_for: the experiment or other partition that it works for.

@@ -53,13 +53,13 @@ _HIDDEN = (
 their list can be read by root only."""
 
 _MEMORY_FILE = "/run/memory.stat"
-"""Where the guest reads the control group's count; `guest.STATISTICS` names it too."""
+"""File in which the guest reads the control group's count; `guest.STATISTICS` names it too."""
 
 _OVERHEAD = 64 * 1024**2
 """Bytes of memory for guest and kernel, in addition to the limits of commands and files."""
 
 _COPY_SECONDS = 120.0
-"""How long copying a checkout into the workspace may take."""
+"""Time limit of copying a checkout into the workspace."""
 
 _BOOT = "import marshal; exec(marshal.load(open(0, 'rb', closefd=False)))"
 _COMPILE = (

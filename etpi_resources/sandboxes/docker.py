@@ -59,7 +59,7 @@ _MASKED = (
 """Paths that a container cannot read: the engines' own list, and the kernel's command line and configuration."""
 
 _INSTALLING = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID")
-"""What apt and dpkg need; of the 14 capabilities that engines give by default."""
+"""Capabilities that apt and dpkg need, of the 14 that engines give by default."""
 
 API_SECONDS = 120
 _OLDEST_API = "1.41"

@@ -20,7 +20,7 @@ GUEST = Path(__file__).with_name("guest.py")
 OPEN_FILES = 1024
 START_SECONDS = 20.0
 GRACE_SECONDS = 10.0
-"""How long after a command's time limit the host waits for the guest's answer before it gives the sandbox up."""
+"""Time after a command's limit that the host waits for the guest's answer before it gives the sandbox up."""
 
 _FILES_SECONDS = 60.0
 

@@ -1,4 +1,4 @@
-"""Why bubblewrap cannot start on a machine, and the commands that fix it.
+"""Reasons why bubblewrap cannot start on a machine, and the commands that fix them.
 
 Sources: man 7 user_namespaces; Ubuntu's release notes of 24.04 for AppArmor's rule. Tried with podman and runc: a
 container needs a system call filter that allows `sethostname` and `mount`, and a /proc without masked paths, because

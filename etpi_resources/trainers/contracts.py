@@ -1,4 +1,4 @@
-"""What a training worker reads from `config.json` and writes to `result.json`, one pair of models per worker.
+"""Contents of a training worker's `config.json` and `result.json`, one pair of models per worker.
 
 Both sides import this module: the process that starts a worker, and the worker in its own interpreter. It imports
 neither torch nor etpi_assets. A key that is missing or unknown is a validation error on the side that reads.
@@ -14,7 +14,7 @@ from etpi_resources.trainers.precision import Dtype, SpecDtype
 
 
 class WorkerModel(BaseModel):
-    """What configs and results have in common: unknown keys are refused, values do not change."""
+    """Base of configs and results: unknown keys are refused, values do not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -84,7 +84,7 @@ Tracker = Literal["trackio", "wandb", "mlflow", "tensorboard"]
 
 
 class Tracking(WorkerModel):
-    """What a worker reports to (`trainers.trackers`); `folder` is for the trackers' own files."""
+    """Trackers of a worker (`trainers.trackers`); `folder` is for the trackers' own files."""
 
     report_to: tuple[Tracker, ...]
     run_name: str
@@ -177,7 +177,7 @@ class PhaseSeconds(WorkerModel):
 
 
 class TrainingFigures(WorkerModel):
-    """What SFT and GRPO report alike; `dtype` is what the passes computed in."""
+    """Figures that SFT and GRPO share; `dtype` is that of the passes."""
 
     saved: SavedFigures
     seconds: PhaseSeconds
@@ -190,7 +190,7 @@ class TrainingFigures(WorkerModel):
 
 
 class SftSettings(LoraSettings):
-    """What the SFT worker uses of a spec's train section (`etpi_assets.specs.training.TrainSection` documents it)."""
+    """Settings of the SFT worker from a train section (`etpi_assets.specs.training.TrainSection` documents it)."""
 
     method: Literal["lora", "full"]
     epochs: float
@@ -236,7 +236,7 @@ class SftLogLine(WorkerModel):
 
 
 class FirstPass(WorkerModel):
-    """What entered the loss in the first pass over the data, and what the plan meant to feed it.
+    """Labels and weights that entered the loss in the first pass over the data, and those that the plan contains.
 
     `complete` is False where the run ended before its first pass did; the counts are then of the part that was trained.
     """
@@ -272,7 +272,7 @@ class PlanSummary(WorkerModel):
 
 
 class SftFigures(TrainingFigures):
-    """What fine-tuning reports of a run besides its checkpoints."""
+    """Figures of a fine-tuning besides its checkpoints."""
 
     log: tuple[SftLogLine, ...]
     counted: FirstPass
@@ -289,7 +289,7 @@ class SftWorkerResult(SftFigures):
 
 
 class GrpoSettings(LoraSettings):
-    """What the GRPO worker uses of a spec's rl section (`etpi_assets.specs.training.RLSection` documents it);
+    """Settings of the GRPO worker from an rl section (`etpi_assets.specs.training.RLSection` documents it);
     `temperature` is that of the section's agent."""
 
     tuning: Literal["full", "lora"]
@@ -388,7 +388,7 @@ class GrpoLogLine(WorkerModel):
 
 
 class GrpoFigures(TrainingFigures):
-    """What GRPO reports of a run besides its checkpoints; `resumed` is the step that it continued from."""
+    """Figures of a GRPO run besides its checkpoints; `resumed` is the step that it continued from."""
 
     log: tuple[GrpoLogLine, ...]
     resumed: int | None
@@ -401,7 +401,7 @@ class GrpoWorkerResult(GrpoFigures):
 
 
 class StageProgress(WorkerModel):
-    """How far a worker's stage is; `note` ends the displayed line."""
+    """Progress of a worker's stage; `note` ends the displayed line."""
 
     stage: str
     done: int

@@ -111,7 +111,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class TokenStatistics:
-    """What the trainer computed at each id of a round that the policy generated, before the first update on the round.
+    """Figures that the trainer computed at each generated id of a round, before the first update on the round.
 
     Attributes:
         logprobs: of the id; entropies: of the distribution at the id, at the sampling temperature. Both in nats,

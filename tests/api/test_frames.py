@@ -21,7 +21,7 @@ from etpi_resources.lake.lake import DamagedFile, Lake, LakeError, Ref
 from etpi_resources.lake.schemas import TABLES
 from tests.support import small_lake
 
-DOCS = Path(__file__).parents[2] / "docs" / "python.md"
+DOCS = Path(__file__).parents[2] / "docs" / "queries.md"
 
 
 @pytest.fixture(scope="module")

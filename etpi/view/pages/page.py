@@ -1,4 +1,4 @@
-"""What the pages share: their result, and reading the parameters of a request."""
+"""Results and parameters that the pages share."""
 
 from __future__ import annotations
 

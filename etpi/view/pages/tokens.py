@@ -46,7 +46,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is known of each output token; None where it was not recorded. Aligned with the output ids.
+    """Figures of each output token; None where one was not recorded. Aligned with the output ids.
 
     Attributes:
         highest_weight: of the data set, which is the dark end of the shade of weights.

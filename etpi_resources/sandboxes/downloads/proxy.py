@@ -43,7 +43,7 @@ MOST_BYTES = 20 << 30
 """The largest recording, unless the suite says otherwise."""
 
 SHOWN_AT = "/run/downloads"
-"""Where sandboxes see the proxy's folder."""
+"""The proxy's folder as sandboxes see it."""
 
 MOST_IDLE = 3
 """Proxies that nobody uses and that are kept for the next use; another one takes a second to start."""
@@ -136,7 +136,7 @@ class DownloadProxy:
 
     @property
     def ended(self) -> bool:
-        """Whether the process has ended."""
+        """Return whether the process has ended."""
         return self._process.poll() is not None
 
     def close(self) -> None:

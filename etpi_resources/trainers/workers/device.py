@@ -17,7 +17,7 @@ _LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate")
 
 @dataclass(frozen=True)
 class Compute:
-    """Where a training runs, and the dtype of its passes."""
+    """Device of a training, and the dtype of its passes."""
 
     gpu: bool
     dtype: Dtype

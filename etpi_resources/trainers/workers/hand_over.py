@@ -26,7 +26,7 @@ from etpi_resources.trainers.contracts import PolicyServerConfig
 from etpi_resources.trainers.workers.checkpointing import logits_of
 
 PROBE_IDS = 128
-"""How many ids of the prompt are compared; all of their logits are in memory at the same time."""
+"""Number of the prompt's ids that are compared; all of their logits are in memory at the same time."""
 
 NEARER = 3.0
 """A server whose log-probs are this many times nearer to the previous policy's still has the old weights."""

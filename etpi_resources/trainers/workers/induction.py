@@ -24,10 +24,10 @@ EMBEDDING = 0.1
 """Standard deviation of the token embeddings."""
 
 PREVIOUS = (1, 2, 3)
-"""How far back the heads of the first layer attend."""
+"""Distance at which the heads of the first layer attend."""
 
 SHARP_FREQUENCIES = 6
-"""How many of the highest rotary frequencies a head of the first layer uses for its distance."""
+"""Number of the highest rotary frequencies that a head of the first layer uses for its distance."""
 
 LOW_FREQUENCY = 0.003
 """Radians per token below which a rotary frequency hardly rotates over a context of a few hundred tokens."""

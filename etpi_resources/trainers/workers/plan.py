@@ -131,7 +131,7 @@ def learning_rates(position: np.ndarray, schedule: Schedule, warmup: float) -> n
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """How a run divides its sequences into steps.
+    """Rules that divide a run's sequences into steps.
 
     Attributes:
         epochs, max_steps: the run ends at whichever comes first.

@@ -34,7 +34,7 @@ LOOPBACK = "127.0.0.1"
 GRACE = 5.0
 """Seconds that the other ranks have to end after one has failed."""
 SETTLE_SECONDS = 0.5
-"""How long to wait, after the first failure, for others: a killed rank makes the others fail, maybe noticed first."""
+"""Time to wait, after the first failure, for others: a killed rank makes the others fail, maybe noticed first."""
 POLL_SECONDS = 0.05
 LAST_LINES = 20
 FAILURE_MARK = "etpi-failed-rank "
@@ -43,7 +43,7 @@ _SIOCGIFCONF = 0x8912
 
 
 class RankFailure(BaseModel):
-    """How a rank ended.
+    """The end of a rank.
 
     Attributes:
         status: of the process; -N if signal N ended it. reason: the error that it recorded, if it did.

@@ -17,7 +17,7 @@ Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 REPLICAS = 2
-"""How many; not the number of cores, because the result must not depend on the machine."""
+"""Number of replicas; not the number of cores, because the result must not depend on the machine."""
 
 
 class ThreadReplicas:

@@ -52,7 +52,7 @@ class States:
 
     @property
     def _plan(self) -> dict[str, Any]:
-        """What a state must agree in with the run that continues from it."""
+        """Return the values that a state must share with the run that continues from it."""
         plan = self._trainer.plan
         return {
             "ranks": self._trainer.args.world_size,
