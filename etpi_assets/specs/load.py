@@ -183,7 +183,17 @@ def unknown_name(set: str, key: str, valid: Sequence[str], folders: Sequence[Spe
     noun = set.replace("_", " ")
     close = difflib.get_close_matches(key, valid, n=3, cutoff=0.6)
     near = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    return f"there is no {noun} {key!r}.{near} {where_read(folders)}"
+    return f"there is no {noun} {key!r}.{_lab_hint(key) or near} {where_read(folders)}"
+
+
+@cache
+def _names_in_lab() -> frozenset[str]:
+    return frozenset((SHIPPED / "in_lab.txt").read_text(encoding="utf-8").split())
+
+
+def _lab_hint(name: str) -> str:
+    """Return where a spec is that came with etpi and is now in the lab; empty for any other name."""
+    return " Its spec is in the lab: pip install ./lab in a checkout of etpi." if name in _names_in_lab() else ""
 
 
 def nearest(key: str, valid: Sequence[str]) -> str:
@@ -250,7 +260,7 @@ def _resolve(
         return document
     if parent not in files:
         near = difflib.get_close_matches(str(parent), files.keys() - {name}, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = _lab_hint(str(parent)) or (f"; did you mean {near[0]!r}?" if near else "")
         raise SpecError(f"{file}: extends: there is no {parent!r} to extend{hint}")
     under = _resolve(parent, files, model, (*seen, file))
     under.pop("published", None)  # figures of one run are not those of its variations

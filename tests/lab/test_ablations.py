@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from etpi_assets.graph import GRAPH
-from etpi_assets.specs.load import load_installed, load_shipped
+from etpi_assets.specs.load import SHIPPED, load_installed, load_shipped
 from etpi_assets.worlds.coop_tiny_shared.policy import SharedSkill
 
 SPECS = load_installed()
@@ -14,6 +14,7 @@ def test_plugin_brings_the_ablations_and_every_spec_of_it_is_valid():
     theirs = [entry for entry in SPECS.entries() if entry.name not in shipped.keys(entry.set)]
     assert [entry.error for entry in theirs if entry.error] == []
     ablations = {entry.name for entry in theirs if entry.set == "experiment"}
+    assert {entry.name for entry in theirs} == set((SHIPPED / "in_lab.txt").read_text().split())
     assert len(ablations) == 37 == sum(spec.variant for spec in SPECS.experiments.values())
 
 
