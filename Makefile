@@ -3,8 +3,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup environment writable bubblewrap gpu vllm vllm-cpu mitmproxy consumers demo demo-lm demo-all results sweeps run rehearse status export \
-  pypi-bugs tiny-bases ui view docs docs-site test test-all test-long lint types style bench gpu-check gpu-run clean
+.PHONY: help setup environment writable bubblewrap gpu vllm vllm-cpu mitmproxy consumers demo demo-lm demo-all run rehearse status export \
+  ui view docs docs-site test test-all test-long lint types style bench gpu-check gpu-run clean
 
 # The first interpreter that runs: a pyenv shim can be on PATH and refuse.
 SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
@@ -21,26 +21,26 @@ export TOKENIZERS_PARALLELISM := false
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
-setup: bubblewrap environment  ## the environment: bubblewrap, .venv with pinned packages, DAGSTER_HOME
+setup: bubblewrap environment  ## the environment: bubblewrap, .venv with pinned packages and the lab, DAGSTER_HOME
 
 ifdef WRITABLE
 environment: $(VENV)/ready .dagster_home/dagster.yaml .env
 
 SOURCES :=
-INSTALLED = --editable '.[dev]'
+INSTALLED = --editable '.[dev]' --editable ./lab
 else
 environment: writable $(VENV)/ready
 
 # pip writes into the folder it builds, so a checkout that cannot be written is installed from a copy.
-SOURCES := $(shell find etpi etpi_assets etpi_cluster etpi_resources/ sql -type f -not -name '*.pyc')
-INSTALLED = '$(VENV)/source[dev]'
+SOURCES := $(shell find etpi etpi_assets etpi_cluster etpi_resources/ lab sql -type f -not -name '*.pyc')
+INSTALLED = '$(VENV)/source[dev]' '$(VENV)/source/lab'
 endif
 
 writable:
 	@case "$(VENV)" in /*) ;; *) false;; esac && [ -n "$${ETPI_DATA:-}" ] || { \
 	  echo "This checkout cannot be written. Name folders that can: make $(or $(MAKECMDGOALS),setup) VENV=$$HOME/etpi-venv ETPI_DATA=$$HOME/etpi-data"; exit 1; }
 
-$(VENV)/ready: pyproject.toml constraints.txt $(SOURCES) | $(if $(WRITABLE),,writable)
+$(VENV)/ready: pyproject.toml lab/pyproject.toml constraints.txt $(SOURCES) | $(if $(WRITABLE),,writable)
 	@[ -x $(BIN)/python ] || "$(PYTHON)" -c '$(SUPPORTED)' || { \
 	  echo "etpi needs Python 3.11, 3.12 or 3.13 with its venv module (Debian, Ubuntu: sudo apt-get install python3-venv)."; \
 	  echo "Found: $$("$(PYTHON)" --version 2>&1 || true). Name one: make setup PYTHON=/path/to/python3.12"; exit 1; }
@@ -48,7 +48,7 @@ $(VENV)/ready: pyproject.toml constraints.txt $(SOURCES) | $(if $(WRITABLE),,wri
 	@[ -x $(BIN)/python ] || "$(PYTHON)" -m venv $(VENV)
 ifndef WRITABLE
 	@rm -rf $(VENV)/source && mkdir $(VENV)/source
-	@cp -R pyproject.toml README.md LICENSE etpi etpi_assets etpi_cluster etpi_resources sql $(VENV)/source && chmod -R u+w $(VENV)/source
+	@cp -R pyproject.toml README.md LICENSE etpi etpi_assets etpi_cluster etpi_resources lab sql $(VENV)/source && chmod -R u+w $(VENV)/source
 endif
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt $(INSTALLED)
 	@touch $@
@@ -115,12 +115,6 @@ demo-lm: setup  ## train a real language model with LoRA through the whole graph
 demo-all: setup  ## every experiment on the embedded worlds once, ablations excepted
 	@$(ETPI) demo-all
 
-results: setup  ## [EXPERIMENTS="a b"] [SEEDS="0 1 2"] [SECOND_LOOK=1] [SHARE=1/3] [TABLE=1]: experiments repeated over training seeds, into docs/results.md
-	@$(ETPI) results $(EXPERIMENTS) $(foreach seed,$(SEEDS),--seed $(seed)) $(if $(SECOND_LOOK),--second-look) $(if $(SHARE),--share $(SHARE)) $(if $(TABLE),--table) --to docs/results.md
-
-sweeps: setup  ## [SWEEPS="a b"] [SHARE=1/3] [TABLE=1] [PLAN=1]: declared sweeps, a page and a plot each, into docs/sweeps
-	@$(ETPI) sweeps $(SWEEPS) $(if $(SHARE),--share $(SHARE)) $(if $(TABLE),--table) $(if $(PLAN),--plan) --to docs/sweeps
-
 run: environment  ## EXPERIMENT=name [DRY_RUN=1]: bring an experiment up to date, with everything it depends on
 	@[ -n "$(EXPERIMENT)" ] || { echo "usage: make run EXPERIMENT=name [DRY_RUN=1]"; $(ETPI) status; exit 1; }
 	@$(ETPI) run $(EXPERIMENT) $(if $(DRY_RUN),--dry-run)
@@ -135,13 +129,6 @@ status: environment  ## [EXPERIMENT=name]: show what is missing, stale or blocke
 export: environment  ## EXPERIMENT=name FORMAT=format TO=folder: an experiment's data or models for another program (docs/formats.md)
 	@[ -n "$(EXPERIMENT)" ] && [ -n "$(FORMAT)" ] && [ -n "$(TO)" ] || { echo "usage: make export EXPERIMENT=name FORMAT=format TO=folder"; $(ETPI) export --help; exit 1; }
 	@$(ETPI) export $(EXPERIMENT) --format $(FORMAT) --to "$(TO)"
-
-pypi-bugs: setup  ## TO=folder: the suite of bugs in real packages; fetched once through pip, offline afterwards
-	@[ -n "$(TO)" ] || { echo "usage: make pypi-bugs TO=folder"; exit 1; }
-	@$(ETPI) pypi-bugs "$(TO)"
-
-tiny-bases: environment  ## train the shipped tiny bases again after a change of their recipe (minutes)
-	@$(BIN)/python -m etpi_assets.tiny_bases.rebuild
 
 ui: environment  ## Dagster's web page on http://localhost:3000 (PORT=…)
 	@$(ETPI) ui --port $(or $(PORT),3000)
@@ -180,7 +167,7 @@ types:
 style:
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format"; exit 1; }
-	@$(BIN)/lint-imports
+	@PYTHONPATH=lab $(BIN)/lint-imports
 	@$(BIN)/sqlfluff lint sql
 
 bench: setup  ## measure what the parts cost, for the figures in docs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -313,22 +312,6 @@ def embedded(specs: Specs | None = None) -> list[str]:
         for name, spec in (specs or load_specs()).experiments.items()
         if spec.base.kind == "tiny" and spec.requires == "cpu" and not spec.variant
     ]
-
-
-def build_pypi_bugs(folder: Path, per_package: int | None, seed: int) -> int:
-    """Build the suite of bugs in real packages; 1, with the reason on stderr, if it cannot be built."""
-    from etpi_assets.tasks.pypi_bugs.build import PER_PACKAGE, build
-    from etpi_assets.tasks.pypi_bugs.packages import SuiteBuildError, pinned
-    from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
-
-    try:
-        rows = build(folder, BubblewrapFactory(), pinned(), per_package=per_package or PER_PACKAGE, seed=seed)
-    except SuiteBuildError as error:
-        print(f"etpi: {error}", file=sys.stderr)
-        return 1
-    counts = json.loads((folder / "built.json").read_text())
-    print(f"{rows}: {counts['rows']} tasks. Name the folder: export ETPI_PYPI_BUGS={folder.resolve()}")
-    return 0
 
 
 def _refuse_other_home(home: Path) -> None:

@@ -262,7 +262,7 @@ CHECKS: Mapping[str, tuple[CheckInfo, ...]] = {
         CheckInfo(
             "base_recipe_unchanged",
             "A shipped tiny base that was trained before its recipe changed.",
-            "Run `make tiny-bases`.",
+            "In a checkout, run `etpi lab tiny-bases`.",
             blocking=False,
         ),
     ),

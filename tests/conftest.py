@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import hypothesis
@@ -27,7 +28,7 @@ hypothesis.settings.register_profile("quick", max_examples=20, deadline=None)
 hypothesis.settings.register_profile("full", deadline=None)
 hypothesis.settings.load_profile("full")
 
-COSTLY = {"slow", "attack", "browser", "cluster", "consumers", "docker", "mitmproxy", "long"}
+COSTLY = {"slow", "attack", "browser", "cluster", "consumers", "docker", "lab", "mitmproxy", "long"}
 """Marks of tests that `make test` leaves out; all others are marked `quick`."""
 MARK_OF_FIXTURE = {
     "_engine_process": "docker",
@@ -39,9 +40,15 @@ MARK_OF_FIXTURE = {
     "services": "long",
 }
 MARK_OF_PARAMETER = {("factory", "docker"): "docker", ("locks", "postgres"): "cluster"}
-MARK_OF_FOLDER = {"cluster": "cluster"}
+MARK_OF_FOLDER = {"cluster": "cluster", "lab": "lab"}
+LAB = "lab" in entry_points(group="etpi.specs").names
+collect_ignore = [] if LAB else ["lab"]
 FIRST = ("cluster", "docker")
 """Marks whose tests share a server of the session; they are the largest groups, so processes start with them."""
+
+
+def pytest_report_header() -> str:
+    return "" if LAB else "the lab is not installed, so its tests are left out (make setup)"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,8 +1,8 @@
 """The tests' own order: a folder for each package, and no test module imports another.
 
-Four folders have no package of their name: `graph` tests the frame that all assets share (planner, jobs, the Dagster
-definitions), `command` the console command, the installation and the generated pages, `cluster` the plugin
-`etpi_cluster`, and `fixtures` has lakes of releases.
+Five folders have no package of their name: `graph` tests the frame that all assets share (planner, jobs, the Dagster
+definitions), `command` the console command, the installation and the generated pages, `cluster` and `lab` the plugins
+`etpi_cluster` and `etpi_lab`, and `fixtures` has lakes of releases.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ast
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-WITHOUT_PACKAGE = {"graph", "command", "cluster", "support", "fixtures", "attacks", "__pycache__"}
+WITHOUT_PACKAGE = {"graph", "command", "cluster", "lab", "support", "fixtures", "attacks", "__pycache__"}
 
 
 def test_every_folder_has_the_name_of_a_package() -> None:

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from etpi.sandbox_python import PYTHON, make_tools
 from etpi_assets.specs.load import SpecError
 from etpi_assets.tasks.family import Task
 from etpi_assets.tasks.frozen import METADATA_FILE, RUNNER_FILE, TEST_FILE
-from etpi_assets.tasks.pypi_bugs.packages import PYTHON, make_tools
 from etpi_assets.tasks.reports import pytest_outcomes
 from etpi_assets.tasks.swe_bench import FAMILY, WORKDIR
 from etpi_resources.sandboxes import EnvironmentUnavailable, SandboxFactory

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 
 import click
 
-from etpi.cli import etpi
+from etpi.cli import PLUGINS, etpi
 from etpi.reference.markdown import prose, table
 
 _HEAD = """# Commands
@@ -27,8 +28,10 @@ apply to every target: `PYTHON`, the interpreter that the environment is built w
 def page(makefile: str) -> str:
     """Return the page; `makefile`: the text of the Makefile."""
     lines = [_HEAD]
+    theirs = {point.name for point in entry_points(group=PLUGINS) if point.dist and point.dist.name != "etpi"}
     for name, command in _commands(etpi, ""):
-        lines += [*_command(name, command), ""]
+        if name.split()[0] not in theirs:
+            lines += [*_command(name, command), ""]
     targets = re.findall(r"^([a-z-]+):.*?## (.+)$", makefile, re.MULTILINE)
     lines += [_MAKE, *table(["Target", "What it does"], [[f"`make {name}`", prose(text)] for name, text in targets])]
     phony = re.search(r"^\.PHONY:((?:.*\\\n)*.*)$", makefile, re.MULTILINE)

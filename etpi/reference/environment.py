@@ -144,7 +144,7 @@ FOLDERS_AND_PROGRAMS: Sequence[Variable] = (
 INPUTS: Sequence[Variable] = (
     Variable("ETPI_TRAJECTORIES", "Folder of recorded runs.", "none", "rollout sets cooperbench_logs, ..."),
     Variable("ETPI_COOPERBENCH", "CooperBench's data set.", "none", "suite cooperbench"),
-    Variable("ETPI_PYPI_BUGS", "Folder that `etpi pypi-bugs` wrote.", "none", "suite pypi_bugs"),
+    Variable("ETPI_PYPI_BUGS", "Folder that `etpi lab pypi-bugs` wrote.", "none", "suite pypi_bugs"),
     Variable("ETPI_R2E_GYM", "R2E-Gym's rows.", "none", "suite r2e_gym_lite"),
     Variable("ETPI_SWE_BENCH", "SWE-bench Verified's rows.", "none", "suite swe_bench_verified"),
     Variable("ETPI_TERMINAL_BENCH", "Folder of Terminal-Bench tasks.", "none", "suite terminal_bench"),

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from etpi.sandbox_python import make_tools
 from etpi_assets.specs.load import SpecError
-from etpi_assets.tasks.pypi_bugs.packages import make_tools
 
 TRAIN, HELD_OUT = ("rehearsal_a", "rehearsal_b", "rehearsal_c"), "rehearsal_d"
 REPOSITORIES = (*TRAIN, HELD_OUT)

@@ -1,6 +1,6 @@
 """docs/history.md: published experiments, their figures and faults, and the checks that stop each fault.
 
-The page is generated from the specs alone; `results` shows our own figures.
+The page is generated from the specs alone; the lab repeats faults and repairs in miniature (lab/docs/history.md).
 
     python -m etpi_assets.reports.history docs/history.md
 """
@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.reports.findings import declared
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_assets.specs.published import Published, figures
@@ -45,18 +44,6 @@ that.
 |---|---|---|---|---|---|---|
 """
 
-_MINIATURE = """
-## In miniature
-
-The same failures and repairs on the embedded worlds, a finding each; [results.md](results.md) has their figures and
-verdicts, [first_turns.md](first_turns.md) those of row 9. Row 1 had two more faults, which cannot happen here: an
-adapter without effect (`differs_from_base`, and a test of every server) and an empty think block in serving alone
-(`generation_prompt`, planted in a test of rehearsals).
-
-| published as | finding | failure | repair |
-|---|---|---|---|
-"""
-
 _NOTES = "\n## Interpretations\n\nWhere the published report is ambiguous, and how each spec reads it.\n"
 
 
@@ -68,16 +55,7 @@ def page(specs: Specs) -> str:
     notes = "".join(f"\n- `{name}`: {' '.join(chosen[name].notes.split())}" for name in order)
     # Texts mention tags such as <think>; markdown must not read them as HTML.
     teachers = _teachers({name: chosen[name] for name in order})
-    return f"{_HEAD}{rows}{_TEACHERS}{teachers}{_MINIATURE}{_repeated()}{_NOTES}{notes}\n".replace("<", "&lt;")
-
-
-def _repeated() -> str:
-    """Format a row for each finding that repeats published iterations."""
-    return "".join(
-        f"| {', '.join(finding.published)} | {finding.claim} | {finding.less} | {finding.more} |\n"
-        for finding in declared()
-        if finding.published
-    )
+    return f"{_HEAD}{rows}{_TEACHERS}{teachers}{_NOTES}{notes}\n".replace("<", "&lt;")
 
 
 def _teachers(chosen: Mapping[str, ExperimentSpec]) -> str:

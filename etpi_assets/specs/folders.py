@@ -1,7 +1,8 @@
-"""The folders of a user's own specs: which are read, and what is wrong with their layout.
+"""The folders of specs besides those that etpi ships: a user's own, and those of installed plugins.
 
-They are the folders in `ETPI_SPECS` (separated as in `PATH`), else those that `etpi.toml` in the working folder lists
-(`specs = ["specs", "../shared"]`, relative to that file), else `specs` in the working folder.
+A user's are the folders in `ETPI_SPECS` (separated as in `PATH`), else those that `etpi.toml` in the working folder
+lists (`specs = ["specs", "../shared"]`, relative to that file), else `specs` in the working folder. A plugin's is the
+package that an entry point of the group `etpi.specs` names (docs/own_code.md).
 """
 
 from __future__ import annotations
@@ -11,21 +12,26 @@ import os
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 VARIABLE = "ETPI_SPECS"
 CONFIG = "etpi.toml"
 DEFAULT = "specs"
+PLUGINS = "etpi.specs"
+"""The group of entry points that name packages of specs."""
 FOLDERS = {"suite": "suites", "rollout_set": "rollout_sets", "experiment": "experiments"}
 """The set of a spec -> the subfolder that holds its file. Subfolders of that one group files."""
 
 
 @dataclass(frozen=True)
 class SpecFolder:
-    """One folder of a user's specs.
+    """One folder of specs.
 
     Attributes:
-        origin: what names it: the variable, the configuration, or the working folder.
+        origin: what names it: the variable, the configuration, the working folder, or the plugin.
         problems: one text for each fault of its layout, with the remedy; a folder with problems is not read.
     """
 
@@ -44,6 +50,25 @@ def user_folders() -> list[SpecFolder]:
     if any((default / name).is_dir() for name in FOLDERS.values()) or any(default.glob("*.toml")):
         return [checked(default, "the working folder")]
     return []
+
+
+@cache
+def plugin_folders() -> tuple[SpecFolder, ...]:
+    """Return the folders of specs of installed plugins, in the order of their names; of their code, only the
+    packages around these folders are imported."""
+    points = {(point.name, point.module) for point in entry_points(group=PLUGINS)}
+    return tuple(_plugin_folder(name, package) for name, package in sorted(points))
+
+
+def _plugin_folder(name: str, package: str) -> SpecFolder:
+    try:
+        spec = find_spec(package)
+    except ModuleNotFoundError:
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        problem = f"the plugin {name} names {package} as its specs, which is not an installed package; install it again"
+        return SpecFolder(Path(package), f"plugin {name}", (problem,))
+    return checked(Path(spec.submodule_search_locations[0]), f"plugin {name}")
 
 
 def checked(path: Path, origin: str) -> SpecFolder:

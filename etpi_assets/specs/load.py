@@ -1,8 +1,8 @@
 """Find, merge, validate and hash the TOML files of specs.
 
-A spec is `<folder>/{suites,rollout_sets,experiments}/<name>.toml`; its name is its partition key. The user's folders
-(`specs.folders`) add to the shipped specs; a name occurs once in all of them. An invalid file keeps its name and its
-error, so that the others load and a run of it can report what is wrong.
+A spec is `<folder>/{suites,rollout_sets,experiments}/<name>.toml`; its name is its partition key. Those of installed
+plugins and of the user (`specs.folders`) add to the shipped specs; a name occurs once in all of them. An invalid file
+keeps its name and its error, so that the others load and a run of it can report what is wrong.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.experiment import ExperimentSpec
-from etpi_assets.specs.folders import FOLDERS, SpecFolder, checked, user_folders, where_read
+from etpi_assets.specs.folders import FOLDERS, SpecFolder, checked, plugin_folders, user_folders, where_read
 from etpi_assets.specs.presets import preset_values
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
@@ -141,25 +141,40 @@ def part(spec: Mapping[str, Any], name: str) -> Any:
 
 
 def load_specs(user_folder: Path | None = None) -> Specs:
-    """Read the shipped specs and the user's: those of `user_folder`, by default of every folder of `user_folders`.
+    """Read the installed specs and the user's: those of `user_folder`, by default of every folder of `user_folders`.
 
     Raises:
-        SpecError: a folder of the user's does not exist, or has files that would not be read. The error of a single
-            spec stays with its entry.
+        SpecError: a folder of a plugin or of the user's does not exist, or has files that would not be read. The error
+            of a single spec stays with its entry.
     """
-    folders = user_folders() if user_folder is None else [checked(user_folder, "given")]
-    if problems := [problem for folder in folders for problem in folder.problems]:
-        raise SpecError("\n".join(problems))
-    return _load([folder.path for folder in folders], folders)
+    return _load(user_folders() if user_folder is None else [checked(user_folder, "given")], installed_folders())
+
+
+def load_installed() -> Specs:
+    """Read the specs of etpi and of installed plugins, and none of the user's."""
+    return _load([], installed_folders())
 
 
 def load_shipped() -> Specs:
     """Read the specs that come with etpi, and no others."""
-    return _load([], [])
+    return _load([], (SHIPPED,))
 
 
-def _load(paths: Sequence[Path], folders: Sequence[SpecFolder]) -> Specs:
-    entries = {(e.set, e.name): e for set_name in FOLDERS for e in _read_set(set_name, paths)}
+def installed_folders() -> tuple[Path, ...]:
+    """Return etpi's own folder of specs and those of installed plugins. Raises SpecError if one cannot be read."""
+    _refuse_problems(plugin_folders())
+    return (*(folder.path for folder in plugin_folders()), SHIPPED)
+
+
+def _refuse_problems(folders: Sequence[SpecFolder]) -> None:
+    if problems := [problem for folder in folders for problem in folder.problems]:
+        raise SpecError("\n".join(problems))
+
+
+def _load(folders: Sequence[SpecFolder], installed: tuple[Path, ...]) -> Specs:
+    _refuse_problems(folders)
+    paths = [folder.path for folder in folders]
+    entries = {(e.set, e.name): e for set_name in FOLDERS for e in _read_set(set_name, paths, installed)}
     return Specs((_with_known_references(entry, entries, folders) for entry in entries.values()), folders)
 
 
@@ -168,7 +183,17 @@ def unknown_name(set: str, key: str, valid: Sequence[str], folders: Sequence[Spe
     noun = set.replace("_", " ")
     close = difflib.get_close_matches(key, valid, n=3, cutoff=0.6)
     near = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    return f"there is no {noun} {key!r}.{near} {where_read(folders)}"
+    return f"there is no {noun} {key!r}.{_lab_hint(key) or near} {where_read(folders)}"
+
+
+@cache
+def _names_in_lab() -> frozenset[str]:
+    return frozenset((SHIPPED / "in_lab.txt").read_text(encoding="utf-8").split())
+
+
+def _lab_hint(name: str) -> str:
+    """Return where a spec is that came with etpi and is now in the lab; empty for any other name."""
+    return " Its spec is in the lab: pip install ./lab in a checkout of etpi." if name in _names_in_lab() else ""
 
 
 def nearest(key: str, valid: Sequence[str]) -> str:
@@ -179,18 +204,18 @@ def nearest(key: str, valid: Sequence[str]) -> str:
 # --- reading one set -------------------------------------------------------------------------------------------------
 
 
-def _read_set(set_name: str, folders: Sequence[Path]) -> Iterator[Entry]:
+def _read_set(set_name: str, folders: Sequence[Path], installed: tuple[Path, ...]) -> Iterator[Entry]:
     """Read one set of specs. Subfolders group files; a spec's name is its file's, once in all folders."""
-    files = _files(set_name, [*folders, SHIPPED])
+    files = _files(set_name, [*folders, *installed])
     for name in sorted(files):
-        is_shipped = files[name][0].is_relative_to(SHIPPED)
-        yield _shipped(set_name)[name] if is_shipped else _read(set_name, name, files)
+        is_installed = any(files[name][0].is_relative_to(folder) for folder in installed)
+        yield _installed(set_name, installed)[name] if is_installed else _read(set_name, name, files)
 
 
 @cache
-def _shipped(set_name: str) -> dict[str, Entry]:
-    """Return the shipped specs of a set; no file of the user's changes them, so a process reads them once."""
-    files = _files(set_name, [SHIPPED])
+def _installed(set_name: str, folders: tuple[Path, ...]) -> dict[str, Entry]:
+    """Return the installed specs of a set; no file of the user's changes them, so a process reads them once."""
+    files = _files(set_name, folders)
     return {name: _read(set_name, name, files) for name in files}
 
 
@@ -235,7 +260,7 @@ def _resolve(
         return document
     if parent not in files:
         near = difflib.get_close_matches(str(parent), files.keys() - {name}, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = _lab_hint(str(parent)) or (f"; did you mean {near[0]!r}?" if near else "")
         raise SpecError(f"{file}: extends: there is no {parent!r} to extend{hint}")
     under = _resolve(parent, files, model, (*seen, file))
     under.pop("published", None)  # figures of one run are not those of its variations
@@ -279,10 +304,11 @@ def _inner(value: Any) -> Iterable[Any]:
 
 
 def _twice(name: str, file: Path, other: Path) -> str:
-    if other.is_relative_to(SHIPPED):
+    if any(other.is_relative_to(folder) for folder in installed_folders()):
+        of = "etpi comes with" if other.is_relative_to(SHIPPED) else "a plugin has"
         return (
-            f"{file}: etpi comes with a spec named {name!r} ({other.relative_to(SHIPPED)}), and a spec does not "
-            f'replace another; rename the file. extends = "{name}" takes over its values'
+            f"{file}: {of} a spec named {name!r} ({other}), and a spec does not replace another; rename the file. "
+            f'extends = "{name}" takes over its values'
         )
     return f"{file}: the name {name!r} occurs twice, also in {other}; rename one file"
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection
 
 from etpi_assets.specs.errors import SpecError
-from etpi_assets.specs.load import SHIPPED, Specs
+from etpi_assets.specs.load import Specs, installed_folders
 
 SHIPPED_VARIABLE = "ETPI_SHIPPED"
 DEMO, ALL = "demo", "all"
@@ -19,7 +19,7 @@ _SETS = ("experiment", "rollout_set", "suite")
 def shown_specs(specs: Specs, with_data: Callable[[str], Collection[str]]) -> Specs:
     """Return the specs to show, as $ETPI_SHIPPED says: "demo" or "all", by default all.
 
-    With "demo", a shipped spec is shown if the demo runs it, if its partition has data, or if a shown spec uses it.
+    With "demo", an installed spec is shown if the demo runs it, if its partition has data, or if a shown spec uses it.
 
     Args:
         with_data: set -> the names of its partitions that have data.
@@ -35,7 +35,8 @@ def shown_specs(specs: Specs, with_data: Callable[[str], Collection[str]]) -> Sp
     if choice == ALL:
         return specs
     shown = {("experiment", name) for name in DEMO_EXPERIMENTS}
-    shown |= {(entry.set, entry.name) for entry in specs.entries() if not entry.file.is_relative_to(SHIPPED)}
+    installed = installed_folders()
+    shown |= {(e.set, e.name) for e in specs.entries() if not any(e.file.is_relative_to(path) for path in installed)}
     shown |= {(name, key) for name in _SETS for key in with_data(name)}
     for index, name in enumerate(_SETS):
         for key in [key for set_name, key in shown if set_name == name]:

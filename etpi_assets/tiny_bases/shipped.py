@@ -1,6 +1,6 @@
 """Tiny bases in the package: find them, verify their bytes, copy them to the lake, and detect changed recipes.
 
-A base is a folder of `etpi_assets/tiny_bases`, named after its world and the hash of its weights; `rebuild` writes it.
+A base is a folder of `etpi_assets/tiny_bases`, named after its world and the hash of its weights; the lab trains them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 RECIPE = "recipe.json"
 WEIGHTS = "model.safetensors"
-REBUILD = "make tiny-bases"
-"""The command that rebuilds them in a checkout; elsewhere use `python -m etpi_assets.tiny_bases.rebuild`."""
+REBUILD = "etpi lab tiny-bases"
+"""The command that rebuilds them in a checkout."""
 
 
 class Corpus(BaseModel):

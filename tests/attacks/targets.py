@@ -17,7 +17,7 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import ANSWER, Task
 from etpi_assets.tasks.grading import grade
-from etpi_assets.tasks.pypi_bugs.build import test_command
+from etpi_lab.pypi_bugs.build import test_command
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory

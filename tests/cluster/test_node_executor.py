@@ -199,7 +199,7 @@ def test_process_that_resumes_a_run_finds_its_jobs(ray: FakeRay) -> None:
     resumed = _NodeSteps(SETTINGS, ray.jobs, load_specs())  # pyright: ignore[reportArgumentType]
     assert resumed.check_step_health(ray.context("tasks", "coop_tiny")).is_healthy
     with pytest.raises(RuntimeError):  # Dagster then launches it
-        resumed.check_step_health(ray.context("raw_rollouts", "coop_tiny_50"))
+        resumed.check_step_health(ray.context("raw_rollouts", "coop_tiny_strong"))
 
 
 def test_lost_step_is_retried_three_times_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

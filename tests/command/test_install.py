@@ -23,7 +23,7 @@ from tests.support.small_specs import write_small_specs
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("Makefile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE") + (
-    "etpi", "etpi_assets", "etpi_cluster", "etpi_resources", "sql",
+    "etpi", "etpi_assets", "etpi_cluster", "etpi_resources", "lab", "sql",
 )  # fmt: skip
 AWKWARD = "mes données d'été"
 STRANGER = 64_200

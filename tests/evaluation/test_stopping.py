@@ -27,10 +27,12 @@ from tests.support.graph import write_spec
 from tests.support.rollouts import planning_pair
 from tests.support.small_lake import put
 
-SPEC = """extends = "plan_first_apart"
+SPEC = """extends = "templated_tiny"
+rollout_sets = ["coop_tiny_strong"]
 [evaluate]
 suite = "small"
 tasks = 8
+roles = ["base", "sft"]
 decodings = [{ name = "greedy" }]
 """
 STOP = """[evaluate.stop]

@@ -33,15 +33,19 @@ from etpi_assets.specs.load import Specs, load_specs
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.manifest import RunRecord
 from etpi_resources.lake.schemas import TABLES, empty, from_rows
-from tests.support.mutations import EDITS, EXPERIMENTS, SAME, SUITES
+from tests.support.graph import write_spec
+from tests.support.mutations import EDITS, EXPERIMENTS, OWN, SAME, SUITES
 
 Partition = tuple[str, str]
 MOST_OVER_REPORTED = 0.10
 
 
 @pytest.fixture(scope="module")
-def specs() -> Specs:
-    return load_specs()
+def specs(tmp_path_factory) -> Specs:
+    folder = tmp_path_factory.mktemp("specs")
+    for name, text in OWN.items():
+        write_spec(folder, *name.split("/"), text)
+    return load_specs(folder)
 
 
 @pytest.fixture(scope="module")
@@ -225,18 +229,8 @@ PROGRAMS = {
     "etpi_assets.exports": "writes data for other programs; no asset holds it",
     "etpi_resources.chat.report": "etpi model: shows what a chat template does",
     "etpi_assets.tasks.judged_rows": "a family for plugins, reached where a spec selects one",
-    "etpi_assets.tiny_bases.rebuild": "rebuilds the shipped tiny bases, a command",
-    "etpi_assets.reports.findings": "rewrites the README's tables",
     "etpi_assets.reports.history": "rewrites the README's tables",
-    "etpi_assets.reports.results": "rewrites the README's tables",
-    "etpi_assets.reports.sweeps": "etpi sweeps: reads results and writes a page",
-    "etpi_assets.scoring.over_seeds": "intervals of findings and sweeps, which no asset holds",
-    "etpi_assets.scoring.power": "power calculations of findings and sweeps",
-    "etpi_assets.scoring.student_t": "used by over_seeds and power",
     "etpi_assets.specs": "models of specs count through the resolved spec, their methods where they are called",
-    "etpi_assets.tasks.pypi_bugs.build": "builds the suite's files once; their fingerprint is in the key",
-    "etpi_assets.tasks.pypi_bugs.mutations": "part of that builder",
-    "etpi_assets.tasks.pypi_bugs.packages": "part of that builder",
     "etpi_resources.chat.table": "prints how templates render",
     "etpi_resources.gguf_converter": "used by an export",
     "etpi_resources.chat.tokenizers.tiny_bpe": "trained the tiny tokenizer once; tokenizer.json is its result",
@@ -246,9 +240,6 @@ PROGRAMS = {
 
 DATA = {
     "etpi_resources/sandboxes/downloads/requirements.txt": "make mitmproxy",
-    "etpi_assets/reports/findings.toml": "the README's tables",
-    "etpi_assets/reports/declared_sweeps/": "declarations that etpi sweeps reads",
-    "etpi_assets/tasks/pypi_bugs/packages.toml": "read by the suite's builder",
     "etpi_assets/tiny_bases/": "shipped checkpoints, which their content names",
     "sql/explain/": "etpi explain",
     "sql/checks/": "questions that people ask the catalog",

@@ -12,8 +12,8 @@ from etpi.run.console_table import ending, failures_table, states_table
 from etpi.run.live_lines import live_lines
 from etpi_assets.orchestration.live_progress import _SentProgress, received_progress
 from etpi_assets.planning.planner import Step
-from etpi_assets.reports.results import render
 from etpi_assets.specs.load import load_specs
+from etpi_lab.analysis.results import render
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.schemas import from_rows
 from etpi_resources.process import progress

@@ -9,8 +9,8 @@ import pytest
 
 from etpi import cli
 from etpi.run.console_table import folders_table
-from etpi_assets.specs.folders import user_folders
-from etpi_assets.specs.load import SpecError, load_specs
+from etpi_assets.specs.folders import plugin_folders, user_folders
+from etpi_assets.specs.load import SpecError, load_installed, load_shipped, load_specs
 from tests.support.graph import small_world, write_spec
 
 MINE = 'extends = "plan_first_tiny"\ntitle = "mine"\n'
@@ -111,3 +111,42 @@ def test_status_shows_each_folder_with_its_counts_and_faults(cwd, capsys):
     Path("specs/stray.toml").write_text(MINE)
     assert cli.main(["status", "first"]) == 1
     assert "stray.toml" in capsys.readouterr().out
+
+
+@pytest.fixture
+def plugin(tmp_path_factory, monkeypatch):
+    """A function that installs a distribution whose package `theirs.specs` holds specs; returns that folder."""
+    site = tmp_path_factory.mktemp("site")
+    monkeypatch.syspath_prepend(str(site))
+
+    def install(package="theirs.specs"):
+        info = site / "theirs-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[etpi.specs]\ntheirs = {package}\n")
+        plugin_folders.cache_clear()
+        return site / "theirs" / "specs"
+
+    yield install
+    monkeypatch.undo()
+    plugin_folders.cache_clear()
+
+
+def test_specs_of_a_plugin_are_read_and_may_be_extended(cwd, plugin):
+    folder = plugin()
+    write_spec(folder, "experiments", "theirs", MINE)
+    write_spec(cwd / "specs", "experiments", "mine", 'extends = "theirs"\ntitle = "mine after theirs"\n')
+    specs = load_specs()
+    assert specs.experiments["mine"].title == "mine after theirs"
+    assert [folder.path for folder in specs.folders] == [cwd / "specs"], "a plugin's folder is none of the user's"
+    assert "theirs" in load_installed().experiments and "mine" not in load_installed().experiments
+    assert "theirs" not in load_shipped().experiments
+    write_spec(cwd / "specs", "experiments", "theirs", MINE)
+    with pytest.raises(SpecError, match="plugin"):
+        load_specs().get("experiment", "theirs")
+
+
+def test_plugin_without_its_specs_is_named(cwd, plugin):
+    plugin("theirs.gone")
+    with pytest.raises(SpecError, match=r"plugin theirs .*theirs\.gone"):
+        load_specs()

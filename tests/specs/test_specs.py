@@ -10,7 +10,7 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.planning.planner import plan
 from etpi_assets.resources import HardwareMissing, require_hardware
 from etpi_assets.specs.experiment import ServingSection
-from etpi_assets.specs.load import MODELS, SpecError, load_specs
+from etpi_assets.specs.load import MODELS, SpecError, load_shipped, load_specs
 from etpi_assets.specs.paths import PathError, expand, fingerprint
 from etpi_assets.specs.training import RLSection
 from etpi_resources.lake.lake import Lake
@@ -92,6 +92,11 @@ def test_unknown_name_offers_only_near_names_and_the_folders_read(folder):
     assert "Did you mean" not in str(raised.value)
     message = str(_experiment(folder, EXPERIMENT.replace("few", "fwe")).error)
     assert re.search("rollout_sets: .*'fwe'.*'few'", message)
+
+
+def test_name_that_moved_to_the_lab_says_how_to_install_it():
+    with pytest.raises(SpecError, match=r"'plan_first_apart'.*pip install \./lab"):
+        load_shipped().get("experiment", "plan_first_apart")
 
 
 def test_bad_value_names_the_key(folder):

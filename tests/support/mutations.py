@@ -17,14 +17,14 @@ from etpi_assets.specs.rollout_set import RolloutSetSpec
 
 EXPERIMENTS = (
     "plan_first_tiny",
-    "plan_first_apart",
+    "native",
     "plan_first_tiny_lora",
-    "plan_first_tiny_retokenised",
+    "retokenised",
     "etpi_phase1_tiny",
     "etpi_phase2_tiny",
     "grpo_tcr_tiny",
     "terminal_grpo_tiny",
-    "running_sum_tiny_compacted",
+    "compacted",
     "templated_tiny",
     "plan_first_v1",
     "grpo_tcr_4b_vllm",
@@ -35,8 +35,15 @@ EXPERIMENTS = (
     "solo_import",
     "terminal_grpo_0_8b",
 )
-"""Shipped experiments that together have every family but pypi_bugs, every engine and every kind of training."""
+"""Experiments, shipped or own, that together have every family but pypi_bugs, every engine and every kind of training."""
 SUITES = ("pypi_bugs",)
+OWN = {
+    "experiments/native": 'extends = "templated_tiny"\nrollout_sets = ["coop_tiny_strong"]\n[pairs]\ncapture = "native"\n',
+    "experiments/retokenised": 'extends = "native"\n[pairs]\ncapture = "retokenised"\n',
+    "experiments/compacted": 'extends = "running_sum_tiny"\nrollout_sets = ["compacted"]\n[evaluate.agent]\ncompact_after = 3\n',
+    "rollout_sets/compacted": 'extends = "running_sum"\n[agent]\ncompact_after = 3\n',
+}
+"""Specs beside the shipped ones."""
 
 Where = Callable[[Specs, str], bool]
 """Whether a partition, of these specs and this name, is one whose result changes."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.tasks.pypi_bugs.packages import make_tools
+from etpi.sandbox_python import make_tools
 
 FILES = {
     "moor.py": "def rope(n):\n    return n\n\n\n# 1\n# 2\n# 3\n# 4\n# 5\n# 6\n\n\ndef knot(n):\n    return n\n",

@@ -7,19 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from etpi_assets.specs.load import load_shipped
 from etpi_assets.specs.rollout_set import TinySection
-from etpi_assets.tiny_bases import rebuild as rebuild_bases
 from etpi_assets.tiny_bases import recipe as tiny_base
 from etpi_assets.tiny_bases import shipped as shipped_bases
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import Lake, LakeError, folder_hash, sha256_of
 
 pytestmark = pytest.mark.slow
-USED = rebuild_bases.used_by_shipped_specs()
+BASES = [spec.base for spec in load_shipped().experiments.values() if spec.base.kind == "tiny"]
+USED = [
+    (base.tiny, load_chat_format(base.tokenizer, base.chat_template))
+    for base in {(b.tiny.model_dump_json(), b.tokenizer, b.chat_template): b for b in BASES}.values()
+]
 WORLDS = [section.world for section, _ in USED]
 SMALLEST = USED[WORLDS.index("arithmetic_tiny")]
 
@@ -54,13 +57,13 @@ def test_every_tiny_base_of_a_shipped_spec_is_shipped_and_nothing_else():
 
 @pytest.mark.parametrize(("section", "chat"), USED, ids=WORLDS)
 def test_shipped_weights_match_the_current_recipe(section: TinySection, chat):
-    """Where this fails after a change of the corpus or of the code that trains on it: run `make tiny-bases`, commit."""
+    """Where this fails after a change of the corpus or of the code that trains on it: run `etpi lab tiny-bases`."""
     recipe = shipped_bases.find(section, chat)
     assert recipe is not None and recipe.dtype == "fp32"
     assert recipe.corpus == shipped_bases.corpus_of(tiny_base.corpus_rows(section, chat))
     assert recipe.code.training == shipped_bases.recipe_code(section).training
     assert recipe.weights == sha256_of(recipe.folder / shipped_bases.WEIGHTS)
-    assert (recipe.folder / shipped_bases.WEIGHTS).stat().st_size < rebuild_bases.MAX_BYTES
+    assert (recipe.folder / shipped_bases.WEIGHTS).stat().st_size < 4_000_000
 
 
 @pytest.mark.usefixtures("no_training")
@@ -94,7 +97,7 @@ def test_damaged_weights_are_refused_by_name(tmp_path: Path, copied: Path):
     assert recipe is not None and recipe.folder.parent == copied
     weights = recipe.folder / shipped_bases.WEIGHTS
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x00")
-    with pytest.raises(LakeError, match=r"model\.safetensors is damaged.*make tiny-bases"):
+    with pytest.raises(LakeError, match=r"model\.safetensors is damaged.*etpi lab tiny-bases"):
         tiny_base.build(Lake(tmp_path / "data"), section, chat, "code", echo=lambda line: None)
 
 
@@ -109,28 +112,8 @@ def test_a_change_of_the_recipe_warns_and_names_the_command(monkeypatch: pytest.
 
     assert outcome(corpus="other").passed, "other code that writes the same corpus"
     stale = outcome(training="other")
-    assert not stale.passed and not stale.blocking and "`make tiny-bases`" in stale.message
+    assert not stale.passed and not stale.blocking and "`etpi lab tiny-bases`" in stale.message
     rows = list(tiny_base.corpus_rows(section, chat))
     monkeypatch.setattr(tiny_base, "corpus_rows", lambda section, chat: rows[:-1])
     stale = outcome(corpus="other")
     assert not stale.passed and "before its corpus changed" in stale.message
-
-
-def test_rebuilding_replaces_the_shipped_base(copied: Path, tmp_path: Path):
-    """Without training: the files of another run stand in for it."""
-    section, chat = SMALLEST
-    before = shipped_bases.find(section, chat)
-    assert before is not None
-    model = tmp_path / "model"
-    shutil.copytree(before.folder, model)
-    weights = load_file(model / shipped_bases.WEIGHTS)
-    next(iter(weights.values())).view(-1)[0] += 1
-    save_file(weights, model / shipped_bases.WEIGHTS, metadata={"format": "pt"})
-    report = before.model_dump(mode="json")
-    after = rebuild_bases.ship(section, chat, report, model)
-    assert not before.folder.exists() and shipped_bases.find(section, chat) == after
-    assert after.folder.parent == copied and after.weights == sha256_of(after.folder / shipped_bases.WEIGHTS)
-    bad = report | {"log": [line | {"loss": 5.0} for line in report["log"]]}
-    with pytest.raises(RuntimeError, match="not shipped"):
-        rebuild_bases.ship(section, chat, bad, model)
-    assert shipped_bases.find(section, chat) == after

@@ -172,9 +172,9 @@ def test_instruction_names_own_feature_and_never_the_partners():
 
 
 def test_unprompted_teacher_plans_where_the_task_tells_of_the_overlap():
-    spec = load_shipped().rollout_sets["coop_tiny_shared_unprompted"]
+    spec = load_shipped().rollout_sets["coop_tiny_shared_strong"]
     assert spec.engine is not None
-    skill = SharedSkill.of(spec.engine.skill)
+    skill = SharedSkill.of({**spec.engine.skill, "plan_first": 0.02, "plan_if_told": 0.957})
     plans: dict[bool, list[bool]] = {True: [], False: []}
     for task in itertools.islice(generate_tasks("s", 0, "train"), 80):
         first = roll(task, skill).agents[0].turns[0].actions
@@ -190,7 +190,7 @@ def test_plans_have_one_wording_unless_the_skill_rewords(reword: float, wordings
 
 
 def test_shipped_teachers_write_canonical_tokens_and_one_wording():
-    for name in ("strong", "unprompted", "weak"):
+    for name in ("strong", "weak"):
         engine = load_shipped().rollout_sets[f"coop_tiny_shared_{name}"].engine
         assert engine is not None and engine.noncanonical == 0.0
         assert SharedSkill.of(engine.skill).reword == 0.0

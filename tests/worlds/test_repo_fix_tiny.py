@@ -121,7 +121,6 @@ def test_the_base_that_rolls_out_is_the_one_that_is_trained():
     specs = load_specs()
     engine = specs.rollout_sets["repo_fix_tiny_base"].engine
     assert engine and engine.tiny == specs.experiments["etpi_phase1_tiny"].base.tiny
-    assert engine.tiny == specs.experiments["etpi_phase1_tiny_no_think"].base.tiny
 
 
 def test_a_tiny_engine_needs_its_section():

@@ -68,12 +68,11 @@ def test_survey_of_half_a_turn_is_refused(turns: float):
         SurveyingSkill.of({"ack": 1.5})
 
 
-def test_conversations_of_the_shipped_sets_fit_their_context():
-    sets = load_shipped().rollout_sets
-    spec = sets["coop_tiny_survey_28"]
+def test_conversation_with_a_long_survey_fits_4096_tokens():
+    spec = load_shipped().rollout_sets["coop_tiny_strong"]
     assert spec.engine
-    record = roll(TASKS[0], policy(**spec.engine.skill))
+    record = roll(TASKS[0], policy(**{**spec.engine.skill, "survey_turns": 28}))
     for agent in record.agents:
         last = agent.turns[-1]
         assert len(agent.turns) > 30 and agent.exit_status == "Submitted"
-        assert len(last.prompt_ids or ()) + spec.agent.max_tokens < spec.agent.max_model_len
+        assert len(last.prompt_ids or ()) + spec.agent.max_tokens < 4096

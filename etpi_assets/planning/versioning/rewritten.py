@@ -17,8 +17,11 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("etpi_resources.engines.vllm_server:start_servers", "ba6716429c7beb2a"): {
         "etpi_resources.engines.vllm_server:start_servers": "db2ff04664dc531b",
     },
+    ("etpi_assets.tiny_bases.shipped:REBUILD", "753a1a34fa37067a"): {
+        "etpi_assets.tiny_bases.shipped:REBUILD": "0b71701bc43b234a",
+    },
 }
 """(definition, its digest today) -> {definition: digest} that code versions contain in its place.
 
-The rows are of the functions that ask for the backend (`etpi_resources.backend`).
+The rows are of functions that ask for the backend (`etpi_resources.backend`), and of a command's name in messages.
 """

@@ -1,1 +1,0 @@
-"""Repeat experiments over training seeds, in shares and with a page of progress: `etpi results`, `etpi sweeps`."""

@@ -1,0 +1,124 @@
+"""The family `pypi_bugs`: real packages with one wrong expression; the package's own tests are hidden.
+
+The lab builds the rows (`etpi lab pypi-bugs`). A patch passes if every test has the same outcome as in the original
+package.
+
+Fields of a row: repo, version, bug (its place), function, path, fixed (that file's text without the bug), files and
+tests (path -> text), command, expected (test -> outcome), breaks (a test the bug breaks), issue.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from etpi_assets.tasks import places
+from etpi_assets.tasks.commands import write_commands
+from etpi_assets.tasks.family import RejectedInput, Role, Task
+from etpi_assets.tasks.frozen import put_changes
+from etpi_assets.tasks.reports import pytest_outcomes
+from etpi_assets.tasks.repository import PARAMS, REFERENCE_RUNS, RepositoryFamily, make_task
+from etpi_resources.hashes import json_hash
+from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory
+
+WORKDIR = "/workspace"
+_ROOTS = re.compile(r"PYTHONPATH=(?P<roots>\S+) ")
+
+
+class PypiBugs(RepositoryFamily):
+    """The family `pypi_bugs`."""
+
+    name = "pypi_bugs"
+    params: Mapping[str, Any] = {**PARAMS, "sandbox": "bubblewrap", "test_seconds": 600, "memory_gib": 1}
+    hides = "true"  # nothing to hide: a workspace is made of the files that an agent may see
+
+    def read(self, suite: str, row: Mapping[str, Any], chosen: Mapping[str, Any]) -> Task:
+        repo, path = str(row["repo"]), str(row["path"])
+        files, tests, expected = (dict(row[key]) for key in ("files", "tests", "expected"))
+        if expected.get(row["breaks"]) != "PASSED" or files[path] == row["fixed"]:
+            raise ValueError("the row's bug breaks no test that passed without it")
+        place = places.make_place(suite, chosen, key=".", workdir=WORKDIR, image=None)
+        payload = {
+            "bug": row["bug"],
+            "path": path,
+            "fixed": row["fixed"],
+            "files": files,
+            "tests": tests,
+            "command": row["command"],
+            "expected": expected,
+            "entities": sorted({path, str(row["function"])}),
+        }
+        name = hashlib.sha256(str(row["bug"]).encode()).hexdigest()[:8]
+        # The files are the task's own; of the prepared folder only the interpreter is shown.
+        return make_task(
+            suite, f"{repo}/{row['version']}/{name}", repo, str(row["issue"]), chosen, payload=payload,
+            place={**place, "checkout": None},
+        )  # fmt: skip
+
+    def workspace(self, task: Task, role: Role) -> dict[str, str]:
+        return dict(task.payload["files"])
+
+    def put_tests(self, task: Task, sandbox: Sandbox) -> None:
+        sandbox.write_files(task.payload["tests"])
+
+    def hidden_tests(self, task: Task, sandbox: Sandbox) -> Mapping[str, str]:
+        return task.payload["tests"]
+
+    def roots(self, task: Task) -> Sequence[str]:
+        match = _ROOTS.match(task.payload["command"])
+        return match["roots"].split(":") if match else ()
+
+    def test_command(self, task: Task) -> str:
+        """Return the row's command without PYTHONPATH: the recorder adds the roots after pytest is imported."""
+        return _ROOTS.sub("", task.payload["command"])
+
+    def passes(self, task: Task, output: str) -> tuple[bool, Mapping[str, Any]]:
+        outcomes, wanted = pytest_outcomes(output), task.payload["expected"]
+        wrong = sorted(name for name in outcomes.keys() | wanted.keys() if outcomes.get(name) != wanted.get(name))
+        return bool(outcomes) and bool(wanted) and not wrong, {"tests": len(outcomes), "wrong": wrong[:20]}
+
+    def solve(self, task: Task, role: Role) -> Sequence[str]:
+        path = task.payload["path"]
+        return write_commands({path: task.payload["files"][path]}, {path: task.payload["fixed"]})
+
+    def solution(self, task: Task, sandbox: Sandbox) -> None:
+        put_changes(sandbox, {task.payload["path"]: task.payload["fixed"]})
+
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
+        """Validate as in RepositoryFamily, but run the REFERENCE_RUNS only once for all tasks with the same fixed files
+        and tests."""
+        rejections: dict[str, RejectedInput | None] = {}
+        for task in tasks:
+            key = _fixed_hash(task)
+            try:
+                if key not in rejections:
+                    rejections[key] = self._reference_fails(task, sandboxes)
+                rejection = rejections[key]
+                if rejection is None and self._try(task, {}, sandboxes)[0]:
+                    rejection = RejectedInput(task.task_id, "null_passes", "the tests pass without any change")
+            except EnvironmentUnavailable as error:
+                rejection = RejectedInput(task.task_id, "no_environment", str(error))
+            yield RejectedInput(task.task_id, rejection.reason, rejection.detail) if rejection else task
+
+    def _reference_fails(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+        changes = {task.payload["path"]: task.payload["fixed"]}
+        for run in range(REFERENCE_RUNS):
+            passed, details = self._try(task, changes, sandboxes)
+            if not passed:
+                detail = f"run {run + 1} of {REFERENCE_RUNS}: {json.dumps(details)[:1500]}"
+                return RejectedInput(task.task_id, "reference_fails", detail)
+        return None
+
+
+def _fixed_hash(task: Task) -> str:
+    """Return a hash of the fixed files and their tests."""
+    payload = task.payload
+    files = {**payload["files"], payload["path"]: payload["fixed"]}
+    parts = [files, payload["tests"], payload["command"], payload["expected"]]
+    return json_hash(parts)
+
+
+FAMILY = PypiBugs()

@@ -1,0 +1,1 @@
+"""What repeated experiments show: findings, sweeps, the page of results, intervals over seeds, power."""

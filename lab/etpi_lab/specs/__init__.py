@@ -1,0 +1,1 @@
+"""Ablations, with the rollout sets and suites that only they use."""

@@ -1,0 +1,1 @@
+"""Train the tiny bases that etpi ships."""

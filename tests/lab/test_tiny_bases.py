@@ -1,0 +1,53 @@
+"""Tiny bases that are trained again replace those that etpi ships."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from etpi_assets.specs.errors import SpecError
+from etpi_assets.tiny_bases import recipe as tiny_base
+from etpi_assets.tiny_bases import shipped as shipped_bases
+from etpi_lab.tiny_bases import rebuild as rebuild_bases
+from etpi_resources.lake.lake import sha256_of
+
+USED = rebuild_bases.used_by_shipped_specs()
+SMALLEST = next((section, chat) for section, chat in USED if section.world == "arithmetic_tiny")
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The shipped bases in a folder that a test may change."""
+    folder = tmp_path / "shipped"
+    shutil.copytree(shipped_bases.FOLDER, folder)
+    monkeypatch.setattr(shipped_bases, "FOLDER", folder)
+    return folder
+
+
+def test_every_world_with_a_corpus_has_a_base_and_another_is_refused():
+    assert sorted(section.world for section, _ in USED) == sorted(tiny_base.WORLDS)
+    with pytest.raises(SpecError, match="'moon'.*arithmetic_tiny"):
+        rebuild_bases.rebuild_worlds(["moon"])
+
+
+def test_rebuilding_replaces_the_shipped_base(copied: Path, tmp_path: Path):
+    """Without training: the files of another run stand in for it."""
+    section, chat = SMALLEST
+    before = shipped_bases.find(section, chat)
+    assert before is not None
+    model = tmp_path / "model"
+    shutil.copytree(before.folder, model)
+    weights = load_file(model / shipped_bases.WEIGHTS)
+    next(iter(weights.values())).view(-1)[0] += 1
+    save_file(weights, model / shipped_bases.WEIGHTS, metadata={"format": "pt"})
+    report = before.model_dump(mode="json")
+    after = rebuild_bases.ship(section, chat, report, model)
+    assert not before.folder.exists() and shipped_bases.find(section, chat) == after
+    assert after.folder.parent == copied and after.weights == sha256_of(after.folder / shipped_bases.WEIGHTS)
+    bad = report | {"log": [line | {"loss": 5.0} for line in report["log"]]}
+    with pytest.raises(RuntimeError, match="not shipped"):
+        rebuild_bases.ship(section, chat, bad, model)
+    assert shipped_bases.find(section, chat) == after
