@@ -20,7 +20,7 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("etpi_assets.tiny_bases.shipped:REBUILD", "753a1a34fa37067a"): {
         "etpi_assets.tiny_bases.shipped:REBUILD": "0b71701bc43b234a",
     },
-    ("etpi_resources.trainers.workers.ranks:interface_of", "25974a16d6783962"): {
+    ("etpi_resources.trainers.workers.ranks:interface_of", "2678b2437d56eb82"): {
         "etpi_resources.trainers.workers.ranks:interface_of": "d1ab3970db872158",
         "etpi_resources.trainers.workers.ranks:_SIOCGIFCONF": "2281fd45198dce61",
     },

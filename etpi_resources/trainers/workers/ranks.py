@@ -106,7 +106,7 @@ def interface_of(address: str) -> str:
     if address.startswith("127."):
         return "lo"
     for name, addresses in psutil.net_if_addrs().items():
-        if any(found.address == address for found in addresses):
+        if any(entry.address == address for entry in addresses):
             return name.partition(":")[0]
     raise OSError(f"no network interface of {socket.gethostname()} has the address {address}")
 
