@@ -137,7 +137,7 @@ view: environment  ## pages of transcripts, tokens and data sets on http://local
 	@$(ETPI) view --port $(or $(PORT),3001)
 
 docs: environment  ## rewrite the pages that are generated from the code: docs/reference, formats.md, chat_formats.md
-	@$(BIN)/python -m etpi.reference
+	@$(BIN)/python -m docs.generate
 	@$(BIN)/python docs/images/draw_asset_graph.py > docs/images/asset_graph.svg
 
 docs-site: environment  ## a searchable site of the docs, into site; fails on a broken link

@@ -1,4 +1,4 @@
-"""Time of `du`, `gc`, `backup` and `restore` on a lake of many versions, against `du` and `cp -r` of the same folder.
+"""Time of `etpi verify` and `etpi gc` on a lake of many versions, against `du` of the same folder.
 
     python bench/life.py [VERSIONS] [MEGABYTES]
 
@@ -22,10 +22,8 @@ from machine import machine
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from etpi_resources.lake.audit import audit
-from etpi_resources.lake.backup import back_up, restore
 from etpi_resources.lake.lake import Lake
-from etpi_resources.lake.removal import Keep, carry_out, plan_garbage
-from etpi_resources.lake.usage import usage
+from etpi_resources.lake.removal import carry_out, plan_garbage
 from tests.support import small_lake
 
 EXPERIMENTS, CHECKPOINTS = 10, 20
@@ -46,10 +44,6 @@ def fill(lake: Lake, versions: int, megabytes: int) -> None:
         small_lake.put(lake, "sft_checkpoint", name, {"checkpoints": [row]}, inputs=inputs)
 
 
-def quiet(line: str) -> None:
-    """Take a log line."""
-
-
 def timed(what: str, work: Callable[[], object], baseline: float | None = None) -> float:
     """Run and print the seconds, and their ratio to a baseline."""
     start = time.perf_counter()
@@ -66,23 +60,12 @@ def main(versions: int, megabytes: int) -> None:
         lake = Lake(root / "data")
         fill(lake, versions, megabytes)
         du = timed("du -s", lambda: subprocess.run(["du", "-s", lake.root], check=True, capture_output=True))
-        timed("etpi du", lambda: usage(lake), du)
-        timed("etpi gc, the plan", lambda: plan_garbage(lake, Keep(older_than=timedelta(0))), du)
-        copy = timed("cp -r, then sync", lambda: _copy(lake.root, root / "copy"))
-        timed("etpi backup, the first", lambda: back_up(lake, root / "backup", log=quiet), copy)
-        timed("etpi backup again, nothing new", lambda: back_up(lake, root / "backup", log=quiet), copy)
-        timed(
-            "etpi restore, every file compared", lambda: restore(root / "backup", Lake(root / "new"), log=quiet), copy
-        )
-        before = usage(lake).total
-        doomed = plan_garbage(lake, Keep(older_than=timedelta(0)))
-        timed(f"etpi gc, {len(doomed.parts)} parts", lambda: carry_out(lake, doomed))
-        print(f"{before / 1e6:,.0f} MB -> {usage(lake).total / 1e6:,.0f} MB; damaged: {len(audit(lake).damages)}")
-
-
-def _copy(source: Path, target: Path) -> None:
-    subprocess.run(["cp", "-r", source, target], check=True)
-    subprocess.run(["sync", "-f", target], check=True)
+        timed("etpi verify", lambda: audit(lake), du)
+        timed("etpi verify --deep", lambda: audit(lake, deep=True), du)
+        timed("etpi gc, the plan", lambda: plan_garbage(lake, timedelta(0)), du)
+        doomed = plan_garbage(lake, timedelta(0))
+        timed(f"etpi gc, {len(doomed)} parts", lambda: carry_out(lake, doomed), du)
+        print(f"damaged: {len(audit(lake).damages)}")
 
 
 if __name__ == "__main__":

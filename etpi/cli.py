@@ -257,20 +257,15 @@ def accept(asset: str | None, key: str | None, experiment: str | None, because: 
 @etpi.command()
 @click.option("--deep", is_flag=True, help="read every file and compare its sha256 (default: existence and size)")
 @click.option("--since", type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]), help="publications from then on (UTC)")
-def verify(deep: bool, since: datetime | None) -> int:
-    """Compare the lake with what was written to it; exit with 1 if anything is damaged."""
-    from etpi import commands
+@click.option("--set-aside", is_flag=True, help="move damaged parts, and the versions that need them, to data/.damaged")
+def verify(deep: bool, since: datetime | None, set_aside: bool) -> int:
+    """Compare the lake with what was written to it; print damaged parts, and exit with 1 if there is one.
 
-    return commands.verify_lake(deep, since.replace(tzinfo=UTC) if since else None)
+    After --set-aside, runs compute again what they need. Restore what a backup has before (docs/lake.md).
+    """
+    from etpi import storage
 
-
-@etpi.command()
-@_consents
-def repair(rebuild: bool, recollect: bool) -> int:
-    """Set damaged parts of the lake aside and make those again that current versions need."""
-    from etpi import commands
-
-    return commands.repair_lake(_consent(rebuild, recollect))
+    return storage.verify(deep=deep, since=since.replace(tzinfo=UTC) if since else None, move=set_aside)
 
 
 @etpi.command()
@@ -328,81 +323,35 @@ def sql(query: str | None, values: tuple[str, ...], text: str | None, list_them:
 
 
 @etpi.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...")
-def du(names: tuple[str, ...]) -> int:
-    """Show the lake's disk use: versions by asset, checkpoints with who uses them, journals and all else.
-
-    NAME is an experiment, a rollout set or a suite; by default the whole lake.
-    """
-    from etpi.life import command
-
-    return command.disk_use(names)
-
-
-@etpi.command()
 @click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
 @click.option("--rollout-set", "rollout_sets", multiple=True, metavar="NAME", help="a rollout set; may be repeated")
 @click.option("--suite", "suites", multiple=True, metavar="NAME", help="a suite; may be repeated")
 @click.option("--yes", is_flag=True, help="remove it (default: only show what would be removed)")
 def rm(experiments: tuple[str, ...], rollout_sets: tuple[str, ...], suites: tuple[str, ...], yes: bool) -> int:
-    """Remove experiments from the lake: every version, their reports, and checkpoints that nothing else uses.
+    """Remove experiments from the lake: every version, their reports and journals. `etpi gc` then frees their weights.
 
     Refuses if something that stays depends on them, or while a run uses the lake. Specs are not touched.
     """
-    from etpi.life import command
+    from etpi import storage
 
     sets = (("experiment", experiments), ("rollout_set", rollout_sets), ("suite", suites))
     pairs = [(name, key) for name, keys in sets for key in keys]
     if not pairs:
         raise click.UsageError("name an experiment, or --rollout-set NAME, or --suite NAME")
-    return command.remove(pairs, yes=yes)
+    return storage.remove(pairs, yes=yes)
 
 
 @etpi.command()
-@click.option("--keep-last", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="past versions")
-@click.option("--older-than", type=click.FloatRange(0), default=14, show_default=True, metavar="DAYS")
+@click.option("--older-than", type=click.IntRange(0, 36500), default=14, show_default=True, metavar="DAYS")
 @click.option("--yes", is_flag=True, help="remove it (default: only show what would be removed)")
-def gc(keep_last: int, older_than: float, yes: bool) -> int:
-    """Remove past versions, checkpoints and scratch that nothing needs any more.
+def gc(older_than: int, yes: bool) -> int:
+    """Remove past versions, checkpoints and scratch that nothing needs any more, and that are older than DAYS.
 
-    What a current version was computed from stays, and with it the lineage of every checkpoint. Younger parts than
-    --older-than stay, and the newest --keep-last past versions of each partition.
+    What a current version was computed from stays, and with it the lineage of every checkpoint.
     """
-    from etpi.life import command
+    from etpi import storage
 
-    return command.collect_garbage(keep_last=keep_last, older_than=older_than, yes=yes)
-
-
-@etpi.command()
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--deep", is_flag=True, help="read every file of the backup and compare its sha256")
-@click.option("--delete", is_flag=True, help="remove from the backup what the lake no longer has")
-@click.option("--force", is_flag=True, help="the folder is the backup of this lake from before it was moved")
-def backup(folder: Path, deep: bool, delete: bool, force: bool) -> int:
-    """Copy the lake to FOLDER, also while runs publish. Copies only what FOLDER does not have."""
-    from etpi.life import command
-
-    return command.back_up(folder, deep=deep, delete=delete, force=force)
-
-
-@etpi.command()
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.argument("to", required=False, type=click.Path(path_type=Path))
-@click.option("--overwrite", is_flag=True, help="make the backup's versions current where the lake has others")
-def restore(folder: Path, to: Path | None, overwrite: bool) -> int:
-    """Copy the backup FOLDER into the lake, or into a new lake TO, and verify every file."""
-    from etpi.life import command
-
-    return command.restore(folder, to, overwrite=overwrite)
-
-
-@etpi.command()
-@click.option("--yes", is_flag=True, help="do it (default: only show what would change)")
-def migrate(yes: bool) -> int:
-    """Bring a lake that an older etpi wrote to the format of this one."""
-    from etpi.life import command
-
-    return command.migrate(yes=yes)
+    return storage.collect_garbage(older_than=older_than, yes=yes)
 
 
 @etpi.command()

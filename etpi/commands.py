@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Collection, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -260,49 +258,6 @@ def accept_changes(experiment: str, because: str) -> int:
         print(f"{step.asset} of {step.key}: accepted ({step.reason})")
     print(f"{experiment}: {len(steps)} changes of code accepted")
     return 0
-
-
-def verify_lake(deep: bool, since: datetime | None) -> int:
-    """Print every damaged part of the lake; return 1 if there is one."""
-    from etpi_resources.lake.audit import audit
-    from etpi_resources.lake.lake import Lake
-
-    lake = Lake.open()
-    start = time.monotonic()
-    result = audit(lake, deep=deep, since=since)
-    for damage in result.damages:
-        needed = f"current in {', '.join(map(str, damage.refs))}" if damage.refs else "no current version needs it"
-        print(f"{damage.path.relative_to(lake.root)}: {damage.fault}; {needed}")
-    verified = ", ".join(f"{count} {kind}s" for kind, count in result.counts.items())
-    read = f", {result.bytes / 1e6:,.0f} MB read" if deep else "; contents were not read (--deep reads them)"
-    print(f"{lake.root}: {verified or 'nothing published'}{read}, in {time.monotonic() - start:.1f} s")
-    print(f"{len(result.damages)} damaged" + ("; `etpi repair` makes them again" if result.damages else ""))
-    return 1 if result.damages else 0
-
-
-def repair_lake(consent: Collection[str]) -> int:
-    """Repair the lake and print what became of each damaged part; return 1 if one remains that is needed."""
-    from etpi_resources.lake.audit import DAMAGED, audit
-    from etpi_resources.lake.lake import Lake
-
-    lake = Lake.open()
-    damages = audit(lake, deep=True).damages
-    if not damages:
-        print(f"{lake.root}: nothing is damaged")
-        return 0
-    prepare_dagster_home()
-    from etpi.life.repair import repair
-    from etpi.run.client import Client
-    from etpi.run.console import showing
-
-    specs = load_specs()
-    with showing(), Client(specs, consent=consent) as client:
-        repairs = repair(damages, specs, lake, client.run, consent)
-    for done in repairs:
-        where, detail = f" ({done.ref})" if done.ref else "", f": {done.detail}" if done.detail else ""
-        print(f"{done.damage.path.relative_to(lake.root)}{where}: {done.result}{detail}")
-    print(f"damaged parts were moved to {lake.root / DAMAGED}")
-    return 1 if any(done.result in ("failed", "no spec", "needs consent") for done in repairs) else 0
 
 
 def embedded(specs: Specs | None = None) -> list[str]:

@@ -27,7 +27,7 @@ def little_space(report: MachineReport) -> Iterator[Finding]:
     for place, free in report.free_gb.items():
         if free < FREE_GB:
             what = f"{free:g} GB are free in the folder of {'the lake' if place == 'lake' else 'its own files'}"
-            yield Finding(report.name, "lake", what, "free space there: etpi du, etpi gc", fault=False)
+            yield Finding(report.name, "lake", what, "free space there: etpi gc (docs/lake.md)", fault=False)
 
 
 def table(

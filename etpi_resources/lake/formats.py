@@ -1,9 +1,13 @@
-"""The file `lake.json`, which names a lake's format; `migrations` brings a lake from one format to the next."""
+"""The file `lake.json`, which names a lake's format.
+
+A format number covers the form of manifests, pointers and tables. It is raised only by a change after which older files
+would be misread: a renamed or retyped column or manifest field, another meaning or unit of a value, another path. A new
+column, table, asset or manifest field needs no new format: it is null, or has its default, where older files lack it.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from etpi_resources.lake.files import write_atomically
@@ -13,68 +17,25 @@ from etpi_resources.lake.provenance import etpi_version
 MARKER = "lake.json"
 
 
-@dataclass(frozen=True)
-class Format:
-    """The content of `lake.json`.
-
-    Attributes:
-        format: the format of every manifest.
-        etpi: the version of etpi that created or migrated the lake.
-        migrating: the format that an unfinished migration leads to.
-    """
-
-    format: int = 1
-    etpi: str = "0.1.0"
-    migrating: int | None = None
-
-
-def read(root: Path) -> Format:
-    """Return a lake's format; without `lake.json`, 1 if anything was published, as before etpi wrote the file.
-
-    Raises:
-        LakeError: the file cannot be read.
-    """
-    try:
-        stored = json.loads((root / MARKER).read_bytes())
-        return Format(int(stored["format"]), str(stored["etpi"]), stored.get("migrating"))
-    except FileNotFoundError:
-        published = any(root.glob("*/*=*/version=*/manifest-*.json"))
-        return Format() if published else Format(SCHEMA_VERSION, etpi_version())
-    except (ValueError, KeyError, TypeError) as error:
-        raise LakeError(
-            f"{root / MARKER} cannot be read ({error}); restore it from a backup, or write "
-            f'{{"format": 1, "etpi": "0.1.0"}} if this etpi wrote the lake'
-        ) from error
-
-
-def write(root: Path, stored: Format) -> None:
-    """Replace `lake.json`."""
-    kept = {name: value for name, value in asdict(stored).items() if value is not None}
-    write_atomically(root / MARKER, json.dumps(kept) + "\n")
-
-
 def mark(root: Path) -> None:
     """Write `lake.json` if it is missing. Call with the lock on publishing."""
     if not (root / MARKER).exists():
-        write(root, Format(SCHEMA_VERSION, etpi_version()))
+        write_atomically(root / MARKER, json.dumps({"format": SCHEMA_VERSION, "etpi": etpi_version()}) + "\n")
 
 
 def require_known(root: Path) -> None:
-    """Raise if this etpi cannot read the lake as it is.
+    """Raise if this etpi cannot read the lake; one without `lake.json` has format 1, as before etpi wrote the file.
 
     Raises:
         NewerFormat: a newer etpi wrote it.
-        LakeError: it has an older format, or a migration was interrupted.
+        LakeError: `lake.json` cannot be read.
     """
-    stored = read(root)
-    if max(stored.format, stored.migrating or 0) > SCHEMA_VERSION:
-        raise NewerFormat.of(root, max(stored.format, stored.migrating or 0), stored.etpi)
-    if stored.migrating is not None:
-        raise LakeError(
-            f"the migration of {root} to format {stored.migrating} was interrupted; run `etpi migrate --yes`"
-        )
-    if stored.format < SCHEMA_VERSION:
-        raise LakeError(
-            f"{root} has format {stored.format} (etpi {stored.etpi}); this etpi works with format {SCHEMA_VERSION}. "
-            "`etpi migrate` shows what would change, `etpi migrate --yes` changes it"
-        )
+    try:
+        stored = json.loads((root / MARKER).read_bytes())
+        number, writer = int(stored["format"]), str(stored["etpi"])
+    except FileNotFoundError:
+        return
+    except (ValueError, KeyError, TypeError) as error:
+        raise LakeError(f"{root / MARKER} cannot be read ({error}); restore it from a backup") from error
+    if number > SCHEMA_VERSION:
+        raise NewerFormat.of(root, number, writer)

@@ -62,20 +62,16 @@ CHECKPOINT_SUFFIXES = (".safetensors", ".json", ".txt", ".jinja")
 class Lake:
     """A folder of versions. Several processes may call any method at once."""
 
-    def __init__(self, root: Path, *, any_format: bool = False) -> None:
+    def __init__(self, root: Path) -> None:
         """Open the folder, which need not exist.
-
-        Args:
-            any_format: for `migrations`: open a lake of another format too.
 
         Raises:
             NewerFormat: a newer etpi wrote it.
-            LakeError: a migration of it was interrupted, or it has an older format.
+            LakeError: its `lake.json` cannot be read.
         """
         self.root = Path(root).resolve()
         self._store = FolderStore(self.root)
-        if not any_format:
-            formats.require_known(self.root)
+        formats.require_known(self.root)
 
     @classmethod
     def open(cls) -> Lake:
@@ -214,7 +210,7 @@ class Lake:
         Raises:
             LockLost: this thread has lost a lock, of its partition for example; the pointers are as before.
         """
-        folder = self._folder(manifest.ref)
+        folder = self.partition_folder(manifest.ref)
         relative = f"version={manifest.version}/{manifest_name(manifest.to_json())}"
         with self.lock("publish"):
             formats.mark(self.root)
@@ -222,7 +218,7 @@ class Lake:
             if not self._store.put_if_absent(self._relative(folder / relative), text.encode()):
                 manifest = _load(folder / relative)
             pointers = {name: self._store.pointer(self._relative(folder / name)) for name in ("current", "blocked")}
-            number = 1 + max((json.loads(p.content)["publication"] for p in pointers.values() if p), default=0)
+            number = 1 + max((json.loads(p)["publication"] for p in pointers.values() if p), default=0)
             pointer = {"version": manifest.version, "manifest": relative, "publication": number}
             name = "blocked" if manifest.blocked else "current"
             self._store.swap(
@@ -259,24 +255,25 @@ class Lake:
 
     # --- versions --------------------------------------------------------------------------------------------------
 
-    def _folder(self, ref: Ref) -> Path:
+    def partition_folder(self, ref: Ref) -> Path:
+        """Return the folder of a partition's pointers and manifests."""
         return self.root / ref.asset / f"{ref.set}={ref.key}"
 
     def _pointer(self, ref: Ref, name: str) -> dict[str, Any] | None:
-        pointer = self._store.pointer(self._relative(self._folder(ref) / name))
-        return json.loads(pointer.content) if pointer else None
+        pointer = self._store.pointer(self._relative(self.partition_folder(ref) / name))
+        return json.loads(pointer) if pointer else None
 
     def current(self, ref: Ref) -> Manifest | None:
         """Return the current version, also if a newer one is blocked; None if no version was ever good."""
         pointer = self._pointer(ref, "current")
-        return _load(self._folder(ref) / pointer["manifest"]) if pointer else None
+        return _load(self.partition_folder(ref) / pointer["manifest"]) if pointer else None
 
     def blocked(self, ref: Ref) -> Manifest | None:
         """Return the newest published version if one of its blocking checks failed, else None."""
         blocked, current = self._pointer(ref, "blocked"), self._pointer(ref, "current")
         if blocked is None or (current is not None and current["publication"] > blocked["publication"]):
             return None
-        return _load(self._folder(ref) / blocked["manifest"])
+        return _load(self.partition_folder(ref) / blocked["manifest"])
 
     def require(self, ref: Ref) -> Manifest:
         """Return the current version, to be used as an input.
@@ -313,7 +310,7 @@ class Lake:
 
     def history(self, ref: Ref) -> list[Manifest]:
         """Return every publication of a partition, oldest first."""
-        manifests = [_load(path) for path in self._folder(ref).glob("version=*/manifest-*.json")]
+        manifests = [_load(path) for path in self.partition_folder(ref).glob("version=*/manifest-*.json")]
         return sorted(manifests, key=lambda manifest: (manifest.created_at, manifest.version))
 
     # --- reading ---------------------------------------------------------------------------------------------------
@@ -442,7 +439,7 @@ class Lake:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep every run and backup out while files are removed or migrated.
+        """Keep every run out, and backups that take the lock, while files are removed.
 
         Raises:
             LakeBusy: a run or a backup is under way; the message names it.

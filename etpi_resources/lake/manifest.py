@@ -12,7 +12,7 @@ from typing import Any, Self
 from etpi_resources.lake.provenance import environment_fingerprint, etpi_version, git_revision
 
 SCHEMA_VERSION = 1
-"""The format of manifests and tables that this etpi writes; `migrations` says what raises it."""
+"""The format of manifests and tables that this etpi writes; `formats` says what raises it."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """Valid names of assets and keys, which are names of folders."""
 
@@ -48,7 +48,7 @@ class DamagedFile(LakeError):
     @classmethod
     def of(cls, path: Path, fault: str) -> Self:
         """Return the error for a file, with the remedy."""
-        remedy = "`etpi verify --deep` lists every damaged file; `etpi repair` makes them again"
+        remedy = "`etpi verify --deep` lists every damaged file; docs/lake.md says how to repair them"
         return cls(f"{path} is damaged: {fault}. {remedy}.")
 
 

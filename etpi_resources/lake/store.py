@@ -1,4 +1,4 @@
-"""The two writes that publishing needs, whatever keeps the lake's files: a folder here, object storage later.
+"""The two writes that publishing needs, in a folder, local or shared over a network.
 
 Files of versions and manifests are immutable and named by their content, so they are put if they are absent. A pointer
 is small and moves, so it is swapped: written only if it still has the content that the writer read. A version exists
@@ -10,9 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from etpi_resources.lake.files import sync
 from etpi_resources.lake.manifest import LakeError
@@ -39,37 +37,8 @@ class PointerMoved(LakeError):
         super().__init__(f"{path} was moved by another process meanwhile; nothing was published. Run it again")
 
 
-@dataclass(frozen=True)
-class Pointer:
-    """A pointer's content, and what `swap` compares: an etag, or the content itself."""
-
-    content: bytes
-    tag: str
-
-
-class Store(Protocol):
-    """Keeps the files of a lake under paths relative to it."""
-
-    def put_if_absent(self, path: str, source: Path | bytes) -> bool:
-        """Store a file, whole and on disk, unless the path exists; return whether it was stored."""
-        ...
-
-    def pointer(self, path: str) -> Pointer | None:
-        """Read a pointer; None if there is none."""
-        ...
-
-    def swap(self, path: str, content: bytes, expected: Pointer | None) -> None:
-        """Replace a pointer, or create it where None is expected.
-
-        Raises:
-            PointerMoved: it is not what was expected.
-            LockLost: this process has lost a lock.
-        """
-        ...
-
-
 class FolderStore:
-    """A folder, local or shared over a network.
+    """Keeps the files of a lake under paths relative to its folder.
 
     `link` puts a file: it fails where the path exists, on every file system and whoever else does the same. A folder
     has no conditional replace, so `swap` relies on the lock on publishing, which the caller holds, and asks for it
@@ -80,6 +49,7 @@ class FolderStore:
         self._root = root
 
     def put_if_absent(self, path: str, source: Path | bytes) -> bool:
+        """Store a file, whole and on disk, unless the path exists; return whether it was stored."""
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         staged = _written_beside(target, source) if isinstance(source, bytes) else source
@@ -98,19 +68,24 @@ class FolderStore:
         sync(target.parent)
         return True
 
-    def pointer(self, path: str) -> Pointer | None:
+    def pointer(self, path: str) -> bytes | None:
+        """Read a pointer; None if there is none."""
         while True:
             try:
-                content = (self._root / path).read_bytes()
+                return (self._root / path).read_bytes()
             except FileNotFoundError:
                 return None
             except OSError as error:
                 if error.errno != errno.ESTALE:  # another node replaced the file between opening and reading it
                     raise
-            else:
-                return Pointer(content, content.decode())
 
-    def swap(self, path: str, content: bytes, expected: Pointer | None) -> None:
+    def swap(self, path: str, content: bytes, expected: bytes | None) -> None:
+        """Replace a pointer, or create it where None is expected.
+
+        Raises:
+            PointerMoved: it is not what was expected.
+            LockLost: this process has lost a lock.
+        """
         target = self._root / path
         staged = _written_beside(target, content)
         try:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from etpi.cli import main
 from etpi_resources.lake.audit import audit, set_aside
-from etpi_resources.lake.lake import DamagedFile, Lake, Ref, folder_hash, manifest_name
+from etpi_resources.lake.lake import DamagedFile, Lake, Ref, manifest_name
 from etpi_resources.lake.schemas import empty, from_rows
 
 TURNS = Ref("raw_rollouts", "rollout_set", "few")
@@ -97,7 +98,6 @@ def test_audit_of_a_sound_lake_reports_nothing(lake: Lake) -> None:
     result = audit(lake, deep=True)
     assert result.damages == []
     assert result.counts == {"pointer": 2, "manifest": 2, "file": 3, "checkpoint": 1, "training": 1}
-    assert result.bytes > len(lake.files(TURNS, "turns")[0].read_bytes())
 
 
 def the_file(lake: Lake) -> Path:
@@ -145,7 +145,7 @@ def test_audit_names_damaged_files(lake, part, harm, deep_only, kind, refs) -> N
     harm(part(lake))
     assert bool(audit(lake).damages) is not deep_only
     (damage,) = audit(lake, deep=True).damages
-    assert (damage.kind, damage.refs) == (kind, refs)
+    assert (damage.kind, tuple(damage.refs)) == (kind, refs)
     assert damage.path.is_relative_to(lake.root)
 
 
@@ -165,21 +165,36 @@ def test_audit_since_a_time_reads_only_later_publications(lake: Lake) -> None:
     assert (result.counts["file"], result.counts["checkpoint"]) == (0, 0)
 
 
-def test_version_set_aside_is_no_longer_current(lake: Lake) -> None:
-    overwrite(the_file(lake))
+@pytest.mark.parametrize("part", [the_file, the_pointer, the_manifest, the_weights, the_training])
+def test_what_is_set_aside_leaves_a_lake_that_verifies_and_can_be_published_to(lake: Lake, part) -> None:
+    overwrite(part(lake))
     (damage,) = audit(lake, deep=True).damages
-    moved = set_aside(lake, damage, datetime.now(UTC))
-    assert moved and moved.is_file() and not damage.path.exists()
-    assert lake.current(TURNS) is None and audit(lake, deep=True).damages[0].refs == ()
-    lake.publish(TURNS, {"turns": ROWS}, input_key="k", inputs={}, spec_hash="s")
+    moved = set_aside(lake, [damage])
+    assert (moved / damage.path.relative_to(lake.root)).exists() and not damage.path.exists()
     assert audit(lake, deep=True).damages == []
+    for ref in damage.refs:
+        assert lake.current(ref) is None
+    lake.publish(TURNS, {"turns": ROWS}, input_key="k", inputs={}, spec_hash="s")
+    assert lake.read(TURNS, "turns").equals(ROWS) and audit(lake, deep=True).damages == []
 
 
-def test_a_damaged_checkpoint_is_set_aside_as_a_whole(lake: Lake) -> None:
-    overwrite(the_weights(lake))
-    (damage,) = audit(lake, deep=True).damages
-    moved = set_aside(lake, damage, datetime.now(UTC))
-    assert moved and folder_hash(moved) != damage.path.name and not damage.path.exists()
+def test_verify_prints_each_damaged_path_on_stdout_and_sets_it_aside(lake: Lake, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("ETPI_DATA", str(lake.root))
+    path = the_file(lake)
+    assert main(["verify", "--deep"]) == 0 and capsys.readouterr().out == ""
+    overwrite(path)
+    assert main(["verify"]) == 0 and main(["verify", "--deep", "--set-aside"]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split(":")[0] == path.relative_to(lake.root).as_posix() and str(TURNS) in line
+    assert main(["verify", "--deep"]) == 0
+
+
+def test_nothing_is_set_aside_while_a_run_uses_the_lake(lake: Lake, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("ETPI_DATA", str(lake.root))
+    the_file(lake).unlink()
+    with lake.in_use():
+        assert main(["verify", "--set-aside"]) == 1
+    assert "is in use" in capsys.readouterr().err and lake.current(TURNS)
 
 
 def test_locks_and_folders_of_dead_processes_are_swept(lake: Lake) -> None:

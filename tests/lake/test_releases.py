@@ -1,8 +1,10 @@
-"""Lakes of earlier commits and releases: this etpi verifies, plans, migrates, backs up and extends them."""
+"""Lakes of earlier commits and releases: this etpi verifies, plans, cleans and extends them; newer ones it refuses."""
 
 from __future__ import annotations
 
+import json
 import tarfile
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,13 +14,12 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.planning.planner import CONSENTS, plan
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import load_specs
-from etpi_resources.lake import catalog
+from etpi_resources.lake import catalog, formats
 from etpi_resources.lake.audit import audit
-from etpi_resources.lake.backup import back_up, restore
-from etpi_resources.lake.lake import Lake, Ref
-from etpi_resources.lake.migrations import migrate
+from etpi_resources.lake.lake import Lake, LakeError, Ref
+from etpi_resources.lake.manifest import SCHEMA_VERSION, Manifest, NewerFormat
 from etpi_resources.lake.removal import plan_garbage
-from etpi_resources.lake.usage import usage
+from tests.support import small_lake
 
 LAKES = Path(__file__).parents[1] / "fixtures" / "lakes"
 ARCHIVES = sorted(LAKES.glob("*.tar.xz"))
@@ -31,13 +32,12 @@ CHAIN = {
 
 @pytest.fixture(scope="module", params=ARCHIVES, ids=lambda path: path.name.removesuffix(".tar.xz"))
 def root(request, tmp_path_factory) -> Path:
-    """The folder of one of the lakes, migrated to this etpi's format."""
+    """The folder of one of the lakes."""
     folder = tmp_path_factory.mktemp("release") / "data"
     with tarfile.open(request.param) as archive:
         # Python 3.11.0 to 3.11.3 have no filters; the archives are this repository's own.
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(folder)
-    migrate(folder)
     return folder
 
 
@@ -62,12 +62,8 @@ def test_the_planner_says_what_changed(root: Path) -> None:
     assert steps["raw_rollouts"].state != "missing"
 
 
-def test_it_can_be_backed_up_and_cleaned(root: Path, tmp_path: Path) -> None:
-    lake = Lake(root)
-    back_up(lake, tmp_path / "backup", log=lambda line: None)
-    restore(tmp_path / "backup", Lake(tmp_path / "restored"), log=lambda line: None)
-    assert audit(Lake(tmp_path / "restored"), deep=True).damages == []
-    assert usage(lake).total > 100_000 and not plan_garbage(lake).refused
+def test_no_garbage_is_seen_in_it(root: Path) -> None:
+    assert "past version" not in {part.reason for part in plan_garbage(Lake(root), timedelta(0))}
 
 
 def test_runs_continue_in_it(root: Path) -> None:
@@ -81,3 +77,32 @@ def test_runs_continue_in_it(root: Path) -> None:
     assert len(lake.history(dataset)) >= len(before) and audit(lake, deep=True).damages == []
     steps = {step.asset: step for step in plan("release_experiment", load_specs(LAKES / "specs"), lake)}
     assert {steps[name].state for name in CHAIN} == {"ok"}
+
+
+# --- formats ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_publication_marks_the_lake(tmp_path: Path) -> None:
+    lake = Lake(tmp_path / "data")
+    assert not (lake.root / formats.MARKER).exists()
+    small_lake.put(lake, "tasks", "coop", {})
+    assert json.loads((lake.root / formats.MARKER).read_text())["format"] == SCHEMA_VERSION
+
+
+def test_a_lake_of_a_newer_etpi_is_refused_with_both_versions(tmp_path: Path) -> None:
+    (tmp_path / formats.MARKER).write_text('{"format": 7, "etpi": "3.1.0"}')
+    with pytest.raises(NewerFormat, match=r"etpi 3\.1\.0 in format 7; this is etpi .*Install etpi 3\.1\.0"):
+        Lake(tmp_path)
+
+
+def test_a_manifest_of_a_newer_format_is_refused_and_a_new_field_is_not(tmp_path: Path) -> None:
+    made = small_lake.put(Lake(tmp_path), "tasks", "coop", {})
+    assert Manifest.from_json(made.to_json() | {"later": 1}) == made
+    with pytest.raises(NewerFormat, match="format 9"):
+        Manifest.from_json(made.to_json() | {"schema_version": 9})
+
+
+def test_a_damaged_marker_names_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / formats.MARKER).write_text("{")
+    with pytest.raises(LakeError, match=r"lake\.json cannot be read.*backup"):
+        Lake(tmp_path)

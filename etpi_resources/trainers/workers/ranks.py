@@ -9,17 +9,14 @@ loopback interface, or the address that the nodes know each other by. PyTorch's 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
-from array import array
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from pydantic import BaseModel, ConfigDict
 
 MODULE = "etpi_resources.trainers.workers.ranks"
@@ -39,7 +37,6 @@ POLL_SECONDS = 0.05
 LAST_LINES = 20
 FAILURE_MARK = "etpi-failed-rank "
 """Begins a line of stdout that is a RankFailure as JSON, where the worker spans nodes."""
-_SIOCGIFCONF = 0x8912
 
 
 class RankFailure(BaseModel):
@@ -108,14 +105,9 @@ def interface_of(address: str) -> str:
     """
     if address.startswith("127."):
         return "lo"
-    size = 40  # of `struct ifreq`: 16 bytes of name, then a socket address
-    table = array("B", bytes(size * 256))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        request = struct.pack("iL", len(table), table.buffer_info()[0])
-        used = struct.unpack("iL", fcntl.ioctl(probe, _SIOCGIFCONF, request))[0]
-    for entry in (table.tobytes()[at : at + size] for at in range(0, used, size)):
-        if socket.inet_ntoa(entry[20:24]) == address:
-            return entry[:16].split(b"\0")[0].decode().partition(":")[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in addresses):
+            return name.partition(":")[0]
     raise OSError(f"no network interface of {socket.gethostname()} has the address {address}")
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from etpi.reference.markdown import anchor, prose, sentence, table
-from etpi.reference.view_columns import COLUMNS, SHARED, TABLES_BEHIND
+from docs.generate.markdown import anchor, prose, table
 from etpi_assets.graph import GRAPH
 from etpi_resources.lake import catalog
 from etpi_resources.lake.lake import Lake
@@ -28,37 +28,40 @@ Token ids are 32-bit integers; a prompt that extends an earlier turn is stored a
 `full_turns` and `tito_pairs` give whole prompts. Times are UTC. Columns said to be JSON hold it as text.
 """
 
+_VIEWS = tomllib.loads(Path(__file__).with_name("view_columns.toml").read_text(encoding="utf-8"))
+"""Meanings of the columns that views add, and the tables behind views."""
+
 
 def page() -> str:
     """Return the page."""
     views = list(_views())
-    lines = [
-        _HEAD,
-        "**Tables:** " + _links([*TABLES], "table"),
-        "",
-        "**Views:** " + _links([v[0] for v in views], "view"),
-    ]
-    lines += ["", "## Tables", ""]
+    names = {"table": list(TABLES), "view": [name for name, *_ in views]}
+    lines = [_HEAD]
+    for kind, listed in names.items():
+        lines += [f"**{kind.title()}s:** " + ", ".join(f"[{name}]({anchor(f'{kind} {name}')})" for name in listed), ""]
+    lines += ["## Tables", ""]
     for name, entry in TABLES.items():
-        assets = [asset for asset, node in GRAPH.items() if name in node.tables]
-        lines += [
-            f"### Table {name}",
-            "",
-            f"{sentence(entry.row)} Written by {', '.join(f'`{a}`' for a in assets)}.",
-            "",
-        ]
-        rows = [[f"`{column}`", _short_type(str(kind)), prose(text)] for column, kind, text in entry.columns]
-        lines += [*table(["Column", "Type", "Meaning"], rows), ""]
+        assets = ", ".join(f"`{asset}`" for asset, node in GRAPH.items() if name in node.tables)
+        about = f"{_sentence(entry.row)} Written by {assets}."
+        lines += _entry(f"Table {name}", about, [(column, str(kind), text) for column, kind, text in entry.columns])
     lines += ["## Views", ""]
     for name, comment, columns in views:
-        lines += [f"### View {name}", "", sentence(comment), ""]
-        rows = [[f"`{column}`", kind, _meaning(name, column)] for column, kind in columns]
-        lines += [*table(["Column", "Type", "Meaning"], rows), ""]
-    return "\n".join(lines).rstrip() + "\n"
+        rows = [(column, kind, _meaning(name, column)) for column, kind in columns]
+        lines += _entry(f"View {name}", _sentence(comment), rows)
+    return "\n".join(lines)
 
 
-def _links(names: list[str], kind: str) -> str:
-    return ", ".join(f"[{name}]({anchor(f'{kind} {name}')})" for name in names)
+def _entry(title: str, about: str, columns: list[tuple[str, str, str]]) -> list[str]:
+    rows = []
+    for column, kind, text in columns:
+        for long, short in _TYPES.items():
+            kind = kind.replace(long, short)
+        rows.append([f"`{column}`", kind, prose(text)])
+    return [f"### {title}", "", about, "", *table(["Column", "Type", "Meaning"], rows)]
+
+
+def _sentence(text: str) -> str:
+    return prose(f"{text[:1].upper()}{text[1:].rstrip('.')}.")
 
 
 def _views() -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
@@ -69,21 +72,14 @@ def _views() -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
             for file in sorted((catalog.sql_folder() / "views").glob("*.sql")):
                 header = takewhile(lambda line: line.startswith("--"), file.read_text(encoding="utf-8").splitlines())
                 described = connection.sql(f'DESCRIBE "{file.stem}"').fetchall()
-                columns = [(row[0], _short_type(row[1])) for row in described]
-                yield file.stem, " ".join(line.removeprefix("-- ") for line in header), columns
+                yield file.stem, " ".join(line.removeprefix("-- ") for line in header), [row[:2] for row in described]
 
 
 def _meaning(view: str, column: str) -> str:
     """Return a column's meaning: of this view, of the stored tables that it shows, or of all views."""
-    tables = TABLES_BEHIND.get(view, (view,))
+    tables = _VIEWS["tables_behind"].get(view, [view])
     stored = {n: text for name in reversed(tables) if name in TABLES for n, _, text in TABLES[name].columns}
-    return prose(COLUMNS.get(view, {}).get(column) or stored.get(column) or SHARED.get(column, ""))
-
-
-def _short_type(kind: str) -> str:
-    for long, short in _TYPES.items():
-        kind = kind.replace(long, short)
-    return kind
+    return {**_VIEWS["shared"], **stored, **_VIEWS["columns"].get(view, {})}.get(column, "")
 
 
 _TYPES = {

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from pathlib import Path
 
-from etpi.reference.markdown import anchor, prose, table
+from docs.generate.markdown import anchor, prose, table
 from etpi_assets.checks import CHECKS, REAL, CheckInfo
 from etpi_assets.graph import GRAPH
 
@@ -25,26 +25,25 @@ seen, or reasoned.
 """
 
 
-def page(faults_page: str) -> str:
-    """Return the page; `faults_page`: the text of docs/faults.md."""
-    faults = _faults(faults_page)
-    lines = [_HEAD, *_summary(), ""]
-    for asset in (name for name in GRAPH if name in CHECKS):
+def page() -> str:
+    """Return the page."""
+    faults = defaultdict[tuple[str, str], list[str]](list)
+    for line in Path("docs/faults.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if len(cells) == 4 and cells[1].startswith("`"):
+            faults[cells[1].strip("`"), cells[2].strip("`")].append(f"[{cells[0]}](../faults.md)")
+    assets = [name for name in GRAPH if name in CHECKS]
+    rows = [[f"[{name}]({anchor(name)})", ", ".join(f"`{info.name}`" for info in CHECKS[name])] for name in assets]
+    lines = [_HEAD, *table(["Asset", "Checks"], rows)]
+    for asset in assets:
         lines += [f"## {asset}", "", prose(GRAPH[asset].summary), ""]
         for info in CHECKS[asset]:
             lines += [*_entry(info, faults[asset, info.name]), ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _summary() -> list[str]:
-    assets = [name for name in GRAPH if name in CHECKS]
-    rows = [[f"[{name}]({anchor(name)})", ", ".join(f"`{info.name}`" for info in CHECKS[name])] for name in assets]
-    return table(["Asset", "Checks"], rows)
+    return "\n".join(lines)
 
 
 def _entry(info: CheckInfo, faults: list[str]) -> list[str]:
-    seen = [prose(info.answers)] if info.answers else []
-    seen += [f"[{fault}](../faults.md)" for fault in faults]
+    seen = [*([prose(info.answers)] if info.answers else []), *faults]
     return [
         f"**`{info.name}`** ({'blocking' if info.blocking else 'warning'})",
         "",
@@ -53,13 +52,3 @@ def _entry(info: CheckInfo, faults: list[str]) -> list[str]:
         *([f"- On a real model: {prose(REAL[info.name])}"] if info.blocking else []),
         *([f"- Seen before: {'; '.join(seen)}."] if seen else []),
     ]
-
-
-def _faults(text: str) -> Mapping[tuple[str, str], list[str]]:
-    """Return the faults of docs/faults.md by asset and check."""
-    faults: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        if len(cells) == 4 and cells[1].startswith("`"):
-            faults[cells[1].strip("`"), cells[2].strip("`")].append(cells[0])
-    return faults

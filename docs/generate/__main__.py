@@ -1,0 +1,42 @@
+"""`python -m docs.generate`: rewrite every generated page of docs/."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from docs.generate import checks, commands, specs, tables
+from etpi_assets.exports import reference as formats
+from etpi_resources.chat import table as chat_formats
+
+_INDEX = """# Reference
+
+Generated from the code, except for environment.md. `make docs` rewrites these pages, and a test fails when one is not
+current.
+
+| Page | Contents |
+|---|---|
+| [specs.md](specs.md) | every key of suite, rollout set and experiment specs: type, default, meaning |
+| [presets.md](presets.md) | the values of every preset |
+| [commands.md](commands.md) | the commands and options of `etpi`, and the targets of `make` |
+| [environment.md](environment.md) | every environment variable that etpi reads or sets |
+| [checks.md](checks.md) | every check: what it catches, what to do, which published failure it answers |
+| [tables.md](tables.md) | every table and SQL view: columns, types, meaning |
+| [formats.md](../formats.md) | formats that etpi imports and exports |
+| [chat_formats.md](../chat_formats.md) | chat templates: think blocks, tool calls, whether turns extend prompts |
+"""
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "reference/README.md": lambda: _INDEX,
+    "reference/specs.md": specs.page,
+    "reference/presets.md": specs.presets,
+    "reference/commands.md": commands.page,
+    "reference/checks.md": checks.page,
+    "reference/tables.md": tables.page,
+    "formats.md": formats.page,
+    "chat_formats.md": chat_formats.page,
+}
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (Path("docs") / name).write_text(page(), encoding="utf-8")
