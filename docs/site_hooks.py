@@ -17,6 +17,11 @@ OUTSIDE = {
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
     "bench.md": "bench/README.md",
+    "lab/index.md": "lab/README.md",
+    **{
+        f"lab/{path.relative_to(ROOT / 'lab/docs').as_posix()}": path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "lab/docs").rglob("*.*")
+    },
 }
 """Page of the site -> its file in the repository, for files outside `docs`."""
 PYTHON_API = """# Python API

@@ -17,7 +17,6 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import ANSWER, Task
 from etpi_assets.tasks.grading import grade
-from etpi_lab.pypi_bugs.build import test_command
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
@@ -103,7 +102,7 @@ class Targets:
             "fixed": solved("1", "2")["moor.py"],
             "files": {"moor.py": FILES["moor.py"]},
             "tests": tests,
-            "command": test_command((".",), ("tests",)),
+            "command": "PYTHONPATH=. python3 -m pytest -c /dev/null --rootdir . -p no:cacheprovider -rA tests",
             "expected": expected,
             "breaks": "tests/test_1.py::test_rope",
             "issue": "rope",

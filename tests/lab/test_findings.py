@@ -293,3 +293,12 @@ def test_every_row_of_the_report_that_the_embedded_worlds_repeat_has_a_finding()
     assert {int(number) for number in re.findall(r"row (\d+)", page)} >= {1, 3, 5, 6, 9, 10, 11}
     sides = {cell.split(",")[0] for line in page.splitlines() if line.count("|") == 5 for cell in line.split(" | ")[2:]}
     assert {name for name in sides if name.endswith("tiny")} <= set(SPECS)
+
+
+def test_page_lists_each_seed_and_experiments_without_metrics(tmp_path):
+    lake, name = Lake(tmp_path), "plan_first_tiny"
+    by_seed = [row(name, hits, 24, seed) for seed, hits in ((None, 18), (0, 12), (1, 24))]
+    small_lake.put(lake, "eval_metrics", name, {"metrics": by_seed})
+    page = render(lake, load_specs(), {"first": name, "unfinished": "plan_first_tiny_weak"})
+    assert "0.75 [0.55, 0.88], n 24; by seed 0.50, 1.00" in page
+    assert "## unfinished" in page and "No metrics" in page

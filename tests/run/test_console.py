@@ -12,8 +12,6 @@ from etpi.run.console_table import ending, failures_table, states_table
 from etpi.run.live_lines import live_lines
 from etpi_assets.orchestration.live_progress import _SentProgress, received_progress
 from etpi_assets.planning.planner import Step
-from etpi_assets.specs.load import load_specs
-from etpi_lab.analysis.results import render
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.schemas import from_rows
 from etpi_resources.process import progress
@@ -156,12 +154,6 @@ def test_a_run_ends_with_links_or_the_reasons_of_its_failures(tmp_path, monkeypa
     text = failures_table({"right": ["tasks of little: blocked"], "publish_catalog": ["catalog: disk full"]})
     assert "failed: right, publish_catalog" in text and "  right: tasks of little: blocked" in text
     assert "etpi status right" in text and "  publish_catalog: catalog: disk full" in text
-
-
-def test_results_page_lists_each_seed(tmp_path):
-    page = render(_lake(tmp_path), load_specs(), {"first": "plan_first_tiny", "unfinished": "plan_first_tiny_weak"})
-    assert "0.75 [0.65, 0.85], n 24; by seed 0.50, 1.00" in page
-    assert "## unfinished" in page and "No metrics" in page
 
 
 def test_states_table_shows_what_is_not_ok():
