@@ -2,7 +2,7 @@
 
 A user's are the folders in `ETPI_SPECS` (separated as in `PATH`), else those that `etpi.toml` in the working folder
 lists (`specs = ["specs", "../shared"]`, relative to that file), else `specs` in the working folder. A plugin's is the
-package that an entry point of the group `etpi.specs` names (docs/own_code.md).
+package that an entry point of the group `etpi.specs` names (docs/own_tasks.md).
 """
 
 from __future__ import annotations
