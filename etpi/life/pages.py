@@ -1,4 +1,4 @@
-"""What the commands print: tables of at most 100 columns."""
+"""Printed tables of the commands, at most 100 columns wide."""
 
 from __future__ import annotations
 

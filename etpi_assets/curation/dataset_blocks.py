@@ -22,7 +22,7 @@ FIGURES = pa.schema([("json", pa.string())])
 
 @dataclass(frozen=True)
 class DatasetRecipe:
-    """What a worker process needs to build the blocks of a data set.
+    """Inputs from which a worker process builds the blocks of a data set.
 
     Attributes:
         validate: the units to validate on, of `DatasetPlan`.

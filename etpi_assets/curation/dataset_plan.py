@@ -31,7 +31,7 @@ class Block:
 
 @dataclass(frozen=True)
 class DatasetPlan:
-    """What the blocks of a data set share.
+    """Settings that all blocks of a data set share.
 
     Attributes:
         longest: tokens of the longest row.

@@ -1,4 +1,4 @@
-"""How long a training row may be, and what the longest one costs in memory."""
+"""The longest allowed training row, and the memory that the longest one takes."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _FACTS = ("task_id", "repo", "teacher")
 
 @dataclass(frozen=True)
 class RowRule:
-    """Which pairs become rows.
+    """The rule that decides which pairs become rows.
 
     Attributes:
         heldout_tasks: tasks whose pairs are dropped, as those of `section.heldout_repos` are.

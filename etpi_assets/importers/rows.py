@@ -29,7 +29,7 @@ _SUFFIXES = (*_LINES, ".json", ".parquet")
 _BATCH_ROWS = 32
 """Rows of parquet that are converted to Python values at a time."""
 MOST_PAGE_BYTES = 1 << 30
-"""How much memory reading rows of parquet may take."""
+"""Memory limit for reading rows of parquet."""
 _MOST_ROWS = 100_000_000
 MANIFEST = "etpi_export"
 """Key that marks the manifest of an etpi export among the files of a data set."""

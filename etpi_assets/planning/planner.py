@@ -259,7 +259,7 @@ _WORDS = {"code": "made by other code", "waiting": "not up to date"} | {
 
 @dataclass(frozen=True)
 class Change:
-    """How a version differs from the one that would be made now.
+    """Difference between a version and the one that would be computed now.
 
     Attributes:
         by_code: inputs that changed only because other code rebuilt them.
