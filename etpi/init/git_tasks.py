@@ -47,7 +47,7 @@ class Candidate:
 
 @dataclass
 class MinedTasks:
-    """The commits by outcome: tasks, refused and skipped ones.
+    """What became of the commits.
 
     Attributes:
         rows: rows of SWE-bench's form, oldest first.

@@ -1,4 +1,4 @@
-"""Printed tables of the commands, at most 100 columns wide."""
+"""What the commands print: tables of at most 100 columns."""
 
 from __future__ import annotations
 

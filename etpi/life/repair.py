@@ -21,7 +21,7 @@ Run = Callable[[str, str | None, Sequence[str]], list[str]]
 
 @dataclass(frozen=True)
 class Repair:
-    """Outcome of one damaged part.
+    """What became of one damaged part.
 
     Attributes:
         ref: the partition that was made again; None if no current version needs the part.

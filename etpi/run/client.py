@@ -50,7 +50,7 @@ EXPERIMENT_ASSETS = ("experiment_inputs", *(name for name in JOBS["run_experimen
 """The assets of an experiment's run where one of several ends with the tables across experiments."""
 SERVER_KILLED = "Dagster's code server was killed, and its runs with it; the machine may have run out of memory"
 _DAGSTERS_OWN = ("[pipes]", "Dependencies for step ")
-"""Prefixes of messages that Dagster writes without an event; a failed run's summary lists the steps that did not run."""
+"""Prefixes of Dagster's messages without an event; a failed run's summary lists the steps that did not run."""
 
 Finished = Callable[[str, list[str]], None]
 _REPORTING = threading.Lock()

@@ -1,4 +1,4 @@
-"""Output of a run: log lines, and on a terminal below them a live block with one line for each running process."""
+"""What a run prints: log lines, and on a terminal below them a live block with one line for each running process."""
 
 from __future__ import annotations
 

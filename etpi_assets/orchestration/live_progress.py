@@ -1,4 +1,4 @@
-"""Progress of a run for the client that submitted it: datagrams on a socket that $ETPI_PROGRESS names.
+"""How the progress of a run reaches the client that submitted it: datagrams on a socket that $ETPI_PROGRESS names.
 
 The event log has everything that stays; these messages are only for the live block of a terminal and may get lost.
 """

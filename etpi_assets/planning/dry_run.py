@@ -1,4 +1,4 @@
-"""Preview of a run: the assets it would compute, why, and their cost last time, without running anything."""
+"""What a run would make, why, and what it cost last time, without running anything."""
 
 from __future__ import annotations
 
