@@ -125,7 +125,7 @@ def _place(checkouts: str | None) -> list[str]:
 
 
 def _held_out(count: int) -> int:
-    """Return how many of so many are held out: none of one."""
+    """Return the held-out count of `count` tasks: none of one."""
     return 0 if count < 2 else max(1, math.floor(count * HELD_OUT))
 
 

@@ -250,7 +250,7 @@ def upweighted_dataset(
             "rows": figures["splits"],
             "dropped": figures["reconcile"]["reasons"],
             "sequences": len(tables["sequences"]),
-            "forking_sequences": figures["forking"],
+            "branching_sequences": figures["branching"],
             "lengths": lengths.summary(cost),
             "memory_formula": lengths.FORMULA,
             "tokens_saved_by_merging": f"{savings['ratio']:.2f}x",

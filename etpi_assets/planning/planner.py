@@ -252,7 +252,7 @@ def _step(
     return step(change.state, change.reason, needs_consent, manifest.seconds)
 
 
-_WORDS = {"code": "made by other code", "waiting": "not up to date"} | {
+_WORDS = {"code": "of changed code", "waiting": "not up to date"} | {
     state: state for state in ("missing", "stale", "blocked", "invalid")
 }
 
