@@ -47,7 +47,7 @@ class Candidate:
 
 @dataclass
 class MinedTasks:
-    """What became of the commits.
+    """The commits by outcome: tasks, refused and skipped ones.
 
     Attributes:
         rows: rows of SWE-bench's form, oldest first.

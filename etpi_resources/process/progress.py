@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Protocol, Self, TextIO
 
 LOGGED_PROGRESS = "progress: "
-"""How messages of Dagster's log begin that a live display shows in another form."""
+"""Prefixes of messages in Dagster's log that a live display shows in another form."""
 UPDATE_SECONDS = 0.5
 """The shortest time between two updates of a stage on a display."""
 FIRST_LOG_SECONDS = 20.0

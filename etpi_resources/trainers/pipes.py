@@ -28,7 +28,7 @@ from etpi_resources.trainers.workers.reporting import CONFIG_FILE, PROGRESS_MARK
 
 LAST_LINES = 20
 STAGE_LOG_SECONDS = 30.0
-"""How often the logs (not the display) get a line of a worker's progress."""
+"""Interval at which the logs (not the display) get a line of a worker's progress."""
 
 Result = TypeVar("Result", bound=BaseModel)
 
