@@ -37,7 +37,7 @@ class PairFigures:
     """Figures for the checks of all pairs, collected while the pairs are built a block at a time.
 
     Attributes:
-        syntax: what the labels' syntax shows.
+        syntax: the findings on the labels' syntax.
         steering, systems: texts of the steering, and of the default system messages.
         rows: the number of pairs of each block.
     """

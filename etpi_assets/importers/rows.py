@@ -169,7 +169,7 @@ def _group_bytes(file: Any, group: int) -> int:
 
 @contextmanager
 def _headroom(count: int) -> Iterator[None]:
-    """Let this process allocate at most so many bytes more; beyond them MemoryError is raised."""
+    """Limit further allocations of this process; beyond the limit MemoryError is raised."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = pages * resource.getpagesize() + count

@@ -174,7 +174,7 @@ class Rounds:
         return record
 
     def record(self, step: int, statistics: TokenStatistics) -> None:
-        """Store what the trainer computed at the tokens of the round generated at `step`; see `policy_link.Record`."""
+        """Store the trainer's figures at the tokens of the round generated at `step`; see `policy_link.Record`."""
         write_statistics(_path(self.folder, step), statistics)
 
     # --- rounds on disk ----------------------------------------------------------------------------------------------
