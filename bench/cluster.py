@@ -38,7 +38,7 @@ def call(turns: int, latency: float) -> str:
 
 
 def drive(calls: int, turns: int, latency: float) -> None:
-    """Run so many calls on all nodes and print the figures; on the head, as a driver of Ray."""
+    """Run that number of calls on all nodes and print the figures; on the head, as a driver of Ray."""
     from collections import Counter
 
     from etpi_cluster.fan_out import ClusterExecutor

@@ -72,7 +72,7 @@ def cpu_seconds() -> float:
 
 
 def measured(folder: Path, turns: int, capture: str) -> tuple[int, dict[str, tuple[float, float, float]]]:
-    """Return (turns, asset -> CPU seconds, peak memory in MB, wall seconds) for a lake of about so many turns."""
+    """Return (turns, asset -> CPU seconds, peak memory in MB, wall seconds) for a lake of about `turns` turns."""
     tables = captured(qwen3()) if capture == "native" else to_tables(recorded_rollouts())
     copies = max(1, round(turns / len(tables["turns"])))
     streams = {name: varied(table, copies) for name, table in tables.items()}

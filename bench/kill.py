@@ -156,7 +156,7 @@ class Run:
             return any(label == name for name, _ in self.finished)
 
     def kill_after(self, seconds: float) -> bool:
-        """Kill the process group in so many seconds; return False if the run ended by itself before."""
+        """Kill the process group after that number of seconds; return False if the run ended by itself before."""
         try:
             self._process.wait(seconds)
             return False

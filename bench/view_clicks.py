@@ -134,7 +134,7 @@ class Repeated:
         self.rollouts, self.copies = rollouts, copies
 
     def stream(self, name: str, every: int = 1) -> Iterator[pa.RecordBatch]:
-        """Yield the table's rows; with `every`, those of every so many copies only."""
+        """Yield the table's rows; with `every`, only those of each `every`-th copy."""
         table = self.tables[name]
         numbers = np.array([int(x[8:], 16) for x in table["rollout_id"].to_pylist()])
         for copy in range(0, self.copies, every):

@@ -23,7 +23,7 @@ OUTSIDE = {
         for path in (ROOT / "lab/docs").rglob("*.*")
     },
 }
-"""Page of the site -> its file in the repository, for files outside `docs`."""
+"""Page or picture of the site -> its file in the repository, for files outside `docs`."""
 PYTHON_API = """# Python API
 
 The names of `import etpi`. [SQL and Python](../queries.md) has examples.
@@ -43,7 +43,7 @@ _CODE_OR_LINK = re.compile(
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages from outside `docs`, and the one of the Python API."""
     for page, source in OUTSIDE.items():
-        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
     files.append(File.generated(config, "reference/python_api.md", content=PYTHON_API))
     return files
 

@@ -20,7 +20,7 @@ def base_lines(student: Student) -> list[str]:
 
 
 def facts(student: Student) -> Iterator[Finding]:
-    """Yield what the configuration and the weights of a model say, if its files are here."""
+    """Yield facts from a model's configuration and weights, if its files are here."""
     if student.folder is None:
         yield Finding("files", "not on this machine: nothing of the weights was looked at")
         return

@@ -200,7 +200,7 @@ class AssetRun:
 
     @property
     def keeps_older(self) -> bool:
-        """Whether expensive results of an older, accepted code version may be part of this version."""
+        """Return whether expensive results of an older, accepted code version may be part of this version."""
         return self.code.kept is not None and self.kept_code != self.code.kept.digest
 
     @property

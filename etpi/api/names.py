@@ -1,4 +1,4 @@
-"""Errors for names that a caller mistyped: what was looked for, the nearest names, and all of them if they are few."""
+"""Errors for mistyped names: the given name, the nearest names, and all of them if they are few."""
 
 from __future__ import annotations
 

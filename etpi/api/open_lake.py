@@ -55,7 +55,7 @@ def load(name: str, path: str | Path | None = None) -> Experiment:
 
 
 class OpenLake:
-    """The current versions of a lake. Each call sees what is current at the time of the call.
+    """The current versions of a lake. Each call reads the versions that are current at its time.
 
     If the newest version of a partition is blocked by a failed check, the last good version is shown, as in the
     catalog; `sql("FROM versions WHERE blocked_version IS NOT NULL")` lists such partitions.

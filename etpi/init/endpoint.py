@@ -95,7 +95,7 @@ def _cards(base: str, key_variable: str | None) -> Sequence[Mapping[str, Any]]:
 
 
 def summary(endpoint: Endpoint) -> str:
-    """Return what the server said, in a line or two."""
+    """Return the server's answer in a line or two."""
     context = f"{endpoint.context:,} tokens" if endpoint.context else "a context that it does not name"
     return f"{endpoint.url}: {endpoint.model}, {context}; engine {endpoint.kind}: {endpoint.reason}"
 

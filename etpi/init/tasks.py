@@ -30,7 +30,7 @@ class OwnTasks:
 
     Attributes:
         family, params: of the suite; params are lines of TOML.
-        lines: what was seen, for a person.
+        lines: the report for the user.
         sandbox: the kind that the suite runs in.
     """
 
@@ -41,7 +41,7 @@ class OwnTasks:
 
 
 def kind_of(source: Path) -> Kind:
-    """Return what a folder or file of tasks is.
+    """Return the kind of a folder or file of tasks.
 
     Raises:
         SpecError: it is none of the three, or does not exist.
@@ -125,7 +125,7 @@ def _place(checkouts: str | None) -> list[str]:
 
 
 def _held_out(count: int) -> int:
-    """Return how many of so many are held out: none of one."""
+    """Return the held-out count of `count` tasks: none of one."""
     return 0 if count < 2 else max(1, math.floor(count * HELD_OUT))
 
 

@@ -1,4 +1,4 @@
-"""Write new specs into the user's folder, check them by loading all specs, and say what a run of them would make."""
+"""Write new specs into the user's folder, check them by loading all specs, and list the assets of a run."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _file_of(set: str, name: str) -> Path:
 
 
 def announcement(files: Sequence[Path], experiment: str) -> str:
-    """Return the text that ends `etpi init`: the files, what a run will make, and the next commands."""
+    """Return the text that ends `etpi init`: the files, the assets of a run, and the next commands."""
     steps = open_steps(plan(experiment, load_specs(), Lake.open()))
     shown = [file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file for file in files]
     return "\n".join(

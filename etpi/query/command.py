@@ -57,7 +57,7 @@ def shell() -> int:
         QueryError: DuckDB's shell is not installed.
     """
     path = default_path()
-    connect(path).close()  # its error names what is missing
+    connect(path).close()  # its error names the missing file
     program = find_shell()
     if sys.stdin.isatty():
         print(f"{path}, read-only, times in UTC. SHOW TABLES; DESCRIBE turns; .quit", file=sys.stderr)

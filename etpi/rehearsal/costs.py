@@ -42,7 +42,7 @@ class Cost:
 
 
 def costs(name: str, specs: Specs, rate: float = RATE) -> list[Cost]:
-    """Return what a real run of the experiment takes, in the order of its chain."""
+    """Return the estimates for a real run of the experiment, in the order of its chain."""
     spec = specs.get("experiment", name)
     assert isinstance(spec, ExperimentSpec)
     lines = [line for set_name in spec.rollout_sets for line in _rollouts(set_name, specs)]
@@ -70,7 +70,7 @@ def costs(name: str, specs: Specs, rate: float = RATE) -> list[Cost]:
 
 
 def steps_of(spec: ExperimentSpec, rows: float) -> int:
-    """Return the optimiser steps of the supervised training on so many rows of `dataset.max_length` tokens."""
+    """Return the optimiser steps of the supervised training on that number of rows of `dataset.max_length` tokens."""
     train = spec.train
     per_step = train.batch_sequences or max(1, train.batch_tokens // _row_length(spec))
     steps = math.ceil(rows * train.epochs / per_step)
@@ -126,7 +126,7 @@ _DECODING = (
 
 
 def _decoding(parameters: float, tokens: float) -> float:
-    """Return the seconds in which a server writes so many tokens."""
+    """Return the seconds in which a server generates that number of tokens."""
     return tokens / CONCURRENT * 2 * parameters / (BANDWIDTH * READING)
 
 

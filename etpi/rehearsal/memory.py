@@ -25,7 +25,7 @@ class Shape:
 
     Attributes:
         keys: numbers in all keys of a token and layer.
-        linear: inputs and outputs of a layer's linear modules, added up: LoRA trains so many parameters a rank.
+        linear: inputs and outputs of a layer's linear modules, added up: parameters that LoRA trains per rank.
     """
 
     parameters: float
@@ -90,7 +90,7 @@ class Training:
         return shape.parameters if self.full else self.rank * shape.linear * shape.layers
 
     def seconds(self, shape: Shape, tokens: float) -> float:
-        """Return the seconds of training on so many tokens."""
+        """Return the seconds of training on that number of tokens."""
         return self.operations * shape.parameters * tokens / (PEAK_FLOPS * UTILISATION)
 
     @property
@@ -106,7 +106,7 @@ class Training:
         length of a pass; processes that share weights hold those of a layer at a time.
         """
         number, shards = self.trained(shape), self.shards
-        # An adapter is whole on every GPU; what is frozen is divided.
+        # An adapter is whole on every GPU; frozen weights are divided.
         weights = 4 * number / shards if self.full else 2 * shape.parameters / shards + 4 * number
         each = number / shards if self.full else number
         layers = shape.layers * 2 + 34 if self.recomputed else shape.layers * 34

@@ -13,7 +13,7 @@ WIDTH = 118
 
 
 def lines(record: Record, folder: Path) -> Iterator[str]:
-    """Yield the table of stages, what the real run needs, and what it will take."""
+    """Yield the table of stages, and the needs and estimates of the real run."""
     yield f"Rehearsal of {record.experiment}: {record.seconds:.0f} s, in {folder}"
     yield ""
     width = max(len(f"{stage.asset} of {stage.key}") for stage in record.stages)

@@ -20,7 +20,7 @@ NAME = "rehearsal.json"
 
 @dataclass(frozen=True)
 class Record:
-    """The outcome of a rehearsal, and what the real run will take.
+    """The outcome of a rehearsal, and the estimates for the real run.
 
     Attributes:
         seconds: wall time of the rehearsal.

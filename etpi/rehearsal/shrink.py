@@ -266,7 +266,7 @@ def _experiment(spec: ExperimentSpec, small: Rehearsal, machine: Machine) -> Non
 
 
 def _base(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
-    base = spec.base.model_dump(mode="json")
+    base = _dumped(spec.base)
     if spec.base.kind in ("tiny", "none"):
         chat = {key: _chat_format(base[key], small) for key in ("tokenizer", "chat_template")}
         return base if spec.base.kind == "tiny" else {**base, **chat}
@@ -412,7 +412,7 @@ def _evaluate(evaluate: dict[str, Any], small: Rehearsal) -> dict[str, Any]:
 
 
 def _dumped(spec: Any) -> dict[str, Any]:
-    return spec.model_dump(mode="json")
+    return spec.model_dump(mode="json", by_alias=False)
 
 
 def _write(small: Rehearsal) -> None:

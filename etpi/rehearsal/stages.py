@@ -61,7 +61,7 @@ class Stage:
         blocks: what would stop the real run here.
         unjudged: failed checks whose outcome says nothing at this size.
         accepted: failed checks that the spec itself overrides.
-        needs: what the real run needs and was replaced here.
+        needs: needs of the real run that were replaced here.
     """
 
     asset: str

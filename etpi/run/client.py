@@ -43,14 +43,14 @@ from etpi_resources.process.progress import LOGGED_PROGRESS, Activity, display
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 30.0
-"""How long a run that is terminated may take to end in order."""
+"""Time for a terminated run to end in order."""
 LONGEST_REASON = 300
 """Characters of a failure in the summary of a run; the whole message was shown when the step failed."""
 EXPERIMENT_ASSETS = ("experiment_inputs", *(name for name in JOBS["run_experiment"][1] if GRAPH[name].set != "all"))
 """The assets of an experiment's run where one of several ends with the tables across experiments."""
 SERVER_KILLED = "Dagster's code server was killed, and its runs with it; the machine may have run out of memory"
 _DAGSTERS_OWN = ("[pipes]", "Dependencies for step ")
-"""How messages begin that Dagster writes without an event; the summary of a failed run says what did not run."""
+"""Prefixes of Dagster's messages without an event; a failed run's summary lists the steps that did not run."""
 
 Finished = Callable[[str, list[str]], None]
 _REPORTING = threading.Lock()
@@ -58,7 +58,7 @@ _REPORTING = threading.Lock()
 
 @dataclass
 class _Followed:
-    """What is known of a run.
+    """State of a run that the client follows.
 
     Attributes:
         name: the experiment or other partition that it works for.
@@ -258,7 +258,7 @@ class Client:
 
     @property
     def _server_killed(self) -> bool:
-        """Whether the runs of this machine have ended with their code server."""
+        """Return whether the runs of this machine have ended with their code server."""
         return self._here and self._server.ended
 
     def _dagster_run(self, run_id: str) -> dg.DagsterRun:

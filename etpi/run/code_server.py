@@ -20,7 +20,7 @@ from etpi_resources.process.supervise import descendants, supervised
 LOCATION, MODULE = "etpi", "etpi_assets.definitions"
 """The code location's name, as in `etpi/workspace.yaml`, and its module."""
 GRACE_SECONDS = 10.0
-"""How long runs have to end in order when this process is killed."""
+"""Time for runs to end in order when this process is killed."""
 _START_SECONDS = 300.0
 _POLL_SECONDS = 0.1
 _DAGSTER = (sys.executable, "-m", "dagster")
@@ -37,7 +37,7 @@ class CodeServer:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, and with it every run that it launched on this machine."""
+        """Return whether it has ended, and with it every run that it launched on this machine."""
         return self._process.poll() is not None
 
     def kill(self) -> None:

@@ -1,4 +1,4 @@
-"""What the command prints beside metrics: next steps, failures, and the state of an experiment's chain."""
+"""Output of the command beside metrics: next steps, failures, and the state of an experiment's chain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rollout as a conversation of all its agents on one clock, from rows of the tables: what the templates show."""
+"""A rollout as a conversation of all its agents on one clock, from rows of the tables, for the templates."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from etpi_resources.process.locks import Note, lake_locks
 
 METRICS, CONFIG = "metrics.jsonl", "config.json"
 KINDS = {"train": "fine-tuning", "reinforce": "reinforcement", "base": "tiny base"}
-"""Folders of the scratch in which workers train, and what they do there."""
+"""Scratch folders in which workers train -> their work."""
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,9 @@ from etpi_resources.lake.parquet import RowRanges
 from etpi_resources.lake.stored import batches, counts, no_rows
 
 _SECONDS_PER_TURN = {"native": 1.5e-4, "retokenised": 2e-3}
-"""What the pair of a turn takes one core, roughly."""
+"""Estimated seconds of one core for the pair of a turn."""
 _SECONDS_PER_ROW = 1.2e-4
-"""What a row of the data set takes one core, roughly."""
+"""Estimated seconds of one core for a row of the data set."""
 _COMPARED_PROMPTS = 400
 """First-turn prompts of training and of evaluation that are compared; a median needs no more."""
 
@@ -250,7 +250,7 @@ def upweighted_dataset(
             "rows": figures["splits"],
             "dropped": figures["reconcile"]["reasons"],
             "sequences": len(tables["sequences"]),
-            "forking_sequences": figures["forking"],
+            "branching_sequences": figures["branching"],
             "lengths": lengths.summary(cost),
             "memory_formula": lengths.FORMULA,
             "tokens_saved_by_merging": f"{savings['ratio']:.2f}x",

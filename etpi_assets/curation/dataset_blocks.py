@@ -22,7 +22,7 @@ FIGURES = pa.schema([("json", pa.string())])
 
 @dataclass(frozen=True)
 class DatasetRecipe:
-    """What a worker process needs to build the blocks of a data set.
+    """Inputs from which a worker process builds the blocks of a data set.
 
     Attributes:
         validate: the units to validate on, of `DatasetPlan`.
@@ -75,7 +75,7 @@ def _figures(
         "lengths": lengths.length_figures(rows, pairs, sequences),
         "splits": _counted(rows["split"]),
         "sequence_tokens": len(pc.list_flatten(sequences["input_ids"])),  # pyright: ignore[reportAttributeAccessIssue]
-        "forking": merge.forking(sequences),
+        "branching": merge.branching(sequences),
         "first_turns": [first + number for number in at.to_pylist()],
         "used": pa.concat_tables([rows.select(["rollout_id"]), heldout.select(["rollout_id"])])["rollout_id"]
         .unique()

@@ -17,7 +17,7 @@ from etpi_assets.curation.upweight import RowRule, validation_units
 from etpi_resources.lake.stored import Rows, batches
 
 BLOCK_ROWS = 4096
-"""A block ends with the first agent after so many pairs that leaves no task open."""
+"""Minimum pairs of a block; it ends with the next agent that leaves no task open."""
 _COLUMNS = ["rollout_id", "agent_id", "metadata", "input_tokens", "output_ids"]
 
 
@@ -31,7 +31,7 @@ class Block:
 
 @dataclass(frozen=True)
 class DatasetPlan:
-    """What the blocks of a data set share.
+    """Settings that all blocks of a data set share.
 
     Attributes:
         longest: tokens of the longest row.

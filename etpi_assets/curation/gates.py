@@ -113,7 +113,7 @@ def _limit(word: str, value: float | None, form: str) -> str:
 
 
 def _unbounded(name: str, key: str, measured: str, figures: Mapping[str, Any]) -> CheckOutcome:
-    """Return the outcome of a gate that the spec sets no limit for, with what it measured."""
+    """Return the outcome of a gate without a limit in the spec, with its measured figures."""
     return CheckOutcome.not_applicable(name, f"gates.{key} is not set. {measured}", figures)
 
 

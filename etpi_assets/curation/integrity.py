@@ -154,17 +154,17 @@ def history_figures(pairs: pa.Table, captured: pa.Table, chat: ChatFormat) -> di
                 f"{'/'.join(map(str, key))}: the model read {original[at : at + _TEXT]!r} where the data set has "
                 f"{rebuilt[at : at + _TEXT]!r}"
             )
-    return {"compared": compared, "pairs": len(pairs), "departing": wrong, "first": [first] if first else []}
+    return {"compared": compared, "pairs": len(pairs), "differing": wrong, "first": [first] if first else []}
 
 
 def history_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     """Judge the figures."""
-    compared, total, wrong = (counted[name] for name in ("compared", "pairs", "departing"))
+    compared, total, wrong = (counted[name] for name in ("compared", "pairs", "differing"))
     figures: dict[str, object] = {"compared": compared, "pairs": total}
     if not compared:
         message = f"Cannot be decided: none of {total} pairs has captured ids to compare with."
         return CheckOutcome("history_as_captured", True, message, figures=figures)
-    figures["departing"] = wrong
+    figures["differing"] = wrong
     message = f"{compared} of {total} prompts were compared with the captured ones; all have the same text."
     if wrong:
         message = (

@@ -39,7 +39,7 @@ _NAME = "label_syntax"
 
 @dataclass
 class Findings:
-    """What the labels of some rollouts show.
+    """Findings on the labels of some rollouts.
 
     Attributes:
         figures: labels, labels with calls, finished conversations, ... by name.

@@ -23,7 +23,7 @@ _COLUMNS = ["rollout_id", "agent_id", "turn", "prefix_turn", "pair_id", "suffix_
 _ROWS = 4096
 """Pairs that are searched at a time, at least."""
 _SECONDS_PER_PAIR = 3e-4
-"""What the search of a pair takes one core, roughly."""
+"""Estimated seconds of one core to search a pair."""
 
 
 def steering_leaks(pairs: Stored, figures: PairFigures, spec: ExperimentSpec) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def steering_leaks(pairs: Stored, figures: PairFigures, spec: ExperimentSpec) ->
 
 @dataclass(frozen=True)
 class _LeakRecipe:
-    """What a worker process needs to search ranges of the pairs: the texts, from which it builds the n-grams itself."""
+    """Inputs of a worker process that searches ranges of the pairs: the texts, from which it builds the n-grams."""
 
     pairs: Stored
     spec: ExperimentSpec

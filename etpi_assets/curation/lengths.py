@@ -1,4 +1,4 @@
-"""How long a training row may be, and what the longest one costs in memory."""
+"""The longest allowed training row, and the memory that the longest one takes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from etpi_resources.lake.checks import BadData
 STEPS = (2048, 4096, 8192, 16384, 32768)
 """Lengths, in tokens, above which rows are counted."""
 MERGED = 8192
-"""With `max_length = "auto"`, merging makes sequences of at most so many tokens, or of the longest row's."""
+"""With `max_length = "auto"`, maximum tokens of a merged sequence, unless the longest row is longer."""
 _NO_LIMIT = 10**9
 """A tokenizer with a larger `model_max_length` states none."""
 _BYTES, _LOGIT_BYTES = 34, 12

@@ -18,11 +18,11 @@ _KEYS = {
     "over_max_length": "dataset.max_length",
     "heldout_repo": "dataset.heldout_repos",
 }
-"""Reason -> the key, with its value if only one keeps what was dropped."""
+"""Reason -> the key that would keep the dropped rows, with its value if only one does."""
 
 
 def keeping(reason: str) -> str | None:
-    """Return the key that keeps what was dropped for a reason; None if none does."""
+    """Return the key that would keep rows dropped for a reason; None if none does."""
     return _KEYS.get(reason) or ("select.require" if reason.startswith("no_") else None)
 
 

@@ -286,7 +286,7 @@ def savings(row_tokens: int, sequence_tokens: int) -> dict[str, float]:
     return {"row_tokens": row_tokens, "sequence_tokens": sequence_tokens, "ratio": ratio}
 
 
-def forking(sequences: Rows) -> int:
+def branching(sequences: Rows) -> int:
     """Return how many sequences have more than one branch."""
     return sum(
         int((pc.list_value_length(batch.column(0)).to_numpy() > 1).sum())  # pyright: ignore[reportAttributeAccessIssue]

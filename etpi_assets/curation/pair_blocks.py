@@ -34,10 +34,10 @@ _COMPARED_ROLLOUTS = 100
 
 @dataclass
 class PairFigures:
-    """What the checks of all pairs need, collected while the pairs are built a block at a time.
+    """Figures for the checks of all pairs, collected while the pairs are built a block at a time.
 
     Attributes:
-        syntax: what the labels' syntax shows.
+        syntax: the findings on the labels' syntax.
         steering, systems: texts of the steering, and of the default system messages.
         rows: the number of pairs of each block.
     """
@@ -195,7 +195,7 @@ def _totals(pairs: pa.Table) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PairRecipe:
-    """What a worker process needs to build the pairs of a rollout set: `PairBuilder.of` without what cannot be pickled.
+    """Inputs from which a worker process builds the pairs of a rollout set: `PairBuilder.of` without unpicklable parts.
 
     Attributes:
         specs, experiment: all specs, as loaded at the start of the run, and the name of the experiment.

@@ -94,7 +94,7 @@ class Pair:
     """A turn as the student trains on it.
 
     Attributes:
-        edits: what was edited in the input, of "spliced" and "stripped".
+        edits: the kinds of edits in the input, "spliced" and "stripped".
         removed: think ids removed from the output.
         tail: form of the captured prompt's tail, see `ChatFormat.tail_form`.
         source_tokens: length of the captured output.

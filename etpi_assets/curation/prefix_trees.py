@@ -42,7 +42,7 @@ class _GrowingNode:
 
 @dataclass(frozen=True)
 class PrefixMatch:
-    """How far an input follows a tree: its first `tokens` ids, ending `offset` tokens into `node`."""
+    """Match of an input with a tree: its first `tokens` ids, ending `offset` tokens into `node`."""
 
     tokens: int
     offset: int

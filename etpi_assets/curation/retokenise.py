@@ -133,7 +133,7 @@ def _rendered(
 
 @dataclass(frozen=True)
 class _Spoken:
-    """What the recorded messages of the turns say.
+    """Content of the recorded messages of the turns.
 
     Attributes:
         thoughts: whether any assistant message has thoughts.

@@ -45,7 +45,7 @@ class RolloutCandidate:
 
 @dataclass(frozen=True)
 class RewardRule:
-    """How rewards select, and what the rollouts have.
+    """The rule by which rewards select, and the rewards of the rollouts.
 
     Attributes:
         min_reward: the threshold that applies; None if rewards do not select.
@@ -75,7 +75,7 @@ class RewardRule:
 
     @property
     def problem(self) -> str | None:
-        """Why the threshold that the rollouts decided on is wrong for them; None if it is not."""
+        """Return why the chosen threshold is wrong for these rollouts, or None."""
         if not self.automatic or self.min_reward is None or self.highest is None:
             return None
         if self.highest > self.min_reward:

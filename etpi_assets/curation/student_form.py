@@ -145,7 +145,7 @@ class StudentForm:
 
     @cached_property
     def opened(self) -> bool:
-        """Whether prompts end in an open think block."""
+        """Return whether prompts end in an open think block."""
         return _tail(self.chat, json.dumps(dict(self.template_kwargs), sort_keys=True, default=str)) == "open"
 
     def fault(self, message: Mapping[str, Any], text: str) -> str | None:

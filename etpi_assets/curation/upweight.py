@@ -31,7 +31,7 @@ _FACTS = ("task_id", "repo", "teacher")
 
 @dataclass(frozen=True)
 class RowRule:
-    """Which pairs become rows.
+    """The rule that decides which pairs become rows.
 
     Attributes:
         heldout_tasks: tasks whose pairs are dropped, as those of `section.heldout_repos` are.
@@ -43,7 +43,7 @@ class RowRule:
     limit: int | None = None
 
     def drop(self, facts: Mapping[str, Any], length: int) -> tuple[str, str] | None:
-        """Return (reason, detail) if the pair with that metadata and so many tokens must be dropped, else None."""
+        """Return (reason, detail) if a pair with that metadata and number of tokens must be dropped, else None."""
         if facts.get("repo") in self.section.heldout_repos:
             return "heldout_repo", f"dataset.heldout_repos names {facts['repo']}"
         if facts.get("task_id") in self.heldout_tasks:

@@ -126,7 +126,7 @@ class ExpectedServing:
     Attributes:
         name: the name it is served under.
         folder: the folder of its files.
-        content_hash: the hash of what was trained.
+        content_hash: the hash of the trained weights.
         verifiable: whether `content_hash` is a hash of files that can be read again.
     """
 

@@ -77,7 +77,7 @@ def export_named(format: str) -> Export:
 
 
 def _manifest(source: ExportSource, format: str, versions: Mapping[str, str], written: Written, folder: Path) -> dict:
-    """Describe an export: the data versions behind it, its files, what was left out, and notes for its reader."""
+    """Describe an export: the data versions behind it, its files, omissions, and notes for its reader."""
     return {
         "etpi_export": 1,
         "experiment": source.experiment,

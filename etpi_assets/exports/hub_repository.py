@@ -109,7 +109,7 @@ class Repository:
         kind, token, branch = self._type, self._token, self._target.revision
         done = "The export itself is complete; the same command pushes it again."
         with _explained(self._api.endpoint, self.repo, token, done):
-            # None: the hub applies what the organisation has chosen.
+            # None: the hub applies the organisation's setting.
             private = True if self._target.private else None
             self._api.create_repo(self.repo, token=token, private=private, repo_type=kind, exist_ok=True)
             if branch != _MAIN:
@@ -155,7 +155,7 @@ class Repository:
 
 @contextmanager
 def _explained(endpoint: str, repo: str, token: str, done: str) -> Iterator[None]:
-    """Turn the client's errors into a PushError of one message without the token; `done`: what was done so far."""
+    """Turn the client's errors into a PushError of one message without the token; `done`: the finished steps."""
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     try:

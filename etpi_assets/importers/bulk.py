@@ -28,7 +28,7 @@ _PART_UNITS = 24
 _PART_BYTES = 8 << 20
 """Upper bounds of a part: units, and bytes of units that are files. A larger file is a part of its own."""
 _SECONDS_PER_UNIT, _SECONDS_PER_BYTE = 0.02, 1e-7
-"""What reading takes one core, roughly: a unit that is a folder, a byte of one that is a file."""
+"""Estimated seconds of one core to read a unit that is a folder, or a byte of one that is a file."""
 _CHUNK_TURNS, _CHUNK_CHARACTERS = 1024, 64 << 20
 """Turns, and characters of text, after which rows are written."""
 _NAMES = (*TABLES, "quarantined")

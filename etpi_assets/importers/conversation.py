@@ -58,7 +58,7 @@ _REASONING_TEXTS = ("reasoning_content", "reasoning", "thinking")
 _REASONING_BLOCKS = ("thinking_blocks", "reasoning_details")
 _REASONING = frozenset((*_REASONING_TEXTS, *_REASONING_BLOCKS))
 _NAMES = (("id",), ("call_id",), ("name",), ("function", "name"))
-"""Where a call has the name that its result repeats."""
+"""Keys of a call with the name that its result repeats."""
 _DECODER = json.JSONDecoder(strict=False)
 
 
@@ -95,7 +95,7 @@ class ChatEntry:
 
 @dataclass(frozen=True)
 class Options:
-    """How to read an imported rollout set (`options` of its spec).
+    """Options of an imported rollout set (`options` of its spec).
 
     Attributes:
         message_commands: shell commands and tools that send messages to other agents.

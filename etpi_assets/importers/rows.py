@@ -29,7 +29,7 @@ _SUFFIXES = (*_LINES, ".json", ".parquet")
 _BATCH_ROWS = 32
 """Rows of parquet that are converted to Python values at a time."""
 MOST_PAGE_BYTES = 1 << 30
-"""How much memory reading rows of parquet may take."""
+"""Memory limit for reading rows of parquet."""
 _MOST_ROWS = 100_000_000
 MANIFEST = "etpi_export"
 """Key that marks the manifest of an etpi export among the files of a data set."""
@@ -169,7 +169,7 @@ def _group_bytes(file: Any, group: int) -> int:
 
 @contextmanager
 def _headroom(count: int) -> Iterator[None]:
-    """Let this process allocate at most so many bytes more; beyond them MemoryError is raised."""
+    """Limit further allocations of this process; beyond the limit MemoryError is raised."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = pages * resource.getpagesize() + count

@@ -1,1 +1,1 @@
-"""etpi as Dagster sees it: assets, jobs, partitions, automation, and what the web page shows."""
+"""etpi as Dagster sees it: assets, jobs, partitions, automation, and the content of the web page."""

@@ -17,7 +17,7 @@ BACKFILL_TAG = "dagster/backfill"
 WHOLE_SET_TAG = "etpi/every_partition"
 """Run tag that allows a backfill over every partition of a set: "true"."""
 FEW_PARTITIONS = 4
-"""A set of at most so many partitions may be backfilled as a whole."""
+"""Maximum partitions of a set that may be backfilled as a whole."""
 
 
 class UnknownPartition(dg.DagsterUnknownPartitionError, click.ClickException):

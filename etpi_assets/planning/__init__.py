@@ -1,1 +1,1 @@
-"""What is missing, stale or of changed code, and why: the planner, code versions, and what they tell a person."""
+"""The planner, code versions and their explanations: which partitions are missing, stale or of changed code."""

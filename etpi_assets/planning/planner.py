@@ -252,14 +252,14 @@ def _step(
     return step(change.state, change.reason, needs_consent, manifest.seconds)
 
 
-_WORDS = {"code": "made by other code", "waiting": "not up to date"} | {
+_WORDS = {"code": "of changed code", "waiting": "not up to date"} | {
     state: state for state in ("missing", "stale", "blocked", "invalid")
 }
 
 
 @dataclass(frozen=True)
 class Change:
-    """How a version differs from the one that would be made now.
+    """Difference between a version and the one that would be computed now.
 
     Attributes:
         by_code: inputs that changed only because other code rebuilt them.

@@ -309,7 +309,7 @@ def _evaluated_specs(run: AssetRun, eval_metrics: Input) -> dict[str, Experiment
 def _teacher_data(
     scored_rollouts: Input, selected_trajectories: Input, experiment: str, spec: ExperimentSpec
 ) -> boards.TeacherData | None:
-    """Return what the experiment's student was trained on; None if the lake no longer has all of it."""
+    """Return the training data of the experiment's student; None if the lake no longer has all of it."""
     scored = {ref.key for ref in scored_rollouts.refs()}
     if experiment not in {ref.key for ref in selected_trajectories.refs()} or not scored.issuperset(spec.rollout_sets):
         return None

@@ -18,7 +18,7 @@ CONTAMINATION = (
     "heldout_split", "heldout_names_unseen", "no_steering_leak", "prompt_is_default_render", "no_think_in_output",
     "skip_rate", "turns_lost",
 )  # fmt: skip
-"""The checks that say whether training data contain what they must not, and what was lost on the way."""
+"""The checks of forbidden content in training data and of dropped rows."""
 
 
 @dataclass(frozen=True)

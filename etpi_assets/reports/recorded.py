@@ -1,4 +1,4 @@
-"""The specs behind what the lake holds: as loaded now, else as recorded when their assets ran."""
+"""The specs behind the lake's versions: as loaded now, else as recorded when their assets ran."""
 
 from __future__ import annotations
 

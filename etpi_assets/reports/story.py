@@ -65,7 +65,7 @@ def sentences(
 
 
 def compared(split: str, paired: Sequence[Change]) -> list[Sentence]:
-    """Return the sentences about an evaluation: what the last checkpoint does differently from the first."""
+    """Return the sentences about an evaluation: the differences of the last checkpoint from the first."""
     pair = roles(paired)
     if pair is None:
         sentences = [("", "One checkpoint was evaluated, so there is nothing to compare it with.")]

@@ -92,7 +92,7 @@ class _ServedWeights:
                 self._lock.release()
 
     def compare(self, patience: float) -> None:
-        """Compare every server that answers, within so many seconds if any of its answers may be in a rollout.
+        """Compare every server that answers, within the time limit if any of its answers may be in a rollout.
 
         Raises:
             EngineUnavailable: a server has other weights.

@@ -38,7 +38,7 @@ _SENDER = re.compile(r"(?:INBOX|Message|Reply) from (\w+)[^:\n]*: ?")
 
 @dataclass
 class AgentTrace:
-    """What one agent did in a rollout, in order.
+    """The actions of one agent in a rollout, in order.
 
     Attributes:
         turns: assistant turns.

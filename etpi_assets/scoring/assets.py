@@ -30,7 +30,7 @@ COLUMNS = {
 STRUCTURE_COLUMNS = ("content", "reasoning")
 """Further columns of turns, read if think blocks are checked against a structure."""
 _SECONDS_PER_TURN = 1e-4
-"""What scoring a turn takes one core, roughly."""
+"""Estimated seconds of one core to score a turn."""
 TOOL_COLUMNS = ("observation",)
 """Further columns of turns, read if agents were offered tools."""
 

@@ -41,7 +41,7 @@ _ROLLOUT_COLUMNS = ["rollout_id", "task_id", "repo", "exit_status", "outcome", "
 
 @dataclass(frozen=True)
 class ScoringOptions:
-    """How rollouts are scored.
+    """Options of scoring rollouts.
 
     Attributes:
         section: the patterns, keywords and window of the spec.

@@ -1,4 +1,4 @@
-"""Whether a turn's think block has the structure of a grammar, and the `turn_scores` table.
+"""Check of a turn's think block against the structure of a grammar, and the `turn_scores` table.
 
 Adherence is measured on the text of a turn, whether or not a grammar constrained its sampling
 (`etpi_resources.chat.grammars`).

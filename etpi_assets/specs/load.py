@@ -345,7 +345,7 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any], model: type[BaseMo
 
 def _validate(set_name: str, document: Mapping[str, Any], file: Path) -> AnySpec:
     try:
-        return typing.cast(AnySpec, MODELS[set_name].model_validate(document))
+        return typing.cast(AnySpec, MODELS[set_name].model_validate(document, context=file))
     except ValidationError as error:
         lines = [
             _problem(MODELS[set_name], problem["loc"], problem["type"], problem["msg"], problem["input"])

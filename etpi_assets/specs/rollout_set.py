@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from etpi_assets.specs.plugins import plugin_names, unknown
 from etpi_assets.specs.section import Omitted, Section
@@ -38,9 +38,11 @@ class TinySection(Section):
     """Passes over the corpus."""
     batch_tokens: int = 8192
     """Tokens of one optimiser step, padding included."""
-    matrix_rate: float = 0.015
+    muon_lr: float = Field(
+        default=0.015, validation_alias=AliasChoices("muon_lr", "matrix_rate"), serialization_alias="matrix_rate"
+    )
     """Learning rate of Muon, which trains the weight matrices."""
-    rate: float = 2e-3
+    adamw_lr: float = Field(default=2e-3, validation_alias=AliasChoices("adamw_lr", "rate"), serialization_alias="rate")
     """Learning rate of AdamW, which trains embeddings and all other parameters."""
     reading_weight: float = Field(default=0.1, gt=0, le=1)
     """Loss weight of tokens that the model reads (prompts, observations); its own turns have weight 1."""

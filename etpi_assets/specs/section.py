@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    model_serializer,
+    model_validator,
+)
 
 
 @dataclass(frozen=True)
@@ -27,15 +36,24 @@ class Section(BaseModel):
     `evaluate = "none"`, `select.min_reward = "none"` or `tasks = "none"`.
 
     The docstring below a key is its description; docs/reference/specs.md and errors for unknown keys show it.
+
+    A renamed key has its earlier name as second validation alias, which specs may still use, with a warning, and as
+    serialization alias, so that the resolved spec and its hash stay.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False, serialize_by_alias=True
+    )
 
     @model_validator(mode="before")
     @classmethod
-    def _none_is_null(cls, values: Any) -> Any:
+    def _none_is_null(cls, values: Any, info: ValidationInfo) -> Any:
         if not isinstance(values, dict):
             return values
+        for name, field in cls.model_fields.items() if info.context else ():
+            earlier = isinstance(field.validation_alias, AliasChoices) and field.validation_alias.choices[1]
+            if earlier in values:
+                warnings.warn(f"{info.context}: {earlier} is now {name}", FutureWarning, stacklevel=2)
         optional = {name for name, field in cls.model_fields.items() if type(None) in get_args(field.annotation)}
         return {key: None if value == "none" and key in optional else value for key, value in values.items()}
 

@@ -17,7 +17,7 @@ class SuiteSpec(Section):
     family: str
     """The family of the tasks: a module of `etpi_assets.tasks` or `etpi_assets.worlds`."""
     seed: int = 0
-    """Seed of what the family draws at random: generated tasks, or which rows of a larger set it takes."""
+    """Seed of the family's random choices: generated tasks, or rows sampled from a larger set."""
     params: dict[str, Any] = Field(default_factory=dict)
     """The family's own parameters; its module documents them. `path` is where a family reads its tasks from."""
     notes: str = ""

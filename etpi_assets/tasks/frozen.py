@@ -44,7 +44,7 @@ INSTALL_FILE = re.compile(
     r"|(^|/)(pip\.(conf|ini)|\.(pypirc|npmrc|yarnrc(\.ya?ml)?|netrc|curlrc|wgetrc))$",
     re.IGNORECASE,
 )
-"""Files that decide what a runner installs, and from where."""
+"""Files that decide which packages a runner installs, and from where."""
 
 _TOOLS = frozenset(
     [

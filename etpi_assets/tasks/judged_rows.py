@@ -1,4 +1,4 @@
-"""A suite family from one function: tasks are rows of a file, and the function judges what an agent leaves.
+"""A suite family from one function: tasks are rows of a file, and the function judges an agent's files.
 
 A row of the file (.jsonl, .json or .parquet): `id`, `instruction`, `files` (path -> text, what the agent starts with),
 `solution` (bash commands that solve it), and if wanted `repo` (default: the id), `split` (default: train) and any other

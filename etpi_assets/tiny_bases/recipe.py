@@ -116,8 +116,8 @@ def prepare(section: TinySection, chat: ChatFormat, folder: Path) -> BaseWorkerC
         heads=section.heads,
         head_dim=section.head_dim,
         positions=section.positions,
-        matrix_learning_rate=section.matrix_rate,
-        learning_rate=section.rate,
+        matrix_learning_rate=section.muon_lr,
+        learning_rate=section.adamw_lr,
     )
 
 

@@ -13,8 +13,7 @@ from etpi_resources.trainers.precision import Dtype, Gpu, SpecDtype, training_dt
 
 
 def dtype_here(requested: SpecDtype, processes: int = 1) -> Dtype:
-    """Return the dtype that a training in so many processes, started here, computes in if its spec requests
-    `requested`."""
+    """Resolve the requested dtype for a training of `processes` ranks that is started here."""
     return training_dtype(requested, trainer_gpu(processes))
 
 

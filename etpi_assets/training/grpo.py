@@ -159,7 +159,7 @@ def reinforce_once(
 
 
 def _prepare(folder: Path, rounds_folder: Path, label: str, echo: Callable[[str], None]) -> int | None:
-    """Clear what a new or resumed run does not continue from; the step to resume from, if any."""
+    """Remove files that the run does not continue from; return the step to resume from, if any."""
     resume = last_complete_step(folder)
     if resume is None:
         shutil.rmtree(folder)

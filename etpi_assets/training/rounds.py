@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
     from etpi_resources.chat.format import ChatFormat
 
-SAMPLES_KEY = "lessons"
-"""The key of a round file's header that has the rewarded samples."""
-
 
 class RolloutsFailed(BadData):
     """A round cannot be trained on; the message names the rollout or task and what to do."""
@@ -177,7 +174,7 @@ class Rounds:
         return record
 
     def record(self, step: int, statistics: TokenStatistics) -> None:
-        """Store what the trainer computed at the tokens of the round generated at `step`; see `policy_link.Record`."""
+        """Store the trainer's figures at the tokens of the round generated at `step`; see `policy_link.Record`."""
         write_statistics(_path(self.folder, step), statistics)
 
     # --- rounds on disk ----------------------------------------------------------------------------------------------
@@ -185,7 +182,7 @@ class Rounds:
     def _write(self, step: int, samples: Sequence[RewardedSample], records: Sequence[RolloutRecord]) -> None:
         path = _path(self.folder, step)
         beside = path.with_suffix(".new")
-        header = json.dumps({"step": step, SAMPLES_KEY: [asdict(sample) for sample in samples]}, allow_nan=False)
+        header = json.dumps({"step": step, "samples": [asdict(sample) for sample in samples]}, allow_nan=False)
         with beside.open("wb") as file:
             file.write(header.encode() + b"\n")
             for record in records:
@@ -207,7 +204,9 @@ def read_rounds(folder: Path, spec_key: str) -> Iterator[tuple[RewardedSample, R
     """Return the stored rollouts, in order of steps and places, each with its statistics (`read_statistics`)."""
     for path in sorted(folder.glob("round-*.jsonl"), key=_step):
         with path.open("rb") as file:
-            samples = [_rewarded_sample(row) for row in json.loads(file.readline())[SAMPLES_KEY]]
+            header = json.loads(file.readline())
+            rows = header["samples"] if "samples" in header else header["lessons"]  # the key of etpi 0.1
+            samples = [_rewarded_sample(row) for row in rows]
             statistics = read_statistics(path, [sample.policy_tokens for sample in samples])
             for sample, line, values in zip(samples, file, statistics, strict=True):
                 yield sample, from_line(line, spec_key), values

@@ -93,7 +93,7 @@ def train_once(
     """Train, continue a run that was killed, or return the report of the same training done before.
 
     Args:
-        split: what the dataset has to train on; only a report whose checks pass against it is kept for reuse.
+        split: the data set's rows by split; only a report whose checks pass against it is kept for reuse.
 
     Raises:
         WorkerFailed: the trainer failed; the message holds its last lines.

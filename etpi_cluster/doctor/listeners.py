@@ -64,7 +64,7 @@ def _programs(root: Path) -> dict[str, str]:
 
 
 def _name(process: Path) -> str:
-    """Return what a person calls the program: "raylet" or "dashboard/agent.py", and not "python"."""
+    """Return the program's usual name: "raylet" or "dashboard/agent.py", and not "python"."""
     words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
     program = Path(words[0].split(" ")[0]).name
     if program.startswith("python"):

@@ -1,4 +1,4 @@
-"""Examine a node of the cluster: the machine, and what it runs and reaches. Nothing here judges; `verdict` does."""
+"""Examine a node of the cluster: the machine, its programs and its connections. `verdict` judges the report."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class PairLock(BaseModel):
 
     Attributes:
         kind: of KINDS.
-        excluded: what the other could do while it was held: False, it took the lock; text: an error.
+        excluded: whether the other was kept from the lock while it was held; text: an error.
         freed: whether it could take it after its release.
     """
 

@@ -65,7 +65,7 @@ def findings(survey: Survey) -> list[Finding]:
 
 
 def _offers(report: NodeReport) -> Iterator[Finding]:
-    """Yield where a node offers what it does not have, or has what it does not offer."""
+    """Yield nodes that offer resources they lack, or have resources they do not offer."""
     offered = report.offers
     if report.sandbox_error and offered.get(SANDBOXES):
         what = f"it offers {offered[SANDBOXES]:g} {SANDBOXES}, and none starts"

@@ -286,7 +286,7 @@ class ChatFormat:
 
     @cached_property
     def template_form(self) -> TemplateForm:
-        """How the template writes tool calls, determined by rendering a probe call.
+        """Return the form in which the template writes tool calls, determined by rendering a probe call.
 
         Raises:
             UnknownToolForm: the calls are in a form that is not in `FORMS`.
@@ -295,7 +295,7 @@ class ChatFormat:
 
     @cached_property
     def words(self) -> TemplateForm:
-        """How the template writes turns without calls."""
+        """Return the form in which the template writes turns without calls."""
         try:
             return self.template_form
         except UnknownToolForm:
@@ -325,7 +325,7 @@ class ChatFormat:
 
     @property
     def calls_in_content(self) -> bool:
-        """Whether calls are part of a message's text, because the template is one of etpi's own."""
+        """Return whether calls are part of a message's text, because the template is one of etpi's own."""
         return self.template in _own_templates()
 
     def turn_ids(

@@ -32,7 +32,7 @@ class NoTurnEnd(ValueError):
 
 @dataclass(frozen=True)
 class TurnMarkers:
-    """How a template delimits an assistant's turn.
+    """The texts with which a template begins and ends an assistant's turn.
 
     Attributes:
         header: the generation prompt without a think block, as text; empty if the template writes none (Mistral).

@@ -1,4 +1,4 @@
-"""What a chat template does where it matters to training, measured by rendering small conversations.
+"""Report on the effects of a chat template on training, measured by rendering small conversations.
 
 Each finding says what was seen; a problem says what cannot be done with the template, and what to do instead.
 """

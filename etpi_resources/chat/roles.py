@@ -1,4 +1,4 @@
-"""Which roles a chat template takes, and the messages in a form that it takes.
+"""Roles that a chat template accepts, and conversion of messages to that form.
 
 Templates differ in whether they know a system message, a tool's result, and two messages of one role in a row. What a
 template refuses is determined by rendering small conversations; nothing here depends on a template's name.
@@ -20,7 +20,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Roles:
-    """What a template takes.
+    """Roles and positions that a template accepts.
 
     Attributes:
         system: a system message; without, its text is put before the first user message, and a later one becomes a user

@@ -416,7 +416,7 @@ class Lake:
         """Hold the lock on something that this machine has: its accelerator, its sandboxes.
 
         Args:
-            places: so many processes may use it at once.
+            places: maximum concurrent holders.
         """
         paths = [self.machine_lock_file(f"{name}-{place}" if place else name) for place in range(places)]
         return machine_locks().hold_one_of(paths, log=log, what=what, doing="using", shared=shared)

@@ -109,7 +109,7 @@ class Locks(ABC):
         doing: str = "holding",
         shared: bool = False,
     ) -> Iterator[Held]:
-        """Hold one of several locks, the first that is free: places for so many holders.
+        """Acquire the first free lock of several (a semaphore), and hold it.
 
         Args:
             wait: false: raise LockHeld at once if the lock is held.

@@ -72,7 +72,7 @@ def worker_count() -> int:
 
 
 def workers_for(seconds: float) -> int:
-    """Return the number of worker processes for work that takes one core about so many seconds.
+    """Return the number of worker processes for work of that many estimated single-core seconds.
 
     It is one for every START_SECONDS of work, at most `worker_count`. On a cluster this node's cores are no bound: work
     that is worth several workers goes to the idle CPUs of all nodes, less stays in this process.

@@ -194,3 +194,14 @@ def test_paths_come_from_the_environment(tmp_path, monkeypatch):
     assert first == fingerprint("${LOGS_HERE}") != "absent"
     (tmp_path / "a").write_text("three")
     assert fingerprint("${LOGS_HERE}") != first
+
+
+def test_earlier_name_of_a_key_is_read_with_a_warning_and_stays_in_the_resolved_spec(tmp_path):
+    text = 'extends = "plan_first_tiny"\ntitle = "t"\nbase.tiny.{} = 0.02\n'
+    for name in ("matrix_rate", "muon_lr"):
+        write_spec(tmp_path, "experiments", f"with_{name}", text.format(name))
+    with pytest.warns(FutureWarning, match=r"with_matrix_rate.toml: matrix_rate is now muon_lr"):
+        specs = load_specs(tmp_path)
+    earlier, today = (specs.get("experiment", f"with_{name}").base.tiny for name in ("matrix_rate", "muon_lr"))
+    assert earlier == today and today.muon_lr == 0.02
+    assert today.model_dump()["matrix_rate"] == 0.02 and "muon_lr" not in today.model_dump()

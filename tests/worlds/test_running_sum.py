@@ -120,7 +120,7 @@ def test_reconstructed_history_is_compared_with_the_captured_one(agent):
     else:
         assert not outcome.passed and outcome.blocking
         assert "'user\\nDone so far" in outcome.message and 'set pairs.capture = "native"' in outcome.message
-        assert outcome.figures["departing"] == sum(len(task.payload["numbers"]) + 2 - 3 for task in TASKS[5:8])
+        assert outcome.figures["differing"] == sum(len(task.payload["numbers"]) + 2 - 3 for task in TASKS[5:8])
 
 
 def test_without_captured_ids_nothing_is_decided():

@@ -95,7 +95,7 @@ def experiment(queries: Queries, lake: Lake, request: Request) -> Page:
 
 
 def settings(spec: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the settings that say what an experiment is, as (name, value)."""
+    """Return the settings that characterise an experiment, as (name, value)."""
     paths = (
         ("base", "kind"), ("base", "path"), ("train", "method"), ("train", "epochs"), ("train", "learning_rate"),
         ("rl", "method"), ("pairs", "capture"), ("pairs", "think"), ("dataset", "upweight_factor"),

@@ -175,7 +175,7 @@ def _history(pieces: Sequence[Row]) -> list[int]:
 
 
 def reasons(pair: Pair, turn: Row) -> list[str]:
-    """Return in words what was done to a turn on its way to a pair, and why."""
+    """Describe the edits of a turn on its way to a pair, with reasons."""
     if not pair.exists:
         return []
     row, lines = pair.row, []

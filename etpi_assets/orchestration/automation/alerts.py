@@ -40,7 +40,7 @@ def alert_sensor() -> dg.SensorDefinition:
 
 
 def message(run: dg.DagsterRun, errors: list[tuple[str, str]], otherwise: str) -> dict[str, Any]:
-    """Return what is posted.
+    """Return the posted object.
 
     Its `text` is what Slack, Mattermost and Discord's Slack endpoint show.
 

@@ -1,1 +1,1 @@
-"""What Dagster's web page shows of a version: figures, links, previews. No asset's code version covers this package."""
+"""Figures, links and previews of a version in Dagster's web page. No asset's code version covers this package."""

@@ -24,9 +24,23 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
         "etpi_resources.trainers.workers.ranks:interface_of": "d1ab3970db872158",
         "etpi_resources.trainers.workers.ranks:_SIOCGIFCONF": "2281fd45198dce61",
     },
+    ("etpi_assets.tiny_bases.recipe:prepare", "63d63c0843307120"): {
+        "etpi_assets.tiny_bases.recipe:prepare": "508000d67e66c8c6",
+    },
+    ("etpi_resources.trainers.workers.base_worker:train", "80df336413cd4f23"): {
+        "etpi_resources.trainers.workers.base_worker:train": "269a0f2071b36cee",
+    },
+    ("etpi_assets.training.rounds:Rounds._write", "6d74253b6c828172"): {
+        "etpi_assets.training.rounds:Rounds._write": "c6785628a1b554ca",
+        "etpi_assets.training.rounds:SAMPLES_KEY": "1d6878f6abc5c866",
+    },
+    ("etpi_assets.training.rounds:read_rounds", "6fab23a5cfd299f4"): {
+        "etpi_assets.training.rounds:read_rounds": "23634bbfe98c040a",
+        "etpi_assets.training.rounds:SAMPLES_KEY": "1d6878f6abc5c866",
+    },
 }
 """(definition, its digest today) -> {definition: digest} that code versions contain in its place.
 
-The rows are of functions that ask for the backend (`etpi_resources.backend`), of a command's name in messages, and of
-one that asks psutil for the network interfaces.
+The rows are of functions that ask for the backend (`etpi_resources.backend`), of a command's name in messages, of
+renamed keys, and one that asks psutil for the network interfaces.
 """

@@ -24,7 +24,7 @@ class ArithmeticSkill(PolicySkill):
 
     Attributes:
         calls: a rollout calls the tool.
-        prints: a call prints what it computes.
+        prints: a call prints its result.
         exact: a call computes the last digit, else the remainder by 9.
         again: after a call that showed nothing, the tool is called once more.
     """

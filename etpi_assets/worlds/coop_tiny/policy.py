@@ -33,7 +33,7 @@ class CoopTinySkill(PolicySkill):
         run_check: the agent runs the visible check after an edit.
         look_around: the agent lists the files first.
         ack: the agent answers a received plan in an extra turn.
-        report: an agent that did not plan tells its partner what it changed.
+        report: an agent that did not plan tells its partner about its change.
         markdown: a turn's command is in a fenced block instead of a tool call.
         malformed: a turn has no parsable command and is repeated.
     """

@@ -36,7 +36,7 @@ class SharedSkill(PolicySkill):
         look_around: the agent reads the shared file first.
         reword: an agent chooses between two wordings of its plan; else it uses the first. A student can copy such a
             choice only as chance, which costs it sharpness at temperature 1 (docs/dividend.md).
-        report: an agent that did not plan tells its partner what it added.
+        report: an agent that did not plan tells its partner about its addition.
         markdown: a turn's command is in a fenced block instead of a tool call.
         malformed: a turn has no parsable command and is repeated.
     """

@@ -51,7 +51,7 @@ class UnknownToolForm(ValueError):
 
 @dataclass(frozen=True)
 class TemplateForm:
-    """How one template writes assistant turns.
+    """The form in which one template writes assistant turns.
 
     Attributes:
         form: the form of its calls; None if it writes no calls.

@@ -135,7 +135,7 @@ def train(
             optimizer.zero_grad()
         tokens += sum(int(batch["tokens"]) for batch in batches)
         if not math.isfinite(loss):
-            raise RuntimeError(f"the loss is {loss} at step {step}; lower base.tiny.matrix_rate or base.tiny.rate")
+            raise RuntimeError(f"the loss is {loss} at step {step}; lower base.tiny.muon_lr or base.tiny.adamw_lr")
         if step % every == 0 or step == plan.steps - 1:
             log.append(BaseLogLine(step=step, loss=loss, tokens=tokens, seconds=time.monotonic() - began))
         stage.advance(note=f"loss {loss:.3f}")

@@ -34,9 +34,9 @@ UNDECIDED = "undecided at this n"
 DECLARED = Path(__file__).parent / "findings.toml"
 PROBE, REINFORCED = "probe:", "rl:"
 MOST_DOUBLINGS = 5
-"""How often the number of tasks is doubled in search of a design that decides a finding."""
+"""Maximum doublings of the number of tasks in search of a design that decides a finding."""
 LOOKS = 2
-"""How often a finding may be looked at: a second time, with more seeds, where the first look leaves it undecided."""
+"""Maximum looks at a finding: a second one, with more seeds, follows if the first leaves it undecided."""
 LATE = 0.2
 """The last share of reinforcement's steps, which its figures are computed over."""
 

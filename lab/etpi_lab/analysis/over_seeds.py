@@ -17,7 +17,7 @@ from etpi_lab.analysis.student_t import quantile
 
 METHOD = "seeds_and_tasks"
 ERROR = 0.05
-"""How often the truth lies outside of an interval, or of any of the intervals of several looks."""
+"""Probability that the truth is outside of an interval, or of any of the intervals of several looks."""
 
 
 @dataclass(frozen=True)

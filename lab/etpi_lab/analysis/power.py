@@ -1,4 +1,4 @@
-"""How many seeds and tasks a comparison needs: power calculations for declared analyses and undecided findings."""
+"""Numbers of seeds and tasks for a comparison: power calculations for declared analyses and undecided findings."""
 
 from __future__ import annotations
 

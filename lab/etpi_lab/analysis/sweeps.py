@@ -30,16 +30,16 @@ class _Declared(BaseModel):
 
 
 class Variable(_Declared):
-    """What is varied."""
+    """The variable of a sweep."""
 
     label: str
     """Name and unit, as on the axis."""
     log: bool = False
-    """Whether the axis is logarithmic."""
+    """True for a logarithmic axis."""
     percent: bool = False
-    """Whether x is a share, shown as a percentage."""
+    """True if x is a share, shown as a percentage."""
     measure: Literal["declared", "first_turn_loss_share"] = "declared"
-    """Where a level's x comes from: its `x`; or the first turn's share of the loss, from the data set of its `less`."""
+    """The source of a level's x: its `x`, or the first turn's share of the loss, from the data set of its `less`."""
 
 
 class Level(_Declared):
@@ -70,7 +70,7 @@ class PowerSection(_Declared):
     tasks: int = Field(ge=2)
     """Tasks (or prompts) that the figure is measured on."""
     source: str
-    """Where these numbers come from."""
+    """Source of these numbers."""
 
 
 class Sweep(_Declared):
@@ -78,11 +78,11 @@ class Sweep(_Declared):
 
     title: str
     question: str
-    """What the sweep is to answer."""
+    """The question that the sweep answers."""
     setting: str
     """The setting that is compared, as the subject of a sentence: "Weight 12 on first turns"."""
     figure: str
-    """What is measured: as in findings.toml."""
+    """The measured metric, as in findings.toml."""
     role: Literal["sft", "rl"] = "sft"
     decoding: str = "greedy"
     least: float = Field(gt=0)
@@ -90,7 +90,7 @@ class Sweep(_Declared):
     seeds: tuple[int, ...] = Field(min_length=2)
     """Training seeds of every experiment; at least as many as the power calculation says."""
     stop: str
-    """When data collection ends; fixed before the first run."""
+    """The end of data collection, fixed before the first run."""
     minutes: float = Field(gt=0)
     """Minutes of one experiment and one seed on two cores with AVX2, estimated."""
     notes: str = ""

@@ -1,4 +1,4 @@
-"""How far a list of experiments is, and how long the rest takes on this machine, from recorded seconds."""
+"""Progress of a list of experiments, and the remaining time on this machine, from recorded seconds."""
 
 from __future__ import annotations
 
