@@ -18,7 +18,7 @@ from typing import Any, Self, TypedDict, Unpack
 
 import pyarrow as pa
 
-from etpi_assets.checks import CHECKS
+from etpi_assets.checks import CHECKS, undeclared
 from etpi_assets.graph import GRAPH, GraphError, Node, Set, nearest
 from etpi_assets.planning.planner import (
     SPEC_CHANGED,
@@ -368,6 +368,10 @@ class AssetRecipe:
         expected = [] if "not_applicable" in produced.notes else self.checks
         if sorted(reported) != sorted(expected) and not (set(reported) <= set(self.checks) and not expected):
             raise LakeError(f"{self.node.name} reported checks {sorted(reported)}, it declares {sorted(self.checks)}")
+        if wrong := undeclared(self.node.name, produced.checks):
+            raise LakeError(
+                f"{self.node.name}: {', '.join(wrong)} does not block as checks.toml declares; say so in both places"
+            )
         now = inputs_of(self.node, run.key, run.specs, run.lake, run.lake.current)
         if self.node.tables and now != inputs:
             changed = sorted(name for name in {**now, **inputs} if now.get(name) != inputs.get(name))
@@ -410,7 +414,7 @@ def asset(
     """Declare the asset that a function computes: it has the function's name and reads the function's parameters.
 
     The first parameter is the run, every other one is an `Input` named after an asset; their order is that of the input
-    key. `Node` describes the arguments. Each check needs an entry in `checks.CHECKS`.
+    key. `Node` describes the arguments. Each check needs an entry in checks.toml.
 
     Raises:
         GraphError: a table, section or check is unknown, or the asset is declared already. The graph checks the inputs.
@@ -422,7 +426,7 @@ def asset(
         unknown = [section for section in sections if keys.isdisjoint({section, f"{section.rpartition('.')[0]}.*"})]
         _require_known(name, "table", tables, TABLES)
         _require_known(name, f"key of a spec ({set})", unknown, keys)
-        _require_known(name, "check", checks, [info.name for info in CHECKS.get(name, ())])
+        _require_known(name, "check", checks, CHECKS.get(name, {}))
         node = Node(name, set, group, tables, summary, upstream, sections, **options)
         GRAPH.declare(node)
         _RECIPES[name] = AssetRecipe(node, function, checks)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dagster as dg
 
 from etpi_assets.asset import CONSENT_TAG, AssetRecipe
+from etpi_assets.checks import is_blocking
 from etpi_assets.graph import GRAPH
 from etpi_assets.orchestration.materialize import (
     EXPERIMENT_INPUTS,
@@ -22,7 +23,6 @@ from etpi_assets.orchestration.materialize import (
     consent_of,
     dependencies,
     expected_failures,
-    is_blocking,
     partition_of,
     refuse_blocked,
     require_hardware_of_run,

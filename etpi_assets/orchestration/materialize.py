@@ -22,7 +22,7 @@ from etpi_assets.asset import (
     label,
     require_inputs,
 )
-from etpi_assets.checks import check_info
+from etpi_assets.checks import CHECKS, is_blocking
 from etpi_assets.graph import GRAPH, JOBS, Node
 from etpi_assets.orchestration.partitions import PARTITION_TAG, mapping, partition_sets, refuse_whole_set
 from etpi_assets.orchestration.webpage.metadata import of_version
@@ -87,7 +87,7 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
             dg.AssetCheckSpec(
                 check,
                 asset=node.name,
-                description=info.description if (info := check_info(node.name, check)) else None,
+                description=info.description if (info := CHECKS.get(node.name, {}).get(check)) else None,
                 blocking=is_blocking(node.name, check),
                 partitions_def=partition_sets(specs).get(node.set),
             )
@@ -278,12 +278,6 @@ def check_results(recipe: AssetRecipe, key: str, outcome: Outcome) -> list[dg.As
             )
         )
     return results
-
-
-def is_blocking(asset: str, check: str) -> bool:
-    """Return whether a check is declared to stop every consumer when it fails."""
-    info = check_info(asset, check)
-    return info is None or info.blocking
 
 
 def _plain(value: Any) -> Any:
