@@ -66,10 +66,9 @@ def run_experiments(
     prepare_dagster_home()
     # Importing Dagster takes seconds; a mistyped name is refused before.
     from etpi.run.client import Client
-    from etpi.run.console import showing
     from etpi.run.console_table import failures_table
 
-    with showing(), Client(specs, specs_folder, consent, at_once=len(names)) as client:
+    with Client(specs, specs_folder, consent, at_once=len(names)) as client:
         failed = client.run_experiments(names, finished)
     if failed:
         print(failures_table(failed), file=sys.stderr)
@@ -293,10 +292,9 @@ def repair_lake(consent: Collection[str]) -> int:
     prepare_dagster_home()
     from etpi.life.repair import repair
     from etpi.run.client import Client
-    from etpi.run.console import showing
 
     specs = load_specs()
-    with showing(), Client(specs, consent=consent) as client:
+    with Client(specs, consent=consent) as client:
         repairs = repair(damages, specs, lake, client.run, consent)
     for done in repairs:
         where, detail = f" ({done.ref})" if done.ref else "", f": {done.detail}" if done.detail else ""

@@ -10,7 +10,7 @@ import inspect
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -208,9 +208,9 @@ class AssetRun:
         """The asset and its partition, for messages."""
         return label(self.node.name, self.key)
 
-    def progress(self, stage: str, total: int) -> Progress:
-        """Return a counter that shows stage, done/total, rate and time left; use it as a context manager."""
-        return Progress(self.label, stage, total)
+    def progress(self, stage: str, total: int) -> AbstractContextManager[Progress]:
+        """Return a counter that logs stage, done/total, rate and time left now and then."""
+        return nullcontext(Progress(self.label, stage, total, self.log))
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,6 @@ READ_FROM_THE_SYSTEM: Sequence[Variable] = (
         "unset",
         "etpi_assets.resources",
     ),
-    Variable("TERM", "`dumb` turns the live display of a run off.", "the terminal's", "etpi.run.console"),
     Variable("PYTHONPATH", "Kept behind etpi's own folder for workers.", "empty", "etpi_resources.trainers.pipes, ..."),
     Variable(
         "container",
@@ -244,12 +243,6 @@ SET_FOR_PROCESSES: Sequence[Variable] = (
         "Threads of each process that shares the cores with others.",
         "its share of the cores",
         "etpi.run.client, workers.ranks",
-    ),
-    Variable(
-        "ETPI_PROGRESS",
-        "Socket on which a client receives the progress of its runs.",
-        "unset",
-        "etpi_assets.orchestration.live_progress",
     ),
     Variable(
         "ETPI_RUN_CODE",

@@ -38,7 +38,7 @@ from etpi_resources.lake.files import disk_errors
 from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.schemas import TABLES
 from etpi_resources.process.locks import LockLost
-from etpi_resources.process.progress import Activity, acting_for, display
+from etpi_resources.process.progress import acting_for
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.trainers.pipes import WorkerFailed
 
@@ -129,7 +129,6 @@ def compute(recipe: AssetRecipe, key: str, context: dg.AssetExecutionContext) ->
     """
     node, resources, before = recipe.node, getattr(context.resources, RESOURCE), _cpu_seconds()
     with expected_failures(node.name), disk_errors(), acting_for(key):
-        display().show(Activity(label(node.name, key)))
         outcome = recipe.execute(key, resources, context.log.info, context, consent_of(context.run))
     _log_outcome(context, node, key, outcome)
     return outcome, {
