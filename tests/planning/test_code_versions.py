@@ -241,7 +241,6 @@ PROGRAMS = {
 DATA = {
     "etpi_resources/sandboxes/downloads/requirements.txt": "make mitmproxy",
     "etpi_assets/tiny_bases/": "shipped checkpoints, which their content names",
-    "sql/explain/": "etpi explain",
     "sql/checks/": "questions that people ask the catalog",
     "sql/pages/": "etpi view",
     "sql/reports/": "questions that people ask the catalog",

@@ -88,7 +88,7 @@ def _on_a_terminal(
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), shown.decode()
 
 
-def test_a_run_on_a_terminal_ends_with_table_legend_and_links(folder):
+def test_a_run_on_a_terminal_ends_with_table_and_links(folder):
     code, shown = _on_a_terminal(folder, "data_one", "data_two")
     assert code == 0, shown
     assert "\x1b" not in shown
@@ -96,7 +96,6 @@ def test_a_run_on_a_terminal_ends_with_table_legend_and_links(folder):
     lines = ending.replace("\r", "").strip("\n").split("\n")
     assert lines[0].split() == ["n", "teacher"] and lines[1] == "data_one"
     assert [line.split()[0] for line in lines[2:5]] == ["plan_first", "follow_through", "solved"], ending
-    assert "95 % interval" in ending and "teacher: " in ending
     assert "/experiment/data_one" in ending and "Results:" in lines and max(map(len, lines)) <= 100 + len(str(folder))
 
     code, again = _on_a_terminal(folder, "data_one", "data_two")
