@@ -61,16 +61,6 @@ def test_plotted_figures_are_pooled_and_name_role_and_decoding():
     assert all(isinstance(value, float) for value in values.values())
 
 
-def test_leaderboard_has_one_line_for_each_experiment():
-    rl = [row | {"experiment": "with_rl"} for row in [*ROWS, _row("rl", "greedy", "solved", 0.9)]]
-    assert figures.lines([*ROWS, *rl]) == {"e: sft greedy solved": 0.75, "with_rl: rl greedy solved": 0.9}
-    lines = figures.standings([*ROWS, *rl]).splitlines()[2:]
-    assert lines == [
-        "| with_rl | greedy solved | rl | 88 % | 90 % |",
-        "| e | greedy solved | sft | 88 % | 75 % |",
-    ]
-
-
 def test_long_table_is_cut_to_what_the_page_shows_open():
     text = markdown_table(["experiment"], [[f"experiment_number_{number}"] for number in range(100)])
     assert len(text) <= OPEN_CHARACTERS

@@ -1,13 +1,12 @@
 """The figures of an evaluation on the web page: base and student side by side, and floats that Dagster plots.
 
-Dagster draws one plot for each label and joins the partitions of an asset in it. So a label of a partitioned asset
-names the figure, and its plot has one point for each experiment. A label of the leaderboard names the experiment too,
-and its plot is the line of that experiment over time.
+Dagster draws one plot for each label and joins the partitions of an asset in it. So a label names the figure, and its
+plot has one point for each experiment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from etpi_assets.orchestration.webpage.preview import markdown_table
@@ -16,8 +15,6 @@ METRICS = ("solved", "plan_first", "plan_content", "follow_through", "called", "
 """The rates that the page shows, in order, where they were measured."""
 STUDENTS = ("rl", "sft")
 """Roles of a trained checkpoint, the last trained first."""
-MOST_LINES = 90
-"""Dagster plots the first 100 labels of an asset."""
 
 Row = Mapping[str, Any]
 
@@ -64,42 +61,6 @@ def floats(rows: Iterable[Row]) -> dict[str, float]:
     return values
 
 
-def standings(rows: Sequence[Row]) -> str:
-    """Return a `leaderboard` table as markdown: each experiment's main rate, of its base and of its student."""
-    mains = sorted(_mains(rows), key=lambda main: -main.get("student", -1.0))
-    lines = [
-        [main["experiment"], main["metric"], main["role"], _percent(main.get("base")), _percent(main["student"])]
-        for main in mains
-    ]
-    return markdown_table(["experiment", "metric", "student", "base", "trained"], lines) if lines else ""
-
-
-def lines(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the main rate of each experiment of a `leaderboard` table by "EXPERIMENT: ROLE DECODING METRIC"."""
-    mains = [main for main in _mains(rows) if "student" in main]
-    return {f"{main['experiment']}: {main['role']} {main['metric']}": main["student"] for main in mains[:MOST_LINES]}
-
-
-def _mains(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return for each experiment its last trained role, greedy if it was, and the first of METRICS that it has."""
-    mains = []
-    for experiment in dict.fromkeys(row["experiment"] for row in rows):
-        pooled = _pooled(row for row in rows if row["experiment"] == experiment)
-        measured = [
-            (role, decoding, metric)
-            for role in STUDENTS
-            for decoding in _decodings(pooled)
-            for metric in METRICS
-            if (role, decoding, metric) in pooled
-        ]
-        if measured:
-            role, decoding, metric = measured[0]
-            main = {"experiment": experiment, "role": role, "metric": f"{decoding} {metric}"}
-            values = {"student": pooled[measured[0]], "base": pooled.get(("base", decoding, metric))}
-            mains.append(main | {name: round(float(row["value"]), 4) for name, row in values.items() if row})
-    return mains
-
-
 def _pooled(rows: Iterable[Row]) -> dict[tuple[str, str, str], Row]:
     """Return (role, decoding, metric) -> the row that is pooled over seeds; rows without a value are left out."""
     return {
@@ -123,8 +84,4 @@ def _change(pooled: Mapping[tuple[str, str, str], Row], role: str, decoding: str
 def _rate(row: Row | None) -> str:
     if row is None:
         return ""
-    return f"{_percent(row['value'])} [{100 * row['ci_low']:.0f}, {100 * row['ci_high']:.0f}]"
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.0f} %"
+    return f"{100 * row['value']:.0f} % [{100 * row['ci_low']:.0f}, {100 * row['ci_high']:.0f}]"
