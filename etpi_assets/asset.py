@@ -482,8 +482,8 @@ def _devices_lock(devices: Sequence[str], lake: Lake, log: Log) -> Iterator[None
         yield
 
 
-def require_inputs(node: Node, key: str, resources: Resources, but: Collection[str] = ()) -> None:
-    """Raise an error if an input of the partition is missing or blocked; assets in `but` are not checked.
+def require_inputs(node: Node, key: str, resources: Resources) -> None:
+    """Raise an error if an input of the partition is missing or blocked.
 
     Raises:
         MissingInput: the message has the commands that compute the whole chain.
@@ -493,8 +493,6 @@ def require_inputs(node: Node, key: str, resources: Resources, but: Collection[s
         return  # it reads the experiments that have results
     lake, specs = resources.lake, resources.specs
     for ref in upstream_refs(node, key, specs, lake):
-        if ref.asset in but:
-            continue
         try:
             lake.require(ref)
         except MissingInput as error:
