@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 
 from etpi_assets.graph import Node
-from etpi_assets.orchestration.webpage import figures
+from etpi_assets.orchestration.webpage.figures import floats
 from etpi_assets.orchestration.webpage.links import pages
 from etpi_assets.orchestration.webpage.preview import first_rows, preview
 from etpi_resources.lake.lake import Lake
@@ -25,13 +25,10 @@ def of_version(node: Node, manifest: Manifest, lake: Lake) -> dict[str, Any]:
     if "not_applicable" not in manifest.notes:
         shown |= {name: dg.MetadataValue.url(address) for name, address in pages(manifest.ref).items()}
         if node.name == "eval_metrics":
-            rows = first_rows(lake, manifest, "metrics", _MOST_ROWS)
-            plotted = figures.floats(rows)
-            shown |= {"preview/metrics": dg.MetadataValue.md(table)} if (table := figures.side_by_side(rows)) else {}
+            plotted = floats(first_rows(lake, manifest, "metrics", _MOST_ROWS))
     for index, name in enumerate(node.tables):
         shown["dagster/row_count" if index == 0 else f"rows/{name}"] = manifest.rows[name]
-        if f"preview/{name}" not in shown:
-            shown[f"preview/{name}"] = dg.MetadataValue.md(preview(lake, manifest, name))
+        shown[f"preview/{name}"] = dg.MetadataValue.md(preview(lake, manifest, name))
     return shown | {
         **({"seconds": round(manifest.seconds, 3)} if manifest.seconds is not None else {}),
         "inputs": dict(manifest.inputs),
