@@ -17,6 +17,8 @@ TRAINER = $(or $(ETPI_TRAINER_PYTHON),$(wildcard $(BIN)/python),"$(PYTHON)")
 WRITABLE := $(shell test -w . && echo yes)
 export OMP_WAIT_POLICY := PASSIVE
 export TOKENIZERS_PARALLELISM := false
+# Images of containers set it. Without bytecode each of the processes of a run compiles etpi again, which takes 5 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile

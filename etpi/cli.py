@@ -230,7 +230,7 @@ def status(experiments: tuple[str, ...]) -> int:
 @click.argument("key")
 @click.option("--between", nargs=2, metavar="OLD NEW", help="two versions to compare (default: the last two)")
 def explain(asset: str, key: str, between: tuple[str, str] | None) -> int:
-    """Show the inputs of the key of ASSET's partition KEY, and how two of its versions differ, row by row."""
+    """Show the inputs of the key of ASSET's partition KEY, and where two of its versions come from."""
     from etpi import commands
 
     return commands.explain_partition(asset, key, between or ())

@@ -64,10 +64,9 @@ def run_experiments(
     prepare_dagster_home()
     # Importing Dagster takes seconds; a mistyped name is refused before.
     from etpi.run.client import Client
-    from etpi.run.console import showing
     from etpi.run.console_table import failures_table
 
-    with showing(), Client(specs, specs_folder, consent, at_once=len(names)) as client:
+    with Client(specs, specs_folder, consent, at_once=len(names)) as client:
         failed = client.run_experiments(names, finished)
     if failed:
         print(failures_table(failed), file=sys.stderr)
@@ -95,13 +94,17 @@ def rehearse(names: Sequence[str], rate: float) -> int:
 
 
 def dry_run(names: Sequence[str], consent: Collection[str] = ()) -> int:
-    """Print what `run_experiments` would do; always 0. Raises SpecError as it does."""
-    from etpi_assets.planning.dry_run import describe
+    """Print the states that `run_experiments` would start from, and why it would not; always 0. Raises SpecError as it
+    does."""
+    from etpi.run.console_table import states_table
+    from etpi_assets.planning.planner import consent_refusal
     from etpi_resources.lake.lake import Lake
 
-    specs, lake = load_specs(), Lake.open()
-    for line in describe(_plans(names, specs, lake), specs, lake, consent):
-        print(line)
+    plans = _plans(names, load_specs(), Lake.open())
+    for name, steps in plans.items():
+        print(states_table(name, steps, everything=True))
+    refusal = consent_refusal(dict.fromkeys(step for steps in plans.values() for step in steps), consent)
+    print(f"\nThe run would stop before its first step. {refusal}" if refusal else "\nNothing was run.")
     return 0
 
 

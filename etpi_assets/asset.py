@@ -10,7 +10,7 @@ import inspect
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, Self, TypedDict, Unpack
 
 import pyarrow as pa
 
-from etpi_assets.checks import CHECKS
+from etpi_assets.checks import CHECKS, undeclared
 from etpi_assets.graph import GRAPH, GraphError, Node, Set, nearest
 from etpi_assets.planning.planner import (
     SPEC_CHANGED,
@@ -208,9 +208,9 @@ class AssetRun:
         """The asset and its partition, for messages."""
         return label(self.node.name, self.key)
 
-    def progress(self, stage: str, total: int) -> Progress:
-        """Return a counter that shows stage, done/total, rate and time left; use it as a context manager."""
-        return Progress(self.label, stage, total)
+    def progress(self, stage: str, total: int) -> AbstractContextManager[Progress]:
+        """Return a counter that logs stage, done/total, rate and time left now and then."""
+        return nullcontext(Progress(self.label, stage, total, self.log))
 
 
 @dataclass(frozen=True)
@@ -368,6 +368,10 @@ class AssetRecipe:
         expected = [] if "not_applicable" in produced.notes else self.checks
         if sorted(reported) != sorted(expected) and not (set(reported) <= set(self.checks) and not expected):
             raise LakeError(f"{self.node.name} reported checks {sorted(reported)}, it declares {sorted(self.checks)}")
+        if wrong := undeclared(self.node.name, produced.checks):
+            raise LakeError(
+                f"{self.node.name}: {', '.join(wrong)} does not block as checks.toml declares; say so in both places"
+            )
         now = inputs_of(self.node, run.key, run.specs, run.lake, run.lake.current)
         if self.node.tables and now != inputs:
             changed = sorted(name for name in {**now, **inputs} if now.get(name) != inputs.get(name))
@@ -410,7 +414,7 @@ def asset(
     """Declare the asset that a function computes: it has the function's name and reads the function's parameters.
 
     The first parameter is the run, every other one is an `Input` named after an asset; their order is that of the input
-    key. `Node` describes the arguments. Each check needs an entry in `checks.CHECKS`.
+    key. `Node` describes the arguments. Each check needs an entry in checks.toml.
 
     Raises:
         GraphError: a table, section or check is unknown, or the asset is declared already. The graph checks the inputs.
@@ -422,7 +426,7 @@ def asset(
         unknown = [section for section in sections if keys.isdisjoint({section, f"{section.rpartition('.')[0]}.*"})]
         _require_known(name, "table", tables, TABLES)
         _require_known(name, f"key of a spec ({set})", unknown, keys)
-        _require_known(name, "check", checks, [info.name for info in CHECKS.get(name, ())])
+        _require_known(name, "check", checks, CHECKS.get(name, {}))
         node = Node(name, set, group, tables, summary, upstream, sections, **options)
         GRAPH.declare(node)
         _RECIPES[name] = AssetRecipe(node, function, checks)
@@ -478,8 +482,8 @@ def _devices_lock(devices: Sequence[str], lake: Lake, log: Log) -> Iterator[None
         yield
 
 
-def require_inputs(node: Node, key: str, resources: Resources, but: Collection[str] = ()) -> None:
-    """Raise an error if an input of the partition is missing or blocked; assets in `but` are not checked.
+def require_inputs(node: Node, key: str, resources: Resources) -> None:
+    """Raise an error if an input of the partition is missing or blocked.
 
     Raises:
         MissingInput: the message has the commands that compute the whole chain.
@@ -489,8 +493,6 @@ def require_inputs(node: Node, key: str, resources: Resources, but: Collection[s
         return  # it reads the experiments that have results
     lake, specs = resources.lake, resources.specs
     for ref in upstream_refs(node, key, specs, lake):
-        if ref.asset in but:
-            continue
         try:
             lake.require(ref)
         except MissingInput as error:

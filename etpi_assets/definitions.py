@@ -19,7 +19,6 @@ from etpi_assets.orchestration.automation.import_folders import import_sensor
 from etpi_assets.orchestration.automation.schedule import schedules
 from etpi_assets.orchestration.experiment_inputs import experiment_inputs
 from etpi_assets.orchestration.jobs import build_jobs
-from etpi_assets.orchestration.live_progress import send_progress
 from etpi_assets.orchestration.materialize import RESOURCE, build_asset
 from etpi_assets.resources import CONCURRENCY, Resources
 from etpi_assets.specs.load import Specs, load_specs
@@ -34,8 +33,6 @@ class EtpiResource(dg.ConfigurableResource):
     concurrency: int = Field(default=CONCURRENCY, description="Rollouts at once. It does not change results.")
 
     def create_resource(self, context: dg.InitResourceContext) -> Resources:
-        if context.run is not None:
-            send_progress(context.run.run_id)
         return Resources(lake=Lake.open(), concurrency=self.concurrency)
 
 

@@ -131,7 +131,7 @@ def code(monkeypatch):
 @pytest.fixture
 def world(tmp_path, code):
     """A lake, specs and recipes for tests of the glue."""
-    return World(tmp_path)
+    return World(tmp_path, code)
 
 
 @pytest.fixture

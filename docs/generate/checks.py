@@ -1,4 +1,4 @@
-"""docs/reference/checks.md: every check, from `etpi_assets.checks` and docs/faults.md."""
+"""docs/reference/checks.md: every check, from `etpi_assets/checks.toml` and docs/faults.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from docs.generate.markdown import anchor, prose, table
-from etpi_assets.checks import CHECKS, REAL, CheckInfo
+from etpi_assets.checks import CHECKS, CheckInfo
 from etpi_assets.graph import GRAPH
 
 _HEAD = """# Checks
@@ -24,6 +24,8 @@ that a test injects into a real run of the graph, where the check stops them.
 seen, or reasoned.
 """
 
+_REAL = {"exact": "Independent of weights: it compares ids or counts exactly."}
+
 
 def page() -> str:
     """Return the page."""
@@ -33,22 +35,22 @@ def page() -> str:
         if len(cells) == 4 and cells[1].startswith("`"):
             faults[cells[1].strip("`"), cells[2].strip("`")].append(f"[{cells[0]}](../faults.md)")
     assets = [name for name in GRAPH if name in CHECKS]
-    rows = [[f"[{name}]({anchor(name)})", ", ".join(f"`{info.name}`" for info in CHECKS[name])] for name in assets]
+    rows = [[f"[{name}]({anchor(name)})", ", ".join(f"`{check}`" for check in CHECKS[name])] for name in assets]
     lines = [_HEAD, *table(["Asset", "Checks"], rows)]
     for asset in assets:
         lines += [f"## {asset}", "", prose(GRAPH[asset].summary), ""]
-        for info in CHECKS[asset]:
-            lines += [*_entry(info, faults[asset, info.name]), ""]
+        for name, info in CHECKS[asset].items():
+            lines += [*_entry(name, info, faults[asset, name]), ""]
     return "\n".join(lines)
 
 
-def _entry(info: CheckInfo, faults: list[str]) -> list[str]:
+def _entry(name: str, info: CheckInfo, faults: list[str]) -> list[str]:
     seen = [*([prose(info.answers)] if info.answers else []), *faults]
     return [
-        f"**`{info.name}`** ({'blocking' if info.blocking else 'warning'})",
+        f"**`{name}`** ({'blocking' if info.blocking else 'warning'})",
         "",
         f"- Catches: {prose(info.catches)}",
         f"- Remedy: {prose(info.remedy)}",
-        *([f"- On a real model: {prose(REAL[info.name])}"] if info.blocking else []),
+        *([f"- On a real model: {prose(_REAL.get(info.real, info.real))}"] if info.blocking else []),
         *([f"- Seen before: {'; '.join(seen)}."] if seen else []),
     ]

@@ -129,9 +129,8 @@ def _prove(suite: str) -> list[str]:
     prepare_dagster_home()
     # Importing Dagster takes seconds; a bad folder is refused before.
     from etpi.run.client import Client
-    from etpi.run.console import showing
 
-    with showing(), Client(load_specs()) as client:
+    with Client(load_specs()) as client:
         return client.run("prepare_suite", suite)
 
 

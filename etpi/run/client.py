@@ -13,10 +13,11 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Self
@@ -25,11 +26,10 @@ import dagster as dg
 
 from etpi.run import CodeServerError
 from etpi.run.code_server import CodeServer, code_server
-from etpi_assets.asset import CONSENT_TAG, label
+from etpi.run.console import say
+from etpi_assets.asset import CONSENT_TAG
 from etpi_assets.graph import GRAPH, JOBS
-from etpi_assets.orchestration.experiment_inputs import input_steps
 from etpi_assets.orchestration.jobs import failure_reason
-from etpi_assets.orchestration.live_progress import SOCKET_VARIABLE, received_progress
 from etpi_assets.orchestration.partitions import PARTITION_TAG
 from etpi_assets.planning.planner import Step, open_steps, plan
 from etpi_assets.resources import side_by_side
@@ -39,7 +39,6 @@ from etpi_assets.specs.shown import ALL, SHIPPED_VARIABLE
 from etpi_resources.backend import backend
 from etpi_resources.lake.lake import Lake
 from etpi_resources.process.pool import WORKERS_VARIABLE
-from etpi_resources.process.progress import LOGGED_PROGRESS, Activity, display
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 30.0
@@ -61,28 +60,14 @@ class _Followed:
     """State of a run that the client follows.
 
     Attributes:
-        name: the experiment or other partition that it works for.
-        chain: the labels of the assets of the experiment's chain; empty for other jobs.
-        seen: those that are up to date or were shown; their number is the position in the chain, so it only grows.
         counts: materialized assets that were made, unchanged or not applicable.
         failures: a line for each failed step.
         last: the last message of Dagster about the run itself.
     """
 
-    name: str
-    chain: frozenset[str] = frozenset()
-    seen: set[str] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     last: str = ""
-
-    def placed(self, activity: Activity) -> Activity:
-        """Return an activity with the experiment and the position in its chain."""
-        activity = replace(activity, run=self.name if self.chain else "")
-        if activity.label not in self.chain:
-            return activity
-        self.seen.add(activity.label)
-        return replace(activity, step=len(self.seen), steps=len(self.chain))
 
 
 class Client:
@@ -107,7 +92,7 @@ class Client:
             SHIPPED_VARIABLE: ALL,
         }
         self._stopped = threading.Event()
-        self._runs: dict[str, _Followed] = {}
+        self._following: set[str] = set()
         self._here = backend() is None
         if self._here:
             self._at_once = max(1, min(at_once, side_by_side()))
@@ -124,16 +109,12 @@ class Client:
             stack.callback(signal.signal, signal.SIGTERM, self._handler)
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="etpi-")))
             self._instance = stack.enter_context(dg.DagsterInstance.get())
-            if self._here:
-                progress = folder / "progress"
-                stack.enter_context(received_progress(progress, self._show_activity))
-                self._variables[SOCKET_VARIABLE] = str(progress)
             self._server: CodeServer = stack.enter_context(code_server(self._instance, folder, self._variables))
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if not self._runs:
+        if not self._following:
             self._server.kill()
         self._stack.close()
 
@@ -148,18 +129,17 @@ class Client:
         Returns:
             Name -> one line for each failed step, in order; only what failed. The tables are "publish_catalog".
         """
-        queue = _Queue({name: _shared_inputs(name, self._specs) for name in names})
         alone = len(names) == 1
         failures: dict[str, list[str]] = {}
 
-        def work() -> None:
-            for name in queue.take():
-                lines = self._run_experiment(name, None if alone else EXPERIMENT_ASSETS)
-                with _REPORTING:
-                    failures[name] = lines
-                    finished(name, lines)
+        def work(name: str) -> None:
+            say(opening(name, plan(name, self._specs, self._lake)))
+            lines = self._run("run_experiment", name, None if alone else EXPERIMENT_ASSETS)
+            with _REPORTING:
+                failures[name] = lines
+                finished(name, lines)
 
-        self._in_threads([work] * min(self._at_once, len(names)))
+        self._in_threads([partial(work, name) for name in names])
         failed = {name: failures[name] for name in names if failures[name]}
         # The catalog then has the results of the experiments that succeeded.
         if (failed or not alone) and (lines := self.run("publish_catalog", None)):
@@ -169,58 +149,47 @@ class Client:
     def run(self, job: str, key: str | None, assets: Sequence[str] | None = None) -> list[str]:
         """Run a job, or the named ones of its assets; return one line for each failed step."""
         lines: list[str] = []
-        self._in_threads([lambda: lines.extend(self._run(job, key, assets, _Followed(key or job)))])
+        self._in_threads([lambda: lines.extend(self._run(job, key, assets))])
         return lines
 
     def _in_threads(self, works: Sequence[Callable[[], None]]) -> None:
-        """Do works at once; a signal to this process ends the runs."""
-        with ThreadPoolExecutor(len(works)) as threads:
+        """Do works, at most `at_once` at a time; a signal to this process ends the runs."""
+        with ThreadPoolExecutor(self._at_once) as threads:
             futures = [threads.submit(work) for work in works]
             try:
                 for future in futures:
                     future.result()
             except BaseException:
                 self._stopped.set()
+                threads.shutdown(wait=False, cancel_futures=True)
                 raise
-
-    def _run_experiment(self, name: str, assets: Sequence[str] | None) -> list[str]:
-        steps = plan(name, self._specs, self._lake)
-        display().line(opening(name, steps))
-        computed = {step for step in steps if step.set == "experiment"}.union(input_steps(steps))
-        labels = {step: label(step.asset, step.key) for step in steps}
-        finished = {labels[step] for step in steps if step not in computed}
-        return self._run("run_experiment", name, assets, _Followed(name, frozenset(labels.values()), finished))
 
     # --- one run ---------------------------------------------------------------------------------------------------
 
-    def _run(self, job: str, key: str | None, assets: Sequence[str] | None, run: _Followed) -> list[str]:
+    def _run(self, job: str, key: str | None, assets: Sequence[str] | None) -> list[str]:
         if self._server_killed:
             return [SERVER_KILLED]
         start, run_id = time.monotonic(), str(uuid.uuid4())
         name = f"{job} of {key}" if key else job
-        display().line(f"-- {name}: run {run_id}")
-        display().show(Activity(name), run_id)
-        self._runs[run_id] = run
+        say(f"-- {name}: run {run_id}")
+        self._following.add(run_id)
+        run, tags = _Followed(), {**self._tags, **({PARTITION_TAG: key} if key else {})}
         try:
-            tags = {**self._tags, **({PARTITION_TAG: key} if key else {})}
-            try:
-                self._server.launch(job, run_id, tags, assets)
-            except CodeServerError as error:  # a stored run fails alone; one that is not stored cannot be followed
-                if (stored := self._instance.get_run_by_id(run_id)) is None:
-                    if self._server_killed:
-                        return [SERVER_KILLED]
-                    raise
-                if not stored.is_finished:
-                    self._instance.report_run_failed(stored, SERVER_KILLED if self._server_killed else str(error))
-            for entry in self._entries(run_id):
-                self._take(entry, run)
-        finally:
-            display().show(None, run_id)
-        del self._runs[run_id]
+            self._server.launch(job, run_id, tags, assets)
+        except CodeServerError as error:  # a stored run fails alone; one that is not stored cannot be followed
+            if (stored := self._instance.get_run_by_id(run_id)) is None:
+                if self._server_killed:
+                    return [SERVER_KILLED]
+                raise
+            if not stored.is_finished:
+                self._instance.report_run_failed(stored, SERVER_KILLED if self._server_killed else str(error))
+        for entry in self._entries(run_id):
+            self._take(entry, run)
+        self._following.remove(run_id)
         status = self._dagster_run(run_id).status
         state = "done" if status is dg.DagsterRunStatus.SUCCESS else "FAILED"
         counted = f"; assets: {', '.join(f'{n} {what}' for what, n in run.counts.items())}" if run.counts else ""
-        display().line(f"-- {name}: {state} in {time.monotonic() - start:.1f} s{counted}")
+        say(f"-- {name}: {state} in {time.monotonic() - start:.1f} s{counted}")
         if self._stopped.is_set():
             raise KeyboardInterrupt  # no further run may start
         if status is dg.DagsterRunStatus.SUCCESS:
@@ -244,7 +213,7 @@ class Client:
             if stopped and not canceled:
                 deadline = min(deadline, time.monotonic() + STOP_SECONDS)
                 if canceled := self._instance.run_coordinator.cancel_run(run_id):
-                    display().line(f"-- stopping run {run_id}")
+                    say(f"-- stopping run {run_id}")
             if time.monotonic() > deadline:
                 if not self._here:
                     return
@@ -269,25 +238,18 @@ class Client:
 
     # --- what is shown ---------------------------------------------------------------------------------------------
 
-    def _show_activity(self, run_id: str, activity: Activity | None) -> None:
-        if run := self._runs.get(run_id):
-            display().show(run.placed(activity) if activity else None, run_id)
-
     def _take(self, entry: dg.EventLogEntry, run: _Followed) -> None:
         """Note and show an entry of a run's event log."""
         event = entry.dagster_event
         if event is None:
-            from_dagster = entry.user_message.startswith(_DAGSTERS_OWN)
-            shown_live = self._here and entry.user_message.startswith(LOGGED_PROGRESS)
-            if not (from_dagster or shown_live):
-                display().line(entry.user_message)
+            if not entry.user_message.startswith(_DAGSTERS_OWN):
+                say(entry.user_message)
         elif event.is_step_failure:
             self._take_failure(event, run)
         elif event.is_step_materialization:
             materialization = event.step_materialization_data.materialization
             asset, metadata = materialization.asset_key.to_user_string(), materialization.metadata
             if asset in GRAPH:
-                run.seen |= run.chain & {label(asset, materialization.partition or "all")}
                 unchanged = bool(metadata["skipped"].value)
                 kind = "unchanged" if unchanged else "not applicable" if "not_applicable" in metadata else "made"
                 run.counts[kind] += 1
@@ -295,14 +257,14 @@ class Client:
             failed = event.event_type is dg.DagsterEventType.RUN_FAILURE
             run.last = f"{run.last}; {event.message}" if failed else event.message or ""
             if event.step_key and event.is_engine_event:  # the executor of a cluster: a step waits
-                display().line(f"{event.step_key}: {event.message}")
+                say(f"{event.step_key}: {event.message}")
 
     def _take_failure(self, event: dg.DagsterEvent, run: _Followed) -> None:
         data, reason = event.step_failure_data, failure_reason(event)
         if data.error and data.error.cls_name == "DagsterExecutionInterruptedError":
-            display().line(f"{event.step_key} was interrupted")
+            say(f"{event.step_key} was interrupted")
         else:
-            display().line(f"FAILED: {reason if data.user_failure_data else f'{event.step_key}: {data.error}'}")
+            say(f"FAILED: {reason if data.user_failure_data else f'{event.step_key}: {data.error}'}")
         run.failures.append(_one_line(reason))
 
 
@@ -322,44 +284,3 @@ def _one_line(text: str) -> str:
     """Return a message on one line; a long one is cut in the middle, because a worker's error is at the end."""
     line = " ".join(text.split())
     return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON // 2]} ... {line[-LONGEST_REASON // 2 :]}"
-
-
-# --- which experiment is next ----------------------------------------------------------------------------------------
-
-
-class _Queue:
-    """Experiments that have not been submitted; the next one shares the fewest inputs with those that run.
-
-    Two experiments that need the same missing rollouts or base gain nothing from running at once: one waits.
-    """
-
-    def __init__(self, inputs: Mapping[str, Collection[str]]) -> None:
-        """`inputs`: for each experiment, in order, the inputs that it may share with others."""
-        self._inputs = {name: frozenset(parts) for name, parts in inputs.items()}
-        self._waiting, self._running, self._lock = list(inputs), list[str](), threading.Lock()
-
-    def take(self) -> Iterator[str]:
-        """Yield experiments to one thread. Each counts as running until the next is taken."""
-        while name := self._next():
-            yield name
-            with self._lock:
-                self._running.remove(name)
-
-    def _next(self) -> str | None:
-        with self._lock:
-            if not self._waiting:
-                return None
-            name = min(self._waiting, key=self._overlap)
-            self._waiting.remove(name)
-            self._running.append(name)
-            return name
-
-    def _overlap(self, name: str) -> int:
-        return sum(len(self._inputs[name] & self._inputs[running]) for running in self._running)
-
-
-def _shared_inputs(name: str, specs: Specs) -> set[str]:
-    """Return the inputs of an experiment that other experiments may share: suites, rollout sets and its base."""
-    sets = ("suite", "rollout_set")
-    keys = {f"{set_name} {key}" for set_name in sets for key in specs.upstream_keys("experiment", name, set_name)}
-    return keys | {f"base {specs.experiments[name].base.model_dump_json()}"}

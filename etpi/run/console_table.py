@@ -11,6 +11,7 @@ from etpi_assets.specs.folders import FOLDERS, SpecFolder, where_read
 from etpi_assets.specs.load import Specs
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.links import experiment_page, view_url
+from etpi_resources.process.progress import clock
 
 _STATE_LABELS = {
     "ok": "ok",
@@ -75,13 +76,20 @@ def folders_table(folders: Sequence[SpecFolder], specs: Specs | None) -> str:
 
 
 def states_table(experiment: str, steps: Sequence[Step], everything: bool) -> str:
-    """Tabulate an experiment's chain: all steps, or only stale, changed, blocked and invalid ones."""
+    """Tabulate an experiment's chain: all steps, or only stale, changed, blocked and invalid ones.
+
+    A step has its state, its reason, and the time that it took last.
+    """
     counts: dict[str, int] = {}
     for step in steps:
         counts[step.state] = counts.get(step.state, 0) + 1
     title = f"{experiment}: " + ", ".join(f"{n} {_STATE_LABELS[state]}" for state, n in counts.items())
     shown = [step for step in steps if everything or step.state not in ("ok", "missing", "waiting")]
-    rows = [["", step.asset, step.key, _STATE_LABELS[step.state], step.reason.replace("\n", " ")] for step in shown]
+    rows = []
+    for step in shown:
+        took = f"took {clock(step.seconds)} last time" if step.seconds else ""
+        facts = "; ".join(filter(None, [step.reason.replace("\n", " "), took]))
+        rows.append(["", step.asset, step.key, _STATE_LABELS[step.state], facts])
     return f"{title}\n{aligned(rows)}" if rows else title
 
 

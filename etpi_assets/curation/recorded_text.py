@@ -210,7 +210,7 @@ def tools_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     message = (
         f"{wrong} of {calling} labels with structured calls have prompts that offer no tools, first "
         f"{counted['first'][0]} ({', '.join(f'{name} {n}' for name, n in names.most_common(3))}). The student would "
-        "learn to call tools that it is not shown: import the tool schemas with the runs (`tools`), set pairs.tools, or "
-        'accept it: gates.override.tools_offered = "why".'
+        "learn to call tools that it is not shown: import the tool schemas with the runs (`tools`), set pairs.tools, "
+        'or accept it: gates.override.tools_offered = "why".'
     )
     return CheckOutcome(TOOLS, False, message, figures=figures)

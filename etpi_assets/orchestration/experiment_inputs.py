@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dagster as dg
 
 from etpi_assets.asset import CONSENT_TAG, AssetRecipe
+from etpi_assets.checks import is_blocking
 from etpi_assets.graph import GRAPH
 from etpi_assets.orchestration.materialize import (
     EXPERIMENT_INPUTS,
@@ -22,14 +23,13 @@ from etpi_assets.orchestration.materialize import (
     consent_of,
     dependencies,
     expected_failures,
-    is_blocking,
     partition_of,
     refuse_blocked,
-    require_hardware_of_run,
 )
 from etpi_assets.orchestration.partitions import partition_sets
 from etpi_assets.planning.planner import Step, consent_refusal, open_steps, plan, upstream_refs
 from etpi_assets.planning.versioning.keys import asset_code
+from etpi_assets.resources import require_hardware
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake.lake import Lake, LakeError, Manifest, Ref
@@ -54,7 +54,7 @@ def experiment_inputs(recipes: Iterable[AssetRecipe], specs: Specs) -> dg.Assets
         specs, lake = resources.specs, resources.lake
         with expected_failures(EXPERIMENT_INPUTS):
             experiment = partition_of(context, "experiment", specs)
-            require_hardware_of_run("experiment", experiment, context.run, resources)
+            require_hardware(specs.get("experiment", experiment), experiment)
             steps = plan(experiment, specs, lake)
             _refuse(steps, context.run)
         computed = list(input_steps(steps))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import resource
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,15 +20,14 @@ from etpi_assets.asset import (
     Markdown,
     Outcome,
     label,
-    require_inputs,
 )
-from etpi_assets.checks import check_info
-from etpi_assets.graph import GRAPH, JOBS, Node
+from etpi_assets.checks import CHECKS, is_blocking
+from etpi_assets.graph import GRAPH, Node
 from etpi_assets.orchestration.partitions import PARTITION_TAG, mapping, partition_sets, refuse_whole_set
 from etpi_assets.orchestration.webpage.metadata import of_version
 from etpi_assets.planning.planner import CONSENTS, Consent
 from etpi_assets.planning.versioning.keys import asset_code
-from etpi_assets.resources import EngineUnavailable, HardwareMissing, Resources, require_hardware
+from etpi_assets.resources import EngineUnavailable, HardwareMissing
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import PathError
 from etpi_resources.backend import BackendError, backend
@@ -38,7 +37,7 @@ from etpi_resources.lake.files import disk_errors
 from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.schemas import TABLES
 from etpi_resources.process.locks import LockLost
-from etpi_resources.process.progress import Activity, acting_for, display
+from etpi_resources.process.progress import acting_for
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.trainers.pipes import WorkerFailed
 
@@ -87,7 +86,7 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
             dg.AssetCheckSpec(
                 check,
                 asset=node.name,
-                description=info.description if (info := check_info(node.name, check)) else None,
+                description=info.description if (info := CHECKS.get(node.name, {}).get(check)) else None,
                 blocking=is_blocking(node.name, check),
                 partitions_def=partition_sets(specs).get(node.set),
             )
@@ -99,8 +98,6 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
         resources = getattr(context.resources, RESOURCE)
         with expected_failures(node.name):
             key = partition_of(context, node.set, resources.specs)
-            if node.group == "specs":
-                require_inputs_of_run(node, key, context.run, resources)
         outcome, metadata = compute(recipe, key, context)
         yield dg.MaterializeResult(
             data_version=dg.DataVersion(outcome.manifest.version),
@@ -129,7 +126,6 @@ def compute(recipe: AssetRecipe, key: str, context: dg.AssetExecutionContext) ->
     """
     node, resources, before = recipe.node, getattr(context.resources, RESOURCE), _cpu_seconds()
     with expected_failures(node.name), disk_errors(), acting_for(key):
-        display().show(Activity(label(node.name, key)))
         outcome = recipe.execute(key, resources, context.log.info, context, consent_of(context.run))
     _log_outcome(context, node, key, outcome)
     return outcome, {
@@ -182,28 +178,6 @@ def partition_of(context: dg.AssetExecutionContext, set_name: str, specs: Specs)
 def consent_of(run: dg.DagsterRun) -> frozenset[Consent]:
     """Return the consent that a run's tags give."""
     return frozenset(o for o in CONSENTS if run.tags.get(f"{CONSENT_TAG}{o}", "").lower() == "true")
-
-
-def _selected_assets(run: dg.DagsterRun) -> Collection[str]:
-    """Return the names of the assets in a run."""
-    selection = {key.path[-1] for key in run.asset_selection or ()} or run.resolved_op_selection
-    return selection or JOBS[run.job_name][1]
-
-
-def require_inputs_of_run(node: Node, key: str, run: dg.DagsterRun, resources: Resources) -> None:
-    """Fail in the first step, the spec asset, where a later step of the run would miss an input or hardware."""
-    selected = _selected_assets(run)
-    require_hardware_of_run(node.set, key, run, resources)
-    for name in GRAPH:
-        if name in selected and GRAPH[name].set == node.set:
-            require_inputs(GRAPH[name], key, resources, but=selected)
-
-
-def require_hardware_of_run(set_name: str, key: str, run: dg.DagsterRun, resources: Resources) -> None:
-    """Fail where a later step of the run would miss hardware."""
-    nodes = [GRAPH[name] for name in _selected_assets(run) if name in GRAPH]
-    if any(node.lock == "accelerator" and node.set == set_name for node in nodes):
-        require_hardware(resources.specs.get(set_name, key), key)
 
 
 def dependencies(node: Node) -> list[str]:
@@ -278,12 +252,6 @@ def check_results(recipe: AssetRecipe, key: str, outcome: Outcome) -> list[dg.As
             )
         )
     return results
-
-
-def is_blocking(asset: str, check: str) -> bool:
-    """Return whether a check is declared to stop every consumer when it fails."""
-    info = check_info(asset, check)
-    return info is None or info.blocking
 
 
 def _plain(value: Any) -> Any:

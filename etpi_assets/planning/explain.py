@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-
-import duckdb
+from collections.abc import Iterator, Sequence
 
 from etpi_assets.graph import GRAPH, Node
 from etpi_assets.planning.planner import accepted, chain, changed_keys, inputs_of
 from etpi_assets.planning.versioning.keys import code_of, file_of
 from etpi_assets.specs.load import SpecError, Specs
-from etpi_resources.lake.catalog import sql_folder
 from etpi_resources.lake.lake import Lake, LakeError, Manifest, Ref
-
-ROW_KEYS: Mapping[str, tuple[str, ...]] = {
-    "tasks": ("task_id",),
-    "rollouts": ("rollout_id",),
-    "scores": ("rollout_id",),
-    "selected": ("rollout_id",),
-    "dropped": ("stage", "rollout_id", "agent_id", "turn"),
-    "pairs": ("pair_id",),
-    "dataset_rows": ("pair_id",),
-    "sequences": ("sequence_id",),
-    "checkpoints": ("checkpoint_id",),
-    "metrics": ("checkpoint_role", "seed", "decoding", "metric"),
-}
-"""The columns that identify a row of a table in both versions; of another table, all columns."""
-EXAMPLES = 5
-Cells = Sequence[str | None] | None
-"""A row's columns as text; None where the version has no such row."""
 
 
 def explain(asset: str, key: str, specs: Specs, lake: Lake, between: Sequence[str] = ()) -> Iterator[str]:
@@ -56,7 +36,7 @@ def explain(asset: str, key: str, specs: Specs, lake: Lake, between: Sequence[st
         yield ""
         yield f"from version {older.version} ({older.created_at[:19]}) to {newer.version} ({newer.created_at[:19]}):"
         yield from _causes(older, newer)
-        yield from _rows(older, newer, lake)
+        yield from (f"  {table}: {older.rows.get(table, 0)} → {count} rows" for table, count in newer.rows.items())
 
 
 def _node(asset: str) -> Node:
@@ -121,48 +101,3 @@ def _causes(older: Manifest, newer: Manifest) -> Iterator[str]:
     was, now = older.code.get("modules", {}), newer.code.get("modules", {})
     for name in sorted(name for name in {**was, **now} if was.get(name) != now.get(name)):
         yield f"  code: {file_of(name)}"
-
-
-def _rows(older: Manifest, newer: Manifest, lake: Lake) -> Iterator[str]:
-    """Rows added, removed and changed in each table, with the changed columns and a few examples."""
-    query = (sql_folder() / "explain" / "difference_of_versions.sql").read_text()
-    with duckdb.connect() as connection:
-        for table in newer.tables:
-            if table not in older.tables:
-                continue
-            for name, manifest in (("old_rows", older), ("new_rows", newer)):
-                files = [str(path) for path in lake.files_of(manifest, table)]
-                connection.read_parquet(files).create_view(name, replace=True)
-            columns = [row[0] for row in connection.execute("DESCRIBE new_rows").fetchall()]
-            key_columns = ROW_KEYS.get(table, tuple(columns))
-            values = [column for column in columns if column not in key_columns]
-            connection.execute(_keyed("old_rows", key_columns, values, "old_keyed"))
-            connection.execute(_keyed("new_rows", key_columns, values, "new_keyed"))
-            differences: dict[str, list[str]] = {}
-            for row, was, now in connection.execute(query).fetchall():
-                for difference in _difference(was, now, values):
-                    differences.setdefault(difference, []).append(row)
-            yield f"  {table}: {older.rows[table]} → {newer.rows[table]} rows" + ("" if differences else ", the same")
-            for difference, rows in sorted(differences.items()):
-                examples = ", ".join(rows[:EXAMPLES]) + (", …" if len(rows) > EXAMPLES else "")
-                yield f"    {len(rows)} {difference}: {examples}"
-
-
-def _difference(
-    was: Sequence[str | None] | None, now: Sequence[str | None] | None, columns: Sequence[str]
-) -> list[str]:
-    if was is None or now is None:
-        return ["added" if was is None else "removed"]
-    return [f"changed in {column}" for column, old, new in zip(columns, was, now, strict=True) if old != new]
-
-
-def _keyed(rows: str, key_columns: Sequence[str], values: Sequence[str], name: str) -> str:
-    """SQL of a view (row_key, cells): the key columns joined, and the other columns in order, all as text."""
-
-    def text(column: str) -> str:
-        return '"' + column.replace('"', '""') + '"::VARCHAR'
-
-    key = ", ".join(f"coalesce({text(column)}, '')" for column in key_columns)
-    cells = f"[{', '.join(map(text, values))}]::VARCHAR[]"
-    select = f"SELECT concat_ws(' ', {key}) AS row_key, {cells} AS cells FROM {rows}"
-    return f"CREATE OR REPLACE TEMP VIEW {name} AS {select}"

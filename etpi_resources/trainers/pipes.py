@@ -14,12 +14,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel
 
 from etpi_resources.backend import backend
-from etpi_resources.process.progress import LOGGED_PROGRESS, Progress
+from etpi_resources.process.progress import Progress
 from etpi_resources.process.supervise import supervised
 from etpi_resources.trainers.contracts import StageProgress
 from etpi_resources.trainers.interpreter import worker_command, worker_environment
@@ -28,7 +28,7 @@ from etpi_resources.trainers.workers.reporting import CONFIG_FILE, PROGRESS_MARK
 
 LAST_LINES = 20
 STAGE_LOG_SECONDS = 30.0
-"""Interval at which the logs (not the display) get a line of a worker's progress."""
+"""Interval at which the logs get a line of a worker's progress."""
 
 Result = TypeVar("Result", bound=BaseModel)
 
@@ -50,8 +50,8 @@ def run_worker(
 ) -> Result:
     """Run `python -m module folder` to its end and return its result.
 
-    The worker is supervised: however this process ends, no process of the worker stays behind. Its progress goes to the
-    display; `worker.log` and Dagster's log get a line of it every 30 s.
+    The worker is supervised: however this process ends, no process of the worker stays behind. `worker.log` and
+    Dagster's log get a line of its progress every 30 s.
 
     Args:
         module: dotted name of a worker module.
@@ -82,7 +82,7 @@ def run_worker(
             if echo is not None and context is None:
                 echo(line)
 
-        stages = stack.enter_context(_StageDisplay(_label(context, module)))
+        stages = _Stages(_label(context, module))
         elsewhere = backend()
         if elsewhere and elsewhere.spans_nodes(processes):
             running = elsewhere.ranks(module, folder, processes, context=context, grace=grace, log=write)
@@ -163,52 +163,38 @@ class _LocalWorker:
         return (self._folder / RESULT_FILE).read_text()
 
 
-def _log_lines(lines: Iterator[str], stages: _StageDisplay, context: Any) -> Iterator[str]:
-    """Yield the worker's lines for its log. Progress is displayed, and becomes a log line only now and then."""
+def _log_lines(lines: Iterator[str], stages: _Stages, context: Any) -> Iterator[str]:
+    """Yield the worker's lines for its log. Progress becomes a log line only now and then."""
     for text in lines:
         if not text.startswith(PROGRESS_MARK):
             yield text
             continue
-        progress = stages.show(StageProgress.model_validate_json(text.removeprefix(PROGRESS_MARK)))
+        progress = stages.line(StageProgress.model_validate_json(text.removeprefix(PROGRESS_MARK)))
         if progress is None:
             continue
         if context is not None:
-            context.log.info(f"{LOGGED_PROGRESS}{progress}")
+            context.log.info(progress)
         yield progress
 
 
-class _StageDisplay:
-    """Displays a worker's progress, and words it for logs now and then."""
+class _Stages:
+    """Words a worker's progress for logs now and then."""
 
     def __init__(self, label: str) -> None:
         self._label = label
         self._name, self._logged = "", float("-inf")
-        self._progress: Progress | None = None
 
-    def show(self, update: StageProgress) -> str | None:
-        """Display progress; return a line for the logs at most every 30 s and when the stage is complete."""
-        if self._progress is None or self._name != update.stage:
-            self.close()
+    def line(self, update: StageProgress) -> str | None:
+        """Return a line for the logs at most every 30 s and when the stage is complete."""
+        if self._name != update.stage:
             self._name, self._logged = update.stage, time.monotonic()
-            self._progress = Progress(self._label, update.stage, update.total)
-        self._progress.advance(update.done - self._progress.done, update.note)
+            self._progress = Progress(self._label, update.stage, update.total, lambda line: None)
+        self._progress.done = update.done
         now = time.monotonic()
         if not update.done or (now - self._logged < STAGE_LOG_SECONDS and update.done < update.total):
             return None
         self._logged = now
-        return self._progress.line()
-
-    def close(self) -> None:
-        """End the stage on display, if any."""
-        if self._progress is not None:
-            self._progress.close()
-            self._progress = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+        return self._progress.line(update.note)
 
 
 def _label(context: Any, module: str) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
-from tests.support.grammars import GRAMMARS, NAMES, VOCABULARY, blocks
+from tests.support.grammars import GRAMMARS, NAMES, blocks, vocabulary
 
 
 def accepts(matcher: llguidance.LLMatcher, ids: list[int]) -> bool:
@@ -41,7 +41,7 @@ def test_every_form_takes_the_same_texts(name: str, grammar: ThinkGrammar, data:
     chat = load_chat_format(name)
     text = data.draw(blocks(grammar))
     wanted = re.fullmatch(grammar.pattern(), chat.decode(chat.encode(text))) is not None
-    by_ids = llguidance.LLMatcher(VOCABULARY[name], llguidance.LLMatcher.grammar_from_lark(grammar.lark()), log_level=0)
+    by_ids = llguidance.LLMatcher(vocabulary(name), llguidance.LLMatcher.grammar_from_lark(grammar.lark()), log_level=0)
     assert accepts(by_ids, chat.encode(text)) is wanted
     # The text form: the block, and anything at all behind it.
     rest = data.draw(st.sampled_from(["", "\n\n<tool_call>\nls\n</tool_call>", "</think>\n\n\n", "é\r\n<"]))

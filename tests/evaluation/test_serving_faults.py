@@ -164,7 +164,13 @@ def test_serving_without_a_fault_fails_no_check_and_is_evaluated(serving_lake):
     rows = serving_lake.lake.read(Ref("eval_rollouts", "experiment", "clean"), "rollouts").to_pylist()
     assert [(r["checkpoint_role"], r["seed"]) for r in rows] == [("base", None)] * 2 + [("sft", 0)] * 2
     assert len({r["rollout_id"] for r in rows}) == 4 and {r["origin"] for r in rows} == {"eval"}
-    # Another experiment with the same checkpoints has its own rows and ids, and no new rollouts.
+
+
+@pytest.mark.slow
+def test_experiment_with_the_same_checkpoints_has_its_own_rows_and_no_new_rollouts(serving_lake):
+    assert serving_lake.probe("clean") == {}
+    serving_lake.make("eval_rollouts", "clean")
+    rows = serving_lake.lake.read(Ref("eval_rollouts", "experiment", "clean"), "rollouts").to_pylist()
     serving_lake.experiment("same", "agent = {max_steps = 12}\n[metrics]\nthresholds = {plan_first = 0.9}\n")
     assert serving_lake.probe("same") == {}
     serving_lake.make("eval_rollouts", "same")

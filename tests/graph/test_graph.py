@@ -70,7 +70,7 @@ def test_dagster_has_the_graph_of_the_snapshot():
 
 def test_checks_block_in_dagster_as_declared():
     graph = _definitions().resolve_asset_graph()
-    declared = {(asset, info.name): info.blocking for asset, infos in CHECKS.items() for info in infos}
+    declared = {(asset, name): info.blocking for asset, infos in CHECKS.items() for name, info in infos.items()}
     specs = [graph.get_check_spec(key) for name in GRAPH for key in graph.get(dg.AssetKey(name)).check_keys]
     assert {(spec.asset_key.to_user_string(), spec.name): spec.blocking for spec in specs} == declared
     assert not all(declared.values())

@@ -226,6 +226,7 @@ def test_dg_launch_of_an_unknown_name_exits_with_1_and_offers_the_nearest(tmp_pa
     assert "'plan_frist'" in done.stderr and "'plan_first_v" in done.stderr
 
 
+@pytest.mark.slow
 def test_dg_launch_without_a_name_exits_with_1(tmp_path):
     # Not in the checkout, whose .env would name the user's own home.
     words = ("dg", "launch", "-m", "etpi_assets.definitions", "--job", "run_experiment")

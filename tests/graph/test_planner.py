@@ -12,6 +12,7 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.planning import planner
 from etpi_assets.planning.acceptance import NotAcceptable, accept, accept_all
 from etpi_assets.specs.load import SpecError
+from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import BlockedInput, LakeError, MissingInput, Ref
 from tests.support.graph import EXPERIMENT, ROLLOUT_SET, write_spec
 
@@ -349,8 +350,17 @@ def test_undeclared_tables_and_checks_are_refused(world):
     def without_a_check(run, **inputs):
         return type(produced := recipe.function(run, **inputs))(produced.tables)
 
-    for function, words in ((without_a_table, "returned tables"), (without_a_check, "reported checks")):
-        world.recipes["tito_pairs"] = type(recipe)(recipe.node, function, recipe.checks)
+    def with_a_check_that_only_warns(run, **inputs):
+        produced = recipe.function(run, **inputs)
+        return type(produced)(produced.tables, [CheckOutcome("label_syntax", False, "wrong", blocking=False)])
+
+    cases = (
+        (without_a_table, "returned tables", recipe.checks),
+        (without_a_check, "reported checks", recipe.checks),
+        (with_a_check_that_only_warns, "label_syntax does not block", ("label_syntax",)),
+    )
+    for function, words, checks in cases:
+        world.recipes["tito_pairs"] = type(recipe)(recipe.node, function, checks)
         with pytest.raises(LakeError, match=words):
             world.make("tito_pairs", "first")
 

@@ -9,7 +9,6 @@ import pytest
 from etpi_assets.graph import GRAPH
 from etpi_assets.orchestration.webpage import figures
 from etpi_assets.orchestration.webpage.metadata import of_version
-from etpi_assets.orchestration.webpage.preview import OPEN_CHARACTERS, markdown_table
 from etpi_resources.lake.lake import Lake, Ref
 from tests.support import small_lake
 
@@ -44,16 +43,6 @@ ROWS = [
 ]
 
 
-def test_base_and_student_stand_side_by_side_with_the_change():
-    assert figures.side_by_side(ROWS).splitlines() == [
-        "| metric | decoding | base | sft | change |",
-        "| --- | --- | --- | --- | --- |",
-        "| solved | greedy | 88 % [78, 98] | 75 % [65, 85] | -12 |",
-        "| solved | t1 | 83 % [73, 93] | 50 % [40, 60] | -33 |",
-    ]
-    assert figures.side_by_side([]) == ""
-
-
 def test_plotted_figures_are_pooled_and_name_role_and_decoding():
     values = figures.floats(ROWS)
     assert values["base greedy solved"] == 0.875 and values["sft greedy solved"] == 0.75
@@ -61,28 +50,10 @@ def test_plotted_figures_are_pooled_and_name_role_and_decoding():
     assert all(isinstance(value, float) for value in values.values())
 
 
-def test_leaderboard_has_one_line_for_each_experiment():
-    rl = [row | {"experiment": "with_rl"} for row in [*ROWS, _row("rl", "greedy", "solved", 0.9)]]
-    assert figures.lines([*ROWS, *rl]) == {"e: sft greedy solved": 0.75, "with_rl: rl greedy solved": 0.9}
-    lines = figures.standings([*ROWS, *rl]).splitlines()[2:]
-    assert lines == [
-        "| with_rl | greedy solved | rl | 88 % | 90 % |",
-        "| e | greedy solved | sft | 88 % | 75 % |",
-    ]
-
-
-def test_long_table_is_cut_to_what_the_page_shows_open():
-    text = markdown_table(["experiment"], [[f"experiment_number_{number}"] for number in range(100)])
-    assert len(text) <= OPEN_CHARACTERS
-    shown = text.count("experiment_number_")
-    assert text.endswith(f"… and {100 - shown} more rows")
-
-
 def test_evaluations_page_leads_with_links_and_figures(lake):
     shown = _shown(lake, "eval_metrics", "follow_up")
     assert list(shown)[0] == "view regressions"
     assert shown["view regressions"] == "http://localhost:3001/regressions/follow_up"
-    assert "| solved | greedy | 88 % [78, 98] | 75 % [65, 85] | -12 |" in shown["preview/metrics"]
     assert list(shown)[-1] == "sft t1 solved minus base", "what is only plotted comes last"
 
 

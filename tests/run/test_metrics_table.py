@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from etpi.run.metrics_table import METRICS, metrics_table, read_results
+from etpi.run.metrics_table import METRICS, metrics_table
 from etpi_assets.evaluation.metrics import measure
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.schemas import from_rows
@@ -71,10 +71,8 @@ def test_table_has_teacher_base_student_and_signed_change_within_100_columns(tmp
     assert lines[0].split() == ["n", "teacher", "base", "sft", "change"] and lines[1] == "e"
     assert re.fullmatch(rf"  solved +greedy  24  0\.25 +{FIGURE}  {FIGURE}  {SIGNED}", _line(text, "  solved"))
     assert "+0.50" in _line(text, "  solved") and "  no metric fell" in lines
-    assert "other: no metrics yet" in lines and max(map(len, lines)) <= 100
-    for word in ("teacher: ", "sft: ", "greedy: ", "change: ", "95 % interval", "solved: "):
-        assert word in text[text.index("other: ") :]
-    assert "rl: " not in text and "t1: " not in text and "plan_first" not in text, "only what the table has"
+    assert "other: no metrics" in lines and max(map(len, lines)) <= 100
+    assert "t1" not in text and "plan_first" not in text, "only what was measured"
 
 
 def test_stopped_evaluation_says_where_it_stopped_and_has_the_interval_that_is_valid_there(tmp_path):
@@ -115,7 +113,7 @@ def test_change_is_left_out_if_other_rollouts_were_measured(tmp_path):
     assert text.splitlines()[0].split() == ["n", "teacher", "base", "sft"] and "FELL" not in text
 
 
-def test_teacher_alone_has_its_interval_and_further_metrics_are_named(tmp_path):
+def test_teacher_alone_has_its_interval(tmp_path):
     rows = [
         {"experiment": "e", "checkpoint_role": "teacher", "decoding": "recorded", "seed": seed, "metric": metric}
         | {"value": 0.5 if seed is None else 0.9, "n": 1000, "unit": "pair", "ci_low": 0.4, "ci_high": 0.6}
@@ -128,8 +126,3 @@ def test_teacher_alone_has_its_interval_and_further_metrics_are_named(tmp_path):
     text = metrics_table(lake, ["e"])
     assert [line.split()[0] for line in text.splitlines()[2:5]] == list(METRICS)[:3]
     assert re.fullmatch(r"  plan_first +1000  0\.50 \[0\.40, 0\.60\]", _line(text, "  plan_first")), "pooled over seeds"
-    assert text.endswith("in the reports: called, plan_content, parse_rate")
-
-
-def test_experiment_without_metrics_says_why(tmp_path):
-    assert read_results(Lake(tmp_path), "e").missing == "no metrics yet"

@@ -16,7 +16,7 @@ from etpi_assets.specs.rollout_set import AgentSection, GrammarSection, ScoringS
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
 from etpi_resources.lake.schemas import empty, from_rows
-from tests.support.grammars import GRAMMARS, VOCABULARY, blocks
+from tests.support.grammars import GRAMMARS, blocks, vocabulary
 
 GRAMMAR = ThinkGrammar.of()
 BLOCK = "<think>\nSTATE: tests fail\nACTION: read a.py\nEXPECT: a bug\n</think>"
@@ -39,7 +39,7 @@ def test_text_adheres_exactly_if_the_engine_may_write_it(grammar: ThinkGrammar, 
 def may_write(grammar: ThinkGrammar, ids: list[int]) -> bool:
     """Whether the block may be written as these ids begin."""
     text = llguidance.LLMatcher.grammar_from_lark(grammar.lark())
-    matcher = llguidance.LLMatcher(VOCABULARY["tiny"], text, log_level=0)
+    matcher = llguidance.LLMatcher(vocabulary("tiny"), text, log_level=0)
     for token in ids:
         if matcher.is_accepting() or not matcher.consume_token(token):
             break

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 
 import llguidance
 from hypothesis import strategies as st
 
-from etpi_resources.chat.format import ChatFormat, load_chat_format
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
 
 HAS_QWEN = find_spec("dashscope") is not None
@@ -49,8 +50,7 @@ def blocks(draw: st.DrawFn, grammar: ThinkGrammar) -> str:
     return text
 
 
-def vocabulary(chat: ChatFormat) -> llguidance.LLTokenizer:
+@cache
+def vocabulary(name: str) -> llguidance.LLTokenizer:
+    chat = load_chat_format(name)
     return llguidance.LLTokenizer(chat.tokenizer.backend_tokenizer.to_str(), eos_token=chat.end_id, slices=[])
-
-
-VOCABULARY = {name: vocabulary(load_chat_format(name)) for name in NAMES}

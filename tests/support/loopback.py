@@ -78,13 +78,14 @@ class Loopback:
         return self.chat.prompt_ids(body["messages"], tools=body.get("tools"), **body.get("chat_template_kwargs", {}))
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        text = self.say(body)
-        prompt, output = self.prompt_of(body), [*self.chat.encode(text), self.chat.end_id]
-        ids = {"token_ids": output, "finish_reason": "stop"}
+        prompt = self.prompt_of(body)
         if "prompt_logprobs" in body:
             return {
                 "choices": [{"prompt_logprobs": [None, *({str(token): {"logprob": -0.5}} for token in prompt[1:])]}]
             }
+        text = self.say(body)
+        output = [*self.chat.encode(text), self.chat.end_id]
+        ids = {"token_ids": output, "finish_reason": "stop"}
         if path == "/v1/completions":
             logprobs = {"token_logprobs": [-0.5] * len(output)}
             return {"choices": [{"text": text, "prompt_token_ids": prompt, "logprobs": logprobs, **ids}]}

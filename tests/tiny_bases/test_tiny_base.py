@@ -119,15 +119,23 @@ def test_the_corpus_has_the_form_of_the_loop(world: str):
     assert rows == list(base.corpus_rows(section, chat))
 
 
-def test_same_section_gives_the_same_checkpoint(tmp_path: Path):
-    chat, lake, said = load_chat_format("tiny"), Lake(tmp_path / "data"), []
-    first = base.build(lake, SMALL, chat, "code", echo=said.append)
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A lake with a small base that counts as good, and the base's report."""
+    chat, lake = load_chat_format("tiny"), Lake(tmp_path_factory.mktemp("data"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "LOSS_BOUND", 100.0)
+        return lake, base.build(lake, SMALL, chat, "code", echo=lambda line: None)
+
+
+def test_same_section_gives_the_same_checkpoint(built, tmp_path: Path):
+    chat, (lake, first) = load_chat_format("tiny"), built
     folder = lake.checkpoint_dir(first["checkpoint_id"])
     assert {p.name for p in folder.iterdir()} >= {"model.safetensors", "config.json", "tokenizer.json"}
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.convert_tokens_to_ids("<|im_end|>") == chat.end_id
     assert first["log"][-1]["loss"] < first["log"][0]["loss"]
-    # So few steps give no competent base, and what failed its check is not kept to be found again.
+    # So few steps give no competent base.
     assert not base.check_trained(first).passed and "base.tiny.conversations" in base.check_trained(first).message
     again = run_worker(
         base.WORKER, base.prepare(SMALL, chat, tmp_path / "again"), tmp_path / "again", BaseWorkerResult, echo=None
@@ -135,10 +143,8 @@ def test_same_section_gives_the_same_checkpoint(tmp_path: Path):
     assert lake.adopt_checkpoint(tmp_path / "again" / again.folder)[0] == first["checkpoint_id"]
 
 
-def test_good_base_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(base, "LOSS_BOUND", 100.0)
-    chat, lake = load_chat_format("tiny"), Lake(tmp_path / "data")
-    first = base.build(lake, SMALL, chat, "code", echo=lambda line: None)
+def test_good_base_is_reused(built):
+    chat, (lake, first) = load_chat_format("tiny"), built
     assert base.build(lake, SMALL, chat, "code", echo=lambda line: None)["reused"]
     other = base.build(lake, SMALL.model_copy(update={"seed": 1}), chat, "code", echo=lambda line: None)
     assert not other["reused"] and other["checkpoint_id"] != first["checkpoint_id"]

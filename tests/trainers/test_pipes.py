@@ -16,7 +16,6 @@ import dagster as dg
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from etpi_resources.process.progress import LOGGED_PROGRESS
 from etpi_resources.trainers.interpreter import PYTHON_VARIABLE
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.workers.reporting import PROGRESS_MARK
@@ -206,7 +205,7 @@ def test_under_dagster_progress_reaches_the_run_s_log(tmp_path):
         assert time.monotonic() - started < 15
         messages = [entry.user_message for entry in instance.all_logs(result.run_id)]
     assert result.success
-    assert [m for m in messages if m.startswith(f"{LOGGED_PROGRESS}made_by_a_worker: counting 2/2 (100%), ")], messages
+    assert [m for m in messages if m.startswith("made_by_a_worker: counting 2/2 (100%), ")], messages
 
 
 def test_under_dagster_a_worker_s_failure_fails_the_asset_with_its_message(tmp_path):

@@ -22,7 +22,6 @@ from etpi_assets.training.checkpoints import SftReport
 from etpi_assets.training.curves import loss_plot
 from etpi_resources.lake.lake import BlockedInput, Lake, LakeError, Ref, folder_hash
 from etpi_resources.lake.schemas import empty, from_rows
-from etpi_resources.process.progress import LOGGED_PROGRESS
 from etpi_resources.trainers.contracts import GrpoSettings, SftLogLine, SftSettings
 from etpi_resources.trainers.pipes import WorkerFailed
 from tests.support.faults_page import stopped
@@ -142,9 +141,7 @@ def test_under_dagster_the_trainer_s_progress_reaches_the_run_s_log(training):
         said = [entry.user_message for entry in instance.all_logs(result.run_id)]
     assert result.success
     assert [
-        line
-        for line in said
-        if line.startswith(f"{LOGGED_PROGRESS}sft_checkpoint of first: seed 0, step 2/2 ") and "(loss " in line
+        line for line in said if line.startswith("sft_checkpoint of first: seed 0, step 2/2 ") and "(loss " in line
     ], said
     [created] = result.asset_materializations_for_node("sft_checkpoint")
     assert {"loss", "seed 0"} <= set(created.metadata)

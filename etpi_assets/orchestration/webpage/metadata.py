@@ -8,14 +8,14 @@ from typing import Any
 import dagster as dg
 
 from etpi_assets.graph import Node
-from etpi_assets.orchestration.webpage import figures
+from etpi_assets.orchestration.webpage.figures import floats
 from etpi_assets.orchestration.webpage.links import pages
 from etpi_assets.orchestration.webpage.preview import first_rows, preview
 from etpi_resources.lake.lake import Lake
-from etpi_resources.lake.manifest import Manifest, Ref
+from etpi_resources.lake.manifest import Manifest
 
 _MOST_ROWS = 10_000
-"""Rows of an evaluation's or a leaderboard's table that figures are taken from."""
+"""Rows of an evaluation's table that figures are taken from."""
 
 
 def of_version(node: Node, manifest: Manifest, lake: Lake) -> dict[str, Any]:
@@ -24,12 +24,11 @@ def of_version(node: Node, manifest: Manifest, lake: Lake) -> dict[str, Any]:
     plotted: Mapping[str, float] = {}
     if "not_applicable" not in manifest.notes:
         shown |= {name: dg.MetadataValue.url(address) for name, address in pages(manifest.ref).items()}
-        tables, plotted = _figures(node, manifest, lake)
-        shown |= tables
+        if node.name == "eval_metrics":
+            plotted = floats(first_rows(lake, manifest, "metrics", _MOST_ROWS))
     for index, name in enumerate(node.tables):
         shown["dagster/row_count" if index == 0 else f"rows/{name}"] = manifest.rows[name]
-        if f"preview/{name}" not in shown:
-            shown[f"preview/{name}"] = dg.MetadataValue.md(preview(lake, manifest, name))
+        shown[f"preview/{name}"] = dg.MetadataValue.md(preview(lake, manifest, name))
     return shown | {
         **({"seconds": round(manifest.seconds, 3)} if manifest.seconds is not None else {}),
         "inputs": dict(manifest.inputs),
@@ -37,22 +36,3 @@ def of_version(node: Node, manifest: Manifest, lake: Lake) -> dict[str, Any]:
         **({"accepted": [dict(entry) for entry in manifest.accepted]} if manifest.accepted else {}),
         **plotted,
     }
-
-
-def _figures(node: Node, manifest: Manifest, lake: Lake) -> tuple[dict[str, Any], Mapping[str, float]]:
-    """Return tables that the page shows open, and floats that it plots."""
-    if node.name == "eval_metrics":
-        rows = first_rows(lake, manifest, "metrics", _MOST_ROWS)
-        return _open("preview/metrics", figures.side_by_side(rows)), figures.floats(rows)
-    if node.name == "leaderboard":
-        rows = first_rows(lake, manifest, "leaderboard", _MOST_ROWS)
-        return _open("standings", figures.standings(rows)), figures.lines(rows)
-    if node.name in ("experiment_report", "model_card"):
-        metrics = lake.current(Ref("eval_metrics", "experiment", manifest.ref.key))
-        rows = first_rows(lake, metrics, "metrics", _MOST_ROWS) if metrics else []
-        return _open("result", figures.side_by_side(rows)), {}
-    return {}, {}
-
-
-def _open(label: str, table: str) -> dict[str, Any]:
-    return {label: dg.MetadataValue.md(table)} if table else {}

@@ -41,18 +41,6 @@ def first_rows(lake: Lake, manifest: Manifest, table: str, count: int) -> list[d
     return rows
 
 
-def markdown_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a markdown table that fits the page; rows that do not fit are counted in a last line."""
-    lines = [_line(names), "|" + " --- |" * len(names)]
-    more = "\n\n… and {} more rows"
-    for index, row in enumerate(rows):
-        line = _line(row)
-        if sum(len(text) + 1 for text in (*lines, line)) + len(more) > OPEN_CHARACTERS:
-            return "\n".join(lines) + more.format(len(rows) - index)
-        lines.append(line)
-    return "\n".join(lines)
-
-
 def _without_nulls(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows without the columns that are null in all of them."""
     names = [name for name in rows[0] if any(row[name] is not None for row in rows)] or list(rows[0])

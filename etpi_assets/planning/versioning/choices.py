@@ -1,8 +1,8 @@
 """The code that a spec selects among alternatives (`CHOICES`), and the code that changes no result (`INFRASTRUCTURE`).
 
 `codebase` follows references and `keys` computes the code versions. Most options are read off the packages that hold
-them. All other rows name the test that fails if their claim is wrong. `tests/planning/test_code_versions.py` checks
-that these tests exist, that some option selects every alternative, and that every file is reached or listed here.
+them. `tests/planning/test_code_versions.py` names the test that fails if the claim of another row is wrong, and checks
+that some option selects every alternative, and that every file is reached or listed here.
 """
 
 from __future__ import annotations
@@ -18,68 +18,25 @@ from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import TINY, RolloutSetSpec, TinySection
 from etpi_assets.specs.suite import SuiteSpec
 
-_CODE_VERSIONS = "tests/planning/test_code_versions.py"
-_EDITS = f"{_CODE_VERSIONS}::test_no_edit_leaves_the_version_of_a_result_that_it_changes"
-_PLANNER = "tests/graph/test_planner.py"
-
-INFRASTRUCTURE: Mapping[str, tuple[str, str]] = {
-    "etpi_assets.asset": (
-        "locks, the skip rule and publishing",
-        f"{_CODE_VERSIONS}::test_published_bytes_are_the_same_as_ever",
-    ),
-    "etpi_assets.graph": (
-        "edges and spec sections are in the key themselves",
-        f"{_PLANNER}::test_staleness_propagates_through_the_chain",
-    ),
-    "etpi_assets.planning.planner": ("decides what runs", f"{_PLANNER}::test_unchanged_result_upstream_stales_nothing"),
-    "etpi_assets.resources": ("hands out the sandboxes and servers that the spec selects", _EDITS),
-    "etpi_assets.rollouts.executors": (
-        "where rollouts run",
-        "tests/cluster/test_fan_out.py::test_rollout_set_over_nodes_resumes_after_a_kill_and_equals_threads",
-    ),
-    "etpi_assets.specs.load": (
-        "reads specs; the resolved spec is in the key",
-        f"{_CODE_VERSIONS}::test_defaults_of_a_spec_make_stale_what_reads_them",
-    ),
-    "etpi_assets.specs.paths": (
-        "expands paths; the files' fingerprint is in the key",
-        f"{_PLANNER}::test_files_that_a_spec_names_are_inputs",
-    ),
-    "etpi_assets.training.curves": (
-        "plots for the asset's page",
-        f"{_PLANNER}::test_metadata_of_the_page_are_in_no_version",
-    ),
-    "etpi_assets.planning.versioning.keys": ("computes the key", _EDITS),
-    "etpi_resources.backend": (
-        "where work runs",
-        "tests/cluster/test_fan_out.py::test_rollout_set_over_nodes_resumes_after_a_kill_and_equals_threads",
-    ),
-    "etpi_resources.sandboxes.downloads": (
-        "hands recorded responses on as they came",
-        "tests/sandboxes/test_downloads_proxy.py::test_what_was_fetched_once_is_answered_without_the_index",
-    ),
-    "etpi_resources.lake": (
-        "stores and reads tables as they are",
-        f"{_CODE_VERSIONS}::test_published_bytes_are_the_same_as_ever",
-    ),
-    "etpi_resources.process": (
-        "affects timing only",
-        "tests/process/test_pool.py::test_results_come_in_order_whatever_the_number_of_workers",
-    ),
-    "etpi_resources.trainers.pipes": (
-        "starts a worker and reads its report",
-        "tests/trainers/test_pipes.py::test_result_and_lines_come_back_and_stay_in_the_folder",
-    ),
-    "etpi_resources.trainers.workers.device": (
-        "names the device and the libraries in the report, and has the device repeat",
-        "tests/training/test_repeatable.py::test_two_short_runs_are_equal_to_the_digit",
-    ),
-    "etpi_resources.trainers.workers.reporting": (
-        "hands a worker its configuration and takes its report",
-        "tests/trainers/test_pipes.py::test_result_and_lines_come_back_and_stay_in_the_folder",
-    ),
-}
-"""Modules and packages that code versions leave out: (why an edit cannot change a table's content, the test of it)."""
+INFRASTRUCTURE = (
+    "etpi_assets.asset",
+    "etpi_assets.graph",
+    "etpi_assets.planning.planner",
+    "etpi_assets.resources",
+    "etpi_assets.rollouts.executors",
+    "etpi_assets.specs.load",
+    "etpi_assets.specs.paths",
+    "etpi_assets.training.curves",
+    "etpi_assets.planning.versioning.keys",
+    "etpi_resources.backend",
+    "etpi_resources.sandboxes.downloads",
+    "etpi_resources.lake",
+    "etpi_resources.process",
+    "etpi_resources.trainers.pipes",
+    "etpi_resources.trainers.workers.device",
+    "etpi_resources.trainers.workers.reporting",
+)
+"""Modules and packages that code versions leave out. `tests/planning/test_code_versions.py` says why, with tests."""
 
 Selection = Mapping[str, frozenset[str]]
 """The options that a partition's spec selects, by kind of choice. A missing kind selects every option."""
@@ -93,13 +50,11 @@ class Choice:
         kind: the entry of a Selection that decides.
         at: the definitions whose references are narrowed, or the end of a dotted name, such as "resources.sandboxes".
         options: option -> targets; a target that ends in ":" is everything in that module.
-        test: the test that an edit of a selected option is noticed.
     """
 
     kind: str
     at: tuple[str, ...]
     options: Callable[[Codebase], Mapping[str, tuple[Target, ...]]]
-    test: str = _EDITS
 
     def narrow(self, targets: set[Target], code: Codebase, selection: Selection) -> set[Target]:
         """Return `targets` without those of unselected options, and with those of selected options."""
@@ -253,7 +208,6 @@ CHOICES = (
             vllm=(f"{_ENGINES}.serving:VllmServing",),
             auto=(f"{_ENGINES}.serving:TransformersServing", f"{_ENGINES}.serving:VllmServing"),
         ),
-        f"{_CODE_VERSIONS}::test_a_choice_loses_nothing_and_its_places_exist",
     ),
     Choice(
         "template",
@@ -273,7 +227,6 @@ CHOICES = (
                 "etpi_assets.evaluation.stopping:",
             )
         ),
-        "tests/evaluation/test_stopping.py::test_only_experiments_with_a_rule_depend_on_its_code_and_on_scoring",
     ),
     Choice(
         "generator",

@@ -100,25 +100,6 @@ class Codebase:
         self._methods: dict[Target, dict[str, Target]] = {}
         self._by_method: dict[Target, bool] = {}
 
-    def with_changed(self, file: str) -> Codebase:
-        """Return a copy that reads one file (a path from the root) again and shares the other parsed files."""
-        other = Codebase(self.root, self.packages, self.moves)
-        other._paths, other._files = self._paths, {path: d for path, d in self._files.items() if path != file}
-        if not file.endswith(".py"):
-            other._sources, other._edges, other._methods = self._sources, self._edges, self._methods
-            other._by_method = self._by_method
-            return other
-        module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        other._sources = {name: source for name, source in self._sources.items() if name != module}
-        # The changed module may define or import other names, so references to it are resolved again.
-        prefix = f"{module}:"
-        other._edges = {
-            target: edges
-            for target, edges in self._edges.items()
-            if not target.startswith(prefix) and not any(edge.startswith(prefix) for edge in edges)
-        }
-        return other
-
     # --- files -----------------------------------------------------------------------------------------------------
 
     def path(self, module: str) -> Path | None:

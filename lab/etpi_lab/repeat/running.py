@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etpi.commands import run_experiments
+from etpi.run.console import say
 from etpi_assets.specs.load import load_specs
 from etpi_lab.repeat import progress_page
 from etpi_lab.repeat.forecast import Forecast, cpu, duration, forecast
 from etpi_lab.repeat.share import Share
 from etpi_resources.lake.lake import Lake
-from etpi_resources.process.progress import display
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Campaign:
         mine = self.share.take(self.names)
         progress_page.write(self.page, self.title, state, self.failures, running=running, mine=mine, body=body)
         if (line := state.line()) != self.last_line:
-            display().line(f"== {self.title}: {line}")
+            say(f"== {self.title}: {line}")
             self.last_line = line
 
     def forecast(self) -> Forecast:
@@ -81,7 +81,7 @@ class Campaign:
         try:
             self.write(running=True)
         except Exception as error:  # the last write raises it; a page must not end the other experiments' runs
-            display().line(f"WARNING: the pages of {self.title} were not written: {type(error).__name__}: {error}")
+            say(f"WARNING: the pages of {self.title} were not written: {type(error).__name__}: {error}")
 
 
 def cost_sentence(state: Forecast) -> str:
