@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from etpi_assets.planning.planner import Step
     from etpi_resources.lake.lake import Lake
 
-WORKSPACE = Path(__file__).with_name("workspace.yaml")
-
-
 def run_experiments(
     names: Sequence[str],
     specs_folder: Path | None = None,
@@ -330,13 +327,15 @@ def _refuse_other_home(home: Path) -> None:
         )
 
 
-def serve_page(host: str, port: int) -> int:
-    """Replace this process by Dagster's web page and daemon.
+def serve_page(host: str, port: int, names: Sequence[str]) -> int:
+    """Serve Dagster's web page, with its daemon, until it is stopped.
 
     Raises:
         LakeError: `.env` names another home of Dagster than this process has.
     """
-    _refuse_other_home(prepare_dagster_home())
+    home = prepare_dagster_home()
+    _refuse_other_home(home)
     os.environ.setdefault(SHIPPED_VARIABLE, "demo")
-    line = ["dagster", "dev", "--workspace", str(WORKSPACE), "--host", host, "--port", str(port)]
-    os.execv(sys.executable, [sys.executable, "-m", *line])
+    from etpi.web.ui import serve_dagster
+
+    return serve_dagster(host, port, names, home)
