@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from etpi_assets.planning.planner import Step
     from etpi_resources.lake.lake import Lake
 
+
 def run_experiments(
     names: Sequence[str],
     specs_folder: Path | None = None,

@@ -68,7 +68,8 @@ class Guard:
             )
         if self._token is not None and not self._has_token(request):
             return self._admission(request) or _refused(
-                401, "This page needs a token: open it once with ?token=TOKEN; the command that serves it says where it is"
+                401,
+                "This page needs a token: open it once with ?token=TOKEN; the command that serves it says where it is",
             )
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != request.headers["host"].lower():
@@ -89,7 +90,7 @@ class Guard:
         return hmac.compare_digest(text.encode(), (self._token or "").encode())
 
     def _admission(self, request: HTTPConnection) -> Response | None:
-        """Return a redirection that sets the cookie, to the same address without its token, if that is the right one."""
+        """Return a redirection that sets the cookie, to the address without its token, if that is the right one."""
         query = dict(parse_qsl(request.scope["query_string"].decode("ascii", "replace")))
         if not self._is_token(query.pop("token", "")):
             return None

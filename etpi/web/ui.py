@@ -1,4 +1,4 @@
-"""`etpi ui`: Dagster's web page behind the guard, with the daemon and the code server that `dagster dev` would start."""
+"""`etpi ui`: Dagster's web page behind the guard, with the daemon and the code server that `dagster dev` starts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ _POLL_MS = 2000
 def serve_dagster(host: str, port: int, names: Sequence[str], home: Path) -> int:
     """Serve the page until it is stopped; return 1 if the daemon ended before."""
     setup_interrupt_handlers()
-    os.environ |= {"DAGSTER_IS_DEV_CLI": "1", "DAGSTER_verbose": ""}  # short errors of definitions, as `dagster dev` shows
+    os.environ |= {
+        "DAGSTER_IS_DEV_CLI": "1",
+        "DAGSTER_verbose": "",
+    }  # short errors of definitions, as `dagster dev` shows
     configure_loggers(formatter="colored", log_level="INFO")
     with dg.DagsterInstance.get() as instance, _code_server(instance) as workspace, _daemon(workspace, home) as daemon:
         instance.optimize_for_webserver(
@@ -52,11 +55,13 @@ def serve_dagster(host: str, port: int, names: Sequence[str], home: Path) -> int
 def _code_server(instance: dg.DagsterInstance) -> Iterator[Path]:
     """Run the code server that page and daemon share; yield the workspace file that names it."""
     target = WorkspaceFileTarget(paths=[str(WORKSPACE)])
-    with ProxyServerManager(instance, target, code_server_log_level="warning") as manager:
-        with tempfile.TemporaryDirectory(prefix="etpi-") as folder:
-            file = Path(folder) / "workspace.yaml"
-            file.write_text(yaml.dump({"load_from": manager.get_code_server_specs()}))
-            yield file
+    with (
+        ProxyServerManager(instance, target, code_server_log_level="warning") as manager,
+        tempfile.TemporaryDirectory(prefix="etpi-") as folder,
+    ):
+        file = Path(folder) / "workspace.yaml"
+        file.write_text(yaml.dump({"load_from": manager.get_code_server_specs()}))
+        yield file
 
 
 @contextmanager

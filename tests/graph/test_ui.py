@@ -146,7 +146,13 @@ def page(tmp_path_factory, chromium):
         _wait("dagster dev", lambda: urllib.request.urlopen(f"{address}/server_info", timeout=2).status == 200, 120)
         options = selenium.ChromeOptions()
         options.binary_location = CHROMIUM
-        for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1500,1000", RESOLVES_HERE):
+        for argument in (
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-dev-shm-usage",
+            "--window-size=1500,1000",
+            RESOLVES_HERE,
+        ):
             options.add_argument(argument)
         browser = selenium.Chrome(options=options, service=selenium.ChromeService(DRIVER))
         yield Page(address, browser)

@@ -36,13 +36,14 @@ const framed = new Promise(resolve => {
   document.body.append(frame);
 });
 const form = document.createElement("form");
-Object.assign(form, {method: "POST", action: url + "?query=" + encodeURIComponent(query), enctype: "text/plain", target: "sink"});
+const byGet = url + "?query=" + encodeURIComponent(query);
+Object.assign(form, {method: "POST", action: byGet, enctype: "text/plain", target: "sink"});
 document.body.append(Object.assign(document.createElement("iframe"), {name: "sink"}), form);
 form.submit();
-new Image().src = url + "?query=" + encodeURIComponent(query);
+new Image().src = byGet;
 Promise.all([
   send("read", {credentials: "include"}, target + "/"),
-  send("get", {mode: "no-cors", credentials: "include"}, url + "?query=" + encodeURIComponent(query)),
+  send("get", {mode: "no-cors", credentials: "include"}, byGet),
   send("text", {method: "POST", mode: "no-cors", credentials: "include", headers: text, body}),
   send("json", {method: "POST", credentials: "include", headers: {"Content-Type": "application/json"}, body}),
   seen("socket", socket), seen("frame", framed),
@@ -57,7 +58,7 @@ class _Empty(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"<!doctype html><title>hostile</title><body></body>")
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         pass
 
 
