@@ -43,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not isinstance(error, _expected_errors()):
             raise
-        click.echo(f"etpi: {error}", err=True)
+        from etpi_assets.specs.paths import as_written
+
+        click.echo(f"etpi: {as_written(str(error))}", err=True)
         return 1
 
 
