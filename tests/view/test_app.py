@@ -103,13 +103,13 @@ def test_report_is_served_with_links_to_this_server(tmp_path: Path) -> None:
     folder = lake.root / "reports" / STUDY
     folder.mkdir(parents=True)
     address = links.REPORTED_VIEW + links.regressions_page(STUDY)
-    (folder / "report.html").write_text(f'<style>p {{}}</style><a href="{address}">lost</a>')
+    (folder / "report.html").write_text(f'<style>p {{}}</style><a href="{address}">lost</a>\x1b\u202e')
     (tmp_path / "secret.html").write_text("secret")
     report = {"experiment": STUDY, "kind": "html", "path": f"reports/{STUDY}/report.html"}
     put(lake, "experiment_report", STUDY, {"reports": [report]})
     path = viewed_lake.build(lake, tmp_path / "etpi.duckdb")
     response = viewed_lake.client(lake, path).get(links.report_page(STUDY))
-    assert f'<a href="/regressions/{STUDY}">' in response.text
+    assert f'<a href="/regressions/{STUDY}">lost</a>⟨U+001B⟩⟨U+202E⟩' in response.text
     assert "script-src" not in response.headers["content-security-policy"]
     assert response.headers["content-security-policy"].startswith("default-src 'none'; style-src 'unsafe-inline'")
     for outside in ("../secret.html", str(tmp_path / "secret.html"), f"reports/{STUDY}/../../../secret.html"):

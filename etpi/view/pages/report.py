@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from etpi.view.catalog_file import Queries
 from etpi.view.pages.page import NotFound
+from etpi_resources.hidden import with_hidden
 from etpi_resources.inside import is_file_inside, read_inside
 from etpi_resources.lake.lake import Lake
 from etpi_resources.links import REPORTED_VIEW
@@ -20,4 +21,5 @@ def report(queries: Queries, lake: Lake, experiment: str) -> str:
         raise NotFound(f"There is no report of {experiment!r}; `etpi run {experiment}` writes it.")
     if not row["path"].endswith(".html") or not is_file_inside(lake.root, row["path"]):
         raise NotFound(f"The report of {experiment!r} is not at {row['path']} in {lake.root}.")
-    return read_inside(lake.root, row["path"]).decode("utf-8").replace(f'="{REPORTED_VIEW}/', '="/')
+    text = with_hidden(read_inside(lake.root, row["path"]).decode("utf-8"))
+    return text.replace(f'="{REPORTED_VIEW}/', '="/')
