@@ -21,6 +21,12 @@ PLUGINS = "etpi.commands"
 """The group of entry points with the commands of plugins."""
 
 
+NAMES = click.option(
+    "--name", "names", metavar="NAME", multiple=True,
+    help="a host name that the page is opened under, beside localhost and --host; may be repeated",
+)  # fmt: skip
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: that of the command line) and return its exit code.
 
@@ -37,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not isinstance(error, _expected_errors()):
             raise
-        click.echo(f"etpi: {error}", err=True)
+        from etpi_assets.specs.paths import as_written
+
+        click.echo(f"etpi: {as_written(str(error))}", err=True)
         return 1
 
 
@@ -286,11 +294,12 @@ def export(experiment: str, format: str, to: Path, push: str | None, private: bo
 @etpi.command()
 @click.option("--port", default=3000, show_default=True, help="port to listen on")
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
-def ui(port: int, host: str) -> int:
-    """Serve Dagster's web page until it is stopped."""
+@NAMES
+def ui(port: int, host: str, names: tuple[str, ...]) -> int:
+    """Serve Dagster's web page until it is stopped (docs/view.md: who can use it)."""
     from etpi import commands
 
-    return commands.serve_page(host, port)
+    return commands.serve_page(host, port, names)
 
 
 @etpi.command("sql")
@@ -305,7 +314,8 @@ def ui(port: int, host: str) -> int:
 def sql(query: str | None, values: tuple[str, ...], text: str | None, list_them: bool, format: str) -> int:
     """Ask the catalog: run a report, a file or -c SQL and print the result; without any, open DuckDB's shell.
 
-    The catalog is opened read-only, with times in UTC. NAME=VALUE sets a variable of the query (docs/queries.md).
+    The catalog is opened read-only, with times in UTC; COPY ... TO writes files. NAME=VALUE sets a variable of the
+    query (docs/queries.md).
     """
     from etpi.query import command, questions
     from etpi_resources.lake.questions import Question
@@ -357,11 +367,12 @@ def gc(older_than: int, yes: bool) -> int:
 @etpi.command()
 @click.option("--port", default=3001, show_default=True, help="port to listen on")
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
-def view(port: int, host: str) -> int:
+@NAMES
+def view(port: int, host: str, names: tuple[str, ...]) -> int:
     """Serve pages that show rollouts, tokens, data sets and running work, until it is stopped (docs/view.md)."""
-    from etpi.view.serve import serve
+    from etpi.view.serve import serve_view
 
-    return serve(host, port)
+    return serve_view(host, port, names)
 
 
 @etpi.command()

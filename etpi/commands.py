@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from etpi_assets.planning.planner import Step
     from etpi_resources.lake.lake import Lake
 
-WORKSPACE = Path(__file__).with_name("workspace.yaml")
-
 
 def run_experiments(
     names: Sequence[str],
@@ -42,7 +40,7 @@ def run_experiments(
         TrackerMissing: a tracker of `train.report_to` is not installed; nothing was run.
         CodeServerError: Dagster cannot launch runs.
     """
-    from etpi.run.preflight import require_libraries, require_sandboxes
+    from etpi.run.preflight import require_libraries, require_sandboxes, require_templates
     from etpi_assets.planning.planner import across, consent_refusal, open_steps
     from etpi_assets.resources import Resources
     from etpi_resources.lake.catalog import default_path
@@ -60,6 +58,7 @@ def run_experiments(
     if backend() is None:  # else placement names what no node offers
         require_sandboxes(steps, specs, Resources(lake=lake).sandboxes)
         require_libraries(steps, specs)
+        require_templates(steps, specs)
 
     prepare_dagster_home()
     # Importing Dagster takes seconds; a mistyped name is refused before.
@@ -166,6 +165,7 @@ def show_model(model: str, template: str | None) -> int:
     """
     from etpi.init.student import read_student
     from etpi.model_facts import base_lines, facts
+    from etpi_resources.chat.bounds import require_bounded
     from etpi_resources.chat.format import load_chat_format
     from etpi_resources.chat.report import report
 
@@ -174,6 +174,7 @@ def show_model(model: str, template: str | None) -> int:
         raise SpecError(f"{model}: {student.unknown}")
     try:
         chat = load_chat_format(student.base.get("tokenizer", "tiny"), template) if template else student.chat
+        require_bounded(chat.template)
     except (OSError, ValueError) as error:
         raise SpecError(f"--template {template}: {error}") from error
     print("\n".join(base_lines(student)))
@@ -288,13 +289,15 @@ def _refuse_other_home(home: Path) -> None:
         )
 
 
-def serve_page(host: str, port: int) -> int:
-    """Replace this process by Dagster's web page and daemon.
+def serve_page(host: str, port: int, names: Sequence[str]) -> int:
+    """Serve Dagster's web page, with its daemon, until it is stopped.
 
     Raises:
         LakeError: `.env` names another home of Dagster than this process has.
     """
-    _refuse_other_home(prepare_dagster_home())
+    home = prepare_dagster_home()
+    _refuse_other_home(home)
     os.environ.setdefault(SHIPPED_VARIABLE, "demo")
-    line = ["dagster", "dev", "--workspace", str(WORKSPACE), "--host", host, "--port", str(port)]
-    os.execv(sys.executable, [sys.executable, "-m", *line])
+    from etpi.web.ui import serve_dagster
+
+    return serve_dagster(host, port, names, home)

@@ -97,7 +97,7 @@ def _default(schema: Schema) -> str:
     value = schema.get("default", {})  # pydantic leaves out empty tables
     if (inner := _section_of(schema)) and isinstance(value, dict):
         own = {name: of.get("default", {}) for name, of in _SECTIONS[inner]["properties"].items()}
-        value = {name: at for name, at in value.items() if name in own and at != own[name]}  # renamed keys are not in own
+        value = {name: at for name, at in value.items() if at != own.get(name, at)}  # renamed keys are not in own
         return _toml(value) if value else ""
     return _toml(value)
 

@@ -8,11 +8,11 @@ import sys
 import uuid
 from pathlib import Path
 
-from etpi.doctor.findings import Finding, little_space, show, table
+from etpi.doctor.findings import Finding, little_space, show, table, unguarded
 from etpi.doctor.machine import Examiner, MachineReport
 from etpi_resources.lake.lake import Lake
 
-COLUMNS = ("lake", "locks", "sandboxes", "accelerators")
+COLUMNS = ("lake", "locks", "sandboxes", "accelerators", "page")
 _TAKES = """
 import sys
 from pathlib import Path
@@ -27,7 +27,7 @@ def doctor() -> int:
     token = uuid.uuid4().hex[:12]
     examiner = Examiner(lake, socket.gethostname(), token)
     report = examiner.machine()
-    findings = list(little_space(report))
+    findings = [*little_space(report), *unguarded(report)]
     if report.sandbox_error:
         findings.append(Finding(report.name, "sandboxes", "no sandbox starts", report.sandbox_error))
     if report.lake_error:

@@ -30,6 +30,13 @@ def little_space(report: MachineReport) -> Iterator[Finding]:
             yield Finding(report.name, "lake", what, "free space there: etpi gc (docs/lake.md)", fault=False)
 
 
+def unguarded(report: MachineReport) -> Iterator[Finding]:
+    """Yield a note for each page of Dagster that anybody can drive."""
+    for process in report.unguarded:
+        what = f"{process} serves Dagster's page unguarded: a website in your browser can launch runs and read it"
+        yield Finding(report.name, "page", what, "stop it, or `dagster dev`, and use `etpi ui`", fault=False)
+
+
 def table(
     title: str, columns: Sequence[str], facts: Mapping[str, Mapping[str, str]], findings: Sequence[Finding]
 ) -> str:

@@ -32,6 +32,7 @@ class MachineReport(BaseModel):
         sandbox_error: why no sandbox starts there; None if one does.
         accelerators: names of device files of accelerators.
         free_gb: free space of the lake and of other folders, GB.
+        unguarded: processes that serve Dagster's page to every website that the user's browser opens.
     """
 
     name: str
@@ -40,6 +41,7 @@ class MachineReport(BaseModel):
     sandbox_error: str | None = None
     accelerators: list[str] = Field(default_factory=list)
     free_gb: dict[str, float] = Field(default_factory=dict)
+    unguarded: list[str] = Field(default_factory=list)
 
 
 class Examiner:
@@ -64,6 +66,7 @@ class Examiner:
             sandbox_error=_sandbox_error(),
             accelerators=sorted(path.name for path in _device_files()),
             free_gb=free_gb({"lake": self.lake}),
+            unguarded=unguarded_pages(),
         )
 
     def hold(self, kind: str) -> str | None:
@@ -133,6 +136,18 @@ def not_writable(folder: Path) -> str | None:
     except OSError as error:
         return f"{error.strerror}: {error.filename}"
     return None if content == b"doctor" else f"a file written to {folder} reads back as {content!r}"
+
+
+def unguarded_pages(proc: Path = Path("/proc")) -> list[str]:
+    """Return "PROGRAM (process N)" for each process that serves Dagster's page, but for `etpi ui`."""
+    result = []
+    for folder in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
+        with suppress(OSError):
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            # `python -m dagster_webserver`, or the console script with or without its interpreter
+            if {"dagster_webserver", "dagster-webserver"} & {Path(word).name for word in words[:3]}:
+                result.append(f"dagster-webserver (process {folder.name})")
+    return result
 
 
 def _sandbox_error() -> str | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from etpi.init.foreign_git import git, objects_of
 from etpi.sandbox_python import PYTHON, make_tools
 from etpi_assets.specs.load import SpecError
 from etpi_assets.tasks.family import Task
@@ -73,9 +74,21 @@ def mine(repository: Path, folder: Path, python: str | None, commits: int, sandb
     Raises:
         SpecError: it has no commits, the interpreter does not fit the sandbox's, or no test can run.
     """
+    try:
+        with objects_of(repository) as objects:
+            mined = _mine(objects, repository, folder, python, commits, sandboxes)
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.decode(errors="replace").strip()
+        raise SpecError(f"--tasks {repository}: git fails: {reason}") from error
+    return mined
+
+
+def _mine(
+    objects: Path, repository: Path, folder: Path, python: str | None, commits: int, sandboxes: SandboxFactory
+) -> MinedTasks:
     mined = MinedTasks()
     candidates = []
-    for item in _candidates(repository, commits):
+    for item in _candidates(objects, commits):
         mined.looked += 1
         if isinstance(item, Candidate):
             candidates.append(item)
@@ -84,7 +97,7 @@ def mine(repository: Path, folder: Path, python: str | None, commits: int, sandb
     roots = ["src"] if any((repository / "src").glob("*/__init__.py")) else []
     _tools(folder / "checkouts" / "tools", python, roots)
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        judged = threads.map(lambda c: _row(c, repository, folder, roots, sandboxes), reversed(candidates))
+        judged = threads.map(lambda c: _row(c, objects, repository, folder, roots, sandboxes), reversed(candidates))
         for candidate, row in zip(reversed(candidates), judged, strict=True):
             if isinstance(row, str):
                 reason, _, detail = row.partition(": ")
@@ -96,18 +109,15 @@ def mine(repository: Path, folder: Path, python: str | None, commits: int, sandb
     return mined
 
 
-def _candidates(repository: Path, commits: int) -> Iterator[Candidate | str]:
+def _candidates(objects: Path, commits: int) -> Iterator[Candidate | str]:
     """Yield each of the newest commits of the current branch as a candidate, or the reason why it is none."""
-    try:
-        listed = _git(repository, "log", "--first-parent", f"--max-count={commits}", "--format=%H %cI %P")
-    except subprocess.CalledProcessError as error:
-        raise SpecError(f"--tasks {repository}: git log fails: {error.stderr.strip()}") from error
+    listed = _text(objects, "log", "--first-parent", f"--max-count={commits}", "--format=%H %cI %P")
     for line in listed.splitlines():
         commit, created_at, *parents = line.split()
         if len(parents) != 1:
             yield "no single parent"
             continue
-        names = _git(repository, "diff", "--name-only", "--no-renames", "-z", parents[0], commit).split("\0")
+        names = _text(objects, "diff", "--name-only", "--no-renames", "-z", parents[0], commit).split("\0")
         changed = [name for name in names if name]
         tests = [name for name in changed if TEST_FILE.search(name) or RUNNER_FILE.search(name)]
         code = [name for name in changed if name not in tests and not METADATA_FILE.search(name)]
@@ -118,18 +128,21 @@ def _candidates(repository: Path, commits: int) -> Iterator[Candidate | str]:
         elif len(changed) > MAX_CHANGED:
             yield f"more than {MAX_CHANGED} files change"
         else:
-            diff = ("diff", "--no-renames", "--no-color", "--no-ext-diff", parents[0], commit, "--")
-            message = _git(repository, "log", "-1", "--format=%B", commit).strip()
-            patch, test_patch = _git(repository, *diff, *code), _git(repository, *diff, *tests)
+            diff = ("diff", "--no-renames", "--no-color", "--no-ext-diff", "--no-textconv", parents[0], commit, "--")
+            message = _text(objects, "log", "-1", "--format=%B", commit).strip()
+            patch, test_patch = _text(objects, *diff, *code), _text(objects, *diff, *tests)
             yield Candidate(commit, parents[0], created_at, message, patch, test_patch)
 
 
 def _row(
-    candidate: Candidate, repository: Path, folder: Path, roots: Sequence[str], sandboxes: SandboxFactory
+    candidate: Candidate, objects: Path, repository: Path, folder: Path, roots: Sequence[str], sandboxes: SandboxFactory
 ) -> dict[str, Any] | str:
     """Return the candidate's row, or "reason: detail" if its tests do not prove it."""
     checkout = _checkout(folder, repository, candidate)
-    _snapshot(repository, candidate.base, checkout / "repo")
+    try:
+        _snapshot(objects, candidate.base, checkout / "repo")
+    except subprocess.CalledProcessError as error:
+        return f"its files cannot be written: {error.stderr!r}"
     row = {
         "instance_id": checkout.name,
         "repo": repository.name,
@@ -170,15 +183,15 @@ def _checkout(folder: Path, repository: Path, candidate: Candidate) -> Path:
     return folder / "checkouts" / f"{repository.name}-{candidate.commit[:12]}"
 
 
-def _snapshot(repository: Path, commit: str, to: Path) -> None:
+def _snapshot(objects: Path, commit: str, to: Path) -> None:
     """Write the files of one commit as a repository of its own that has no other commit."""
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir(parents=True)
-    archive = subprocess.run(["git", "-C", str(repository), "archive", commit], check=True, capture_output=True)
-    subprocess.run(["tar", "-x", "-C", str(to)], input=archive.stdout, check=True)
-    _git(to, "init", "-q")
-    _git(to, "add", "-A", "-f")
-    _git(to, *_IDENTITY, "commit", "-q", "--no-verify", "--allow-empty", "-m", "base", f"--date={_DATE}")
+    subprocess.run(["tar", "-x", "-C", str(to)], input=git(objects, "archive", commit), check=True)
+    git(to, "init", "-q", "--template=")
+    git(to, "add", "-A", "-f")
+    words = ("commit", "-q", "--no-verify", "--allow-empty", "-m", "base", f"--date={_DATE}")
+    git(to, *_IDENTITY, *words, GIT_COMMITTER_DATE=_DATE)
     subprocess.run(["chmod", "-R", "a+rX", str(to.parent)], check=True)
 
 
@@ -216,9 +229,5 @@ def _look(python: str) -> tuple[list[int], str]:
     return tuple(json.loads(done.stdout))  # pyright: ignore[reportReturnType]
 
 
-def _git(repository: Path, *words: str) -> str:
-    """Run git without the user's configuration, which may sign commits or call other programs."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    environment |= {"GIT_COMMITTER_DATE": _DATE, "HOME": "/", "XDG_CONFIG_HOME": "/"}
-    command = ["git", "-c", "safe.directory=*", "-C", str(repository), *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", env=environment).stdout
+def _text(objects: Path, *words: str) -> str:
+    return git(objects, *words).decode(errors="replace")

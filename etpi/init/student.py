@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etpi_assets.specs.load import SpecError
+from etpi_resources.chat.bounds import TemplateUnbounded, require_bounded
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.checkpoints import COMMIT, HUB
 from etpi_resources.lake.lake import folder_hash
@@ -53,10 +54,21 @@ def read_student(model: str) -> Student:
     """Return the student that `--model` names: `tiny`, a folder, REPO@COMMIT of the hub, or a package's pinned name.
 
     Raises:
-        SpecError: it is none of them, it names no commit, or the folder holds no model with a chat template.
+        SpecError: it is none of them, it names no commit, or the folder holds no model with a chat template, or one
+            without bounds.
     """
     if model == "tiny":
         return Student({"kind": "tiny"}, load_chat_format("tiny"), 4096)
+    student = _student(model)
+    if student.chat is not None:
+        try:
+            require_bounded(student.chat.template)
+        except TemplateUnbounded as error:
+            raise SpecError(f"--model {model}: {error}") from error
+    return student
+
+
+def _student(model: str) -> Student:
     if model.startswith(PACKAGE):
         return _packaged(model)
     if (folder := Path(model).expanduser()).is_dir():

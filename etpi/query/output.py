@@ -46,6 +46,11 @@ def _visible(text: str) -> str:
     return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
+def _in_json(text: str) -> str:
+    """Return JSON with the control characters that JSON allows in strings as its escapes."""
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 def _block(number: int, names: Sequence[str], row: Sequence[str], width: int) -> str:
     longest = max(map(len, names))
     lines = [f"-- row {number} --"]
@@ -58,10 +63,10 @@ def _is_number(value: Any) -> bool:
 
 
 def as_csv(names: Sequence[str], rows: Rows) -> str:
-    """Return CSV with a header; null is an empty field, a list or struct is JSON."""
+    """Return CSV with a header; null is an empty field, a list or struct is JSON, a control character its escape."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(names)
+    writer.writerow(map(_visible, names))
     writer.writerows([_flat(value) for value in row] for row in rows)
     return stream.getvalue().rstrip("\n")
 
@@ -75,18 +80,19 @@ def as_json(names: Sequence[str], rows: Rows) -> str:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise QueryError(f"several columns are named {', '.join(twice)}; give each a name of its own with AS")
     objects = (json.dumps(dict(zip(names, map(_plain, row), strict=True)), ensure_ascii=False) for row in rows)
-    return "[" + ",\n".join(objects) + "]"
+    return "[" + ",\n".join(map(_in_json, objects)) + "]"
 
 
 def as_markdown(names: Sequence[str], rows: Rows) -> str:
     """Return a table of markdown."""
-    return markdown_table(names, [[cell(_flat(value)) for value in row] for row in rows]).rstrip("\n")
+    return markdown_table([*map(_visible, names)], [[cell(_flat(value)) for value in row] for row in rows]).rstrip("\n")
 
 
 def _flat(value: Any) -> Any:
-    """Return a value as one field: lists and structs as JSON."""
+    """Return a value as one field: lists and structs as JSON, control characters as their escapes."""
     plain = _plain(value)
-    return json.dumps(plain, ensure_ascii=False) if isinstance(plain, list | dict) else plain
+    text = json.dumps(plain, ensure_ascii=False) if isinstance(plain, list | dict) else plain
+    return _visible(text) if isinstance(text, str) else text
 
 
 def _plain(value: Any) -> Any:

@@ -1,16 +1,18 @@
-"""Check, before a run spends anything, that this machine has the sandboxes and the trackers that it needs."""
+"""Check, before a run spends anything, its sandboxes, its trackers and the bounds of its chat templates."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from etpi_assets.planning.planner import Step, open_steps
 from etpi_assets.specs.experiment import ExperimentSpec
-from etpi_assets.specs.load import Specs
+from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.families import load_family
+from etpi_resources.chat.bounds import TemplateUnbounded, require_bounded
 from etpi_resources.sandboxes import HostFactory, SandboxUnavailable
 from etpi_resources.trainers.interpreter import trainer_python
 from etpi_resources.trainers.trackers import TrackerMissing, require_trackers
@@ -55,6 +57,35 @@ def require_libraries(steps: Iterable[Step], specs: Specs) -> None:
             require_trackers(spec.train.report_to)
         except TrackerMissing as error:
             raise TrackerMissing(f"{step.asset} of {step.key}: {error}. Nothing was run.") from error
+
+
+def require_templates(steps: Iterable[Step], specs: Specs) -> None:
+    """Check that the chat templates of open steps, unless etpi or TRL ships them, keep within bounds.
+
+    Raises:
+        SpecError: one does not; the message names the step.
+    """
+    wanted: dict[tuple[str, str | None], Step] = {}
+    for step in open_steps(steps):
+        match specs.get(step.set, step.key):
+            case ExperimentSpec() as spec:
+                wanted.setdefault((spec.base.tokenizer, spec.base.chat_template), step)
+            case RolloutSetSpec(kind="live") as spec:
+                wanted.setdefault((spec.agent.tokenizer, None), step)
+    for (tokenizer, template), step in wanted.items():
+        if _is_foreign(template or tokenizer):
+            from etpi_resources.chat.format import load_chat_format
+
+            try:
+                require_bounded(load_chat_format(tokenizer, template).template)
+            except TemplateUnbounded as error:
+                raise SpecError(f"{step.asset} of {step.key}: {error}. Nothing was run.") from error
+            except (OSError, ValueError):
+                continue  # the step says what is missing, on the machine where it runs
+
+
+def _is_foreign(template: str) -> bool:
+    return ":" in template or Path(template).exists()
 
 
 def sandbox_kind(step: Step, specs: Specs) -> str | None:

@@ -16,8 +16,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -31,7 +29,6 @@ from etpi_resources.lake.catalog import default_path
 from etpi_resources.lake.lake import Lake, LakeError
 
 TEMPLATES = Path(__file__).with_name("templates")
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 POLICY = (
     "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'"
@@ -51,12 +48,8 @@ class _View:
     templates: Environment
 
 
-def make_app(lake: Lake | None = None, catalog: Path | None = None, host: str = "127.0.0.1") -> Starlette:
-    """Return the application over a lake and its catalog (default: those of the working folder and environment).
-
-    Args:
-        host: the address it listens on; on a loopback address only requests for a loopback name are answered.
-    """
+def make_app(lake: Lake | None = None, catalog: Path | None = None) -> Starlette:
+    """Return the application over a lake and its catalog (default: those of the working folder and environment)."""
     lake = lake or Lake.open()
     view = _View(lake, CatalogFile(catalog or default_path(lake)), _templates())
     pages: Mapping[str, Build] = {
@@ -79,12 +72,9 @@ def make_app(lake: Lake | None = None, catalog: Path | None = None, host: str = 
         Route("/style.css", _style, methods=["GET"]),
         Route("/favicon.ico", lambda _: Response(status_code=204), methods=["GET"]),
     ]
-    middleware = []
-    if host in LOOPBACK:
-        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, "[::1]"]))
     handlers: Any = {HTTPException: _http_error(view), NotFound: _not_found(view), LakeError: _lake_error(view)}
     handlers[duckdb.Error] = _lake_error(view)
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.catalog = view.catalog
     return app
 
@@ -126,7 +116,6 @@ def _headers(policy: str) -> dict[str, str]:
         "Content-Security-Policy": policy,
         "Referrer-Policy": "no-referrer",
         "X-Content-Type-Options": "nosniff",
-        "Cross-Origin-Resource-Policy": "same-origin",
         "Cache-Control": "no-store",
     }
 

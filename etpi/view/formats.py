@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from markupsafe import Markup
 
+from etpi_resources.hidden import with_hidden
+
 LONGEST = 200_000
 """Characters of one text on a page: a page of megabytes stops the browser, and the server while it writes it."""
 LONGEST_DIFF = 5_000
@@ -102,17 +104,13 @@ def svg(chart: str) -> Markup:
     return Markup(re.sub(r' style="[^"]*"', "", chart))
 
 
-_HIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
-"""Control characters, which a browser drops, and those that reorder text: code could read other than it runs."""
-
-
 def visible(value: Any) -> Any:
     """Return a text of a transcript with hidden characters as ⟨U+202E⟩, cut to `LONGEST`; anything else as it is."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     if len(value) > LONGEST:
         value = f"{value[:LONGEST]}\n[{len(value) - LONGEST:,} more characters: `etpi sql` reads them from the view]"
-    return _HIDDEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", value) if _HIDDEN.search(value) else value
+    return with_hidden(value)
 
 
 _VISIBLE = str.maketrans({" ": "·", "\t": "→\t", "\n": "⏎\n", "\r": "␍"})

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from etpi_resources.inside import is_file_inside, open_file
 from etpi_resources.lake.lake import Lake
 
 ACTIVE_SECONDS = 180.0
@@ -96,11 +97,10 @@ class Journals:
 
     def rows(self, name: str, offset: int) -> dict[str, list[dict[str, Any]]] | None:
         """Return the rows of the rollout at a position of a journal; None if there is no such line."""
-        path = self._scratch / name
-        if not _NAME.fullmatch(name) or not path.resolve().is_relative_to(self._scratch.resolve()):
+        if not _NAME.fullmatch(name) or not is_file_inside(self._scratch, name):
             return None
         try:
-            with path.open("rb") as file:
+            with open_file(self._scratch / name) as file:
                 if offset:
                     file.seek(offset - 1)
                     if file.read(1) != b"\n":

@@ -28,6 +28,7 @@ from etpi_assets.importers.source import (
     tool_calls,
 )
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
+from etpi_resources.inside import is_file_inside
 
 _VERSION = re.compile(r"ATIF-v1\.(\d+)")
 _NEWEST = 8
@@ -75,10 +76,8 @@ def documents_beside(file: Path) -> list[Path]:
 
 def _referenced_file(file: Path, name: str) -> Path | None:
     """Return the file of that name, relative to the document's folder; None if it is missing or outside the folder."""
-    if "\0" in name or "://" in name or Path(name).is_absolute() or ".." in Path(name).parts or len(name) > 500:
-        return None
     target = file.parent / name
-    return target if target.is_file() and target != file else None
+    return target if "://" not in name and is_file_inside(file.parent, name) and target != file else None
 
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:

@@ -17,8 +17,10 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.importers import importer_named, importer_of, read_options
+from etpi_assets.importers.format import unconvertible
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories import checks
+from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import TABLES, captured_digest, to_rows
 from etpi_resources.lake.parquet import storage_schema
 from etpi_resources.lake.schemas import from_rows
@@ -131,36 +133,75 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
     importer, root, options = importer_named(source.format), Path(source.root), read_options(source.options)
     figures: list[dict[str, Any]] = [{"found": sum(importer.found(unit, root) for unit in units)}]
     with _PartWriter(spill, number) as out:
-        rows: dict[str, list[dict[str, Any]]] = {name: [] for name in _NAMES}
-        digests: dict[str, str] = {}
+        inputs: list[_InputRows] = []
 
         def flush() -> None:
-            tables = {name: from_rows(name, rows[name]) for name in _NAMES}
-            figures.append(_figures(tables, digests))
+            tables = _tables(inputs)
+            figures.append(_figures(tables, {i.rollout_id: i.digest for i in inputs if i.rollout_id}))
             out.write(tables)
-            for name in _NAMES:
-                rows[name] = []
-            digests.clear()
+            inputs.clear()
 
-        characters = 0
+        turns = characters = 0
         for unit in units:
             for item in importer.results(unit, root, options):
-                if isinstance(item, RejectedInput):
-                    rows["quarantined"].append(
-                        {"asset": "raw_rollouts", "source": item.source, "row": item.row, "reason": item.reason,
-                        "detail": item.detail}
-                    )  # fmt: skip
-                    continue
-                item.rollout_set, item.suite = source.rollout_set, source.suite
-                digests[item.rollout_id] = captured_digest(item)
-                for name, added in to_rows(item).items():
-                    rows[name].extend(added)
-                    characters += sum(len(v) for row in added for v in row.values() if isinstance(v, str))
-                if len(rows["turns"]) >= _CHUNK_TURNS or characters > _CHUNK_CHARACTERS:
+                rows = _input_rows(item, source)
+                inputs.append(rows)
+                turns += len(rows.tables.get("turns", ()))
+                characters += rows.characters
+                if turns >= _CHUNK_TURNS or characters > _CHUNK_CHARACTERS:
                     flush()
-                    characters = 0
+                    turns = characters = 0
         flush()
     return checks.merged(figures)
+
+
+@dataclass(frozen=True)
+class _InputRows:
+    """The rows of one rollout or refusal by table, the digest of what it captured, and its characters of text."""
+
+    source: str
+    tables: Mapping[str, Sequence[dict[str, Any]]]
+    rollout_id: str = ""
+    digest: str = ""
+
+    @property
+    def characters(self) -> int:
+        rows = (row for added in self.tables.values() for row in added)
+        return sum(len(value) for row in rows for value in row.values() if isinstance(value, str))
+
+
+def _input_rows(item: RolloutRecord | RejectedInput, source: ImportSource) -> _InputRows:
+    """Return the rows of a rollout or of a refusal; a rollout that cannot be converted is refused."""
+    if isinstance(item, RejectedInput):
+        return _refusal_row(item)
+    try:
+        item.rollout_set, item.suite = source.rollout_set, source.suite
+        return _InputRows(item.source or "", to_rows(item), item.rollout_id, captured_digest(item))
+    except Exception as error:
+        return _refusal_row(unconvertible(item.source or "", error))
+
+
+def _refusal_row(item: RejectedInput) -> _InputRows:
+    name, detail = (text.encode("utf-8", "backslashreplace").decode() for text in (item.source, item.detail))
+    row = {"asset": "raw_rollouts", "source": name, "row": item.row, "reason": item.reason, "detail": detail}
+    return _InputRows(name, {"quarantined": [row]})
+
+
+def _tables(inputs: list[_InputRows]) -> dict[str, pa.Table]:
+    """Return the tables of all inputs; one with a value that its column cannot hold is quarantined instead."""
+
+    def tables(chosen: Sequence[_InputRows]) -> dict[str, pa.Table]:
+        return {name: from_rows(name, [row for i in chosen for row in i.tables.get(name, ())]) for name in _NAMES}
+
+    try:
+        return tables(inputs)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        for number, rows in enumerate(inputs):
+            try:
+                tables([rows])
+            except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+                inputs[number] = _refusal_row(unconvertible(rows.source, error))
+        return tables(inputs)
 
 
 def _figures(tables: Mapping[str, pa.Table], digests: Mapping[str, str]) -> dict[str, Any]:

@@ -26,9 +26,11 @@ from etpi_assets.importers.source import (
     number_field,
     read_json,
     text_field,
+    text_inside,
     to_utc,
 )
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
+from etpi_resources.inside import is_file_inside
 
 _TRAJECTORY = re.compile(r"(?:agent(\d+)|solo)_traj\.json(?:\.gz|\.zst)?")
 _MARKERS = ("result.json", "eval.json")
@@ -204,13 +206,13 @@ def _agent(
             errors.setdefault(agent_id, last.content)
     position = order.index(agent_id) if agent_id in order else len(order)
     feature, features = text_field(data, "feature_id"), field(data, "features")
-    patch_file = unit / ("solo.patch" if agent_id == "solo" else f"agent{feature}.patch")
+    patch_file = "solo.patch" if agent_id == "solo" else f"agent{feature}.patch"
     agent = AgentRecord(
         agent_id=agent_id,
         feature_id=feature or "+".join(map(str, features if isinstance(features, list) else ())),
         role="solo" if agent_id == "solo" else "proposer" if position == 0 else "responder",
         exit_status=status,
-        patch=patch_file.read_text(encoding="utf-8", errors="replace") if patch_file.is_file() else None,
+        patch=text_inside(unit, patch_file),
     )
     fill_agent(agent, entries, options, blocks=flattened)
     accept_answer(agent, entries)
@@ -234,10 +236,11 @@ def _all_segments(unit: Path, agent_id: str, messages: list[Any]) -> list[Any]:
     """
     compacted = any(field(m, "extra", "summary") is True for m in messages)
     whole = unit / f"{agent_id}_full_traj.json"
-    if not compacted and not whole.exists():
+    exists = is_file_inside(unit, f"{agent_id}_full_traj.json")
+    if not compacted and not exists:
         return messages
     collected: list[Any] = []
-    if whole.exists():
+    if exists:
         for segment in as_list(field(read_json(whole), "segments"), f"{whole.name}.segments"):
             if field(segment, "kind") != "summarizer":
                 collected = _join_segments(

@@ -16,6 +16,7 @@ from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.source import Unreadable, bytes_of, content_hash_of, without_padding
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
+from etpi_resources.inside import leads_inside
 
 ImportResult = RolloutRecord | RejectedInput
 Row = Mapping[str, Any]
@@ -90,10 +91,10 @@ class Format:
 
 def _link_out(unit: Path, root: Path) -> Path | None:
     """Return a file of the unit that is outside the root when links are followed."""
-    inside = (root if root.is_dir() else root.parent).resolve()
+    inside = root if root.is_dir() else root.parent
     links = [unit, *(path for path in unit.rglob("*") if path.is_symlink())] if unit.is_dir() else [unit]
     # A root that is itself a link was named by the user.
-    return next((path for path in links if path != root and not path.resolve().is_relative_to(inside)), None)
+    return next((path for path in links if path != root and not leads_inside(path, inside)), None)
 
 
 def run_format(
@@ -107,7 +108,7 @@ def run_format(
 ) -> Format:
     """Describe a format with one rollout per file or folder.
 
-    `record(unit, root, options)` returns the rollout, or raises Unreadable and nothing else.
+    `record(unit, root, options)` returns the rollout, or raises Unreadable; any other error refuses its input alone.
     """
 
     def read(unit: Path, root: Path, options: Options) -> Iterator[ImportResult]:
@@ -116,6 +117,9 @@ def run_format(
             rollout = record(unit, root, options)
         except Unreadable as refused:
             yield RejectedInput(source, refused.reason, refused.detail)
+            return
+        except Exception as error:
+            yield unconvertible(source, error)
             return
         rollout.source = source
         yield rollout
@@ -136,7 +140,7 @@ def row_format(
 
     Args:
         claims: whether a row has this format.
-        record: (rows, name for errors, options) -> the rollout; raises Unreadable and nothing else.
+        record: (rows, name for errors, options) -> the rollout; raises Unreadable; any other error refuses the rows.
         group: consecutive rows with the same value of `group(row)` are one rollout; None: every row is one.
     """
 
@@ -154,10 +158,13 @@ def row_format(
                     _check_row(value, where)
                 # Only the hash covers the null padding of columnar storage.
                 rollout = record([without_padding(v) for v in values] if padded else values, where, options)
+                rollout.rollout_id = content_hash_of(f"{source}#{number}", [bytes_of(value) for value in values])
             except Unreadable as refused:
                 yield RejectedInput(source, refused.reason, refused.detail, number)
                 continue
-            rollout.rollout_id = content_hash_of(f"{source}#{number}", [bytes_of(value) for value in values])
+            except Exception as error:
+                yield unconvertible(source, error, number)
+                continue
             rollout.source = f"{source}#{number}"
             yield rollout
 
@@ -177,6 +184,11 @@ def _check_row(value: Any, where: str) -> None:
         raise Unreadable("unknown_form", f"{where} is {type(value).__name__}, expected an object")
     if rows.is_manifest(value):
         raise Unreadable("not_a_rollout", f"{where} is the manifest of an export")
+
+
+def unconvertible(source: str, error: Exception, row: int | None = None) -> RejectedInput:
+    """Return the refusal of an input that no reader expected: it never ends the import of the others."""
+    return RejectedInput(source, "unconvertible", f"{type(error).__name__}: {str(error)[:500]}", row)
 
 
 def source_of(unit: Path, root: Path) -> str:

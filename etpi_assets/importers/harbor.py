@@ -19,6 +19,7 @@ from etpi_assets.importers.source import (
     number_field,
     read_json,
     text_field,
+    text_inside,
     to_utc,
 )
 from etpi_assets.trajectories.records import RolloutRecord, Turn
@@ -109,12 +110,12 @@ def _outcome(unit: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:
     The reward is the entry `reward`, or the only entry.
     """
     rewards = field(result, "verifier_result", "rewards")
-    in_json, in_text = _reward_files(unit)
+    in_json, _ = _reward_files(unit)
     if not rewards and in_json.is_file():
         rewards = read_json(in_json)
-    if not rewards and in_text.is_file():
+    if not rewards and (text := text_inside(unit, "verifier/reward.txt")) is not None:
         try:
-            rewards = {"reward": float(in_text.read_text(encoding="utf-8"))}
+            rewards = {"reward": float(text)}
         except ValueError as error:
             raise Unreadable("unknown_form", f"{unit.name}: verifier/reward.txt is no number") from error
     if not isinstance(rewards, dict) or not rewards:

@@ -21,6 +21,8 @@ from typing import IO, Any
 
 import orjson
 
+from etpi_resources.inside import PathOutside, open_file, read_inside
+
 MOST_ROW_BYTES = 256 << 20
 """The most bytes of one row, or of a file that is one JSON value. A rollout of a million tokens has five million."""
 
@@ -111,7 +113,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     `read_errors` turns the errors of reading into Unreadable. Reading a decompressed stream raises Unreadable
     (`decompression_bomb`) once it has given far more bytes than the file has.
     """
-    with path.open("rb") as file:
+    with open_file(path) as file:
         start = file.peek(4)[:4]
         if start.startswith(b"\x1f\x8b"):
             with gzip.GzipFile(fileobj=file) as inner:
@@ -165,12 +167,29 @@ def read_errors(path: Path) -> Iterator[None]:
         raise Unreadable("unreadable", f"{path.name}: {error.strerror or error}") from error
 
 
+def text_inside(folder: Path, name: str) -> str | None:
+    """Return the text of a file of a run's folder, by a name that the run states; None if there is none.
+
+    Raises:
+        Unreadable: `link_outside` if the name leads out of the folder, `unreadable`.
+    """
+    try:
+        return read_inside(folder, name).decode("utf-8", errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PathOutside as error:
+        raise Unreadable("link_outside", str(error)) from error
+    except OSError as error:
+        raise Unreadable("unreadable", str(error)) from error
+
+
 def content_hash(source: str, paths: Sequence[Path]) -> str:
     """Return the id of an imported rollout: 32 hex digits of the hash of its path and the bytes of its files."""
     digest = hashlib.sha256(source.encode("utf-8", "surrogateescape"))
     for path in paths:
         digest.update(b"\0" + path.name.encode("utf-8", "surrogateescape") + b"\0")
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+        with open_file(path) as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:32]
 
 

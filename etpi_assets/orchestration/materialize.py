@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import resource
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -29,7 +31,7 @@ from etpi_assets.planning.planner import CONSENTS, Consent
 from etpi_assets.planning.versioning.keys import asset_code
 from etpi_assets.resources import EngineUnavailable, HardwareMissing
 from etpi_assets.specs.load import SpecError, Specs
-from etpi_assets.specs.paths import PathError
+from etpi_assets.specs.paths import PathError, as_written
 from etpi_resources.backend import BackendError, backend
 from etpi_resources.chat.format import TokenizerUnavailable
 from etpi_resources.lake.checks import BadData
@@ -111,11 +113,18 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
 
 @contextmanager
 def expected_failures(asset: str) -> Iterator[None]:
-    """Have an error whose message is complete fail the step with that message, without a retry."""
+    """Have an error whose message is complete fail the step with that message, without a retry.
+
+    Dagster stores what is raised, so paths are as the spec writes them: their variables may be secrets.
+    """
     try:
         yield
     except EXPECTED_FAILURES as error:
-        raise dg.Failure(f"{asset}: {error}", allow_retries=False) from None
+        raise dg.Failure(as_written(f"{asset}: {error}"), allow_retries=False) from None
+    except Exception:
+        if (text := traceback.format_exc()) == as_written(text):
+            raise
+        raise dg.Failure(f"{asset}: {as_written(text)}") from None
 
 
 def compute(recipe: AssetRecipe, key: str, context: dg.AssetExecutionContext) -> tuple[Outcome, dict[str, Any]]:
@@ -126,7 +135,8 @@ def compute(recipe: AssetRecipe, key: str, context: dg.AssetExecutionContext) ->
     """
     node, resources, before = recipe.node, getattr(context.resources, RESOURCE), _cpu_seconds()
     with expected_failures(node.name), disk_errors(), acting_for(key):
-        outcome = recipe.execute(key, resources, context.log.info, context, consent_of(context.run))
+        log = partial(_log_as_written, context)
+        outcome = recipe.execute(key, resources, log, context, consent_of(context.run))
     _log_outcome(context, node, key, outcome)
     return outcome, {
         **(_carried_over(context, node, outcome) if outcome.skipped else {}),
@@ -137,6 +147,10 @@ def compute(recipe: AssetRecipe, key: str, context: dg.AssetExecutionContext) ->
     }
 
 
+def _log_as_written(context: dg.AssetExecutionContext, line: str) -> None:
+    context.log.info(as_written(line))
+
+
 def refuse_blocked(outcome: Outcome) -> None:
     """Fail the step if the version is blocked; Dagster itself would name the checks only."""
     manifest = outcome.manifest
@@ -144,7 +158,7 @@ def refuse_blocked(outcome: Outcome) -> None:
         lines = [f"  {check['name']}: {check['message']}" for check in manifest.failures]
         what = label(manifest.ref.asset, manifest.ref.key)
         heading = f"{what}: blocked by failed checks; nothing downstream will read it."
-        raise dg.Failure("\n".join([heading, *lines]), allow_retries=False)
+        raise dg.Failure(as_written("\n".join([heading, *lines])), allow_retries=False)
 
 
 # --- the partition ---------------------------------------------------------------------------------------------------
@@ -247,7 +261,7 @@ def check_results(recipe: AssetRecipe, key: str, outcome: Outcome) -> list[dg.As
                 check_name=name,
                 passed=check is None or check["passed"],
                 severity=dg.AssetCheckSeverity.ERROR if check and check["blocking"] else dg.AssetCheckSeverity.WARN,
-                description=check["message"] if check else "does not apply here",
+                description=as_written(check["message"]) if check else "does not apply here",
                 metadata={label(k, key): _plain(v) for k, v in (check["figures"] if check else {}).items()},
             )
         )
@@ -259,7 +273,9 @@ def _plain(value: Any) -> Any:
 
 
 def _shown(value: Any) -> Any:
-    return dg.MetadataValue.md(value) if isinstance(value, Markdown) else value
+    if isinstance(value, Markdown):
+        return dg.MetadataValue.md(as_written(value))
+    return as_written(value) if isinstance(value, str) else value
 
 
 def _log_outcome(context: dg.AssetExecutionContext, node: Node, key: str, outcome: Outcome) -> None:
@@ -270,4 +286,4 @@ def _log_outcome(context: dg.AssetExecutionContext, node: Node, key: str, outcom
         context.log.info(f"{name} made in {outcome.seconds:.1f} s" + (f"; {rows or 'no rows'}" if node.tables else ""))
     for check in manifest.checks:
         if not check["passed"] and not check["blocking"]:
-            context.log.warning(f"{name}: {check['name']}: {check['message']}")
+            context.log.warning(as_written(f"{name}: {check['name']}: {check['message']}"))

@@ -26,6 +26,7 @@ from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.published import Published
 from etpi_assets.specs.rollout_set import Reading, RolloutSetSpec
 from etpi_resources import charts
+from etpi_resources.hidden import with_hidden
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
@@ -144,8 +145,8 @@ def render(
         ),
     }  # fmt: skip
     return (
-        TEMPLATES.get_template("report.html.jinja").render(**values),
-        TEMPLATES.get_template("report.md.jinja").render(**values),
+        with_hidden(TEMPLATES.get_template("report.html.jinja").render(**values)),
+        with_hidden(TEMPLATES.get_template("report.md.jinja").render(**values)),
     )
 
 

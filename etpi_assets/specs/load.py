@@ -269,6 +269,9 @@ def _resolve(
 
 _MOST_BYTES, _MOST_NESTED, _MOST_PARENTS = 1 << 20, 20, 20
 """Bounds of a spec file: its size, tables within tables, and specs that extend one another."""
+_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
+_LONG_KEY = re.compile(rf"(?<![\w\"'.-])(?:{_PART}\.[ \t]*+){{100}}")
+"""The parser's time for a dotted key grows with the square of its parts."""
 
 
 def _read_document(file: Path) -> dict[str, Any]:
@@ -278,7 +281,10 @@ def _read_document(file: Path) -> dict[str, Any]:
             data = opened.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
-        document = tomllib.loads(data.decode("utf-8"))
+        text = data.decode("utf-8")
+        if _LONG_KEY.search(text):
+            raise ValueError("it has a key of more than 100 parts")
+        document = tomllib.loads(text)
     except OSError as error:
         raise SpecError(f"{file}: cannot be read: {error.strerror}") from error
     except RecursionError as error:

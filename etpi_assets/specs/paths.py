@@ -15,6 +15,10 @@ class PathError(ValueError):
     """A spec's path cannot be resolved; the message says what to set."""
 
 
+_expanded: dict[str, str] = {}
+"""Values of variables that this process put into paths -> names."""
+
+
 def expand(path: str) -> Path:
     """Return a spec's path with `${VARIABLE}` and `~` replaced; a relative path starts at the working folder.
 
@@ -27,9 +31,17 @@ def expand(path: str) -> Path:
             raise PathError(
                 f"the path {path!r} needs the environment variable {match[1]}; export {match[1]}=<folder> and run again"
             )
+        _expanded[folder] = match[0]
         return folder
 
     return Path(re.sub(r"\$\{(\w+)\}", value, path)).expanduser()
+
+
+def as_written(text: str) -> str:
+    """Return a message or a log line with the paths of specs as they are written: a variable may be a secret."""
+    for value in sorted(filter(None, _expanded), key=len, reverse=True):
+        text = text.replace(value, _expanded[value])
+    return text
 
 
 def external_path(spec: object) -> str | None:

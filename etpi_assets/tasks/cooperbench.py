@@ -24,6 +24,7 @@ from etpi_assets.tasks.commands import apply_command
 from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_assets.tasks.perturb import perturb
 from etpi_resources.hashes import json_hash
+from etpi_resources.inside import is_file_inside, read_inside
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
@@ -156,26 +157,26 @@ def _live_payload(task: Task) -> Mapping[str, Any]:
 def _with_live_payload(task: Task, root: Path, place: _Place, chosen: Mapping[str, Any]) -> Task | RejectedInput:
     """Return the task with its patches, tests and environment. Its content hash is independent of their location."""
     repo, number = place
-    folder = root / repo / f"task{number}"
+    folder, below = root / repo / f"task{number}", f"{repo}/task{number}"
+
+    def text(name: str) -> str:
+        return read_inside(root, f"{below}/{name}").decode("utf-8")
+
     build = chosen["images"] == "build"
     image = chosen["images"].format(repo=repo.removesuffix("_task").replace("_", "-"), task=number)
     try:
-        runner = folder / "runner.sh"
-        combined = folder / "combined.patch"
         live = {
-            "patches": {
-                n: (folder / f"feature{n}" / "feature.patch").read_text("utf-8") for n in task.payload["features"]
-            },
-            "tests": {n: (folder / f"feature{n}" / "tests.patch").read_text("utf-8") for n in task.payload["features"]},
-            "combined": combined.read_text("utf-8") if combined.is_file() else "",
-            "runner": runner.read_text("utf-8") if runner.is_file() else "",
+            "patches": {n: text(f"feature{n}/feature.patch") for n in task.payload["features"]},
+            "tests": {n: text(f"feature{n}/tests.patch") for n in task.payload["features"]},
+            "combined": text("combined.patch") if (folder / "combined.patch").is_file() else "",
+            "runner": text("runner.sh") if (folder / "runner.sh").is_file() else "",
         }
     except (OSError, UnicodeDecodeError) as error:
         return RejectedInput(task.task_id, "unreadable_patch", str(error))
     machine = places.make_place(
         task.suite,
         chosen,
-        key=f"{repo}/task{number}",
+        key=below,
         workdir=cooperbench_verdict.WORKDIR,
         image=None if build else image,
         build=folder if build else None,
@@ -195,7 +196,7 @@ def _wanted(root: Path, chosen: Mapping[str, Any]) -> dict[_Place, list[tuple[in
     names = list(chosen["pairs"])
     if chosen["subset"]:
         file = root / chosen["subset"]
-        if not file.is_file():
+        if not is_file_inside(root, chosen["subset"]):
             known = ", ".join(sorted(p.relative_to(root).as_posix() for p in root.glob("subsets/*.json")))
             raise FileNotFoundError(f"params.subset: {file} does not exist; there are: {known or 'none'}")
         for entry in json.loads(file.read_text(encoding="utf-8"))["tasks"]:
@@ -244,14 +245,13 @@ def _tasks_of(
 
 def _feature(root: Path, folder: Path) -> dict[str, Any]:
     """Read a feature's files. Raises OSError, UnicodeDecodeError, or ValueError if one is empty."""
-    contents = {}
+    contents, relative = {}, folder.relative_to(root).as_posix()
     for name in ("feature.md", "feature.patch", "tests.patch"):
-        data = (folder / name).read_bytes()
+        data = read_inside(root, f"{relative}/{name}")
         if not data.strip():
             raise ValueError(f"{name} is empty")
         # Patches may touch files in any encoding; the text of a task is UTF-8.
         contents[name] = data, data.decode("utf-8", "strict" if name == "feature.md" else "replace")
-    relative = folder.relative_to(root).as_posix()
     return {
         "text": contents["feature.md"][1],
         "files": {

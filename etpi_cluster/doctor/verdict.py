@@ -23,7 +23,7 @@ _SERVERS = {
 """Owners of programs that listen on all interfaces, by parts of the program's name."""
 _LISTENING = {
     "Postgres": "start it with listen_addresses set to its address in the private network",
-    "the web page": "start it with --host ADDRESS; whoever reaches it launches runs, and it asks for no password",
+    "the web page": "serve it by `etpi ui --host ADDRESS`, which asks for a token; dagster-webserver asks for none",
     "Ray": (
         "Ray has no option for these ports. Keep a network of its own for the nodes, or have a firewall admit only "
         "them; a token (RAY_AUTH_MODE=token) keeps strangers from running code"

@@ -185,6 +185,8 @@ def test_nothing_raises_and_an_empty_list_has_a_reason(text, tool_calls):
     PIECES
     + [
         '<tool_call>{"a":',
+        "<tool_call>\n{",
+        "[tool_use Bash] {",
         '[tool_use Bash] {"a',
         "<tool_call><function=bash><parameter=command>",
         "send_message a <<M\n",
@@ -193,8 +195,17 @@ def test_nothing_raises_and_an_empty_list_has_a_reason(text, tool_calls):
     ],
 )
 def test_time_is_linear_in_hostile_text(piece):
-    text = piece * (150_000 // len(piece))
+    text = piece * (300_000 // len(piece))
     started = time.process_time()
     read_actions(text)
     split_command("send_message " + text)
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 6
+
+
+@pytest.mark.parametrize("cut", range(30))
+def test_call_whose_json_is_longer_than_a_piece_is_read_whole(cut: int) -> None:
+    command = "x" * (1000 + cut) + '\\u00e9 "\\n' + "é" * 5000
+    (action,), _ = read_actions(
+        f"<tool_call>\n{json.dumps({'name': 'bash', 'arguments': {'command': command}})}\n</tool_call>"
+    )
+    assert action.command == command

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from etpi.commands import WORKSPACE
+from etpi.web.ui import WORKSPACE
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.process.supervise import supervised
 from tests.support.graph import write_spec

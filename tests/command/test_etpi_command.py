@@ -152,15 +152,17 @@ def _locations(port: int, deadline: float) -> list[str]:
 
 
 def test_page_of_another_home_is_refused_because_dagster_reads_the_env_file_first(tmp_path, monkeypatch):
-    started: list[str] = []
-    monkeypatch.setattr(os, "execv", lambda program, _: started.append(program))
+    from etpi.web import ui
+
+    started: list[Path] = []
+    monkeypatch.setattr(ui, "serve_dagster", lambda host, port, names, home: started.append(home))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "mine"))
     monkeypatch.setenv("ETPI_SHIPPED", "demo")
     (tmp_path / ".env").write_text(f'DAGSTER_HOME="{tmp_path / "theirs"}"\n')
     with pytest.raises(LakeError, match=r"\.env sets DAGSTER_HOME=.*theirs.*not those of .*mine"):
-        commands.serve_page("127.0.0.1", 1)
+        commands.serve_page("127.0.0.1", 1, [])
     assert not started
     (tmp_path / ".env").write_text(f'DAGSTER_HOME="{tmp_path / "mine"}"\n')
-    commands.serve_page("127.0.0.1", 1)
-    assert started
+    commands.serve_page("127.0.0.1", 1, [])
+    assert started == [tmp_path / "mine"]

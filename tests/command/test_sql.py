@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from etpi import cli
-from etpi.query import command
+from etpi.query import command, output
 from etpi.query.output import table
 from etpi.query.questions import QueryError, Question, find, parse_values, reports
 from etpi_assets.graph import GRAPH
@@ -97,6 +97,22 @@ def test_a_text_of_a_transcript_does_not_control_the_terminal():
     for width in (None, 200, 20):
         printed = table(["text", "\x1b[2J"], [[hostile, 1]], width)
         assert not set(printed) & set("\x1b\x07\x9b\u202e\r") and "\\x1b]0;" in printed
+
+
+@pytest.mark.parametrize("format", ["csv", "json", "markdown"])
+def test_no_format_writes_control_characters(format):
+    hostile = "\x1b]0;title\x07\x7f\x9b31mred\u202eabc\r"
+    printed = output.FORMATS[format](["text", "\x1b[2J"], [[hostile, 1], [[hostile], 2]])
+    assert not set(printed) & set("\x1b\x07\x7f\x9b\u202e\r")
+    if format == "json":
+        assert json.loads(printed)[0]["text"] == hostile
+
+
+def test_query_writes_files_outside_the_catalog_alone(asked, tmp_path, capsys):
+    code, _, _ = _run(capsys, "-c", f"COPY (SELECT 1 AS a) TO '{tmp_path / 'a.csv'}'")
+    assert code == 0 and (tmp_path / "a.csv").read_text() == "a\n1\n"
+    for text in ("INSERT INTO turns SELECT * FROM turns", "DROP VIEW turns", "CREATE VIEW v AS SELECT 1"):
+        assert _run(capsys, "-c", text)[0] == 1, text
 
 
 def test_json_refuses_two_columns_of_one_name(asked, capsys):

@@ -9,7 +9,8 @@ import pytest
 from etpi.cli import main
 from etpi.doctor import machine
 from etpi.doctor.command import doctor
-from etpi.doctor.machine import Examiner, file_system
+from etpi.doctor.findings import unguarded
+from etpi.doctor.machine import Examiner, MachineReport, file_system, unguarded_pages
 from etpi_resources.sandboxes import SandboxUnavailable
 
 
@@ -52,3 +53,21 @@ def test_a_lake_that_cannot_be_written_is_a_fault(tmp_path, monkeypatch, capsys)
 
 def test_the_file_system_of_a_folder_is_named_with_its_options():
     assert file_system(Path("/proc/self")).startswith("proc (")
+
+
+def test_page_that_bypasses_the_guard_is_noted(tmp_path: Path) -> None:
+    lines = {
+        "10": "/usr/bin/python3\0-m\0dagster_webserver\0--port\x003000\0",
+        "9": "/venv/bin/python\0/venv/bin/dagster-webserver\0",
+        "11": "/venv/bin/python\0-m\0etpi\0ui\0",
+        "12": "vim\0notes about dagster_webserver\0",
+        "13": "",
+    }
+    for name, line in lines.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cmdline").write_bytes(line.encode())
+    (tmp_path / "14").mkdir()  # ended meanwhile
+    pages = unguarded_pages(tmp_path)
+    assert [page.rpartition(" ")[2] for page in pages] == ["9)", "10)"]
+    (first, _) = unguarded(MachineReport(name="head", unguarded=pages))
+    assert not first.fault and first.column == "page" and "etpi ui" in first.remedy

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from tests.support.graph import write_spec
+from tests.support.hostile_page import NAME, RESOLVES_HERE, attack, hostile_page
 
 selenium = pytest.importorskip("selenium.webdriver")
 from selenium.common.exceptions import WebDriverException  # noqa: E402
@@ -73,7 +74,7 @@ def _wait(what: str, test: Callable[[], Any], seconds: float = 150) -> Any:
 
 
 class Page:
-    """A browser on a running `dagster dev`."""
+    """A browser on a running `etpi ui`."""
 
     def __init__(self, address: str, browser: Any) -> None:
         self.address, self.browser = address, browser
@@ -145,7 +146,13 @@ def page(tmp_path_factory, chromium):
         _wait("dagster dev", lambda: urllib.request.urlopen(f"{address}/server_info", timeout=2).status == 200, 120)
         options = selenium.ChromeOptions()
         options.binary_location = CHROMIUM
-        for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1500,1000"):
+        for argument in (
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-dev-shm-usage",
+            "--window-size=1500,1000",
+            RESOLVES_HERE,
+        ):
             options.add_argument(argument)
         browser = selenium.Chrome(options=options, service=selenium.ChromeService(DRIVER))
         yield Page(address, browser)
@@ -216,3 +223,23 @@ def test_asset_page_shows_its_tables(page):
     page.open("/assets/tito_pairs")
     for text in ("Token-in/token-out pairs", "Row count", "output_ids", "the ids to train on", "curation"):
         page.shows(text)
+
+
+def test_hostile_website_changes_nothing_and_reads_nothing(page):
+    def paused() -> bool:
+        return page.query("{ instance { autoMaterializePaused } }")["instance"]["autoMaterializePaused"]
+
+    before = paused()
+    mutation = f"mutation {{ setAutoMaterializePaused(paused: {json.dumps(not before)}) }}"
+    port = page.address.rpartition(":")[2]
+    with hostile_page() as website:
+        for host in ("127.0.0.1", "localhost", NAME):  # the last one: a name of the website's that leads here
+            outcome = attack(page.browser, website, f"http://{host}:{port}", mutation)
+            assert outcome["read"] == outcome["json"] == outcome["socket"] == "refused", host
+            assert "Dagster" not in outcome["frame"]
+            assert paused() == before, host
+        page.browser.get(f"http://{NAME}:{port}/")
+        assert "host name" in page.browser.find_element(By.TAG_NAME, "body").text
+    page.query(mutation)
+    assert paused() != before, "the mutation works for a user"
+    page.query(f"mutation {{ setAutoMaterializePaused(paused: {json.dumps(before)}) }}")

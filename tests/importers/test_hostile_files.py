@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etpi_assets.importers import count_found, import_runs, rows
+from etpi_assets.importers import count_found, import_runs, messages, rows
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
 from etpi_assets.importers.source import MOST_ROW_BYTES
 from etpi_assets.tasks.family import RejectedInput
@@ -143,3 +144,42 @@ def test_empty_folder_with_a_named_format_is_refused_by_name(tmp_path):
     source = ImportSource("messages", str(tmp_path / "runs"), {}, "set", None)
     with pytest.raises(FileNotFoundError, match="runs .*messages"):
         import_in_bulk(source, tmp_path / "spill", hashes={})
+
+
+@pytest.mark.parametrize("field", ["returncode", "timestamp"])
+def test_one_bad_row_never_ends_an_import(tmp_path, field):
+    path, huge = tmp_path / "rows.jsonl", int("9" * 400)
+    bad = {"messages": [*MESSAGES, {"role": "tool", "content": "x", "extra": {field: huge}}]}
+    path.write_text("".join(json.dumps(row) + "\n" for row in (ROW, bad, ROW)))
+    source = ImportSource("messages", str(path), {}, "set", None)
+    created = import_in_bulk(source, tmp_path / "spill", hashes={}, workers=1)
+    rows = {table: [row for batch in batches for row in batch.to_pylist()] for table, batches in created.tables.items()}
+    assert created.total == 3 == len(rows["rollouts"]) + len(rows["quarantined"])
+    assert [row["reason"] for row in rows["quarantined"]] == ["unconvertible"] * (field == "returncode")
+
+
+def test_error_that_no_reader_expects_refuses_its_row_alone(tmp_path, monkeypatch):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"messages": MESSAGES, "number": n}) + "\n" for n in range(3)))
+    real = messages.fill_agent
+    calls = []
+
+    def failing(*arguments, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            raise ZeroDivisionError("of a reader")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(messages, "fill_agent", failing)
+    items = list(import_runs("messages", path))
+    (refused,) = [item for item in items if isinstance(item, RejectedInput)]
+    assert (refused.reason, refused.row) == ("unconvertible", 1) and len(items) == 3
+
+
+def test_loop_of_links_and_fifo_do_not_end_an_import(tmp_path):
+    (tmp_path / "a.jsonl").symlink_to(tmp_path / "b.jsonl")
+    (tmp_path / "b.jsonl").symlink_to(tmp_path / "a.jsonl")
+    (tmp_path / "own.jsonl").write_text(json.dumps(ROW) + "\n")
+    os.mkfifo(tmp_path / "fifo.jsonl")
+    items = list(import_runs("messages", tmp_path))
+    assert sum(not isinstance(item, RejectedInput) for item in items) == 1

@@ -620,6 +620,7 @@ def test_no_value_anywhere_breaks_an_importer(tmp_path_factory, data: st.DataObj
     records = [item for item in result if isinstance(item, RolloutRecord)]
     assert from_tables(to_tables(records)) == records
     assert all(item.reason and item.detail for item in result if isinstance(item, RejectedInput))
+    assert not any(isinstance(item, RejectedInput) and item.reason == "unconvertible" for item in result)
 
 
 def test_every_format_is_fuzzed() -> None:

@@ -524,6 +524,7 @@ def test_no_value_anywhere_breaks_an_importer(tmp_path_factory, data: st.DataObj
     assert len(matches) == len(find_units(format, root)) == 1
     records = [item for item in matches if isinstance(item, RolloutRecord)]
     assert from_tables(to_tables(records)) == records
+    assert not any(isinstance(item, RejectedInput) and item.reason == "unconvertible" for item in matches)
 
 
 # --- the real thing, where it is at hand ----------------------------------------------------------------------------

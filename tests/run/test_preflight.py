@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from etpi.run.preflight import require_sandboxes, sandbox_kind
+from etpi.run.preflight import require_sandboxes, require_templates, sandbox_kind
 from etpi_assets.planning.planner import Step, plan
-from etpi_assets.specs.load import load_specs
+from etpi_assets.specs.load import SpecError, load_specs
+from etpi_resources.chat import bounds
 from etpi_resources.lake.lake import Lake
 from etpi_resources.sandboxes import SandboxUnavailable, namespaces
+from tests.support.graph import write_spec
 
 
 def _machine(root: Path, *, marks: tuple[str, ...] = (), **settings: str) -> Path:
@@ -146,3 +148,20 @@ def test_demo_where_user_namespaces_are_forbidden_stops_at_once(tmp_path: Path):
     assert "sudo sysctl -w user.max_user_namespaces=15000" in done.stderr
     assert done.stderr.count("bubblewrap could not start a sandbox") == 1
     assert "Traceback" not in done.stderr and _nothing_was_made(tmp_path)
+
+
+@pytest.mark.slow
+def test_run_stops_before_a_template_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "SECONDS", 2)
+    (tmp_path / "endless.jinja").write_text("{{ 'x' * 6000000000 }}")
+    write_spec(tmp_path / "specs", "experiments", "hostile", f'''
+        title = "t"
+        extends = "plan_first_tiny"
+        [base]
+        kind = "tiny"
+        chat_template = "{tmp_path / 'endless.jinja'}"
+    ''')  # fmt: skip
+    specs, lake = load_specs(tmp_path / "specs"), Lake(tmp_path / "lake")
+    with pytest.raises(SpecError, match="of hostile: the chat template"):
+        require_templates(plan("hostile", specs, lake), specs)
+    require_templates(plan("plan_first_tiny", specs, lake), specs)

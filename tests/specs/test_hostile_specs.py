@@ -32,6 +32,9 @@ FILES = {
     "tables nested deep": lambda path: path.write_text(PARENT + "published = " + "{a = " * 3000 + "1" + "}" * 3000),
     "tables nested 30 deep": lambda path: path.write_text(PARENT + "published = " + "{a = " * 30 + "1" + "}" * 30),
     "lists nested deep": lambda path: path.write_text(PARENT + "seeds = " + "[" * 6000 + "]" * 6000),
+    "a key of many parts": lambda path: path.write_text(f"{PARENT}{'.'.join('a' * 50_000)} = 1"),
+    "a key of quoted parts": lambda path: path.write_text(PARENT + " . ".join(['"a \\"b"', "'c'"] * 25_000) + " = 1"),
+    "a table of many parts": lambda path: path.write_text(f"{PARENT}[{'.'.join('a' * 50_000)}]"),
     "two megabytes": lambda path: path.write_text(PARENT + "#" * (2 << 20)),
 }
 

@@ -98,8 +98,11 @@ class Runs:
 
     def _ask(self, query: str, variables: dict) -> dict:
         body = json.dumps({"query": query, "variables": variables}).encode()
+        token = (self.services.machines.shared / "lake" / ".dagster_home" / "page_token").read_text()
         request = urllib.request.Request(
-            f"http://{self.services.head.address}:3000/graphql", body, {"Content-Type": "application/json"}
+            f"http://{self.services.head.address}:3000/graphql",
+            body,
+            {"Content-Type": "application/json", "Authorization": f"Bearer {token}"},
         )
         try:
             with urllib.request.urlopen(request, timeout=120) as answer:

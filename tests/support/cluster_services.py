@@ -133,13 +133,9 @@ class ClusterServices:
         self.start_ray()
 
     def start_pages(self) -> None:
-        """Start Dagster's daemon, which resumes runs, and its web page; neither is waited for."""
-        module = ("-m", "etpi_assets.definitions")
-        self.head.start("dagster-daemon", "run", *module, log=self.log("daemon"), **self.environment())
-        self.head.start(
-            "dagster-webserver", "--host", self.head.address, "--port", str(PORTS["web"]), *module,
-            log=self.log("web"), **self.environment(),
-        )  # fmt: skip
+        """Start Dagster's web page with its daemon, which resumes runs; they are not waited for."""
+        line = ("etpi", "ui", "--host", self.head.address, "--port", str(PORTS["web"]))
+        self.head.start(*line, log=self.log("web"), **self.environment())
 
     def await_no_orphans(self) -> None:
         """Wait until nothing of a run is left on any machine; AssertionError if something is after a minute."""

@@ -186,5 +186,5 @@ def build(lake: Lake, path: Path) -> Path:
     return catalog.build(lake, GRAPH.values(), path, vocabularies={"tiny": WORDS})
 
 
-def client(lake: Lake, path: Path, host: str = "127.0.0.1", address: str = "http://localhost") -> TestClient:
-    return TestClient(make_app(lake, path, host), base_url=address, raise_server_exceptions=True)
+def client(lake: Lake, path: Path) -> TestClient:
+    return TestClient(make_app(lake, path), base_url="http://localhost", raise_server_exceptions=True)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.support import viewed_lake
+from tests.support.hostile_page import NAME, RESOLVES_HERE, attack, hostile_page
 from tests.support.viewed_lake import NAMES, STUDY
 
 selenium = pytest.importorskip("selenium.webdriver")
@@ -66,7 +67,13 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def browser() -> Iterator[Any]:
     options = selenium.ChromeOptions()
     options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1600,1000"):
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--window-size=1600,1000",
+        RESOLVES_HERE,
+    ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     opened = selenium.Chrome(options=options, service=selenium.ChromeService(DRIVER))
@@ -122,3 +129,14 @@ def test_narrow_page_stacks_agents_and_does_not_scroll_sideways(address: str, br
         assert first.rect["x"] == second.rect["x"] and first.rect["y"] < second.rect["y"]
     finally:
         browser.set_window_size(1600, 1000)
+
+
+def test_hostile_website_reads_nothing(address: str, browser: Any) -> None:
+    port = address.rpartition(":")[2]
+    with hostile_page() as website:
+        for host in ("127.0.0.1", "localhost", NAME):
+            outcome = attack(browser, website, f"http://{host}:{port}", "{ x }")
+            assert outcome["read"] == outcome["json"] == outcome["socket"] == "refused", host
+            assert STUDY not in outcome["frame"]
+        browser.get(f"http://{NAME}:{port}/")
+        assert "host name" in browser.find_element(By.TAG_NAME, "body").text

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from etpi.view.catalog_file import Queries
 from etpi.view.pages.page import NotFound
+from etpi_resources.hidden import with_hidden
+from etpi_resources.inside import is_file_inside, read_inside
 from etpi_resources.lake.lake import Lake
 from etpi_resources.links import REPORTED_VIEW
 
@@ -17,7 +19,7 @@ def report(queries: Queries, lake: Lake, experiment: str) -> str:
     row = next((row for row in queries.rows("reports", experiment=experiment) if row["kind"] == "html"), None)
     if row is None:
         raise NotFound(f"There is no report of {experiment!r}; `etpi run {experiment}` writes it.")
-    path = (lake.root / row["path"]).resolve()
-    if not path.is_relative_to(lake.root) or path.suffix != ".html" or not path.is_file():
+    if not row["path"].endswith(".html") or not is_file_inside(lake.root, row["path"]):
         raise NotFound(f"The report of {experiment!r} is not at {row['path']} in {lake.root}.")
-    return path.read_text(encoding="utf-8").replace(f'="{REPORTED_VIEW}/', '="/')
+    text = with_hidden(read_inside(lake.root, row["path"]).decode("utf-8"))
+    return text.replace(f'="{REPORTED_VIEW}/', '="/')

@@ -69,7 +69,7 @@ class Harbor:
             if chosen["tasks"] and name not in chosen["tasks"]:
                 continue
             try:
-                yield read_folder(suite, name, folder, chosen)
+                yield read_folder(suite, name, root, folder, chosen)
             except UnreadableTask as error:
                 yield RejectedInput(name, error.reason, str(error))
 

@@ -23,6 +23,7 @@ from typing import Any
 from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.family import Task
 from etpi_resources.hashes import json_hash
+from etpi_resources.inside import read_inside
 from etpi_resources.lake.lake import folder_hash
 
 TASK_FILE = "task.toml"
@@ -42,13 +43,13 @@ class UnreadableTask(ValueError):
         self.reason = reason
 
 
-def read_folder(suite: str, name: str, folder: Path, chosen: Mapping[str, Any]) -> Task:
-    """Return the task of a folder; `chosen` are the suite's params. Raises UnreadableTask."""
-    config = _config(folder / TASK_FILE)
-    instruction = _text(folder / _INSTRUCTION).strip()
+def read_folder(suite: str, name: str, root: Path, folder: Path, chosen: Mapping[str, Any]) -> Task:
+    """Return the task of a folder below the suite's `root`; `chosen` are its params. Raises UnreadableTask."""
+    config = _config(root, folder / TASK_FILE)
+    instruction = _text(root, folder / _INSTRUCTION).strip()
     if not instruction:
         raise UnreadableTask("no_instruction", f"{_INSTRUCTION} is empty")
-    tests, solution = _files(folder / _TESTS), _files(folder / _SOLUTION)
+    tests, solution = _files(root, folder / _TESTS), _files(root, folder / _SOLUTION)
     if "test.sh" not in tests:
         raise UnreadableTask("no_tests", f"there is no {_TESTS}/test.sh, by which a task is graded")
     verifier, agent, machine = (_table(config, key) for key in ("verifier", "agent", "environment"))
@@ -61,16 +62,16 @@ def read_folder(suite: str, name: str, folder: Path, chosen: Mapping[str, Any]) 
         "entities": sorted(set(_PATH.findall(instruction))),
         "metadata": json.loads(json.dumps(_table(config, "metadata"), default=str)),
     }
-    place, world = _place(suite, name, folder / _ENVIRONMENT, machine, chosen)
+    place, world = _place(suite, name, root, folder / _ENVIRONMENT, machine, chosen)
     digest = json_hash([payload, instruction, world])
     # The task's name is also its repository: each task has its own machine.
     split = "heldout" if name in chosen["heldout_tasks"] else chosen["split"]
     return Task(name, suite, name, split, instruction, {**payload, "place": place}, digest)
 
 
-def _config(file: Path) -> dict[str, Any]:
+def _config(root: Path, file: Path) -> dict[str, Any]:
     try:
-        config = tomllib.loads(_text(file))
+        config = tomllib.loads(_text(root, file))
     except tomllib.TOMLDecodeError as error:
         raise UnreadableTask("unreadable_config", f"{file.name}: {error}") from error
     if config.get("steps"):
@@ -100,14 +101,14 @@ def _seconds(section: Mapping[str, Any], default: float) -> float:
 
 
 def _place(
-    suite: str, name: str, folder: Path, machine: Mapping[str, Any], chosen: Mapping[str, Any]
+    suite: str, name: str, root: Path, folder: Path, machine: Mapping[str, Any], chosen: Mapping[str, Any]
 ) -> tuple[dict, list[Any]]:
     """Return (the place, the parts of it that enter the content hash)."""
     if several := [file for file in _COMPOSE if (folder / file).is_file()]:
         raise UnreadableTask("several_containers", f"environment/{several[0]}: a task here has one machine")
     dockerfile = folder / "Dockerfile"
     image = machine.get("docker_image")
-    workdirs = _WORKDIR.findall(_text(dockerfile)) if dockerfile.is_file() else []
+    workdirs = _WORKDIR.findall(_text(root, dockerfile)) if dockerfile.is_file() else []
     workdir = chosen["workdir"] or (workdirs[-1].strip("'\"") if workdirs else "/app")
     bounds = {
         "memory_gib": _gib(machine, "memory") or chosen["memory_gib"],
@@ -133,10 +134,10 @@ def _gib(machine: Mapping[str, Any], what: str) -> float | None:
     return float(match[1]) * _GIB[match[2].upper()]
 
 
-def _files(folder: Path) -> dict[str, dict[str, Any]]:
+def _files(root: Path, folder: Path) -> dict[str, dict[str, Any]]:
     return {
         file.relative_to(folder).as_posix(): {
-            "data": base64.b64encode(file.read_bytes()).decode(),
+            "data": base64.b64encode(_bytes(root, file)).decode(),
             "executable": os.access(file, os.X_OK),
         }
         for file in sorted(folder.rglob("*"))
@@ -144,8 +145,15 @@ def _files(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def _text(file: Path) -> str:
+def _text(root: Path, file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnreadableTask("unreadable_file", f"{file.name}: {getattr(error, 'strerror', None) or error}") from error
+        return _bytes(root, file).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UnreadableTask("unreadable_file", f"{file.name}: {error}") from error
+
+
+def _bytes(root: Path, file: Path) -> bytes:
+    try:
+        return read_inside(root, file.relative_to(root).as_posix())
+    except OSError as error:
+        raise UnreadableTask("unreadable_file", f"{file.name}: {error.strerror or error}") from error

@@ -15,6 +15,10 @@ _DECODER = json.JSONDecoder(strict=False)
 """Accepts raw newlines inside JSON strings, because models write them."""
 
 
+_FIRST_PIECE, _LONGEST_TOKEN = 1024, 16
+"""Characters that are decoded at first, and those of the longest token whose end a cut can hide, as in `\\u0041`."""
+
+
 class Call(NamedTuple):
     """One call: the tool's name and its arguments by name."""
 
@@ -89,12 +93,24 @@ def message_calls(calls: Sequence[Call], *, as_text: bool = False) -> list[dict[
 
 
 def json_object(text: str, start: int) -> tuple[dict[str, Any] | None, int]:
-    """Return the JSON object at `start` and the position after it, or (None, `start`) if there is none."""
-    try:
-        value, end = _DECODER.raw_decode(text, start)
-    except (ValueError, RecursionError):
-        return None, start
-    return (value, end) if isinstance(value, dict) else (None, start)
+    """Return the JSON object at `start` and the position after it, or (None, `start`) if there is none.
+
+    The text is decoded in growing pieces: an error costs the decoder a look at all that was before it.
+    """
+    size = _FIRST_PIECE
+    while True:
+        piece = text[start : start + size]
+        try:
+            value, end = _DECODER.raw_decode(piece)
+        except json.JSONDecodeError as error:
+            cut = error.pos > size - _LONGEST_TOKEN or error.msg.startswith("Unterminated string")
+            if not cut or start + size >= len(text):
+                return None, start
+            size *= 4
+        except (ValueError, RecursionError):
+            return None, start
+        else:
+            return (value, start + end) if isinstance(value, dict) else (None, start)
 
 
 def named_object(value: Any, key: str = "arguments") -> ParsedCall:

@@ -1,0 +1,126 @@
+"""The guard: the ASGI middleware in front of both pages, so that no website can drive or read them.
+
+A website can make its visitor's browser send requests to any address, loopback ones included, and can resolve a name
+of its own to them (DNS rebinding). Neither Dagster's page nor a server of static pages tells such requests apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Collection
+from ipaddress import ip_address
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]+)?")
+_READING = ("GET", "HEAD")
+_OF_THIS_PAGE_ALONE = {"X-Frame-Options": "SAMEORIGIN", "Cross-Origin-Resource-Policy": "same-origin"}
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host, a name or an address, is this machine's loopback."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Guard:
+    """Pass on requests that a user of the page sent, and refuse those of other websites.
+
+    - The Host is a loopback name or address, or one of `names`.
+    - With a token, a request has it: as the cookie that `?token=` sets, or as `Authorization: Bearer`.
+    - A request with an Origin comes from the page itself; so does the request that opens a websocket.
+    - Whatever changes something is a POST of JSON. A website cannot send JSON to another origin without its consent.
+      GraphQL by GET is refused; its console, which is HTML, is not.
+    """
+
+    def __init__(self, app: ASGIApp, names: Collection[str] = (), token: str | None = None) -> None:
+        self._app, self._token = app, token
+        self._names = {name.lower() for name in names}
+        digest = hashlib.sha256((token or "").encode()).hexdigest()
+        self._cookie = f"etpi_{digest[:12]}"  # browsers share cookies between the ports of a host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+        elif refusal := self._refusal(HTTPConnection(scope)):
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+            else:
+                await refusal(scope, receive, send)
+        else:
+            await self._app(scope, receive, _with_headers(send))
+
+    def _refusal(self, request: HTTPConnection) -> Response | None:
+        """Return the response to a request that is not passed on."""
+        if not self._is_own(request.headers.get("host", "")):
+            return _refused(
+                403, "This page does not answer to this host name. Use localhost, or start it with --name NAME"
+            )
+        if self._token is not None and not self._has_token(request):
+            return self._admission(request) or _refused(
+                401,
+                "This page needs a token: open it once with ?token=TOKEN; the command that serves it says where it is",
+            )
+        origin = request.headers.get("origin")
+        if origin is not None and origin.partition("://")[2].lower() != request.headers["host"].lower():
+            return _refused(403, "This page does not answer to requests that another website sends")
+        return None if request.scope["type"] == "websocket" else _method_refusal(request)
+
+    def _is_own(self, host: str) -> bool:
+        match = _HOST.fullmatch(host.lower())
+        name = match[1].strip("[]") if match else ""
+        return is_loopback(name) or name in self._names
+
+    def _has_token(self, request: HTTPConnection) -> bool:
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        shown = bearer if scheme.lower() == "bearer" else request.cookies.get(self._cookie, "")
+        return self._is_token(shown)
+
+    def _is_token(self, text: str) -> bool:
+        return hmac.compare_digest(text.encode(), (self._token or "").encode())
+
+    def _admission(self, request: HTTPConnection) -> Response | None:
+        """Return a redirection that sets the cookie, to the address without its token, if that is the right one."""
+        query = dict(parse_qsl(request.scope["query_string"].decode("ascii", "replace")))
+        if not self._is_token(query.pop("token", "")):
+            return None
+        # One slash: an address that starts with two would lead to another host.
+        path = "/" + request.scope["path"].lstrip("/")
+        response = RedirectResponse(f"{path}?{urlencode(query)}" if query else path, status_code=303)
+        response.set_cookie(self._cookie, self._token or "", httponly=True, samesite="lax")
+        return response
+
+
+def _method_refusal(request: HTTPConnection) -> Response | None:
+    if request.scope["method"] in _READING:
+        by_get = request.scope["path"].endswith("/graphql") and "text/html" not in request.headers.get("accept", "")
+        return _refused(405, "GraphQL is answered by POST alone") if by_get else None
+    if request.scope["method"] != "POST":
+        return _refused(405, "Requests are GET, HEAD or POST")
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return None if kind == "application/json" else _refused(415, "A POST has the content type application/json")
+
+
+def _refused(status: int, reason: str) -> Response:
+    return PlainTextResponse(f"{reason}\n", status_code=status)
+
+
+def _with_headers(send: Send) -> Send:
+    """Have each response forbid other websites to frame and to embed it."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(_OF_THIS_PAGE_ALONE)
+        await send(message)
+
+    return sending
