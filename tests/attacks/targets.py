@@ -194,6 +194,8 @@ class Targets:
 
 
 HARBOR_TEST = """#!/bin/bash
+python3 -m pytest --version > /dev/null 2>&1
+cd /tests
 python3 /tests/check.py && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt
 """
 HARBOR_CHECK = """import pathlib, sys
