@@ -15,7 +15,7 @@ class SandboxUnavailable(RuntimeError):
     """No sandbox can start on this machine; the message says what to install or start."""
 
 
-REPLY = "(the host's reply)"
+REPLY = "(reply of the host)"
 """The last line of output of a command that asks for one of `Environment.replies`."""
 
 
