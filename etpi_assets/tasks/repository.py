@@ -19,7 +19,16 @@ import pyarrow.parquet as pq
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.challenge import CHEATED, challenge
-from etpi_assets.tasks.family import EXCLUDED, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import (
+    EXCLUDED,
+    SHARED_PROCESS,
+    RejectedInput,
+    Role,
+    SandboxNeeds,
+    Task,
+    Verdict,
+    with_defaults,
+)
 from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
 from etpi_assets.tasks.graded_run import GradedRun, disagreement, installed_plugins, run_graded
 from etpi_assets.tasks.reports import pytest_outcomes
@@ -47,6 +56,7 @@ class RepositoryFamily(ABC):
     """Base class; a subclass reads its data set's rows and judges their tests."""
 
     invents_names = False
+    verdict_trust = SHARED_PROCESS
     params: Mapping[str, Any] = PARAMS
     name: str
     hides: str

@@ -18,7 +18,7 @@ from typing import Any
 
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import downloads, places
-from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import SHARED_PROCESS, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_assets.tasks.frozen import RESERVED, put_changes
 from etpi_assets.tasks.harbor import snapshot, verifier
 from etpi_assets.tasks.harbor.folder import TASK_FILE, UnreadableTask, read_folder
@@ -47,6 +47,7 @@ class Harbor:
     """The family `harbor`."""
 
     invents_names = False
+    verdict_trust = SHARED_PROCESS
 
     def sandbox(self, params: Mapping[str, Any]) -> str | None:
         return {**PARAMS, **params}["sandbox"]
