@@ -97,10 +97,10 @@ class _Module:
             self._lines.append(self._lines[-1] + len(line) + 1)
         self._functions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
         try:
-            found = list(_tests(ast.parse(text)))
+            functions = list(_tests(ast.parse(text)))
         except (SyntaxError, ValueError, RecursionError):
-            found = []
-        for function in found:
+            functions = []
+        for function in functions:
             self._functions.setdefault(function.name, []).append(function)
 
     def edits(self, rng: random.SystemRandom, seen: str) -> dict[str, list[_Edit]]:
@@ -141,8 +141,8 @@ class _Module:
         start, end = self._span(literal)
         before = self._data[start:end].decode()
         if isinstance(literal, ast.Name):
-            others = [e.__name__ for e in _EXCEPTIONS if not _related(e, getattr(builtins, literal.id))]
-            return _Edit(start, end, rng.choice(others)) if others else None
+            unrelated = [e.__name__ for e in _EXCEPTIONS if not _related(e, getattr(builtins, literal.id))]
+            return _Edit(start, end, rng.choice(unrelated)) if unrelated else None
         assert isinstance(literal, ast.Constant)
         if isinstance(literal.value, bool):
             return _Edit(start, end, str(not literal.value))
