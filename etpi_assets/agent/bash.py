@@ -16,6 +16,8 @@ _PLAIN_WORD = re.compile(r"""[^'"\\ \t\r\n<>;&|()`]+""")
 _PLAIN_QUOTED = re.compile(r'[^"\\]+')
 """Runs of literal characters: in a word, and between double quotes."""
 
+_OPERATOR = re.compile(r"[ \t]*(&&|\|\||[|;&])")
+
 Quoting = Literal["heredoc", "double", "single"]
 
 
@@ -96,9 +98,26 @@ def split_command(command: str, names: Collection[str] = ("send_message",)) -> S
     return SplitCommand(tuple(sent), "" if pure else left, leads)
 
 
-def command_words(command: str) -> list[list[str]]:
-    """Return the words of each top-level simple command, without quotes, comments, redirections and heredocs."""
-    return [[word for word, _ in simple.words] for simple in _Lexer(command).run() if simple.words]
+@dataclass(frozen=True)
+class JoinedCommand:
+    """A top-level simple command: the operator before it (`;` for a new line too), its words without quotes, comments,
+    redirections and heredocs, and its text."""
+
+    operator: str
+    words: list[str]
+    text: str
+
+
+def joined_commands(command: str) -> list[JoinedCommand]:
+    """Return the top-level simple commands, in order."""
+    joined, end = [], 0
+    for simple in _Lexer(command).run():
+        if simple.words:
+            operator = _OPERATOR.match(command, end)
+            words = [word for word, _ in simple.words]
+            joined.append(JoinedCommand(operator[1] if operator else ";", words, command[simple.start : simple.end]))
+        end = simple.end
+    return joined
 
 
 def format_message(

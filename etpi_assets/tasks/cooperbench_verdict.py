@@ -3,11 +3,12 @@
 As in CooperBench: test files are removed from both patches; equal patches need no merge; a clean merge is tested with
 each feature's tests; if the merge conflicts, the first agent's patch alone is tested with both; there is no union
 merge. The runner of the task's folder or image (`runner.sh <tests> <work>`, patches in /patches) runs the tests. A
-feature passes if the runner exits with 0 and at least one test passed.
+feature passes if the runner exits with 0 and at least one test passed. Each run of tests has a sandbox of its own.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shlex
@@ -15,10 +16,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from etpi_assets.tasks import downloads, places
+from etpi_assets.tasks.challenge import CHEATED, challenge
+from etpi_assets.tasks.changed_tests import name_of_test, names_of_tests
 from etpi_assets.tasks.commands import apply_command
 from etpi_assets.tasks.family import Verdict
 from etpi_assets.tasks.frozen import TEST_FILE, Changes, counted_changes, put_changes
-from etpi_assets.tasks.graded_run import GradedRun, run_graded, test_names
+from etpi_assets.tasks.graded_run import GradedRun, run_graded
 from etpi_assets.tasks.reports import counts
 from etpi_resources.sandboxes import CommandResult, EnvironmentUnavailable, Sandbox, SandboxFactory
 
@@ -27,13 +30,15 @@ PATCHES = "/patches"
 REFERENCE_RUNS = 3
 
 _INBOX = ".etpi-in"
+_TESTED = "work.patch"
 _CHANGED = re.compile(r"^\+\+\+ b/(\S+)\s*$", re.MULTILINE)
 _GIT = "git -c user.name=etpi -c user.email=etpi@localhost -c core.hooksPath=/dev/null"
 
 
 def judge(live: Mapping[str, Any], final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
-    """Verdicts: passed (reward 1); failed_tests, merge_conflict, no_patch (no agent changed a counted file), all 0.
-    `details`: `patched` {agent: paths}, `merge` (clean, identical, conflicts), `strategy`, `features` {id: report}."""
+    """Verdicts: passed (reward 1); failed_tests, cheated, merge_conflict, no_patch (no agent changed a counted file),
+    all 0. `details`: `patched` {agent: paths}, `merge` (clean, identical, conflicts), `strategy`, `features` {id:
+    report}."""
     with places.test_sandbox(live["place"], sandboxes, {}, (PATCHES,)) as sandbox:
         before = sandbox.read_files()
         work = {agent: counted_changes(before, files) for agent, files in final.items()}
@@ -41,7 +46,19 @@ def judge(live: Mapping[str, Any], final: Mapping[str, Mapping[str, str]], sandb
         if not any(work.values()):
             return Verdict(0.0, "no_patch", {"patched": patched})
         _record(live, sandboxes)
-        return _judge(live, list(work.values()), patched, sandbox)
+        details, patch = _merge(list(work.values()), sandbox)
+    details = {"patched": patched, **details}
+    if patch is None:
+        return Verdict(0.0, "merge_conflict", details)
+    reports = {number: _feature_report(live, sandboxes, number, patch, before) for number in live["tests"]}
+    solved = all(report["passed"] for report in reports.values())
+    cheated = any(CHEATED in report for report in reports.values())
+    details["features"] = reports
+    code = "passed" if solved else CHEATED if cheated else "failed_tests"
+    if details["merge"] == "conflicts":
+        details["strategy"] = "solo-agent1" if solved else "none"
+        code = "merge_conflict" if code == "failed_tests" else code
+    return Verdict(float(solved), code, details)
 
 
 def validate(live: Mapping[str, Any], sandboxes: SandboxFactory) -> tuple[str, str] | None:
@@ -64,11 +81,11 @@ def validate(live: Mapping[str, Any], sandboxes: SandboxFactory) -> tuple[str, s
                 _write_patch(sandbox, base, "HEAD", "reference.patch")
             for number, tests in live["tests"].items():
                 for run in range(REFERENCE_RUNS):
-                    report = _run_tests(live, sandbox, base, number, tests, "reference.patch")
+                    report = _report(_run_tests(live, sandbox, base, number, "reference.patch"), tests)
                     if not report["passed"]:
                         detail = f"feature {number}, run {run + 1} of {REFERENCE_RUNS}: {json.dumps(report)[:1500]}"
                         return "reference_fails", detail + downloads.refusals(live["place"])
-                if _run_tests(live, sandbox, base, number, tests, None)["passed"]:
+                if _report(_run_tests(live, sandbox, base, number, None), tests)["passed"]:
                     return "null_passes", f"the tests of feature {number} pass without any change"
     except EnvironmentUnavailable as error:
         return "no_environment", str(error)
@@ -96,69 +113,102 @@ def _record(live: Mapping[str, Any], sandboxes: SandboxFactory) -> None:
             with places.test_sandbox(live["place"], sandboxes, {}, (PATCHES,), record=True) as sandbox:
                 base = _must(sandbox, "git rev-parse HEAD").output.strip()
                 _put(sandbox, {f"feature{number}.patch": patch})
-                _run_tests(live, sandbox, base, number, tests, f"feature{number}.patch")
+                _run_tests(live, sandbox, base, number, f"feature{number}.patch")
 
         downloads.recorded(live["place"], [live["place"]["image"], live["runner"], tests, patch], run)
 
 
-def _judge(live: Mapping[str, Any], work: list[Changes], patched: Mapping[str, list[str]], sandbox: Sandbox) -> Verdict:
+def _merge(work: list[Changes], sandbox: Sandbox) -> tuple[dict[str, Any], str | None]:
+    """Return (`merge` and `strategy`, the patch to test); no patch if the first agent of a conflict changed nothing."""
     base = _must(sandbox, "git rev-parse HEAD").output.strip()
     for number, changes in enumerate(work, 1):
         _branch(sandbox, base, f"agent{number}")
         put_changes(sandbox, changes)
         _commit(sandbox, f"agent{number}")
-        _write_patch(sandbox, base, "HEAD", f"agent{number}.patch")
     if work[0] == work[-1]:
-        merge, tested = "identical", "agent1.patch"
+        merge, tested = "identical", "agent1"
     elif sandbox.run(f"git checkout -q agent2 && {_GIT} merge -q --no-edit --no-ff agent1").exit_code == 0:
-        _write_patch(sandbox, base, "HEAD", "merged.patch")
-        merge, tested = "clean", "merged.patch"
+        merge, tested = "clean", "HEAD"
     else:
         _must(sandbox, "git merge --abort || git reset -q --hard")
-        merge, tested = "conflicts", "agent1.patch"
-    details: dict[str, Any] = {
-        "patched": dict(patched),
-        "merge": merge,
-        "strategy": "naive" if merge == "clean" else merge,
-    }
+        merge, tested = "conflicts", "agent1"
+    details = {"merge": merge, "strategy": "naive" if merge == "clean" else merge}
     if merge == "conflicts" and not work[0]:
-        return Verdict(0.0, "merge_conflict", details)
-    reports = {
-        number: _run_tests(live, sandbox, base, number, tests, tested) for number, tests in live["tests"].items()
-    }
-    solved = all(report["passed"] for report in reports.values())
-    details["features"] = reports
-    if merge == "conflicts":
-        details["strategy"] = "solo-agent1" if solved else "none"
-        return Verdict(float(solved), "passed" if solved else "merge_conflict", details)
-    return Verdict(float(solved), "passed" if solved else "failed_tests", details)
+        return details, None
+    # As base64, since a patch may hold bytes that are no text.
+    _must(sandbox, f"mkdir -p {_INBOX} && git diff --binary {base} {tested} | base64 > {_INBOX}/patch")
+    return details, sandbox.read_files()[f"{_INBOX}/patch"]
+
+
+def _feature_report(
+    live: Mapping[str, Any], sandboxes: SandboxFactory, number: str, patch: str, visible: Mapping[str, str]
+) -> dict[str, Any]:
+    """Test a patch (base64) with one feature's tests; `visible` are the files that the agents saw."""
+
+    def again(copies: Mapping[str, str], *, reference: bool) -> GradedRun:
+        reference_patch = base64.b64encode(live["patches"][number].encode()).decode()
+        second = _run_patch(live, sandboxes, number, reference_patch if reference else patch, copies)
+        assert isinstance(second, GradedRun)
+        return second
+
+    run = _run_patch(live, sandboxes, number, patch)
+    report = _report(run, live["tests"][number])
+    if report["passed"] and isinstance(run, GradedRun):
+        report |= challenge(run, visible, again)
+        report["passed"] = "not_believed" not in report
+    return report
+
+
+def _run_patch(
+    live: Mapping[str, Any],
+    sandboxes: SandboxFactory,
+    number: str,
+    patch: str,
+    copies: Mapping[str, str] | None = None,
+) -> GradedRun | CommandResult:
+    """Run one feature's tests on a patch (base64) in a fresh sandbox, with `copies` (path -> text) over them."""
+    with places.test_sandbox(live["place"], sandboxes, {}, (PATCHES,)) as sandbox:
+        base = _must(sandbox, "git rev-parse HEAD").output.strip()
+        _put(sandbox, {"encoded": patch})
+        _must(sandbox, f"base64 -d {PATCHES}/encoded > {PATCHES}/{_TESTED} && rm {PATCHES}/encoded")
+        return _run_tests(live, sandbox, base, number, _TESTED, copies)
 
 
 def _run_tests(
-    live: Mapping[str, Any], sandbox: Sandbox, base: str, number: str, tests: str, work: str | None
-) -> dict[str, Any]:
-    """Run one feature's tests on the base commit with a patch of /patches applied; return the report."""
+    live: Mapping[str, Any],
+    sandbox: Sandbox,
+    base: str,
+    number: str,
+    work: str | None,
+    copies: Mapping[str, str] | None = None,
+) -> GradedRun | CommandResult:
+    """Run one feature's tests on the base commit with a patch of /patches applied."""
     _must(
         sandbox,
         f"rm -f .git/index.lock; git checkout -q --force {base} && git reset -q --hard {base} && git clean -fdq",
     )
-    hidden = _hidden_tests(sandbox, tests)
-    _put(sandbox, {f"tests{number}.patch": tests, **({"runner.sh": live["runner"]} if live["runner"] else {})})
+    _put(sandbox, {f"tests{number}.patch": live["tests"][number]})
+    hidden = _hidden_tests(sandbox, live["tests"][number], f"{PATCHES}/tests{number}.patch", copies or {})
+    _put(sandbox, {"runner.sh": live["runner"]} if live["runner"] else {})
     runner = f"{PATCHES}/runner.sh" if live["runner"] else "/usr/local/bin/runner.sh"
     words = [runner, f"tests{number}.patch", *([work] if work else [])]
     command = downloads.command_with_downloads(live["place"], f"bash {shlex.join(words)}")
-    done = run_graded(sandbox, command, tests=hidden) if hidden else sandbox.run(command)
-    problem = (done.problem or _unproven(done, tests, hidden)) if isinstance(done, GradedRun) else None
-    passed, failed = counts(done.output)
+    return run_graded(sandbox, command, tests=hidden) if hidden else sandbox.run(command)
+
+
+def _report(run: GradedRun | CommandResult, tests: str) -> dict[str, Any]:
+    """Return a run's report; `tests` is the patch of its tests."""
+    problem = (run.problem or _unproven(run, tests)) if isinstance(run, GradedRun) else None
+    passed, failed = counts(run.output)
     report: dict[str, Any] = {
-        "passed": done.exit_code == 0 and passed > 0 and problem is None,
-        "exit_code": done.exit_code,
+        "passed": run.exit_code == 0 and passed > 0 and problem is None,
+        "exit_code": run.exit_code,
         "tests_passed": passed,
         "tests_failed": failed,
     }
     if problem is not None:
         report["not_believed"] = problem
-    return report if report["passed"] else {**report, "output": done.output[-2000:]}
+    return report if report["passed"] else {**report, "output": run.output[-2000:]}
 
 
 def _put(sandbox: Sandbox, files: Mapping[str, str]) -> None:
@@ -167,25 +217,28 @@ def _put(sandbox: Sandbox, files: Mapping[str, str]) -> None:
     _must(sandbox, f"mv -f {_INBOX}/* {PATCHES}/ && rmdir {_INBOX}")
 
 
-def _hidden_tests(sandbox: Sandbox, tests: str) -> dict[str, str]:
+def _hidden_tests(sandbox: Sandbox, tests: str, file: str, copies: Mapping[str, str]) -> dict[str, str]:
     """Return the Python test files (path -> text) of a tests patch, and check out the base commit again.
 
-    Empty if the patch has no Python file: then another runner than pytest runs the tests."""
+    The patch's file is written anew by git, with or without `copies`, so that its form tells nothing about them. Empty
+    if the patch has no Python file: then another runner than pytest runs the tests."""
     names = [path for path in dict.fromkeys(_CHANGED.findall(tests)) if path.endswith(".py")]
     if not names or sandbox.run(apply_command(tests)).exit_code:
         return {}
     files = sandbox.read_files()
-    _must(sandbox, "git reset -q --hard && git clean -fdq")
+    sandbox.write_files(copies)
+    written = " ".join(shlex.quote(path) for path in dict.fromkeys(_CHANGED.findall(tests)))
+    ignored = f'for file in {written}; do [ ! -e "$file" ] || git add -f -- "$file"; done'
+    clean = "git reset -q --hard && git clean -fdq"
+    _must(sandbox, f"git add -A && {ignored} && git diff --cached --binary > {file} && {clean}")
     return {path: files[path] for path in names if path in files and TEST_FILE.search(path)}
 
 
-def _unproven(run: GradedRun, tests: str, hidden: Mapping[str, str]) -> str | None:
-    """Return a message that names added tests that did not pass, else None. Not checked if the patch skips tests."""
+def _unproven(run: GradedRun, tests: str) -> str | None:
+    """Return a message that names added tests that did not run, or neither passed nor were left out by themselves."""
     added = "\n".join(line[1:] for line in tests.splitlines() if line.startswith("+"))
-    if "skip" in added:
-        return None
-    ran = {name.rpartition("::")[2].partition("[")[0] for name in run.passed}
-    wanted = {name for text in hidden.values() for name in test_names(text) if f"def {name}(" in added}
+    ran = {name_of_test(node)[1] for node in run.of_kind("passed", "skipped", "xfailed")}
+    wanted = {name for text in run.tests.values() for name in names_of_tests(text) if f"def {name}(" in added}
     return f"added tests did not pass: {sorted(wanted - ran)[:5]}" if wanted - ran else None
 
 

@@ -60,6 +60,10 @@ EXCLUDED = "excluded"
 """The reason code of an input that the suite's params leave out."""
 
 
+SHARED_PROCESS = "shared_process"
+"""The `verdict_trust` of a verdict whose tests ran in the process of the code that they test (docs/verdicts.md). A
+family whose verdicts all are of this kind has a class attribute `verdict_trust`."""
+
 UNPROVEN = "unproven"
 """The verdict on a task without a working verifier."""
 

@@ -8,6 +8,7 @@ and is raised.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from etpi_assets.tasks.family import UNPROVEN, WHY_UNPROVEN, Family, JudgesInPlace, Task, Verdict
 from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory, SandboxUnavailable
@@ -46,8 +47,8 @@ def grade(
     for _ in range(2):  # a transient fault is nobody's
         try:
             if isinstance(family, JudgesInPlace):
-                return family.judge_in_place(task, machines, sandboxes)
-            return family.judge(task, final, sandboxes)
+                return _with_trust(family, family.judge_in_place(task, machines, sandboxes))
+            return _with_trust(family, family.judge(task, final, sandboxes))
         except (SandboxUnavailable, EnvironmentUnavailable):
             raise
         except Exception as error:  # the control run below decides whose fault it is
@@ -63,6 +64,12 @@ def grade(
     except Exception:
         raise problem from None
     return Verdict(0.0, BROKEN, {"problem": f"{type(problem).__name__}: {problem}"[:500]})
+
+
+def _with_trust(family: Family, verdict: Verdict) -> Verdict:
+    """Return the verdict with the family's `verdict_trust`, if it has one, among its details."""
+    trust = getattr(family, "verdict_trust", None)
+    return replace(verdict, details={**verdict.details, "verdict_trust": trust}) if trust else verdict
 
 
 def has_ended(machine: Sandbox) -> bool:

@@ -18,12 +18,22 @@ import pyarrow.parquet as pq
 
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import downloads, places
-from etpi_assets.tasks.family import EXCLUDED, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.challenge import CHEATED, challenge
+from etpi_assets.tasks.family import (
+    EXCLUDED,
+    SHARED_PROCESS,
+    RejectedInput,
+    Role,
+    SandboxNeeds,
+    Task,
+    Verdict,
+    with_defaults,
+)
 from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
-from etpi_assets.tasks.graded_run import disagreement, installed_plugins, run_graded
+from etpi_assets.tasks.graded_run import GradedRun, disagreement, installed_plugins, run_graded
 from etpi_assets.tasks.reports import pytest_outcomes
 from etpi_resources.hashes import json_hash
-from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory
+from etpi_resources.sandboxes import CommandResult, EnvironmentUnavailable, Sandbox, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
     **places.PARAMS,
@@ -46,6 +56,7 @@ class RepositoryFamily(ABC):
     """Base class; a subclass reads its data set's rows and judges their tests."""
 
     invents_names = False
+    verdict_trust = SHARED_PROCESS
     params: Mapping[str, Any] = PARAMS
     name: str
     hides: str
@@ -137,16 +148,31 @@ class RepositoryFamily(ABC):
         return task.payload["entities"]
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
-        """Verdicts: passed (reward 1), failed_tests, no_patch (0). `details`: changed paths and the tests' results."""
+        """Verdicts: passed (reward 1); failed_tests, cheated, no_patch (0). `details`: changed paths and the tests'
+        results."""
         (files,) = final.values()
         self._record(task, sandboxes)
         with self._test_sandbox(task, sandboxes) as sandbox:
-            changes = counted_changes(sandbox.read_files(), files)
+            visible = sandbox.read_files()
+            changes = counted_changes(visible, files)
             if not changes:
                 return Verdict(0.0, "no_patch", {"changed": []})
-            passed, details = self._test_changes(task, changes, sandbox)
-        details = {"changed": sorted(changes), **details}
-        return Verdict(float(passed), "passed" if passed else "failed_tests", details)
+            run = self._test_changes(task, changes, sandbox)
+        passed, details = self._result(task, run)
+        if passed and isinstance(run, GradedRun):
+
+            def again(copies: Mapping[str, str], *, reference: bool) -> GradedRun:
+                with self._test_sandbox(task, sandboxes) as sandbox:
+                    if reference:
+                        self.solution(task, sandbox)
+                    second = self._test_changes(task, {} if reference else changes, sandbox, copies)
+                assert isinstance(second, GradedRun)
+                return second
+
+            doubts = challenge(run, visible, again)
+            passed, details = "not_believed" not in doubts, {**details, **doubts}
+        code = "passed" if passed else CHEATED if CHEATED in details else "failed_tests"
+        return Verdict(float(passed), code, {"changed": sorted(changes), **details})
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         """Yield each task whose reference passes REFERENCE_RUNS times and whose untouched repository fails.
@@ -193,26 +219,33 @@ class RepositoryFamily(ABC):
             return sandbox.run(self._test_command(task)).output
 
     def _try(self, task: Task, changes: Changes, sandboxes: SandboxFactory) -> tuple[bool, Mapping[str, Any]]:
+        """Return (whether the hidden tests pass with the changes, details); only for changes of the suite's own."""
         with self._test_sandbox(task, sandboxes) as sandbox:
-            return self._test_changes(task, changes, sandbox)
+            run = self._test_changes(task, changes, sandbox)
+        return self._result(task, run)
 
-    def _test_changes(self, task: Task, changes: Changes, sandbox: Sandbox) -> tuple[bool, Mapping[str, Any]]:
-        """Apply the changes in a fresh sandbox and run the hidden tests: (whether they pass, details)."""
+    def _test_changes(
+        self, task: Task, changes: Changes, sandbox: Sandbox, copies: Mapping[str, str] | None = None
+    ) -> GradedRun | CommandResult:
+        """Apply the changes in a fresh sandbox and run the hidden tests, with `copies` (path -> text) over them."""
         plugins = installed_plugins(sandbox)  # listed before the patch is applied
         put_changes(sandbox, changes)
         self.put_tests(task, sandbox)
+        command = self._test_command(task)
         if not self.runs_pytest(task):
-            done = sandbox.run(self._test_command(task))
-            problem = None
-        else:
-            tests, roots = self.hidden_tests(task, sandbox), self.roots(task)
-            done = run_graded(sandbox, self._test_command(task), tests=tests, roots=roots, plugins=plugins)
-            listed = (name for name, outcome in pytest_outcomes(done.output).items() if outcome == "PASSED")
-            problem = done.problem or disagreement(done, listed)
-        passed, details = self.passes(task, done.output)
-        passed = passed and problem is None
-        tail = {} if passed else {"exit_code": done.exit_code, "output": done.output[-2000:]}
-        return passed, {**details, **({} if problem is None else {"not_believed": problem}), **tail}
+            return sandbox.run(command)
+        tests = self.hidden_tests(task, sandbox)
+        sandbox.write_files(copies or {})
+        return run_graded(sandbox, command, tests=tests, roots=self.roots(task), plugins=plugins)
+
+    def _result(self, task: Task, run: GradedRun | CommandResult) -> tuple[bool, Mapping[str, Any]]:
+        """Return (whether a run's tests pass, details)."""
+        passed, details = self.passes(task, run.output)
+        if isinstance(run, GradedRun):
+            listed = (name for name, outcome in pytest_outcomes(run.output).items() if outcome == "PASSED")
+            if problem := run.problem or disagreement(run, listed):
+                passed, details = False, {**details, "not_believed": problem}
+        return passed, details if passed else {**details, "exit_code": run.exit_code, "output": run.output[-2000:]}
 
     def _record(self, task: Task, sandboxes: SandboxFactory) -> None:
         wanted = [task.content_hash, self.test_command(task)]

@@ -15,6 +15,10 @@ class SandboxUnavailable(RuntimeError):
     """No sandbox can start on this machine; the message says what to install or start."""
 
 
+REPLY = "(reply of the host)"
+"""The last line of output of a command that asks for one of `Environment.replies`."""
+
+
 class EnvironmentUnavailable(RuntimeError):
     """One task's image or checkout is not available; other tasks are not affected. The message says what to do."""
 
@@ -50,6 +54,8 @@ class Environment:
         downloads: the folder of a `downloads.proxy`, the only way out of the sandbox, shown at its SHOWN_AT.
         places: further absolute paths that are writable, empty and of bounded size.
         unread: names of folders that `read_files` skips at any depth, because they contain no work of an agent.
+        replies: lines that commands get from the host, in order: a command whose output ends in the line REPLY gets
+            the next one in its place. No program in the sandbox ever sees them.
     """
 
     workdir: str = "/workspace"
@@ -61,6 +67,7 @@ class Environment:
     downloads: Path | None = None
     places: tuple[str, ...] = ()
     unread: tuple[str, ...] = (".git", ".venv", "node_modules", "__pycache__")
+    replies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

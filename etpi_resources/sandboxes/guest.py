@@ -31,6 +31,12 @@ WATCH = 0.05
 MOST_FILES = 50_000
 """The most files, folders and links in the writable places: each uses kernel memory that no limit counts."""
 
+MOST_CONNECTIONS = 1024
+"""The most TCP and UDP sockets: many small messages fill more of the kernel's memory than they count."""
+
+FEW_CONNECTIONS = 8
+"""So many are not looked at: the kernel reads a table of all the machine's sockets for each look."""
+
 MOST_SOCKETS = 512
 """The most unix sockets where no control group counts their buffers: each holds up to 416 KiB."""
 
@@ -189,9 +195,10 @@ def watch(pid, output, deadline):
             if now >= deadline:
                 return "t"
             if now >= next_check:
-                if memory_used() > LIMITS["memory"]:
+                connections = connections_open()
+                if memory_used() + waiting_bytes(connections) > LIMITS["memory"]:
                     return "m"
-                if not STATISTICS and sockets_open() > MOST_SOCKETS:
+                if connections > MOST_CONNECTIONS or (not STATISTICS and sockets_open() > MOST_SOCKETS):
                     return "s"
                 if files_used() > most_files:
                     return "n"
@@ -252,8 +259,29 @@ def sockets_open():
     return whole(b"/proc/net/unix").count(b"\n")
 
 
+def connections_open():
+    """Return the number of TCP and UDP sockets of this network namespace, with those that no process has any more."""
+    lines = whole(b"/proc/net/sockstat").splitlines() + whole(b"/proc/net/sockstat6").splitlines()
+    return sum(int(line.split()[2]) for line in lines if line[:3] in (b"TCP", b"UDP"))
+
+
+def waiting_bytes(connections):
+    """Return the bytes that wait in the buffers of TCP and UDP sockets, which no process is charged for."""
+    if connections <= FEW_CONNECTIONS:
+        return 0
+    total = 0
+    for kind in (b"tcp", b"tcp6", b"udp", b"udp6"):
+        for line in whole(b"/proc/net/" + kind).splitlines()[1:]:
+            sending, _, receiving = line.split(None, 5)[4].partition(b":")
+            total += int(sending, 16) + int(receiving, 16)
+    return total
+
+
 def whole(path):
-    fd = os.open(path, os.O_RDONLY)
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:  # a machine without IPv6
+        return b""
     parts = []
     while part := os.read(fd, 1 << 16):
         parts.append(part)

@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from etpi_resources.sandboxes import CommandResult, Environment, Limits
+from etpi_resources.sandboxes import REPLY, CommandResult, Environment, Limits
 
 GUEST = Path(__file__).with_name("guest.py")
 OPEN_FILES = 1024
@@ -45,6 +47,7 @@ class GuestConnection:
 
     def __init__(self, files: Mapping[str, str], limits: Limits, environment: Environment | None) -> None:
         self._files, self._limits, self._environment = pack(files), limits, environment or Environment()
+        self._replies = iter(self._environment.replies)
         self._channel: Channel | None = None
         self._ended = False
 
@@ -57,10 +60,17 @@ class GuestConnection:
         started = time.monotonic()
         try:
             request = b"R%.3f\n" % timeout + command.encode("utf-8", "surrogatepass")
-            return self._result(self._request(request, timeout + GRACE_SECONDS))
+            return self._replied(self._result(self._request(request, timeout + GRACE_SECONDS)))
         except (GuestUnreachable, ValueError):  # ValueError: the answer does not parse, so the guest is subverted
             self._ended = True
             return CommandResult("[the sandbox has ended]", 137, time.monotonic() - started)
+
+    def _replied(self, result: CommandResult) -> CommandResult:
+        """Put the host's next reply in place of a last line REPLY."""
+        before, end, last = result.output.removesuffix("\n").rpartition("\n")
+        if last != REPLY or not self._environment.replies:
+            return result
+        return replace(result, output="".join([before, end, *(f"{line}\n" for line in islice(self._replies, 1))]))
 
     def _result(self, reply: bytes) -> CommandResult:
         head, _, output = reply.partition(b"\n")

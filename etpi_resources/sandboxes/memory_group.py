@@ -22,6 +22,8 @@ _ROOT = Path("/sys/fs/cgroup")
 _NAME = "etpi"
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
 """The files of versions 2 and 1."""
+_SOCKETS = "memory.kmem.tcp.limit_in_bytes"
+"""Version 1 limits the buffers of TCP and UDP sockets apart; version 2 counts them with all memory."""
 _OOM = {"memory.max": ("memory.events", "oom_kill"), "memory.limit_in_bytes": ("memory.oom_control", "oom_kill")}
 _REMOVE_SECONDS = 2.0
 
@@ -51,6 +53,8 @@ class MemoryGroup:
         folder.mkdir()
         limit = next(name for name in _LIMITS if (folder / name).exists())
         (folder / limit).write_text(str(limit_bytes))
+        if (folder / _SOCKETS).exists():
+            (folder / _SOCKETS).write_text(str(limit_bytes))
         return cls(folder, limit)
 
     def add(self, pid: int) -> None:

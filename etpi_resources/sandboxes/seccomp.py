@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-_EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
+_EPERM, _ENOSYS, _EPROTONOSUPPORT, _EAFNOSUPPORT = 1, 38, 93, 97
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 _NAMESPACES = 0x7E020000
@@ -83,13 +83,16 @@ _OWN_PROCESS = {
     "sched_setparam": ((142, 118), {0: 0}),
     "sched_setscheduler": ((144, 119), {0: 0}),
     "sched_setattr": ((314, 274), {0: 0}),
+    "sched_setaffinity": ((203, 122), {0: 0}),
     "ioprio_set": ((251, 30), {0: 1, 1: 0}),
 }
 """Calls that are allowed for the calling process alone: name, numbers, and the arguments that say so."""
 _SOCKETS = ((41, 198), (53, 199))
 """socket and socketpair, allowed for the families below."""
-_FAMILIES = (1, 2, 10)
-"""AF_UNIX, AF_INET, AF_INET6: the last two reach the loopback of an empty network namespace."""
+_UNIX, _INET, _INET6 = 1, 2, 10
+"""Families: the last two reach the loopback of an empty network namespace."""
+_PROTOCOLS = (0, 6, 17)
+"""The default of a type, TCP, UDP: the guest counts the memory of no others."""
 _MMAP = (9, 222)
 _SHARED_ANONYMOUS = 0x21
 """MAP_SHARED | MAP_ANONYMOUS: memory that no process is charged for once it has been unmapped by MADV_DONTNEED."""
@@ -101,7 +104,8 @@ _CLONE3 = 435
 def filter_program(machine: str, *, shared_memory: bool = True) -> bytes:
     """Compile the filter for a `platform.machine()`, as the kernel reads it (an array of sock_filter).
 
-    Denied calls, and calls of another architecture, fail with EPERM; sockets of other families with EAFNOSUPPORT.
+    Denied calls, and calls of another architecture, fail with EPERM; sockets of other families with EAFNOSUPPORT, of
+    other protocols with EPROTONOSUPPORT.
 
     Args:
         shared_memory: whether anonymous memory may be shared between processes; only a control group can bound it.
@@ -125,9 +129,20 @@ def filter_program(machine: str, *, shared_memory: bool = True) -> bytes:
     for numbers in _DENIED.values():
         program += [_jump(0x15, numbers[column], 0, 1), deny]
     program += [_jump(0x15, _CLONE3, 0, 1), _statement(0x06, _ERRNO | _ENOSYS)]
-    families = [_load_argument(0), *(_jump(0x15, family, len(_FAMILIES) - i, 0) for i, family in enumerate(_FAMILIES))]
+    protocols = [
+        _load_argument(2),
+        *(_jump(0x15, protocol, len(_PROTOCOLS) - i, 0) for i, protocol in enumerate(_PROTOCOLS)),
+        _statement(0x06, _ERRNO | _EPROTONOSUPPORT),
+    ]
+    families = [
+        _load_argument(0),
+        _jump(0x15, _UNIX, 3 + len(protocols), 0),
+        _jump(0x15, _INET, 2, 0),
+        _jump(0x15, _INET6, 1, 0),
+        _statement(0x06, _ERRNO | _EAFNOSUPPORT),
+    ]
     for numbers in _SOCKETS:
-        program += _only_for(numbers[column], [*families, _statement(0x06, _ERRNO | _EAFNOSUPPORT), allow])
+        program += _only_for(numbers[column], [*families, *protocols, allow])
     for numbers, arguments in _OWN_PROCESS.values():
         tests = [word for i, value in arguments.items() for word in (_load_argument(i), _jump(0x15, value, 1, 0), deny)]
         program += _only_for(numbers[column], [*tests, allow])

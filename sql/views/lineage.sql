@@ -68,6 +68,14 @@ learnt AS (
     INNER JOIN rl_checkpoint.rl_samples AS s ON c.experiment = s.experiment AND c.seed = s.seed AND c.step > s.step
     INNER JOIN rl_checkpoint.rollouts AS r ON s.experiment = r.experiment AND s.rollout_id = r.rollout_id
     INNER JOIN rl_checkpoint.turns AS t ON s.experiment = t.experiment AND s.rollout_id = t.rollout_id
+),
+
+trusted AS (
+    SELECT
+        rollout_id,
+        any_value(outcome ->> '$.details.verdict_trust') AS verdict_trust
+    FROM rollouts
+    GROUP BY rollout_id
 )
 
 SELECT
@@ -77,8 +85,10 @@ SELECT
     c.seed,
     c.step,
     c.final,
-    l.*
+    l.*,
+    v.verdict_trust
 FROM checkpoints AS c
 INNER JOIN ancestry AS a ON c.checkpoint_id = a.checkpoint_id
 INNER JOIN learnt AS l ON a.via_checkpoint_id = l.via_checkpoint_id
+LEFT JOIN trusted AS v ON l.rollout_id = v.rollout_id
 WHERE c.role IN ('sft', 'rl');

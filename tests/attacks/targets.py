@@ -20,7 +20,7 @@ from etpi_assets.tasks.grading import grade
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
-from tests.support.repositories import FILES, HIDDEN, OFFLINE, Repository, solved
+from tests.support.repositories import FILES, HIDDEN, OFFLINE, RUNNER, Repository, solved
 
 SMALL = {"memory_gib": 0.5, "disk_gib": 0.0625, "test_seconds": 30, "sandbox": "bubblewrap"}
 
@@ -120,7 +120,13 @@ class Targets:
 
     def _cooperbench(self) -> Task:
         checkouts = self.repository.checkouts("moor_task/task7")
-        return self._only("cooperbench", path=str(self.repository.cooperbench()), checkouts=str(checkouts), **OFFLINE)
+        root = self.repository.cooperbench()
+        # As upstream's runners, which install the package first: code of the agents runs before pytest.
+        runner = RUNNER.replace(
+            "python3 -m pytest", "PYTHONPATH=.:$PYTHONPATH python3 -c 'import moor'\npython3 -m pytest"
+        )
+        (root / "moor_task" / "task7" / "runner.sh").write_text(runner)
+        return self._only("cooperbench", path=str(root), checkouts=str(checkouts), **OFFLINE)
 
     def _harbor(self) -> Task:
         from tests.support.harbor import make_folder
@@ -188,6 +194,8 @@ class Targets:
 
 
 HARBOR_TEST = """#!/bin/bash
+python3 -m pytest --version > /dev/null 2>&1
+cd /tests
 python3 /tests/check.py && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt
 """
 HARBOR_CHECK = """import pathlib, sys

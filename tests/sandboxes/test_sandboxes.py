@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 from docker.errors import APIError
 
-from etpi_resources.sandboxes import Limits, Sandbox
+from etpi_resources.sandboxes import REPLY, Environment, Limits, Sandbox
 from etpi_resources.sandboxes.docker import DockerSandbox
 
 LIMITS = Limits(
@@ -453,6 +454,7 @@ def test_sandboxes_in_threads_are_isolated_from_each_other(factory):
         ("process_madvise", "libc.syscall(440, 3, 0, 0, 20, 0)"),
         ("prlimit of process 1", "libc.prlimit(1, 7, ctypes.byref((ctypes.c_ulong * 2)(1, 1)), None)"),
         ("prlimit of another", "libc.prlimit(os.getppid(), 7, ctypes.byref((ctypes.c_ulong * 2)(9, 9)), None)"),
+        ("sched_setaffinity of another", "libc.sched_setaffinity(1, 8, ctypes.byref(ctypes.c_ulong(1)))"),
         ("quotactl_fd", "libc.syscall(443, 0, 0, 0, 0)"),
         ("fsconfig", "libc.syscall(431, 0, 0, 0, 0, 0)"),
     ],
@@ -466,6 +468,12 @@ def test_call_that_escapes_a_limit_or_reaches_another_process_is_denied(box, nam
 def test_socket_of_another_family_is_refused(box, family):
     program = f"import socket\ntry: socket.socket({family}, 2)\nexcept OSError as error: print(error.errno)"
     assert python(box, program).output == "97\n"
+
+
+@pytest.mark.parametrize("protocol", [132, 33, 136, 262])  # sctp, dccp, udplite, mptcp
+def test_socket_of_another_protocol_is_refused(box, protocol):
+    program = f"import socket\ntry: socket.socket(2, 1, {protocol})\nexcept OSError as error: print(error.errno)"
+    assert python(box, program).output == "93\n"
 
 
 def test_sockets_of_honest_programs_work(box):
@@ -510,6 +518,66 @@ def test_buffers_of_sockets_are_bounded(fresh):
     result = python(fresh, program, timeout=8)
     assert result.exit_code == 137 or "memory" in result.output or "sockets" in result.output
     works_or_has_ended(fresh)
+
+
+@pytest.mark.parametrize("kind", ["SOCK_STREAM", "SOCK_DGRAM"])
+def test_buffers_of_connections_are_bounded(fresh, kind):
+    program = f"""
+        import socket, time
+        stream = socket.{kind} == socket.SOCK_STREAM
+        held = []
+        server = socket.create_server(("127.0.0.1", 0))
+        for _ in range(500):
+            receiver = None if stream else socket.socket(type=socket.SOCK_DGRAM)
+            if not stream:
+                receiver.bind(("127.0.0.1", 0))
+                receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+            sender = socket.socket(type=socket.{kind})
+            sender.connect((server if stream else receiver).getsockname())
+            held += [sender, receiver or server.accept()[0]]
+            sender.setblocking(False)
+            try:
+                for _ in range(200): sender.send(bytes(60000))
+            except BlockingIOError: pass
+        time.sleep(1)
+        print("held")
+        """
+    results = []
+    thread = threading.Thread(target=lambda: results.append(python(fresh, program, timeout=8)))
+    before = most = _socket_bytes()
+    thread.start()
+    while thread.is_alive():
+        most = max(most, _socket_bytes())
+        time.sleep(0.01)
+    assert results[0].exit_code == 137 and "memory" in results[0].output
+    assert most - before < 2 * LIMITS.memory_bytes
+    works_or_has_ended(fresh)
+
+
+def _socket_bytes() -> int:
+    """Memory of the TCP and UDP sockets of the whole machine."""
+    return 4096 * sum(map(int, re.findall(r"mem (\d+)", Path("/proc/net/sockstat").read_text())))
+
+
+def test_more_connections_than_any_program_needs_end_it(fresh):
+    program = """
+        import os, socket, time
+        for _ in range(3):
+            if os.fork() == 0:
+                held = [socket.create_server(("127.0.0.1", 0)) for _ in range(600)]
+                time.sleep(5)
+        time.sleep(5)
+        """
+    result = python(fresh, program, timeout=8)
+    assert result.exit_code == 137 and "sockets" in result.output
+
+
+def test_host_replies_once_a_command_and_no_program_sees_it(factory):
+    environment = Environment(replies=("3", "end"))
+    with factory.create({"next": f"echo '{REPLY}'\n"}, environment=environment) as sandbox:
+        seen = [sandbox.run(command).output for command in ("sh next", "x=$(sh next); echo $x; sh next", "sh next")]
+        assert seen == ["3\n", f"{REPLY}\nend\n", ""]
+        assert sandbox.run(f"echo '{REPLY}'; echo more").output == f"{REPLY}\nmore\n"
 
 
 def test_shared_memory_that_is_unmapped_is_bounded(fresh):

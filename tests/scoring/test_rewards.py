@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,8 +16,10 @@ from etpi_assets.planning.versioning.keys import definition_version
 from etpi_assets.scoring.advantage import constant_share, group_advantages
 from etpi_assets.scoring.rewards import functions, terminal, tools, unhardened
 from etpi_assets.scoring.rewards.attempt import Attempt, BadReward
-from etpi_assets.specs.load import SpecError
+from etpi_assets.specs.load import SpecError, load_specs
 from etpi_assets.specs.training import RewardTerm
+from etpi_assets.tasks.families import load_family
+from etpi_assets.tasks.family import Task
 
 REQUEST = "Count the lines of a.txt, then search it and pack it."
 GOOD = format_contract("I count and search.", "wc -l a.txt && grep x a.txt | tar -cf b.tar a.txt")
@@ -53,15 +57,22 @@ HACKS = {
     "newline after the block": (f"<thinking>a</thinking>\n{COMMAND}\n", (0, 0, 0), (1, 1, 1)),
     "words before": (f"Sure: <thinking>a</thinking>\n{COMMAND}", (0, 0, 0), (0, 1, 1)),
     "nothing at all": ("", (0, 0, 0), (0, 0, 1)),
-    "verbs in a comment": (format_contract("a", "# wc grep tar\nls"), (1, 0, 1), (1, 3, 1)),
-    "verbs in echo": (format_contract("a", "echo wc grep tar"), (1, 0, 1), (1, 3, 1)),
-    "verbs in quotes": (format_contract("a", "echo 'wc | grep; tar'"), (1, 0, 1), (1, 3, 1)),
-    "verbs in a heredoc": (format_contract("a", "cat <<EOF\nwc\ngrep\ntar\nEOF"), (1, 0, 1), (1, 3, 1)),
-    "verbs in the thinking alone": (format_contract("wc grep tar", "ls"), (1, 0, 1), (1, 3, 1)),
-    "one verb many times": (format_contract("a", "wc; wc; wc; wc"), (1, 1, 1), (1, 1, 1)),
-    "verbs that were not requested": (format_contract("a", "docker ps; find ."), (1, 0, 1), (1, 0, 1)),
+    "verbs in a comment": (format_contract("a", "# wc grep tar\nls"), (0, 0, 0), (1, 3, 1)),
+    "verbs in echo": (format_contract("a", "echo wc grep tar"), (0, 0, 0), (1, 3, 1)),
+    "verbs in quotes": (format_contract("a", "echo 'wc | grep; tar'"), (0, 0, 0), (1, 3, 1)),
+    "verbs in a heredoc": (format_contract("a", "cat <<EOF\nwc\ngrep\ntar\nEOF"), (0, 0, 0), (1, 3, 1)),
+    "verbs in the thinking alone": (format_contract("wc grep tar", "ls"), (0, 0, 0), (1, 3, 1)),
+    "one verb many times": (format_contract("a", "wc a.txt; wc a.txt; wc a.txt"), (1, 1, 1), (1, 1, 1)),
+    "verbs that were not requested": (format_contract("a", "docker ps; find ."), (0, 0, 0), (1, 0, 1)),
     # The verb runs without effect. Text cannot show it; only the outcome does.
-    "a verb that does nothing": (format_contract("a", "wc --help"), (1, 1, 1), (1, 1, 1)),
+    "a verb that does nothing": (format_contract("a", "wc --help a.txt"), (1, 1, 1), (1, 1, 1)),
+    "verbs without an argument": (format_contract("a", "wc; grep; tar"), (0, 0, 0), (1, 3, 1)),
+    "verbs with a common word": (format_contract("a", "wc the lines; grep 3 of; tar it"), (0, 0, 0), (1, 3, 1)),
+    "verbs after the end": (format_contract("a", "exit; wc a.txt; grep x a.txt"), (0, 0, 0), (1, 2, 1)),
+    "verbs after a failure": (format_contract("a", "false && wc a.txt && grep x a.txt"), (0, 0, 0), (1, 2, 1)),
+    "verbs in place of a success": (format_contract("a", "true || wc a.txt"), (0, 0, 0), (1, 1, 1)),
+    "verbs in a function": (format_contract("a", "f() { wc a.txt; }"), (0, 0, 0), (1, 1, 1)),
+    "verbs in a branch": (format_contract("a", "if [ 1 = 2 ]; then wc a.txt; fi"), (0, 0, 0), (1, 1, 1)),
 }
 
 
@@ -77,7 +88,13 @@ def test_scores_of_degenerate_answers(name):
         ("wc -l < a > b", ["wc"]),
         ("sudo /usr/bin/find . | xargs wc", ["find", "xargs"]),
         ("LANG=C sort a; (grep x b)", ["sort", "grep"]),
-        ("if grep x a; then wc a; fi", ["grep", "wc", "fi"]),
+        ("if grep x a; then wc a; else tar a; fi", ["grep", "wc"]),
+        ("for i in a b; do wc $i; done; find a", ["wc", "find"]),
+        ("for i in; do wc $i; done; until find; do wc; done", []),
+        ("cd x && ! false && { wc a; }", ["cd", "false", "wc"]),
+        ("set -e; false; wc a", ["set", "false"]),
+        ("[ 1 = 2 ] && wc a; exec find a; grep x a", ["[", "find"]),
+        ("wc(){ true; }; wc a", []),
         ("cat a |\ngrep b # tar", ["cat", "grep"]),
         ("", []),
     ],
@@ -93,9 +110,67 @@ def test_keywords_match_whole_words_and_can_be_set_by_the_spec():
     assert terminal.relevance(attempt(format_contract("a", "head a"), "the first lines"), keywords=keywords) == 1.0
 
 
+def shipped_tasks() -> Iterator[tuple[Task, Sequence[RewardTerm]]]:
+    """Tasks and reward terms of the shipped experiments with terminal rewards."""
+    specs = load_specs()
+    for name in ("terminal_grpo_tiny", "terminal_grpo_0_8b"):
+        section = specs.experiments[name].rl
+        assert section is not None
+        suite = specs.suites[str(section.suite)]
+        terms = [term for term in section.rewards if not term.function.endswith("_unhardened")]
+        tasks = load_family(suite.family).load(str(section.suite), 0, {**suite.params, "train": 100, "heldout": 0})
+        yield from ((task, terms) for task in tasks if isinstance(task, Task))
+
+
+@pytest.mark.parametrize(
+    "constant",
+    [
+        "",
+        "I do not know.",
+        *(
+            format_contract("I run it.", command)
+            for command in (
+                "ls",
+                "docker;find;grep;tar;wc",
+                "docker; find; grep; tar; wc; sort; head; tail; cp; rm",
+                "exit; docker x; find x; grep x; tar x; wc x",
+                "false && docker && find && grep && tar && wc",
+                "wc the lines; find every file; grep for; tar archive; docker containers; head -n 3",
+                "ls sort copy remove search find count put archive lines",
+                "for f in *; do wc -l $f; grep a $f; sort $f; head $f; done; find . -type f; rm *",
+            )
+        ),
+    ],
+)
+def test_constant_text_earns_at_most_half_of_the_honest_reward(constant):
+    totals: dict[str, dict[str, float]] = {"honest": defaultdict(float), "constant": defaultdict(float)}
+    for task, terms in shipped_tasks():
+        honest = format_contract("I run it.", task.payload["command"])
+        for name, text in (("honest", honest), ("constant", constant)):
+            for score in functions.score_attempt(attempt(text, task.instruction, outcome=0.0), terms):
+                totals[name][score.function] += score.value
+    assert set(totals["honest"]) == {"format", "relevance", "conciseness"}
+    assert all(totals["constant"][name] <= value / 2 for name, value in totals["honest"].items()), totals
+
+
+DEGENERATE = {
+    "silence": attempt("", turns=1, tool_turns=0, response_tokens=0, outcome=0.0),
+    "idle calls": attempt("x", turns=40, tool_turns=39, response_tokens=4000, outcome=0.0),
+    "endless text": attempt("x" * 99999, turns=1, tool_turns=0, response_tokens=99999, outcome=0.0),
+}
+HONEST = attempt(GOOD, turns=3, tool_turns=2, response_tokens=900, outcome=1.0)
+
+
+@pytest.mark.parametrize("name", [name for name in functions.FUNCTIONS if not name.endswith("_unhardened")])
+def test_degenerate_attempt_earns_at_most_half_of_an_honest_one(name):
+    function = functions.function_named(name)
+    for case, degenerate in DEGENERATE.items():
+        assert function(degenerate) <= function(HONEST) / 2, case
+
+
 def test_conciseness_falls_from_300_to_600_characters():
     for length, value in ((300, 1.0), (450, 0.5), (600, 0.0), (900, 0.0)):
-        text = format_contract("x" * (length - len(format_contract("", "ls"))), "ls")
+        text = format_contract("x" * (length - len(format_contract("", "ls a.txt"))), "ls a.txt")
         assert len(text) == length and terminal.conciseness(attempt(text)) == pytest.approx(value)
 
 

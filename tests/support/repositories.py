@@ -23,9 +23,10 @@ FILES = {
 }
 SOLVED = {"1": ("def rope(n):\n    return n\n", "def rope(n):\n    return n * 2\n")}
 SOLVED["2"] = ("def knot(n):\n    return n\n", "def knot(n):\n    return n + 3\n")
+SAYS = '"""The words pytest.skip and pytest.xfail in a text allow nothing."""\n'
 HIDDEN = {
-    "1": "import moor\n\n\ndef test_rope():\n    assert moor.rope(4) == 8\n",
-    "2": "import moor\n\n\nclass TestKnot:\n    def test_knot(self):\n        assert moor.knot(4) == 7\n",
+    "1": f"{SAYS}import moor\n\n\ndef test_rope():\n    assert moor.rope(4) == 8\n",
+    "2": f"{SAYS}import moor\n\n\nclass TestKnot:\n    def test_knot(self):\n        assert moor.knot(4) == 7\n",
 }
 RUNNER = """#!/bin/bash
 cd /workspace/repo
@@ -151,7 +152,8 @@ class Repository:
         """A row of SWE-bench's schema."""
         hidden = {
             **FILES,
-            "tests/test_moor.py": FILES["tests/test_moor.py"] + "\n\ndef test_rope():\n    assert moor.rope(4) == 8\n",
+            "tests/test_moor.py": FILES["tests/test_moor.py"]
+            + f"\n\ndef test_rope():\n    {SAYS}    assert moor.rope(4) == 8\n",
         }
         return {
             "instance_id": "moor__moor-7",

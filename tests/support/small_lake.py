@@ -76,11 +76,14 @@ def spec(noun: str, name: str, title: str, **content: Any) -> dict[str, list[dic
     return {"specs": [{"kind": noun, "name": name, "title": title, "spec": json.dumps(content), "sha256": name}]}
 
 
+PASSED = {"reward": 1.0, "verdict": "passed"}
+
+
 def rollout(rollout_id: str, teacher: str, **more: Any) -> dict[str, Any]:
     row = {
         "rollout_id": rollout_id, "origin": "set", "suite": "coop", "task_id": "t1", "task_hash": "h", "repo": "harbor",
         "sample": 0, "engine": "scripted", "teacher": teacher, "exit_status": "Submitted", "agents": 2,
-        "outcome": json.dumps({"reward": 1.0, "verdict": "passed"}), "started_at": AT, "wall_seconds": 2.5,
+        "outcome": json.dumps(PASSED), "started_at": AT, "wall_seconds": 2.5,
     }  # fmt: skip
     return row | more
 
@@ -201,7 +204,13 @@ def make(root: Path) -> Lake:
         }
         put(lake, "rollout_set_spec", name, spec("rollout_set", name, name, **content))
     strong = [
-        rollout("r1", "strong", rollout_set="strong_set", sampler=json.dumps({"temperature": 0.7})),
+        rollout(
+            "r1",
+            "strong",
+            rollout_set="strong_set",
+            sampler=json.dumps({"temperature": 0.7}),
+            outcome=json.dumps(PASSED | {"details": {"verdict_trust": "shared_process"}}),
+        ),
         rollout("r2", "strong", rollout_set="strong_set", sample=1),
     ]
     raw = merged(conversation("r1"), conversation("r2", think=3))

@@ -95,7 +95,7 @@ def test_several_guesses_or_other_values_are_wrong_for_both_graders(wanted, answ
         ("\\frac12", "\\int_0^1 x \\, dx"), ("55", "\\sum_{i=1}^{10} i"), ("391", "17 \\cdot 23"),
         ("391", "17 \\times 23"),
         ("1024", "2^{10}"), ("120", "5!"), ("10", "\\binom{5}{2}"), ("7", "3 + 4"),
-        ("3", "\\sqrt{9}"),
+        ("3", "\\sqrt{9}"), ("\\frac32", "\\frac{3/4}{1/2}"), ("\\frac32", "(3/4)/(1/2)"), ("1.5", "3/4/\\frac12"),
         ("0", "\\lim_{x \\to \\infty} \\frac{1}{x}"), ("\\frac{\\pi}{2}", "\\int_0^1 \\pi x dx"),
     ],
 )  # fmt: skip
@@ -103,6 +103,32 @@ def test_question_put_into_the_box_earns_nothing_but_from_the_published_grader(w
     result = maths.judge(wanted, f"\\boxed{{{answer}}}")
     assert result.reward == 0.0 and result.details["why"] == "equal, but the answer leaves its value to compute"
     assert verdict_on(wanted, answer, "published") == "passed"
+
+
+@pytest.mark.parametrize(
+    ("question", "wanted", "copied", "right"),
+    [
+        ("Factor $x^2-1$.", "(x-1)(x+1)", "x^2-1", "(x+1)(x-1)"),
+        ("Expand \\((x+1)^{2}\\).", "x^2+2x+1", "(x+1)^{2}", "1+2x+x^2"),
+        ("Simplify $\\sqrt{ 8 }$.", "2\\sqrt{2}", "\\sqrt{8}", "\\sqrt{2} \\cdot 2"),
+        ("Reduce \\frac{6}{4}.", "\\frac{3}{2}", "\\frac{6}{4}", "1.5"),
+        ("Where is $x^2-12$ zero? Factor $x^2-1$ first.", "(x-1)(x+1)", "x^2-1", "(x-1) (x+1)"),
+    ],
+)
+def test_expression_copied_from_the_question_earns_nothing_but_from_the_published_grader(
+    question, wanted, copied, right
+):
+    def reward(answer: str, grader: maths.Grader = "hardened") -> float | None:
+        return maths.judge(wanted, f"\\boxed{{{answer}}}", grader, question).reward
+
+    assert reward(copied) == 0.0 and reward(copied, "published") == 1.0
+    assert reward(right) == reward(wanted) == 1.0
+
+
+def test_value_that_the_question_names_may_be_the_answer():
+    question = "Is $\\pi/2$ or 0.5 or x^2-12 larger at 3?"
+    for wanted, answer in (("\\frac{\\pi}{2}", "\\pi/2"), ("\\frac12", "0.5"), ("(x-1)(x+1)", "x^2-1")):
+        assert maths.judge(wanted, f"\\boxed{{{answer}}}", "hardened", question).reward == 1.0
 
 
 def test_comparison_that_never_ends_is_wrong_and_the_next_one_is_judged():

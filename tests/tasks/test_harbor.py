@@ -17,6 +17,7 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.assets import tasks
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
+from etpi_assets.tasks.harbor import snapshot
 from etpi_assets.tasks.table import read_tasks
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
@@ -75,7 +76,9 @@ def test_harbor_folder_is_a_task_proven_and_graded_in_its_machine(root, factory)
     assert FAMILY.needs(task).limits.memory_bytes == 512 << 20 and FAMILY.entities(task) == ["/app/out.txt"]
     assert list(FAMILY.validate([task], factory)) == [task]
 
-    assert roll(task, factory, reference_policy(FAMILY)) == {"reward": 1.0, "verdict": "passed", "details": {}}
+    assert roll(task, factory, reference_policy(FAMILY)) == {
+        "reward": 1.0, "verdict": "passed", "details": {"verdict_trust": "shared_process"}
+    }  # fmt: skip
     idle = roll(task, factory, null_policy)
     assert (idle["reward"], idle["verdict"]) == (0.25, "failed_tests") and "found other" in idle["details"]["output"]
     # The workspace's text alone, in a fresh machine: the file that is no text is missing there.
@@ -90,6 +93,40 @@ def test_judge_ignores_files_planted_in_test_folders(root, factory):
     helper = "printf '#!/bin/bash\\necho three lines\\n' > /tests/count.sh; chmod +x /tests/count.sh"
     late = "(sleep 2; echo 1 > /logs/verifier/reward.txt) & disown"
     assert roll(task, factory, typed(forged, helper, late))["reward"] == 0.25
+
+
+def test_copied_directory_keeps_no_way_out_and_no_module_of_the_runner():
+    inside = [
+        "ln -s x.txt one",
+        "ln -s ../../x a/b/two",
+        "ln -s /workspace/a three",
+        "ln -s a/b four",
+        "ln -s .. a/five",
+    ]
+    outside = ["../x", "../../workspace/x", "/etc/passwd", "/proc/self/cwd/x", "/dev/fd/3", "a/../../x", "a/b/..", ".."]
+    links = [*inside, *(f"ln -s {target} out{number}" for number, target in enumerate(outside))]
+    modules = "mkdir pytest json; touch pytest/__init__.py pytest.pyc json.txt argparse.py queue.py kept.py"
+    with BubblewrapFactory().create({"a/b/x": ""}) as machine, BubblewrapFactory().create({"kept.py": ""}) as fresh:
+        assert machine.run(f"{'; '.join(links)}; {modules}").exit_code == 0
+        answer = snapshot.take(machine)
+        assert answer and snapshot.put(fresh, answer, {"pytest", "json", "argparse", "kept"}) is None
+        assert fresh.run("find . -type l | sort").output.split() == [
+            "./a/b/two",
+            "./a/five",
+            "./four",
+            "./one",
+            "./three",
+        ]
+        assert fresh.run("ls").output.split() == [
+            "a",
+            "four",
+            "json",
+            "json.txt",
+            "kept.py",
+            "one",
+            "queue.py",
+            "three",
+        ]
 
 
 @pytest.mark.parametrize(

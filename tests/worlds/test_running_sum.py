@@ -70,6 +70,17 @@ def test_every_sum_counts_and_the_verdict_gives_the_number_right():
         assert (outcome.reward, outcome.details) == (0.0, {"depth": 4, "right": right})
 
 
+def test_a_turn_gets_one_number_and_the_sandbox_has_none():
+    task = TASKS[7]
+    numbers = [str(number) for number in task.payload["numbers"]]
+    with BOX.create(FAMILY.workspace(task, ROLE), environment=FAMILY.needs(task).environment) as sandbox:
+        assert not set(" ".join(sandbox.read_files().values()).split()) & set(numbers)
+        outputs = [sandbox.run("for i in 1 2 3; do sh next > kept; sh next; done").output for _ in range(9)]
+        assert not set("".join(sandbox.read_files().values()).split()) & set(numbers)
+    assert [output.split("\n")[-2] for output in outputs] == [*numbers, "end"]
+    assert all(output.count("\n") == 3 for output in outputs)
+
+
 @pytest.mark.parametrize("agent", [AGENT, COMPACTED], ids=["whole", "compacted"])
 def test_the_teacher_carries_its_sum_through_every_depth(agent):
     for task in TASKS[:8:3]:

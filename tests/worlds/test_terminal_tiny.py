@@ -16,7 +16,7 @@ from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import WHY_UNPROVEN, RejectedInput, Task
+from etpi_assets.tasks.family import WHY_UNPROVEN, JudgesInPlace, RejectedInput, Task
 from etpi_assets.worlds.terminal_tiny import judge
 from etpi_assets.worlds.terminal_tiny.generate import KEYWORDS, KINDS, PUBLISHED_KINDS, generate_tasks
 from etpi_assets.worlds.terminal_tiny.policy import TerminalSkill, TerminalTinyPolicy
@@ -52,6 +52,30 @@ def test_judge_rejects_command_that_also_damages_files():
     gone = {path: text for path, text in asked.items() if path != task.payload["slots"]["source"]}
     assert judge.judge(task, gone).reward == 0.0
     assert judge.judge(task, task.payload["files"]).verdict == "no_patch"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "chmod 000 {}",
+        "rm {0}; ln -s x {0}",
+        "rm {0}; mkdir {0}",
+        "rm {0}; mkfifo {0}",
+        "rm {}; mkdir more",
+        "rm {}; chmod 700 *",
+    ],
+)
+def test_judge_compares_kinds_and_modes_of_the_whole_workspace(command):
+    task = next(task for task in TASKS if task.payload["verb"] == "rm")
+    source = task.payload["slots"]["source"]
+    assert isinstance(FAMILY, JudgesInPlace)
+    with BubblewrapFactory().create(FAMILY.workspace(task, FAMILY.roles(task)[0])) as sandbox:
+        assert FAMILY.judge_in_place(task, {"agent1": sandbox}, BubblewrapFactory()).verdict == "no_patch"
+        sandbox.run(command.format(source))
+        verdict = FAMILY.judge_in_place(task, {"agent1": sandbox}, BubblewrapFactory())
+        assert (verdict.reward, verdict.verdict) == (0.0, "failed_tests") and verdict.details["wrong"]
+        sandbox.run(f"rm -rf more; chmod 755 *; rm -rf {source}")
+        assert FAMILY.judge_in_place(task, {"agent1": sandbox}, BubblewrapFactory()).verdict == "passed"
 
 
 def test_request_names_only_its_verb_and_its_command_runs_it():

@@ -112,7 +112,7 @@ def judge_text(task: Task, text: str, sandboxes: SandboxFactory) -> Verdict:
     """Return the verdict on an answer's text."""
     if task.payload["kind"] == "program":
         return programs.judge(task.payload["tests"], text, limits_of(task), sandboxes)
-    return maths.judge(task.payload["answer"], text, task.payload.get("grader", "hardened"))
+    return maths.judge(task.payload["answer"], text, task.payload.get("grader", "hardened"), task.instruction)
 
 
 def limits_of(task: Task) -> Limits:

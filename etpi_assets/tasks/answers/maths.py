@@ -5,14 +5,15 @@ or lists whose items are equal in order. Answers of another form are compared by
 `2\sqrt{2}` and `\sqrt{8}` are equal.
 
 math-verify also computes what the answer leaves to compute: the question's own sum or integral, put into the box, is
-equal to the expected answer. `leaves_work` recognises such answers; the grader "hardened" refuses them, "published"
-does not.
+equal to the expected answer. So is the question's own expression where it is to be factored, expanded or simplified.
+`leaves_work` and `copies` recognise such answers; the grader "hardened" refuses them, "published" does not.
 """
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
+from math import gcd
 from typing import Literal
 
 from etpi_assets.tasks.answers.comparer import Comparer, Undecided
@@ -36,6 +37,8 @@ _ARITHMETIC = re.compile(
     r"|\\(?:sqrt|log|ln|sin|cos|tan)"
 )
 """Operations on numbers, in a text without spaces; powers of ten may be scientific notation."""
+_DIVISION = re.compile(r"\\[dt]?frac|/")
+_COPIED = "equal, but the answer is an expression of the question in its own form"
 _UNIT = re.compile(r"\\(?:text|mathrm)\s*\{[^{}]*\}(?:\s*\^\s*\{?\d\}?)?|\s")
 
 _COMPARER = Comparer()
@@ -44,14 +47,16 @@ Grader = Literal["hardened", "published"]
 GRADERS: tuple[Grader, ...] = ("hardened", "published")
 
 
-def judge(wanted: str, text: str, grader: Grader = "hardened") -> Verdict:
-    """Return passed, wrong_answer or no_answer, with the boxed answer in `details`; `why` if it was not compared."""
+def judge(wanted: str, text: str, grader: Grader = "hardened", question: str = "") -> Verdict:
+    """Return passed, wrong_answer or no_answer, with the boxed answer in `details`; `why` if it was not compared, or is
+    equal and still wrong."""
     answer = boxed(text)
     if answer is None:
         return Verdict(0.0, "no_answer", {"found": None})
     details = {"found": answer[:200]}
+    copied = grader == "hardened" and copies(answer, wanted, question)
     if equal(answer, wanted):
-        return Verdict(1.0, "passed", details)
+        return Verdict(0.0, "wrong_answer", {**details, "why": _COPIED}) if copied else Verdict(1.0, "passed", details)
     if all(number is not None and number.denominator == 1 for number in map(_number, map(_plain, (answer, wanted)))):
         return Verdict(0.0, "wrong_answer", details)  # two integers need no algebra
     if len(answer) > _LONGEST:
@@ -64,19 +69,39 @@ def judge(wanted: str, text: str, grader: Grader = "hardened") -> Verdict:
         return Verdict(0.0, "wrong_answer", {**details, "why": str(error)})
     if right and grader == "hardened" and leaves_work(answer, expected):
         return Verdict(0.0, "wrong_answer", {**details, "why": "equal, but the answer leaves its value to compute"})
+    if right and copied:
+        return Verdict(0.0, "wrong_answer", {**details, "why": _COPIED})
     return Verdict(float(right), "passed" if right else "wrong_answer", details)
 
 
 def leaves_work(answer: str, wanted: str) -> bool:
     """Return whether an answer leaves to compute what the expected one states.
 
-    It contains an operator that the expected one lacks, or arithmetic where that is a plain number.
+    It contains an operator that the expected one lacks, or arithmetic or a fraction of fractions where that is a plain
+    number.
     """
     operators = {match[0] for match in _OPERATORS.finditer(answer)}
     if operators - {match[0] for match in _OPERATORS.finditer(wanted)}:
         return True
-    is_number = _number(_plain(wanted)) is not None
-    return is_number and _ARITHMETIC.search(_UNIT.sub("", answer).rpartition("=")[2]) is not None
+    value = _UNIT.sub("", answer).rpartition("=")[2]
+    works = _ARITHMETIC.search(value) is not None or len(_DIVISION.findall(value)) > 1
+    return works and _number(_plain(wanted)) is not None
+
+
+def copies(answer: str, wanted: str, question: str) -> bool:
+    """Return whether an answer in another form than the expected one is an expression of the question.
+
+    An expression has an operation, or is a fraction that can be reduced: a value that the question names may be right.
+    """
+    inner = boxed(wanted)
+    text = _plain(answer)
+    if not text or len(text) > _LONGEST or text == _plain(wanted if inner is None else inner):
+        return False
+    fraction = re.fullmatch(r"-?(\d+)/(\d+)", text)
+    reducible = fraction is not None and gcd(int(fraction[1]), int(fraction[2])) > 1
+    if not reducible and _ARITHMETIC.search(text) is None and len(_DIVISION.findall(text)) < 2:
+        return False
+    return re.search(rf"(?<![\d.^]){re.escape(text)}(?![\d^])", _without_typography(question)) is not None
 
 
 def as_answer(answer: str) -> str:
@@ -112,11 +137,16 @@ def equal(answer: str, wanted: str) -> bool:
 def _plain(answer: str) -> str:
     if len(answer) > _LONGEST:
         return answer
-    text = _THOUSANDS.sub("", _GONE.sub("", answer)).removesuffix(".")
-    text = _FRACTION.sub(r"\1\2/\3", text.replace("\\{", "{").replace("\\}", "}"))
+    text = _without_typography(answer).removesuffix(".")
     # \text{...} leaves its braces; a variable before the value (`x = 3`) is dropped.
     text = re.sub(r"^[a-zA-Z]=", "", text)
     return text[1:-1] if re.fullmatch(r"\{[^{}]*\}", text) and "," not in text else text
+
+
+def _without_typography(text: str) -> str:
+    """Return a text without its typography, and with plain fractions."""
+    text = _THOUSANDS.sub("", _GONE.sub("", text)).replace("\\{", "{").replace("\\}", "}")
+    return _FRACTION.sub(r"\1\2/\3", text)
 
 
 def _parts(text: str) -> list[str]:

@@ -9,15 +9,17 @@ processes that it starts do not count; a task that needs either fails its own re
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import downloads, places
-from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
-from etpi_assets.tasks.frozen import put_changes
+from etpi_assets.tasks.family import SHARED_PROCESS, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.frozen import RESERVED, put_changes
 from etpi_assets.tasks.harbor import snapshot, verifier
 from etpi_assets.tasks.harbor.folder import TASK_FILE, UnreadableTask, read_folder
 from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory
@@ -45,6 +47,7 @@ class Harbor:
     """The family `harbor`."""
 
     invents_names = False
+    verdict_trust = SHARED_PROCESS
 
     def sandbox(self, params: Mapping[str, Any]) -> str | None:
         return {**PARAMS, **params}["sandbox"]
@@ -93,7 +96,7 @@ class Harbor:
         with self._fresh(task, sandboxes, record=record) as sandbox:
             if answer is None:
                 return Verdict(0.0, "no_answer", {"problem": "the agent's machine did not give its files out"})
-            if problem := snapshot.put(sandbox, answer):
+            if problem := snapshot.put(sandbox, answer, _reserved(task)):
                 return Verdict(0.0, "no_answer", {"problem": problem})
             return verifier.grade(task, sandbox)
 
@@ -157,6 +160,13 @@ class Harbor:
 
     def _fresh(self, task: Task, sandboxes: SandboxFactory, *, record: bool = False) -> AbstractContextManager[Sandbox]:
         return places.test_sandbox(task.payload["place"], sandboxes, {}, verifier.PLACES, record=record)
+
+
+def _reserved(task: Task) -> set[str]:
+    """Return the modules that an agent may not add: RESERVED, without those that the request or the solution names."""
+    solution = [base64.b64decode(file["data"]).decode(errors="replace") for file in task.payload["solution"].values()]
+    text = "\n".join([task.instruction, *solution])
+    return set(RESERVED) - set(re.findall(r"(?<![\w.])(\w+)(?:\.py\b|/)", text))
 
 
 FAMILY = Harbor()

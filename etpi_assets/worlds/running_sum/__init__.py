@@ -1,7 +1,8 @@
 """The family `running_sum`: add numbers that arrive one a turn. It tests whether state survives a conversation's turns.
 
-`sh next` prints the next number, then "end"; after each number the agent appends the sum so far to the file `sums`. An
-observation shows only the newest number, so the sum must come from the conversation.
+`sh next` asks the host for the next number, then "end"; after each number the agent appends the sum so far to the file
+`sums`. A turn gets one number, and only its observation shows it: no file and no program of the sandbox ever has it. So
+the sum must come from the conversation.
 It is a toy model: results on it describe the pipeline, not language models.
 
 The payload of a task (JSON): `numbers`, in order.
@@ -17,7 +18,7 @@ from typing import Any
 from etpi_assets.tasks.batch_validation import validate_in_batches
 from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_resources.hashes import json_hash
-from etpi_resources.sandboxes import SandboxFactory
+from etpi_resources.sandboxes import REPLY, Environment, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 600, "heldout": 160, "depth": 8, "largest": 4, "sandbox": "bubblewrap"}
 """A suite's params and their defaults: tasks of each split; the most numbers (depths
@@ -25,14 +26,7 @@ from 1 alternate); the largest number; the kind of sandbox that validates its ta
 
 INSTRUCTION = "Add numbers. sh next"
 END = "end"
-_NEXT = """read at < place
-echo $((at + 1)) > place
-while read number; do
-  [ $at = 0 ] && echo $number && break
-  at=$((at - 1))
-done < queue
-"""
-"""Uses only shell built-ins: validating a suite runs it thousands of times."""
+_NEXT = f'echo "{REPLY}"\n'
 
 
 def state(total: int) -> str:
@@ -69,10 +63,10 @@ class RunningSum:
         return [Role("agent1", "sum", task.instruction)]
 
     def needs(self, task: Task) -> SandboxNeeds:
-        return SandboxNeeds()
+        return SandboxNeeds(Environment(replies=(*map(str, task.payload["numbers"]), END)))
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
-        return {"next": _NEXT, "place": "0\n", "queue": _lines([*task.payload["numbers"], END]), "sums": ""}
+        return {"next": _NEXT, "sums": ""}
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
         """Verdicts: passed (reward 1: exactly the right sums); no_patch (no sum stated), failed_tests, both 0.
@@ -102,10 +96,6 @@ class RunningSum:
             lambda task, files: self.judge(task, {role.agent_id: files}, sandboxes),
             sandboxes,
         )
-
-
-def _lines(values: Sequence[Any]) -> str:
-    return "".join(f"{value}\n" for value in values)
 
 
 FAMILY = RunningSum()

@@ -13,7 +13,7 @@ from etpi_assets.tasks.commands import write_commands
 from etpi_assets.tasks.family import WHY_UNPROVEN, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_assets.worlds.terminal_tiny import judge as verdicts
 from etpi_assets.worlds.terminal_tiny.generate import KINDS, PUBLISHED_KINDS, generate_tasks
-from etpi_resources.sandboxes import SandboxFactory
+from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 900, "heldout": 96, "requests": "files", "sandbox": "bubblewrap"}
 """A suite's params and their defaults: tasks of each split; the kinds of requests, `files` (eight programs) or
@@ -50,6 +50,10 @@ class TerminalTiny:
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
         (files,) = final.values()
         return verdicts.judge(task, files)
+
+    def judge_in_place(self, task: Task, machines: Mapping[str, Sandbox], sandboxes: SandboxFactory) -> Verdict:
+        (machine,) = machines.values()
+        return verdicts.judge(task, machine.read_files(), verdicts.read_tree(machine))
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         if WHY_UNPROVEN in task.payload:

@@ -1,0 +1,250 @@
+"""Copies of hidden tests that a right solution fails: in each test, one expected value is another of the same type.
+
+The copies keep names, files and lines of the originals; place and value are drawn at random. A test without a literal
+expected value gets its comparison reversed (`==` to `!=`, `assertIn` to `assertNotIn`).
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import random
+import re
+import string
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+TestName = tuple[str, str]
+"""(Name of a test file without its folder, name of a test function)."""
+
+_EQUAL = re.compile(r"assert(?!.*[nN]ot).*([eE]qual|allclose)s?$")
+_RAISES = ("raises", "assertRaises")
+_EXCEPTIONS = (AttributeError, IndexError, KeyError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+_REVERSED: Mapping[type[ast.cmpop], tuple[str, str]] = {
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.In: ("in", "not in"),
+    ast.NotIn: (r"not\s+in", "in"),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: (r"is\s+not", "is"),
+    ast.Lt: ("<", ">="),
+    ast.LtE: ("<=", ">"),
+    ast.Gt: (">", "<="),
+    ast.GtE: (">=", "<"),
+}
+_REVERSED_METHODS: Mapping[str, str] = {
+    "assertTrue": "assertFalse",
+    "assertFalse": "assertTrue",
+    "assertIsNone": "assertIsNotNone",
+    "assertIsNotNone": "assertIsNone",
+    **{f"assert{name}": f"assertNot{name}" for name in ("Equal", "In", "IsInstance", "Regex", "AlmostEqual")},
+    **{f"assertNot{name}": f"assert{name}" for name in ("Equal", "In", "IsInstance", "Regex", "AlmostEqual")},
+    "assertIs": "assertIsNot",
+    "assertIsNot": "assertIs",
+}
+_TRIES = 40
+
+
+@dataclass(frozen=True)
+class _Edit:
+    """Bytes [start, end) of a module become `text`."""
+
+    start: int
+    end: int
+    text: str
+
+
+def changed_tests(tests: Mapping[str, str], visible: Mapping[str, str]) -> tuple[dict[str, str], set[TestName]]:
+    """Return (copies of the test files in which tests differ: path -> text, the names of these tests).
+
+    Args:
+        tests: the hidden test files, path -> text.
+        visible: the files that an agent saw. A test that stands in them as it is stays unchanged, if others can be
+            changed: an agent that knows it could tell a copy from the original.
+    """
+    rng = random.SystemRandom()
+    seen = "\n".join(text for path, text in visible.items() if path.endswith(".py"))
+    modules = [_Module(path, text) for path, text in tests.items() if path.endswith(".py")]
+    hidden = [(module, module.edits(rng, seen)) for module in modules]
+    if not any(edits for _, edits in hidden):
+        hidden = [(module, module.edits(rng, "")) for module in modules]
+    copies = {module.path: module.edited(edits) for module, edits in hidden if edits}
+    names = {(module.path.rpartition("/")[2], name) for module, edits in hidden for name in edits}
+    return copies, names
+
+
+def name_of_test(node: str) -> TestName:
+    """Return the name of the test of a node id."""
+    path, _, rest = node.partition("::")
+    return path.rpartition("/")[2], rest.partition("[")[0].rpartition("::")[2]
+
+
+def names_of_tests(source: str) -> list[str]:
+    """Return the names of a module's tests: functions, and methods of classes."""
+    try:
+        return [function.name for function in _tests(ast.parse(source))]
+    except (SyntaxError, ValueError):
+        return []
+
+
+class _Module:
+    """A test file and its tests; none if this Python cannot parse it."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self.path, self.text, self._data = path, text, text.encode()
+        self._lines = [0]
+        for line in self._data.split(b"\n"):
+            self._lines.append(self._lines[-1] + len(line) + 1)
+        self._functions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
+        try:
+            functions = list(_tests(ast.parse(text)))
+        except (SyntaxError, ValueError, RecursionError):
+            functions = []
+        for function in functions:
+            self._functions.setdefault(function.name, []).append(function)
+
+    def edits(self, rng: random.SystemRandom, seen: str) -> dict[str, list[_Edit]]:
+        """Return {test: the edit of each function of that name}, without tests whose text is in `seen`."""
+        drawn: dict[str, list[_Edit]] = {}
+        for name, functions in self._functions.items():
+            texts = [ast.get_source_segment(self.text, function) or "" for function in functions]
+            edits = [self._draw(function, rng) for function in functions]
+            chosen = [edit for edit in edits if edit is not None]
+            if len(chosen) == len(functions) and not all(text in seen for text in texts):
+                drawn[name] = chosen
+        return drawn
+
+    def edited(self, edits: Mapping[str, list[_Edit]]) -> str:
+        data = self._data
+        for edit in sorted((e for several in edits.values() for e in several), key=lambda e: e.start, reverse=True):
+            data = data[: edit.start] + edit.text.encode() + data[edit.end :]
+        return data.decode()
+
+    def _draw(self, function: ast.FunctionDef | ast.AsyncFunctionDef, rng: random.SystemRandom) -> _Edit | None:
+        """Return an edit of one of the assertions that every call of the function reaches, if there is one."""
+        reached: list[ast.stmt] = []
+        for statement in function.body:
+            defines = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            if not defines and any(isinstance(node, ast.Return) for node in ast.walk(statement)):
+                break
+            reached.append(statement)
+        literals = [literal for statement in reached for literal in _expected_literals(statement)]
+        rng.shuffle(literals)
+        for literal in literals:
+            if edit := self._other_value(literal, rng):
+                return edit
+        reversals = [edit for statement in reached for edit in self._reversals(statement)]
+        return rng.choice(reversals) if reversals else None
+
+    def _other_value(self, literal: ast.expr, rng: random.SystemRandom) -> _Edit | None:
+        """Return an edit that gives a literal another value of the same type by changing one character of it."""
+        start, end = self._span(literal)
+        before = self._data[start:end].decode()
+        if isinstance(literal, ast.Name):
+            unrelated = [e.__name__ for e in _EXCEPTIONS if not _related(e, getattr(builtins, literal.id))]
+            return _Edit(start, end, rng.choice(unrelated)) if unrelated else None
+        assert isinstance(literal, ast.Constant)
+        if isinstance(literal.value, bool):
+            return _Edit(start, end, str(not literal.value))
+        places = [at for at, letter in enumerate(before) if letter.isascii() and letter.isalnum()]
+        places = [at for at in places if before[at - 1 : at] != "\\"]
+        if isinstance(literal.value, float):
+            places = places[:1]  # a later digit may be within a tolerance
+        for _ in range(_TRIES if places else 0):
+            at = rng.choice(places)
+            letters = next(kind for kind in _KINDS if before[at] in kind)
+            after = before[:at] + rng.choice(letters) + before[at + 1 :]
+            if _is_other(after, literal.value):
+                return _Edit(start, end, after)
+        after = f"{before[:-1]}{rng.choice(string.ascii_lowercase)}{before[-1:]}"
+        return _Edit(start, end, after) if _is_other(after, literal.value) else None
+
+    def _reversals(self, statement: ast.stmt) -> Iterator[_Edit]:
+        if isinstance(statement, ast.Assert):
+            test = statement.test
+            if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+                yield _Edit(self._span(test)[0], self._span(test.operand)[0], "")
+            elif isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in _REVERSED:
+                pattern, other = _REVERSED[type(test.ops[0])]
+                start, end = self._span(test.left)[1], self._span(test.comparators[0])[0]
+                between = self._data[start:end].decode()
+                yield _Edit(start, end, re.sub(rf"(?<=[\s)]){pattern}(?=[\s(])", other, f" {between} ", count=1)[1:-1])
+            elif isinstance(test, ast.Call | ast.Name | ast.Attribute | ast.Subscript):
+                start, _ = self._span(test)
+                yield _Edit(start, start, "not ")
+        elif (call := _call(statement)) and (other := _REVERSED_METHODS.get(_last_name(call.func))):
+            _, end = self._span(call.func)
+            yield _Edit(end - len(_last_name(call.func)), end, other)
+
+    def _span(self, node: ast.expr) -> tuple[int, int]:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        return self._lines[node.lineno - 1] + node.col_offset, self._lines[node.end_lineno - 1] + node.end_col_offset
+
+
+_KINDS = (string.digits, string.ascii_lowercase, string.ascii_uppercase)
+
+
+def _tests(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for scope in (tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))):
+        for node in scope.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
+                yield node
+
+
+def _expected_literals(statement: ast.stmt) -> Iterator[ast.expr]:
+    """Yield the literals of an assertion's expected value, or the exception that it expects."""
+    sides: list[ast.expr] = []
+    if isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Compare):
+        if len(statement.test.ops) == 1 and isinstance(statement.test.ops[0], ast.Eq | ast.Is):
+            sides = [statement.test.left, *statement.test.comparators]
+    elif (call := _call(statement)) and len(call.args) > 1:
+        if _EQUAL.search(_last_name(call.func)):
+            sides = call.args[:2]
+        elif _last_name(call.func) in _RAISES:
+            yield from filter(_is_exception, call.args[:1])
+    elif isinstance(statement, ast.With) and isinstance(block := statement.items[0].context_expr, ast.Call):
+        yield from filter(_is_exception, block.args[:1] if _last_name(block.func) in _RAISES else [])
+    expected = [side for side in sides if all(_is_literal(node) for node in ast.walk(_without_approx(side)))]
+    if len(expected) == 1:
+        for node in ast.walk(_without_approx(expected[0])):
+            if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float | str | bytes):
+                yield node
+
+
+def _call(statement: ast.stmt) -> ast.Call | None:
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return value if isinstance(value, ast.Call) else None
+
+
+def _last_name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _without_approx(side: ast.expr) -> ast.expr:
+    approximate = isinstance(side, ast.Call) and _last_name(side.func) == "approx" and side.args
+    return side.args[0] if approximate and isinstance(side, ast.Call) else side
+
+
+def _is_literal(node: ast.AST) -> bool:
+    literal = ast.Constant | ast.List | ast.Tuple | ast.Dict | ast.Set | ast.UnaryOp | ast.unaryop | ast.expr_context
+    return isinstance(node, literal)
+
+
+def _is_exception(node: ast.expr) -> bool:
+    named = getattr(builtins, node.id, None) if isinstance(node, ast.Name) else None
+    return isinstance(named, type) and issubclass(named, Exception) and named is not Exception
+
+
+def _related(one: type, two: type) -> bool:
+    return issubclass(one, two) or issubclass(two, one)
+
+
+def _is_other(text: str, value: object) -> bool:
+    """Return whether a literal is another value of the same type, in more than upper and lower case."""
+    try:
+        other = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return False
+    if isinstance(value, str) and isinstance(other, str):
+        return other.casefold() != value.casefold()
+    return type(other) is type(value) and other != value
