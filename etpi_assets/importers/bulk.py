@@ -151,7 +151,7 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
                         "detail": item.detail}
                     )  # fmt: skip
                     continue
-                item.rollout_set, item.suite = source.rollout_set, source.suite
+                item.rollout_set, item.suite, item.tools = source.rollout_set, source.suite, item.tools or options.tools
                 digests[item.rollout_id] = captured_digest(item)
                 for name, added in to_rows(item).items():
                     rows[name].extend(added)
