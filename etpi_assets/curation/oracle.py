@@ -45,6 +45,12 @@ _TEXT = 48
 _KEYS = ("thinking", "reasoning_content", "reasoning")
 _SHELLS = {"bash", "shell", "sh", "terminal", "execute_bash", "run_bash", "run_command", "execute_command"}
 _FLAT = re.compile(r"^\[tool_use ([^\]\n]{1,200})\] (?=\{)", re.MULTILINE)
+_OTHER = re.compile(
+    r"\s*(?:<(?P<tag>thinking|thought)>|(?P<square>\[THINK\])|(?P<begin><\|begin_of_thought\|>)|◁think▷)(?P<inside>.*?)"
+    r"(?(tag)</(?P=tag)>|(?(square)\[/THINK\]|(?(begin)<\|end_of_thought\|>|◁/think▷)))",
+    re.DOTALL,
+)
+"""A think block in another spelling, at the beginning of a text."""
 _LEADING_BLOCK = re.compile(r"^\s*<think>\s*</think>[\r\n]*")
 Key = tuple[str, str, int]
 
@@ -100,7 +106,7 @@ class Oracle:
             defaults: (rollout_id, agent_id) -> the messages that replace the first ones of an agent.
         """
         counted: dict[str, Any] = {
-            "labels": len(pairs), "compared": 0, "asked": {}, "skipped": {}, "wrong": 0, "first": []
+            "labels": len(pairs), "compared": 0, "asked": {}, "skipped": {}, "wrong": 0, "contradicting": 0, "first": []
         }  # fmt: skip
         native = self.section.capture == "native"
         if native:  # a model wrote them, so one conversation of a block is enough to count
@@ -124,6 +130,7 @@ class Oracle:
                 continue
             except _Contradiction as contradiction:
                 difference = None if native else str(contradiction)
+                counted["contradicting"] += not native
             else:
                 difference = (self._count_texts if native else self._difference)(expected, prompt, output)
                 if not native and not difference and (tokens := quoted[key[:2]]):
@@ -453,11 +460,14 @@ def labels_outcome(counted: Mapping[str, Any], chat: ChatFormat, *, native: bool
     listed = ", ".join(f"{name} {n}" for name, n in sorted(differences.items())) or "none"
     left_out = f" Not comparable: {', '.join(f'{name} {n}' for name, n in sorted(skipped.items()))}." if skipped else ""
     if wrong:
+        advice = (
+            " A student would train on text that serving never renders: compare base.tokenizer, base.chat_template and "
+            "serving.template_kwargs with the model's own, and report it with that turn."
+        )
         message = (
             f"{wrong} of {compared} compared turns are not what the chat template of {chat.name} writes for the same "
-            f"messages, first {counted['first'][0]}. Differences that the spec asks for: {listed}. A student would "
-            "train on text that serving never renders: compare base.tokenizer, base.chat_template and "
-            f"serving.template_kwargs with the model's own, and report it with that turn.{left_out}"
+            f"messages, first {counted['first'][0]}. Differences that the spec asks for: {listed}."
+            f"{advice if wrong > counted['contradicting'] else ''}{left_out}"
         )
         return CheckOutcome(NAME, False, message, figures=figures)
     message = (
@@ -588,6 +598,11 @@ def _split(row: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return a row's thoughts, and its text without them."""
     text, separate = row["content"] or "", row.get("reasoning") or None
     stripped = text.lstrip()
+    if (other := _OTHER.match(text)) and "<think>" not in text and "</think>" not in text:
+        inside = other["inside"].strip("\r\n")
+        if separate and separate.strip() != inside.strip():
+            return separate, text
+        return inside or None, text[other.end() :].lstrip("\r\n")
     if stripped.startswith("<think>") and "</think>" in stripped:
         inside, rest = _at_closing_tag(stripped.removeprefix("<think>"))
         if separate and separate.strip() != inside.strip() and rest.split("\n")[0].strip():

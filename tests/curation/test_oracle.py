@@ -531,3 +531,25 @@ def test_splits_of_recorded_ids_that_are_not_the_tokenizers_are_counted() -> Non
     pairs = pa.table({**key, "capture": ["native"] * 2})
     figures = recorded_text.text_figures(turns, messages, pairs, chat)
     assert recorded_text.text_outcome(figures).passed and figures["own_splits"] == 1
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"), ("<|begin_of_thought|>", "<|end_of_thought|>")],
+)
+@pytest.mark.parametrize("name", ["bytes", "llama3_1", "gemma4"])
+def test_thoughts_in_other_spellings_are_stripped_and_their_loss_is_caught(
+    name: str, opening: str, closing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = bytes_chat() if name == "bytes" else chat_of(name)
+    turn = {"role": "assistant", "content": f"{opening}\nSee.\n{closing}\n\nLook."}
+    tables = tables_of([USER, turn, USER, {"role": "assistant", "content": f"Write {opening} and {closing}."}])
+    outcomes, built = checked(chat, tables)
+    assert all(outcome.passed for outcome in outcomes.values()), outcomes
+    first, second = labels(chat, built)
+    assert first.startswith("Look.") and "See." not in first and opening in second
+    outcomes, built = checked(chat, tables, strip_think=False, history_think="keep")
+    assert outcomes["labels_equal_template"].passed and "See." in labels(chat, built)[0]
+    monkeypatch.setattr("etpi_resources.chat.marks.other_block", lambda text: None)
+    outcomes, _ = checked(chat, tables)
+    assert not outcomes["labels_equal_template"].passed and not outcomes["no_think_in_output"].passed
