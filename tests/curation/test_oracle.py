@@ -20,6 +20,7 @@ from etpi_assets.curation.label_syntax import LabelSyntax
 from etpi_assets.curation.pair_blocks import PairBuilder, label_checks
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.exports.conversations import _as_columns
+from etpi_assets.exports.source import rendered_messages
 from etpi_assets.importers.conversation import Options, accept_answer, chat_entries, fill_agent
 from etpi_assets.specs.experiment import GatesSection, PairsSection
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
@@ -429,6 +430,17 @@ def test_columns_of_an_export_render_as_the_conversation(name: str) -> None:
         for shown in (columns, [USER, {"role": "assistant", **turn, "tool_calls": messages[1]["tool_calls"]}])
     ]
     assert rendered[0] == rendered[1] and "See." in rendered[0] and "depth" in rendered[0]
+
+
+@pytest.mark.parametrize("name", ["qwen3_6", "gemma3"])
+def test_exported_messages_have_roles_that_the_template_takes(name: str) -> None:
+    tokenizer = byte_tokenizer(FAMILIES[name])
+    chat = ChatFormat(name, tokenizer, tokenizer.chat_template)
+    system, answer = {"role": "system", "content": "Act."}, {"role": "assistant", "content": "Look."}
+    rows = tables_of([system, USER, answer, system, {**answer, "content": "Done."}])["messages"].to_pylist()
+    messages, positions = rendered_messages(rows, student_form.StudentForm(chat))
+    assert [messages[at]["content"] for _, at in positions] == ["Look.", "Done."]
+    assert chat.tokenizer.apply_chat_template(messages, tokenize=False).count("Act.") == 2
 
 
 def test_call_without_any_offered_tool_is_caught() -> None:
