@@ -141,7 +141,7 @@ CHECKS: Mapping[str, tuple[CheckInfo, ...]] = {
         CheckInfo(
             "tools_offered",
             "Labels that call a tool although their prompts offer none.",
-            "Import the tool schemas with the runs or in options.tools, set pairs.tools, or accept it in gates.override.",
+            "Import the tool schemas (rows or options.tools), set pairs.tools, or accept it in gates.override.",
         ),
         CheckInfo(
             "pairs_reconcile",
