@@ -228,6 +228,11 @@ def summary(result: Survey, student: Student) -> str:
         f"  repositories: {_counted(result.repos)}; teachers: {_counted(result.teachers)}; "
         f"licences: {_counted(result.licences) or 'not recorded'}",
     ]
+    if _lacks_schemas(result):
+        lines.append(
+            "  the called tools have no schemas: give them in options.tools of the rollout set, unless the prompts "
+            "describe the tools; the check tools_offered blocks calls of tools that are not offered"
+        )
     if student.context and (over := sum(length > student.context for length in result.lengths)):
         lines.append(f"  {over} conversations are longer than the context; their later turns will be dropped")
     lines += _dropped(result)
@@ -243,6 +248,11 @@ def summary(result: Survey, student: Student) -> str:
         problems = [finding for finding in report(student.chat) if finding.problem]
         lines += [f"  the student's template: {finding.subject}: {finding.problem}" for finding in problems]
     return "\n".join(lines)
+
+
+def _lacks_schemas(result: Survey) -> bool:
+    """Return whether the runs call tools by structured calls and record no schema."""
+    return bool(result.called) and not result.with_tools
 
 
 def _dropped(result: Survey) -> list[str]:
@@ -276,10 +286,13 @@ license = {quoted(licence or next(iter(result.licences), ""))}   # for the model
     options = dict(result.options)
     if teacher:
         options["teacher"] = teacher
-    if options:
-        text += "\n[options]\n" + "".join(
-            f"{key} = {quoted(value)}   # {_MEANING[key]}\n" for key, value in options.items()
-        )
+    lines = [f"{key} = {quoted(value)}   # {_MEANING[key]}\n" for key, value in options.items()]
+    if _lacks_schemas(result):
+        names = ", ".join(map(quoted, sorted(result.called)))
+        schema = '{"type": "function", "function": {"name": "…", "description": "…", "parameters": {…}}}'
+        lines.append(f"# tools = '''[{schema}]'''   # schemas of {names}, which the runs do not record\n")
+    if lines:
+        text += "\n[options]\n" + "".join(lines)
     return NewSpec("rollout_set", name, text)
 
 

@@ -20,12 +20,13 @@ import pyarrow.compute as pc
 
 from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.curation.merge import expand, turns_of
+from etpi_assets.curation.pairs import label_text
 from etpi_assets.curation.steering import NGRAM_IDS, SteeringNgrams
 from etpi_assets.curation.strip_think import close_tail, last_turn, without_tail
 from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.chat.format import ChatFormat
-from etpi_resources.chat.marks import THINK, THINK_END
+from etpi_resources.chat.marks import THINK, THINK_END, other_block, without_code
 from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.lake.checks import CheckOutcome, listed
 from etpi_resources.lake.stored import batches, counts
@@ -187,28 +188,39 @@ def think_figures(
     """Count the forms of the prompts' tails, outputs with think text, and inputs that end in an open block.
 
     Args:
-        quoted: pair_id -> the number of think tags that its turn quotes, which are no think text.
+        quoted: pair_id -> the number of think tags that its turn quotes, which are no think text. Of recorded ids,
+            tags in code are quoted.
     """
     tails: Counter[str] = Counter()
     thinking: list[str] = []
     opened: list[str] = []
-    for batch in batches(pairs, ["pair_id", "metadata", "suffix_ids", "output_ids"]):
+    quoting = 0
+    for batch in batches(pairs, ["pair_id", "metadata", "capture", "suffix_ids", "output_ids"]):
         tails.update(json.loads(facts)["tail"] for facts in batch["metadata"].to_pylist())
         if not section.strip_think:
             continue
-        for name, suffix, output in zip(
-            batch["pair_id"].to_pylist(), arrays(batch["suffix_ids"]), arrays(batch["output_ids"]), strict=True
+        names = (batch[column].to_pylist() for column in ("pair_id", "capture"))
+        for name, capture, suffix, output in zip(
+            *names, arrays(batch["suffix_ids"]), arrays(batch["output_ids"]), strict=True
         ):
             assert suffix is not None and output is not None, "the columns have no nulls"
-            text = chat.decode(output.tolist())
-            if text.count(THINK) + text.count(THINK_END) > quoted.get(name, 0):
+            text = label_text(output, chat)
+            tags = _think_tags(text)
+            plain = _think_tags(without_code(text)) if tags and capture == "native" else tags
+            if plain > quoted.get(name, 0) or other_block(text):
                 thinking.append(name)
+            else:
+                quoting += tags > 0
             if chat.tail_form(last_turn(suffix, chat).tolist()) == "open":
                 opened.append(name)
     return {
-        "pairs": len(pairs), "tails": dict(tails), "thinking": len(thinking), "opened": len(opened),
+        "pairs": len(pairs), "tails": dict(tails), "thinking": len(thinking), "opened": len(opened), "quoting": quoting,
         "first_thinking": thinking[:_SHOWN], "first_opened": opened[:_SHOWN],
     }  # fmt: skip
+
+
+def _think_tags(text: str) -> int:
+    return text.count(THINK) + text.count(THINK_END)
 
 
 def think_outcome(counted: Mapping[str, Any], section: PairsSection, chat: ChatFormat) -> CheckOutcome:
@@ -219,9 +231,10 @@ def think_outcome(counted: Mapping[str, Any], section: PairsSection, chat: ChatF
         return CheckOutcome(
             "no_think_in_output", True, "Think blocks are kept (pairs.strip_think = false).", figures=figures
         )
-    figures |= {"outputs_with_think": thinking, "open_prompts": opened}
+    figures |= {"outputs_with_think": thinking, "open_prompts": opened, "quoting_tags": counted["quoting"]}
     if not thinking and not opened:
         message = f"No think text in {counted['pairs']} outputs; prompt tails of {chat.name}: {listed(tails)}."
+        message += f" {counted['quoting']} quote think tags in prose, code or calls." if counted["quoting"] else ""
         return CheckOutcome("no_think_in_output", True, message, figures=figures)
     message = (
         f"{thinking} outputs contain think text and {opened} inputs end in an open think block, first "

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from etpi_assets.agent.actions import after_think
+from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, label_text
 from etpi_assets.curation.student_form import tool_name
 from etpi_assets.specs.experiment import GatesSection
@@ -35,6 +36,7 @@ _RENDERED = 50
 """Labels of a block that are compared with the template's own rendering; a template that differs, differs in all."""
 
 _NAME = "label_syntax"
+_REFUSED = "refused_by_template"
 
 
 @dataclass
@@ -109,8 +111,8 @@ class LabelSyntax:
             for row, output in zip(rows, outputs, strict=True)
         }
         reasons = {
-            (row["rollout_id"], row["agent_id"], row["turn"]): row["reason"]
-            for row in dropped.select(["rollout_id", "agent_id", "turn", "reason"]).to_pylist()
+            (row["rollout_id"], row["agent_id"], row["turn"]): (row["reason"], row["detail"])
+            for row in dropped.select(["rollout_id", "agent_id", "turn", "reason", "detail"]).to_pylist()
         }
         for agent in self._agents:
             shows_tools = self._shows_tools(agent.tools)
@@ -123,7 +125,10 @@ class LabelSyntax:
                 last = (agent.rollout_id, agent.agent_id, agent.turns[-1].turn)
                 self.findings.figures["finished"] += 1
                 if last not in labels:
-                    self.findings.lost_endings[reasons.get(last, "not in the table")] += 1
+                    reason, detail = reasons.get(last, ("not in the table", ""))
+                    self.findings.lost_endings[reason] += 1
+                    if reason == _REFUSED:
+                        self.findings.examples[_REFUSED] = [*self.findings.examples.get(_REFUSED, ()), detail][:1]
         self._agents = []
 
     def take(self) -> str:
@@ -139,11 +144,16 @@ class LabelSyntax:
         finished = counted["finished"]
         figures: dict[str, object] = {"form": form, **counted, "endings_lost": lost, **findings.faults}
         problems = [f"{n} labels {kind}, first {findings.examples[kind]}" for kind, n in findings.faults.items()]
+        endings = ""
         if finished and lost / finished > self._turns_lost:
-            reasons = ", ".join(f"{reason} {n}" for reason, n in findings.lost_endings.most_common())
-            problems.append(
-                f"the last turn of {lost} of {finished} finished conversations is dropped ({reasons}; bound "
-                f"{self._turns_lost:.2f}, gates.turns_lost): the student would not learn to stop"
+            refused = findings.examples.get(_REFUSED)
+            endings = (
+                f"The last turn of {lost} of {finished} finished conversations is dropped "
+                f"({listed_with_keys(findings.lost_endings)}; bound {self._turns_lost:.2f}, gates.turns_lost): the "
+                "student would not learn to stop."
+            )
+            endings += (
+                f" {refused[0]}. Change those conversations, or use another base.chat_template." if refused else ""
             )
         calling, strangers = counted["with_calls"], counted["not_offered"]
         if strangers and strangers > self._turns_lost * calling:
@@ -160,12 +170,13 @@ class LabelSyntax:
             )
         if self._unknown and (counted["with_calls"] or findings.tools_shown):
             problems.insert(0, self._unknown)
-        if problems:
-            message = (
+        if problems or endings:
+            syntax = (
                 f"{'; '.join(problems)}. The prompts ask for {form or 'an unknown syntax'}, which serving parses. "
                 "Import structured calls (`tool_calls`) so that the template writes them, or use the "
                 "base.chat_template whose syntax the rollouts have."
             )
+            message = " ".join(filter(None, (syntax if problems else "", endings)))
             return CheckOutcome(_NAME, False, message, figures=figures)
         labels, calls, bare = (counted[name] for name in ("labels", "with_calls", "calls_without_tools"))
         message = f"{labels} labels end their turn; {calls} contain calls, and {form} parses all of them."

@@ -4,6 +4,8 @@ The oracle reads the recorded messages and the finished pairs. It calls the stud
 it, and shares no code with the functions that render, mask, cut and encode. So it repeats a few rules in its own words:
 where a message has its thoughts, and how flattened calls are written.
 
+Of recorded ids, only texts are compared: other histories and labels than the template's are counted, not refused.
+
 Differences that the spec asks for are counted by name: `think_stripped`, `tail_closed`, `empty_block_omitted` (a turn
 without thoughts), `thoughts_as_text` (the template has no place for them), `roles_fitted` (it refuses a role), and
 `control_as_text` (a message quotes a control token, so texts are compared). Prose beside calls is left out where the
@@ -19,11 +21,13 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from etpi_assets.curation.steering import Messages
 from etpi_assets.specs.experiment import PairsSection
@@ -34,11 +38,19 @@ from etpi_resources.lake.checks import CheckOutcome
 NAME = "labels_equal_template"
 CHARACTERS = 250_000
 """Characters of prompts in a block of rollouts that are rendered again: all turns of small sets, some of large ones."""
+_NATIVE = 12_000
+"""The same for recorded ids, of which only texts are compared, and differences are counted."""
 _TEXT = 48
 """Characters shown of each side from the first difference on."""
 _KEYS = ("thinking", "reasoning_content", "reasoning")
 _SHELLS = {"bash", "shell", "sh", "terminal", "execute_bash", "run_bash", "run_command", "execute_command"}
 _FLAT = re.compile(r"^\[tool_use ([^\]\n]{1,200})\] (?=\{)", re.MULTILINE)
+_OTHER = re.compile(
+    r"\s*(?:<(?P<tag>thinking|thought)>|(?P<square>\[THINK\])|(?P<begin><\|begin_of_thought\|>)|◁think▷)(?P<inside>.*?)"
+    r"(?(tag)</(?P=tag)>|(?(square)\[/THINK\]|(?(begin)<\|end_of_thought\|>|◁/think▷)))",
+    re.DOTALL,
+)
+"""A think block in another spelling, at the beginning of a text."""
 _LEADING_BLOCK = re.compile(r"^\s*<think>\s*</think>[\r\n]*")
 Key = tuple[str, str, int]
 
@@ -58,11 +70,13 @@ class _Turn:
     Attributes:
         prompt, output: the texts up to the turn, and of the turn with its end.
         differences: the names of those that the spec asks for.
+        edits: those of `_EDITS` that the template needs.
     """
 
     prompt: str
     output: str
     differences: list[str] = field(default_factory=list)
+    edits: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -70,7 +84,7 @@ class Oracle:
     """Renders recorded conversations with the student's tokenizer, and compares pairs with them.
 
     Attributes:
-        chat: the student's format. Only its name, template, roles and `calls_in_content` are used.
+        chat: the student's format. Only its name, tokenizer, template and `calls_in_content` are used.
         template_kwargs: arguments of the template, as in serving.
         tools: the schemas that all prompts offer; None for each rollout's own.
     """
@@ -79,6 +93,8 @@ class Oracle:
     section: PairsSection
     template_kwargs: Mapping[str, Any]
     tools: Sequence[Any] | None
+    _needed: set[str] = field(default_factory=set)
+    """Those of `_EDITS` that conversations needed so far; they are tried first."""
 
     def figures(
         self, block: Mapping[str, pa.Table], pairs: pa.Table, defaults: Mapping[tuple[str, str], Messages]
@@ -90,14 +106,14 @@ class Oracle:
             defaults: (rollout_id, agent_id) -> the messages that replace the first ones of an agent.
         """
         counted: dict[str, Any] = {
-            "labels": len(pairs),
-            "compared": 0,
-            "asked": {},
-            "skipped": {},
-            "wrong": 0,
-            "first": [],
-        }
-        if not len(pairs) or self.section.capture == "native":
+            "labels": len(pairs), "compared": 0, "asked": {}, "skipped": {}, "wrong": 0, "contradicting": 0, "first": []
+        }  # fmt: skip
+        native = self.section.capture == "native"
+        if native:  # a model wrote them, so one conversation of a block is enough to count
+            sampled = block["messages"]["rollout_id"].slice(0, 1)
+            is_sampled = pc.field("rollout_id").isin(sampled)
+            block, pairs = {k: t.filter(is_sampled) for k, t in block.items()}, pairs.filter(is_sampled)
+        if not len(pairs):
             return counted
         differences: Counter[str] = Counter()
         skipped: Counter[str] = Counter()
@@ -113,10 +129,11 @@ class Oracle:
                 skipped[str(reason)] += 1
                 continue
             except _Contradiction as contradiction:
-                difference = str(contradiction)
+                difference = None if native else str(contradiction)
+                counted["contradicting"] += not native
             else:
-                difference = self._difference(expected, prompt, output)
-                if not difference and (tokens := quoted[key[:2]]):
+                difference = (self._count_texts if native else self._difference)(expected, prompt, output)
+                if not native and not difference and (tokens := quoted[key[:2]]):
                     masked = self._expected(conversations[key[:2]].without(tokens), key[2])
                     difference = self._trained_control(tokens, masked, prompt, output)
                 differences.update(expected.differences)
@@ -131,10 +148,11 @@ class Oracle:
 
         They are in the order of a hash. Without that last one, no turn late in a long conversation would be compared.
         """
-        keys = list(zip(*(pairs[name].to_pylist() for name in ("rollout_id", "agent_id", "turn")), strict=True))
+        columns = (pairs[name].to_pylist() for name in ("rollout_id", "agent_id", "turn"))
+        keys = [key for key in zip(*columns, strict=True) if key[:2] in conversations]
         keys.sort(key=lambda key: hashlib.sha256(repr(key).encode()).digest())
-        chosen = {max((key for key in keys if key[:2] == keys[0][:2]), key=lambda key: key[2])}
-        left = CHARACTERS
+        chosen = {max((key for key in keys if key[:2] == keys[0][:2]), key=lambda key: key[2])} if keys else set()
+        left = _NATIVE if self.section.capture == "native" else CHARACTERS
         for key in keys:
             cost = conversations[key[:2]].characters_before(key[2])
             if key not in chosen and cost <= left:
@@ -153,6 +171,9 @@ class Oracle:
             )
         position, messages = conversation.until(turn, writer, think=self.section.history_think == "keep")
         rendered = _Turn("", "", ["steering_removed"] if conversation.replaced else [])
+        rendered.edits = self._edits(messages, tools)
+        if rendered.edits:
+            rendered.differences.append("roles_fitted")
         head = self._render(messages[:position], tools, rendered, prompt=True)
         plain = self._render(messages[:position], tools, rendered)
         plain = plain if head.startswith(plain) else _common(plain, head)
@@ -210,27 +231,33 @@ class Oracle:
         return body
 
     def _render(self, messages: list[Any], tools: Any, rendered: _Turn, prompt: bool = False, **more: Any) -> str:
-        """Call the tokenizer's template.
+        """Call the tokenizer's template with the messages in the roles of the turn.
 
         Raises:
             _NotComparable: the template refuses the messages.
         """
-        tokenizer = tokenizer_of(self.chat)
-        fitted = messages if self.chat.chatml else self.chat.roles.fit(messages)
-        if len(fitted) != len(messages) or any(a["role"] != b["role"] for a, b in zip(fitted, messages, strict=True)):
-            rendered.differences = list({*rendered.differences, "roles_fitted"})
-        kwargs = {"strftime_now": DATE.strftime, **self.template_kwargs, **more}
-        for as_text in (False, True):
-            shown = [_with_text_arguments(m) if as_text else m for m in fitted]
-            try:
-                return str(
-                    tokenizer.apply_chat_template(
-                        shown, tools=tools, tokenize=False, add_generation_prompt=prompt, **kwargs
-                    )
-                )
-            except Exception:  # templates raise various errors for what they refuse
+        fitted = _fitted(messages, rendered.edits)
+        text = _applied(self.chat, fitted, tools, prompt, {**self.template_kwargs, **more})
+        if text is None:
+            raise _NotComparable("refused_by_template")
+        return text
+
+    def _edits(self, messages: list[Any], tools: Any) -> Sequence[str]:
+        """Return the fewest of `_EDITS` with which the template takes the messages and shows their texts."""
+        probes = {index: f"shown{index}ofprobe" for index, m in enumerate(messages) if m["role"] in ("system", "tool")}
+        messages = [{**m, "content": probes.get(index, m["content"])} for index, m in enumerate(messages)]
+        usable, tried = None, []
+        for edits in [(), tuple(e for e in _EDITS if e in self._needed), *_SUBSETS]:
+            fitted = _fitted(messages, edits)
+            if fitted in tried:
                 continue
-        raise _NotComparable("refused_by_template")
+            tried.append(fitted)
+            text = _applied(self.chat, fitted, tools, False, self.template_kwargs)
+            if text is not None and all(probe in text for probe in probes.values()):
+                self._needed.update(edits)
+                return edits
+            usable = edits if usable is None and text is not None else usable
+        return usable or ()
 
     def _difference(self, expected: _Turn, prompt: np.ndarray, output: np.ndarray) -> str | None:
         """Return the first difference of a pair from its rendering, None if they are equal."""
@@ -254,6 +281,13 @@ class Oracle:
             left, right = map(repr, sides)
             return f"{part}, token {at}: {left} is trained, the template writes {right}"
         return None
+
+    def _count_texts(self, expected: _Turn, prompt: np.ndarray, output: np.ndarray) -> None:
+        """Note which parts of a pair with recorded ids have another text than its rendering."""
+        tokenizer = tokenizer_of(self.chat)
+        for name, text, ids in (("own_history", expected.prompt, prompt), ("own_label", expected.output, output)):
+            if _decode(tokenizer, ids.tolist()).rstrip() != text.rstrip():
+                expected.differences.append(name)
 
     def _quoted_controls(self, conversation: _Conversation) -> list[str]:
         text = json.dumps([conversation.tools, *map(_texts, conversation.rows)], ensure_ascii=False)
@@ -335,7 +369,7 @@ class _Conversation:
                 continue
             message = {"role": row["role"], "content": re.sub(r"\A\[tool_result\] ?", "", row["content"] or "")}
             if row["role"] == "tool":
-                caller = next((m for m in reversed(messages) if m["role"] != "tool"), {})
+                caller = next((m for m in reversed(messages) if m["role"] == "assistant"), {})
                 if calls := caller.get("tool_calls"):
                     call = calls[min(results, len(calls) - 1)]
                     message |= {"tool_call_id": call["id"], "name": call["function"]["name"]}
@@ -364,12 +398,12 @@ class _Writer:
             raise _NotComparable("calls_in_content")
         flat, text = _flattened(text)
         written = [self._call(call, number) for number, call in enumerate([*flat, *calls])]
-        if written and think and thought and self.chat.words.one_text:
+        key = next((k for k in _KEYS if re.search(rf"[.'\"]{k}\b", self.chat.template)), None)
+        if written and think and thought and key and not _takes_beside_calls(self.chat, key):
             thought, text = "\n\n".join(filter(None, (thought, text))), ""
-        if written and self.chat.words.prose != "kept":
+        if written and not _takes_beside_calls(self.chat):
             text = ""
         message: dict[str, Any] = {"role": "assistant", "content": text}
-        key = next((k for k in _KEYS if re.search(rf"[.'\"]{k}\b", self.chat.template)), None)
         if key is not None:
             message[key] = (thought or "") if think else ""
             if not message[key] and ("think>" not in text or "think>" not in self.chat.template):
@@ -417,16 +451,23 @@ def labels_outcome(counted: Mapping[str, Any], chat: ChatFormat, *, native: bool
     figures: dict[str, object] = {"labels": total, "compared": compared, "wrong": wrong, **differences}
     figures |= {f"skipped_{name}": n for name, n in skipped.items()}
     if native:
-        reason = "the labels are recorded ids, which recorded_text compares with the recorded text."
-        return CheckOutcome.not_applicable(NAME, reason, figures)
+        message = (
+            f"The labels are recorded ids, which recorded_text compares with the recorded text. {compared} of {total} "
+            f"turns were rendered again: {differences['own_history']} have another history, as captured, and "
+            f"{differences['own_label']} another label than the template writes; both are trained as recorded."
+        )
+        return CheckOutcome(NAME, True, message, figures=figures)
     listed = ", ".join(f"{name} {n}" for name, n in sorted(differences.items())) or "none"
     left_out = f" Not comparable: {', '.join(f'{name} {n}' for name, n in sorted(skipped.items()))}." if skipped else ""
     if wrong:
+        advice = (
+            " A student would train on text that serving never renders: compare base.tokenizer, base.chat_template and "
+            "serving.template_kwargs with the model's own, and report it with that turn."
+        )
         message = (
             f"{wrong} of {compared} compared turns are not what the chat template of {chat.name} writes for the same "
-            f"messages, first {counted['first'][0]}. Differences that the spec asks for: {listed}. A student would "
-            "train on text that serving never renders: compare base.tokenizer, base.chat_template and "
-            f"serving.template_kwargs with the model's own, and report it with that turn.{left_out}"
+            f"messages, first {counted['first'][0]}. Differences that the spec asks for: {listed}."
+            f"{advice if wrong > counted['contradicting'] else ''}{left_out}"
         )
         return CheckOutcome(NAME, False, message, figures=figures)
     message = (
@@ -455,6 +496,66 @@ def tokenizer_of(chat: ChatFormat) -> Any:
         return chat.tokenizer
     tokenizer.chat_template = chat.template
     return tokenizer
+
+
+_EDITS = (
+    "join_first_systems",
+    "later_system_as_user",
+    "first_system_in_user",
+    "loose_result_as_user",
+    "result_as_user",
+    "join_users",
+)
+"""Changes of roles, in their order, for messages that a template refuses or does not show."""
+_SUBSETS = [edits for size in range(len(_EDITS) + 1) for edits in combinations(_EDITS, size)]
+
+
+def _fitted(messages: list[Any], edits: Sequence[str]) -> list[Any]:
+    """Return the messages with the changes of `_EDITS` that are named."""
+    fitted: list[Any] = []
+    for message in messages:
+        role, earlier = message["role"], fitted[-1]["role"] if fitted else None
+        only_systems = all(m["role"] == "system" for m in fitted)
+        joins = "join_first_systems" in edits and role == earlier == "system" and only_systems
+        if role == "system" and fitted and not joins and "later_system_as_user" in edits:
+            role = "user"
+        follows = "tool_call_id" in message and earlier in ("assistant", "tool")
+        if role == "tool" and ("result_as_user" if follows else "loose_result_as_user") in edits:
+            role = "user"
+        joins |= "first_system_in_user" in edits and role == "user" and earlier == "system" and only_systems
+        joins |= "join_users" in edits and role == earlier == "user"
+        message = message if role == message["role"] else {"role": role, "content": message["content"]}
+        if joins:
+            message = {**message, "content": f"{fitted.pop()['content']}\n\n{message['content']}"}
+        fitted.append(message)
+    return fitted
+
+
+def _applied(
+    chat: ChatFormat, messages: Sequence[Any], tools: Any, prompt: bool, kwargs: Mapping[str, Any]
+) -> str | None:
+    """Call the tokenizer's template; None if it refuses the messages, with arguments as objects and as JSON text."""
+    for as_text in (False, True):
+        shown = [_with_text_arguments(m) if as_text else m for m in messages]
+        try:
+            return str(
+                tokenizer_of(chat).apply_chat_template(
+                    shown, tools=tools, tokenize=False, add_generation_prompt=prompt,
+                    **{"strftime_now": DATE.strftime, **kwargs},
+                )
+            )  # fmt: skip
+        except Exception:  # templates raise various errors for what they refuse
+            continue
+    return None
+
+
+@lru_cache
+def _takes_beside_calls(chat: ChatFormat, key: str = "") -> bool:
+    """Return whether the template writes the text of a message before its calls, with thoughts under `key` if given."""
+    call = {"id": "call00000", "type": "function", "function": {"name": "callofprobe", "arguments": {"x": "y"}}}
+    message = {"role": "assistant", "content": "textofprobe", "tool_calls": [call], **({key: "thought"} if key else {})}
+    text = _applied(chat, [{"role": "user", "content": "x"}, message], None, False, {})
+    return text is not None and (bool(key) or 0 <= text.find("textofprobe") < text.find("callofprobe"))
 
 
 def _conversations(
@@ -497,6 +598,11 @@ def _split(row: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return a row's thoughts, and its text without them."""
     text, separate = row["content"] or "", row.get("reasoning") or None
     stripped = text.lstrip()
+    if (other := _OTHER.match(text)) and "<think>" not in text and "</think>" not in text:
+        inside = other["inside"].strip("\r\n")
+        if separate and separate.strip() != inside.strip():
+            return separate, text
+        return inside or None, text[other.end() :].lstrip("\r\n")
     if stripped.startswith("<think>") and "</think>" in stripped:
         inside, rest = _at_closing_tag(stripped.removeprefix("<think>"))
         if separate and separate.strip() != inside.strip() and rest.split("\n")[0].strip():

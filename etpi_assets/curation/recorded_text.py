@@ -24,6 +24,8 @@ from etpi_resources.token_ids import arrays
 TEXT, TOOLS = "recorded_text", "tools_offered"
 _SHOWN = 60
 """Characters shown of a text."""
+_SPLIT = 100
+"""Turns of a block whose text is encoded again."""
 _FLAT = re.compile(r"^\[tool_use [^\]\n]+\] \{.*", re.MULTILINE | re.DOTALL)
 _FLAT_NAME = re.compile(r"^\[tool_use ([^\]\n]{1,200})\] (?=\{)", re.MULTILINE)
 _TAGS = re.compile(r"</?think>")
@@ -31,17 +33,20 @@ Key = tuple[str, str, int]
 
 
 def text_figures(turns: pa.Table, messages: pa.Table, pairs: pa.Table, chat: ChatFormat) -> dict[str, Any]:
-    """Compare the recorded ids of each trained turn with its recorded text and calls, white space aside.
+    """Compare the recorded ids of each trained turn with its recorded text and calls.
 
     The ids must have all of the text and thoughts, and the names and texts of structured calls; without a call, they
-    must have nothing else.
+    must have nothing else. Other white space, other ids than the tokenizer's for the same text (of the first `_SPLIT`
+    turns), and text that was not recorded are counted.
 
     Args:
         turns: with the columns `output_ids`, `content` and `reasoning`.
     """
     native = pairs.filter(pc.field("capture") == "native").select(["rollout_id", "agent_id", "turn"])
     wanted = set(zip(*(native[name].to_pylist() for name in native.column_names), strict=True))
-    figures: dict[str, Any] = {"native": len(wanted), "without_text": 0, "own_spelling": 0, "wrong": 0, "first": []}
+    figures: dict[str, Any] = {
+        "native": len(wanted), "without_text": 0, "text_unchecked": 0, "own_white_space": 0, "wrong": 0, "first": []
+    }  # fmt: skip
     if not wanted:
         return figures
     columns = ["rollout_id", "agent_id", "turn", "content", "reasoning"]
@@ -51,29 +56,38 @@ def text_figures(turns: pa.Table, messages: pa.Table, pairs: pa.Table, chat: Cha
     for row in spoken.select(["rollout_id", "agent_id", "turn", "tool_calls"]).to_pylist():
         calls[row["rollout_id"], row["agent_id"], row["turn"]] += json.loads(row["tool_calls"])
     outputs = (ids for chunk in turns["output_ids"].chunks for ids in arrays(chunk))
+    split: list[list[int]] = []
     for row, output in zip(rows, outputs, strict=True):
         key = row["rollout_id"], row["agent_id"], row["turn"]
         if key not in wanted or output is None:
             continue
-        text = row["content"] or row["reasoning"]
+        text, ids = row["content"] or row["reasoning"], chat.without_end(output.tolist())
+        decoded = chat.decode(ids, skip_special=True)
+        if len(split) < _SPLIT:
+            split.append(ids)
         if not text and key not in calls:
             figures["without_text"] += 1
+            figures["text_unchecked"] += bool(decoded.strip())
             continue
-        problem = text and _difference(row, output, chat, called=key in calls)
+        problem = text and _difference(row, decoded, chat, called=key in calls)
+        if text and not problem:
+            parts = ((row[name] or "").strip() for name in ("content", "reasoning"))
+            figures["own_white_space"] += not all(part in decoded for part in parts)
         if problem := problem or _missing_call(calls.get(key, ()), output, chat):
             figures["wrong"] += 1
             figures["first"] += [f"{'/'.join(map(str, key))}: {problem}"][: 1 - len(figures["first"])]
-    return figures
+    again = chat.encode_all([chat.decode(ids) for ids in split])
+    return figures | {"split": len(split), "own_splits": sum(a != b for a, b in zip(again, split, strict=True))}
 
 
-def _difference(row: Mapping[str, Any], output: np.ndarray, chat: ChatFormat, *, called: bool) -> str | None:
+def _difference(row: Mapping[str, Any], decoded: str, chat: ChatFormat, *, called: bool) -> str | None:
     """Return in what the ids' text differs from the recorded text, None if it does not.
 
     Args:
+        decoded: the text of the ids, without control tokens.
         called: the turn has a recorded call.
     """
     content, reasoning = row["content"] or "", row["reasoning"] or ""
-    decoded = chat.decode(chat.without_end(output.tolist()), skip_special=True)
     if "\ufffd" in decoded:
         decoded = decoded.replace("\ufffd", "")
         content, reasoning = content.replace("\ufffd", ""), reasoning.replace("\ufffd", "")
@@ -131,12 +145,17 @@ def _squeezed(text: str) -> str:
 def text_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     """Judge the figures."""
     native, wrong, empty = counted["native"], counted["wrong"], counted["without_text"]
-    figures: dict[str, object] = {"native": native, "without_text": empty, "wrong": wrong}
     if not native:
-        return CheckOutcome.not_applicable(TEXT, "no label has recorded ids.", figures)
+        return CheckOutcome.not_applicable(TEXT, "no label has recorded ids.", {"native": 0})
+    figures: dict[str, object] = {name: n for name, n in counted.items() if name != "first"}
     if not wrong:
-        message = f"The recorded ids of {native - empty} labels decode to the recorded text."
-        message += f" {empty} were recorded without text." if empty else ""
+        message = (
+            f"The recorded ids of {native - empty} labels decode to the recorded text, {counted['own_white_space']} of "
+            f"them with other white space. {counted['own_splits']} of {counted['split']} have other ids than the "
+            "tokenizer has for their text; they are trained as recorded."
+        )
+        if empty:
+            message += f" {empty} were recorded without text; {counted['text_unchecked']} of them have ids of a text."
         return CheckOutcome(TEXT, True, message, figures=figures)
     message = (
         f"The recorded ids of {wrong} of {native} labels do not decode to the recorded text, first "
@@ -210,7 +229,7 @@ def tools_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     message = (
         f"{wrong} of {calling} labels with structured calls have prompts that offer no tools, first "
         f"{counted['first'][0]} ({', '.join(f'{name} {n}' for name, n in names.most_common(3))}). The student would "
-        "learn to call tools that it is not shown: import the tool schemas with the runs (`tools`), set pairs.tools, "
-        'or accept it: gates.override.tools_offered = "why".'
+        "learn to call tools that it is not shown: import their schemas (`tools` in the rows, or options.tools of the "
+        'rollout set), set pairs.tools, or accept it: gates.override.tools_offered = "why".'
     )
     return CheckOutcome(TOOLS, False, message, figures=figures)

@@ -217,11 +217,13 @@ def conversation(
 
 def _answered(earlier: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the id and tool of the call that the next result answers: results follow in the order of the calls."""
-    for results, message in enumerate(reversed(earlier)):
-        if message["role"] != "tool":
+    results = 0
+    for message in reversed(earlier):
+        if message["role"] == "assistant":
             calls = message.get("tool_calls") or ()
             call = calls[min(results, len(calls) - 1)] if calls else None
             return {"tool_call_id": call["id"], "name": call["function"]["name"]} if call else {}
+        results += message["role"] == "tool"
     return {}
 
 

@@ -10,8 +10,9 @@ closing tag after the call is ignored.
     closed          keep                 drop                 cut
 
 Cutting removes everything up to the first closing tag and the newline ids after it. An output whose tags are all in
-code is dropped, since nothing tells whether it has thoughts. If a think tag is left, or the ids
-cannot be cut there because one of them has more text than the tag and newlines, the output is dropped.
+code is kept if the tail is closed; otherwise it is dropped, since nothing tells whether it has thoughts. If a think tag
+is left outside code, or the ids cannot be cut there because one of them has more text than the tag and newlines, the
+output is dropped.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ def strip_output(output: np.ndarray, tail: Tail, chat: ChatFormat) -> Stripped:
     """Apply the table above to one output, (n,) int32."""
     if tail != "open" and not has_think(output, chat):
         return Stripped(output)
+    if tail == "closed" and not _TAGS.search(without_code(chat.decode(output.tolist()))):
+        return Stripped(output)
     calls = spans(output, CALL, chat)
     limit = calls[0][0] if calls else len(output)
     opens, closes = ([end for _, end in spans(output, tag, chat) if end <= limit] for tag in (THINK, THINK_END))
@@ -69,7 +72,7 @@ def strip_output(output: np.ndarray, tail: Tail, chat: ChatFormat) -> Stripped:
         return Stripped(output, reason=QUOTED)
     if close and not _ends_in_tag(output[:close], chat):
         return Stripped(output, reason=JOINED)
-    if has_think(rest, chat):
+    if has_think(rest, chat) and _TAGS.search(without_code(chat.decode(rest.tolist()))):
         return Stripped(output, reason=SECOND if has_think(output[cut:limit], chat) else AFTER_CALL)
     if cut and not len(rest[rest != chat.end_id]):
         return Stripped(output, reason=EMPTY)

@@ -40,6 +40,17 @@ DATASET = ("selected_trajectories", "tito_pairs", "upweighted_dataset")
 CHECKPOINTS = ("sft_checkpoint", "rl_checkpoint")
 
 
+def rendered_messages(
+    rows: Sequence[Mapping[str, Any]], student: StudentForm
+) -> tuple[list[dict[str, Any]], list[tuple[int, int]]]:
+    """Return `conversation` in roles that the template takes, so that other programs can render it too."""
+    messages, positions = conversation(rows, student)
+    fitted = [dict(message) for message in student.chat.roles.fit(messages)]
+    places = ([at for at, m in enumerate(each) if m["role"] == "assistant"] for each in (messages, fitted))
+    moved = dict(zip(*places, strict=True))
+    return fitted, [(turn, moved[position]) for turn, position in positions]
+
+
 @dataclass(frozen=True)
 class StudentConversation:
     """One agent's conversation, as the student's chat template renders it.
@@ -131,8 +142,8 @@ class ExportSource:
                 if splits is None:
                     continue
                 tools = self._tools(record)
-                messages, positions = conversation(self._messages(record, agent), StudentForm(self.chat, tools))
-                trained = tuple(position for turn, position in positions if turn in splits)
+                messages, turns_at = rendered_messages(self._messages(record, agent), StudentForm(self.chat, tools))
+                trained = tuple(position for turn, position in turns_at if turn in splits)
                 yield StudentConversation(record, agent, next(iter(splits.values())), messages, trained, tools)
 
     def pairs(self) -> Iterator[tuple[Mapping[str, Any], np.ndarray, Mapping[str, Any]]]:
@@ -185,7 +196,8 @@ class ExportSource:
 
     def first_messages(self, record: RolloutRecord, agent: AgentRecord) -> list[dict[str, Any]]:
         """Return the messages that a student reads before the agent's first turn."""
-        messages, positions = conversation(self._messages(record, agent), StudentForm(self.chat, self._tools(record)))
+        rows, student = self._messages(record, agent), StudentForm(self.chat, self._tools(record))
+        messages, positions = rendered_messages(rows, student)
         return messages[: positions[0][1]] if positions else messages
 
     def _messages(self, record: RolloutRecord, agent: AgentRecord) -> list[dict[str, Any]]:

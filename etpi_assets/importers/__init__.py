@@ -29,6 +29,7 @@ from etpi_assets.importers import (
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import DetectionInput, Format, ImportResult
 from etpi_assets.importers.nearest import unknown_row
+from etpi_assets.importers.source import Unreadable, field, tool_schemas_of
 from etpi_assets.specs.plugins import near, plugin, plugin_names, unknown
 from etpi_assets.trajectories.records import RolloutRecord
 
@@ -68,6 +69,7 @@ def import_runs(format: str, path: Path, options: Mapping[str, Any] | None = Non
     for unit in importer.units(path):
         for item in importer.results(unit, path, parsed):
             if isinstance(item, RolloutRecord):
+                item.tools = item.tools or parsed.tools
                 item.sample = samples[item.task_id]
                 samples[item.task_id] += 1
             yield item
@@ -135,10 +137,23 @@ def read_options(options: Mapping[str, Any]) -> Options:
             raise ValueError(f"options.{key}: unknown option.{near(key, known)} Known: {', '.join(sorted(known))}")
         if key == "capture" and value not in ("native", "retokenised"):
             raise ValueError(f"options.capture: {value!r} is neither native nor retokenised")
-        if not key.endswith("_commands"):
+        if key == "tools":
+            values[key] = _schemas(value)
+        elif not key.endswith("_commands"):
             values[key] = str(value)
         elif isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
             values[key] = tuple(value)
         else:
             raise ValueError(f"options.{key}: {value!r} is not a list of command names")
     return Options(**values)
+
+
+def _schemas(value: Any) -> list[dict[str, Any]] | None:
+    """Validate `options.tools`."""
+    try:
+        schemas = tool_schemas_of(value, "options.tools")
+    except Unreadable as error:
+        raise ValueError(f"{error.detail}; write a list of schemas") from error
+    if not all(field(schema, "function", "name") or field(schema, "name") for schema in schemas or ()):
+        raise ValueError('options.tools: each schema is {"type": "function", "function": {"name": ..., ...}}')
+    return schemas

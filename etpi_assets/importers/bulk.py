@@ -144,7 +144,7 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
         turns = characters = 0
         for unit in units:
             for item in importer.results(unit, root, options):
-                rows = _input_rows(item, source)
+                rows = _input_rows(item, source, options.tools)
                 inputs.append(rows)
                 turns += len(rows.tables.get("turns", ()))
                 characters += rows.characters
@@ -170,12 +170,16 @@ class _InputRows:
         return sum(len(value) for row in rows for value in row.values() if isinstance(value, str))
 
 
-def _input_rows(item: RolloutRecord | RejectedInput, source: ImportSource) -> _InputRows:
-    """Return the rows of a rollout or of a refusal; a rollout that cannot be converted is refused."""
+def _input_rows(item: RolloutRecord | RejectedInput, source: ImportSource, tools: list[Any] | None) -> _InputRows:
+    """Return the rows of a rollout or of a refusal; a rollout that cannot be converted is refused.
+
+    Args:
+        tools: the schemas of rollouts that record none.
+    """
     if isinstance(item, RejectedInput):
         return _refusal_row(item)
     try:
-        item.rollout_set, item.suite = source.rollout_set, source.suite
+        item.rollout_set, item.suite, item.tools = source.rollout_set, source.suite, item.tools or tools
         return _InputRows(item.source or "", to_rows(item), item.rollout_id, captured_digest(item))
     except Exception as error:
         return _refusal_row(unconvertible(item.source or "", error))

@@ -104,6 +104,7 @@ class Options:
         repo: the repository, if the source does not record it (CooperBench's folders do).
         tokenizer: chat format of token ids in the source: "tiny", "qwen3" or a folder.
         capture: how those ids were captured, if the rows do not say: "native" or "retokenised".
+        tools: schemas of the tools that prompts offer, as JSON text or tables, for runs that record none.
     """
 
     message_commands: tuple[str, ...] = ("send_message",)
@@ -112,6 +113,7 @@ class Options:
     repo: str | None = None
     tokenizer: str | None = None
     capture: str = "retokenised"
+    tools: list[dict[str, Any]] | None = None
 
 
 def chat_entries(messages: Iterable[Any], what: str) -> list[ChatEntry]:

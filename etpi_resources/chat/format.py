@@ -303,8 +303,8 @@ class ChatFormat:
 
     @cached_property
     def roles(self) -> Roles:
-        """The roles that the template takes; templates of the ChatML family take all."""
-        return Roles() if self.chatml else Roles.probe(self._bare, calls_as_text=self.template_form.as_text)
+        """The roles that the template takes."""
+        return Roles.probe(self._bare, calls_as_text=self.words.as_text)
 
     def answer(self, text: str) -> str:
         """Return an answer in words without what the template writes before it, such as a channel's name."""
@@ -479,8 +479,7 @@ class ChatFormat:
     def _apply(
         self, messages: list[Any], tools: list[Any] | None, kwargs: Mapping[str, Any], generation_prompt: bool = True
     ) -> str:
-        fitted = messages if self.chatml else self.roles.fit(messages)
-        return self._bare(fitted, tools, generation_prompt, **kwargs)
+        return self._bare(self.roles.fit(messages), tools, generation_prompt, **kwargs)
 
     def _bare(self, messages: Sequence[Any], tools: list[Any] | None, generation_prompt: bool, **kwargs: Any) -> str:
         """Render the messages as they are.

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
 THINK, THINK_END, CALL, CALL_END = "<think>", "</think>", "<tool_call>", "</tool_call>"
 Span = tuple[int, int]
+_OTHER_TAGS = (
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("◁think▷", "◁/think▷"),
+)
+"""Tags of thoughts in messages that other models wrote. `<reasoning>` is left, since tasks ask for it as a form."""
 _CODE = re.compile(
     r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1[^\n]*$|\Z)|(`+)(?!`)[^\n]*?(?<!`)\2(?!`)", re.MULTILINE | re.DOTALL
 )
@@ -44,15 +52,18 @@ class Thought(NamedTuple):
 def split_thought(content: str, separate: str | None = None) -> Thought:
     """Split the text of a message into its thoughts and the rest.
 
-    Thoughts are a block at the beginning, or what precedes a `</think>` on a line of its own, because a prompt may have
-    opened the block. Tags in code, within a line of prose, or after a call are text. If other thoughts are recorded
-    apart, so is a block whose last line goes on.
+    Thoughts are a block at the beginning, in any known spelling, or what precedes a `</think>` on a line of its own,
+    because a prompt may have opened the block. Tags in code, within a line of prose, or after a call are text. If other
+    thoughts are recorded apart, so is a block whose last line goes on.
 
     Args:
         separate: the message's thoughts, if they are recorded apart from its text.
     """
     if THINK not in content and THINK_END not in content:
-        return Thought(separate or None, content)
+        other = other_block(content)
+        if other is None or (separate and separate.strip() != other[0].strip()):
+            return Thought(separate or None, content)
+        return Thought(other[0].strip("\r\n") or None, other[1].lstrip("\r\n"))
     start = len(content) - len(content.lstrip())
     if content.startswith(THINK, start):
         end = without_code(content).find(THINK_END, start)  # thoughts may quote the tag
@@ -74,6 +85,15 @@ def split_thought(content: str, separate: str | None = None) -> Thought:
     if separate and separate.strip() != inside.strip():
         inside = f"{separate}\n{inside}"
     return Thought(inside if inside.strip() else None, rest.lstrip("\r\n"), again=not separate and _has_block(rest))
+
+
+def other_block(text: str) -> tuple[str, str] | None:
+    """Return the inside of a think block in another spelling with which a text begins, and the rest; None without."""
+    for opening, closing in _OTHER_TAGS:
+        if text.lstrip().startswith(opening) and closing in text:
+            inside, _, rest = text.lstrip().removeprefix(opening).partition(closing)
+            return inside, rest
+    return None
 
 
 def think_block(thought: str) -> str:

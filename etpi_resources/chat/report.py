@@ -149,10 +149,11 @@ def _roles(chat: ChatFormat) -> Iterator[Finding]:
     roles = chat.roles
     changed = [
         (roles.system, "a system message is put before the first user message"),
+        (roles.later_system or not roles.system, "a system message after others becomes a user message"),
         (roles.results, "a tool's result becomes a user message"),
         (
-            roles.loose_results or not roles.results,
-            "a tool's result after a turn without a call becomes a user message",
+            (roles.loose_results and roles.apart_results) or not roles.results,
+            "a tool's result that does not follow a call becomes a user message",
         ),
         (roles.repeated, "user messages in a row are joined"),
     ]

@@ -23,15 +23,19 @@ class Roles:
     """Roles and positions that a template accepts.
 
     Attributes:
-        system: a system message; without, its text is put before the first user message, and a later one becomes a user
-            message.
-        results: a tool's result after a call; without, it becomes a user message.
+        system: a system message; without, its text is put before the first user message.
+        later_system: a system message that is not the first message; without, it becomes a user message, or part of a
+            system message directly before it.
+        results: a tool's result directly after a call; without, it becomes a user message.
+        apart_results: a result with another message between its call and it; without, it becomes a user message.
         loose_results: a tool's result after a turn without a call; without, it becomes a user message.
         repeated: two user messages in a row; without, they are joined.
     """
 
     system: bool = True
+    later_system: bool = True
     results: bool = True
+    apart_results: bool = True
     loose_results: bool = True
     repeated: bool = True
 
@@ -47,26 +51,34 @@ class Roles:
         calling = {"role": "assistant", "content": "", "tool_calls": [call]}
         result = {"role": "tool", "tool_call_id": call["id"], "name": "probe", "content": _SECOND}
         loose = {"role": "tool", "content": _SECOND}
+        system = {"role": "system", "content": _SECOND}
         return cls(
-            system=_shows(apply, [{"role": "system", "content": _SECOND}, user]),
+            system=_shows(apply, [system, user]),
+            later_system=_shows(apply, [user, answer, system]),
             results=_shows(apply, [user, calling, result]),
+            apart_results=_shows(apply, [user, calling, user, result]),
             loose_results=_shows(apply, [user, answer, loose]),
             repeated=_shows(apply, [user, {"role": "user", "content": _SECOND}]),
         )
 
     def fit(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages in roles that the template takes; the same messages if it takes all of them."""
+        if self == Roles():
+            return list(messages)
         fitted: list[Message] = []
         system: list[str] = []
         for message in messages:
             role = message.get("role")
-            if role == "system" and not self.system:
-                if not fitted:
-                    system.append(message["content"])
+            if role == "system" and not self.system and not fitted:
+                system.append(message["content"])
+                continue
+            if role == "system" and not self.later_system and fitted:
+                earlier = fitted[0]
+                if len(fitted) == 1 and earlier.get("role") == "system":
+                    fitted[0] = {**earlier, "content": _SEPARATOR.join([earlier["content"], message["content"]])}
                     continue
                 message, role = {"role": "user", "content": message["content"]}, "user"
-            takes_result = self.results if message.get("tool_call_id") else self.loose_results
-            if role == "tool" and not takes_result:
+            if role == "tool" and not self._takes_result(message, fitted):
                 message, role = {"role": "user", "content": message["content"]}, "user"
             if role == "user" and system:
                 message = {**message, "content": _SEPARATOR.join([*system, message["content"]])}
@@ -76,6 +88,11 @@ class Roles:
                 message = {**earlier, "content": _SEPARATOR.join([earlier["content"], message["content"]])}
             fitted.append(message)
         return fitted
+
+    def _takes_result(self, message: Message, earlier: Sequence[Message]) -> bool:
+        if not message.get("tool_call_id"):
+            return self.loose_results
+        return self.results if earlier and earlier[-1].get("role") in ("assistant", "tool") else self.apart_results
 
 
 def _shows(apply: Apply, messages: list[dict[str, Any]]) -> bool:

@@ -41,6 +41,18 @@ def test_specs_name_the_data_and_the_student(cwd):
     assert experiment.serving.template_kwargs == {"enable_thinking": False}
 
 
+def test_option_for_schemas_is_named_where_calls_have_none(cwd, capsys):
+    for tools in (True, False):
+        rows = [recorded_run(0, 2)]
+        rows = rows if tools else [{key: value for key, value in row.items() if key != "tools"} for row in rows]
+        write_runs(cwd, rows)
+        assert init("--model", QWEN, "--force") == 0
+        named = "options.tools" in capsys.readouterr().out
+        assert named is not tools
+        assert ("# tools = " in Path("specs/rollout_sets/runs.toml").read_text()) is not tools
+    load_specs()
+
+
 def test_files_that_exist_are_replaced_only_with_force(cwd, capsys):
     assert init("--model", QWEN) == 0
     file = Path("specs/experiments/runs.toml")

@@ -93,6 +93,12 @@ def test_answers_that_are_not_learnt_block(chat: ChatFormat) -> None:
     assert outcome.figures["endings_lost"] == 3
 
 
+def test_advice_for_conversations_that_the_template_refuses_is_not_about_syntax(chat: ChatFormat) -> None:
+    outcome = verdict(chat, lambda turns: with_turn(turns, 3, None, refused="the template refuses a system message"))
+    assert not outcome.passed and "the template refuses a system message" in outcome.message
+    assert "hermes" not in outcome.message
+
+
 def test_labels_without_an_end_of_turn_block(chat: ChatFormat) -> None:
     outcome = verdict(chat, lambda turns: with_turn(turns, 3, ids(chat.encode("Done."))))
     assert not outcome.passed

@@ -20,10 +20,11 @@ from etpi_assets.curation.label_syntax import LabelSyntax
 from etpi_assets.curation.pair_blocks import PairBuilder, label_checks
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.exports.conversations import _as_columns
+from etpi_assets.exports.source import rendered_messages
 from etpi_assets.importers.conversation import Options, accept_answer, chat_entries, fill_agent
 from etpi_assets.specs.experiment import GatesSection, PairsSection
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
-from etpi_assets.trajectories.tables import to_tables
+from etpi_assets.trajectories.tables import iter_turns, to_tables
 from etpi_resources.chat import format as chat_format
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.chat.marks import Thought
@@ -195,6 +196,8 @@ def test_labels_of_any_conversation_equal_the_template(
 
 # --- faults that the checks catch -----------------------------------------------------------------------------------
 
+retokenised = captured.retokenise
+
 USER = {"role": "user", "content": "Go."}
 
 
@@ -210,6 +213,27 @@ def naive_split(content: str, separate: str | None = None) -> Thought:
     )
 
 
+def without_blank_arguments(raw: Any) -> Any:
+    """Parse a call as if blank arguments were no JSON."""
+    return "the call is not valid JSON" if raw["function"]["arguments"] in ("", {}) else chat_call(raw)
+
+
+def schemas_without_nulls(column: str | None) -> Any:
+    return column and json.loads(column.replace(', "default": null', ""))
+
+
+def edited_turns(**changes: Any) -> Any:
+    """Return `retokenise` whose turns get other values: name -> function of the turn."""
+    return lambda *args, **kwargs: [
+        replace(turn, **{name: change(turn) for name, change in changes.items()})
+        for turn in retokenised(*args, **kwargs)
+    ]
+
+
+def drop_later_systems(roles: Any, messages: Any) -> list[Any]:
+    return [message for at, message in enumerate(messages) if at == 0 or message["role"] != "system"]
+
+
 def without_nulls(raw: Any) -> Any:
     parsed = chat_call(raw)
     return (
@@ -223,39 +247,79 @@ chat_call = student_form.parse_structured
 split = student_form.split_thought
 
 
-@pytest.mark.parametrize(
-    ("message", "strip", "place", "fault", "check"),
-    [
-        ({"content": "Done.", "reasoning_content": "See."}, False,
-         "etpi_assets.curation.student_form.split_thought", lambda content, separate=None: split(content),
-         "labels_equal_template"),
-        ({"content": "The tag `</think>` ends it. Go on."}, True,
-         "etpi_assets.curation.student_form.split_thought", naive_split, "labels_equal_template"),
-        ({"content": "\nDone.\n"}, True,
-         "etpi_assets.curation.student_form.StudentForm._is_verbatim", lambda self, message: True,
-         "labels_equal_template"),
-        ({"content": "", "tool_calls": [call('{"command": "ls", "depth": null}')]}, True,
-         "etpi_assets.curation.student_form.parse_structured", without_nulls, "labels_equal_template"),
-        ({"content": "<think>\nSee.\n</think>\n\nDone."}, True,
-         "etpi_assets.curation.captured.retokenise",
-         lambda *args, **kwargs: [replace(t, bare=None) for t in retokenised(*args, **kwargs)],
-         "no_think_in_output"),
-    ],
-    ids=["separate thoughts", "quoted tag", "white space", "null", "strip"],
-)  # fmt: skip
-def test_fault_in_labels_is_caught(
-    message: dict[str, Any], strip: bool, place: str, fault: Any, check: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables = tables_of([USER, {"role": "assistant", **message}], tools=[TOOL])
-    outcomes, _ = checked(bytes_chat(), tables, strip_think=strip)
-    assert all(outcome.passed for outcome in outcomes.values())
+FORM, CAPTURED = "etpi_assets.curation.student_form", "etpi_assets.curation.captured"
+THOUGHT_IN_TEXT = {"content": "<think>\nSee.\n</think>\n\nDone."}
+FAULTS = {
+    "separate thoughts are lost": (
+        {"content": "Done.", "reasoning_content": "See."}, False, f"{FORM}.split_thought",
+        lambda content, separate=None: split(content),
+    ),
+    "quoted tag ends thoughts": (
+        {"content": "The tag `</think>` ends it. Go on."}, True, f"{FORM}.split_thought", naive_split
+    ),
+    "white space": ({"content": "\nDone.\n"}, True, f"{FORM}.StudentForm._is_verbatim", lambda self, message: True),
+    "null of a call": (
+        {"content": "", "tool_calls": [call('{"command": "ls", "depth": null}')]}, True, f"{FORM}.parse_structured",
+        without_nulls,
+    ),
+    "null of a schema": ({"content": "Done."}, True, f"{CAPTURED}.recorded_tools", schemas_without_nulls),
+    "blank arguments": (
+        {"content": "", "tool_calls": [call("")]}, True, f"{FORM}.parse_structured", without_blank_arguments
+    ),
+    "thoughts stay": (THOUGHT_IN_TEXT, True, f"{CAPTURED}.retokenise", edited_turns(bare=lambda turn: None)),
+    "thoughts stay in history": (
+        THOUGHT_IN_TEXT, True, f"{CAPTURED}.retokenise",
+        edited_turns(bare=lambda turn: turn.bare and (turn.prompt_ids, turn.bare[1])),
+    ),
+    "message cut at the limit gets an end": (
+        {"content": "I would", "finish_reason": "length"}, True, f"{CAPTURED}.retokenise",
+        edited_turns(output_ids=lambda turn: bytes_chat().ended(turn.output_ids)),
+    ),
+}  # fmt: skip
+"""Fault -> (an assistant message, pairs.strip_think, the code that is mended, the code without its mend)."""
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_in_labels_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    message, strip, place, fault = FAULTS[name]
+    turn = {"role": "assistant", **message}
+    # The template keeps thoughts of turns before a result, so that thoughts of history are seen.
+    before = [turn, {"role": "tool", "content": "x"}] if name == "thoughts stay in history" else []
+    tables = tables_of([USER, *before, turn], tools=[TOOL])
+    settings = {"strip_think": strip, "drop_truncated": False}
+    outcomes, _ = checked(bytes_chat(), tables, **settings)
+    assert all(outcome.passed for outcome in outcomes.values()), outcomes
     monkeypatch.setattr(place, fault)
-    outcomes, _ = checked(bytes_chat(), tables, strip_think=strip)
-    assert not outcomes[check].passed and outcomes[check].blocking
-    assert not outcomes["labels_equal_template"].passed
+    outcomes, _ = checked(bytes_chat(), tables, **settings)
+    assert not outcomes["labels_equal_template"].passed and outcomes["labels_equal_template"].blocking
+    assert outcomes["no_think_in_output"].passed is (name not in ("thoughts stay", "quoted tag ends thoughts"))
 
 
-retokenised = captured.retokenise
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "system", "content": "Act."}, {"role": "system", "content": "Two steps."}, USER],
+        [USER, {"role": "assistant", "content": "Look."}, {"role": "system", "content": "Two steps."}],
+        [USER, {"role": "assistant", "content": "", "tool_calls": [call("{}")]},
+         {"role": "system", "content": "Two steps."}, {"role": "tool", "tool_call_id": "c0", "content": "a"}],
+    ],
+    ids=["first", "later", "before a result"],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["qwen3_6_bytes", "gpt_oss", "gemma4", "gemma3", "llama3_1"])
+def test_later_system_message_is_kept_and_its_loss_is_caught(
+    name: str, messages: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "gemma3" and any("tool_calls" in message for message in messages):
+        return  # its template writes no calls
+    tokenizer = byte_tokenizer(FAMILIES[name.removesuffix("_bytes")])
+    chat = ChatFormat(name, tokenizer, tokenizer.chat_template)
+    tables = tables_of([*messages, {"role": "assistant", "content": "Done."}], tools=None)
+    outcome = checked(chat, tables)[0]["labels_equal_template"]
+    assert outcome.passed and outcome.figures["compared"] == len(tables["turns"]), outcome.message
+    prompt = chat.decode(next(reversed([i for _, i, _ in iter_turns(checked(chat, tables)[1]["pairs"])])))
+    assert "Two steps." in prompt and (messages[-1]["role"] != "tool" or prompt.count("a") > prompt.count("assistant"))
+    monkeypatch.setattr("etpi_resources.chat.roles.Roles.fit", drop_later_systems)
+    assert not checked(chat, tables)[0]["labels_equal_template"].passed
 
 
 def test_bos_of_a_chatml_template_is_written_and_its_loss_is_caught(
@@ -368,6 +432,17 @@ def test_columns_of_an_export_render_as_the_conversation(name: str) -> None:
     assert rendered[0] == rendered[1] and "See." in rendered[0] and "depth" in rendered[0]
 
 
+@pytest.mark.parametrize("name", ["qwen3_6", "gemma3"])
+def test_exported_messages_have_roles_that_the_template_takes(name: str) -> None:
+    tokenizer = byte_tokenizer(FAMILIES[name])
+    chat = ChatFormat(name, tokenizer, tokenizer.chat_template)
+    system, answer = {"role": "system", "content": "Act."}, {"role": "assistant", "content": "Look."}
+    rows = tables_of([system, USER, answer, system, {**answer, "content": "Done."}])["messages"].to_pylist()
+    messages, positions = rendered_messages(rows, student_form.StudentForm(chat))
+    assert [messages[at]["content"] for _, at in positions] == ["Look.", "Done."]
+    assert chat.tokenizer.apply_chat_template(messages, tokenize=False).count("Act.") == 2
+
+
 def test_call_without_any_offered_tool_is_caught() -> None:
     calling = [USER, {"role": "assistant", "content": "", "tool_calls": [call('{"command": "ls"}')]}]
     flattened = [USER, {"role": "assistant", "content": '[tool_use run] {"command": "ls"}'}]
@@ -432,3 +507,61 @@ def test_stripped_labels_of_a_vocabulary_without_think_tokens_have_no_think_text
     assert all(built["pairs"]["think_removed"].to_pylist())
     prompts = chat.decode([i for ids in built["pairs"]["suffix_ids"].to_pylist() for i in ids])
     assert "think>" not in prompts and "See." not in prompts
+
+
+def test_recorded_ids_that_the_template_would_not_write_are_counted_and_not_refused() -> None:
+    chat = bytes_chat()
+    messages = [USER, {"role": "assistant", "content": "Look."}, USER, {"role": "assistant", "content": " Done. "}]
+    tables = tables_of(messages)
+    _, rendered = checked(chat, tables)
+    prompts = [prompt.tolist() for _, prompt, _ in iter_turns(rendered["pairs"])]
+    first, last = chat.encode("Look."), chat.encode("Done.")
+    turns = tables["turns"].to_pylist()
+    turns[0] |= {"capture": "native", "suffix_ids": prompts[0], "output_ids": [*first, chat.end_id]}
+    again = chat.prompt_ids([{"role": "user", "content": "A summary."}])
+    turns[1] |= {"capture": "native", "suffix_ids": again, "output_ids": [*last, chat.end_id]}
+    native = {**tables, "turns": pa.Table.from_pylist(turns, tables["turns"].schema)}
+    outcomes, built = checked(chat, native, capture="native")
+    assert len(built["pairs"]) == 2 and all(outcome.passed for outcome in outcomes.values()), outcomes
+    figures = outcomes["labels_equal_template"].figures
+    assert (figures["compared"], figures["own_history"], figures["own_label"]) == (2, 1, 1)
+    assert outcomes["recorded_text"].figures["own_splits"] == 0
+    turns[0]["content"], turns[1]["content"] = "Look .", None
+    native["turns"] = pa.Table.from_pylist(turns, tables["turns"].schema)
+    figures = checked(chat, native, capture="native")[0]["recorded_text"].figures
+    assert (figures["own_white_space"], figures["without_text"], figures["text_unchecked"]) == (1, 1, 1)
+
+
+@needs_qwen
+def test_splits_of_recorded_ids_that_are_not_the_tokenizers_are_counted() -> None:
+    chat = chat_of("qwen3")
+    pieces = [i for letter in "Look." for i in chat.encode(letter)]
+    key = {"rollout_id": ["r", "r"], "agent_id": ["a", "a"], "turn": [0, 1]}
+    outputs = pa.array([[*pieces, chat.end_id], [*chat.encode("Look."), chat.end_id]], pa.list_(pa.int32()))
+    turns = pa.table({**key, "content": ["Look."] * 2, "reasoning": [None] * 2, "output_ids": outputs})
+    messages = pa.table({**key, "tool_calls": pa.array([None, None], pa.string())})
+    pairs = pa.table({**key, "capture": ["native"] * 2})
+    figures = recorded_text.text_figures(turns, messages, pairs, chat)
+    assert recorded_text.text_outcome(figures).passed and figures["own_splits"] == 1
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"), ("<|begin_of_thought|>", "<|end_of_thought|>")],
+)
+@pytest.mark.parametrize("name", ["bytes", "llama3_1", "gemma4"])
+def test_thoughts_in_other_spellings_are_stripped_and_their_loss_is_caught(
+    name: str, opening: str, closing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = bytes_chat() if name == "bytes" else chat_of(name)
+    turn = {"role": "assistant", "content": f"{opening}\nSee.\n{closing}\n\nLook."}
+    tables = tables_of([USER, turn, USER, {"role": "assistant", "content": f"Write {opening} and {closing}."}])
+    outcomes, built = checked(chat, tables)
+    assert all(outcome.passed for outcome in outcomes.values()), outcomes
+    first, second = labels(chat, built)
+    assert first.startswith("Look.") and "See." not in first and opening in second
+    outcomes, built = checked(chat, tables, strip_think=False, history_think="keep")
+    assert outcomes["labels_equal_template"].passed and "See." in labels(chat, built)[0]
+    monkeypatch.setattr("etpi_resources.chat.marks.other_block", lambda text: None)
+    outcomes, _ = checked(chat, tables)
+    assert not outcomes["labels_equal_template"].passed and not outcomes["no_think_in_output"].passed

@@ -201,6 +201,18 @@ def test_rows_of_verifiers_have_their_calls_and_tools(tmp_path):
     assert detect(write_lines(tmp_path / "b.jsonl", [with_steps])) == "trl"
 
 
+def test_schemas_of_the_options_are_for_runs_that_record_none(tmp_path):
+    row, named = verifiers_row(), [tool("other", x="string")]
+    path = write_lines(tmp_path / "a.jsonl", [row, {k: v for k, v in row.items() if k not in ("info", "tools")}])
+    for tools in (named, json.dumps(named)):
+        first, second = import_runs("auto", path, {"tools": tools})
+        assert isinstance(first, RolloutRecord) and isinstance(second, RolloutRecord)
+        assert first.tools == only(write_lines(tmp_path / "b.jsonl", [row])).tools and second.tools == named
+    for tools in ("other", [{"x": 1}], 3):
+        with pytest.raises(ValueError, match=r"options\.tools"):
+            list(import_runs("auto", path, {"tools": tools}))
+
+
 def test_rows_of_swift_join_the_calls_of_a_turn(tmp_path):
     rollout = row_of(tmp_path, swift_row())
     agent = rollout.agents[0]
