@@ -110,8 +110,8 @@ class Oracle:
         }  # fmt: skip
         native = self.section.capture == "native"
         if native:  # a model wrote them, so one conversation of a block is enough to count
-            sampled = block["messages"]["rollout_id"].slice(0, 1)
-            is_sampled = pc.field("rollout_id").isin(sampled)
+            sampled = block["messages"]["rollout_id"].slice(0, 1).to_pylist()
+            is_sampled = pc.field("rollout_id").isin(pa.array(sampled, pa.string()))
             block, pairs = {k: t.filter(is_sampled) for k, t in block.items()}, pairs.filter(is_sampled)
         if not len(pairs):
             return counted
