@@ -105,10 +105,10 @@ def _sentences(lake: Lake, experiment: str, changed: Sequence[Change]) -> list[s
     """Say which of all metrics fell, and for which the rollouts are too few to tell; link to the lost tasks."""
     evaluated = lake.current(Ref("eval_rollouts", "experiment", experiment))
     sentences = list(stopping.sentences(evaluated.notes)) if evaluated else []
-    for word, begins in (("fell", "FELL"), ("lower", "lower, but not certain at this n")):
+    for word, title in (("fell", "FELL"), ("lower", "lower, but not certain at this n")):
         those = [change for change in changed if change.word == word]
         listed = [f"{c.metric} {c.decoding} {c.value_before:.2f} → {c.value_after:.2f}" for c in those]
-        sentences += [f"{begins}: {', '.join(listed)}"] if those else []
+        sentences += [f"{title}: {', '.join(listed)}"] if those else []
         if any(change.metric == "solved" for change in those):
             sentences.append(f"tasks that the student lost: {view_url(regressions_page(experiment))}")
     if changed and not any(change.word in ("fell", "lower") for change in changed):

@@ -34,11 +34,12 @@ def unified_diff(before: Mapping[str, str], after: Mapping[str, str]) -> str:
 def _is_large(old: str, new: str) -> bool:
     if len(old) + len(new) > _MOST_CHARACTERS:
         return True
-    lines, others = Counter(_lines(old)), Counter(_lines(new))
-    total = others.total()
+    old_lines, new_lines = Counter(_lines(old)), Counter(_lines(new))
+    total = new_lines.total()
     # difflib itself ignores lines that are more than a hundredth of a long file.
     popular = total // 100 + 1 if total >= 200 else total
-    return sum(count * others[line] for line, count in lines.items() if others[line] <= popular) > _MOST_PAIRS
+    pairs = (count * new_lines[line] for line, count in old_lines.items() if new_lines[line] <= popular)
+    return sum(pairs) > _MOST_PAIRS
 
 
 def _replaced(old: str, new: str, old_name: str, new_name: str) -> str:

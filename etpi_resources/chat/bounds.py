@@ -27,24 +27,24 @@ class Generation(jinja2.ext.Extension):  # {% generation %} of transformers
 def refuse(message):
     raise jinja2.TemplateError(message)
 
-given = json.loads(sys.stdin.buffer.read())
-resource.setrlimit(resource.RLIMIT_CPU, (given["seconds"], given["seconds"]))
-resource.setrlimit(resource.RLIMIT_AS, (given["bytes"], given["bytes"]))
+request = json.loads(sys.stdin.buffer.read())
+resource.setrlimit(resource.RLIMIT_CPU, (request["seconds"], request["seconds"]))
+resource.setrlimit(resource.RLIMIT_AS, (request["bytes"], request["bytes"]))
 environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
 )
 environment.filters["tojson"] = lambda value, **_: json.dumps(value)
 environment.globals |= {"raise_exception": refuse, "strftime_now": lambda _: "2026-01-01"}
 try:
-    template = environment.from_string(given["template"])
+    template = environment.from_string(request["template"])
 except Exception:
     sys.exit(0)  # whoever renders it says what is wrong with it
-for conversation in given["conversations"]:
+for conversation in request["conversations"]:
     written = 0
     try:
         for text in template.generate(conversation):
             written += len(text)
-            if written > given["most"]:
+            if written > request["most"]:
                 sys.exit(7)
     except MemoryError:
         sys.exit(7)
@@ -64,10 +64,10 @@ def require_bounded(template: str) -> None:
     Raises:
         TemplateUnbounded: it does not keep within them.
     """
-    given = {"template": template, "conversations": _conversations(), "most": MOST_CHARACTERS}
-    given |= {"seconds": SECONDS, "bytes": MOST_BYTES}
+    request = {"template": template, "conversations": _conversations(), "most": MOST_CHARACTERS}
+    request |= {"seconds": SECONDS, "bytes": MOST_BYTES}
     line = [sys.executable, "-I", "-c", _PROGRAM]
-    done = subprocess.run(line, input=json.dumps(given).encode(), capture_output=True, check=False)
+    done = subprocess.run(line, input=json.dumps(request).encode(), capture_output=True, check=False)
     if done.returncode < 0:
         raise TemplateUnbounded(f"the chat template takes more than {SECONDS} s of computing for small conversations")
     if done.returncode == _TOO_LONG:
