@@ -55,10 +55,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     pages = {source: target for target, source in OUTSIDE.items()}
 
     def site_link(match: re.Match[str]) -> str:
-        link = match["link"]
+        link, code = match["link"], match["code"]
+        if code and "<![" in code:  # Python's parser of HTML, which reads the page first, refuses it
+            characters = code.strip("`").replace("\\|", "|")
+            return f"<code>{''.join(c if c.isalnum() else f'&#{ord(c)};' for c in characters)}</code>"
         if match["brackets"]:
             return match[0].replace("[", "\\[")  # `[one] [two]` is no reference
-        if match["code"] or re.match(r"[a-z]+:|#", link):
+        if code or re.match(r"[a-z]+:|#", link):
             return match[0]
         path, _, anchor = link.partition("#")
         target = Path(os.path.normpath(folder / path)).relative_to(ROOT).as_posix()

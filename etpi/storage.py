@@ -21,7 +21,7 @@ def verify(*, deep: bool, since: datetime | None, move: bool) -> int:
     Stdout has a line for each damaged part, `PATH: FAULT`; the summary goes to stderr.
     """
     lake = Lake.open()
-    with lake.alone() if move else nullcontext():
+    with lake.exclusive_lock() if move else nullcontext():
         result = audit(lake, deep=deep, since=since)
         for damage in result.damages:
             needed = f"needed by {', '.join(map(str, damage.refs))}" if damage.refs else "no pointer needs it"
@@ -48,7 +48,7 @@ def collect_garbage(*, older_than: int, yes: bool) -> int:
 @disk_errors()
 def _remove(plan: Callable[[Lake], list[Part]], yes: bool) -> int:
     lake = Lake.open()
-    with lake.alone() if yes else nullcontext():
+    with lake.exclusive_lock() if yes else nullcontext():
         parts = plan(lake)
         sizes = Counter[tuple[str, str]]()  # one line for all folders of a version
         for part in parts:

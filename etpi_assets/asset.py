@@ -281,7 +281,7 @@ class AssetRecipe:
             HardwareMissing: the experiment requires hardware that this machine lacks.
         """
         run = AssetRun(self.node, key, resources, log, context)
-        with run.lake.in_use(run.log):  # nothing is removed from the lake meanwhile
+        with run.lake.shared_lock(run.log):  # nothing is removed from the lake meanwhile
             return self._execute(run, key, resources, consent)
 
     def _execute(self, run: AssetRun, key: str, resources: Resources, consent: AbstractSet[Consent]) -> Outcome:

@@ -53,7 +53,7 @@ class WorkerKind:
     """Resources of an executor's workers, and their start and end.
 
     Attributes:
-        resource: Ray's; a call takes one of it.
+        resource: Ray's resource, of which a call takes one.
         calls: slots of one process. A scripted rollout keeps its process busy for less than an eighth of its time.
         most: how many workers may run, all nodes together; None: as many as the nodes offer.
         idle_only: start workers only where the resource is free now, and let calls wait as long as it is nowhere free;
@@ -200,7 +200,7 @@ class ClusterExecutor(Executor):
         return sum(len(worker.running) for worker in self._workers)
 
     def _use_nodes(self) -> None:
-        """Start the workers that nodes lack, as far as there are calls for them: first one on each node."""
+        """Start missing workers while calls wait: first one on each node."""
         offering = [n for n in nodes() if n.offers(self._resource) and n.node_id not in self._refused]
         if offering or self._workers:
             self._waited = time.monotonic() if offering else self._waited
@@ -237,7 +237,7 @@ class ClusterExecutor(Executor):
         return -(-node.offers(self._resource) // self._kind.calls)
 
     def _slots(self, node: RayNode, number: int) -> int:
-        """Return how many of a node's slots its worker of this number has; 0 if it has none of this number."""
+        """Return the number of slots of a node's worker of this number; 0 if it has no such worker."""
         processes, total = self._processes(node), node.offers(self._resource)
         return total // processes + (number < total % processes) if number < processes else 0
 
@@ -315,8 +315,8 @@ class ClusterExecutor(Executor):
         call.future.set_exception(outcome.error)
 
     def _admit(self, worker: _Worker, identity: WorkerIdentity) -> None:
-        """Refuse a worker with other code. A node that was there at the start stops the run; one that joined later is
-        only not used."""
+        """Refuse a worker with other code. If its node was there at the start, the run stops; otherwise the node is
+        not used."""
         self._starts[worker.node.node_id] = 0
         if identity.code == self._code:
             if identity.unseen:
@@ -332,7 +332,7 @@ class ClusterExecutor(Executor):
         self._refuse(worker, error)
 
     def _bury(self, worker: _Worker, error: Exception) -> None:
-        """Queue the calls of a dead worker again, before the others."""
+        """Queue the calls of a dead worker again, ahead of the others."""
         calls = list(worker.running.values())
         self._drop(worker)
         if worker.starting is not None:

@@ -105,8 +105,8 @@ class PrefixTree:
         return predictors
 
     def branches(self) -> Iterator[tuple[np.ndarray, int]]:
-        """Yield each branch in order: the indices of its tokens, and how many of the first of them are in an earlier
-        branch."""
+        """Yield each branch in order: the indices of its tokens, and the length of the prefix that an earlier branch
+        shares."""
         last_leaf = -1
         inner = set(self.parents.tolist())
         for leaf in range(len(self)):

@@ -1,7 +1,8 @@
 """Shrink an experiment and everything that it reads to a size that a CPU runs in minutes.
 
-Methods, templates, parsers, checks and exports stay. Models become random ones, teachers a server of reference
-solutions, data that are not here stand-ins of the same form; each replacement is recorded as a need of the real run.
+Methods, templates, parsers, checks and exports stay. Random models replace models, a server of reference solutions
+replaces teachers, and stand-ins of the same form replace absent data; each replacement is recorded as a need of the
+real run.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ part (`heldout_names_unseen`) of the names of a few held-out tasks."""
 
 @dataclass(frozen=True)
 class Need:
-    """Something that the real run needs and the rehearsal replaced: which asset of which real spec, and what."""
+    """A need of the real run that the rehearsal replaced, with the asset and the real spec."""
 
     asset: str
     key: str
@@ -75,7 +76,7 @@ class Rehearsal:
         folder: everything of the rehearsal: specs, models, stand-ins, the lake.
         served: rollout sets whose teacher the rehearsal serves, by name, with the port.
         stand_in_suites: suites whose tasks are stand-ins.
-        stand_in_teacher: whether some teacher is one, or some recorded runs are.
+        stand_in_teacher: whether a teacher, or recorded runs, are stand-ins.
     """
 
     name: str
@@ -107,7 +108,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Return what this machine has."""
+    """Return the programs of this machine."""
     try:
         vllm_program()
         vllm = True
@@ -207,7 +208,7 @@ def _rollout_set(name: str, specs: Specs, small: Rehearsal, machine: Machine) ->
 
 
 def _few(spec: RolloutSetSpec) -> int:
-    """Return how many tasks: more where turns cost nothing."""
+    """Return the number of tasks: more where turns cost nothing."""
     return TASKS if spec.engine is None or spec.engine.kind != "scripted" else 6 * TASKS
 
 
@@ -291,7 +292,7 @@ def _base(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
 
 
 def _chat_format(name: str, small: Rehearsal) -> str:
-    """Return the name of a chat format or template that is here: itself, or a folder that stands in for it."""
+    """Return the name of an available chat format or template: itself, or the folder that replaces it."""
     if students.tokenizer_here(name):
         return name
     repo = name.removeprefix(students.HUB).partition("@")[0]

@@ -74,7 +74,7 @@ class ShownAgent:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Agents, and rounds: of each round the turn of every agent, None for an agent that has none.
+    """Agents and rounds. A round has a turn of each agent, or None.
 
     Attributes:
         clock: "round" where the agents advance together, "time" where turns are ordered by when they ended, "number"
@@ -175,7 +175,7 @@ def _with_mail(turns: Sequence[ShownTurn]) -> list[ShownTurn]:
 
 
 def _find_letter(mail: SentMessage, letters: Sequence[SentMessage], read: Container[int]) -> int | None:
-    """Return the place of the earliest unread letter that a received message can be."""
+    """Return the index of the earliest unread sent message that matches a received one."""
     for place, letter in enumerate(letters):
         to_reader = letter.sender == mail.sender and letter.receiver in (mail.receiver, EVERYBODY)
         if place not in read and to_reader and letter.text.strip() == mail.text.strip():

@@ -1,6 +1,6 @@
 """Probes of a served checkpoint, run before its evaluation rollouts.
 
-They test that the server serves what was trained, and that the checkpoint acts on held-out prompts. Each probe tests
+They test that the server serves the trained weights, and that the checkpoint acts on held-out prompts. Each probe tests
 one checkpoint on one set of first-turn prompts; `verdicts` turns the results into checks.
 """
 
@@ -201,9 +201,9 @@ def calls_round_trip(
 def differs_from_base(trained: Sequence[Completion], base: BaseTurns, floor: float) -> ProbeResult:
     """Test that greedy turns on training prompts differ from the base's in their ids or in their probabilities.
 
-    They differ in neither if an adapter never loaded. A policy may end where it says what the base says, but surer. A
-    difference of probabilities is one that exceeds twice what the base differs from itself by; ids are one where the
-    base repeats its own.
+    They differ in neither if an adapter never loaded. A policy may end with the base's own answers, at higher
+    probability. Probabilities differ if their difference exceeds twice that of two samples of the base; ids count
+    where the base repeats its own.
     """
     bound = max(LEAST_GAP, 2 * base.noise)
     same = [
@@ -216,8 +216,8 @@ def differs_from_base(trained: Sequence[Completion], base: BaseTurns, floor: flo
 
 
 def _mean_gap(one: Completion, other: Completion) -> float:
-    """Return the mean difference of two turns' log-probabilities over the ids that both begin with, in nats a token; 0
-    if the engine returned none."""
+    """Return the mean difference of two turns' log-probabilities over their common first ids, in nats a token; 0 if
+    the engine returned none."""
     gaps = []
     for i, j, a, b in zip(
         one.output_ids or (), other.output_ids or (), one.logprobs or (), other.logprobs or (), strict=False

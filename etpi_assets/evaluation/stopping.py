@@ -61,7 +61,7 @@ def look(stop: StopSection, tasks: int, rollouts: pa.Table, scored: Mapping[str,
     """Measure the rule's metric on all rollouts so far.
 
     Args:
-        tasks: how many tasks they are of.
+        tasks: the number of tasks with rollouts.
         scored: the tables `scores` and `agent_scores` of these rollouts.
     """
     estimate = _estimate(stop, rollouts, scored["scores"], scored["agent_scores"])
@@ -96,7 +96,7 @@ def conclude(stop: StopSection, looks: Sequence[Look], budget: int, why: str | N
 
 
 def sentences(notes: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what reports and the console say of the manifest notes of an evaluation; nothing if it had no rule."""
+    """Yield the sentences of reports and console on the manifest notes of an evaluation; none without a rule."""
     if stopped := notes.get("stop"):
         last = stopped["looks"][-1]
         interval = (

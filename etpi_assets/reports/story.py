@@ -42,7 +42,7 @@ def sentences(
     verdicts: Sequence[Mapping[str, Any]],
     checks: Sequence[Mapping[str, Any]],
 ) -> list[Sentence]:
-    """Return what happened.
+    """Return the sentences of a report.
 
     Args:
         split: of the evaluation's tasks.

@@ -1,4 +1,4 @@
-"""Notice that a server answers with other weights than before, under the same name."""
+"""Detect that a server has other weights than before, under the same name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GRPO as a recipe: from a checkpoint, tasks and an `rl` section to checkpoints in the lake and rows of its tables.
+"""GRPO: from a checkpoint, tasks and an `rl` section to checkpoints in the lake and rows of its tables.
 
 The worker process holds the policy and generates; tasks, sandboxes, judging and rewards stay in this process, and the
 two communicate over `policy_link`. So the worker needs no etpi_assets, and a rollout of reinforcement goes through the
@@ -90,12 +90,12 @@ class GrpoRequest:
 
     @property
     def label(self) -> str:
-        """Heads the trainer's log lines."""
+        """Return the prefix of the trainer's log lines."""
         return f"grpo of {self.experiment}, seed {self.seed}"
 
     @property
     def key(self) -> str:
-        """A hash of all that the result depends on."""
+        """Return the hash of all inputs of the result."""
         depends = {
             "base": self.base_id,
             "section": self.section.model_dump(mode="json") | {"dtype": self.dtype},
@@ -109,7 +109,7 @@ class GrpoRequest:
 
     @property
     def identity(self) -> Identity:
-        """The names and keys that its rollouts are recorded with."""
+        """Return the names and keys of the recorded rollouts."""
         return Identity(
             spec_key=self.key,
             origin="rl",

@@ -1,4 +1,4 @@
-"""Fine-tuning as a recipe: from a base, a dataset and a train section to checkpoints in the lake and their rows.
+"""Fine-tuning: from a base, a dataset and a train section to checkpoints in the lake and their rows.
 
 The same base, sequences, train section, seed, template and trainer code give the same checkpoints for every experiment,
 so `kept` stores them by these and no experiment trains them again.
@@ -40,7 +40,7 @@ class SftRequest:
     """One fine-tuning run.
 
     Attributes:
-        experiment: heads the trainer's log lines; no part of the key.
+        experiment: prefix of the trainer's log lines; not part of the key.
         base_id, base_folder: the checkpoint that training starts from, and the folder of its files.
         files: sequence files (parquet) -> sha256 of each.
         train: the spec's section. seed: of the data's order and the adapter's initial values.
@@ -65,12 +65,12 @@ class SftRequest:
 
     @property
     def label(self) -> str:
-        """Heads the trainer's log lines."""
+        """Return the prefix of the trainer's log lines."""
         return f"sft of {self.experiment}, seed {self.seed}"
 
     @property
     def key(self) -> str:
-        """A hash of all that the result depends on."""
+        """Return the hash of all inputs of the result."""
         depends = {
             "base": self.base_id,
             "files": list(self.files.values()),

@@ -128,7 +128,7 @@ class Lake:
             LakeError: checks, notes, inputs or seeds are not JSON.
             SecretFound: a table or the manifest contains the value of a key; nothing is published.
         """
-        with self.in_use():  # else its files would belong to no version for a moment
+        with self.shared_lock():  # else its files would belong to no version for a moment
             with self.staging() as staging:
                 described: dict[str, Any] = {}
                 for name in sorted(tables):
@@ -168,7 +168,7 @@ class Lake:
         """
         if manifest.blocked:
             raise LakeError(f"{manifest.ref}: {manifest.version} failed a blocking check, so it cannot become current")
-        with self.in_use():
+        with self.shared_lock():
             for name in manifest.tables:
                 self.files_of(manifest, name)
             return self._set_pointer(manifest)
@@ -431,15 +431,15 @@ class Lake:
         return self._lock_file(name)
 
     @contextmanager
-    def in_use(self, log: Callable[[str], None] | None = None) -> Iterator[None]:
-        """Keep `alone` out while versions are made or copied; any number of processes may do so at once."""
+    def shared_lock(self, log: Callable[[str], None] | None = None) -> Iterator[None]:
+        """Exclude `exclusive_lock` while versions are published or copied; many processes may hold it at once."""
         locks = lake_locks(self.root)
         with locks.hold(self._lock_file(_WHOLE), shared=True, log=log, what="the lake", doing="changing"):
             yield
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep every run out, and backups that take the lock, while files are removed.
+    def exclusive_lock(self) -> Iterator[None]:
+        """Exclude every run, and backups that take the lock, while files are removed.
 
         Raises:
             LakeBusy: a run or a backup is under way; the message names it.
@@ -448,7 +448,7 @@ class Lake:
         with ExitStack() as stack:
             try:
                 stack.enter_context(locks.hold(whole, wait=False, what="the lake"))
-                held = self.held_locks()  # by an etpi of before `in_use`
+                held = self.held_locks()  # by an earlier etpi, which takes no shared lock
             except LockHeld:
                 held = self.held_locks() or [locks.holder_of(whole)]
             if held:
@@ -457,7 +457,7 @@ class Lake:
             yield
 
     def held_locks(self) -> list[str]:
-        """Return the locks that processes hold now, each with its holder; not that of `in_use` and `alone`."""
+        """Return the locks that processes hold now, each with its holder, besides the shared and the exclusive lock."""
         locks = lake_locks(self.root)
         paths = [path for path in sorted((self.root / "locks").glob("*.lock")) if path.stem != _WHOLE]
         return [f"{path.stem} is held by {locks.holder_of(path)}" for path in paths if locks.is_held(path)]
@@ -524,7 +524,7 @@ class Lake:
 
 
 _WHOLE = "lake"
-"""The lock of `in_use` (shared) and `alone`."""
+"""The lock of `shared_lock` (shared) and `exclusive_lock`."""
 
 
 class LakeBusy(LakeError):

@@ -148,7 +148,7 @@ def test_holder_that_lost_its_lock_moves_no_pointer(lake, postgres_server, how):
             assert postgres_server.end_sessions() == 1
         with pytest.raises(LockLost, match="tito_pairs-few"):
             publish(lake, rows=5)
-        with pytest.raises(LockLost), lake.in_use():
+        with pytest.raises(LockLost), lake.shared_lock():
             lake.reinstate(good)
     assert lake.require(PAIRS) == good and audit(lake, deep=True).damages == []
     assert publish(lake, rows=5).rows == {"turns": 5}, "the next holder publishes"
@@ -186,10 +186,10 @@ def test_removal_waits_for_no_run_of_another_node_and_names_it(lake):
     with (
         lake_of_another_node(lake).hold(lake.root / "locks" / "lake.lock", shared=True),
         pytest.raises(LakeBusy, match=socket.gethostname()),
-        lake.alone(),
+        lake.exclusive_lock(),
     ):
         pass
-    with lake.alone():
+    with lake.exclusive_lock():
         assert not plan_garbage(lake, KEEP_NOTHING), "another node may not see the newest pointers yet"
         plan = plan_garbage(lake, KEEP_NOTHING, LATER)
         carry_out(lake, plan)
@@ -200,7 +200,7 @@ def test_removal_waits_for_no_run_of_another_node_and_names_it(lake):
 def test_removal_that_lost_the_lake_removes_nothing(lake, postgres_server):
     publish(lake, rows=3)
     publish(lake, rows=4)
-    with lake.alone():
+    with lake.exclusive_lock():
         plan = plan_garbage(lake, KEEP_NOTHING, LATER)
         assert plan
         postgres_server.end_sessions()

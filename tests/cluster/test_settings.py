@@ -81,8 +81,8 @@ def test_lake_of_a_cluster_is_not_changed_without_its_settings(
     written(lake, lake=str(lake))
     for change in (
         lambda: Lake.open().lock("partition"),
-        Lake.open().in_use().__enter__,
-        Lake.open().alone().__enter__,
+        Lake.open().shared_lock().__enter__,
+        Lake.open().exclusive_lock().__enter__,
     ):
         with pytest.raises(BackendError) as caught:
             change()

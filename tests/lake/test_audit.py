@@ -192,7 +192,7 @@ def test_verify_prints_each_damaged_path_on_stdout_and_sets_it_aside(lake: Lake,
 def test_nothing_is_set_aside_while_a_run_uses_the_lake(lake: Lake, monkeypatch, capsys) -> None:
     monkeypatch.setenv("ETPI_DATA", str(lake.root))
     the_file(lake).unlink()
-    with lake.in_use():
+    with lake.shared_lock():
         assert main(["verify", "--set-aside"]) == 1
     assert "is in use" in capsys.readouterr().err and lake.current(TURNS)
 

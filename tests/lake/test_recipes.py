@@ -167,11 +167,11 @@ def test_nothing_is_removed_while_a_backup_is_copied(lake: Lake) -> None:
         waiting.stdin.write(BLOCKS["backup"] + "echo copying\n")
         waiting.stdin.flush()
         assert waiting.stdout.readline() == "copying\n"
-        with pytest.raises(LakeError, match="in use"), lake.alone():
+        with pytest.raises(LakeError, match="in use"), lake.exclusive_lock():
             pass
         small_lake.put(lake, "upweighted_dataset", "a", small_lake.dataset("r9"))  # publishing goes on
         waiting.stdin.close()
-    with lake.alone():
+    with lake.exclusive_lock():
         pass
 
 

@@ -190,7 +190,7 @@ from pathlib import Path
 sys.path.insert(0, {checkout!r})
 from etpi_resources.lake.lake import Lake
 lake = Lake(Path({root!r}))
-with lake.in_use(), lake.lock("sft_checkpoint-a"):
+with lake.shared_lock(), lake.lock("sft_checkpoint-a"):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -216,10 +216,10 @@ def test_removal_refuses_while_a_run_uses_the_lake_and_names_it(family) -> None:
     script = HOLD.format(checkout=str(Path(__file__).parents[2]), root=str(lake.root))
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout and run.stdout.readline() == "held\n"
-        with pytest.raises(LakeBusy, match=rf"sft_checkpoint-a is held by process {run.pid}"), lake.alone():
+        with pytest.raises(LakeBusy, match=rf"sft_checkpoint-a is held by process {run.pid}"), lake.exclusive_lock():
             pass
         run.kill()
-    with lake.alone():
+    with lake.exclusive_lock():
         pass
 
 

@@ -121,8 +121,8 @@ def one_pass(
 
 
 def learning_rates(position: np.ndarray, schedule: Schedule, warmup: float) -> np.ndarray:
-    """Multipliers at positions in [0, 1] of the run: linear warm-up over the first share `warmup`, then the schedule
-    from 1 towards 0 (cosine: (1 + cos(pi x)) / 2; linear: 1 - x; constant: 1)."""
+    """Return multipliers at positions in [0, 1] of the run: linear warm-up over the first share `warmup`, then the
+    schedule from 1 towards 0 (cosine: (1 + cos(pi x)) / 2; linear: 1 - x; constant: 1)."""
     rise = np.minimum(1.0, position / warmup) if warmup > 0 else np.ones_like(position)
     x = np.clip((position - warmup) / max(1.0 - warmup, 1e-12), 0.0, 1.0)
     fall = {"cosine": 0.5 * (1 + np.cos(np.pi * x)), "linear": 1 - x, "constant": np.ones_like(x)}[schedule]

@@ -109,7 +109,7 @@ class States:
             save(self._shards(), storage_writer=FileSystemWriter(folder), no_dist=_alone(self._trainer))
 
     def _write_rank(self, folder: Path) -> None:
-        """Write what differs between ranks: random generators, counts of the passes since the last log line."""
+        """Write this rank's own state: random generators, counts of the passes since the last log line."""
         import numpy as np
         import torch
 
@@ -264,7 +264,7 @@ def _barrier(trainer: Any) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file that appears whole, and is on disk when this returns."""
+    """Write a file atomically and flush it to disk."""
     beside = path.with_name(f".{path.name}")
     with beside.open("wb") as file:
         file.write(content)
