@@ -62,16 +62,13 @@ def is_blocking(asset: str, check: str) -> bool:
 
 
 def undeclared(asset: str, outcomes: Iterable[CheckOutcome]) -> list[str]:
-    """Return the checks whose outcome blocks although the check is declared to warn, or the other way round.
-
-    An outcome that passed may warn only: a spec can excuse a failure. One that does not apply decides nothing.
-    """
+    """Return the failed checks that block although they are declared to warn, or the other way round."""
     infos = CHECKS.get(asset, {})
     return [
         outcome.name
         for outcome in outcomes
         if (info := infos.get(outcome.name))
-        and outcome.applicable
+        and not outcome.passed
         and outcome.blocking != info.blocking
-        and not (info.blocking and (outcome.passed or info.may_warn))
+        and not (info.blocking and info.may_warn)
     ]
