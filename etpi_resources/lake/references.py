@@ -65,13 +65,14 @@ class References:
         waiting = list(needs)
         while waiting:
             version = waiting.pop()
-            for other in self._needs(version, needs):
+            for other in self.needs(version, needs):
                 if other not in needs:
                     needs[other] = version
                     waiting.append(other)
         return needs
 
-    def _needs(self, version: Version, known: Collection[Version]) -> Iterator[Version]:
+    def needs(self, version: Version, known: Collection[Version]) -> Iterator[Version]:
+        """Yield the versions that a version itself needs; of those that trained a checkpoint, none if one is known."""
         if version.ref.set == "all":
             return
         publications = self.publications[version]

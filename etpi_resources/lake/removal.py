@@ -87,8 +87,9 @@ def plan_partitions(lake: Lake, keys: Iterable[tuple[str, str]]) -> list[Part]:
                     parts.append(Part(path, "partition", f"{set} {key}"))
     removed = {ref for ref in references.pointed if (ref.set, ref.key) in keys}
     kept = references.pointed.keys() - removed
-    needs = references.needed_by(references.roots(kept)).items()
-    if uses := sorted(f"{user} needs {version}" for version, user in needs if version.ref in removed and user):
+    users = {version for version in references.needed_by(references.roots(kept)) if version.ref not in removed}
+    needs = {(user, other) for user in users for other in references.needs(user, users) if other.ref in removed}
+    if uses := sorted(f"{user} needs {other}" for user, other in needs):
         raise LakeError("\n".join(["nothing was removed: remove both, or keep both", *uses]))
     return parts
 

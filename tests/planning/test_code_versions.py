@@ -247,6 +247,7 @@ PROGRAMS = {
     "etpi_assets.checks": "describes checks for the web page and the reference",
     "etpi_assets.definitions": "hands Dagster the assets",
     "etpi_assets.exports": "writes data for other programs; no asset holds it",
+    "etpi_resources.chat.bounds": "refuses templates before a run; those that it passes render the same",
     "etpi_resources.chat.report": "etpi model: shows what a chat template does",
     "etpi_assets.tasks.judged_rows": "a family for plugins, reached where a spec selects one",
     "etpi_assets.reports.history": "rewrites the README's tables",

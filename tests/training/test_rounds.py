@@ -67,7 +67,7 @@ class Mixed:
         command = request.privileged["payload"]["command"]
         form = random.Random(request.request_id).randrange(3)
         right = f"<thinking>a</thinking>\n```bash\n{command}\n```"
-        text = [right, right.replace(command, "ls"), command][form]
+        text = [right, right.replace(command, f"ls {command.partition(' ')[2]}"), command][form]
         ids = [*CHAT.encode(text), CHAT.end_id]
         return Completion(list(request.prompt_ids), ids, [-0.25] * len(ids), text, "stop", self.name)
 
