@@ -47,4 +47,8 @@ def _help(group: click.Group, prefix: str) -> Iterator[tuple[str, str]]:
         if isinstance(command, click.Group):
             yield from _help(command, full)
         elif command:
-            yield full, command.get_help(click.Context(command, info_name=full, terminal_width=100))
+            names = etpi.context_settings["help_option_names"]
+            yield (
+                full,
+                command.get_help(click.Context(command, info_name=full, terminal_width=100, help_option_names=names)),
+            )
