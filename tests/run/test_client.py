@@ -95,6 +95,7 @@ def _gone(pids: list[int]) -> bool:
     return not [pid for pid in pids if _command(pid)]
 
 
+@pytest.mark.slow
 def test_three_experiments_at_once_make_their_set_once_and_a_failed_one_stops_no_other(folder):
     with _started(folder, "left", "right", "third") as process:
         assert process.stderr
@@ -141,6 +142,7 @@ def test_stopped_client_leaves_no_process(folder, number, code):
         assert runs and all(run.is_finished and not run.is_success for run in runs)
 
 
+@pytest.mark.slow
 def test_run_whose_process_dies_fails_alone_and_the_next_call_finishes_it(folder):
     names = ("one", "two")
     for name in names:
