@@ -20,7 +20,8 @@ from etpi_assets.agent.patches import unified_diff
 big = "".join(f"line {n}\\n" for n in range(1_000_000))
 for old, new in ((big, big[5_000_000:] + "x"), ("", big), ("\\n".join("ab" * 40_000), "\\n".join("ba" * 40_000))):
     unified_diff({"f": old}, {"f": new})
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+# Not ru_maxrss, which exec keeps from the process that started this one.
+print(int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) >> 10)
 """
 
 
