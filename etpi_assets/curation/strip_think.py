@@ -18,10 +18,10 @@ output is dropped.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 import numpy as np
 
@@ -35,6 +35,7 @@ EMPTY = "nothing_but_think"
 JOINED = "think_joined_with_text"
 QUOTED = "think_tag_in_code"
 _TAGS = re.compile("</?think>")
+_EMPTY_BLOCK = re.compile(r"<think>[\r\n]*</think>")
 _GENERATION_PROMPT = 64
 """Ids at a prompt's end that are searched first for the beginning of its last message."""
 
@@ -137,39 +138,80 @@ def strip_history(prompt: np.ndarray, chat: ChatFormat) -> tuple[np.ndarray, int
     """Remove the think blocks of a prompt's earlier assistant messages; return the prompt and the number of ids cut.
 
     A block of newlines only stays: the template wrote it, and serving renders it too. A block that is not closed before
-    the first tool call stays, because its end is unknown.
+    the first tool call stays, because its end is unknown, and so do all blocks of a turn with several.
     """
     if not contains(prompt, (THINK_END,), chat):
         return prompt, 0
-    starts = [*np.flatnonzero(prompt == chat.turn_id).tolist(), len(prompt)]
-    pieces = [prompt[: starts[0]]]
-    # The last segment is the generation prompt, not history.
-    for start, end in pairwise(starts):
-        segment = prompt[start:end]
-        body = _assistant_body(segment, chat) if end < len(prompt) else None
-        if body is None:
-            pieces.append(segment)
-            continue
-        content = segment[body:]
-        stripped = strip_output(content, "none", chat)
-        block = content[: stripped.removed]
+    pieces = []
+    for segment, body in _history(prompt, chat):
+        stripped = strip_output(segment[body:], "none", chat)
+        block = segment[body:][: stripped.removed]
         empty = not _TAGS.sub("", chat.decode(block.tolist())).strip("\r\n")
         pieces.append(segment if empty else np.concatenate([segment[:body], stripped.ids]))
     edited = np.concatenate(pieces)
     return edited, len(prompt) - len(edited)
 
 
-def _assistant_body(segment: np.ndarray, chat: ChatFormat) -> int | None:
-    """Return where the text of an assistant message begins in its segment (`<|im_start|>assistant\\n…`).
+def thinks_in_history(prompt: np.ndarray, chat: ChatFormat) -> bool:
+    """Return whether an earlier assistant message of a prompt has think text: a block that is more than newlines.
 
-    None for other roles, and if the newline and the text after it share an id.
+    Tags in code are text. `prompt` may be the part of a prompt that follows an earlier one.
     """
-    return next((n for n in range(2, 6) if chat.decode(segment[1:n].tolist()) == "assistant\n"), None)
+    if not has_think(prompt, chat):
+        return False
+    said = (without_code(chat.decode(segment[body:].tolist())) for segment, body in _history(prompt, chat))
+    return any(_TAGS.search(_EMPTY_BLOCK.sub("", text)) for text in said)
+
+
+def _history(prompt: np.ndarray, chat: ChatFormat) -> Iterator[tuple[np.ndarray, int]]:
+    """Yield the segments of a prompt, and where the text of an earlier assistant message begins in each.
+
+    That is the segment's end for another message, and for the generation prompt.
+    """
+    pieces = segments(prompt, chat)
+    for segment in pieces[:-1]:
+        yield segment, _assistant_body(segment, chat)
+    yield pieces[-1], len(pieces[-1])
+
+
+def _assistant_body(segment: np.ndarray, chat: ChatFormat) -> int:
+    """Return where the text of an assistant message begins in its segment (`<|im_start|>assistant…`).
+
+    The segment's end for other roles, and if the header's last character and the text after it share an id.
+    """
+    if chat.turn_id == NO_TURN:
+        return 1 if len(segment) and int(segment[0]) in _before_assistant(chat) else len(segment)
+    header = chat.markers.header
+    if not chat.decode(segment[: len(header)].tolist()).startswith(header):
+        return len(segment)
+    ends = range(1, len(header) + 1)
+    return next((n for n in ends if chat.decode(segment[:n].tolist()) == header), len(segment))
+
+
+@lru_cache
+def _before_assistant(chat: ChatFormat) -> frozenset[int]:
+    """Return the control ids that an assistant's text follows in a template without a header (Mistral: `[/INST]`)."""
+    last = [chat.prompt_ids([{"role": "user", "content": "x"}])[-1]]
+    with suppress(ValueError):  # the template writes no results
+        last.append(chat.observation_ids("x", "tool")[-1])
+    return chat.control_ids.intersection(last)
+
+
+def segments(prompt: np.ndarray, chat: ChatFormat) -> list[np.ndarray]:
+    """Cut a prompt into messages; the first segment, often empty, is before the first message.
+
+    It is cut before every start-of-message id, or before every control id if the template has no such id.
+    """
+    return np.split(prompt, np.isin(prompt, _starts(chat)).nonzero()[0])
+
+
+def _starts(chat: ChatFormat) -> list[int]:
+    return [*chat.control_ids] if chat.turn_id == NO_TURN else [chat.turn_id]
 
 
 def last_turn(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
     """Return the prompt from its last start-of-message id, or last control id, on; the whole prompt if it has none."""
-    starts = [*chat.control_ids] if chat.turn_id == NO_TURN else [chat.turn_id]
+    starts = _starts(chat)
     for length in (_GENERATION_PROMPT, len(prompt)):  # most prompts end in a short generation prompt
         (turns,) = np.isin(prompt[-length:], starts).nonzero()
         if len(turns):

@@ -23,8 +23,11 @@ from etpi_assets.curation.strip_think import (
     has_think,
     strip_history,
     strip_output,
+    thinks_in_history,
+    without_tail,
 )
 from etpi_resources.chat.format import ChatFormat, load_chat_format
+from tests.support.students import FAMILIES, SMOLLM2, chat_of, needs_smollm2
 
 CHAT = load_chat_format("tiny")
 QWEN = load_chat_format("qwen3")
@@ -198,6 +201,26 @@ def test_history_keeps_unclosed_blocks_and_the_templates_empty_block():
         prompt = conversation(output, CALL)
         result, removed = strip_history(prompt, CHAT)
         assert removed == 0 and np.array_equal(result, prompt)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, pytest.param("smollm2", marks=needs_smollm2)])
+def test_recorded_history_of_any_family_is_stripped_and_what_stays_is_seen(name):
+    chat = load_chat_format(SMOLLM2) if name == "smollm2" else chat_of(name)
+
+    def history(said):
+        first = without_tail(np.asarray(chat.prompt_ids([USER]), dtype=np.int32), chat)
+        later = chat.observation_ids("Write </think>.")
+        return np.asarray([*first, *chat.as_history(chat.encode(said)), *later], dtype=np.int32)
+
+    thinking = history("<think>\nhm\n</think>\n\nDone.")
+    assert thinks_in_history(thinking, chat)
+    result, _ = strip_history(thinking, chat)
+    assert result.tolist() == history("Done.").tolist() and not thinks_in_history(result, chat)
+    for said, seen in (
+        ("<think>\nhm\n</think>\n\nDone.\n<think>\nha\n</think>\nSo.", True), ("<think>\nhm", True),
+        ("<think>\n\n</think>\n\nDone.", False), ("The tag `</think>` ends it.", False),
+    ):  # fmt: skip
+        assert strip_history(history(said), chat)[1] == 0 and thinks_in_history(history(said), chat) is seen
 
 
 def test_generation_prompt_is_not_stripped():
