@@ -159,8 +159,8 @@ def thinks_in_history(prompt: np.ndarray, chat: ChatFormat) -> bool:
     """
     if not has_think(prompt, chat):
         return False
-    said = (without_code(chat.decode(segment[body:].tolist())) for segment, body in _history(prompt, chat))
-    return any(_TAGS.search(_EMPTY_BLOCK.sub("", text)) for text in said)
+    texts = (without_code(chat.decode(segment[body:].tolist())) for segment, body in _history(prompt, chat))
+    return any(_TAGS.search(_EMPTY_BLOCK.sub("", text)) for text in texts)
 
 
 def _history(prompt: np.ndarray, chat: ChatFormat) -> Iterator[tuple[np.ndarray, int]]:

@@ -434,7 +434,7 @@ def test_exported_messages_have_roles_that_the_template_takes(name: str) -> None
     rows = tables_of([system, USER, answer, system, {**answer, "content": "Done."}])["messages"].to_pylist()
     messages, positions = rendered_messages(rows, student_form.StudentForm(chat))
     assert [messages[at]["content"] for _, at in positions] == ["Look.", "Done."]
-    assert chat.tokenizer.apply_chat_template(messages, tokenize=False).count("Act.") == 2
+    assert str(chat.tokenizer.apply_chat_template(messages, tokenize=False)).count("Act.") == 2
 
 
 def test_call_without_any_offered_tool_is_caught() -> None:
@@ -563,7 +563,7 @@ def test_developer_message_is_read_as_the_templates_system_message(name: str) ->
     assert prompts[0] == prompts[1] and "Act." in prompts[0]
     if "'developer'" in chat.template or '"developer"' in chat.template:  # the template knows the role
         shown = chat.tokenizer.apply_chat_template([first[1], USER], tokenize=False, add_generation_prompt=True)
-        assert shown.split("Act.")[1] == prompts[1].split("Act.")[1]
+        assert str(shown).split("Act.")[1] == prompts[1].split("Act.")[1]
 
 
 @needs_qwen

@@ -69,12 +69,13 @@ def test_splicing_keeps_all_other_ids_as_captured(seed, later):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_steering_is_spliced_out_under_a_template_of_any_family(name):
     chat = chat_of(name)
-    default = FirstPrompt(DEFAULT, array(chat.prompt_ids(DEFAULT)))
+    plain = array(chat.prompt_ids(DEFAULT))
+    default = FirstPrompt(DEFAULT, plain)
     steered, later = array(chat.prompt_ids(STEERED)), array(chat.ended(chat.encode("Done.")))
     result, spliced = splice(np.concatenate([steered, later]), STEERED, default, chat)
-    assert spliced and result.tolist() == [*default.ids.tolist(), *later.tolist()]
+    assert spliced and result.tolist() == [*plain.tolist(), *later.tolist()]
     other = [{**STEERED[0], "content": STEERED[0]["content"] + " More."}, *STEERED[1:]]
-    for captured, prompt in ((STEERED, default.ids), (other, steered)):
+    for captured, prompt in ((STEERED, plain), (other, steered)):
         with pytest.raises(ValueError, match=r"base\.tokenizer"):
             splice(prompt, captured, default, chat)
 
