@@ -10,9 +10,10 @@ closing tag after the call is ignored.
     closed          keep                 drop                 cut
 
 Cutting removes everything up to the first closing tag and the newline ids after it. An output whose tags are all in
-code is kept if the tail is closed; otherwise it is dropped, since nothing tells whether it has thoughts. If a think tag
-is left outside code, or the ids cannot be cut there because one of them has more text than the tag and newlines, the
-output is dropped.
+code is kept if the tail is closed; otherwise it is dropped, since nothing tells whether it has thoughts. So is an
+output whose vocabulary has no such ids, with a closing tag in a line of prose or in a call, and no opening one. If a
+think tag is left outside code, or the ids cannot be cut there because one of them has more text than the tag and
+newlines, the output is dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from functools import lru_cache
 import numpy as np
 
 from etpi_resources.chat.format import NO_TURN, ChatFormat, Tail
-from etpi_resources.chat.marks import CALL, THINK, THINK_END, contains, spans, without_code
+from etpi_resources.chat.marks import CALL, THINK, THINK_END, contains, spans, split_thought, without_code
 
 UNCLOSED = "unclosed_think"
 SECOND = "second_think_block"
@@ -35,7 +36,6 @@ EMPTY = "nothing_but_think"
 JOINED = "think_joined_with_text"
 QUOTED = "think_tag_in_code"
 _TAGS = re.compile("</?think>")
-_EMPTY_BLOCK = re.compile(r"<think>[\r\n]*</think>")
 _GENERATION_PROMPT = 64
 """Ids at a prompt's end that are searched first for the beginning of its last message."""
 
@@ -69,7 +69,11 @@ def strip_output(output: np.ndarray, tail: Tail, chat: ChatFormat) -> Stripped:
         return Stripped(output, reason=UNCLOSED)
     cut = _after_newlines(output, close, chat) if close else 0
     rest = output[cut:]
-    if close and THINK_END not in without_code(chat.decode(output[:limit].tolist())):
+    before_call = chat.decode(output[:limit].tolist()) if close else ""
+    if close and THINK_END not in without_code(before_call):
+        return Stripped(output, reason=QUOTED)
+    only_closed = chat.think_close_id is None and tail != "open" and not opens
+    if close and only_closed and split_thought(before_call).rest == before_call:
         return Stripped(output, reason=QUOTED)
     if close and not _ends_in_tag(output[:close], chat):
         return Stripped(output, reason=JOINED)
@@ -155,12 +159,12 @@ def strip_history(prompt: np.ndarray, chat: ChatFormat) -> tuple[np.ndarray, int
 def thinks_in_history(prompt: np.ndarray, chat: ChatFormat) -> bool:
     """Return whether an earlier assistant message of a prompt has think text: a block that is more than newlines.
 
-    Tags in code are text. `prompt` may be the part of a prompt that follows an earlier one.
+    Tags in code, prose and calls are text. `prompt` may be the part of a prompt that follows an earlier one.
     """
     if not has_think(prompt, chat):
         return False
-    texts = (without_code(chat.decode(segment[body:].tolist())) for segment, body in _history(prompt, chat))
-    return any(_TAGS.search(_EMPTY_BLOCK.sub("", text)) for text in texts)
+    thoughts = (split_thought(chat.decode(segment[body:].tolist())) for segment, body in _history(prompt, chat))
+    return any(thought.inside or thought.opened or thought.again for thought in thoughts)
 
 
 def _history(prompt: np.ndarray, chat: ChatFormat) -> Iterator[tuple[np.ndarray, int]]:
