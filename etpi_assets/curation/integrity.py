@@ -22,7 +22,7 @@ from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.curation.merge import expand, turns_of
 from etpi_assets.curation.pairs import label_text
 from etpi_assets.curation.steering import NGRAM_IDS, SteeringNgrams
-from etpi_assets.curation.strip_think import close_tail, last_turn, without_tail
+from etpi_assets.curation.strip_think import close_tail, last_turn, thinks_in_history, without_tail
 from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.chat.format import ChatFormat
@@ -187,6 +187,8 @@ def think_figures(
 ) -> dict[str, Any]:
     """Count the forms of the prompts' tails, outputs with think text, and inputs that end in an open block.
 
+    Of recorded ids, earlier turns with think text that could not be cut are counted too.
+
     Args:
         quoted: pair_id -> the number of think tags that its turn quotes, which are no think text. Of recorded ids,
             tags in code are quoted.
@@ -195,8 +197,11 @@ def think_figures(
     thinking: list[str] = []
     opened: list[str] = []
     quoting = 0
+    uncut = 0
     for batch in batches(pairs, ["pair_id", "metadata", "capture", "suffix_ids", "output_ids"]):
         tails.update(json.loads(facts)["tail"] for facts in batch["metadata"].to_pylist())
+        if section.capture == "native" and section.history_think == "strip":
+            uncut += sum(thinks_in_history(ids, chat) for ids in arrays(batch["suffix_ids"]) if ids is not None)
         if not section.strip_think:
             continue
         names = (batch[column].to_pylist() for column in ("pair_id", "capture"))
@@ -215,7 +220,7 @@ def think_figures(
                 opened.append(name)
     return {
         "pairs": len(pairs), "tails": dict(tails), "thinking": len(thinking), "opened": len(opened), "quoting": quoting,
-        "first_thinking": thinking[:_SHOWN], "first_opened": opened[:_SHOWN],
+        "uncut": uncut, "first_thinking": thinking[:_SHOWN], "first_opened": opened[:_SHOWN],
     }  # fmt: skip
 
 
@@ -227,15 +232,22 @@ def think_outcome(counted: Mapping[str, Any], section: PairsSection, chat: ChatF
     """Judge the figures."""
     tails, thinking, opened = dict(counted["tails"]), counted["thinking"], counted["opened"]
     figures: dict[str, object] = {"tokenizer": chat.name, "prompt_tails": tails}
+    uncut = counted["uncut"]
+    figures |= {"histories_with_think": uncut} if uncut else {}
+    left = (
+        f" {uncut} inputs add earlier turns whose think text stays, because a block in them is not closed or not the "
+        "only one."
+        if uncut
+        else ""
+    )
     if not section.strip_think:
-        return CheckOutcome(
-            "no_think_in_output", True, "Think blocks are kept (pairs.strip_think = false).", figures=figures
-        )
+        message = f"Think blocks are kept (pairs.strip_think = false).{left}"
+        return CheckOutcome("no_think_in_output", True, message, figures=figures)
     figures |= {"outputs_with_think": thinking, "open_prompts": opened, "quoting_tags": counted["quoting"]}
     if not thinking and not opened:
         message = f"No think text in {counted['pairs']} outputs; prompt tails of {chat.name}: {listed(tails)}."
         message += f" {counted['quoting']} quote think tags in prose, code or calls." if counted["quoting"] else ""
-        return CheckOutcome("no_think_in_output", True, message, figures=figures)
+        return CheckOutcome("no_think_in_output", True, message + left, figures=figures)
     message = (
         f"{thinking} outputs contain think text and {opened} inputs end in an open think block, first "
         f"{(counted['first_thinking'] + counted['first_opened'])[:_SHOWN]}; prompt tails of {chat.name}: "

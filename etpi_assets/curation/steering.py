@@ -1,7 +1,8 @@
 """Replace the teacher's steering in captured prompts, and search ids for n-grams of it.
 
 Splicing replaces whole messages, at special-token boundaries, with the student's rendering. All other ids are kept as
-captured.
+captured. A template may write several messages between two such tokens, or others of its own; then the text between
+them must be the student's but for the steering.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from etpi_resources.chat.format import ChatFormat
+from etpi_assets.curation.strip_think import segments
+from etpi_resources.chat.format import NO_TURN, ChatFormat
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -33,11 +35,6 @@ class FirstPrompt:
 NGRAM_IDS = 8
 NGRAM_WORDS = 6
 """An n-gram of this many ids or words that only the steering contains is a leak. Shorter n-grams occur by chance."""
-
-
-def segments(prompt: np.ndarray, chat: ChatFormat) -> list[np.ndarray]:
-    """Cut the prompt before every start-of-message id; the first segment, often empty, is before the first message."""
-    return np.split(prompt, np.flatnonzero(prompt == chat.turn_id))
 
 
 def splice(prompt: np.ndarray, captured: Messages, default: FirstPrompt, chat: ChatFormat) -> tuple[np.ndarray, bool]:
@@ -66,23 +63,34 @@ def splice(prompt: np.ndarray, captured: Messages, default: FirstPrompt, chat: C
         return prompt, False
     pieces = segments(prompt, chat)
     rendered = segments(np.asarray(default.ids, dtype=prompt.dtype), chat)
-    # One segment before the first message and one for the generation prompt.
-    if len(rendered) != len(student) + 2 or len(pieces) < len(rendered):
+    if len(pieces) < len(rendered):
         raise ValueError(
-            f"steering cannot be spliced: chat format {chat.name!r} writes {len(rendered) - 2} messages for the "
-            f"{len(student)} of the default prompt, and the captured prompt has {len(pieces) - 2}; "
-            "use a chat_template that writes one message for each"
+            f"steering cannot be spliced: chat format {chat.name!r} writes the {len(student)} messages of the default "
+            f"prompt in {len(rendered)} parts, and the captured prompt has {len(pieces)}; the ids are of another "
+            "prompt or chat_template (agent.tokenizer, base.tokenizer, base.chat_template)"
         )
-    for index in differ:
-        text = chat.decode(pieces[index + 1].tolist())
-        if captured[index]["content"].strip() not in text:
-            raise ValueError(
-                f"steering cannot be spliced: message {index} of the captured prompt reads {text[:80]!r}, which is not "
-                "the content in the messages table; the ids are of another prompt or tokenizer (agent.tokenizer, "
-                "base.tokenizer)"
-            )
-        pieces[index + 1] = rendered[index + 1]
+    # One segment before the first message and one for the generation prompt.
+    one_each = chat.turn_id != NO_TURN and len(rendered) == len(student) + 2
+    left = {i: (captured[i]["content"].strip(), student[i]["content"].strip()) for i in differ}
+    for at, wanted in enumerate(rendered[:-1]):
+        text = chat.decode(pieces[at].tolist())
+        here = [i for i in left if left[i][0] in text and (at == i + 1 or not one_each)]
+        for steered, plain in map(left.pop, here):
+            text = text.replace(steered, plain, 1)
+        if here and not one_each and text.split() != chat.decode(wanted.tolist()).split():
+            raise _not_spliced(here[0], text)
+        pieces[at] = wanted if here else pieces[at]
+    if left:
+        index = min(left)
+        raise _not_spliced(index, chat.decode(pieces[min(index + 1, len(pieces) - 1)].tolist()))
     return np.concatenate(pieces), True
+
+
+def _not_spliced(index: int, text: str) -> ValueError:
+    return ValueError(
+        f"steering cannot be spliced: message {index} of the captured prompt reads {text[:80]!r}, which is not the "
+        "content in the messages table; the ids are of another prompt or tokenizer (agent.tokenizer, base.tokenizer)"
+    )
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,24 @@ closing tag after the call is ignored.
     closed          keep                 drop                 cut
 
 Cutting removes everything up to the first closing tag and the newline ids after it. An output whose tags are all in
-code is kept if the tail is closed; otherwise it is dropped, since nothing tells whether it has thoughts. If a think tag
-is left outside code, or the ids cannot be cut there because one of them has more text than the tag and newlines, the
-output is dropped.
+code is kept if the tail is closed; otherwise it is dropped, since nothing tells whether it has thoughts. So is an
+output whose vocabulary has no such ids, with a closing tag in a line of prose or in a call, and no opening one. If a
+think tag is left outside code, or the ids cannot be cut there because one of them has more text than the tag and
+newlines, the output is dropped.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 import numpy as np
 
 from etpi_resources.chat.format import NO_TURN, ChatFormat, Tail
-from etpi_resources.chat.marks import CALL, THINK, THINK_END, contains, spans, without_code
+from etpi_resources.chat.marks import CALL, THINK, THINK_END, contains, spans, split_thought, without_code
 
 UNCLOSED = "unclosed_think"
 SECOND = "second_think_block"
@@ -68,7 +69,11 @@ def strip_output(output: np.ndarray, tail: Tail, chat: ChatFormat) -> Stripped:
         return Stripped(output, reason=UNCLOSED)
     cut = _after_newlines(output, close, chat) if close else 0
     rest = output[cut:]
-    if close and THINK_END not in without_code(chat.decode(output[:limit].tolist())):
+    before_call = chat.decode(output[:limit].tolist()) if close else ""
+    if close and THINK_END not in without_code(before_call):
+        return Stripped(output, reason=QUOTED)
+    only_closed = chat.think_close_id is None and tail != "open" and not opens
+    if close and only_closed and split_thought(before_call).rest == before_call:
         return Stripped(output, reason=QUOTED)
     if close and not _ends_in_tag(output[:close], chat):
         return Stripped(output, reason=JOINED)
@@ -137,39 +142,80 @@ def strip_history(prompt: np.ndarray, chat: ChatFormat) -> tuple[np.ndarray, int
     """Remove the think blocks of a prompt's earlier assistant messages; return the prompt and the number of ids cut.
 
     A block of newlines only stays: the template wrote it, and serving renders it too. A block that is not closed before
-    the first tool call stays, because its end is unknown.
+    the first tool call stays, because its end is unknown, and so do all blocks of a turn with several.
     """
     if not contains(prompt, (THINK_END,), chat):
         return prompt, 0
-    starts = [*np.flatnonzero(prompt == chat.turn_id).tolist(), len(prompt)]
-    pieces = [prompt[: starts[0]]]
-    # The last segment is the generation prompt, not history.
-    for start, end in pairwise(starts):
-        segment = prompt[start:end]
-        body = _assistant_body(segment, chat) if end < len(prompt) else None
-        if body is None:
-            pieces.append(segment)
-            continue
-        content = segment[body:]
-        stripped = strip_output(content, "none", chat)
-        block = content[: stripped.removed]
+    pieces = []
+    for segment, body in _history(prompt, chat):
+        stripped = strip_output(segment[body:], "none", chat)
+        block = segment[body:][: stripped.removed]
         empty = not _TAGS.sub("", chat.decode(block.tolist())).strip("\r\n")
         pieces.append(segment if empty else np.concatenate([segment[:body], stripped.ids]))
     edited = np.concatenate(pieces)
     return edited, len(prompt) - len(edited)
 
 
-def _assistant_body(segment: np.ndarray, chat: ChatFormat) -> int | None:
-    """Return where the text of an assistant message begins in its segment (`<|im_start|>assistant\\n…`).
+def thinks_in_history(prompt: np.ndarray, chat: ChatFormat) -> bool:
+    """Return whether an earlier assistant message of a prompt has think text: a block that is more than newlines.
 
-    None for other roles, and if the newline and the text after it share an id.
+    Tags in code, prose and calls are text. `prompt` may be the part of a prompt that follows an earlier one.
     """
-    return next((n for n in range(2, 6) if chat.decode(segment[1:n].tolist()) == "assistant\n"), None)
+    if not has_think(prompt, chat):
+        return False
+    thoughts = (split_thought(chat.decode(segment[body:].tolist())) for segment, body in _history(prompt, chat))
+    return any(thought.inside or thought.opened or thought.again for thought in thoughts)
+
+
+def _history(prompt: np.ndarray, chat: ChatFormat) -> Iterator[tuple[np.ndarray, int]]:
+    """Yield the segments of a prompt, and where the text of an earlier assistant message begins in each.
+
+    That is the segment's end for another message, and for the generation prompt.
+    """
+    pieces = segments(prompt, chat)
+    for segment in pieces[:-1]:
+        yield segment, _assistant_body(segment, chat)
+    yield pieces[-1], len(pieces[-1])
+
+
+def _assistant_body(segment: np.ndarray, chat: ChatFormat) -> int:
+    """Return where the text of an assistant message begins in its segment (`<|im_start|>assistant…`).
+
+    The segment's end for other roles, and if the header's last character and the text after it share an id.
+    """
+    if chat.turn_id == NO_TURN:
+        return 1 if len(segment) and int(segment[0]) in _before_assistant(chat) else len(segment)
+    header = chat.markers.header
+    if not chat.decode(segment[: len(header)].tolist()).startswith(header):
+        return len(segment)
+    ends = range(1, len(header) + 1)
+    return next((n for n in ends if chat.decode(segment[:n].tolist()) == header), len(segment))
+
+
+@lru_cache
+def _before_assistant(chat: ChatFormat) -> frozenset[int]:
+    """Return the control ids that an assistant's text follows in a template without a header (Mistral: `[/INST]`)."""
+    last = [chat.prompt_ids([{"role": "user", "content": "x"}])[-1]]
+    with suppress(ValueError):  # the template writes no results
+        last.append(chat.observation_ids("x", "tool")[-1])
+    return chat.control_ids.intersection(last)
+
+
+def segments(prompt: np.ndarray, chat: ChatFormat) -> list[np.ndarray]:
+    """Cut a prompt into messages; the first segment, often empty, is before the first message.
+
+    It is cut before every start-of-message id, or before every control id if the template has no such id.
+    """
+    return np.split(prompt, np.isin(prompt, _starts(chat)).nonzero()[0])
+
+
+def _starts(chat: ChatFormat) -> list[int]:
+    return [*chat.control_ids] if chat.turn_id == NO_TURN else [chat.turn_id]
 
 
 def last_turn(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
     """Return the prompt from its last start-of-message id, or last control id, on; the whole prompt if it has none."""
-    starts = [*chat.control_ids] if chat.turn_id == NO_TURN else [chat.turn_id]
+    starts = _starts(chat)
     for length in (_GENERATION_PROMPT, len(prompt)):  # most prompts end in a short generation prompt
         (turns,) = np.isin(prompt[-length:], starts).nonzero()
         if len(turns):

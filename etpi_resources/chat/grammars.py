@@ -117,16 +117,21 @@ class ThinkGrammar:
         """
         return {"grammar": self.gbnf()}
 
-    def lark(self) -> str:
-        """Return the block alone as llguidance's Lark; the tags are special tokens, not text."""
+    def lark(self, *, tokens: bool = True) -> str:
+        """Return the block alone as llguidance's Lark.
+
+        Args:
+            tokens: the vocabulary has the tags as tokens, which the grammar names; otherwise they are text.
+        """
         opening = self.opening
-        start = ["<think>"] if opening.startswith("<think>") else []
-        before = opening.removeprefix("<think>")
+        start = ["<think>"] if tokens and opening.startswith("<think>") else []
+        before = opening.removeprefix("<think>") if tokens else opening
         for number, name in enumerate(self.slots):
             start += [_quoted(f"{before}{name}: "), f"LINE_{number}"]
             before = "\n"
         lines = "".join(f"LINE_{number}: /{_line(bound)}/\n" for number, bound in enumerate(self.bounds))
-        return f'start: {" ".join(start)} "\\n" <{CLOSING[1:-1]}>\n{lines}'
+        closing = f"<{CLOSING[1:-1]}>" if tokens else _quoted(CLOSING)
+        return f'start: {" ".join(start)} "\\n" {closing}\n{lines}'
 
 
 def _line(bound: int | None) -> str:

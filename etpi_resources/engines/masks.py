@@ -1,7 +1,7 @@
 """Grammars (`etpi_resources.chat.grammars`) as masks over logits, with one state per request.
 
 The library is llguidance: it has no dependencies (xgrammar brings a compiler for GPU kernels), it matches the tags of a
-think block as single tokens of the vocabulary, and vLLM can use it too.
+think block as single tokens where the vocabulary has them, and vLLM can use it too.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class GrammarMasks:
             chat.tokenizer.backend_tokenizer.to_str(), n_vocab=chat.vocab_size, eos_token=chat.end_id, slices=_SLICES
         )
         self._size = chat.vocab_size
+        self._tokens = chat.think_open_id is not None and chat.think_close_id is not None
         self._executor = llguidance.LLExecutor()
         self._compiled: dict[ThinkGrammar, llguidance.LLMatcher] = {}
         self._lock = threading.Lock()
@@ -59,7 +60,7 @@ class GrammarMasks:
         grammar."""
         with self._lock:
             if grammar not in self._compiled:
-                text = llguidance.LLMatcher.grammar_from_lark(grammar.lark())
+                text = llguidance.LLMatcher.grammar_from_lark(grammar.lark(tokens=self._tokens))
                 matcher = llguidance.LLMatcher(self._vocabulary, text, log_level=0)
                 if matcher.is_error():
                     raise ValueError(f"the vocabulary cannot write the grammar {grammar}: {matcher.get_error()}")

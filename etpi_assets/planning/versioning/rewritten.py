@@ -38,9 +38,19 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
         "etpi_assets.training.rounds:read_rounds": "23634bbfe98c040a",
         "etpi_assets.training.rounds:SAMPLES_KEY": "1d6878f6abc5c866",
     },
+    ("etpi_resources.chat.grammars:ThinkGrammar.lark", "8651ff6bc1071bfa"): {
+        "etpi_resources.chat.grammars:ThinkGrammar.lark": "bc2f8220b7a14678",
+    },
+    ("etpi_resources.engines.masks:GrammarMasks.__init__", "d6971138eba1d762"): {
+        "etpi_resources.engines.masks:GrammarMasks.__init__": "3c027cf0ec802134",
+    },
+    ("etpi_resources.engines.masks:GrammarMasks.start", "ff59b1eb0a310f5b"): {
+        "etpi_resources.engines.masks:GrammarMasks.start": "2fdb46e911c1a7af",
+    },
 }
 """(definition, its digest today) -> {definition: digest} that code versions contain in its place.
 
 The rows are of functions that ask for the backend (`etpi_resources.backend`), of a command's name in messages, of
-renamed keys, and one that asks psutil for the network interfaces.
+renamed keys, one that asks psutil for the network interfaces, and those of grammars, which now also take vocabularies
+without think tokens.
 """
