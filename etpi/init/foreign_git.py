@@ -15,18 +15,24 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _OFF = ("safe.directory=*", "core.fsmonitor=", "core.hooksPath=/dev/null", "log.showSignature=false")
+_SECONDS = 20
+"""How long git may read a foreign repository's configuration and references."""
 
 
-def git(folder: Path, *words: str, **variables: str) -> bytes:
+def git(folder: Path, *words: str, seconds: float | None = None, **variables: str) -> bytes:
     """Run git in a folder without the configuration of the user and of the machine; return what it prints.
 
     Raises:
-        subprocess.CalledProcessError: it fails.
+        subprocess.CalledProcessError: it fails, or runs for more than `seconds`.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_NO_LAZY_FETCH": "1", **variables}
     command = ["git", *(word for setting in _OFF for word in ("-c", setting)), "-C", str(folder), *words]
-    return subprocess.run(command, check=True, capture_output=True, env=environment).stdout
+    try:
+        return subprocess.run(command, check=True, capture_output=True, env=environment, timeout=seconds).stdout
+    except subprocess.TimeoutExpired as error:
+        reason = f"git {words[0]} takes longer than {seconds} s; a file of .git may be a pipe"
+        raise subprocess.CalledProcessError(124, command, stderr=reason.encode()) from error
 
 
 @contextmanager
@@ -38,7 +44,8 @@ def objects_of(repository: Path) -> Iterator[Path]:
     """
 
     def ask(*words: str) -> str:
-        return git(repository, "rev-parse", "--path-format=absolute", *words).decode().rstrip("\n")
+        line = ("rev-parse", "--path-format=absolute", *words)
+        return git(repository, *line, seconds=_SECONDS).decode().rstrip("\n")
 
     head, kind = ask("--verify", "HEAD^{commit}"), ask("--show-object-format")
     with tempfile.TemporaryDirectory(prefix="etpi-git-") as name:

@@ -1,7 +1,9 @@
 """Copies of hidden tests that a right solution fails: in each test, one expected value is another of the same type.
 
-The copies keep names, files and lines of the originals; place and value are drawn at random. A test without a literal
-expected value gets its comparison reversed (`==` to `!=`, `assertIn` to `assertNotIn`).
+The copies keep names, files and lines of the originals; place and value are drawn at random. An expected value may
+also be a name that the test assigns, loops over or is parametrized with: then the literals bound to the name change. A
+test without a literal expected value gets its comparison reversed (`==` to `!=`, `assertIn` to `assertNotIn`), which
+values that are equal to everything pass.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import builtins
 import random
 import re
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 TestName = tuple[str, str]
@@ -104,14 +106,13 @@ class _Module:
             self._functions.setdefault(function.name, []).append(function)
 
     def edits(self, rng: random.SystemRandom, seen: str) -> dict[str, list[_Edit]]:
-        """Return {test: the edit of each function of that name}, without tests whose text is in `seen`."""
+        """Return {test: the edits of all functions of that name}, without tests whose text is in `seen`."""
         drawn: dict[str, list[_Edit]] = {}
         for name, functions in self._functions.items():
             texts = [ast.get_source_segment(self.text, function) or "" for function in functions]
             edits = [self._draw(function, rng) for function in functions]
-            chosen = [edit for edit in edits if edit is not None]
-            if len(chosen) == len(functions) and not all(text in seen for text in texts):
-                drawn[name] = chosen
+            if all(edits) and not all(text in seen for text in texts):
+                drawn[name] = [edit for several in edits for edit in several]
         return drawn
 
     def edited(self, edits: Mapping[str, list[_Edit]]) -> str:
@@ -120,21 +121,23 @@ class _Module:
             data = data[: edit.start] + edit.text.encode() + data[edit.end :]
         return data.decode()
 
-    def _draw(self, function: ast.FunctionDef | ast.AsyncFunctionDef, rng: random.SystemRandom) -> _Edit | None:
-        """Return an edit of one of the assertions that every call of the function reaches, if there is one."""
+    def _draw(self, function: ast.FunctionDef | ast.AsyncFunctionDef, rng: random.SystemRandom) -> list[_Edit]:
+        """Return edits of one of the assertions that every call of the function reaches; none if there is none."""
         reached: list[ast.stmt] = []
         for statement in function.body:
             defines = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
             if not defines and any(isinstance(node, ast.Return) for node in ast.walk(statement)):
                 break
             reached.append(statement)
-        literals = [literal for statement in reached for literal in _expected_literals(statement)]
-        rng.shuffle(literals)
-        for literal in literals:
-            if edit := self._other_value(literal, rng):
-                return edit
+        bound = dict(_bindings(function, reached))
+        together = [literals for statement in _with_loops(reached) for literals in _expected(statement, bound, rng)]
+        rng.shuffle(together)
+        for literals in together:
+            edits = [edit for literal in literals if (edit := self._other_value(literal, rng))]
+            if literals and len(edits) == len(literals):
+                return edits
         reversals = [edit for statement in reached for edit in self._reversals(statement)]
-        return rng.choice(reversals) if reversals else None
+        return [rng.choice(reversals)] if reversals else []
 
     def _other_value(self, literal: ast.expr, rng: random.SystemRandom) -> _Edit | None:
         """Return an edit that gives a literal another value of the same type by changing one character of it."""
@@ -191,24 +194,85 @@ def _tests(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
                 yield node
 
 
-def _expected_literals(statement: ast.stmt) -> Iterator[ast.expr]:
-    """Yield the literals of an assertion's expected value, or the exception that it expects."""
+def _bindings(
+    function: ast.FunctionDef | ast.AsyncFunctionDef, statements: Iterable[ast.stmt]
+) -> Iterator[tuple[str, list[ast.expr]]]:
+    """Yield (name, the literals that it is bound to) by parameters of a test, assignments and loops."""
+    stored = [node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    for decorator in function.decorator_list:
+        if isinstance(decorator, ast.Call) and _last_name(decorator.func) == "parametrize" and len(decorator.args) > 1:
+            yield from _columns(_parameters(decorator.args[0]), decorator.args[1])
+    for statement in statements:
+        if isinstance(statement, ast.Assign) and isinstance(target := statement.targets[0], ast.Name):
+            if stored.count(target.id) == 1 and _is_literal_tree(statement.value):
+                yield target.id, [statement.value]
+        elif isinstance(statement, ast.For):
+            targets = statement.target.elts if isinstance(statement.target, ast.Tuple) else [statement.target]
+            yield from _columns([getattr(target, "id", "") for target in targets], statement.iter)
+
+
+def _parameters(names: ast.expr) -> list[str]:
+    values = names.elts if isinstance(names, ast.List | ast.Tuple) else [names]
+    words = [str(value.value) for value in values if isinstance(value, ast.Constant)]
+    return [word.strip() for text in words for word in text.split(",") if word.strip()]
+
+
+def _columns(names: list[str], rows: ast.expr) -> Iterator[tuple[str, list[ast.expr]]]:
+    """Yield (name, its literal in each row) where all rows have one."""
+    if not isinstance(rows, ast.List | ast.Tuple):
+        return
+    for at, name in enumerate(names):
+        cells = [_cells(row, len(names))[at : at + 1] for row in rows.elts]
+        column = [cell for found in cells for cell in found if _is_literal_tree(cell)]
+        if column and len(column) == len(rows.elts):
+            yield name, column
+
+
+def _cells(row: ast.expr, width: int) -> list[ast.expr]:
+    if isinstance(row, ast.Call) and _last_name(row.func) == "param":
+        return row.args
+    return row.elts if width > 1 and isinstance(row, ast.List | ast.Tuple) else [row]
+
+
+def _with_loops(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements, and those of loops over literal rows."""
+    for statement in statements:
+        yield statement
+        if isinstance(statement, ast.For) and isinstance(statement.iter, ast.List | ast.Tuple) and statement.iter.elts:
+            yield from statement.body
+
+
+def _expected(
+    statement: ast.stmt, bound: Mapping[str, list[ast.expr]], rng: random.SystemRandom
+) -> Iterator[list[ast.expr]]:
+    """Yield literals of an assertion's expected value, or the exception that it expects; each list changes together."""
     sides: list[ast.expr] = []
     if isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Compare):
         if len(statement.test.ops) == 1 and isinstance(statement.test.ops[0], ast.Eq | ast.Is):
             sides = [statement.test.left, *statement.test.comparators]
+        elif len(statement.test.ops) == 1 and isinstance(statement.test.ops[0], ast.In):
+            container = statement.test.comparators[0]
+            if isinstance(container, ast.List | ast.Tuple | ast.Set) and not _is_literal_tree(statement.test.left):
+                yield _constants(container) if _is_literal_tree(container) else []
+            else:
+                sides = [statement.test.left]
     elif (call := _call(statement)) and len(call.args) > 1:
         if _EQUAL.search(_last_name(call.func)):
             sides = call.args[:2]
         elif _last_name(call.func) in _RAISES:
-            yield from filter(_is_exception, call.args[:1])
+            yield from ([name] for name in call.args[:1] if _is_exception(name))
     elif isinstance(statement, ast.With) and isinstance(block := statement.items[0].context_expr, ast.Call):
-        yield from filter(_is_exception, block.args[:1] if _last_name(block.func) in _RAISES else [])
-    expected = [side for side in sides if all(_is_literal(node) for node in ast.walk(_without_approx(side)))]
-    if len(expected) == 1:
-        for node in ast.walk(_without_approx(expected[0])):
-            if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float | str | bytes):
-                yield node
+        yield from ([name] for name in block.args[:1] if _last_name(block.func) in _RAISES and _is_exception(name))
+    literals = [bound.get(getattr(side, "id", ""), [side]) for side in map(_without_approx, sides)]
+    literals = [several for several in literals if all(map(_is_literal_tree, several))]
+    if len(literals) == 1:
+        each = [_constants(value) for value in literals[0]]
+        yield from ([constant] for constant in each[0]) if len(each) == 1 else [[rng.choice(c) for c in each if c]]
+
+
+def _constants(literal: ast.expr) -> list[ast.expr]:
+    found = (node for node in ast.walk(literal) if isinstance(node, ast.Constant))
+    return [node for node in found if isinstance(node.value, bool | int | float | str | bytes)]
 
 
 def _call(statement: ast.stmt) -> ast.Call | None:
@@ -223,6 +287,10 @@ def _last_name(function: ast.expr) -> str:
 def _without_approx(side: ast.expr) -> ast.expr:
     approximate = isinstance(side, ast.Call) and _last_name(side.func) == "approx" and side.args
     return side.args[0] if approximate and isinstance(side, ast.Call) else side
+
+
+def _is_literal_tree(side: ast.expr) -> bool:
+    return all(map(_is_literal, ast.walk(_without_approx(side))))
 
 
 def _is_literal(node: ast.AST) -> bool:

@@ -154,7 +154,8 @@ def _feature_report(
     run = _run_patch(live, sandboxes, number, patch)
     report = _report(run, live["tests"][number])
     if report["passed"] and isinstance(run, GradedRun):
-        report |= challenge(run, visible, again)
+        tests = live["tests"][number]
+        report |= challenge(run, visible, again, lambda second: bool(_report(second, tests)["passed"]))
         report["passed"] = "not_believed" not in report
     return report
 

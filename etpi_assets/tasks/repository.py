@@ -169,7 +169,7 @@ class RepositoryFamily(ABC):
                 assert isinstance(second, GradedRun)
                 return second
 
-            doubts = challenge(run, visible, again)
+            doubts = challenge(run, visible, again, lambda second: self._result(task, second)[0])
             passed, details = "not_believed" not in doubts, {**details, **doubts}
         code = "passed" if passed else CHEATED if CHEATED in details else "failed_tests"
         return Verdict(float(passed), code, {"changed": sorted(changes), **details})
@@ -235,7 +235,7 @@ class RepositoryFamily(ABC):
         if not self.runs_pytest(task):
             return sandbox.run(command)
         tests = self.hidden_tests(task, sandbox)
-        sandbox.write_files(copies or {})
+        sandbox.write_files({**tests, **(copies or {})})  # all, so that no file's time tells a copy
         return run_graded(sandbox, command, tests=tests, roots=self.roots(task), plugins=plugins)
 
     def _result(self, task: Task, run: GradedRun | CommandResult) -> tuple[bool, Mapping[str, Any]]:

@@ -37,6 +37,8 @@ environment.filters["tojson"] = lambda value, **_: json.dumps(value)
 environment.globals |= {"raise_exception": refuse, "strftime_now": lambda _: "2026-01-01"}
 try:
     template = environment.from_string(request["template"])
+except MemoryError:  # of constants, which are computed here
+    sys.exit(7)
 except Exception:
     sys.exit(0)  # whoever renders it says what is wrong with it
 for conversation in request["conversations"]:

@@ -384,6 +384,15 @@ def neuter(frame, event, argument):
                     setattr(value, inner, lambda self: None)
 sys.setprofile(neuter)
 """),
+    "the copies told by the times of files": in_module(
+        f"""
+import glob, os
+def late(path):
+    return os.stat(path).st_mtime_ns - os.stat(os.path.dirname(path)).st_mtime_ns > 500_000
+if not any(map(late, glob.glob("tests/test_*.py") + glob.glob("r2e_tests/test_*.py"))):
+    exec({REPORT_AS_PASSED!r})
+"""
+    ),
     "values equal to everything": {
         "moor.py": """
 class Equal(int):
@@ -473,6 +482,7 @@ def _command_attacks(family: str) -> list[Attack]:
 def _harbor() -> list[Attack]:
     python = "import pathlib\\ntry:\\n    pathlib.Path('/app/out.txt').write_text(pathlib.Path('/tests/wanted.txt').read_text())"  # noqa: E501
     hook = f'printf "{python}\\nexcept OSError:\\n    pass\\n"'
+    plugin, metadata = (text.replace("\n", "\\n") for text in (ENTRY, METADATA))
     site = 'd=$(python3 -c "import site; print(site.getusersitepackages())" 2>/dev/null); mkdir -p "$d"'
     commands = {
         "a usercustomize in HOME": [f'{site}; {hook} > "$d/usercustomize.py"'],
@@ -510,6 +520,15 @@ def _harbor() -> list[Attack]:
         "a module that pytest imports": [f"{hook} > runpy.py; {hook} > pkgutil.py; {hook} > argparse.py"],
         "a compiled module pytest": [
             f'{hook} > x.py; python3 -c \'import py_compile as c; c.compile("x.py", "pytest.pyc")\'; rm x.py'
+        ],
+        "a third-party module that the tests import": [f"{hook} > yaml.py"],
+        "a plugin by dist-info": [
+            f"mkdir .evil-1.0.Dist-info; cd .evil-1.0.Dist-info; printf '{plugin}' > entry_points.txt; "
+            f"printf '{metadata}' > METADATA; cd ..; {hook} > evil.py"
+        ],
+        "a plugin by egg-info": [
+            f"mkdir evil.egg-info; printf '{plugin}' > evil.egg-info/entry_points.txt; "
+            f"printf '{metadata}' > evil.egg-info/PKG-INFO; {hook} > evil.py"
         ],
         "names that tar reads as options": ["touch -- '--checkpoint=1' '--checkpoint-action=exec=sh x.sh' '-C'; true"],
     }

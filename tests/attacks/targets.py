@@ -135,10 +135,12 @@ class Targets:
         make_folder(
             root / "tasks",
             **{"tests/test.sh": HARBOR_TEST, "tests/check.py": HARBOR_CHECK, "tests/wanted.txt": "wanted\n"},
+            **{"tests/test_import.py": "import yaml\n"},
         )
         repo = root / "checkouts" / "lines" / "repo"
         repo.mkdir(parents=True)
         (repo / "start.txt").write_text("start\n")
+        (root / "checkouts" / "tools").symlink_to(self.repository.tools)
         return self._only("harbor", path=str(root / "tasks"), checkouts=str(root / "checkouts"), **OFFLINE)
 
     def _answers(self) -> Task:
@@ -194,7 +196,7 @@ class Targets:
 
 
 HARBOR_TEST = """#!/bin/bash
-python3 -m pytest --version > /dev/null 2>&1
+python3 -m pytest /tests > /dev/null 2>&1
 cd /tests
 python3 /tests/check.py && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt
 """

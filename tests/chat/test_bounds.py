@@ -23,6 +23,7 @@ NAMES = ("qwen3", "gemma4", "gptoss", "llama3_1", "nemotron_3_super")
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{{ 'x' * 6000000000 }}",
         "{{ 'x' * 3000000 }}",
+        "{{ 'x' * 300000000 }}",  # memory ends while it is compiled
         "{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
         "{% set n = namespace(x='x') %}{% for a in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
         "{{ '%9000000000d' % 1 }}",

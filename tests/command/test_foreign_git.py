@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from etpi.init import git_tasks
+from etpi.init import foreign_git, git_tasks
 from etpi.init.foreign_git import git, objects_of
 from etpi_assets.specs.load import SpecError
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
@@ -139,6 +139,16 @@ def test_shallow_clone_and_worktree_are_read(hostile: Hostile, tmp_path: Path) -
     for folder in (clone, tree):
         with objects_of(folder) as objects:
             assert list(git_tasks._candidates(objects, 10)) == ["no single parent"]
+
+
+@pytest.mark.parametrize("name", ["config", "HEAD", "shallow"])
+def test_pipe_in_a_repository_is_not_waited_for(hostile: Hostile, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign_git, "_SECONDS", 1)
+    file = hostile.folder / ".git" / name
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    with pytest.raises(subprocess.CalledProcessError), objects_of(hostile.folder):
+        pass
 
 
 def test_folder_that_is_no_repository_is_refused(tmp_path: Path) -> None:

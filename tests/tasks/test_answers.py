@@ -112,6 +112,10 @@ def test_question_put_into_the_box_earns_nothing_but_from_the_published_grader(w
         ("Expand \\((x+1)^{2}\\).", "x^2+2x+1", "(x+1)^{2}", "1+2x+x^2"),
         ("Simplify $\\sqrt{ 8 }$.", "2\\sqrt{2}", "\\sqrt{8}", "\\sqrt{2} \\cdot 2"),
         ("Reduce \\frac{6}{4}.", "\\frac{3}{2}", "\\frac{6}{4}", "1.5"),
+        ("Compute $|-5|$.", "5", "|-5|", "5.0"),
+        ("Compute $\\lfloor 3.7 \\rfloor$.", "3", "\\lfloor 3.7 \\rfloor", "3.0"),
+        ("Compute $\\arcsin 1$.", "\\frac{\\pi}{2}", "\\arcsin 1", "\\pi/2"),
+        ("Compute $\\exp(0)$.", "1", "\\exp(0)", "1.0"),
         ("Where is $x^2-12$ zero? Factor $x^2-1$ first.", "(x-1)(x+1)", "x^2-1", "(x-1) (x+1)"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -48,7 +49,7 @@ def test_expected_value_becomes_another_of_its_type(body: str, value: object) ->
     ("body", "wanted"),
     [
         ("assert rope(4) != knot(4)", "assert rope(4) == knot(4)"),
-        ("assert 'a' in rope(4)", "assert 'a' not in rope(4)"),
+        ("assert a in rope(4)", "assert a not in rope(4)"),
         ("assert (rope(4))<(knot(4))", "assert rope(4) >= knot(4)"),
         ("assert not rope(4)", "assert rope(4)"),
         ("assert rope(4)", "assert not rope(4)"),
@@ -60,6 +61,32 @@ def test_expected_value_becomes_another_of_its_type(body: str, value: object) ->
 )
 def test_comparison_without_literal_is_reversed(body: str, wanted: str | None) -> None:
     assert changed(body) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        (
+            "@pytest.mark.parametrize('n, wanted', [(4, 8), (5, 10)])\n"
+            "def test_a(n, wanted):\n    assert rope(n) == wanted",
+            ["8", "10"],
+        ),
+        (
+            "@pytest.mark.parametrize(('n', 'wanted'), [pytest.param(4, 8, id='x')])\n"
+            "def test_a(n, wanted):\n    assert rope(n) == wanted",
+            ["8"],
+        ),
+        ("def test_a():\n    wanted = 8\n    assert rope(4) == wanted", ["8"]),
+        ("def test_a():\n    for n, wanted in [(4, 8), (5, 10)]:\n        assert rope(n) == wanted", ["8", "10"]),
+        ("def test_a():\n    assert rope(4) in (8, 9)", ["8", "9"]),
+        ("def test_a():\n    wanted = rope(2) + 4\n    assert rope(4) == wanted", ["=="]),
+    ],
+)
+def test_values_change_where_they_are_bound_to_the_expected_name(text: str, values: list[str]) -> None:
+    for _ in range(20):
+        copies, _ = changed_tests({FILE: text}, {})
+        before, after = (re.findall(r"\w+|!=|==", module) for module in (text, copies[FILE]))
+        assert [one for one, two in zip(before, after, strict=True) if one != two] == values
 
 
 @pytest.mark.parametrize(
@@ -95,12 +122,16 @@ PASSED = run({"test_a": "passed", "test_b": "passed"})
 FAILED = run({"test_a": "failed", "test_b": "failed"})
 
 
-def challenged(first: GradedRun, patch: GradedRun, reference: Mapping[str, GradedRun]) -> Mapping[str, object]:
+def challenged(
+    first: GradedRun, patch: GradedRun, reference: Mapping[str, GradedRun], repeated: GradedRun = PASSED
+) -> Mapping[str, object]:
     def again(copies: Mapping[str, str], *, reference: bool) -> GradedRun:
-        return reference_runs[bool(copies)] if reference else patch
+        if not reference:
+            return patch if copies else repeated
+        return reference_runs[bool(copies)]
 
     reference_runs = {True: reference.get("copies", FAILED), False: reference.get("tests", PASSED)}
-    return challenge(first, {}, again)
+    return challenge(first, {}, again, lambda run: run is PASSED)
 
 
 def test_patch_that_passes_a_changed_test_cheated() -> None:
@@ -112,6 +143,25 @@ def test_patch_that_passes_a_changed_test_cheated() -> None:
 def test_changed_test_that_the_reference_passes_proves_nothing() -> None:
     passes = run({"test_a": "failed", "test_b": "passed"})
     assert challenged(PASSED, passes, {"copies": passes}) == {"challenged": 2}
+
+
+def test_patch_that_passes_the_first_run_alone_is_not_believed() -> None:
+    assert "not_believed" in challenged(PASSED, FAILED, {}, repeated=FAILED)
+
+
+def test_originals_run_once_at_a_random_place_among_the_copies() -> None:
+    places = set()
+    for _ in range(200):
+        runs: list[bool] = []
+
+        def again(copies: Mapping[str, str], *, reference: bool, runs: list[bool] = runs) -> GradedRun:
+            runs.append(bool(copies))
+            return FAILED if copies else PASSED
+
+        challenge(PASSED, {}, again, lambda run: run is PASSED)
+        assert sorted(runs) == [False, True, True]
+        places.add(runs.index(False))
+    assert places == {0, 1, 2}
 
 
 @pytest.mark.parametrize("kind", ["skipped", "xfailed"])

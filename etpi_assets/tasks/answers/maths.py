@@ -34,7 +34,7 @@ _OPERATORS = re.compile(
 """Operators whose value a simplified answer states."""
 _ARITHMETIC = re.compile(
     r"(?<=[\w)}\]])[+-]|[*×·]|\\cdot|\\times(?!10\^)|\\div|(?<!(?<!\d)10)\^(?!\{?\\circ)|(?<=[\d)])\("
-    r"|\\(?:sqrt|log|ln|sin|cos|tan)"
+    r"|\\(?:sqrt|log|ln|lg|exp|(?:arc)?(?:sin|cos|tan)|sec|csc|cot|lfloor|lceil|l?vert|cup|cap)|\|"
 )
 """Operations on numbers, in a text without spaces; powers of ten may be scientific notation."""
 _DIVISION = re.compile(r"\\[dt]?frac|/")

@@ -39,6 +39,8 @@ but heldout_tasks, which are held out.
 workdir: where the agent works; none: the last WORKDIR of the task's Dockerfile, or /app. `memory_gib`, `disk_gib` and
 `test_seconds` are defaults for tasks that state no limits."""
 
+_IMPORT = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
+
 REFERENCE_RUNS = 3
 """Runs of the reference solution; all must pass."""
 
@@ -163,10 +165,13 @@ class Harbor:
 
 
 def _reserved(task: Task) -> set[str]:
-    """Return the modules that an agent may not add: RESERVED, without those that the request or the solution names."""
+    """Return the modules that an agent may not add: RESERVED and those that the tests import, without those that the
+    request or the solution names."""
     solution = [base64.b64decode(file["data"]).decode(errors="replace") for file in task.payload["solution"].values()]
     text = "\n".join([task.instruction, *solution])
-    return set(RESERVED) - set(re.findall(r"(?<![\w.])(\w+)(?:\.py\b|/)", text))
+    tests = [base64.b64decode(file["data"]).decode(errors="replace") for file in task.payload["tests"].values()]
+    imports = {module for test in tests for module in _IMPORT.findall(test)}
+    return (set(RESERVED) | imports) - set(re.findall(r"(?<![\w.])(\w+)(?:\.py\b|/)", text))
 
 
 FAMILY = Harbor()

@@ -2,7 +2,8 @@
 
 Programs of the agent's machine create the archive, so it is untrusted. It is unpacked only below the working directory,
 without owners. Links that lead out of it are removed: in the grading machine they could point at the tests. So are new
-modules beside it that a Python started there would import instead of its own or the test runner's.
+modules beside it that a Python started there would import instead of its own or the test runner's. Packaging metadata
+beside it, which can name plugins of the test runner, stays as the machine has it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ base64 -w 0 $archive > {_ARCHIVE}
 """
 _PUT = f"""
 known=" $(ls -A | tr '\\n' ' ') "
+metadata() {{ find "$1" -mindepth 1 -maxdepth 1 \\( -iname '*.dist-info' -o -iname '*.egg-info' \\) "${{@:2}}"; }}
+mkdir /tmp/metadata && metadata . -exec mv -- {{}} /tmp/metadata/ \\; || exit 1
 base64 -d {_ARCHIVE} > /tmp/answer.tar.gz && find . -mindepth 1 -maxdepth 1 -exec rm -rf -- {{}} + || exit 1
 tar --extract --gzip --no-same-owner --file=/tmp/answer.tar.gz || exit 1
 rm -f /tmp/answer.tar.gz
@@ -43,6 +46,8 @@ leads_out() {{
 }}
 find . -type l -print0 | while IFS= read -r -d "" link; do leads_out "$link" && rm -f -- "$link"; done
 find . ! -type f ! -type d ! -type l -delete
+metadata . -exec rm -rf -- {{}} +
+metadata /tmp/metadata -exec mv -- {{}} . \\; ; rmdir /tmp/metadata
 for entry in *; do
   [[ "$known" != *" $entry "* && " $reserved " = *" ${{entry%%.*}} "* ]] || continue
   if [ -d "$entry" ]; then compgen -G "$entry/__init__.*" > /dev/null || continue
