@@ -153,6 +153,16 @@ def test_constant_text_earns_at_most_half_of_the_honest_reward(constant):
     assert all(totals["constant"][name] <= value / 2 for name, value in totals["honest"].items()), totals
 
 
+@pytest.mark.parametrize("start", ["exit", "builtin exit", "eval exit", "set -n", "command exit", "false &&"])
+def test_honest_command_that_does_not_run_earns_at_most_half(start):
+    command = "wc -l harbor.txt"
+    texts = {start: f"{start} {command}" if start.endswith("&&") else f"{start}; {command}", "honest": command}
+    request = "Count the lines of harbor.txt."
+    for function in (terminal.form, terminal.relevance, terminal.conciseness):
+        earned = {name: function(attempt(format_contract("I run it.", text), request)) for name, text in texts.items()}
+        assert earned[start] == 0 < earned["honest"]
+
+
 DEGENERATE = {
     "silence": attempt("", turns=1, tool_turns=0, response_tokens=0, outcome=0.0),
     "idle calls": attempt("x", turns=40, tool_turns=39, response_tokens=4000, outcome=0.0),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from etpi_assets.agent.bash import JoinedCommand, joined_commands
 
-_WRAPPERS = frozenset({"sudo", "time", "nohup", "exec", "env", "command", "!"})
+_WRAPPERS = frozenset({"sudo", "time", "nohup", "exec", "env", "command", "builtin", "eval", "!"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _FUNCTION = re.compile(r"([\w-]+)\(\)\{?$")
 _ENDS = frozenset({"exit", "logout", "kill"})
@@ -62,7 +62,8 @@ def sure_pipelines(command: str) -> Iterator[Pipeline]:
         flow.status = _status(words if len(steps) == 1 else steps[-1].words, programs[-1])
         flow.strict = flow.strict or (words[0] == "set" and any(re.match(r"-\w*e", word) for word in words))
         yield Pipeline([name for name in programs if name not in flow.defined], " ".join(s.text for s in steps))
-        if programs[0] in _ENDS or (words[0] == "exec" and programs[0]):
+        reads_only = words[0] == "set" and any(re.match(r"-\w*n", word) for word in words)
+        if programs[0] in _ENDS or reads_only or (words[0] == "exec" and programs[0]):
             return
 
 
