@@ -21,6 +21,7 @@ import secrets
 import select
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -58,6 +59,7 @@ _MEMORY_FILE = "/run/memory.stat"
 _OVERHEAD = 64 * 1024**2
 """Bytes of memory for guest and kernel, in addition to the limits of commands and files."""
 
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _COPY_SECONDS = 120.0
 """Time limit of copying a checkout into the workspace."""
 
@@ -320,6 +322,15 @@ class BubblewrapSandbox(GuestConnection):
         if self._group is not None:
             for process in [pid, *_descendants(pid)]:
                 self._group.add(process)
+
+    def _stopped_by(self, wait: float) -> str | None:
+        if self._process is None:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(wait)
+            # A guest cannot signal bubblewrap; the supervisor of a run that ends signals every process of it.
+            return next((number.name for number in _STOP_SIGNALS if status == -number), None)
+        return None
 
     def _out_of_memory(self) -> bool:
         if self._group is None:

@@ -16,13 +16,16 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from etpi_resources.sandboxes import REPLY, CommandResult, Environment, Limits
+from etpi_resources.sandboxes import REPLY, CommandResult, Environment, Limits, SandboxUnavailable
 
 GUEST = Path(__file__).with_name("guest.py")
 OPEN_FILES = 1024
 START_SECONDS = 20.0
 GRACE_SECONDS = 10.0
 """Time after a command's limit that the host waits for the guest's answer before it gives the sandbox up."""
+
+END_SECONDS = 1.0
+"""How long a sandbox that no longer answers has to end."""
 
 _FILES_SECONDS = 60.0
 
@@ -62,7 +65,7 @@ class GuestConnection:
             request = b"R%.3f\n" % timeout + command.encode("utf-8", "surrogatepass")
             return self._replied(self._result(self._request(request, timeout + GRACE_SECONDS)))
         except (GuestUnreachable, ValueError):  # ValueError: the answer does not parse, so the guest is subverted
-            self._ended = True
+            self._end()
             return CommandResult("[the sandbox has ended]", 137, time.monotonic() - started)
 
     def _replied(self, result: CommandResult) -> CommandResult:
@@ -115,7 +118,7 @@ class GuestConnection:
                     files[check_path(path.decode())] = data.decode()
             return dict(sorted(files.items()))
         except (GuestUnreachable, ValueError):
-            self._ended = True
+            self._end()
             return {}
 
     def _start_guest(self, guest: bytes) -> None:
@@ -130,7 +133,7 @@ class GuestConnection:
         try:
             problem = self._request(b"W" + body, _FILES_SECONDS)
         except GuestUnreachable:
-            self._ended = True
+            self._end()
             raise OSError("cannot write files: the sandbox has ended") from None
         if problem:
             raise OSError(f"cannot write into the sandbox: {problem[:500].decode('utf-8', 'replace')}")
@@ -142,6 +145,20 @@ class GuestConnection:
         self._channel.put(frame(request), deadline)
         self._watch(deadline)
         return self._receive(deadline)
+
+    def _end(self) -> None:
+        """Give the sandbox up.
+
+        Raises:
+            SandboxUnavailable: nothing inside ended it, so its end is no result of the command's.
+        """
+        wait, self._ended = 0.0 if self._ended else END_SECONDS, True
+        if signal_name := self._stopped_by(wait):
+            raise SandboxUnavailable(f"the sandbox was stopped from outside ({signal_name}), as a run that ends is")
+
+    def _stopped_by(self, wait: float) -> str | None:
+        """Return the name of the signal from outside that ended the sandbox, None if none did within `wait` seconds."""
+        return None
 
     def _out_of_memory(self) -> bool:
         """Return whether the kernel ended a process of the last command for lack of memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -99,3 +100,17 @@ def test_unavailable_environment_is_reported_with_the_remedy(readable_folder):
     (readable_folder / "a").chmod(0)
     with pytest.raises(EnvironmentUnavailable, match="(?s)Permission denied.*chmod"):
         start(Environment(checkout=readable_folder))
+
+
+USES = {"run": ("echo on",), "read_files": (), "write_files": ({"b.txt": "b"},)}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_sandbox_that_is_stopped_from_outside_gives_no_result(use):
+    """As when a run ends: its supervisor signals every process of it, and the run must not record what follows."""
+    with FACTORY.create({"a.txt": "a\n"}) as sandbox:
+        os.kill(sandbox._process.pid, signal.SIGTERM)
+        os.waitid(os.P_PID, sandbox._process.pid, os.WEXITED | os.WNOWAIT)
+        for _ in range(2):
+            with pytest.raises(SandboxUnavailable, match="SIGTERM"):
+                getattr(sandbox, use)(*USES[use])
