@@ -223,7 +223,7 @@ def _columns(names: list[str], rows: ast.expr) -> Iterator[tuple[str, list[ast.e
         return
     for at, name in enumerate(names):
         cells = [_cells(row, len(names))[at : at + 1] for row in rows.elts]
-        column = [cell for found in cells for cell in found if _is_literal_tree(cell)]
+        column = [cell for literals in cells for cell in literals if _is_literal_tree(cell)]
         if column and len(column) == len(rows.elts):
             yield name, column
 
@@ -271,8 +271,8 @@ def _expected(
 
 
 def _constants(literal: ast.expr) -> list[ast.expr]:
-    found = (node for node in ast.walk(literal) if isinstance(node, ast.Constant))
-    return [node for node in found if isinstance(node.value, bool | int | float | str | bytes)]
+    literals = (node for node in ast.walk(literal) if isinstance(node, ast.Constant))
+    return [node for node in literals if isinstance(node.value, bool | int | float | str | bytes)]
 
 
 def _call(statement: ast.stmt) -> ast.Call | None:
