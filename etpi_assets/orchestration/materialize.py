@@ -34,6 +34,7 @@ from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import PathError, as_written
 from etpi_resources.backend import BackendError, backend
 from etpi_resources.chat.format import TokenizerUnavailable
+from etpi_resources.chat.markers import NoTurnEnd
 from etpi_resources.lake.checks import BadData
 from etpi_resources.lake.files import disk_errors
 from etpi_resources.lake.lake import LakeError
@@ -60,6 +61,7 @@ EXPECTED_FAILURES = (
     SandboxUnavailable,
     WorkerFailed,
     BadData,
+    NoTurnEnd,
     TokenizerUnavailable,
 )
 """Errors whose message is complete; Dagster shows them without a traceback."""
