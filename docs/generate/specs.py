@@ -96,8 +96,8 @@ def _default(schema: Schema) -> str:
     """Return the default of a key as TOML writes it; of a section, the keys whose defaults differ there."""
     value = schema.get("default", {})  # pydantic leaves out empty tables
     if (inner := _section_of(schema)) and isinstance(value, dict):
-        own = {name: of.get("default", {}) for name, of in _SECTIONS[inner]["properties"].items()}
-        value = {name: at for name, at in value.items() if at != own.get(name, at)}  # renamed keys are not in own
+        defaults = {name: of.get("default", {}) for name, of in _SECTIONS[inner]["properties"].items()}
+        value = {name: at for name, at in value.items() if at != defaults.get(name, at)}  # renamed keys have no default
         return _toml(value) if value else ""
     return _toml(value)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 _OFF = ("safe.directory=*", "core.fsmonitor=", "core.hooksPath=/dev/null", "log.showSignature=false")
 _SECONDS = 20
-"""How long git may read a foreign repository's configuration and references."""
+"""The time that git has to read a foreign repository's configuration and references."""
 
 
 def git(folder: Path, *words: str, seconds: float | None = None, **variables: str) -> bytes:

@@ -1,3 +1,3 @@
-"""How `etpi ui` and `etpi view` are served: `guard` admits requests, `serve` runs an application behind it, `ui` is
+"""The servers of `etpi ui` and `etpi view`: `guard` admits requests, `serve` runs an application behind it, `ui` is
 Dagster's page.
 """

@@ -28,7 +28,7 @@ from etpi_resources.process.supervise import supervised
 
 WORKSPACE = Path(__file__).parents[1] / "workspace.yaml"
 _POLL_MS = 2000
-"""How often the page asks for news; as under `dagster dev`."""
+"""The interval at which the page asks for news; as under `dagster dev`."""
 
 
 def serve_dagster(host: str, port: int, names: Sequence[str], home: Path) -> int:

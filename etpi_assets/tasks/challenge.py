@@ -1,4 +1,4 @@
-"""Whether a run in which hidden tests passed is evidence of a right patch.
+"""Challenge a run in which hidden tests passed: is it evidence of a right patch?
 
 Code under test shares a process with its tests and may forge whatever they report. So a passing patch also runs
 against copies of the tests that a right solution fails (`changed_tests`), in fresh sandboxes. Files do not say which

@@ -221,7 +221,7 @@ def _put(sandbox: Sandbox, files: Mapping[str, str]) -> None:
 def _hidden_tests(sandbox: Sandbox, tests: str, file: str, copies: Mapping[str, str]) -> dict[str, str]:
     """Return the Python test files (path -> text) of a tests patch, and check out the base commit again.
 
-    The patch's file is written anew by git, with or without `copies`, so that its form tells nothing about them. Empty
+    The patch's file is written again by git, with or without `copies`, so that its form tells nothing about them. Empty
     if the patch has no Python file: then another runner than pytest runs the tests."""
     names = [path for path in dict.fromkeys(_CHANGED.findall(tests)) if path.endswith(".py")]
     if not names or sandbox.run(apply_command(tests)).exit_code:

@@ -27,7 +27,7 @@ _LIST_PLUGINS = (
 
 
 class Report(BaseModel):
-    """What the recorder writes in a sandbox."""
+    """The results that the recorder writes in a sandbox."""
 
     collected: list[str]
     outcomes: dict[str, str]

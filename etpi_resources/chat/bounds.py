@@ -40,7 +40,7 @@ try:
 except MemoryError:  # of constants, which are computed here
     sys.exit(7)
 except Exception:
-    sys.exit(0)  # whoever renders it says what is wrong with it
+    sys.exit(0)  # rendering it reports what is wrong with it
 for conversation in request["conversations"]:
     written = 0
     try:

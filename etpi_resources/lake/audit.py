@@ -72,7 +72,7 @@ def _parts(lake: Lake, publication: Publication, deep: bool, known: dict[Path, D
 def set_aside(lake: Lake, damages: Iterable[Damage]) -> Path:
     """Move damaged parts, and the pointers and manifests that need them, to a folder of `.damaged`; return the folder.
 
-    The partitions then have no current version, so a run computes them again. Call under `lake.alone`.
+    The partitions then have no current version, so a run computes them again. Call under `lake.exclusive_lock`.
     """
     target = lake.root / DAMAGED / datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
     for damage in damages:

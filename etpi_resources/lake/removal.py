@@ -44,7 +44,7 @@ class Part:
 
 
 def carry_out(lake: Lake, parts: Collection[Part]) -> None:
-    """Remove the parts of a plan that was made under `lake.alone`; the catalog must be built again afterwards.
+    """Remove the parts of a plan that was made under `lake.exclusive_lock`; the catalog must be built again afterwards.
 
     Raises:
         LakeError: a part is on another filesystem than the lake; nothing was removed.

@@ -25,7 +25,7 @@ GRACE_SECONDS = 10.0
 """Time after a command's limit that the host waits for the guest's answer before it gives the sandbox up."""
 
 END_SECONDS = 1.0
-"""How long a sandbox that no longer answers has to end."""
+"""The time that a sandbox that no longer answers has to end."""
 
 _FILES_SECONDS = 60.0
 

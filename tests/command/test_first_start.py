@@ -60,21 +60,24 @@ def test_twenty_processes_that_start_at_once_create_one_storage(number: int, tmp
     _open(tmp_path / "home")
 
 
-def test_storage_that_a_killed_process_left_half_made_is_completed(tmp_path: Path, monkeypatch) -> None:
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch) -> Path:
+    """A home whose storage is to be looked at again."""
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     prepare_dagster_home()
     (tmp_path / "home" / "storage_ready").unlink()
-    with sqlite3.connect(tmp_path / "home" / "history" / "runs.db") as runs:
+    return tmp_path / "home"
+
+
+def test_storage_that_a_killed_process_left_half_made_is_completed(home: Path) -> None:
+    with sqlite3.connect(home / "history" / "runs.db") as runs:
         runs.execute("DROP TABLE alembic_version")
     prepare_dagster_home()
-    _open(tmp_path / "home")
+    _open(home)
 
 
-def test_storage_that_cannot_be_opened_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
-    prepare_dagster_home()
-    (tmp_path / "home" / "storage_ready").unlink()
-    with sqlite3.connect(tmp_path / "home" / "history" / "runs.db") as runs:
+def test_storage_that_cannot_be_opened_is_an_error_with_a_remedy(home: Path) -> None:
+    with sqlite3.connect(home / "history" / "runs.db") as runs:
         runs.execute("INSERT INTO alembic_version VALUES ('5771160a95ad')")
     with pytest.raises(LakeError, match="mv "):
         prepare_dagster_home()

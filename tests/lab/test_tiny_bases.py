@@ -13,6 +13,7 @@ from etpi_assets.tiny_bases import recipe as tiny_base
 from etpi_assets.tiny_bases import shipped as shipped_bases
 from etpi_lab.tiny_bases import rebuild as rebuild_bases
 from etpi_resources.lake.lake import sha256_of
+from tests.support.tiny_bases import copy_shipped
 
 USED = rebuild_bases.used_by_shipped_specs()
 SMALLEST = next((section, chat) for section, chat in USED if section.world == "arithmetic_tiny")
@@ -20,11 +21,7 @@ SMALLEST = next((section, chat) for section, chat in USED if section.world == "a
 
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The shipped bases in a folder that a test may change."""
-    folder = tmp_path / "shipped"
-    shutil.copytree(shipped_bases.FOLDER, folder)
-    monkeypatch.setattr(shipped_bases, "FOLDER", folder)
-    return folder
+    return copy_shipped(tmp_path, monkeypatch)
 
 
 def test_every_world_with_a_corpus_has_a_base_and_another_is_refused():

@@ -1,4 +1,4 @@
-"""Runs that are killed at random moments end as an undisturbed one; `make test-slow` kills more, in every stage."""
+"""Runs that are killed at random moments end as an undisturbed one; `make test-long` kills more, in every stage."""
 
 from __future__ import annotations
 

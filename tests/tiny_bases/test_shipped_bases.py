@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from etpi_assets.tiny_bases import recipe as tiny_base
 from etpi_assets.tiny_bases import shipped as shipped_bases
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import Lake, LakeError, folder_hash, sha256_of
+from tests.support.tiny_bases import copy_shipped
 
 pytestmark = pytest.mark.slow
 BASES = [spec.base for spec in load_shipped().experiments.values() if spec.base.kind == "tiny"]
@@ -37,11 +37,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The shipped bases in a folder that a test may change."""
-    folder = tmp_path / "shipped"
-    shutil.copytree(shipped_bases.FOLDER, folder)
-    monkeypatch.setattr(shipped_bases, "FOLDER", folder)
-    return folder
+    return copy_shipped(tmp_path, monkeypatch)
 
 
 def test_every_tiny_base_of_a_shipped_spec_is_shipped_and_nothing_else():

@@ -28,7 +28,7 @@ class Pipeline:
 
 @dataclass
 class _Flow:
-    """What is known while reading a command.
+    """The state of reading a command.
 
     Attributes:
         status: whether the last pipeline of the list succeeded; None: it depends.

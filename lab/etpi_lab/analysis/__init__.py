@@ -1,1 +1,1 @@
-"""What repeated experiments show: findings, sweeps, the page of results, intervals over seeds, power."""
+"""The analysis of repeated experiments: findings, sweeps, the page of results, intervals over seeds, power."""
