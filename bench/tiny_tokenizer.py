@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.worlds.coop_tiny.conversations import transcripts
 from etpi_assets.worlds.coop_tiny.policy import BASE_HABITS, CoopTinySkill
 from etpi_assets.worlds.names import SYLLABLES
+from etpi_lab.tiny_bases.corpora.coop_tiny import transcripts
 from etpi_resources.chat.tokenizers import tiny_bpe
 
 SHIPPED = Path(tiny_bpe.__file__).parent / "tiny" / "tokenizer.json"

@@ -252,6 +252,7 @@ PROGRAMS = {
     "etpi_assets.tasks.judged_rows": "a family for plugins, reached where a spec selects one",
     "etpi_assets.reports.history": "rewrites the README's tables",
     "etpi_assets.specs": "models of specs count through the resolved spec, their methods where they are called",
+    "etpi_assets.worlds.coop_tiny_shared.emulated": "workspaces of the corpora on which the lab trains tiny bases",
     "etpi_resources.chat.table": "prints how templates render",
     "etpi_resources.gguf_converter": "used by an export",
     "etpi_resources.chat.tokenizers.tiny_bpe": "trained the tiny tokenizer once; tokenizer.json is its result",
