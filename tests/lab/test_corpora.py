@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import random
 
 import pytest
 
@@ -19,6 +20,7 @@ from etpi_assets.worlds.coop_tiny.policy import CoopTinySkill
 from etpi_assets.worlds.repo_fix_tiny import FAMILY
 from etpi_assets.worlds.repo_fix_tiny.generate import NOTES, generate_tasks
 from etpi_assets.worlds.repo_fix_tiny.policy import RepoFixPolicy, RepoFixSkill
+from etpi_lab.tiny_bases import tokenizer
 from etpi_lab.tiny_bases.corpora import arithmetic_tiny, coop_tiny, coop_tiny_shared, repo_fix_tiny
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Request, Sampler
@@ -134,3 +136,15 @@ def test_transcripts_equal_recorded_messages():
 
 def test_base_of_the_shared_world_knows_both_wordings_of_a_plan():
     assert coop_tiny_shared.BASE_HABITS.reword == 1.0
+
+
+def test_a_vocabulary_learns_common_words_and_leaves_names_in_syllables() -> None:
+    draw = random.Random(1)
+    syllables = ["ka", "lo", "mi", "ze", "du", "bo", "ri", "ta"]
+    names = ["".join(draw.choices(syllables, k=4)) for _ in range(300)]
+    texts = [f"please return {name} to file 12\n<tool_call>{name}" for name in names]
+    core = tokenizer.train(texts, 1024, syllables, spread=0.2)
+    assert core.to_str() == tokenizer.train(texts, 1024, syllables, spread=0.2).to_str()
+    assert core.encode(" return").tokens == ["Ġreturn"]
+    assert core.encode(" kalomize 12").tokens == ["Ġ", "ka", "lo", "mi", "ze", "Ġ", "1", "2"]
+    assert core.token_to_id("<tool_call>") is not None
