@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.asset import AssetRun, Input, Markdown, Produced, asset
-from etpi_assets.evaluation import stopping
 from etpi_assets.graph import GRAPH
 from etpi_assets.planning.planner import accepted
 from etpi_assets.reports import facts, html
@@ -70,7 +69,6 @@ def experiment_report(
         seeds=spec.seeds,
         published=figures(spec.published),
         rollout_sets=run.specs.rollout_sets,
-        stopped=_stopped(run, eval_rollouts),
         published_source=". ".join(str(spec.published[k]) for k in ("source", "date", "note") if k in spec.published),
     )
     tables = facts.ReportTables(
@@ -136,17 +134,11 @@ def model_card(
         base=base_checkpoint.read("checkpoints"),
         tasks=tasks.read("tasks"),
         rollout_sets=run.specs.rollout_sets,
-        stopped=_stopped(run, eval_rollouts),
     )
     return Produced(
         tables={"reports": from_rows("reports", [_write(run, "README.md", "model_card", card)])},
         metadata={"card": Markdown(card)},
     )
-
-
-def _stopped(run: AssetRun, eval_rollouts: Input) -> list[str]:
-    """Return the sentences about the rule that ended the evaluation; none if it had none."""
-    return [line for ref in eval_rollouts.refs() for line in stopping.sentences(run.lake.require(ref).notes)]
 
 
 @asset(

@@ -101,22 +101,18 @@ RULES: tuple[Rule, ...] = (
 """The rules in order; the first that applies gives the word."""
 
 
-def changes(
-    rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, metrics: Sequence[str], *, sequential: bool = False
-) -> list[Change]:
+def changes(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, metrics: Sequence[str]) -> list[Change]:
     """Return the changes of these metrics between every two roles that were evaluated, in the order of `metrics`.
 
     Args:
         rollouts, scores, agent_scores: tables of one experiment's evaluation.
-        sequential: whether `evaluate.stop` decided the number of tasks; intervals are then valid at such a stop. The
-            sign test is not.
     """
     evaluated = {"rollouts": rollouts, "scores": scores, "agent_scores": agent_scores}
     rows = [row for row in run_report("paired_by_metric.sql", evaluated, {}) if row["metric"] in metrics]
     estimates = {
         (before, after, paired.decoding, paired.metric): paired
         for before, after in {(row["before"], row["after"]) for row in rows}
-        for paired in paired_changes(rollouts, scores, agent_scores, before, after, sequential=sequential)
+        for paired in paired_changes(rollouts, scores, agent_scores, before, after)
     }
     compared = [
         _change(row, paired)

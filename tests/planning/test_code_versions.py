@@ -369,7 +369,6 @@ LEFT_OUT = {
 
 PROVED = {
     "serving": f"{_CODE_VERSIONS}::test_a_choice_loses_nothing_and_its_places_exist",
-    "stop": "tests/evaluation/test_stopping.py::test_only_experiments_with_a_rule_depend_on_its_code_and_on_scoring",
 }
 """Kind of choice -> the test that an edit of a selected option is noticed; of all others it is `_EDITS`."""
 
