@@ -52,13 +52,13 @@ def measure(
     Returns:
         A `metrics` table.
     """
-    groups = _group_rollouts(rollouts, scores, agent_scores, teacher=teacher)
+    groups = group_rollouts(rollouts, scores, agent_scores, teacher=teacher)
     rows = []
     for (role, seed, decoding), units in sorted(
         groups.items(), key=lambda item: (item[0][0], item[0][2], str(item[0][1]))
     ):
         counted = [unit for unit in units if not unit["infrastructure_error"]]
-        by_task = _by_task(counted) if sequential else {}
+        by_task = values_by_task(counted) if sequential else {}
         for metric, unit_name, estimate in _estimates(counted):
             if sequential and metric not in MEANS:
                 at_stop = sequential_mean(_in_order(by_task[metric]))
@@ -82,7 +82,7 @@ def measure(
     return from_rows("metrics", rows)
 
 
-def _group_rollouts(
+def group_rollouts(
     rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, *, teacher: bool
 ) -> dict[GroupKey, list[dict[str, Any]]]:
     """Group the rows of `scores`, each with its `agents` and `cluster`; the pooled group has those of all seeds."""
@@ -190,12 +190,12 @@ def paired_changes(
         before, after: checkpoint roles, for example base and sft.
         sequential: as for `measure`.
     """
-    groups = _group_rollouts(rollouts, scores, agent_scores, teacher=False)
+    groups = group_rollouts(rollouts, scores, agent_scores, teacher=False)
     changes = []
     for decoding in sorted({decoding for role, seed, decoding in groups if role == after and seed is None}):
         if (before, None, decoding) not in groups:
             continue
-        earlier, later = (_by_task(groups[role, None, decoding]) for role in (before, after))
+        earlier, later = (values_by_task(groups[role, None, decoding]) for role in (before, after))
         for metric in later:
             tasks = sorted(earlier.get(metric, {}).keys() & later[metric].keys())
             if not tasks:
@@ -221,8 +221,8 @@ def sequential_rate(
 
     None if no task has it.
     """
-    units = _group_rollouts(rollouts, scores, agent_scores, teacher=False).get((role, None, decoding), [])
-    tasks = _by_task(units).get(metric)
+    units = group_rollouts(rollouts, scores, agent_scores, teacher=False).get((role, None, decoding), [])
+    tasks = values_by_task(units).get(metric)
     return sequential_mean(_in_order(tasks)) if tasks else None
 
 
@@ -231,7 +231,7 @@ def _in_order(tasks: Mapping[str, tuple[float, float]]) -> list[float]:
     return [total / size for _, (total, size) in sorted(tasks.items(), key=lambda item: task_order(item[0]))]
 
 
-def _by_task(units: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, tuple[float, float]]]:
+def values_by_task(units: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, tuple[float, float]]]:
     """Return metric -> task -> (total, size); a task without a unit of the metric is not there."""
     tasks: dict[str, list[Mapping[str, Any]]] = {}
     for unit in units:
