@@ -17,6 +17,7 @@ from etpi_assets.planning.planner import accepted
 from etpi_assets.reports import facts, html
 from etpi_assets.reports import leaderboard as boards
 from etpi_assets.reports import model_card as cards
+from etpi_assets.reports.changes import STORED, changes, changes_table
 from etpi_assets.reports.iterations import iterations, iterations_board
 from etpi_assets.reports.prompts import Prompt, first_prompts
 from etpi_assets.reports.recorded import parsed, recorded_spec
@@ -36,7 +37,7 @@ Decode = Callable[[Sequence[int]], str]
 @asset(
     set="experiment",
     group="reports",
-    tables=("reports",),
+    tables=("reports", "changes"),
     sections=("title", "notes", "published"),
     kinds=("html", "markdown"),
     summary="The experiment's report: one self-contained HTML page, and the same in markdown.",
@@ -95,8 +96,9 @@ def experiment_report(
     experiment = replace(experiment, prompts=_prompts(run, tables, chat.decode))
     page, markdown = html.render(experiment, tables, chat.decode)
     rows = [_write(run, "report.html", "html", page), _write(run, "report.md", "markdown", markdown)]
+    paired = changes(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, STORED)
     return Produced(
-        tables={"reports": from_rows("reports", rows)},
+        tables={"reports": from_rows("reports", rows), "changes": changes_table(key, paired)},
         metadata={
             "report": run.lake.root / rows[0]["path"],
             "summary": Markdown(markdown.split("## Checks")[0]),
