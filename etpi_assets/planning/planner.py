@@ -147,7 +147,7 @@ def expensive(node: Node, key: str, specs: Specs) -> bool:
         return False
     spec = specs.get(node.set, key)
     if isinstance(spec, RolloutSetSpec):
-        return spec.kind == "live"
+        return spec.kind in ("live", "agent")
     if isinstance(spec, ExperimentSpec) and node.name == "base_checkpoint":
         return spec.base.kind == "tiny" and not _comes_with_etpi(spec.base.tiny)
     return True
