@@ -284,15 +284,11 @@ def verify(deep: bool, since: datetime | None, set_aside: bool) -> int:
 @click.argument("experiment")
 @click.option("--format", required=True, metavar="FORMAT", help="trl, verl, atif, hub, gguf, ...: see docs/formats.md")
 @click.option("--to", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="a new or empty folder")
-@click.option("--push", metavar="REPO[@BRANCH]", help="upload it to this repository of the Hugging Face Hub as well")
-@click.option("--private", is_flag=True, help="--push: create the repository private")
-def export(experiment: str, format: str, to: Path, push: str | None, private: bool) -> int:
-    """Write an experiment's data or models in another program's format, and push them to a hub (docs/formats.md)."""
+def export(experiment: str, format: str, to: Path) -> int:
+    """Write an experiment's data or models in another program's format (docs/formats.md)."""
     from etpi import commands
 
-    if private and push is None:
-        raise click.UsageError("--private belongs to --push REPO")
-    return commands.export_experiment(experiment, format, to, push, private)
+    return commands.export_experiment(experiment, format, to)
 
 
 @etpi.command()

@@ -1,25 +1,31 @@
 """Changes between two checkpoints: each metric paired by task, and the rules that put a change into words.
 
-Values and intervals come from `evaluation.metrics.paired_changes`, the counts of tasks and the sign test from
-sql/reports/paired_by_metric.sql. `RULES` is the whole of the judgement: no other sentence of a report or of the console
-calls a change good or bad.
+Every page, report and query shows these figures: the table `changes` of an experiment's report has them. `RULES` is the
+whole of the judgement: no other sentence of a report or of the console calls a change good or bad.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from itertools import combinations
 
 import pyarrow as pa
 
-from etpi_assets.evaluation.metrics import PairedChange, paired_changes
-from etpi_assets.reports.queries import run_report
+from etpi_assets.evaluation.metrics import group_rollouts, paired_changes, values_by_task
+from etpi_assets.reports.facts import HEADLINE
+from etpi_assets.scoring.published import BEHAVIOURS, COLUMNS
+from etpi_resources.lake.schemas import from_rows
 
 ALPHA = 0.05
 """The level of the sign test, beside the 95 % interval."""
 OUTCOME = "solved"
 """The metric that every summary states, whatever became of it."""
+ORDER = ("base", "sft", "rl")
+"""The roles that are compared, the earlier first."""
+STORED = (*dict.fromkeys((*HEADLINE, *COLUMNS, *BEHAVIOURS)), "think_tokens_per_turn")
+"""The metrics of the table `changes`."""
 
 
 @dataclass(frozen=True)
@@ -101,40 +107,59 @@ RULES: tuple[Rule, ...] = (
 """The rules in order; the first that applies gives the word."""
 
 
-def changes(
-    rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, metrics: Sequence[str], *, sequential: bool = False
-) -> list[Change]:
+def changes(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, metrics: Sequence[str]) -> list[Change]:
     """Return the changes of these metrics between every two roles that were evaluated, in the order of `metrics`.
 
     Args:
         rollouts, scores, agent_scores: tables of one experiment's evaluation.
-        sequential: whether `evaluate.stop` decided the number of tasks; intervals are then valid at such a stop. The
-            sign test is not.
     """
-    evaluated = {"rollouts": rollouts, "scores": scores, "agent_scores": agent_scores}
-    rows = [row for row in run_report("paired_by_metric.sql", evaluated, {}) if row["metric"] in metrics]
-    estimates = {
-        (before, after, paired.decoding, paired.metric): paired
-        for before, after in {(row["before"], row["after"]) for row in rows}
-        for paired in paired_changes(rollouts, scores, agent_scores, before, after, sequential=sequential)
-    }
-    compared = [
-        _change(row, paired)
-        for row in rows
-        if (paired := estimates.get((row["before"], row["after"], row["decoding"], row["metric"])))
-    ]
-    return sorted(compared, key=lambda change: metrics.index(change.metric))
+    groups = group_rollouts(rollouts, scores, agent_scores, teacher=False)
+    by_task = {key: values_by_task(units) for key, units in groups.items() if key[1] is None}
+    evaluated = [role for role in ORDER if any(role == key[0] for key in groups)]
+    compared = []
+    for before, after in combinations(evaluated, 2):
+        for paired in paired_changes(rollouts, scores, agent_scores, before, after):
+            if paired.metric not in metrics:
+                continue
+            sides = [by_task[role, None, paired.decoding][paired.metric] for role in (before, after)]
+            higher, lower, tasks = _count(*sides)
+            of = paired.change
+            compared.append(
+                Change(
+                    paired.metric, paired.decoding, before, after, tasks, paired.before, paired.after, of.value,
+                    of.ci_low, of.ci_high, higher, lower, sign_test(higher, lower),
+                )
+            )  # fmt: skip
+    return sorted(compared, key=lambda change: (metrics.index(change.metric), change.decoding))
 
 
-def _change(counted: dict[str, Any], paired: PairedChange) -> Change:
-    """Join a row of paired_by_metric with the estimate of the same change."""
-    of = paired.change
-    kept = {name: counted[name] for name in ("metric", "decoding", "before", "after", "tasks")}
-    signs = {name: counted[name] for name in ("higher", "lower", "sign_p")}
-    return Change(
-        **kept, value_before=paired.before, value_after=paired.after, difference=of.value, ci_low=of.ci_low,
-        ci_high=of.ci_high, **signs,
-    )  # fmt: skip
+_Values = dict[str, tuple[float, float]]
+"""Task -> (total, size) of a metric."""
+
+
+def _count(before: _Values, after: _Values) -> tuple[int, int, int]:
+    """Return the number of tasks whose value rose, that of those whose value fell, and that of all common tasks."""
+    common = before.keys() & after.keys()
+    # Compared as products: a quotient could differ between equal values.
+    signs = [after[task][0] * before[task][1] - before[task][0] * after[task][1] for task in common]
+    return sum(sign > _EQUAL for sign in signs), sum(sign < -_EQUAL for sign in signs), len(common)
+
+
+_EQUAL = 1e-9
+"""Two values of a task closer than this are equal; totals are sums of floats."""
+
+
+def sign_test(higher: int, lower: int) -> float:
+    """Return the two-sided p of the exact sign test (Dixon and Mood 1946); 1 without a difference."""
+    n = higher + lower
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(min(higher, lower) + 1)) / 2**n)
+
+
+def changes_table(experiment: str, changed: Sequence[Change]) -> pa.Table:
+    """Return the table `changes` of an experiment."""
+    return from_rows(
+        "changes", [{"experiment": experiment, **asdict(change), "word": change.word} for change in changed]
+    )
 
 
 def between(changes: Sequence[Change], before: str, after: str) -> list[Change]:
@@ -144,9 +169,8 @@ def between(changes: Sequence[Change], before: str, after: str) -> list[Change]:
 
 def roles(changes: Sequence[Change]) -> tuple[str, str] | None:
     """Return the first and the last role that were compared; None if there was nothing to compare."""
-    order = ("base", "sft", "rl")
     pairs = {(change.before, change.after) for change in changes}
-    return max(pairs, key=lambda pair: (order.index(pair[1]) - order.index(pair[0]), pair[1]), default=None)
+    return max(pairs, key=lambda pair: (ORDER.index(pair[1]) - ORDER.index(pair[0]), pair[1]), default=None)
 
 
 def points(value: float) -> str:

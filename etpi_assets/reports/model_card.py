@@ -30,7 +30,6 @@ def render(
     base: pa.Table,
     tasks: pa.Table,
     rollout_sets: Mapping[str, RolloutSetSpec],
-    stopped: Sequence[str] = (),
 ) -> str:
     """Render the card as markdown.
 
@@ -40,7 +39,6 @@ def render(
         checkpoints: the `checkpoints` of fine-tuning and reinforcement.
         base: the `checkpoints` of base_checkpoint.
         rollout_sets: name -> spec of every rollout set.
-        stopped: how `evaluate.stop` ended the evaluation, as sentences; empty where it has no such rule.
     """
     train_rows = to_frame(dataset_rows).filter(split="train")
     finals = [c for c in checkpoints.to_pylist() if c["final"] and c["role"] != "base"]
@@ -73,10 +71,7 @@ def render(
         finals=finals,
         precision=_precision(finals),
         trained_on=_trained_on(finals),
-        story=[
-            *story.compared(split, changes(rollouts, scores, agent_scores, names, sequential=bool(stopped))),
-            *(("", sentence) for sentence in stopped),
-        ]
+        story=story.compared(split, changes(rollouts, scores, agent_scores, names))
         if evaluated
         else [("", "Not evaluated.")],
         evaluated_on="On held-out repositories"

@@ -219,16 +219,6 @@ CHOICES = (
         ),
     ),
     Choice(
-        "stop",
-        ("etpi_assets.evaluation.assets:eval_rollouts",),
-        _fixed(
-            sequential=(
-                "etpi_assets.evaluation.assets:_roll_out_until",
-                "etpi_assets.evaluation.stopping:",
-            )
-        ),
-    ),
-    Choice(
         "generator",
         (f"{_WORKERS}.grpo_worker:build_trainer",),
         _fixed(transformers=(f"{_ENGINES}.live:LiveEngine",), vllm=(f"{_WORKERS}.grpo_worker:_served",)),
@@ -327,7 +317,6 @@ def _of_experiment(node: Node, spec: ExperimentSpec, specs: Specs) -> Selection:
         sandbox=[sandbox],
         serving=[spec.serving.engine],
         generator=[spec.rl.engine],
-        stop=["sequential"] if spec.evaluate and spec.evaluate.stop else [],
         prompt=[
             *(agent.prompt for agent in agents),
             *(map(_prompt_of_world, worlds) if node.name == "base_checkpoint" else ()),
