@@ -14,17 +14,24 @@ from typing import Any
 
 from etpi_assets.importers import (
     atif,
+    claude_code,
+    codex,
     cooperbench,
+    gemini_cli,
     harbor,
+    inspect_ai,
     mapped,
     messages,
     mini_swe_agent,
+    nemo_gym,
     openhands,
     r2e_gym,
     sharegpt,
     swe_agent,
+    tau2,
     tito,
     trl,
+    verifiers,
     verl,
 )
 from etpi_assets.importers.conversation import Options
@@ -42,6 +49,13 @@ _MODULES = (
     atif,
     r2e_gym,
     openhands,
+    claude_code,
+    codex,
+    gemini_cli,
+    verifiers,
+    nemo_gym,
+    inspect_ai,
+    tau2,
     tito,
     trl,
     verl,
@@ -155,7 +169,8 @@ def read_options(options: Mapping[str, Any]) -> Options:
 def read_map(value: Any) -> dict[str, str]:
     """Return the map of a spec, a table of paths, or of a command line: `KEY=PATH,...`. Raises ValueError."""
     if isinstance(value, str):
-        value = dict(pair.strip().partition("=")[::2] for pair in value.split(","))
+        pairs = [pair.strip().partition("=") for pair in value.split(",")]
+        value = {key: path for key, _, path in pairs}
     if not isinstance(value, Mapping) or not all(isinstance(path, str) and path for path in value.values()):
         raise ValueError(f"map: {value!r} is not KEY=PATH, such as messages=conv.turns,role=from,text=value")
     if wrong := [key for key in value if key not in mapped.KEYS]:

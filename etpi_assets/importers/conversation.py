@@ -364,6 +364,14 @@ def accept_answers(record: AgentRecord, entries: Sequence[ChatEntry]) -> None:
             _accept(turn, entry)
 
 
+def accept_texts(record: AgentRecord, entries: Sequence[ChatEntry]) -> None:
+    """Do as `accept_answer`; then each text without a call is an answer too, as the program reads structured calls."""
+    accept_answer(record, entries)
+    spoken = (entry for entry in entries if entry.role == "assistant" and entry.learn)
+    for turn, entry in zip(record.turns, spoken, strict=True):
+        _accept(turn, entry)
+
+
 def _accept(turn: Turn, entry: ChatEntry) -> bool:
     """Clear the parse error of a turn that is an answer in words; return whether it is one."""
     is_text = entry.role == "assistant" and entry.learn and not entry.calls and bool(entry.content.strip())

@@ -35,6 +35,7 @@ from tests.support.rows import (
     write_lines,
     write_parquet,
 )
+from tests.support.sessions import FILES
 
 
 def only(path: Path, format: str = "auto", **options: Any) -> RolloutRecord:
@@ -626,4 +627,5 @@ def test_no_value_anywhere_breaks_an_importer(tmp_path_factory, data: st.DataObj
 
 
 def test_every_format_is_fuzzed() -> None:
-    assert set(SAMPLES) | {"harbor", "cooperbench", "mini_swe_agent", "swe_agent"} == set(IMPORTERS)
+    others = {"harbor", "cooperbench", "mini_swe_agent", "swe_agent", *FILES}
+    assert set(SAMPLES) | others == set(IMPORTERS)
