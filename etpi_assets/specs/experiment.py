@@ -225,6 +225,13 @@ Threshold = Literal["plan_first", "plan_content", "follow_through"]
 class MetricsSection(Section):
     """Thresholds of the metrics, and how they are scored."""
 
+    main: Annotated[
+        Literal[
+            "solved", "plan_first", "plan_content", "follow_through", "called", "parsed", "parse_rate", "submitted"
+        ],
+        Omitted("solved"),
+    ] = "solved"
+    """The metric that the experiment's page, report and model card begin with."""
     thresholds: dict[Threshold, float] = Field(default_factory=dict, examples=[{"follow_through": 0.6}])
     """Rates that trained checkpoints should reach; a miss only warns, and a rate left out has no threshold."""
     reading: Annotated[Reading, Omitted("hardened")] = "hardened"
