@@ -150,6 +150,9 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 @etpi.command()
 @click.option("--from", "source", metavar="PATH", help="a file or folder of recorded runs; ${VARIABLE} is replaced")
 @click.option("--format", default="auto", metavar="FORMAT", help="--from: format of the runs (default: recognised)")
+@click.option(
+    "--map", "columns", metavar="KEY=PATH,...", help="--from: columns of rows of no known format (docs/formats.md)"
+)
 @click.option("--endpoint", metavar="URL", help="a server with an OpenAI-compatible interface, for the teacher")
 @click.option("--suite", metavar="SUITE", help="--endpoint: the suite whose tasks the teacher works on")
 @click.option("--tasks", metavar="PATH", help="a git repository, a folder of Harbor tasks, or rows of SWE-bench's form")
@@ -175,6 +178,7 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 def init(
     source: str | None,
     format: str,
+    columns: str | None,
     endpoint: str | None,
     suite: str | None,
     api_key_env: str | None,
@@ -199,7 +203,7 @@ def init(
         chosen = command.TaskOptions(python, commits, split, checkouts)
         return command.from_tasks(tasks, chosen, answers.with_student(model))
     if source is not None:
-        return command.from_trajectories(source, format, answers.with_student(model))
+        return command.from_trajectories(source, format, columns, answers.with_student(model))
     if not suite:
         raise click.UsageError("--endpoint needs --suite SUITE; `etpi status` and docs/reference list suites")
     return command.from_endpoint(str(endpoint), suite, model, api_key_env, answers)
@@ -310,8 +314,8 @@ def ui(port: int, host: str, names: tuple[str, ...]) -> int:
 def sql(query: str | None, values: tuple[str, ...], text: str | None, list_them: bool, format: str) -> int:
     """Ask the catalog: run a report, a file or -c SQL and print the result; without any, open DuckDB's shell.
 
-    The catalog is opened read-only, with times in UTC; COPY ... TO writes files. NAME=VALUE sets a variable of the
-    query (docs/queries.md).
+    The catalog is opened read-only, with times in UTC; a query opens no other file and writes none. NAME=VALUE sets a
+    variable of the query (docs/queries.md).
     """
     from etpi.query import command, questions
     from etpi_resources.lake.questions import Question

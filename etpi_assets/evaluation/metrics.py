@@ -48,7 +48,7 @@ def measure(
     Returns:
         A `metrics` table.
     """
-    groups = _group_rollouts(rollouts, scores, agent_scores, teacher=teacher)
+    groups = group_rollouts(rollouts, scores, agent_scores, teacher=teacher)
     rows = []
     for (role, seed, decoding), units in sorted(
         groups.items(), key=lambda item: (item[0][0], item[0][2], str(item[0][1]))
@@ -74,7 +74,7 @@ def measure(
     return from_rows("metrics", rows)
 
 
-def _group_rollouts(
+def group_rollouts(
     rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, *, teacher: bool
 ) -> dict[GroupKey, list[dict[str, Any]]]:
     """Group the rows of `scores`, each with its `agents` and `cluster`; the pooled group has those of all seeds."""
@@ -179,12 +179,12 @@ def paired_changes(
         rollouts, scores, agent_scores: as for `measure`, of one experiment's evaluation.
         before, after: checkpoint roles, for example base and sft.
     """
-    groups = _group_rollouts(rollouts, scores, agent_scores, teacher=False)
+    groups = group_rollouts(rollouts, scores, agent_scores, teacher=False)
     changes = []
     for decoding in sorted({decoding for role, seed, decoding in groups if role == after and seed is None}):
         if (before, None, decoding) not in groups:
             continue
-        earlier, later = (_by_task(groups[role, None, decoding]) for role in (before, after))
+        earlier, later = (values_by_task(groups[role, None, decoding]) for role in (before, after))
         for metric in later:
             tasks = sorted(earlier.get(metric, {}).keys() & later[metric].keys())
             if not tasks:
@@ -196,7 +196,7 @@ def paired_changes(
     return changes
 
 
-def _by_task(units: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, tuple[float, float]]]:
+def values_by_task(units: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, tuple[float, float]]]:
     """Return metric -> task -> (total, size); a task without a unit of the metric is not there."""
     tasks: dict[str, list[Mapping[str, Any]]] = {}
     for unit in units:

@@ -175,7 +175,7 @@ def test_planner_names_the_edited_function(copy, unchanged, specs, tmp_path, mon
         lake.publish(
             Ref(name, "suite", key),
             {table: empty(table) for table in created.tables},
-            input_key=planner.expected_key(created, key, specs, {}, code),
+            input_key=planner.wanted(created, key, specs, lake).input_key,
             inputs={},
             spec_hash=specs.section_hash("suite", key, created.sections),
             run=RunRecord(code=code.to_json()),

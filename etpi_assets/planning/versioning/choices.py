@@ -218,6 +218,17 @@ CHOICES = (
         ),
     ),
     Choice(
+        "harness",
+        (f"{_ROLLOUTS}.assets:_rollout_function", "etpi_assets.evaluation.rollouts:_roll_out"),
+        _fixed(
+            foreign=(
+                f"{_ROLLOUTS}.assets:_run_harness",
+                "etpi_assets.agent.harness:run_harness",
+                "etpi_assets.agent.harness:",
+            )
+        ),
+    ),
+    Choice(
         "generator",
         (f"{_WORKERS}.grpo_worker:build_trainer",),
         _fixed(transformers=(f"{_ENGINES}.live:LiveEngine",), vllm=(f"{_WORKERS}.grpo_worker:_served",)),
@@ -282,13 +293,15 @@ def _of_rollout_set(spec: RolloutSetSpec, specs: Specs) -> Selection:
     options_by_kind = {
         "imported": ["imported"],
         "live": ["live", "engine"],
+        "agent": ["live", "engine"],
         "templated": ["live", *(["plan_first"] if spec.templated else ["engine", "emulated"])],
     }
     return _frozen(
         family=family,
         policy=family if engine and engine.kind == "scripted" else [],
         engine=[*([engine.kind] if engine else []), *(["tiny"] if builds else [])],
-        sandbox=[spec.sandbox] if spec.kind == "live" else [],
+        sandbox=[spec.sandbox] if spec.kind in ("live", "agent") else [],
+        harness=["foreign"] if spec.agent.harness else [],
         prompt=[spec.agent.prompt],
         template=_templates(spec.agent.tokenizer),
         format=None if spec.format == "auto" else [spec.format],
@@ -313,6 +326,7 @@ def _of_experiment(node: Node, spec: ExperimentSpec, specs: Specs) -> Selection:
         sandbox=[sandbox],
         serving=[spec.serving.engine],
         generator=[spec.rl.engine],
+        harness=["foreign"] if any(agent.harness for agent in agents) else [],
         prompt=[agent.prompt for agent in agents],
         base=[spec.base.kind],
         template=_templates(spec.base.tokenizer, spec.base.chat_template),
