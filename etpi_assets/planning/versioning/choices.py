@@ -7,12 +7,14 @@ that some option selects every alternative, and that every file is reached or li
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from etpi_assets.graph import Node
 from etpi_assets.planning.versioning.codebase import Codebase, Filter, Target
+from etpi_assets.planning.versioning.source import dotted
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import TINY, RolloutSetSpec, TinySection
@@ -122,10 +124,12 @@ def _prompts(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
 
 
 def _rewards(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
-    """Return the function of each name in the registry of reward functions."""
-    source = code.source(_REWARDS)
-    entries = source.entries.get("FUNCTIONS", {}) if source else {}
-    return {name: tuple(code.resolve(_REWARDS, value)) for name, value in entries.items()}
+    """Return the function of each name in the registry of reward functions, `{"name": module.function}`."""
+    table = next(
+        n for part in code.definition(f"{_REWARDS}:FUNCTIONS").parts for n in ast.walk(part) if isinstance(n, ast.Dict)
+    )
+    entries = zip(table.keys, table.values, strict=True)
+    return {ast.literal_eval(name): tuple(code.resolve(_REWARDS, dotted(value))) for name, value in entries if name}
 
 
 _REWARDS = "etpi_assets.scoring.rewards.functions"
