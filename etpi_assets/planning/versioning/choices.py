@@ -50,7 +50,8 @@ class Choice:
 
     Attributes:
         kind: the entry of a Selection that decides.
-        at: the definitions whose references are narrowed, or the end of a dotted name, such as "resources.sandboxes".
+        at: the definitions whose references are narrowed ("module:": all of a module), or the end of a dotted name,
+            such as "resources.sandboxes".
         options: option -> targets; a target that ends in ":" is everything in that module.
     """
 
@@ -161,16 +162,7 @@ CHOICES = (
     Choice("prompt", ("etpi_assets.agent.prompts:_template",), _prompts),
     Choice(
         "rollouts",
-        tuple(
-            f"{_ROLLOUTS}.assets:{name}"
-            for name in (
-                "raw_rollouts",
-                "_roll_out_set",
-                "_family_and_sandboxes",
-                "_open_engine",
-                "_roll_out",
-            )
-        ),
+        (f"{_ROLLOUTS}.assets:",),
         _fixed(
             live=(f"{_ROLLOUTS}.assets:_roll_out_set", "etpi_assets.agent.loop:run_rollout"),
             engine=(f"{_ROLLOUTS}.teachers:make_engine",),
@@ -246,7 +238,7 @@ def narrowing(code: Codebase, selection: Selection) -> Filter:
     at = {target: [c for c in CHOICES if target in c.at] for choice in CHOICES for target in choice.at}
 
     def edges(definition: Target, targets: set[Target]) -> set[Target]:
-        for choice in at.get(definition, ()):
+        for choice in (*at.get(definition, ()), *at.get(f"{definition.partition(':')[0]}:", ())):
             targets = choice.narrow(targets, code, selection)
         return targets
 
