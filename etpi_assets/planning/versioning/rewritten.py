@@ -20,10 +20,6 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("etpi_assets.tiny_bases.shipped:REBUILD", "753a1a34fa37067a"): {
         "etpi_assets.tiny_bases.shipped:REBUILD": "0b71701bc43b234a",
     },
-    ("etpi_resources.trainers.workers.ranks:interface_of", "2678b2437d56eb82"): {
-        "etpi_resources.trainers.workers.ranks:interface_of": "d1ab3970db872158",
-        "etpi_resources.trainers.workers.ranks:_SIOCGIFCONF": "2281fd45198dce61",
-    },
     ("etpi_assets.tiny_bases.recipe:prepare", "63d63c0843307120"): {
         "etpi_assets.tiny_bases.recipe:prepare": "508000d67e66c8c6",
     },
@@ -66,6 +62,6 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
 """(definition, its digest today) -> {definition: digest} that code versions contain in its place.
 
 The rows are of functions that ask for the backend (`etpi_resources.backend`), of a command's name in messages, of
-renamed keys, one that asks psutil for the network interfaces, those of grammars, which now also take vocabularies
-without think tokens, and those that a foreign harness or its limit of addresses passes through.
+renamed keys, those of grammars, which now also take vocabularies without think tokens, and those that a foreign harness
+or its limit of addresses passes through.
 """
