@@ -22,7 +22,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 MOVED: Mapping[str, str] = {
-    "etpi_assets.orchestration.materialize": "etpi_assets.materialize",
     "etpi_assets.planning.planner": "etpi_assets.planner",
     "etpi_assets.planning.versioning": "etpi_assets.versioning",
     "etpi_resources.frames": "etpi_assets.frames.convert",

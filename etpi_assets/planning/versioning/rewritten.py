@@ -17,10 +17,6 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("etpi_resources.engines.vllm_server:start_servers", "ba6716429c7beb2a"): {
         "etpi_resources.engines.vllm_server:start_servers": "db2ff04664dc531b",
     },
-    ("etpi_resources.trainers.workers.ranks:interface_of", "2678b2437d56eb82"): {
-        "etpi_resources.trainers.workers.ranks:interface_of": "d1ab3970db872158",
-        "etpi_resources.trainers.workers.ranks:_SIOCGIFCONF": "2281fd45198dce61",
-    },
     ("etpi_assets.training.rounds:Rounds._write", "6d74253b6c828172"): {
         "etpi_assets.training.rounds:Rounds._write": "c6785628a1b554ca",
         "etpi_assets.training.rounds:SAMPLES_KEY": "1d6878f6abc5c866",
@@ -64,8 +60,7 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
 }
 """(definition, its digest today) -> {definition: digest} that code versions contain in its place.
 
-The rows are of functions that ask for the backend (`etpi_resources.backend`), of renamed keys, one that asks psutil for
-the network interfaces, those of grammars, which now also take vocabularies without think tokens, those that a foreign
-harness or its limit of addresses passes through, and the skills of policies, beside which stood the habits of a tiny
-base.
+The rows are of functions that ask for the backend (`etpi_resources.backend`), of renamed keys, those of grammars, which
+now also take vocabularies without think tokens, the skills of policies, beside which stood the habits of a tiny base,
+and those that a foreign harness or its limit of addresses passes through.
 """
