@@ -230,8 +230,24 @@ CHOICES = (
     ),
     Choice(
         "generator",
-        (f"{_WORKERS}.grpo_worker:build_trainer",),
-        _fixed(transformers=(f"{_ENGINES}.live:LiveEngine",), vllm=(f"{_WORKERS}.grpo_worker:_served",)),
+        (
+            f"{_WORKERS}.grpo_worker:build_trainer",
+            f"{_TRAINING}.grpo:worker_config",
+            f"{_TRAINING}.grpo:reinforce_once",
+        ),
+        _fixed(
+            transformers=(f"{_ENGINES}.live:LiveEngine",),
+            vllm=(f"{_WORKERS}.grpo_worker:_publisher", f"{_TRAINING}.grpo:_start_servers"),
+        ),
+    ),
+    Choice(
+        "ranks",
+        (
+            f"{_WORKERS}.grpo_worker:load",
+            f"{_WORKERS}.grpo_worker:gather",
+            f"{_WORKERS}.policy_trainer:PolicyTrainer",
+        ),
+        _fixed(one=(), sharded=(f"{_WORKERS}.sharding:", f"{_WORKERS}.states:")),
     ),
 )
 """Every place where a spec selects code."""
@@ -327,6 +343,7 @@ def _of_experiment(node: Node, spec: ExperimentSpec, specs: Specs) -> Selection:
         sandbox=[sandbox],
         serving=[spec.serving.engine],
         generator=[spec.rl.engine],
+        ranks=["sharded" if spec.rl.sharded else "one"],
         stop=["sequential"] if spec.evaluate and spec.evaluate.stop else [],
         prompt=[
             *(agent.prompt for agent in agents),

@@ -7,6 +7,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+_TRAINERS = "etpi_resources.trainers"
+_GRPO, _STATES = f"{_TRAINERS}.workers.grpo_worker", f"{_TRAINERS}.workers.states"
+
+_IN_SEVERAL_PROCESSES = {
+    "etpi_assets.specs.training:FEW_TASKS": ("d0191da65459fdff", ""),
+    "etpi_assets.specs.training:RLSection.groups": ("6986e8f4880f4e1e", ""),
+    "etpi_assets.specs.training:RLSection.round_size": ("fd7c636680ada8be", ""),
+    "etpi_assets.training.grpo:GrpoRequest._key": ("a030978d919051e6", ""),
+    "etpi_assets.training.grpo:GrpoRequest.identity": ("1166e35767a41984", "27b9ad438d04bef9"),
+    "etpi_assets.training.grpo:GrpoRequest.key": ("fcdb1d0091ef7db5", "557cc58390e29262"),
+    "etpi_assets.training.grpo:GrpoRequest.rollouts_key": ("b57da2586d138806", ""),
+    "etpi_assets.training.grpo:LOG_COLUMNS": ("248e3d9ba006dcb0", "82a64e699091e773"),
+    "etpi_assets.training.grpo:recorded": ("1cf2182e5e2c0114", "54a384a78c6d8a13"),
+    "etpi_assets.training.grpo:reinforce_once": ("a64787da6813a613", "4e0244befdf2f3dc"),
+    "etpi_assets.training.grpo_checks:_rollouts_recorded": ("86973058caaf43f0", "40365976f9c06330"),
+    "etpi_assets.training.rounds:with_prompts_that_fit": ("4948f8fd01b6ec08", "7781d1385b865867"),
+    f"{_TRAINERS}.contracts:Correction": ("459f441a82e6c704", ""),
+    f"{_TRAINERS}.contracts:GrpoLogLine": ("0311041b82444a2d", "55bc398649cc6ce9"),
+    f"{_TRAINERS}.contracts:GrpoSettings": ("551c56631f8d0dda", "0aa8932695db66d0"),
+    f"{_TRAINERS}.interpreter:DEVICES_VARIABLE": ("a0736f0f687c9285", ""),
+    f"{_TRAINERS}.interpreter:find_trainer_gpu": ("8dbc6700fd15e5a1", "09f669e9cc05d2e8"),
+    f"{_GRPO}:<main>": ("6b1cfc9281fc0d7e", "b23ce3b2c1293e2c"),
+    f"{_GRPO}:GrpoLog.__init__": ("55f99446d01f3988", "9df0d999e02d0e34"),
+    f"{_GRPO}:GrpoLog._gap_metrics": ("d5a9afda05e177b7", "fdaa94eab950b52f"),
+    f"{_GRPO}:GrpoLog._step_seconds": ("04098660594e7c6f", ""),
+    f"{_GRPO}:GrpoLog.callback": ("9f0a9bcf363fc1bb", "78c58f7e246b00a9"),
+    f"{_GRPO}:GrpoLog.save": ("a1ecf885b9b3eac5", "8626f15a83fc8dfa"),
+    f"{_GRPO}:GrpoLog.write": ("8c0d4ad681cf3a63", "8fcf01d33dc9070f"),
+    f"{_GRPO}:ROLLOUT_SECONDS": ("ee8c8d60c6441049", ""),
+    f"{_GRPO}:build_trainer": ("675f9e53381a1dd7", "b551a27c8a24a88c"),
+    f"{_GRPO}:gather": ("9cb316e2e0eb83da", ""),
+    f"{_GRPO}:load": ("a398e9aa972b4909", "1a3305b1edf773c7"),
+    f"{_GRPO}:run": ("d8dde1587411e8cb", "b12ca5c50f6d02f9"),
+    f"{_GRPO}:statistics_callback": ("6c4eb6b40016ca90", "2601e0c3c838c1b8"),
+    f"{_GRPO}:trainer_arguments": ("51f387ef23bb12c6", "4f819c0e6182c34f"),
+    f"{_TRAINERS}.workers.policy_trainer:PolicyTrainer": ("f178cef8d21295af", "d2ca175e4a852afa"),
+    f"{_TRAINERS}.workers.policy_trainer:SCHEDULER": ("852da9e25b5ee832", ""),
+    f"{_STATES}:States.restore": ("5282514cd85c11d8", "8300fd2faccc4bcc"),
+    f"{_STATES}:States.save_if_due": ("3e7380cda171d1aa", "bbaeb7744975af9c"),
+    f"{_STATES}:read_shards": ("71862385c0192b52", ""),
+}
+"""Definitions that also serve several processes, and corrections, since: today's digest, and the one before; "" for one
+that is new. What is computed in one process without correction stayed."""
+
 REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("etpi_assets.training.device:trainer_gpu", "f1b2fc7621b85f39"): {
         "etpi_assets.training.device:trainer_gpu": "0c372c2ae694967e",
@@ -38,6 +82,8 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
         "etpi_assets.training.rounds:read_rounds": "23634bbfe98c040a",
         "etpi_assets.training.rounds:SAMPLES_KEY": "1d6878f6abc5c866",
     },
+    (f"{_STATES}:_shards", "26aa2bb88790196b"): {f"{_STATES}:States._shards": "631dce090a636df0"},
+    (f"{_STATES}:write_shards", "66edac000ee2d2cd"): {f"{_STATES}:States._write_shards": "e3f1cb77c2ed95e7"},
     ("etpi_resources.chat.grammars:ThinkGrammar.lark", "8651ff6bc1071bfa"): {
         "etpi_resources.chat.grammars:ThinkGrammar.lark": "bc2f8220b7a14678",
     },
@@ -47,7 +93,7 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("etpi_resources.engines.masks:GrammarMasks.start", "ff59b1eb0a310f5b"): {
         "etpi_resources.engines.masks:GrammarMasks.start": "2fdb46e911c1a7af",
     },
-}
+} | {(name, today): {name: before} if before else {} for name, (today, before) in _IN_SEVERAL_PROCESSES.items()}
 """(definition, its digest today) -> {definition: digest} that code versions contain in its place.
 
 The rows are of functions that ask for the backend (`etpi_resources.backend`), of a command's name in messages, of
