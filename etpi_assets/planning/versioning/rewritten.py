@@ -17,17 +17,27 @@ _IN_SEVERAL_PROCESSES = {
     "etpi_assets.training.grpo:GrpoRequest._key": ("a030978d919051e6", ""),
     "etpi_assets.training.grpo:GrpoRequest.identity": ("1166e35767a41984", "27b9ad438d04bef9"),
     "etpi_assets.training.grpo:GrpoRequest.key": ("fcdb1d0091ef7db5", "557cc58390e29262"),
-    "etpi_assets.training.grpo:GrpoRequest.rollouts_key": ("b57da2586d138806", ""),
+    "etpi_assets.training.grpo:GrpoRequest.rollouts_key": ("91691e324d6583bf", ""),
     "etpi_assets.training.grpo:LOG_COLUMNS": ("248e3d9ba006dcb0", "82a64e699091e773"),
     "etpi_assets.training.grpo:recorded": ("1cf2182e5e2c0114", "54a384a78c6d8a13"),
-    "etpi_assets.training.grpo:reinforce_once": ("a64787da6813a613", "4e0244befdf2f3dc"),
+    "etpi_assets.training.grpo:reinforce_once": ("8b7284b9744d4325", "4e0244befdf2f3dc"),
+    "etpi_assets.training.grpo:worker_config": ("d41c48b821a012e7", "e2f4faeb4aa5c229"),
     "etpi_assets.training.grpo_checks:_rollouts_recorded": ("86973058caaf43f0", "40365976f9c06330"),
     "etpi_assets.training.rounds:with_prompts_that_fit": ("4948f8fd01b6ec08", "7781d1385b865867"),
     f"{_TRAINERS}.contracts:Correction": ("459f441a82e6c704", ""),
     f"{_TRAINERS}.contracts:GrpoLogLine": ("0311041b82444a2d", "55bc398649cc6ce9"),
     f"{_TRAINERS}.contracts:GrpoSettings": ("551c56631f8d0dda", "0aa8932695db66d0"),
+    f"{_TRAINERS}.contracts:GrpoWorkerConfig": ("d1f9fd248d2bf21e", "d9feca601fd69976"),
+    f"{_TRAINERS}.contracts:PublishConfig": ("03f5e1c352203cda", ""),
     f"{_TRAINERS}.interpreter:DEVICES_VARIABLE": ("a0736f0f687c9285", ""),
     f"{_TRAINERS}.interpreter:find_trainer_gpu": ("8dbc6700fd15e5a1", "09f669e9cc05d2e8"),
+    f"{_TRAINERS}.policy_link:Generate": ("51933b02591c3827", ""),
+    f"{_TRAINERS}.policy_link:PolicyClient.__init__": ("14b8f19ac60eddec", "aed604584379dc05"),
+    f"{_TRAINERS}.policy_link:PolicyClient.roll_out": ("efb099d21e20b83c", "84857b92c92d3dd8"),
+    f"{_TRAINERS}.policy_link:PolicyServer.__init__": ("647b31f4aee7c9d7", "3d19b9ed19e960d6"),
+    f"{_TRAINERS}.policy_link:PolicyServer._engine": ("9cdd9dc4cfad373f", ""),
+    f"{_TRAINERS}.policy_link:PolicyServer._run_round": ("0789577ba847686d", "b2a00cc8dc54a378"),
+    f"{_TRAINERS}.policy_link:Published": ("3a06df42b6fa376a", ""),
     f"{_GRPO}:<main>": ("6b1cfc9281fc0d7e", "b23ce3b2c1293e2c"),
     f"{_GRPO}:GrpoLog.__init__": ("55f99446d01f3988", "9df0d999e02d0e34"),
     f"{_GRPO}:GrpoLog._gap_metrics": ("d5a9afda05e177b7", "fdaa94eab950b52f"),
@@ -36,7 +46,7 @@ _IN_SEVERAL_PROCESSES = {
     f"{_GRPO}:GrpoLog.save": ("a1ecf885b9b3eac5", "8626f15a83fc8dfa"),
     f"{_GRPO}:GrpoLog.write": ("8c0d4ad681cf3a63", "8fcf01d33dc9070f"),
     f"{_GRPO}:ROLLOUT_SECONDS": ("ee8c8d60c6441049", ""),
-    f"{_GRPO}:build_trainer": ("675f9e53381a1dd7", "b551a27c8a24a88c"),
+    f"{_GRPO}:build_trainer": ("fe2cda2cd790cded", "b551a27c8a24a88c"),
     f"{_GRPO}:gather": ("9cb316e2e0eb83da", ""),
     f"{_GRPO}:load": ("a398e9aa972b4909", "1a3305b1edf773c7"),
     f"{_GRPO}:run": ("d8dde1587411e8cb", "b12ca5c50f6d02f9"),
@@ -84,6 +94,21 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     },
     (f"{_STATES}:_shards", "26aa2bb88790196b"): {f"{_STATES}:States._shards": "631dce090a636df0"},
     (f"{_STATES}:write_shards", "66edac000ee2d2cd"): {f"{_STATES}:States._write_shards": "e3f1cb77c2ed95e7"},
+    ("etpi_resources.sandboxes:Limits", "fd8a08122c8ebd52"): {
+        "etpi_resources.sandboxes:Limits": "c6f54b1f4af031b8",
+    },
+    ("etpi_resources.sandboxes.bubblewrap:_Command.line", "193bfcdb37767bbf"): {
+        "etpi_resources.sandboxes.bubblewrap:_Command.line": "f71faad472631b2d",
+    },
+    ("etpi_assets.agent.loop:run_rollout", "dada7b632608a19a"): {
+        "etpi_assets.agent.loop:run_rollout": "69f40c5cb4ffffeb",
+    },
+    ("etpi_assets.rollouts.assets:_rollout_function", "3ece80c17252965f"): {
+        "etpi_assets.rollouts.assets:_rollout_function": "8dc6dcb31cae8820",
+    },
+    ("etpi_assets.evaluation.rollouts:_roll_out", "758b2234df92869f"): {
+        "etpi_assets.evaluation.rollouts:_roll_out": "5f3011468f8c286d",
+    },
     ("etpi_resources.chat.grammars:ThinkGrammar.lark", "8651ff6bc1071bfa"): {
         "etpi_resources.chat.grammars:ThinkGrammar.lark": "bc2f8220b7a14678",
     },
@@ -97,6 +122,6 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
 """(definition, its digest today) -> {definition: digest} that code versions contain in its place.
 
 The rows are of functions that ask for the backend (`etpi_resources.backend`), of a command's name in messages, of
-renamed keys, one that asks psutil for the network interfaces, and those of grammars, which now also take vocabularies
-without think tokens.
+renamed keys, one that asks psutil for the network interfaces, those of grammars, which now also take vocabularies
+without think tokens, and those that a foreign harness or its limit of addresses passes through.
 """
