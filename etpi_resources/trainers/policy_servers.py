@@ -11,13 +11,13 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from etpi_resources.engines import Completion, EngineUnavailable, Request
+from etpi_resources.engines import Completion, Request
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.vllm import RELOAD_ENVIRONMENT, VllmEngine, loaded_adapter, reload_weights
 from etpi_resources.engines.vllm_server import VllmServer
@@ -150,10 +150,10 @@ class PolicyServers:
 
     def _prove(self, step: int, wanted: Sequence[float]) -> None:
         """Compare every server's log-probs of the probe with the policy's, now and before."""
-        served = self._engine.prompt_logprobs_by_server(self._plan.probe)
-        if missing := [url for url in self._endpoints.urls if url not in served]:
-            raise EngineUnavailable(f"step {step}: {', '.join(missing)} does not answer; look in {self._plan.log}")
-        for url, logprobs in served.items():
+        for url in self._endpoints.urls:
+            alone = Endpoints([url])
+            with closing(VllmEngine(alone, self._engine.name, self._chat, release=alone.close)) as server:
+                logprobs = server.prompt_logprobs(self._plan.probe)
             gap = _mean_gap(logprobs, wanted)
             where = f"step {step}: the weights were handed to vLLM at {url}, but on a fixed prompt its log-probs "
             if not gap <= self._plan.bound:

@@ -135,7 +135,8 @@ _WORLDS = "etpi_assets.worlds"
 _ENGINES = "etpi_resources.engines"
 _SANDBOXES = "etpi_resources.sandboxes"
 _TOKENIZERS = "etpi_resources/chat/tokenizers"
-_WORKERS = "etpi_resources.trainers.workers"
+_TRAINERS = "etpi_resources.trainers"
+_WORKERS = f"{_TRAINERS}.workers"
 
 CHOICES = (
     Choice("family", ("etpi_assets.tasks.families:load_family",), _families),
@@ -233,12 +234,16 @@ CHOICES = (
         "generator",
         (
             f"{_WORKERS}.grpo_worker:build_trainer",
-            f"{_TRAINING}.grpo:worker_config",
-            f"{_TRAINING}.grpo:reinforce_once",
+            f"{_TRAINING}.grpo:server_plan",
+            f"{_TRAINERS}.policy_servers:PolicyServers._load_adapter",
         ),
         _fixed(
             transformers=(f"{_ENGINES}.live:LiveEngine",),
-            vllm=(f"{_WORKERS}.grpo_worker:_publisher", f"{_TRAINING}.grpo:_start_servers"),
+            vllm=(
+                f"{_WORKERS}.grpo_worker:_publisher",
+                f"{_TRAINERS}.policy_link:largest_gap",
+                f"{_ENGINES}.vllm:loaded_adapter",
+            ),
         ),
     ),
     Choice(

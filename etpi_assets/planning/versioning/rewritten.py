@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 _TRAINERS = "etpi_resources.trainers"
 _GRPO, _STATES = f"{_TRAINERS}.workers.grpo_worker", f"{_TRAINERS}.workers.states"
+_HAND_OVER = f"{_TRAINERS}.workers.hand_over"
 
 _IN_SEVERAL_PROCESSES = {
     "etpi_assets.specs.training:FEW_TASKS": ("d0191da65459fdff", ""),
@@ -19,8 +20,13 @@ _IN_SEVERAL_PROCESSES = {
     "etpi_assets.training.grpo:GrpoRequest.key": ("fcdb1d0091ef7db5", "557cc58390e29262"),
     "etpi_assets.training.grpo:GrpoRequest.rollouts_key": ("91691e324d6583bf", ""),
     "etpi_assets.training.grpo:LOG_COLUMNS": ("248e3d9ba006dcb0", "82a64e699091e773"),
+    "etpi_assets.training.grpo:LORA_RANKS": ("1c9556d63e0eee2e", ""),
+    "etpi_assets.training.grpo:PROBE_IDS": ("e0f49b4a70184b62", ""),
+    "etpi_assets.training.grpo:_start_servers": ("523ab2368fba4f58", ""),
     "etpi_assets.training.grpo:recorded": ("1cf2182e5e2c0114", "54a384a78c6d8a13"),
     "etpi_assets.training.grpo:reinforce_once": ("8b7284b9744d4325", "4e0244befdf2f3dc"),
+    "etpi_assets.training.grpo:server_devices": ("546115b68d157d7b", ""),
+    "etpi_assets.training.grpo:server_plan": ("961cbda818a35d30", ""),
     "etpi_assets.training.grpo:worker_config": ("d41c48b821a012e7", "e2f4faeb4aa5c229"),
     "etpi_assets.training.grpo_checks:_rollouts_recorded": ("86973058caaf43f0", "40365976f9c06330"),
     "etpi_assets.training.rounds:with_prompts_that_fit": ("4948f8fd01b6ec08", "7781d1385b865867"),
@@ -31,6 +37,7 @@ _IN_SEVERAL_PROCESSES = {
     f"{_TRAINERS}.contracts:PublishConfig": ("03f5e1c352203cda", ""),
     f"{_TRAINERS}.interpreter:DEVICES_VARIABLE": ("a0736f0f687c9285", ""),
     f"{_TRAINERS}.interpreter:find_trainer_gpu": ("8dbc6700fd15e5a1", "09f669e9cc05d2e8"),
+    f"{_TRAINERS}.interpreter:visible": ("774cb91713438784", ""),
     f"{_TRAINERS}.policy_link:Generate": ("51933b02591c3827", ""),
     f"{_TRAINERS}.policy_link:PolicyClient.__init__": ("14b8f19ac60eddec", "aed604584379dc05"),
     f"{_TRAINERS}.policy_link:PolicyClient.roll_out": ("efb099d21e20b83c", "84857b92c92d3dd8"),
@@ -38,6 +45,21 @@ _IN_SEVERAL_PROCESSES = {
     f"{_TRAINERS}.policy_link:PolicyServer._engine": ("9cdd9dc4cfad373f", ""),
     f"{_TRAINERS}.policy_link:PolicyServer._run_round": ("0789577ba847686d", "b2a00cc8dc54a378"),
     f"{_TRAINERS}.policy_link:Published": ("3a06df42b6fa376a", ""),
+    f"{_TRAINERS}.policy_servers:HandOverFailed": ("2fce5a8316420119", ""),
+    f"{_TRAINERS}.policy_servers:MEMORY": ("48ccbd08b38c2b9d", ""),
+    f"{_TRAINERS}.policy_servers:NEARER": ("c3299937a29609ae", ""),
+    f"{_TRAINERS}.policy_servers:PolicyServers.__enter__": ("95962c41060a6f22", ""),
+    f"{_TRAINERS}.policy_servers:PolicyServers.__exit__": ("5ff8d804cabc1f1c", ""),
+    f"{_TRAINERS}.policy_servers:PolicyServers._ask": ("fc42e2d9ecfdf35d", ""),
+    f"{_TRAINERS}.policy_servers:PolicyServers._load_adapter": ("90a98ec211428d59", ""),
+    f"{_TRAINERS}.policy_servers:PolicyServers._prove": ("de355def9d9462e5", ""),
+    f"{_TRAINERS}.policy_servers:PolicyServers._start": ("8ff82fdb2c047a30", ""),
+    f"{_TRAINERS}.policy_servers:PolicyServers.complete": ("121574b823e4c473", ""),
+    f"{_TRAINERS}.policy_servers:PolicyServers.generating": ("3817f266911ae6ab", ""),
+    f"{_TRAINERS}.policy_servers:ServerPlan": ("c25831d8c532cf9f", ""),
+    f"{_TRAINERS}.policy_servers:_mean_gap": ("78a1fac04ad50bef", ""),
+    f"{_TRAINERS}.policy_servers:stored_dtype_name": ("c03e59d4f526c099", ""),
+    f"{_TRAINERS}.policy_servers:weights_folder": ("0fb28fc215347840", ""),
     f"{_GRPO}:<main>": ("6b1cfc9281fc0d7e", "b23ce3b2c1293e2c"),
     f"{_GRPO}:GrpoLog.__init__": ("55f99446d01f3988", "9df0d999e02d0e34"),
     f"{_GRPO}:GrpoLog._gap_metrics": ("d5a9afda05e177b7", "fdaa94eab950b52f"),
@@ -58,8 +80,8 @@ _IN_SEVERAL_PROCESSES = {
     f"{_STATES}:States.save_if_due": ("3e7380cda171d1aa", "bbaeb7744975af9c"),
     f"{_STATES}:read_shards": ("71862385c0192b52", ""),
 }
-"""Definitions that also serve several processes, and corrections, since: today's digest, and the one before; "" for one
-that is new. What is computed in one process without correction stayed."""
+"""Definitions that since serve several processes, corrections and servers of the run: today's digest and that before;
+"" for one that is new. One process that generates itself computes the same as before."""
 
 REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("etpi_assets.training.device:trainer_gpu", "f1b2fc7621b85f39"): {
@@ -91,6 +113,20 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("etpi_assets.training.rounds:read_rounds", "6fab23a5cfd299f4"): {
         "etpi_assets.training.rounds:read_rounds": "23634bbfe98c040a",
         "etpi_assets.training.rounds:SAMPLES_KEY": "1d6878f6abc5c866",
+    },
+    (f"{_TRAINERS}.policy_servers:PolicyServers.__init__", "f187a487be9abd24"): {
+        "etpi_assets.training.grpo:_server": "ad22b3bddbfffb09",
+        f"{_TRAINERS}.contracts:PolicyServerConfig": "ead02a9d783ea805",
+        f"{_HAND_OVER}:HandOverFailed": "2fce5a8316420119",
+        f"{_HAND_OVER}:HandedPolicy.__init__": "72832c9094a0a98b",
+        f"{_HAND_OVER}:HandedPolicy._prove": "9e00df877440ad6c",
+        f"{_HAND_OVER}:HandedPolicy._release": "76ece6d6fcef3b81",
+        f"{_HAND_OVER}:HandedPolicy.close": "8722bacf2f620ee1",
+        f"{_HAND_OVER}:HandedPolicy.complete": "121574b823e4c473",
+        f"{_HAND_OVER}:HandedPolicy.generating": "78d26adcbfbce47a",
+        f"{_HAND_OVER}:NEARER": "c3299937a29609ae",
+        f"{_HAND_OVER}:PROBE_IDS": "e0f49b4a70184b62",
+        f"{_HAND_OVER}:save_merged": "c12782036b3385ee",
     },
     (f"{_STATES}:_shards", "26aa2bb88790196b"): {f"{_STATES}:States._shards": "631dce090a636df0"},
     (f"{_STATES}:write_shards", "66edac000ee2d2cd"): {f"{_STATES}:States._write_shards": "e3f1cb77c2ed95e7"},
