@@ -624,4 +624,4 @@ def test_no_value_anywhere_breaks_an_importer(tmp_path_factory, data: st.DataObj
 
 
 def test_every_format_is_fuzzed() -> None:
-    assert set(SAMPLES) | {"harbor", "cooperbench", "mini_swe_agent", "swe_agent"} == set(IMPORTERS)
+    assert set(SAMPLES) | {"harbor", "cooperbench", "mini_swe_agent", "swe_agent", "capture"} == set(IMPORTERS)

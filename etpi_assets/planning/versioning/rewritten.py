@@ -53,6 +53,9 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("etpi_assets.evaluation.rollouts:_roll_out", "758b2234df92869f"): {
         "etpi_assets.evaluation.rollouts:_roll_out": "5f3011468f8c286d",
     },
+    ("etpi_assets.importers:_MODULES", "99fd6bd75d974b88"): {
+        "etpi_assets.importers:_MODULES": "0037b9559eb374c5",
+    },
     ("etpi_resources.chat.grammars:ThinkGrammar.lark", "8651ff6bc1071bfa"): {
         "etpi_resources.chat.grammars:ThinkGrammar.lark": "bc2f8220b7a14678",
     },
@@ -67,5 +70,5 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
 
 The rows are of functions that ask for the backend (`etpi_resources.backend`), of a command's name in messages, of
 renamed keys, one that asks psutil for the network interfaces, those of grammars, which now also take vocabularies
-without think tokens, and those that a foreign harness or its limit of addresses passes through.
+without think tokens, and those that a foreign harness, its limit of addresses or its logs pass through.
 """
