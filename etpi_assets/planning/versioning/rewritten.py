@@ -56,6 +56,12 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("etpi_assets.importers:_MODULES", "99fd6bd75d974b88"): {
         "etpi_assets.importers:_MODULES": "0037b9559eb374c5",
     },
+    ("etpi_assets.curation.default_prompt:DefaultPrompts.__init__", "74b747c91a8f88d4"): {
+        "etpi_assets.curation.default_prompt:DefaultPrompts.__init__": "b7c1595f319dd5df",
+    },
+    ("etpi_assets.evaluation.assets:_plan", "de2917ae9ad27750"): {
+        "etpi_assets.evaluation.assets:_plan": "4de9d91254eae9b8",
+    },
     ("etpi_resources.chat.grammars:ThinkGrammar.lark", "8651ff6bc1071bfa"): {
         "etpi_resources.chat.grammars:ThinkGrammar.lark": "bc2f8220b7a14678",
     },
