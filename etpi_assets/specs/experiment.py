@@ -347,6 +347,12 @@ class ExperimentSpec(Section):
     """Free text for people, shown in reports and the model card."""
 
     @model_validator(mode="after")
+    def _reinforces_in_its_own_loop(self) -> ExperimentSpec:
+        if self.rl.agent.harness:
+            raise ValueError("rl.agent.harness: reinforcement runs etpi's own agent loop; a harness evaluates only")
+        return self
+
+    @model_validator(mode="after")
     def _stop_scores_as_metrics_do(self) -> ExperimentSpec:
         if self.evaluate and self.evaluate.stop:
             stop = self.evaluate.stop.model_copy(update={"scoring": self.metrics.scoring})
