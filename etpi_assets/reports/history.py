@@ -52,10 +52,16 @@ def page(specs: Specs) -> str:
     chosen = {name: spec for name, spec in specs.experiments.items() if "fault" in spec.published}
     order = sorted(chosen, key=lambda name: (chosen[name].published["date"], *_place(chosen[name].published["source"])))
     rows = "".join(_row(name, chosen[name]) for name in order)
-    notes = "".join(f"\n- `{name}`: {' '.join(chosen[name].notes.split())}" for name in order)
+    notes = "".join(f"\n- `{name}`: {_interpretation(chosen[name])}" for name in order)
     # Texts mention tags such as <think>; markdown must not read them as HTML.
     teachers = _teachers({name: chosen[name] for name in order})
     return f"{_HEAD}{rows}{_TEACHERS}{teachers}{_NOTES}{notes}\n".replace("<", "&lt;")
+
+
+def _interpretation(spec: ExperimentSpec) -> str:
+    """Return the spec's notes and where it differs from what was published, on one line."""
+    faults = spec.published.get("faults", {})
+    return " ".join(" ".join([spec.notes, *faults.values()]).split())
 
 
 def _teachers(chosen: Mapping[str, ExperimentSpec]) -> str:

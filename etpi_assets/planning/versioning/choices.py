@@ -7,12 +7,14 @@ that some option selects every alternative, and that every file is reached or li
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from etpi_assets.graph import Node
 from etpi_assets.planning.versioning.codebase import Codebase, Filter, Target
+from etpi_assets.planning.versioning.source import dotted
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import TINY, RolloutSetSpec, TinySection
@@ -48,7 +50,8 @@ class Choice:
 
     Attributes:
         kind: the entry of a Selection that decides.
-        at: the definitions whose references are narrowed, or the end of a dotted name, such as "resources.sandboxes".
+        at: the definitions whose references are narrowed ("module:": all of a module), or the end of a dotted name,
+            such as "resources.sandboxes".
         options: option -> targets; a target that ends in ":" is everything in that module.
     """
 
@@ -122,10 +125,12 @@ def _prompts(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
 
 
 def _rewards(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
-    """Return the function of each name in the registry of reward functions."""
-    source = code.source(_REWARDS)
-    entries = source.entries.get("FUNCTIONS", {}) if source else {}
-    return {name: tuple(code.resolve(_REWARDS, value)) for name, value in entries.items()}
+    """Return the function of each name in the registry of reward functions, `{"name": module.function}`."""
+    table = next(
+        n for part in code.definition(f"{_REWARDS}:FUNCTIONS").parts for n in ast.walk(part) if isinstance(n, ast.Dict)
+    )
+    entries = zip(table.keys, table.values, strict=True)
+    return {ast.literal_eval(name): tuple(code.resolve(_REWARDS, dotted(value))) for name, value in entries if name}
 
 
 _REWARDS = "etpi_assets.scoring.rewards.functions"
@@ -157,16 +162,7 @@ CHOICES = (
     Choice("prompt", ("etpi_assets.agent.prompts:_template",), _prompts),
     Choice(
         "rollouts",
-        tuple(
-            f"{_ROLLOUTS}.assets:{name}"
-            for name in (
-                "raw_rollouts",
-                "_roll_out_set",
-                "_family_and_sandboxes",
-                "_open_engine",
-                "_roll_out",
-            )
-        ),
+        (f"{_ROLLOUTS}.assets:",),
         _fixed(
             live=(f"{_ROLLOUTS}.assets:_roll_out_set", "etpi_assets.agent.loop:run_rollout"),
             engine=(f"{_ROLLOUTS}.teachers:make_engine",),
@@ -230,16 +226,6 @@ CHOICES = (
         ),
     ),
     Choice(
-        "stop",
-        ("etpi_assets.evaluation.assets:eval_rollouts",),
-        _fixed(
-            sequential=(
-                "etpi_assets.evaluation.assets:_roll_out_until",
-                "etpi_assets.evaluation.stopping:",
-            )
-        ),
-    ),
-    Choice(
         "generator",
         (f"{_WORKERS}.grpo_worker:build_trainer",),
         _fixed(transformers=(f"{_ENGINES}.live:LiveEngine",), vllm=(f"{_WORKERS}.grpo_worker:_served",)),
@@ -253,7 +239,7 @@ def narrowing(code: Codebase, selection: Selection) -> Filter:
     at = {target: [c for c in CHOICES if target in c.at] for choice in CHOICES for target in choice.at}
 
     def edges(definition: Target, targets: set[Target]) -> set[Target]:
-        for choice in at.get(definition, ()):
+        for choice in (*at.get(definition, ()), *at.get(f"{definition.partition(':')[0]}:", ())):
             targets = choice.narrow(targets, code, selection)
         return targets
 
@@ -340,7 +326,6 @@ def _of_experiment(node: Node, spec: ExperimentSpec, specs: Specs) -> Selection:
         sandbox=[sandbox],
         serving=[spec.serving.engine],
         generator=[spec.rl.engine],
-        stop=["sequential"] if spec.evaluate and spec.evaluate.stop else [],
         harness=["foreign"] if any(agent.harness for agent in agents) else [],
         prompt=[
             *(agent.prompt for agent in agents),

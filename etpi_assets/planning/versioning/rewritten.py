@@ -20,10 +20,6 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("etpi_assets.tiny_bases.shipped:REBUILD", "753a1a34fa37067a"): {
         "etpi_assets.tiny_bases.shipped:REBUILD": "0b71701bc43b234a",
     },
-    ("etpi_resources.trainers.workers.ranks:interface_of", "2678b2437d56eb82"): {
-        "etpi_resources.trainers.workers.ranks:interface_of": "d1ab3970db872158",
-        "etpi_resources.trainers.workers.ranks:_SIOCGIFCONF": "2281fd45198dce61",
-    },
     ("etpi_assets.tiny_bases.recipe:prepare", "63d63c0843307120"): {
         "etpi_assets.tiny_bases.recipe:prepare": "508000d67e66c8c6",
     },
@@ -53,7 +49,7 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("etpi_assets.evaluation.rollouts:_roll_out", "758b2234df92869f"): {
         "etpi_assets.evaluation.rollouts:_roll_out": "5f3011468f8c286d",
     },
-    ("etpi_assets.importers:_MODULES", "99fd6bd75d974b88"): {
+    ("etpi_assets.importers:_MODULES", "8094761142483388"): {
         "etpi_assets.importers:_MODULES": "0037b9559eb374c5",
     },
     ("etpi_assets.curation.default_prompt:DefaultPrompts.__init__", "74b747c91a8f88d4"): {
@@ -75,6 +71,6 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
 """(definition, its digest today) -> {definition: digest} that code versions contain in its place.
 
 The rows are of functions that ask for the backend (`etpi_resources.backend`), of a command's name in messages, of
-renamed keys, one that asks psutil for the network interfaces, those of grammars, which now also take vocabularies
-without think tokens, and those that a foreign harness, its limit of addresses or its logs pass through.
+renamed keys, those of grammars, which now also take vocabularies without think tokens, and those that a foreign
+harness, its limit of addresses or its logs pass through.
 """
