@@ -132,6 +132,15 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("etpi_assets.evaluation.rollouts:_roll_out", "758b2234df92869f"): {
         "etpi_assets.evaluation.rollouts:_roll_out": "5f3011468f8c286d",
     },
+    ("etpi_assets.importers:_MODULES", "8094761142483388"): {
+        "etpi_assets.importers:_MODULES": "0037b9559eb374c5",
+    },
+    ("etpi_assets.curation.default_prompt:DefaultPrompts.__init__", "74b747c91a8f88d4"): {
+        "etpi_assets.curation.default_prompt:DefaultPrompts.__init__": "b7c1595f319dd5df",
+    },
+    ("etpi_assets.evaluation.assets:_plan", "de2917ae9ad27750"): {
+        "etpi_assets.evaluation.assets:_plan": "4de9d91254eae9b8",
+    },
     ("etpi_resources.chat.grammars:ThinkGrammar.lark", "8651ff6bc1071bfa"): {
         "etpi_resources.chat.grammars:ThinkGrammar.lark": "bc2f8220b7a14678",
     },
@@ -154,5 +163,5 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
 
 The rows are of functions that ask for the backend (`etpi_resources.backend`), of renamed keys, those of grammars, which
 now also take vocabularies without think tokens, the skills of policies, beside which stood the habits of a tiny base,
-and those that a foreign harness or its limit of addresses passes through.
+and those that a foreign harness, its limit of addresses or its logs pass through.
 """
