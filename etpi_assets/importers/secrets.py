@@ -40,12 +40,13 @@ _PATTERNS = {kind: (parts, re.compile(form, re.DOTALL)) for kind, (parts, form) 
 
 
 def found(record: RolloutRecord) -> Counter[str]:
-    """Count the secrets of each kind in a rollout's messages and patches."""
+    """Count the secrets of each kind in a rollout's messages, schemas and patches."""
     counts = Counter[str]()
     for agent in record.agents:
         for message in agent.messages:
             _masked([message.content, message.reasoning, message.tool_calls], counts)
         _masked(agent.patch, counts)
+    _masked(record.tools, counts)
     return counts
 
 
@@ -59,7 +60,7 @@ def without_secrets(item: ImportResult, choice: str) -> ImportResult:
         ids = any(turn.output_ids is not None for agent in item.agents for turn in agent.turns)
         agents = [_masked_agent(agent) for agent in item.agents]
         if not ids and any(agent.turns for agent in agents):
-            return replace(item, agents=agents)
+            return replace(item, agents=agents, tools=_masked(item.tools, Counter()))
         remedy = "token ids cannot be masked" if ids else "every turn wrote one, and a mask is not trained"
     name, _, row = (item.source or "").rpartition("#")
     unit, number = (name, int(row)) if name and row.isdecimal() else (item.source or "", None)
