@@ -321,8 +321,8 @@ def ui(port: int, host: str, names: tuple[str, ...]) -> int:
 def sql(query: str | None, values: tuple[str, ...], text: str | None, list_them: bool, format: str) -> int:
     """Ask the catalog: run a report, a file or -c SQL and print the result; without any, open DuckDB's shell.
 
-    The catalog is opened read-only, with times in UTC; COPY ... TO writes files. NAME=VALUE sets a variable of the
-    query (docs/queries.md).
+    The catalog is opened read-only, with times in UTC; a query opens no other file and writes none. NAME=VALUE sets a
+    variable of the query (docs/queries.md).
     """
     from etpi.query import command, questions
     from etpi_resources.lake.questions import Question

@@ -38,7 +38,7 @@ Decode = Callable[[Sequence[int]], str]
     set="experiment",
     group="reports",
     tables=("reports", "changes"),
-    sections=("title", "notes", "published"),
+    sections=("title", "notes", "published", "metrics.main"),
     kinds=("html", "markdown"),
     summary="The experiment's report: one self-contained HTML page, and the same in markdown.",
 )
@@ -74,7 +74,7 @@ def experiment_report(
     )
     tables = facts.ReportTables(
         metrics=eval_metrics.read("metrics"),
-        rollouts=raw_rollouts.read("rollouts", columns=["wall_seconds"]),
+        rollouts=raw_rollouts.read("rollouts", columns=["wall_seconds", "outcome"]),
         agents=raw_rollouts.read("agents", columns=["output_tokens"]),
         eval_rollouts=eval_rollouts.read("rollouts"),
         eval_agents=eval_rollouts.read("agents"),
@@ -110,7 +110,7 @@ def experiment_report(
     set="experiment",
     group="reports",
     tables=("reports",),
-    sections=("title", "notes", "card", "train", "rl", "base"),
+    sections=("title", "notes", "card", "train", "rl", "base", "metrics.main"),
     kinds=("markdown",),
     summary="A model card in the format of the Hugging Face hub.",
 )
@@ -131,6 +131,7 @@ def model_card(
         rollouts=eval_rollouts.read("rollouts"),
         scores=eval_metrics.read("scores"),
         agent_scores=eval_metrics.read("agent_scores"),
+        turns=eval_rollouts.read("turns", columns=["rollout_id", "agent_id", "turn", "actions"]),
         checkpoints=_trained(sft_checkpoint, rl_checkpoint),
         dataset_rows=upweighted_dataset.read("dataset_rows"),
         base=base_checkpoint.read("checkpoints"),

@@ -21,7 +21,7 @@ from etpi_resources.lake.schemas import from_rows
 ALPHA = 0.05
 """The level of the sign test, beside the 95 % interval."""
 OUTCOME = "solved"
-"""The metric that every summary states, whatever became of it."""
+"""The main metric, unless `metrics.main` names another."""
 ORDER = ("base", "sft", "rl")
 """The roles that are compared, the earlier first."""
 STORED = (*dict.fromkeys((*HEADLINE, *COLUMNS, *BEHAVIOURS)), "think_tokens_per_turn")
@@ -178,31 +178,34 @@ def points(value: float) -> str:
     return f"{max(-100.0, min(100.0, 100 * value)):+.0f}"
 
 
-def summary(changed: Sequence[Change]) -> list[tuple[str, str]]:
-    """Return what happened between the first and the last role as (tone, sentence), the bad before the good.
+def summary(changed: Sequence[Change], main: str = OUTCOME) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return what happened between the first and the last role, as (tone, sentence): of the main metric, and beside it.
 
-    Said are: metrics that fell; `solved`, in any case; metrics that are lower, undecided; metrics that improved. What
-    is the same or higher without being decided is in the table only, except of `solved`.
+    Of the main metric each decoding is stated, whatever became of it. Of the others are stated: those that fell; those
+    that are lower, undecided; those that improved. Only losses have a tone, so that the main metric decides the colour.
     """
     pair = roles(changed)
     if pair is None:
-        return []
+        return [], []
     compared = between(changed, *pair)
-    outcome = [change for change in compared if change.metric == OUTCOME]
-    beside_outcome = [change for change in compared if change.metric != OUTCOME]
-    sentences = [_outcome(change) for change in sorted(outcome, key=lambda change: change.difference)]
+    outcome = [change for change in compared if change.metric == main]
+    beside = [change for change in compared if change.metric != main]
+    sentences = []
     for word, tone, verb in _SAID:
-        chosen = [change for change in beside_outcome if change.word == word]
-        if chosen:
+        if chosen := [change for change in beside if change.word == word]:
             sentences.append((tone, f"{verb}: {_by_metric(chosen, full=tone == 'bad')}."))
-    order = {"bad": 0, "": 1, "good": 2}
-    return sorted(sentences, key=lambda sentence: order[sentence[0]])
+    stated = [*(_outcome(change) for change in outcome if change.word != "same"), *_same(outcome)]
+    return sorted(stated, key=lambda sentence: ("bad", "good", "").index(sentence[0])), sentences
 
 
-_SAID = (
-    ("fell", "bad", "Fell"), ("lower", "bad", "Lower, undecided at this n"), ("improved", "good", "Improved"),
-)  # fmt: skip
-"""(word, tone, how a sentence begins) of the metrics beside `solved` that a summary names."""
+_SAID = (("fell", "bad", "Fell"), ("lower", "bad", "Lower, undecided at this n"), ("improved", "", "Improved"))
+"""(word, tone, how a sentence begins) of the metrics beside the main one that a summary names."""
+
+
+def tone_of(sentences: Sequence[tuple[str, str]]) -> str:
+    """Return the tone of several sentences: bad if one is, else good if one is."""
+    tones = {tone for tone, _ in sentences}
+    return next((tone for tone in ("bad", "good") if tone in tones), "")
 
 
 def _by_metric(chosen: Sequence[Change], full: bool) -> str:
@@ -214,12 +217,21 @@ def _by_metric(chosen: Sequence[Change], full: bool) -> str:
     return "; ".join(f"`{metric}` {', '.join(listed)}" for metric, listed in decodings.items())
 
 
+def _same(outcome: Sequence[Change]) -> list[tuple[str, str]]:
+    """Return a sentence for the decodings under which no task's value of the main metric changed."""
+    decodings: dict[tuple[str, int], list[str]] = {}
+    for change in outcome:
+        if change.word == "same":
+            value = f"`{change.metric}` is {100 * change.value_after:.0f} %"
+            decodings.setdefault((value, change.tasks), []).append(change.decoding)
+    return [
+        ("", f"{value} under {' and '.join(under)}, the same on each of {tasks} tasks.")
+        for (value, tasks), under in decodings.items()
+    ]
+
+
 def _outcome(change: Change) -> tuple[str, str]:
-    """Return the sentence about `solved` under one decoding."""
-    if change.word == "same":
-        value = f"{100 * change.value_after:.0f} %"
-        same = f"is {value} under {change.decoding}, the same on each of {change.tasks} tasks."
-        return "", f"`{change.metric}` {same}"
+    """Return the sentence about the main metric under one decoding."""
     verb = {"improved": "rose from", "fell": "fell from", "lower": "fell from"}.get(change.word, "went from")
     p = f"sign test p = {change.sign_p:.2g}: {change.lower} lost, {change.higher} gained"
     decided = f"not significant at this n ({p})" if change.undecided else f"significant ({p})"

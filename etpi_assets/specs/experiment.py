@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from etpi_assets.specs.harness import HarnessSection, with_harness
 from etpi_assets.specs.rollout_set import AgentSection, Reading, ScoringSection, Tool
 from etpi_assets.specs.section import Omitted, Section
 from etpi_assets.specs.server import ServerSection
@@ -201,6 +202,13 @@ class EvaluateSection(Section):
     """Also roll out trained checkpoints under each of these budgets."""
     agent: AgentSection = AgentSection()
     """The agent loop of the evaluation."""
+    harness: Annotated[HarnessSection | None, Omitted(None)] = None
+    """The foreign harness that acts in the evaluation, instead of the agent loop (docs/any_agent.md)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _agent_has_the_harness(cls, values: Any) -> Any:
+        return with_harness(values)
 
     @model_validator(mode="after")
     def _budget_names_are_unique(self) -> EvaluateSection:
@@ -217,6 +225,13 @@ Threshold = Literal["plan_first", "plan_content", "follow_through"]
 class MetricsSection(Section):
     """Thresholds of the metrics, and how they are scored."""
 
+    main: Annotated[
+        Literal[
+            "solved", "plan_first", "plan_content", "follow_through", "called", "parsed", "parse_rate", "submitted"
+        ],
+        Omitted("solved"),
+    ] = "solved"
+    """The metric that the experiment's page, report and model card begin with."""
     thresholds: dict[Threshold, float] = Field(default_factory=dict, examples=[{"follow_through": 0.6}])
     """Rates that trained checkpoints should reach; a miss only warns, and a rate left out has no threshold."""
     reading: Annotated[Reading, Omitted("hardened")] = "hardened"
