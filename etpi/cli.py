@@ -153,6 +153,10 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 @click.option(
     "--map", "columns", metavar="KEY=PATH,...", help="--from: columns of rows of no known format (docs/formats.md)"
 )
+@click.option(
+    "--secrets", type=click.Choice(["keep", "mask", "quarantine"]), help="--from: what is done with keys in the runs"
+)
+@click.option("--json", "as_json", is_flag=True, help="--from: print what was seen as JSON, and write nothing")
 @click.option("--endpoint", metavar="URL", help="a server with an OpenAI-compatible interface, for the teacher")
 @click.option("--suite", metavar="SUITE", help="--endpoint: the suite whose tasks the teacher works on")
 @click.option("--tasks", metavar="PATH", help="a git repository, a folder of Harbor tasks, or rows of SWE-bench's form")
@@ -179,6 +183,8 @@ def init(
     source: str | None,
     format: str,
     columns: str | None,
+    secrets: str | None,
+    as_json: bool,
     endpoint: str | None,
     suite: str | None,
     api_key_env: str | None,
@@ -203,7 +209,8 @@ def init(
         chosen = command.TaskOptions(python, commits, split, checkouts)
         return command.from_tasks(tasks, chosen, answers.with_student(model))
     if source is not None:
-        return command.from_trajectories(source, format, columns, answers.with_student(model))
+        seen = command.RunOptions(format, columns, secrets, as_json)
+        return command.from_trajectories(source, seen, answers.with_student(model))
     if not suite:
         raise click.UsageError("--endpoint needs --suite SUITE; `etpi status` and docs/reference list suites")
     return command.from_endpoint(str(endpoint), suite, model, api_key_env, answers)
