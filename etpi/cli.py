@@ -376,11 +376,13 @@ def view(port: int, host: str, names: tuple[str, ...]) -> int:
 
 
 @etpi.command()
-def doctor() -> int:
+@click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
+def doctor(experiments: tuple[str, ...]) -> int:
     """Prove, before anything is run, that this machine has what steps need: lake, locks, sandboxes.
 
-    Prints a remedy for each fault; exit status 1 if there is one.
+    Prints a remedy for each fault; exit status 1 if there is one. No container engine is a fault if an EXPERIMENT
+    needs one.
     """
     from etpi.doctor import command
 
-    return command.doctor()
+    return command.doctor(experiments)

@@ -114,12 +114,16 @@ def this_machine() -> Machine:
         vllm = True
     except EngineUnavailable:
         vllm = False
+    return Machine(docker_answers(), vllm)
+
+
+def docker_answers() -> bool:
+    """Return whether a container engine answers here."""
     try:
         Resources().sandboxes("docker").check()
-        docker = True
     except SandboxUnavailable:
-        docker = False
-    return Machine(docker, vllm)
+        return False
+    return True
 
 
 def shrink(name: str, specs: Specs, folder: Path, machine: Machine) -> Rehearsal:

@@ -232,6 +232,10 @@ class EvaluateSection(Section):
     agent: AgentSection = AgentSection()
     """The agent loop of the evaluation."""
 
+    def longest_context(self) -> int:
+        """Return the most tokens of prompt and output together under any budget."""
+        return max([self.agent.max_model_len, *(budget.max_model_len or 0 for budget in self.budgets)])
+
     @model_validator(mode="after")
     def _stop_can_be_measured(self) -> EvaluateSection:
         if (stop := self.stop) is None:
