@@ -374,8 +374,7 @@ def _serving(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Iterator[Cost]
         role: len(conditions(evaluate, role)) * (1 if role == "base" else len(spec.seeds)) for role in evaluate.roles
     }
     agents = _agents(agent)
-    tasks = evaluate.stop.max_tasks if evaluate.stop else evaluate.tasks
-    tasks = tasks or _counted(evaluate.suite, specs, evaluate.split)
+    tasks = evaluate.tasks or _counted(evaluate.suite, specs, evaluate.split)
     formula = " + ".join(f"{count} of {role}" for role, count in each.items())
     if tasks is None:
         formula = f"({formula}) x {agents} agents; the suite's data are not here to be counted"

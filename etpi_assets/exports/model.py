@@ -97,5 +97,4 @@ EXPORT = Export(
     importer=None,
     write=_write,
     assets=(*CHECKPOINTS, "model_card"),
-    repo_type="model",
 )

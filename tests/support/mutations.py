@@ -315,7 +315,7 @@ EDITS = (
     Edit(f"{E}/rollouts.py", "else section.sample_seeds[:1]", "else section.sample_seeds", "conditions of evaluation", {"eval_rollouts": every}),
     Edit(f"{P}/html.py", 'row["checkpoint_role"] in ("sft", "rl") and row["metric"] in CEILING_METRICS', 'row["metric"] in CEILING_METRICS', "rows of the report's table", {"experiment_report": every}),
     Edit(f"{P}/facts.py", 'filter(stage="selection")', 'filter(stage="pairs")', "figures of the report", {"experiment_report": every}),
-    Edit("sql/reports/paired_by_metric.sql", "later.value > earlier.value) AS higher", "later.value >= earlier.value) AS higher", "tasks that rose", {"experiment_report": every, "model_card": every}),
+    Edit(f"{P}/changes.py", "sum(sign > _EQUAL for sign in signs)", "sum(sign >= _EQUAL for sign in signs)", "tasks that rose", {"experiment_report": every, "model_card": every}),
     Edit("sql/reports/failures.sql", "s.reward IS DISTINCT FROM 1", "s.reward = 0", "rollouts that failed", {"experiment_report": every}),
     Edit(f"{P}/model_card.py", 'if train.method == "lora":', 'if train.method == "full":', "words of the model card", {"model_card": every}),
     Edit(f"{P}/templates/model_card.md.jinja", "license:", "licence:", "the model card's template", {"model_card": every}),

@@ -219,12 +219,13 @@ CHOICES = (
         ),
     ),
     Choice(
-        "stop",
-        ("etpi_assets.evaluation.assets:eval_rollouts",),
+        "harness",
+        (f"{_ROLLOUTS}.assets:_rollout_function", "etpi_assets.evaluation.rollouts:_roll_out"),
         _fixed(
-            sequential=(
-                "etpi_assets.evaluation.assets:_roll_out_until",
-                "etpi_assets.evaluation.stopping:",
+            foreign=(
+                f"{_ROLLOUTS}.assets:_run_harness",
+                "etpi_assets.agent.harness:run_harness",
+                "etpi_assets.agent.harness:",
             )
         ),
     ),
@@ -293,6 +294,7 @@ def _of_rollout_set(spec: RolloutSetSpec, specs: Specs) -> Selection:
     options_by_kind = {
         "imported": ["imported"],
         "live": ["live", "engine"],
+        "agent": ["live", "engine"],
         "templated": ["live", *(["plan_first"] if spec.templated else ["engine", "emulated"])],
     }
     worlds = [engine.tiny.world] if engine and engine.tiny and builds else []
@@ -300,7 +302,8 @@ def _of_rollout_set(spec: RolloutSetSpec, specs: Specs) -> Selection:
         family=family,
         policy=family if engine and engine.kind == "scripted" else [],
         engine=[*([engine.kind] if engine else []), *(["tiny"] if builds else [])],
-        sandbox=[spec.sandbox] if spec.kind == "live" else [],
+        sandbox=[spec.sandbox] if spec.kind in ("live", "agent") else [],
+        harness=["foreign"] if spec.agent.harness else [],
         prompt=[spec.agent.prompt, *map(_prompt_of_world, worlds)],
         template=_templates(spec.agent.tokenizer),
         format=None if spec.format == "auto" else [spec.format],
@@ -327,7 +330,7 @@ def _of_experiment(node: Node, spec: ExperimentSpec, specs: Specs) -> Selection:
         sandbox=[sandbox],
         serving=[spec.serving.engine],
         generator=[spec.rl.engine],
-        stop=["sequential"] if spec.evaluate and spec.evaluate.stop else [],
+        harness=["foreign"] if any(agent.harness for agent in agents) else [],
         prompt=[
             *(agent.prompt for agent in agents),
             *(map(_prompt_of_world, worlds) if node.name == "base_checkpoint" else ()),

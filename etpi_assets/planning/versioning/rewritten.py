@@ -38,6 +38,21 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
         "etpi_assets.training.rounds:read_rounds": "23634bbfe98c040a",
         "etpi_assets.training.rounds:SAMPLES_KEY": "1d6878f6abc5c866",
     },
+    ("etpi_resources.sandboxes:Limits", "fd8a08122c8ebd52"): {
+        "etpi_resources.sandboxes:Limits": "c6f54b1f4af031b8",
+    },
+    ("etpi_resources.sandboxes.bubblewrap:_Command.line", "193bfcdb37767bbf"): {
+        "etpi_resources.sandboxes.bubblewrap:_Command.line": "f71faad472631b2d",
+    },
+    ("etpi_assets.agent.loop:run_rollout", "dada7b632608a19a"): {
+        "etpi_assets.agent.loop:run_rollout": "69f40c5cb4ffffeb",
+    },
+    ("etpi_assets.rollouts.assets:_rollout_function", "3ece80c17252965f"): {
+        "etpi_assets.rollouts.assets:_rollout_function": "8dc6dcb31cae8820",
+    },
+    ("etpi_assets.evaluation.rollouts:_roll_out", "758b2234df92869f"): {
+        "etpi_assets.evaluation.rollouts:_roll_out": "5f3011468f8c286d",
+    },
     ("etpi_resources.chat.grammars:ThinkGrammar.lark", "8651ff6bc1071bfa"): {
         "etpi_resources.chat.grammars:ThinkGrammar.lark": "bc2f8220b7a14678",
     },
@@ -74,5 +89,6 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
 
 The rows are of functions that ask for the backend (`etpi_resources.backend`), of a command's name in messages, of
 renamed keys, those that tell vLLM's server the budget of its requests, one that asks psutil for the network interfaces,
-and those of grammars, which now also take vocabularies without think tokens.
+those of grammars, which now also take vocabularies without think tokens, and those that a foreign harness or its limit
+of addresses passes through.
 """
