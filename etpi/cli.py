@@ -210,6 +210,20 @@ def init(
 
 
 @etpi.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def fetch(names: tuple[str, ...]) -> int:
+    """Download the public data sets and models that an experiment, rollout set or suite reads.
+
+    The first fetch pins revision and hash of every file; without network it says what to put where.
+    """
+    from etpi import fetch as fetching
+    from etpi_assets.specs.load import load_specs
+    from etpi_resources.lake.lake import Lake
+
+    return fetching.fetch(names, load_specs(), Lake.open())
+
+
+@etpi.command()
 @click.argument("model")
 @click.option("--template", metavar="TEMPLATE", help="another chat template: a name in TRL, a Jinja file or a folder")
 def model(model: str, template: str | None) -> int:
