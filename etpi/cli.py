@@ -217,6 +217,20 @@ def init(
 
 
 @etpi.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def fetch(names: tuple[str, ...]) -> int:
+    """Download the public data sets and models that an experiment, rollout set or suite reads.
+
+    The first fetch pins revision and hash of every file; without network it says what to put where.
+    """
+    from etpi import fetch as fetching
+    from etpi_assets.specs.load import load_specs
+    from etpi_resources.lake.lake import Lake
+
+    return fetching.fetch(names, load_specs(), Lake.open())
+
+
+@etpi.command()
 @click.argument("model")
 @click.option("--template", metavar="TEMPLATE", help="another chat template: a name in TRL, a Jinja file or a folder")
 def model(model: str, template: str | None) -> int:
@@ -405,11 +419,13 @@ def view(port: int, host: str, names: tuple[str, ...]) -> int:
 
 
 @etpi.command()
-def doctor() -> int:
+@click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
+def doctor(experiments: tuple[str, ...]) -> int:
     """Prove, before anything is run, that this machine has what steps need: lake, locks, sandboxes.
 
-    Prints a remedy for each fault; exit status 1 if there is one.
+    Prints a remedy for each fault; exit status 1 if there is one. No container engine is a fault if an EXPERIMENT
+    needs one.
     """
     from etpi.doctor import command
 
-    return command.doctor()
+    return command.doctor(experiments)

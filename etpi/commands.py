@@ -81,7 +81,7 @@ def rehearse(names: Sequence[str], rate: float) -> int:
         SpecError: an experiment does not exist, or cannot be rehearsed.
     """
     from etpi.rehearsal import page, record, shrink
-    from etpi.rehearsal.stages import first_stop
+    from etpi.rehearsal.starts import faults
     from etpi_resources.lake.lake import Lake
 
     specs, machine, root = load_specs(), shrink.this_machine(), Lake.open().root / "rehearsals"
@@ -90,7 +90,7 @@ def rehearse(names: Sequence[str], rate: float) -> int:
         rehearsal = record.rehearse(name, specs, root / name, machine, rate)
         for line in page.lines(rehearsal, root / name):
             print(line)
-        stopped |= first_stop(rehearsal.stages) is not None
+        stopped |= bool(faults(rehearsal.starts))
     return 1 if stopped else 0
 
 
