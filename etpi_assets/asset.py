@@ -496,5 +496,5 @@ def require_inputs(node: Node, key: str, resources: Resources) -> None:
         try:
             lake.require(ref)
         except MissingInput as error:
-            how = remedy(ref, specs, lake, experiment=key if node.set == "experiment" else None)
+            how = remedy(ref, key if node.set == "experiment" else None)
             raise MissingInput(f"{node.name} of {key} needs {ref}, which has no data. {how}") from error

@@ -229,21 +229,13 @@ def open_steps(steps: Iterable[Step]) -> list[Step]:
     return [step for step in steps if step.state != "ok"]
 
 
-def commands(steps: Sequence[Step]) -> list[str]:
-    """Return the commands that make what is not ok, in order, one per job and partition."""
-    lines: dict[str, None] = {}
-    for step in open_steps(steps):
-        job = next(name for name, (set_name, assets) in JOBS.items() if set_name == step.set and step.asset in assets)
-        lines[f"dg launch --job {job} --partition {step.key}"] = None
-    return list(lines)
-
-
-def remedy(ref: Ref, specs: Specs, lake: Lake, experiment: str | None = None) -> str:
-    """Return the commands that give `ref` data, through its whole chain; for an experiment, the one that runs it."""
-    if experiment:
-        job = f"dg launch --job run_experiment --partition {experiment}"
-        return f"Compute all that the experiment is missing: etpi run {experiment}, or {job}"
-    return "\n  ".join(["Run, in this order:", *commands(chain(ref.set, ref.key, specs, lake))])
+def remedy(ref: Ref, experiment: str | None = None) -> str:
+    """Return the command that computes `ref`; for an experiment, the one that computes all that it is missing."""
+    jobs = (name for name, (set_name, assets) in JOBS.items() if set_name == ref.set and ref.asset in assets)
+    run = "dg launch --job {} --partition {}".format
+    if experiment is None:
+        return f"Compute it: {run(next(jobs), ref.key)}"
+    return f"Compute all that the experiment is missing: etpi run {experiment}, or {run('run_experiment', experiment)}"
 
 
 def _step(

@@ -32,10 +32,6 @@ def test_plan_of_an_empty_lake_is_missing_in_graph_order(world):
     steps = list(_states(world).values())
     assert [s.asset for s in steps] == sorted(CHAIN, key=lambda n: (planner.SETS.index(GRAPH[n].set), CHAIN.index(n)))
     assert {s.state for s in steps} == {"missing"}
-    assert planner.commands(steps)[:2] == [
-        "dg launch --job prepare_suite --partition small",
-        "dg launch --job collect_rollouts --partition few",
-    ]
 
 
 def test_second_run_computes_nothing(world):
