@@ -150,6 +150,9 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 @etpi.command()
 @click.option("--from", "source", metavar="PATH", help="a file or folder of recorded runs; ${VARIABLE} is replaced")
 @click.option("--format", default="auto", metavar="FORMAT", help="--from: format of the runs (default: recognised)")
+@click.option(
+    "--map", "columns", metavar="KEY=PATH,...", help="--from: columns of rows of no known format (docs/formats.md)"
+)
 @click.option("--endpoint", metavar="URL", help="a server with an OpenAI-compatible interface, for the teacher")
 @click.option("--suite", metavar="SUITE", help="--endpoint: the suite whose tasks the teacher works on")
 @click.option("--tasks", metavar="PATH", help="a git repository, a folder of Harbor tasks, or rows of SWE-bench's form")
@@ -175,6 +178,7 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 def init(
     source: str | None,
     format: str,
+    columns: str | None,
     endpoint: str | None,
     suite: str | None,
     api_key_env: str | None,
@@ -199,7 +203,7 @@ def init(
         chosen = command.TaskOptions(python, commits, split, checkouts)
         return command.from_tasks(tasks, chosen, answers.with_student(model))
     if source is not None:
-        return command.from_trajectories(source, format, answers.with_student(model))
+        return command.from_trajectories(source, format, columns, answers.with_student(model))
     if not suite:
         raise click.UsageError("--endpoint needs --suite SUITE; `etpi status` and docs/reference list suites")
     return command.from_endpoint(str(endpoint), suite, model, api_key_env, answers)
@@ -280,15 +284,11 @@ def verify(deep: bool, since: datetime | None, set_aside: bool) -> int:
 @click.argument("experiment")
 @click.option("--format", required=True, metavar="FORMAT", help="trl, verl, atif, hub, gguf, ...: see docs/formats.md")
 @click.option("--to", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="a new or empty folder")
-@click.option("--push", metavar="REPO[@BRANCH]", help="upload it to this repository of the Hugging Face Hub as well")
-@click.option("--private", is_flag=True, help="--push: create the repository private")
-def export(experiment: str, format: str, to: Path, push: str | None, private: bool) -> int:
-    """Write an experiment's data or models in another program's format, and push them to a hub (docs/formats.md)."""
+def export(experiment: str, format: str, to: Path) -> int:
+    """Write an experiment's data or models in another program's format (docs/formats.md)."""
     from etpi import commands
 
-    if private and push is None:
-        raise click.UsageError("--private belongs to --push REPO")
-    return commands.export_experiment(experiment, format, to, push, private)
+    return commands.export_experiment(experiment, format, to)
 
 
 @etpi.command()
@@ -314,8 +314,8 @@ def ui(port: int, host: str, names: tuple[str, ...]) -> int:
 def sql(query: str | None, values: tuple[str, ...], text: str | None, list_them: bool, format: str) -> int:
     """Ask the catalog: run a report, a file or -c SQL and print the result; without any, open DuckDB's shell.
 
-    The catalog is opened read-only, with times in UTC; COPY ... TO writes files. NAME=VALUE sets a variable of the
-    query (docs/queries.md).
+    The catalog is opened read-only, with times in UTC; a query opens no other file and writes none. NAME=VALUE sets a
+    variable of the query (docs/queries.md).
     """
     from etpi.query import command, questions
     from etpi_resources.lake.questions import Question

@@ -188,23 +188,13 @@ def show_model(model: str, template: str | None) -> int:
     return 1 if problems else 0
 
 
-def export_experiment(name: str, format: str, to: Path, push: str | None = None, private: bool = False) -> int:
-    """Write an experiment's data to a folder, push it if `push` names a repository, and print its contents; always 0.
-
-    Raises:
-        PushError: it was not pushed.
-    """
+def export_experiment(name: str, format: str, to: Path) -> int:
+    """Write an experiment's data to a folder and print its contents; always 0."""
     from etpi_assets.exports import MANIFEST, export
-    from etpi_assets.exports.push import Target, export_and_push
     from etpi_assets.resources import Resources
     from etpi_resources.lake.lake import Lake
 
-    resources, pushed = Resources(lake=Lake.open()), None
-    if push is None:
-        manifest = export(name, format, to, resources)
-    else:
-        pushed = export_and_push(name, format, to, resources, Target.parse(push, private))
-        manifest = pushed.manifest
+    manifest = export(name, format, to, Resources(lake=Lake.open()))
     for file in manifest["files"][:8]:
         print(f"{to / file['path']}: {file['rows']} rows, {file['bytes']} bytes")
     if len(manifest["files"]) > 8:
@@ -214,8 +204,6 @@ def export_experiment(name: str, format: str, to: Path, push: str | None = None,
     for note in manifest["notes"]:
         print(f"note: {note}")
     print(f"{to / MANIFEST} names the {len(manifest['versions'])} data versions it comes from")
-    if pushed:
-        print(f"pushed: {pushed.url}" + (" (the folder had this export already)" if pushed.reused else ""))
     return 0
 
 

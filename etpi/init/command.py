@@ -55,14 +55,17 @@ class Answers:
         return value
 
 
-def from_trajectories(source: str, format: str, answers: Answers) -> int:
+def from_trajectories(source: str, format: str, columns: str | None, answers: Answers) -> int:
     """Write a rollout set and an experiment for recorded runs; always 0.
+
+    Args:
+        columns: the map of rows of no known format, as on the command line.
 
     Raises:
         SpecError: a bad path, format, student or name; none of the inputs can be read; or files that exist.
     """
     student = read_student(answers.ask("student", "the student, a folder or REPO@COMMIT of the hub", None))
-    survey = trajectories.survey(source, format, student)
+    survey = trajectories.survey(source, format, student, columns)
     click.echo(trajectories.summary(survey, student))
     if not survey.rollouts:
         raise SpecError(f"none of the {survey.looked} inputs looked at can be read; nothing was written")

@@ -16,7 +16,7 @@ from etpi.init.student import Student
 from etpi.init.write import NewSpec, quoted
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.curation.student_form import StudentForm, tool_name
-from etpi_assets.importers import count_found, find_units, import_runs, importer_of
+from etpi_assets.importers import count_found, find_units, import_runs, importer_of, read_map
 from etpi_assets.importers.rows import iter_rows, row_files
 from etpi_assets.importers.source import bytes_of
 from etpi_assets.specs.load import SpecError
@@ -34,6 +34,7 @@ COUNTED_BYTES = 4 * 2**30
 _MEANING = {
     "teacher": "the model that wrote the runs, for lineage and reports",
     "tokenizer": "of the recorded token ids; it has to be the student's",
+    "map": "where rows have these columns",
 }
 _LICENCES = ("license", "licence")
 
@@ -58,7 +59,7 @@ class Survey:
     path: str
     format: str
     inputs: int | None
-    options: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     looked: int = 0
     rollouts: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -91,18 +92,22 @@ class Survey:
         return bool(self.same_turns) and not self.foreign_turns and self.native_turns == sum(self.turns)
 
 
-def survey(source: str, format: str, student: Student) -> Survey:
+def survey(source: str, format: str, student: Student, columns: str | None = None) -> Survey:
     """Look at the runs below a path: the first LOOK_ROLLOUTS of them, for at most LOOK_SECONDS.
 
     Rows of token ids alone are read with the student's tokenizer.
 
+    Args:
+        columns: the map of rows of no known format, which gives them the format `mapped`.
+
     Raises:
-        SpecError: there is nothing at the path, or its format is not recognised.
+        SpecError: there is nothing at the path, its format is not recognised, or a bad map.
     """
     path = expand(source)
     try:
-        name = importer_of(format, path).name
-        result = _look(Survey(source, name, _count(name, path)), path, student)
+        options: dict[str, Any] = {"map": read_map(columns)} if columns else {}
+        name = importer_of("mapped" if columns else format, path).name
+        result = _look(Survey(source, name, _count(name, path), options), path, student)
         if result.refused["needs_tokenizer"] and not result.rollouts:
             options = {"tokenizer": student.base.get("tokenizer", "tiny")}
             result = _look(Survey(source, name, result.inputs, options), path, student)
@@ -214,6 +219,8 @@ def summary(result: Survey, student: Student) -> str:
     ]
     if not result.rollouts:
         return "\n".join(lines)
+    if columns := result.options.get("map"):
+        lines.append(f"  columns: {', '.join(f'{key} from {path}' for key, path in columns.items())}")
     conversations = len(result.turns)
     unit = "tokens" if student.chat else "characters"
     context = f"; context {student.context:,}" if student.context else ""
@@ -286,7 +293,7 @@ license = {quoted(licence or next(iter(result.licences), ""))}   # for the model
     options = dict(result.options)
     if teacher:
         options["teacher"] = teacher
-    lines = [f"{key} = {quoted(value)}   # {_MEANING[key]}\n" for key, value in options.items()]
+    lines = [f"{key} = {_toml(value)}   # {_MEANING[key]}\n" for key, value in options.items()]
     if _lacks_schemas(result):
         names = ", ".join(map(quoted, sorted(result.called)))
         schema = '{"type": "function", "function": {"name": "…", "description": "…", "parameters": {…}}}'
@@ -294,6 +301,12 @@ license = {quoted(licence or next(iter(result.licences), ""))}   # for the model
     if lines:
         text += "\n[options]\n" + "".join(lines)
     return NewSpec("rollout_set", name, text)
+
+
+def _toml(value: str | Mapping[str, str]) -> str:
+    if isinstance(value, str):
+        return quoted(value)
+    return f"{{{', '.join(f'{key} = {quoted(path)}' for key, path in value.items())}}}"
 
 
 def experiment_spec(name: str, result: Survey, student: Student, preset: str | None) -> NewSpec:

@@ -248,7 +248,7 @@ def _serving(spec: ExperimentSpec, shape: Shape) -> Iterator[Cost]:
     )
     conditions = len(evaluate.roles) * len(evaluate.decodings) * len(spec.seeds) + len(evaluate.budgets)
     agents = _agents(agent)
-    tasks = evaluate.stop.max_tasks if evaluate.stop else evaluate.tasks
+    tasks = evaluate.tasks
     rollouts = None if tasks is None else tasks * conditions * agents
     if rollouts is None:
         yield Cost("evaluation", f"{conditions} rollouts of each task", "all tasks of the suite")

@@ -397,10 +397,8 @@ def _evaluate(evaluate: dict[str, Any], small: Rehearsal) -> dict[str, Any]:
     agent = _agent(evaluate["agent"], small, short=True)
     # A budget that equals the agent's would be the same condition twice.
     budgets = [{**budget, "max_steps": TURNS + 1 + number} for number, budget in enumerate(evaluate["budgets"])]
-    stop = {"stop": {**evaluate["stop"], "batch": 1, "max_tasks": 3}} if evaluate.get("stop") else {}
     return {
         **evaluate,
-        **stop,
         "suite": PREFIX + evaluate["suite"],
         "tasks": 2,
         "sample_seeds": evaluate["sample_seeds"][:1],

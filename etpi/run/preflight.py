@@ -70,7 +70,7 @@ def require_templates(steps: Iterable[Step], specs: Specs) -> None:
         match specs.get(step.set, step.key):
             case ExperimentSpec() as spec:
                 wanted.setdefault((spec.base.tokenizer, spec.base.chat_template), step)
-            case RolloutSetSpec(kind="live") as spec:
+            case RolloutSetSpec(kind="live" | "agent") as spec:
                 wanted.setdefault((spec.agent.tokenizer, None), step)
     for (tokenizer, template), step in wanted.items():
         if _is_foreign(template or tokenizer):
@@ -94,7 +94,7 @@ def sandbox_kind(step: Step, specs: Specs) -> str | None:
     match step.asset, spec:
         case "tasks", SuiteSpec():
             return load_family(spec.family).sandbox(spec.params)
-        case "raw_rollouts", RolloutSetSpec(kind="live"):
+        case "raw_rollouts", RolloutSetSpec(kind="live" | "agent"):
             return spec.sandbox
         case "rl_checkpoint", ExperimentSpec() if spec.rl.method != "none":
             return spec.rl.sandbox

@@ -95,15 +95,6 @@ def test_trackers_that_are_missing_are_needs_and_a_rehearsal_reports_to_none(fol
     assert experiment(small).train.report_to == ()
 
 
-def test_sequential_evaluation_is_rehearsed_with_two_looks(folder, tmp_path):
-    (tmp_path / "experiments").mkdir()
-    text = 'extends = "plan_first_tiny"\n[evaluate.stop]\nwidth = 0.2\nmax_tasks = 90\n'
-    (tmp_path / "experiments" / "stops.toml").write_text(text)
-    evaluate = experiment(shrink("stops", load_specs(tmp_path), folder, CPU)).evaluate
-    assert evaluate and evaluate.stop and evaluate.tasks == 2
-    assert (evaluate.stop.batch, evaluate.stop.max_tasks, evaluate.stop.width) == (1, 3, 0.2)
-
-
 def test_real_data_are_used_where_they_are(folder, tmp_path, monkeypatch):
     stand_ins.replace_suite("cooperbench", tmp_path / "all", {})
     shutil.copytree(tmp_path / "all" / "tasks", tmp_path / "data")

@@ -250,11 +250,9 @@ PROGRAMS = {
     "etpi_resources.chat.bounds": "refuses templates before a run; those that it passes render the same",
     "etpi_resources.chat.report": "etpi model: shows what a chat template does",
     "etpi_assets.tasks.judged_rows": "a family for plugins, reached where a spec selects one",
-    "etpi_assets.reports.history": "rewrites the README's tables",
     "etpi_assets.specs": "models of specs count through the resolved spec, their methods where they are called",
-    "etpi_resources.chat.table": "prints how templates render",
+    "etpi_assets.worlds.coop_tiny_shared.emulated": "workspaces of the corpora on which the lab trains tiny bases",
     "etpi_resources.gguf_converter": "used by an export",
-    "etpi_resources.chat.tokenizers.tiny_bpe": "trained the tiny tokenizer once; tokenizer.json is its result",
     "etpi_resources.trainers.workers.ranks": "starts a worker's ranks, for the trainers' pipes",
 }
 """Modules that no asset runs, each with why that cannot hide a change; submodules included."""
@@ -369,7 +367,6 @@ LEFT_OUT = {
 
 PROVED = {
     "serving": f"{_CODE_VERSIONS}::test_a_choice_loses_nothing_and_its_places_exist",
-    "stop": "tests/evaluation/test_stopping.py::test_only_experiments_with_a_rule_depend_on_its_code_and_on_scoring",
 }
 """Kind of choice -> the test that an edit of a selected option is noticed; of all others it is `_EDITS`."""
 

@@ -17,7 +17,7 @@ from etpi_assets.planning.versioning.codebase import Codebase, Filter, Target
 from etpi_assets.planning.versioning.source import dotted
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
-from etpi_assets.specs.rollout_set import TINY, RolloutSetSpec, TinySection
+from etpi_assets.specs.rollout_set import TINY, RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 
 INFRASTRUCTURE = (
@@ -146,7 +146,6 @@ CHOICES = (
     Choice("family", ("etpi_assets.tasks.families:load_family",), _families),
     Choice("policy", (f"{_ROLLOUTS}.teachers:POLICIES",), _modules_of_worlds("policy")),
     Choice("format", ("etpi_assets.importers:_MODULES",), _modules_below("etpi_assets.importers", "FORMAT")),
-    Choice("world", ("etpi_assets.tiny_bases.recipe:WORLDS",), _modules_of_worlds("conversations")),
     Choice("reward", (f"{_REWARDS}:FUNCTIONS",), _rewards),
     Choice(
         "base",
@@ -215,12 +214,13 @@ CHOICES = (
         ),
     ),
     Choice(
-        "stop",
-        ("etpi_assets.evaluation.assets:eval_rollouts",),
+        "harness",
+        (f"{_ROLLOUTS}.assets:_rollout_function", "etpi_assets.evaluation.rollouts:_roll_out"),
         _fixed(
-            sequential=(
-                "etpi_assets.evaluation.assets:_roll_out_until",
-                "etpi_assets.evaluation.stopping:",
+            foreign=(
+                f"{_ROLLOUTS}.assets:_run_harness",
+                "etpi_assets.agent.harness:run_harness",
+                "etpi_assets.agent.harness:",
             )
         ),
     ),
@@ -289,25 +289,24 @@ def _of_rollout_set(spec: RolloutSetSpec, specs: Specs) -> Selection:
     options_by_kind = {
         "imported": ["imported"],
         "live": ["live", "engine"],
+        "agent": ["live", "engine"],
         "templated": ["live", *(["plan_first"] if spec.templated else ["engine", "emulated"])],
     }
-    worlds = [engine.tiny.world] if engine and engine.tiny and builds else []
     return _frozen(
         family=family,
         policy=family if engine and engine.kind == "scripted" else [],
         engine=[*([engine.kind] if engine else []), *(["tiny"] if builds else [])],
-        sandbox=[spec.sandbox] if spec.kind == "live" else [],
-        prompt=[spec.agent.prompt, *map(_prompt_of_world, worlds)],
+        sandbox=[spec.sandbox] if spec.kind in ("live", "agent") else [],
+        harness=["foreign"] if spec.agent.harness else [],
+        prompt=[spec.agent.prompt],
         template=_templates(spec.agent.tokenizer),
         format=None if spec.format == "auto" else [spec.format],
         rollouts=options_by_kind[spec.kind],
-        world=worlds,
     )
 
 
 def _of_experiment(node: Node, spec: ExperimentSpec, specs: Specs) -> Selection:
     sets = [specs.rollout_sets[name] for name in spec.rollout_sets if name in specs.rollout_sets]
-    worlds = [spec.base.tiny.world] if spec.base.kind == "tiny" else []
     if node.name in ("rl_checkpoint", "rl_rewards"):
         suites, agents, sandbox = [spec.rl.suite], [spec.rl.agent], spec.rl.sandbox
     elif node.name in ("serving_probe", "eval_rollouts"):
@@ -323,22 +322,12 @@ def _of_experiment(node: Node, spec: ExperimentSpec, specs: Specs) -> Selection:
         sandbox=[sandbox],
         serving=[spec.serving.engine],
         generator=[spec.rl.engine],
-        stop=["sequential"] if spec.evaluate and spec.evaluate.stop else [],
-        prompt=[
-            *(agent.prompt for agent in agents),
-            *(map(_prompt_of_world, worlds) if node.name == "base_checkpoint" else ()),
-        ],
+        harness=["foreign"] if any(agent.harness for agent in agents) else [],
+        prompt=[agent.prompt for agent in agents],
         base=[spec.base.kind],
         template=_templates(spec.base.tokenizer, spec.base.chat_template),
-        world=worlds,
         reward=[term.function for term in spec.rl.rewards],
     )
-
-
-def selection_of_base(section: TinySection, *templates: str) -> Selection:
-    """Return the options that a tiny base's section and its tokenizer and template names select."""
-    world = section.world
-    return _frozen(world=[world], prompt=[_prompt_of_world(world)], template=_templates(*templates))
 
 
 def applies(node: Node, key: str, specs: Specs) -> bool:
@@ -360,11 +349,6 @@ def applies(node: Node, key: str, specs: Specs) -> bool:
 def _templates(*names: str) -> list[str]:
     known = {"tiny", "terminal"}
     return [*(known & set(names)), *(["others"] if set(names) - known else [])]
-
-
-def _prompt_of_world(world: str) -> str:
-    """Return the name of the prompt in the conversations that the world's tiny base is pretrained on."""
-    return "coop" if world in ("coop_tiny", "coop_tiny_shared") else world
 
 
 def _frozen(**chosen: Iterable[str] | None) -> Selection:

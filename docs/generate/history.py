@@ -1,20 +1,16 @@
 """docs/history.md: published experiments, their figures and faults, and the checks that stop each fault.
 
 The page is generated from the specs alone; the lab repeats faults and repairs in miniature (lab/docs/history.md).
-
-    python -m etpi_assets.reports.history docs/history.md
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from etpi_assets.specs.experiment import ExperimentSpec
-from etpi_assets.specs.load import Specs, load_specs
+from etpi_assets.specs.load import Specs
 from etpi_assets.specs.published import Published, figures
 from etpi_resources.lake.checks import percent
 
@@ -28,7 +24,7 @@ here (`requires = "gpu"`) that carries the published figures; after a run, the e
 them. The last column names the checks that stop the fault, most of them before a GPU is rented. Two evaluated pairs
 decide nothing: where the published report gives counts, ours and the leaderboard add an interval.
 
-Generated from the specs by `python -m etpi_assets.reports.history docs/history.md`; do not edit.
+Generated from the specs by `make docs`; do not edit.
 
 | published as | spec | plan_first | plan_content | follow_through | what went wrong | stopped by |
 |---|---|---|---|---|---|---|
@@ -52,10 +48,16 @@ def page(specs: Specs) -> str:
     chosen = {name: spec for name, spec in specs.experiments.items() if "fault" in spec.published}
     order = sorted(chosen, key=lambda name: (chosen[name].published["date"], *_place(chosen[name].published["source"])))
     rows = "".join(_row(name, chosen[name]) for name in order)
-    notes = "".join(f"\n- `{name}`: {' '.join(chosen[name].notes.split())}" for name in order)
+    notes = "".join(f"\n- `{name}`: {_interpretation(chosen[name])}" for name in order)
     # Texts mention tags such as <think>; markdown must not read them as HTML.
     teachers = _teachers({name: chosen[name] for name in order})
     return f"{_HEAD}{rows}{_TEACHERS}{teachers}{_NOTES}{notes}\n".replace("<", "&lt;")
+
+
+def _interpretation(spec: ExperimentSpec) -> str:
+    """Return the spec's notes and where it differs from what was published, on one line."""
+    faults = spec.published.get("faults", {})
+    return " ".join(" ".join([spec.notes, *faults.values()]).split())
 
 
 def _teachers(chosen: Mapping[str, ExperimentSpec]) -> str:
@@ -102,7 +104,3 @@ def _figure(figure: Published | None) -> str:
 
 def _checks(published: Mapping[str, Any]) -> str:
     return ", ".join(f"`{name}`" for name in published.get("answered_by", ()))
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(load_specs()))

@@ -1,11 +1,6 @@
-"""Generate docs/formats.md from the registries of importers and exports.
-
-Run `python -m etpi_assets.exports.reference` to rewrite the page; a test fails if it is not current.
-"""
+"""Write docs/formats.md from the registries of importers and exports."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from etpi_assets.exports import EXPORTS
 from etpi_assets.importers import IMPORTERS
@@ -13,7 +8,7 @@ from etpi_assets.importers.conversation import ROLES, Options
 
 _HEAD = """# Formats in and out
 
-Generated from the registries by `python -m etpi_assets.exports.reference`; do not edit.
+Generated from the registries by `make docs`; do not edit.
 
 ## In
 
@@ -41,8 +36,6 @@ names every data version behind the export (tasks, rollouts, selection, pairs, d
 their rows and sha256, what was left out, and notes for readers. Blocked versions are not exported. Rows have the splits
 of training.
 
-With `--push REPO[@BRANCH]`, `etpi export` uploads the folder [to a Hugging Face Hub](#to-a-hugging-face-hub) as well.
-
 `gguf` runs `convert_hf_to_gguf.py` of an installed llama.cpp: the one on `PATH`, or the command in
 `ETPI_GGUF_CONVERTER` (the script, or an interpreter and the script). The source distribution of llama-cpp-python
 contains the script too; it runs in etpi's own environment after `pip install sentencepiece`.
@@ -62,27 +55,18 @@ size, rows over 256 MiB, links that lead out of the import's folder.
 
 _HUB = """## To a Hugging Face Hub
 
+An export is a folder that huggingface-hub's own command uploads; it is installed with etpi:
+
 ```
-export HF_TOKEN=...                     # or once: hf auth login
-etpi export plan_first_tiny --format hub   --to out/data  --push me/plan-first-data
-etpi export plan_first_tiny --format model --to out/model --push me/plan-first@v2 --private
+hf auth login                           # or: export HF_TOKEN=...
+etpi export plan_first_tiny --format hub   --to out/data  && hf upload me/plan-first-data out/data --repo-type dataset
+etpi export plan_first_tiny --format model --to out/model && hf upload me/plan-first out/model --private
 ```
 
-`hub` and the other data formats go to a data set repository, `model` and `gguf` to a model repository. `hub` has two
-configurations and a data card, `model` the model card; the card of other formats has the lineage only.
-
-- `REPO` is `OWNER/NAME`, or `NAME` for your own. `@BRANCH` is created if it does not exist. `--private` creates a
-  private repository; an existing repository keeps its visibility.
-- The push is one commit. It deletes files that an earlier push wrote and the new export lacks, as listed in the
-  repository's `manifest.json`; other files stay.
-- Every card names the experiment, the version of etpi, the git revision behind the data, teachers, licences, every data
-  version from tasks to checkpoint, and the SQL that traces the training tokens.
-- Missing or blocked data is refused first; then etpi signs in, and exports. After a failed upload the same command only
-  uploads.
-- A file that contains the value of an API key or the hub's token is not pushed. etpi searches texts of parquet files
-  and the bytes of all other files. It neither prints nor stores the token.
-
-`HF_ENDPOINT` names another hub. If it has no Xet storage, set `HF_HUB_DISABLE_XET=1`; large files then use Git LFS.
+`hub` has two configurations and a data card, `model` the model card. Each card names the experiment, the version of
+etpi, the git revision behind the data, teachers, licences, every data version from tasks to checkpoint, and the SQL
+that traces the training tokens. `--delete "*"` removes files that an earlier upload had. Values of API keys that etpi
+knows cannot be in an export, since the lake refuses tables that have them. `HF_ENDPOINT` names another hub.
 
 Read it with `datasets.load_dataset("me/plan-first-data", "tokens")`, or
 `AutoModelForCausalLM.from_pretrained("me/plan-first", revision="v2")`; with several training seeds add
@@ -124,7 +108,3 @@ def _options() -> list[str]:
         for line in attributes.strip().splitlines()
         for name, _, text in [line.strip().partition(": ")]
     ]
-
-
-if __name__ == "__main__":
-    Path("docs/formats.md").write_text(page(), encoding="utf-8")
