@@ -17,7 +17,7 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("etpi_resources.engines.vllm_server:start_servers", "ba6716429c7beb2a"): {
         "etpi_resources.engines.vllm_server:start_servers": "db2ff04664dc531b",
     },
-    },
+    ("etpi_assets.training.rounds:Rounds._write", "6d74253b6c828172"): {
         "etpi_assets.training.rounds:Rounds._write": "c6785628a1b554ca",
         "etpi_assets.training.rounds:SAMPLES_KEY": "1d6878f6abc5c866",
     },
