@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from html import escape
 from typing import Any, Protocol
@@ -42,20 +42,23 @@ def rate(value: float | None, metric: str = "") -> str:
     return f"{value:.1f}" if "_per_" in metric else f"{100 * value:.1f} %"
 
 
-def delta(base: float | None, student: float | None, metric: str = "") -> str:
-    """Return the difference with its sign, in points or in the metric's unit."""
-    if base is None or student is None:
+def delta(row: Mapping[str, Any]) -> str:
+    """Return the difference of a row of `figures`, in points or in the metric's unit; paired by task, with its
+    interval, where the report has it."""
+    if row["base"] is None or row["student"] is None:
         return ""
-    difference = student - base
-    figure = f"{difference:+.1f}" if "_per_" in metric else f"{100 * difference:+.1f}"
-    return figure.replace("-", "−")
+    mean = "_per_" in row["metric"]
+    values = [row["student"] - row["base"] if row["difference"] is None else row["difference"]]
+    if row["change_low"] is not None:
+        values += [row["change_low"], row["change_high"]]
+    figures = [f"{value if mean else 100 * value:+.1f}" for value in values]
+    figures = ["0.0" if figure[1:] == "0.0" else figure.replace("-", "−") for figure in figures]
+    return figures[0] + (f" [{figures[1]}, {figures[2]}]" if len(figures) > 1 else "")
 
 
-def direction(base: float | None, student: float | None, metric: str = "") -> str:
-    """Return the class of a difference: better, worse, or none for a mean, which has no good direction."""
-    if base is None or student is None or "_per_" in metric or abs(student - base) < 0.0005:
-        return ""
-    return "better" if student > base else "worse"
+def direction(row: Mapping[str, Any]) -> str:
+    """Return the class of a change: better or worse where the report's rules say so, else none."""
+    return {"improved": "better", "fell": "worse"}.get(row["word"] or "", "")
 
 
 def count(value: float | None) -> str:
@@ -104,6 +107,11 @@ def svg(chart: str) -> Markup:
     return Markup(re.sub(r' style="[^"]*"', "", chart))
 
 
+def code(text: str) -> Markup:
+    """Return a sentence with its `names` as code."""
+    return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(with_hidden(text))))
+
+
 def visible(value: Any) -> Any:
     """Return a text of a transcript with hidden characters as ⟨U+202E⟩, cut to `LONGEST`; anything else as it is."""
     if not isinstance(value, str) or isinstance(value, Markup):
@@ -135,6 +143,7 @@ def anchor(text: str) -> str:
 FILTERS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
-        rate, delta, direction, count, figure, tone, moment, seconds, diff_lines, as_json, anchor, svg, token_spans,
+        rate, delta, direction, code, count, figure, tone, moment, seconds, diff_lines, as_json, anchor, svg,
+        token_spans,
     )
 }  # fmt: skip

@@ -83,7 +83,8 @@ def _reconcile(name: str, counted: Mapping[str, Any], training: int, balance: st
     reasons = Counter(counted["reasons"])
     message = f"{balance} ({listed_with_keys(reasons)})"
     figures = {
-        "offered": counted["offered"], "kept": training, "dropped": counted["dropped"], "reasons": dict(reasons)
+        "offered": counted["offered"], "kept": counted["kept"], "training": training, "dropped": counted["dropped"],
+        "reasons": dict(reasons),
     }  # fmt: skip
     if counted["wrong"]:
         first = [tuple(key) for key in counted["first_wrong"][:_SHOWN]]

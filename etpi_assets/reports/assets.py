@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.asset import AssetRun, Input, Markdown, Produced, asset
-from etpi_assets.evaluation import stopping
 from etpi_assets.graph import GRAPH
 from etpi_assets.planning.planner import accepted
 from etpi_assets.reports import facts, html
 from etpi_assets.reports import leaderboard as boards
 from etpi_assets.reports import model_card as cards
+from etpi_assets.reports.changes import STORED, changes, changes_table
 from etpi_assets.reports.iterations import iterations, iterations_board
 from etpi_assets.reports.prompts import Prompt, first_prompts
 from etpi_assets.reports.recorded import parsed, recorded_spec
@@ -37,8 +37,8 @@ Decode = Callable[[Sequence[int]], str]
 @asset(
     set="experiment",
     group="reports",
-    tables=("reports",),
-    sections=("title", "notes", "published"),
+    tables=("reports", "changes"),
+    sections=("title", "notes", "published", "metrics.main"),
     kinds=("html", "markdown"),
     summary="The experiment's report: one self-contained HTML page, and the same in markdown.",
 )
@@ -70,12 +70,11 @@ def experiment_report(
         seeds=spec.seeds,
         published=figures(spec.published),
         rollout_sets=run.specs.rollout_sets,
-        stopped=_stopped(run, eval_rollouts),
         published_source=". ".join(str(spec.published[k]) for k in ("source", "date", "note") if k in spec.published),
     )
     tables = facts.ReportTables(
         metrics=eval_metrics.read("metrics"),
-        rollouts=raw_rollouts.read("rollouts", columns=["wall_seconds"]),
+        rollouts=raw_rollouts.read("rollouts", columns=["wall_seconds", "outcome"]),
         agents=raw_rollouts.read("agents", columns=["output_tokens"]),
         eval_rollouts=eval_rollouts.read("rollouts"),
         eval_agents=eval_rollouts.read("agents"),
@@ -97,8 +96,9 @@ def experiment_report(
     experiment = replace(experiment, prompts=_prompts(run, tables, chat.decode))
     page, markdown = html.render(experiment, tables, chat.decode)
     rows = [_write(run, "report.html", "html", page), _write(run, "report.md", "markdown", markdown)]
+    paired = changes(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, STORED)
     return Produced(
-        tables={"reports": from_rows("reports", rows)},
+        tables={"reports": from_rows("reports", rows), "changes": changes_table(key, paired)},
         metadata={
             "report": run.lake.root / rows[0]["path"],
             "summary": Markdown(markdown.split("## Checks")[0]),
@@ -110,7 +110,7 @@ def experiment_report(
     set="experiment",
     group="reports",
     tables=("reports",),
-    sections=("title", "notes", "card", "train", "rl", "base"),
+    sections=("title", "notes", "card", "train", "rl", "base", "metrics.main"),
     kinds=("markdown",),
     summary="A model card in the format of the Hugging Face hub.",
 )
@@ -131,22 +131,17 @@ def model_card(
         rollouts=eval_rollouts.read("rollouts"),
         scores=eval_metrics.read("scores"),
         agent_scores=eval_metrics.read("agent_scores"),
+        turns=eval_rollouts.read("turns", columns=["rollout_id", "agent_id", "turn", "actions"]),
         checkpoints=_trained(sft_checkpoint, rl_checkpoint),
         dataset_rows=upweighted_dataset.read("dataset_rows"),
         base=base_checkpoint.read("checkpoints"),
         tasks=tasks.read("tasks"),
         rollout_sets=run.specs.rollout_sets,
-        stopped=_stopped(run, eval_rollouts),
     )
     return Produced(
         tables={"reports": from_rows("reports", [_write(run, "README.md", "model_card", card)])},
         metadata={"card": Markdown(card)},
     )
-
-
-def _stopped(run: AssetRun, eval_rollouts: Input) -> list[str]:
-    """Return the sentences about the rule that ended the evaluation; none if it had none."""
-    return [line for ref in eval_rollouts.refs() for line in stopping.sentences(run.lake.require(ref).notes)]
 
 
 @asset(

@@ -1,25 +1,31 @@
 """Changes between two checkpoints: each metric paired by task, and the rules that put a change into words.
 
-Values and intervals come from `evaluation.metrics.paired_changes`, the counts of tasks and the sign test from
-sql/reports/paired_by_metric.sql. `RULES` is the whole of the judgement: no other sentence of a report or of the console
-calls a change good or bad.
+Every page, report and query shows these figures: the table `changes` of an experiment's report has them. `RULES` is the
+whole of the judgement: no other sentence of a report or of the console calls a change good or bad.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from itertools import combinations
 
 import pyarrow as pa
 
-from etpi_assets.evaluation.metrics import PairedChange, paired_changes
-from etpi_assets.reports.queries import run_report
+from etpi_assets.evaluation.metrics import group_rollouts, paired_changes, values_by_task
+from etpi_assets.reports.facts import HEADLINE
+from etpi_assets.scoring.published import BEHAVIOURS, COLUMNS
+from etpi_resources.lake.schemas import from_rows
 
 ALPHA = 0.05
 """The level of the sign test, beside the 95 % interval."""
 OUTCOME = "solved"
-"""The metric that every summary states, whatever became of it."""
+"""The main metric, unless `metrics.main` names another."""
+ORDER = ("base", "sft", "rl")
+"""The roles that are compared, the earlier first."""
+STORED = (*dict.fromkeys((*HEADLINE, *COLUMNS, *BEHAVIOURS)), "think_tokens_per_turn")
+"""The metrics of the table `changes`."""
 
 
 @dataclass(frozen=True)
@@ -101,40 +107,59 @@ RULES: tuple[Rule, ...] = (
 """The rules in order; the first that applies gives the word."""
 
 
-def changes(
-    rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, metrics: Sequence[str], *, sequential: bool = False
-) -> list[Change]:
+def changes(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, metrics: Sequence[str]) -> list[Change]:
     """Return the changes of these metrics between every two roles that were evaluated, in the order of `metrics`.
 
     Args:
         rollouts, scores, agent_scores: tables of one experiment's evaluation.
-        sequential: whether `evaluate.stop` decided the number of tasks; intervals are then valid at such a stop. The
-            sign test is not.
     """
-    evaluated = {"rollouts": rollouts, "scores": scores, "agent_scores": agent_scores}
-    rows = [row for row in run_report("paired_by_metric.sql", evaluated, {}) if row["metric"] in metrics]
-    estimates = {
-        (before, after, paired.decoding, paired.metric): paired
-        for before, after in {(row["before"], row["after"]) for row in rows}
-        for paired in paired_changes(rollouts, scores, agent_scores, before, after, sequential=sequential)
-    }
-    compared = [
-        _change(row, paired)
-        for row in rows
-        if (paired := estimates.get((row["before"], row["after"], row["decoding"], row["metric"])))
-    ]
-    return sorted(compared, key=lambda change: metrics.index(change.metric))
+    groups = group_rollouts(rollouts, scores, agent_scores, teacher=False)
+    by_task = {key: values_by_task(units) for key, units in groups.items() if key[1] is None}
+    evaluated = [role for role in ORDER if any(role == key[0] for key in groups)]
+    compared = []
+    for before, after in combinations(evaluated, 2):
+        for paired in paired_changes(rollouts, scores, agent_scores, before, after):
+            if paired.metric not in metrics:
+                continue
+            sides = [by_task[role, None, paired.decoding][paired.metric] for role in (before, after)]
+            higher, lower, tasks = _count(*sides)
+            of = paired.change
+            compared.append(
+                Change(
+                    paired.metric, paired.decoding, before, after, tasks, paired.before, paired.after, of.value,
+                    of.ci_low, of.ci_high, higher, lower, sign_test(higher, lower),
+                )
+            )  # fmt: skip
+    return sorted(compared, key=lambda change: (metrics.index(change.metric), change.decoding))
 
 
-def _change(counted: dict[str, Any], paired: PairedChange) -> Change:
-    """Join a row of paired_by_metric with the estimate of the same change."""
-    of = paired.change
-    kept = {name: counted[name] for name in ("metric", "decoding", "before", "after", "tasks")}
-    signs = {name: counted[name] for name in ("higher", "lower", "sign_p")}
-    return Change(
-        **kept, value_before=paired.before, value_after=paired.after, difference=of.value, ci_low=of.ci_low,
-        ci_high=of.ci_high, **signs,
-    )  # fmt: skip
+_Values = dict[str, tuple[float, float]]
+"""Task -> (total, size) of a metric."""
+
+
+def _count(before: _Values, after: _Values) -> tuple[int, int, int]:
+    """Return the number of tasks whose value rose, that of those whose value fell, and that of all common tasks."""
+    common = before.keys() & after.keys()
+    # Compared as products: a quotient could differ between equal values.
+    signs = [after[task][0] * before[task][1] - before[task][0] * after[task][1] for task in common]
+    return sum(sign > _EQUAL for sign in signs), sum(sign < -_EQUAL for sign in signs), len(common)
+
+
+_EQUAL = 1e-9
+"""Two values of a task closer than this are equal; totals are sums of floats."""
+
+
+def sign_test(higher: int, lower: int) -> float:
+    """Return the two-sided p of the exact sign test (Dixon and Mood 1946); 1 without a difference."""
+    n = higher + lower
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(min(higher, lower) + 1)) / 2**n)
+
+
+def changes_table(experiment: str, changed: Sequence[Change]) -> pa.Table:
+    """Return the table `changes` of an experiment."""
+    return from_rows(
+        "changes", [{"experiment": experiment, **asdict(change), "word": change.word} for change in changed]
+    )
 
 
 def between(changes: Sequence[Change], before: str, after: str) -> list[Change]:
@@ -144,9 +169,8 @@ def between(changes: Sequence[Change], before: str, after: str) -> list[Change]:
 
 def roles(changes: Sequence[Change]) -> tuple[str, str] | None:
     """Return the first and the last role that were compared; None if there was nothing to compare."""
-    order = ("base", "sft", "rl")
     pairs = {(change.before, change.after) for change in changes}
-    return max(pairs, key=lambda pair: (order.index(pair[1]) - order.index(pair[0]), pair[1]), default=None)
+    return max(pairs, key=lambda pair: (ORDER.index(pair[1]) - ORDER.index(pair[0]), pair[1]), default=None)
 
 
 def points(value: float) -> str:
@@ -154,31 +178,34 @@ def points(value: float) -> str:
     return f"{max(-100.0, min(100.0, 100 * value)):+.0f}"
 
 
-def summary(changed: Sequence[Change]) -> list[tuple[str, str]]:
-    """Return what happened between the first and the last role as (tone, sentence), the bad before the good.
+def summary(changed: Sequence[Change], main: str = OUTCOME) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return what happened between the first and the last role, as (tone, sentence): of the main metric, and beside it.
 
-    Said are: metrics that fell; `solved`, in any case; metrics that are lower, undecided; metrics that improved. What
-    is the same or higher without being decided is in the table only, except of `solved`.
+    Of the main metric each decoding is stated, whatever became of it. Of the others are stated: those that fell; those
+    that are lower, undecided; those that improved. Only losses have a tone, so that the main metric decides the colour.
     """
     pair = roles(changed)
     if pair is None:
-        return []
+        return [], []
     compared = between(changed, *pair)
-    outcome = [change for change in compared if change.metric == OUTCOME]
-    beside_outcome = [change for change in compared if change.metric != OUTCOME]
-    sentences = [_outcome(change) for change in sorted(outcome, key=lambda change: change.difference)]
+    outcome = [change for change in compared if change.metric == main]
+    beside = [change for change in compared if change.metric != main]
+    sentences = []
     for word, tone, verb in _SAID:
-        chosen = [change for change in beside_outcome if change.word == word]
-        if chosen:
+        if chosen := [change for change in beside if change.word == word]:
             sentences.append((tone, f"{verb}: {_by_metric(chosen, full=tone == 'bad')}."))
-    order = {"bad": 0, "": 1, "good": 2}
-    return sorted(sentences, key=lambda sentence: order[sentence[0]])
+    stated = [*(_outcome(change) for change in outcome if change.word != "same"), *_same(outcome)]
+    return sorted(stated, key=lambda sentence: ("bad", "good", "").index(sentence[0])), sentences
 
 
-_SAID = (
-    ("fell", "bad", "Fell"), ("lower", "bad", "Lower, undecided at this n"), ("improved", "good", "Improved"),
-)  # fmt: skip
-"""(word, tone, how a sentence begins) of the metrics beside `solved` that a summary names."""
+_SAID = (("fell", "bad", "Fell"), ("lower", "bad", "Lower, undecided at this n"), ("improved", "", "Improved"))
+"""(word, tone, how a sentence begins) of the metrics beside the main one that a summary names."""
+
+
+def tone_of(sentences: Sequence[tuple[str, str]]) -> str:
+    """Return the tone of several sentences: bad if one is, else good if one is."""
+    tones = {tone for tone, _ in sentences}
+    return next((tone for tone in ("bad", "good") if tone in tones), "")
 
 
 def _by_metric(chosen: Sequence[Change], full: bool) -> str:
@@ -190,12 +217,21 @@ def _by_metric(chosen: Sequence[Change], full: bool) -> str:
     return "; ".join(f"`{metric}` {', '.join(listed)}" for metric, listed in decodings.items())
 
 
+def _same(outcome: Sequence[Change]) -> list[tuple[str, str]]:
+    """Return a sentence for the decodings under which no task's value of the main metric changed."""
+    decodings: dict[tuple[str, int], list[str]] = {}
+    for change in outcome:
+        if change.word == "same":
+            value = f"`{change.metric}` is {100 * change.value_after:.0f} %"
+            decodings.setdefault((value, change.tasks), []).append(change.decoding)
+    return [
+        ("", f"{value} under {' and '.join(under)}, the same on each of {tasks} tasks.")
+        for (value, tasks), under in decodings.items()
+    ]
+
+
 def _outcome(change: Change) -> tuple[str, str]:
-    """Return the sentence about `solved` under one decoding."""
-    if change.word == "same":
-        value = f"{100 * change.value_after:.0f} %"
-        same = f"is {value} under {change.decoding}, the same on each of {change.tasks} tasks."
-        return "", f"`{change.metric}` {same}"
+    """Return the sentence about the main metric under one decoding."""
     verb = {"improved": "rose from", "fell": "fell from", "lower": "fell from"}.get(change.word, "went from")
     p = f"sign test p = {change.sign_p:.2g}: {change.lower} lost, {change.higher} gained"
     decided = f"not significant at this n ({p})" if change.undecided else f"significant ({p})"

@@ -38,8 +38,8 @@ ROLE_ORDER = ("teacher", "base", "sft", "rl")
 class ReportTables:
     """The tables a report reads, by their names in `etpi_resources.lake.schemas`; empty where a stage does not apply.
 
-    `rollouts` and `agents` are those that the experiment could select from; `wall_seconds` and `output_tokens` suffice.
-    Of `eval_turns`, `rollout_id`, `agent_id`, `turn` and `actions` do.
+    `rollouts` and `agents` are those that the experiment could select from; `wall_seconds`, `outcome` and
+    `output_tokens` suffice. Of `eval_turns`, `rollout_id`, `agent_id`, `turn` and `actions` do.
     """
 
     metrics: pa.Table

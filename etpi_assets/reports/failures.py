@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from etpi_assets.reports.answer import REASONS
 from etpi_assets.reports.queries import run_report
 from etpi_resources.links import (
     REPORTED_VIEW,
@@ -61,7 +62,7 @@ def kinds(rows: Sequence[Mapping[str, Any]], rollouts: pa.Table, experiment: str
         verdict = "infrastructure" if row["infrastructure"] else row["verdict"]
         kind = (row["checkpoint_role"], row["decoding"] or "", verdict, row["exit_status"] or "")
         counts[kind] += 1
-        reasons.setdefault(kind, Counter())[_short(row["reason"])] += 1
+        reasons.setdefault(kind, Counter())[_short(row["reason"] or REASONS.get(verdict))] += 1
     ordered = sorted(counts, key=lambda kind: (_ROLES.index(kind[0]), kind[1], -counts[kind], kind[2:]))
     return [
         FailureKind(
@@ -83,7 +84,7 @@ def listed(rows: Sequence[Mapping[str, Any]], experiment: str) -> list[dict[str,
     return [
         {
             **row,
-            "reason": _short(row["reason"]),
+            "reason": _short(row["reason"] or REASONS.get(row["verdict"])),
             "transcript": REPORTED_VIEW + rollout_page("eval", experiment, row["rollout_id"]),
             "task": REPORTED_VIEW + task_page(experiment, row["task_id"]),
         }

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from etpi_assets.curation.merge import merge_savings
 from etpi_assets.curation.upweight import loss_share_by_turn
-from etpi_assets.reports import changes, data_card, facts, failures, reinforcement, story
+from etpi_assets.reports import answer, changes, data_card, facts, failures, reinforcement, story
 from etpi_assets.reports.facts import ReportTables
 from etpi_assets.reports.leaderboard import CEILING_METRICS
 from etpi_assets.reports.prompts import Prompt, trained_prompts
@@ -57,7 +57,6 @@ class ReportedExperiment:
         published_source: where and when they did, and their note.
         reading: of the behaviours that the headline shows; the other one is among the details.
         rollout_sets: name -> spec of every loaded rollout set.
-        stopped: how `evaluate.stop` ended the evaluation, as sentences; empty where it has no such rule.
         prompts: the first prompts of the teacher and of the evaluation; those of training are in the tables.
     """
 
@@ -73,8 +72,12 @@ class ReportedExperiment:
     published_source: str = ""
     reading: Reading = "hardened"
     rollout_sets: Mapping[str, RolloutSetSpec] = field(default_factory=dict)
-    stopped: Sequence[str] = ()
     prompts: Sequence[Prompt] = ()
+
+    @property
+    def main(self) -> str:
+        """Return the main metric, in the spec's reading."""
+        return in_reading((self.spec.get("metrics") or {}).get("main", changes.OUTCOME), self.reading)
 
     @property
     def split(self) -> str:
@@ -92,22 +95,29 @@ def render(
     changed = reinforcement.changed(
         tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, tables.eval_turns, tables.tasks
     )
-    paired = changes.changes(
-        tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, names, sequential=bool(experiment.stopped)
-    )
+    paired = changes.changes(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, names)
     verdicts = _verdicts(headline, experiment.thresholds, paired)
     failed = failures.failures(tables.eval_rollouts, tables.eval_scores)
+    role = answer.last_role(tables.eval_rollouts["checkpoint_role"].to_pylist())
+    teachers = tables.rollouts["outcome"].to_pylist() if "outcome" in tables.rollouts.column_names else []
+    ended = answer.verdicts_of(tables.eval_scores, tables.eval_rollouts, role)
+    why = answer.why(role, ended, answer.verdicts_of_outcomes(teachers)) if role else ""
+    table = _by_condition(headline)
     values = {
         "experiment": experiment,
-        "story": [
-            *story.sentences(experiment.split, tables, headline, paired, verdicts, experiment.checks),
-            *(("", sentence) for sentence in experiment.stopped),
-        ],
+        "story": story.sentences(
+            experiment.split, experiment.main, why, tables, headline, paired, verdicts, experiment.checks
+        ),
+        "tone": changes.tone_of(changes.summary(paired, experiment.main)[0]),
+        "example": answer.example(experiment.name, tables.eval_rollouts, tables.eval_scores, tables.eval_turns),
         "results_title": story.results_title(experiment.split, bool(measured)),
         "headline": headline,
         "evaluated": bool(measured),
-        "table": _by_condition(headline),
-        "paired": [change for change in paired if change.after != "base"],
+        "table": table,
+        "parts": [
+            [row for row in table["rows"] if (row[0] == experiment.main) is of_main] for of_main in (True, False)
+        ],
+        "paired": paired,
         "rules": changes.RULES,
         "failure_kinds": failures.kinds(failed, tables.eval_rollouts, experiment.name),
         "failed": failures.listed(failed, experiment.name),

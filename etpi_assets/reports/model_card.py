@@ -8,9 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.reports import facts, story
+from etpi_assets.reports import answer, facts, story
 from etpi_assets.reports.changes import changes
 from etpi_assets.reports.html import TEMPLATES
+from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.licences import data_sources
@@ -25,22 +26,21 @@ def render(
     rollouts: pa.Table,
     scores: pa.Table,
     agent_scores: pa.Table,
+    turns: pa.Table,
     checkpoints: pa.Table,
     dataset_rows: pa.Table,
     base: pa.Table,
     tasks: pa.Table,
     rollout_sets: Mapping[str, RolloutSetSpec],
-    stopped: Sequence[str] = (),
 ) -> str:
     """Render the card as markdown.
 
     Args:
-        metrics, rollouts, scores, agent_scores: tables of those names, of the evaluation.
+        metrics, rollouts, scores, agent_scores, turns: tables of those names, of the evaluation.
         dataset_rows, tasks: tables of those names.
         checkpoints: the `checkpoints` of fine-tuning and reinforcement.
         base: the `checkpoints` of base_checkpoint.
         rollout_sets: name -> spec of every rollout set.
-        stopped: how `evaluate.stop` ended the evaluation, as sentences; empty where it has no such rule.
     """
     train_rows = to_frame(dataset_rows).filter(split="train")
     finals = [c for c in checkpoints.to_pylist() if c["final"] and c["role"] != "base"]
@@ -48,6 +48,10 @@ def render(
     headline = facts.metric_rows(metrics, names)
     split = spec.evaluate.split if spec.evaluate else "heldout"
     evaluated = [row for row in headline if row["checkpoint_role"] != "teacher"]
+    main = in_reading(spec.metrics.main, spec.metrics.reading)
+    role = answer.last_role(rollouts["checkpoint_role"].to_pylist())
+    why = answer.why(role, answer.verdicts_of(scores, rollouts, role), {}) if role else ""
+    paired = changes(rollouts, scores, agent_scores, names)
     return TEMPLATES.get_template("model_card.md.jinja").render(
         name=name,
         title=spec.title,
@@ -73,12 +77,8 @@ def render(
         finals=finals,
         precision=_precision(finals),
         trained_on=_trained_on(finals),
-        story=[
-            *story.compared(split, changes(rollouts, scores, agent_scores, names, sequential=bool(stopped))),
-            *(("", sentence) for sentence in stopped),
-        ]
-        if evaluated
-        else [("", "Not evaluated.")],
+        story=story.compared(split, paired, main, why) if evaluated else [("", "Not evaluated.")],
+        example=answer.example(name, rollouts, scores, turns),
         evaluated_on="On held-out repositories"
         if split == "heldout"
         else f"On tasks of the split {split}, not held out",

@@ -28,8 +28,8 @@ from etpi_resources.process.locks import require_held
 
 COPIED_TABLES = frozenset(
     {
-        "specs", "quarantined", "checkpoints", "training_log", "probes", "metrics", "reports", "leaderboard",
-        "teacher_ceiling",
+        "specs", "quarantined", "checkpoints", "training_log", "probes", "metrics", "changes", "reports",
+        "leaderboard", "teacher_ceiling",
     }
 )  # fmt: skip
 """Tables that the catalog copies, so that they can be read without the lake."""

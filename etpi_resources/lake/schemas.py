@@ -349,6 +349,12 @@ TABLES: dict[str, Table] = {
             ("entropy", f64, "rl: mean entropy of a token's distribution, nats"),
             ("clip_share", f64, "rl: share of tokens whose ratio was clipped"),
             ("kl", f64, "rl: mean KL estimate against the initial policy, if beta > 0"),
+            ("staleness_max", f64, "rl: largest staleness of a pass of the step"),
+            ("weight_mean", f64, "rl: mean importance weight of a token, if rl.correction is set"),
+            ("weight_clipped", f64, "rl: share of tokens whose weight was above rl.correction_max"),
+            ("rollout_seconds", f64, "rl: wall time of the step's rollouts, 0 where it trains on an earlier round"),
+            ("update_seconds", f64, "rl: wall time of the rest of the step: passes, optimiser, checkpoint"),
+            ("publish_seconds", f64, "rl: wall time in which the engine got the weights and proved them"),
         ),
         _table(
             "rl_samples",
@@ -378,6 +384,7 @@ TABLES: dict[str, Table] = {
                 FLOATS,
                 "entropy (nats) of the distribution that each of policy_logprobs is of",
             ),
+            ("version", i32, "optimiser steps done by the weights that generated it"),
         ),
         _table(
             "rewards",
@@ -423,6 +430,25 @@ TABLES: dict[str, Table] = {
             ("excluded", i32, "infrastructure errors, which n excludes"),
         ),
         _table(
+            "changes",
+            "one metric's change between two checkpoints of an evaluation, paired by task",
+            ("experiment", s, "the experiment"),
+            ("metric", s, "plan_first, follow_through, solved, parse_rate, ..."),
+            ("decoding", s, "greedy, t1, ..."),
+            ("before", s, "base or sft"),
+            ("after", s, "sft or rl"),
+            ("tasks", i32, "tasks that both were evaluated on"),
+            ("value_before", f64, "the metric over these tasks, pooled over samples and seeds"),
+            ("value_after", f64, "the same of the later checkpoint"),
+            ("difference", f64, "value_after - value_before"),
+            ("ci_low", f64, "lower end of the 95 % interval of the difference (Newcombe, paired by task)"),
+            ("ci_high", f64, "upper end"),
+            ("higher", i32, "tasks whose value rose"),
+            ("lower", i32, "tasks whose value fell"),
+            ("sign_p", f64, "two-sided exact sign test of these counts"),
+            ("word", s, "same, improved, fell, lower, higher or even, by the rules of the report"),
+        ),
+        _table(
             "reports",
             "one written report",
             ("experiment", s, "the experiment"),
@@ -464,6 +490,16 @@ TABLES: dict[str, Table] = {
         ),
     )
 }
+
+
+LATER: Mapping[str, frozenset[str]] = {
+    "training_log": frozenset(
+        {"staleness_max", "weight_mean", "weight_clipped", "rollout_seconds", "update_seconds", "publish_seconds"}
+    ),
+    "rl_samples": frozenset({"version"}),
+}
+"""Columns that tables got after versions were published. A file leaves them out where they are null in every row, and
+code versions leave them out too: versions without them stay equal."""
 
 
 def empty(name: str) -> pa.Table:

@@ -1,4 +1,5 @@
--- The pooled figures of each experiment's metrics: base, student (the last trained role) and teacher, side by side.
+-- The pooled figures of each experiment's metrics: base, student (the last trained role) and teacher, side by side, and
+-- the change paired by task, as the report has it.
 WITH pooled AS (
     SELECT *
     FROM metrics
@@ -41,25 +42,42 @@ placed AS (
     FROM pooled AS p
     INNER JOIN decodings AS d ON p.experiment = d.experiment AND p.decoding = d.decoding
     WHERE p.checkpoint_role != 'teacher'
+),
+
+beside AS (
+    SELECT
+        p.experiment,
+        p.decoding,
+        p.metric,
+        any_value(p.checkpoint_role) FILTER (p.place = p.last_place) AS student_role,
+        any_value(p.unit) AS unit,
+        any_value(p.value) FILTER (p.place = 0) AS base,
+        any_value(p.n) FILTER (p.place = 0) AS base_n,
+        any_value(p.ci_low) FILTER (p.place = 0) AS base_low,
+        any_value(p.ci_high) FILTER (p.place = 0) AS base_high,
+        any_value(p.value) FILTER (p.place = p.last_place) AS student,
+        any_value(p.n) FILTER (p.place = p.last_place) AS student_n,
+        any_value(p.ci_low) FILTER (p.place = p.last_place) AS student_low,
+        any_value(p.ci_high) FILTER (p.place = p.last_place) AS student_high,
+        any_value(p.excluded) FILTER (p.place = p.last_place) AS excluded,
+        any_value(t.teacher) AS teacher
+    FROM placed AS p
+    LEFT JOIN of_teacher AS t ON p.experiment = t.experiment AND p.metric = t.metric
+    GROUP BY p.experiment, p.decoding, p.metric
 )
 
 SELECT
-    p.experiment,
-    p.decoding,
-    p.metric,
-    any_value(p.checkpoint_role) FILTER (p.place = p.last_place) AS student_role,
-    any_value(p.unit) AS unit,
-    any_value(p.value) FILTER (p.place = 0) AS base,
-    any_value(p.n) FILTER (p.place = 0) AS base_n,
-    any_value(p.ci_low) FILTER (p.place = 0) AS base_low,
-    any_value(p.ci_high) FILTER (p.place = 0) AS base_high,
-    any_value(p.value) FILTER (p.place = p.last_place) AS student,
-    any_value(p.n) FILTER (p.place = p.last_place) AS student_n,
-    any_value(p.ci_low) FILTER (p.place = p.last_place) AS student_low,
-    any_value(p.ci_high) FILTER (p.place = p.last_place) AS student_high,
-    any_value(p.excluded) FILTER (p.place = p.last_place) AS excluded,
-    any_value(t.teacher) AS teacher
-FROM placed AS p
-LEFT JOIN of_teacher AS t ON p.experiment = t.experiment AND p.metric = t.metric
-GROUP BY p.experiment, p.decoding, p.metric
-ORDER BY p.experiment, p.decoding, p.metric;
+    b.*,
+    c.difference,
+    c.ci_low AS change_low,
+    c.ci_high AS change_high,
+    c.word
+FROM beside AS b
+LEFT JOIN changes AS c
+    ON
+        b.experiment = c.experiment
+        AND b.decoding = c.decoding
+        AND b.metric = c.metric
+        AND c.before = 'base'
+        AND b.student_role = c.after
+ORDER BY b.experiment, b.decoding, b.metric;

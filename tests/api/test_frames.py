@@ -262,7 +262,7 @@ def test_reports_are_listed_with_their_variables_and_run(lake: OpenLake) -> None
     assert listed["tokens_of_a_turn"] == ["agent", "rollout", "tokenizer", "turn"], "not `asked`, which it sets itself"
     for name in listed:
         assert len(lake.report(name)), name
-    assert lake.report("solved_paired", experiment="strong")["after"].to_list() == []
+    assert lake.report("solved_paired", experiment="strong")["after"].to_list() == ["sft"]
 
 
 # --- an experiment -------------------------------------------------------------------------------------------------

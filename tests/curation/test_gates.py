@@ -105,11 +105,11 @@ def test_rollouts_without_the_capture_fail_and_name_the_option():
 def test_dataset_reconciles_fails_on_a_missing_row_and_without_training_rows():
     created = dataset()
     outcome = integrity.dataset_reconciles(created.pairs, created.rows, created.dropped)
-    passes(outcome, offered=64, dropped=0)
+    passes(outcome, offered=64, kept=64, dropped=0)
     fails(integrity.dataset_reconciles(created.pairs, without(created.rows, 1), created.dropped))
     short = dataset(weights={"max_length": 64})
     fails(integrity.dataset_reconciles(short.pairs, short.rows, short.dropped), "dataset.max_length")
-    fails(integrity.dataset_reconciles(created.pairs, every(created.rows, split="val"), created.dropped), kept=0)
+    fails(integrity.dataset_reconciles(created.pairs, every(created.rows, split="val"), created.dropped), training=0)
 
 
 # --- ids -------------------------------------------------------------------------------------------------------------

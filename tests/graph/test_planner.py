@@ -281,12 +281,10 @@ def test_missing_input_names_the_commands(world):
     with pytest.raises(MissingInput) as error:
         world.make("selected_trajectories", "first")
     text = str(error.value)
-    assert "dg launch --job prepare_suite --partition small\n" in text
-    assert "dg launch --job collect_rollouts --partition few\n" in text
-    assert "make run EXPERIMENT=first" in text
+    assert "etpi run first" in text
     with pytest.raises(MissingInput) as error:
         world.make("raw_rollouts", "few")
-    assert "prepare_suite --partition small" in str(error.value) and "make run" not in str(error.value)
+    assert "dg launch --job prepare_suite --partition small" in str(error.value)
 
 
 def test_invalid_and_unknown_specs(world):

@@ -216,14 +216,14 @@ def test_equal_tables_give_equal_bytes(tables):
 def test_page_says_what_happened_pairs_the_tasks_and_links_the_failures(tables):
     page, markdown = html.render(_experiment(), tables, str)
     for text in (page.replace("<code>", "`").replace("</code>", "`"), markdown):
-        assert "better than the base in `plan_first`, `solved`, and lower in nothing" in text
+        assert "Improved: `plan_first` 0 % to 100 % under greedy." in text
         assert "`solved` rose from 0 % to 92 % (+92 points [+54, +99], 12 tasks) under greedy; significant" in text
         assert "1 check failed: `no_think`" in text
     assert "| solved | greedy | base 0.0 % → sft 91.7 % | +92 [+54, +99] | 12 | 11 / 0 | improved |" in markdown
     assert f'href="{REPORTED_VIEW}/rollout/eval/demo/sft03"' in page
     assert f'href="{REPORTED_VIEW}/regressions/demo"' in page and f"]({REPORTED_VIEW}/regressions/demo)" in markdown
     card = _card(tables)
-    assert "better than the base in `plan_first`, `solved`" in card and "On held-out repositories, with" in card
+    assert "`solved` rose from 0 % to 92 %" in card and "On held-out repositories, with" in card
 
 
 def test_a_drop_is_shown_beside_a_threshold_that_is_cleared(tables):
@@ -247,14 +247,6 @@ def test_figures_of_a_training_split_are_not_called_held_out(tables):
     page, markdown = html.render(replace(_experiment(), spec=spec), tables, str)
     for text in (page, markdown):
         assert "Results on tasks of the split train, not held out" in text and "Held-out results" not in text
-
-
-def test_stopped_evaluation_is_said_with_the_report_and_has_wider_intervals(tables):
-    sentence = "Stopped after 2 of 9 tasks (1 look): interval narrower than 0.5."
-    plain, stopped = (html.render(replace(_experiment(), stopped=said), tables, str)[1] for said in ((), (sentence,)))
-    assert sentence in stopped and "Stopped after" not in plain
-    changed = [line for line in stopped.splitlines() if line not in plain.splitlines() and sentence not in line]
-    assert changed, "the paired changes have the intervals that are valid at a stop"
 
 
 def test_nothing_is_cut_between_800_and_1600_pixels(tables, tmp_path, chromium):
@@ -385,6 +377,7 @@ def _card(tables: facts.ReportTables, spec: ExperimentSpec = SPEC) -> str:
         rollouts=tables.eval_rollouts,
         scores=tables.eval_scores,
         agent_scores=tables.eval_agent_scores,
+        turns=tables.eval_turns,
         checkpoints=tables.checkpoints,
         dataset_rows=tables.dataset_rows,
         base=from_rows("checkpoints", [{"checkpoint_id": "b" * 64, "role": "base"}]),
@@ -406,6 +399,24 @@ def test_card_names_base_data_and_intervals(tables):
     assert card.startswith("---\nlicense: apache-2.0")
     assert "| Trained on | cpu, 2 threads; torch 2.13.0, trl 1.0 |" in card
     assert "tiny `bbbbbbbbbbbbbbbb`" in card and "strong" in card and "| plan_first | sft | greedy | 100.0 % [" in card
+
+
+def test_card_of_an_experiment_that_trained_nothing_says_so(tables):
+    untrained = {**SPEC.model_dump(), "train": {"method": "none"}}
+    none = replace(tables, checkpoints=empty("checkpoints"), metrics=empty("metrics"))
+    card = _card(none, ExperimentSpec.model_validate(untrained))
+    assert "**Nothing was trained**" in card and "| Teachers | strong |" in card
+    assert not [words for words in ("A checkpoint trained", "Optimiser", "Epochs", "fine-tuning]") if words in card]
+    assert "Nothing was trained" not in _card(tables)
+
+
+def test_card_and_report_begin_with_the_main_metric(tables):
+    main = ExperimentSpec.model_validate({**SPEC.model_dump(), "metrics": {"main": "plan_first"}})
+    for spec, begins in ((SPEC, "`solved` rose from"), (main, "`plan_first` rose from")):
+        assert begins in _card(tables, spec).split("## ")[0]
+        experiment = replace(_experiment(), spec={"metrics": {"main": spec.metrics.main}})
+        _, markdown = html.render(experiment, tables, str)
+        assert markdown.split("## What happened")[1].strip().startswith(f"- {begins}")
 
 
 def test_card_states_each_stage_and_the_batch_size(tables):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
-from etpi_assets.reports import changes, data_card, facts, failures, prompts, story
+from etpi_assets.reports import answer, changes, data_card, facts, failures, prompts, story
 from etpi_assets.reports.changes import Change
 from etpi_assets.scoring.intervals import paired_difference
 from etpi_assets.specs.rollout_set import RolloutSetSpec
@@ -58,25 +60,29 @@ def of(measured: Change, metric: str, decoding: str = "greedy") -> Change:
     return replace(measured, metric=metric, decoding=decoding)
 
 
+WHY = "0 of 48 rollouts passed; 48 ended as `no_patch`."
+
+
 @pytest.mark.parametrize(
-    ("compared", "tone", "words"),
+    ("compared", "main", "tone", "first"),
     [
-        ([FELL, of(IMPROVED, "plan_first")], "bad", ["worse than the base in `solved`", "better in `plan_first`"]),
-        ([FELL], "bad", ["worse", "better in nothing"]),
-        ([LOWER, of(IMPROVED, "plan_first")], "", ["the base in `plan_first`; `solved` dropped", "at this n"]),
-        ([IMPROVED], "good", ["better than the base in `solved`", "lower in nothing"]),
-        ([LOWER], "bad", ["not measurably better", "`solved` dropped"]),
-        ([SAME], "", ["No measurable difference"]),
-        ([IMPROVED, of(SAME, "solved", "t1")], "good", ["`solved` (greedy)"]),
+        ([IMPROVED, of(FELL, "parsed")], "solved", "good", "`solved` rose from 50 % to 80 %"),
+        ([SAME, of(IMPROVED, "plan_first")], "solved", "", "`solved` is 50 % under greedy, the same on each"),
+        ([LOWER, of(IMPROVED, "plan_first")], "solved", "bad", "`solved` fell from"),
+        ([SAME, of(IMPROVED, "plan_first")], "plan_first", "good", "`plan_first` rose from"),
+        ([of(IMPROVED, "plan_first")], "solved", "", "`solved` was not measured"),
     ],
-)  # fmt: skip
-def test_first_sentence_is_the_verdict(compared: list[Change], tone: str, words: list[str]) -> None:
-    (said_tone, said), *_ = story.compared("heldout", compared)
-    assert said_tone == tone and all(word in said for word in words), said
-    assert said[0].isupper()
+)
+def test_first_sentence_and_colour_are_of_the_main_metric(
+    compared: list[Change], main: str, tone: str, first: str
+) -> None:
+    (_, said), (_, why), *beside = story.compared("heldout", compared, main, WHY)
+    assert said.startswith(first) and why == WHY
+    assert changes.tone_of(changes.summary(compared, main)[0]) == tone
+    assert {of_beside for of_beside, _ in beside} <= {"", "bad"}, "what is beside the main metric is no success"
 
 
-def test_solved_is_always_said_and_drops_come_before_gains() -> None:
+def test_both_decodings_are_said_and_drops_come_before_gains() -> None:
     compared = [
         LOWER,
         of(SAME, "solved", "t1"),
@@ -84,18 +90,46 @@ def test_solved_is_always_said_and_drops_come_before_gains() -> None:
         of(FELL, "submitted"),
         of(CHANGE, "parsed"),
     ]
-    _, *said = story.compared("heldout", compared)
-    assert [tone for tone, _ in said] == ["bad", "bad", "", "good"]
+    said = story.compared("heldout", compared, "solved", WHY)
+    assert [tone for tone, _ in said] == ["bad", "", "", "bad", ""]
     assert "`solved` fell from 96 % to 88 % (-8 points [-20, +3], 24 tasks) under greedy; not significant" in said[0][1]
-    assert said[1][1].startswith("Fell: `submitted` 50 % to 20 % (-30 points")
-    assert "the same on each of 24 tasks" in said[2][1] and said[3][1].startswith("Improved: `plan_first`")
+    assert "the same on each of 24 tasks" in said[1][1]
+    assert said[3][1].startswith("Fell: `submitted` 50 % to 20 % (-30 points")
+    assert said[4][1].startswith("Improved: `plan_first`")
     assert "parsed" not in " ".join(text for _, text in said), "neither decided nor lower"
 
 
 def test_significant_changes_of_solved_are_called_so() -> None:
     for measured, verb in ((FELL, "fell"), (IMPROVED, "rose")):
-        text = story.compared("heldout", [measured])[1][1]
+        text = story.compared("heldout", [measured], "solved", WHY)[0][1]
         assert f"`solved` {verb} from" in text and "; significant (sign test p = 0.008" in text
+
+
+def test_most_frequent_failure_has_its_reason_in_words() -> None:
+    teacher = Counter(no_patch=300, passed=100)
+    said = answer.why("sft", Counter(no_patch=40, failed_tests=8), teacher)
+    assert said.startswith(
+        "0 of 48 rollouts of the fine-tuned checkpoint (sft) passed; 40 ended as `no_patch`: no agent"
+    )
+    assert said.endswith("So did 300 of the teacher's 400.")
+    assert answer.why("rl", Counter(passed=3), teacher).endswith(
+        "3 of 3 rollouts of the reinforced checkpoint (rl) passed."
+    )
+
+
+@pytest.mark.parametrize(("rewards", "task", "verdicts"), [
+    ({"a": (0.0, 0.0), "b": (0.0, 1.0), "c": (0.0, 1.0)}, "b", ["failed_tests", "passed"]),
+    ({"a": (1.0, 1.0), "b": (0.0, 0.0), "c": (1.0, 0.0)}, "b", ["failed_tests", "failed_tests"]),
+])  # fmt: skip
+def test_example_shows_a_gained_task_or_the_most_frequent_failure(rewards, task, verdicts) -> None:
+    tables = evaluated({(role, t): [pair[n]] for t, pair in rewards.items() for n, role in enumerate(("base", "sft"))})
+    actions = '[{"kind": "bash", "command": "ls\\n-a"}]'
+    turns = [{"rollout_id": f"sft-{task}-0", "agent_id": "a", "turn": n, "actions": actions} for n in range(9)]
+    shown = answer.example("e", *tables[:2], from_rows("turns", turns))
+    assert shown and (shown.task_id, [a.verdict for a in shown.attempts]) == (task, verdicts)
+    assert shown.attempts[1].steps == ["a: ls -a"] * answer.MOST_STEPS and shown.attempts[0].steps == []
+    alone = [table.filter(pc.not_equal(tables[0]["checkpoint_role"], "base")) for table in tables[:2]]
+    assert answer.example("e", *alone, from_rows("turns", turns)) is None
 
 
 def test_first_and_last_checkpoint_are_compared() -> None:
@@ -111,7 +145,9 @@ def test_tasks_of_another_split_are_not_called_held_out() -> None:
         "not held out" in story.results_title("train", True)
         and story.results_title("heldout", False) == "Not evaluated"
     )
-    assert any("none of its figures is held out" in text for _, text in story.compared("train", [IMPROVED]))
+    assert any(
+        "none of its figures is held out" in text for _, text in story.compared("train", [IMPROVED], "solved", WHY)
+    )
 
 
 # --- figures -------------------------------------------------------------------------------------------------------

@@ -117,7 +117,8 @@ def shipped_tasks() -> Iterator[tuple[str, Task, Sequence[RewardTerm]]]:
         section = specs.experiments[name].rl
         assert section is not None
         suite = specs.suites[str(section.suite)]
-        terms = [term for term in section.rewards if not term.function.endswith("_unhardened")]
+        hardened = {term.function: term.function.removesuffix("_unhardened") for term in section.rewards}
+        terms = [term.model_copy(update={"function": hardened[term.function]}) for term in section.rewards]
         tasks = load_family(suite.family).load(str(section.suite), 0, {**suite.params, "train": 100, "heldout": 0})
         yield from ((name, task, terms) for task in tasks if isinstance(task, Task))
 

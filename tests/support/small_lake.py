@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.graph import GRAPH
+from etpi_assets.reports.changes import STORED, changes, changes_table
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import Lake, Manifest, Ref
 from etpi_resources.lake.schemas import empty, from_rows
@@ -316,7 +317,7 @@ def _strong(lake: Lake) -> None:
         {"metrics": metrics, "scores": scores, "agent_scores": agent_scores("e-sft", True)},
     )
     report = {"experiment": "strong", "kind": "html", "path": "reports/strong/report.html", "bytes": 10}
-    put(lake, "experiment_report", "strong", {"reports": [report]})
+    put(lake, "experiment_report", "strong", {"reports": [report], "changes": _changes(lake, "strong")})
     put(lake, "model_card", "strong", {"reports": [report | {"kind": "model_card"}]})
 
 
@@ -372,6 +373,15 @@ def _reinforced(lake: Lake) -> None:
     scores = [score("f-sft", 0.0, True), score("f-rl", 1.0, True)]
     found = {"scores": scores, "agent_scores": unread + agent_scores("f-rl", True)}
     put(lake, "eval_metrics", "reinforced", found)
+    put(lake, "experiment_report", "reinforced", {"changes": _changes(lake, "reinforced")})
+
+
+def _changes(lake: Lake, experiment: str) -> list[dict[str, Any]]:
+    rollouts = lake.read(Ref("eval_rollouts", "experiment", experiment), "rollouts")
+    scores, agents = (
+        lake.read(Ref("eval_metrics", "experiment", experiment), table) for table in ("scores", "agent_scores")
+    )
+    return changes_table(experiment, changes(rollouts, scores, agents, STORED)).to_pylist()
 
 
 def _blocked(lake: Lake) -> None:

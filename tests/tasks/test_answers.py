@@ -246,6 +246,12 @@ def test_seed_samples_per_source_rows_of_each_source(tmp_path):
         load(tmp_path, *rows, per_source=6)
 
 
+def test_source_that_lacks_a_few_rejected_rows_gives_the_rest(tmp_path):
+    rows = [row(n, source) for source in ("a", "b") for n in range(40)]
+    result = load(tmp_path, *rows[1:], per_source=40, sources=["a", "b"])
+    assert Counter(task.repo for task in result) == {"a": 39, "b": 40}
+
+
 def test_every_row_is_a_task_with_source_and_licence_or_is_refused_by_place(tmp_path):
     rows = [
         row(0), row(1, license=None), row(2, "known", license=None), row(0), row(3, reward_model=None),

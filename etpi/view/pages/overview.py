@@ -11,9 +11,12 @@ from starlette.requests import Request
 from etpi.view.catalog_file import Queries, Row
 from etpi.view.conversation import Conversation, read_conversation
 from etpi.view.pages.page import NotFound, Page, number, text
-from etpi_assets.reports.facts import HEADLINE
+from etpi_assets.reports import answer, story
+from etpi_assets.reports.changes import OUTCOME, Change, summary, tone_of
+from etpi_assets.reports.facts import HEADLINE, headline_metrics
+from etpi_assets.scoring.published import in_reading
 from etpi_resources.lake.lake import Lake
-from etpi_resources.links import rollouts_page
+from etpi_resources.links import rollouts_page, task_page
 
 COLUMNS = ("solved", "plan_first", "plan_content", "follow_through", "called", "parsed", "submitted")
 """The figures of the overview, the most important first."""
@@ -27,7 +30,9 @@ def overview(queries: Queries, lake: Lake, request: Request) -> Page:
         table[row["experiment"], row["decoding"]][row["metric"]] = row
     columns = [name for name in COLUMNS if any(name in row for row in table.values())]
     experiments = [
-        row | {"decodings": [(d, metrics) for (name, d), metrics in sorted(table.items()) if name == row["experiment"]]}
+        row
+        | {"decodings": [(d, metrics) for (name, d), metrics in sorted(table.items()) if name == row["experiment"]]}
+        | {"main": main_metric(json.loads(row["spec"]))}
         for row in queries.rows("experiments")
     ]
     counts = _verdicts_by(queries.rows("verdict_counts"), ("made_for",), origin="set")
@@ -78,20 +83,60 @@ def experiment(queries: Queries, lake: Lake, request: Request) -> Page:
             counts.items(), key=lambda item: tuple(str(part or "") for part in item[0])
         )
     ]  # fmt: skip
-    changes = Counter(r["change"] for r in queries.rows("changes", experiment=name))
+    pairs = queries.rows("changes", experiment=name)
+    spec = json.loads(row["spec"])
+    main = main_metric(spec)
     values = {
+        **_answer(queries, name, spec, main, pairs, counts),
         "experiment": row,
-        "settings": settings(json.loads(row["spec"])),
-        "spec": json.loads(row["spec"]),
-        "figures": figures,
+        "settings": settings(spec),
+        "spec": spec,
+        "main": main,
+        "figures": [[f for f in figures if (f["metric"] == main) is of_main] for of_main in (True, False)],
         "checks": queries.rows("failed_checks", experiment=name),
         "verdicts": verdicts,
-        "changes": changes,
+        "changes": Counter(pair["change"] for pair in pairs),
         "checkpoints": queries.rows("checkpoints", experiment=name),
         "reports": queries.rows("reports", experiment=name),
         "drops": queries.rows("dataset_drops", experiment=name),
     }
     return Page("experiment.html.jinja", values)
+
+
+def main_metric(spec: dict[str, Any]) -> str:
+    """Return the main metric of a resolved spec, in its reading."""
+    metrics = spec.get("metrics") or {}
+    return in_reading(metrics.get("main", OUTCOME), metrics.get("reading", "hardened"))
+
+
+def _answer(
+    queries: Queries, name: str, spec: dict[str, Any], main: str, pairs: list[Row], counts: dict[tuple[Any, ...], Any]
+) -> dict[str, Any]:
+    """Return the values of the page's first screen: the sentences of the report, and one task side by side."""
+    ended: Counter[str] = Counter()
+    teacher: Counter[str] = Counter()
+    role = answer.last_role(role for origin, _, role, _ in counts if origin == "eval")
+    for (origin, _, of_role, _), verdicts in counts.items():
+        if origin == "set":
+            teacher += verdicts
+        elif origin == "eval" and of_role == role:
+            ended += verdicts
+    shown = headline_metrics((spec.get("metrics") or {}).get("reading", "hardened"))
+    paired = [Change(**row) for row in queries.rows("paired", experiment=name) if row["metric"] in shown]
+    split = (spec.get("evaluate") or {}).get("split", "heldout")
+    sentences = [("", "Not evaluated.")]
+    if role:
+        sentences = story.compared(split, paired, main, answer.why(role, ended, teacher))
+    chosen = answer.pick(pairs, answer.dominant(ended))
+    columns = []
+    if chosen:
+        rollouts = queries.rows("task_rollouts", experiment=name, task=chosen["task_id"], count=20)
+        sides = [chosen["base_rollout"], chosen["student_rollout"]]
+        columns = _columns(queries, [r for r in rollouts if r["rollout_id"] in sides])
+    return {
+        "story": sentences, "tone": tone_of(summary(paired, main)[0]), "columns": columns, "example": chosen,
+        "example_link": task_page(name, chosen["task_id"]) if chosen else None,
+    }  # fmt: skip
 
 
 def settings(spec: dict[str, Any]) -> list[tuple[str, str]]:
@@ -150,16 +195,21 @@ def task(queries: Queries, lake: Lake, request: Request) -> Page:
     decodings = sorted({r["decoding"] for r in rollouts if r["decoding"]})
     decoding = text(request, "decoding") or (decodings[0] if decodings else None)
     shown = [r for r in rollouts if r["origin"] == "set" or r["decoding"] == decoding]
-    conversations = _conversations(queries, shown)
-    columns = [
-        {"rollout": r, "side": SIDES.get(r["side"], r["side"]), "conversation": conversations[r["rollout_id"]]}
-        for r in shown
-    ]
+    columns = _columns(queries, shown)
     values = {
         "experiment": row, "task_id": task_id, "task": queries.row("task", task=task_id), "columns": columns,
         "decodings": decodings, "decoding": decoding,
     }  # fmt: skip
     return Page("task.html.jinja", values)
+
+
+def _columns(queries: Queries, rollouts: list[Row]) -> list[dict[str, Any]]:
+    """Return rollouts with their sides and conversations, for columns beside each other."""
+    conversations = _conversations(queries, rollouts)
+    return [
+        {"rollout": r, "side": SIDES.get(r["side"], r["side"]), "conversation": conversations[r["rollout_id"]]}
+        for r in rollouts
+    ]
 
 
 def _conversations(queries: Queries, rollouts: list[Row]) -> dict[str, Conversation]:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.curation.upweight import loss_share_by_turn
+from etpi_assets.reports.changes import changes, changes_table
 from etpi_assets.reports.leaderboard import ceiling_cells
 from etpi_assets.reports.markdown import figure, markdown_table
 from etpi_assets.scoring.intervals import Estimate
@@ -240,16 +241,10 @@ def _stages(lake: Lake, name: str) -> Rows | None:
     if rollouts is None or metrics is None:
         return None
     tables = {"rollouts": rollouts, "scores": metrics, "agent_scores": metrics}
-    relations = {table: _evaluated(lake.read(manifest.ref, table), name) for table, manifest in tables.items()}
-    return lake.query((sql_folder() / "reports" / "solved_paired.sql").read_text(), **relations).to_pylist()
-
-
-def _evaluated(table: pa.Table, experiment: str) -> pa.Table:
-    """Add the columns `experiment` and `origin`, as the catalog's views do."""
-    for name, value in (("experiment", experiment), ("origin", "eval")):
-        table = table.drop_columns([name]) if name in table.column_names else table
-        table = table.append_column(name, pa.array([value] * len(table), pa.string()))
-    return table
+    evaluated = {table: lake.read(manifest.ref, table) for table, manifest in tables.items()}
+    paired = changes(**evaluated, metrics=("solved", "think_tokens_per_turn"))
+    query = (sql_folder() / "reports" / "solved_paired.sql").read_text()
+    return lake.query(query, changes=changes_table(name, paired)).to_pylist()
 
 
 def _finding(verdict: FindingVerdict, note: str) -> list[str]:

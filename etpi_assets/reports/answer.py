@@ -1,0 +1,162 @@
+"""The answer that an experiment's page, report and model card begin with: the student's verdicts in one sentence, and
+one task as an example."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from etpi_assets.reports.changes import ORDER
+from etpi_resources.links import REPORTED_VIEW, rollout_page, task_page
+
+ROLES = {"base": "the base", "sft": "the fine-tuned checkpoint (sft)", "rl": "the reinforced checkpoint (rl)"}
+REASONS = {
+    "no_patch": "no agent changed a file that counts",
+    "failed_tests": "the work was graded and is wrong",
+    "merge_conflict": "git could not merge the agents' changes",
+    "cheated": "the patch also passed tests that were made wrong on purpose",
+    "broken_by_agent": "the agent's files or commands broke its sandbox or the judge",
+    "infrastructure": "something outside the model failed, so it does not count",
+    "unknown": "nothing judged it",
+}
+"""Verdict -> its reason in words."""
+MOST_STEPS = 6
+"""Steps of an attempt in the example."""
+_LONGEST = 160
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A rollout of the example: its first steps, each of which is a command or a message."""
+
+    role: str
+    verdict: str
+    exit_status: str
+    steps: Sequence[str]
+    link: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """A task that the first and the last evaluated role worked on, under one decoding."""
+
+    task_id: str
+    decoding: str
+    link: str
+    attempts: Sequence[Attempt]
+
+
+def last_role(roles: Iterable[str | None]) -> str | None:
+    """Return the last of the evaluated roles; None without one."""
+    return max((role for role in roles if role in ORDER), key=ORDER.index, default=None)
+
+
+def dominant(verdicts: Mapping[str, int]) -> str | None:
+    """Return the most frequent verdict of rollouts that did not pass; None if all passed."""
+    failed = {verdict: count for verdict, count in verdicts.items() if verdict != "passed"}
+    return max(failed, key=lambda verdict: (failed[verdict], verdict), default=None)
+
+
+def why(role: str, verdicts: Mapping[str, int], teacher: Mapping[str, int]) -> str:
+    """Return the sentence about a role's verdicts: how many passed, and the most frequent failure with its reason.
+
+    Args:
+        verdicts, teacher: verdict -> rollouts, of the role in all decodings and of the experiment's rollout sets.
+    """
+    total, verdict = sum(verdicts.values()), dominant(verdicts)
+    passed = f"{verdicts.get('passed', 0)} of {total} rollouts of {ROLES[role]} passed"
+    if verdict is None:
+        return f"{passed}."
+    reason = f": {REASONS[verdict]}" if verdict in REASONS else ""
+    of_teacher = sum(teacher.values())
+    same = f" So did {teacher[verdict]} of the teacher's {of_teacher}." if teacher.get(verdict) else ""
+    return f"{passed}; {verdicts[verdict]} ended as `{verdict}`{reason}.{same}"
+
+
+def verdicts_of(scores: pa.Table, rollouts: pa.Table, role: str | None) -> Counter[str]:
+    """Count the verdicts of a role's evaluated rollouts, in all decodings."""
+    ids = {row["rollout_id"] for row in _of_role(rollouts, role)}
+    return Counter(_verdict(row) for row in scores.to_pylist() if row["rollout_id"] in ids)
+
+
+def verdicts_of_outcomes(outcomes: Sequence[str | None]) -> Counter[str]:
+    """Count the verdicts among the column `outcome` of a rollout set."""
+    return Counter(json.loads(outcome).get("verdict") or "unknown" for outcome in outcomes if outcome)
+
+
+def pick(pairs: Sequence[Mapping[str, Any]], verdict: str | None) -> Mapping[str, Any] | None:
+    """Return the pair of rollouts that shows the answer: one that was gained if most are, else one with the verdict.
+
+    Args:
+        pairs: with the keys change (lost, gained, both solved or neither solved), student_verdict, decoding, task_id.
+        verdict: the student's most frequent failure.
+    """
+    changes = Counter(pair["change"] for pair in pairs)
+    gained = changes["gained"] > len(pairs) / 2
+    wanted = [p for p in pairs if (p["change"] == "gained" if gained else p["student_verdict"] == verdict)]
+    return min(wanted or pairs, key=lambda pair: (pair["decoding"] or "", pair["task_id"]), default=None)
+
+
+def example(experiment: str, rollouts: pa.Table, scores: pa.Table, turns: pa.Table) -> Example | None:
+    """Return the example of an evaluation; None unless two roles were evaluated on a common task.
+
+    Args:
+        turns: of the evaluation, with rollout_id, agent_id, turn and actions.
+    """
+    role = last_role(rollouts["checkpoint_role"].to_pylist())
+    if role is None or role == "base":
+        return None
+    judged = {row["rollout_id"]: row for row in scores.to_pylist()}
+    first: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in _of_role(rollouts, "base"):
+        first.setdefault((row["decoding"] or "", row["task_id"]), row)
+    pairs = []
+    for row in _of_role(rollouts, role):
+        before = first.get((row["decoding"] or "", row["task_id"]))
+        if before is None or not {before["rollout_id"], row["rollout_id"]} <= judged.keys():
+            continue
+        solved = [judged[side["rollout_id"]]["reward"] == 1 for side in (before, row)]
+        change = {(True, False): "lost", (False, True): "gained"}.get((solved[0], solved[1]), "")
+        about = {"change": change, "decoding": row["decoding"] or "", "task_id": row["task_id"]}
+        pairs.append(about | {"student_verdict": _verdict(judged[row["rollout_id"]]), "sides": (before, row)})
+    chosen = pick(pairs, dominant(verdicts_of(scores, rollouts, role)))
+    if chosen is None:
+        return None
+    attempts = []
+    for side in chosen["sides"]:
+        name = side["rollout_id"]
+        link = REPORTED_VIEW + rollout_page("eval", experiment, name)
+        verdict = _verdict(judged[name])
+        attempts.append(Attempt(side["checkpoint_role"], verdict, side["exit_status"] or "", _steps(turns, name), link))
+    link = REPORTED_VIEW + task_page(experiment, chosen["task_id"])
+    return Example(chosen["task_id"], chosen["decoding"], link, attempts)
+
+
+def _of_role(rollouts: pa.Table, role: str | None) -> list[dict[str, Any]]:
+    columns = ("rollout_id", "task_id", "checkpoint_role", "decoding", "seed", "sample", "exit_status")
+    rows = rollouts.select([name for name in columns if name in rollouts.column_names]).to_pylist()
+    return [row for row in rows if row["checkpoint_role"] == role]
+
+
+def _verdict(score: Mapping[str, Any]) -> str:
+    return "infrastructure" if score["infrastructure_error"] else score["verdict"] or "unknown"
+
+
+def _steps(turns: pa.Table, rollout_id: str) -> list[str]:
+    """Return the first steps of a rollout, turn by turn."""
+    rows = [row for row in turns.select(_TURN).to_pylist() if row["rollout_id"] == rollout_id]
+    steps = []
+    for row in sorted(rows, key=lambda row: (row["turn"], row["agent_id"]))[:MOST_STEPS]:
+        actions = json.loads(row["actions"] or "[]")
+        texts = [action.get("message") or action.get("command") or action["kind"] for action in actions]
+        text = " ".join("; ".join(texts).split()) or "no readable action"
+        steps.append(f"{row['agent_id']}: {text[:_LONGEST]}{'…' if len(text) > _LONGEST else ''}")
+    return steps
+
+
+_TURN = ["rollout_id", "agent_id", "turn", "actions"]

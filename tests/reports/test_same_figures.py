@@ -1,0 +1,109 @@
+"""Figures shown in several places are equal: reports, SQL, and the table that a run ends with."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from etpi.run.metrics_table import METRICS, metrics_table
+from etpi_assets.evaluation.metrics import measure
+from etpi_assets.graph import GRAPH
+from etpi_assets.reports.changes import STORED, changes, changes_table, sign_test
+from etpi_assets.scoring.intervals import wilson
+from etpi_resources.lake import catalog
+from etpi_resources.lake.lake import Lake, Ref
+from etpi_resources.lake.schemas import from_rows
+from tests.support import small_lake
+
+SAMPLES = 2
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """A lake with an evaluation of 24 tasks, two samples each, as the pipeline would store it."""
+    lake, rng = Lake(tmp_path_factory.mktemp("same") / "data"), random.Random(0)
+    rollouts, scores, agents = [], [], []
+    for role, share in (("base", 0.2), ("sft", 0.6), ("rl", 0.97)):
+        for task in range(24):
+            for sample in range(SAMPLES):
+                name, solved = f"{role}-{task}-{sample}", float(rng.random() < share)
+                about = {"checkpoint_role": role, "task_id": f"t{task}", "decoding": "greedy", "seed": 0}
+                rollouts.append(small_lake.rollout(name, role, origin="eval", experiment="e", sample=sample, **about))
+                scores.append(small_lake.score(name, solved, rng.random() < share) | {"task_id": f"t{task}"})
+                agents += small_lake.agent_scores(name, rng.random() < share)
+    tables = {name: from_rows(name, rows) for name, rows in
+              (("rollouts", rollouts), ("scores", scores), ("agent_scores", agents))}  # fmt: skip
+    figures = measure(**tables, experiment="e").to_pylist()
+    content = {"rollout_sets": [], "seeds": [0], "published": {"solved": {"value": 0.5, "hits": 24, "n": 48}}}
+    small_lake.put(lake, "experiment_spec", "e", small_lake.spec("experiment", "e", "E", **content))
+    made = small_lake.put(lake, "eval_rollouts", "e", {"rollouts": rollouts})
+    small_lake.put(
+        lake, "eval_metrics", "e", {"metrics": figures, "scores": scores, "agent_scores": agents},
+        inputs={"eval_rollouts/e": made.version},
+    )  # fmt: skip
+    paired = changes_table("e", changes(**tables, metrics=STORED))
+    small_lake.put(lake, "experiment_report", "e", {"changes": paired.to_pylist()})
+    catalog.build(lake, GRAPH.values())
+    return lake
+
+
+def ask(lake: Lake, query: str) -> list[dict]:
+    with catalog.connect(catalog.default_path(lake)) as db:
+        return db.execute(query).to_arrow_table().to_pylist()
+
+
+def report(lake: Lake, name: str) -> list[dict]:
+    return ask(lake, (catalog.sql_folder() / "reports" / f"{name}.sql").read_text(encoding="utf-8"))
+
+
+def test_changes_are_the_same_in_the_report_in_sql_and_in_the_table_that_a_run_ends_with(evaluated: Lake) -> None:
+    stored = {
+        (row["metric"], row["before"], row["after"]): row
+        for row in evaluated.read(Ref("experiment_report", "experiment", "e"), "changes").to_pylist()
+    }
+    by_metric = report(evaluated, "paired_by_metric")
+    assert {row["metric"] for row in by_metric} >= set(METRICS) - {"called"}
+    assert {key: stored[key] for key in ((r["metric"], r["before"], r["after"]) for r in by_metric)} == {
+        (row["metric"], row["before"], row["after"]): row for row in by_metric
+    }
+    for row in report(evaluated, "solved_paired"):
+        of = stored["solved", row["before"], row["after"]]
+        assert [row[name] for name in ("tasks", "difference", "ci_low", "ci_high")] == [
+            of[name] for name in ("tasks", "difference", "ci_low", "ci_high")
+        ]
+        assert (row["solved_before"], row["solved_after"]) == (of["value_before"], of["value_after"])
+    assert all(-1 <= row["ci_low"] <= row["difference"] <= row["ci_high"] <= 1 for row in by_metric)
+    of = stored["solved", "base", "rl"]
+    shown = f"{of['difference']:+.2f} [{of['ci_low']:+.2f}, {of['ci_high']:+.2f}]"
+    assert shown in metrics_table(evaluated, ["e"])
+
+
+def test_changes_agree_with_the_metrics_and_with_the_tasks_that_regressions_lists(evaluated: Lake) -> None:
+    values = {(row["metric"], row["checkpoint_role"]): row["value"] for row in ask(evaluated, "FROM metrics")}
+    moved = report(evaluated, "regressions")
+    for row in report(evaluated, "paired_by_metric"):
+        assert row["value_before"] == pytest.approx(values[row["metric"], row["before"]])
+        assert row["value_after"] == pytest.approx(values[row["metric"], row["after"]])
+        if row["metric"] == "solved":
+            kinds = [m["change"] for m in moved if (m["before"], m["after"]) == (row["before"], row["after"])]
+            assert (row["higher"], row["lower"]) == (kinds.count("gained"), kinds.count("lost"))
+
+
+def test_interval_of_published_counts_is_wilsons(evaluated: Lake) -> None:
+    [row] = ask(evaluated, "FROM leaderboard WHERE checkpoint_role = 'published'")
+    assert (row["ci_low"], row["ci_high"]) == pytest.approx(wilson(24, 48), abs=1e-7)
+
+
+def test_sign_test_is_exact() -> None:
+    assert (sign_test(0, 0), sign_test(1, 1), sign_test(5, 0)) == (1.0, 1.0, 2 / 32)
+    assert sign_test(8, 2) == pytest.approx(2 * (1 + 10 + 45) / 1024)
+
+
+def test_loss_of_the_query_in_the_readme_counts_weight_copies_and_tokens(tmp_path: Path) -> None:
+    text = Path("README.md").read_text(encoding="utf-8").split("```sql")[1].split("```")[0]
+    lake = small_lake.make(tmp_path / "data")
+    catalog.build(lake, GRAPH.values())
+    rows = ask(lake, text.replace("plan_first_tiny", "strong"))
+    assert [row["loss"] for row in rows[:2]] == [36.0, 36.0] and rows[-1]["loss"] == 3.0
