@@ -172,7 +172,7 @@ class AssetRun:
             blocks: a name is unique in this asset.
             recipe: returns the function from a block to its tables, which depend on nothing but the block and what the
                 input key covers. Worker processes get a pickled copy of it.
-            seconds: what one core would take, roughly; little work is done in this process.
+            seconds: estimated single-core seconds; little work is done in this process.
         """
         assert self.parts is not None, "only a run that computes has parts"
         named = ((name, (name, block)) for name, block in blocks)
