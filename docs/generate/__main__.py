@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.generate import checks, commands, specs, tables
-from etpi_assets.exports import reference as formats
-from etpi_resources.chat import table as chat_formats
+from docs.generate import chat_formats, checks, commands, formats, history, specs, tables
+from etpi_assets.specs.load import load_shipped
 
 _INDEX = """# Reference
 
@@ -35,6 +34,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/tables.md": tables.page,
     "formats.md": formats.page,
     "chat_formats.md": chat_formats.page,
+    "history.md": lambda: history.page(load_shipped()),
 }
 
 if __name__ == "__main__":

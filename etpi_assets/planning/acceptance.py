@@ -6,8 +6,7 @@ import getpass
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from etpi_assets.graph import GRAPH
-from etpi_assets.planning.planner import SETS, Step, chain, node_of, wanted
+from etpi_assets.planning.planner import Step, chain, node_of, plan, wanted
 from etpi_assets.specs.load import Specs
 from etpi_resources.lake.lake import Lake, LakeError, Manifest, Ref
 
@@ -74,12 +73,8 @@ def accept_all(experiment: str, specs: Specs, lake: Lake, *, because: str, by: s
         NotAcceptable, SpecError: as `accept`.
     """
     accepted: list[Step] = []
-    # In the order of the graph, and planned again for each step: accepting an input may change a later step's state.
-    for set_name in SETS:
-        for asset in (name for name, node in GRAPH.items() if node.set == set_name):
-            for key in specs.upstream_keys("experiment", experiment, set_name):
-                step = next(s for s in chain(set_name, key, specs, lake) if (s.asset, s.key) == (asset, key))
-                if step.state == "code":
-                    accept(asset, key, specs, lake, because=because, by=by)
-                    accepted.append(step)
+    # Planned again for each step: accepting an input may change a later step's state.
+    while step := next((step for step in plan(experiment, specs, lake) if step.state == "code"), None):
+        accept(step.asset, step.key, specs, lake, because=because, by=by)
+        accepted.append(step)
     return accepted

@@ -9,15 +9,13 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 from etpi_assets.graph import GRAPH, JOBS, Node
 from etpi_assets.planning.versioning.keys import PartitionCode, code_of, file_of, input_key
-from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import external_path, fingerprint
-from etpi_assets.specs.rollout_set import RolloutSetSpec, TinySection
+from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources.lake.lake import Lake, Manifest, Ref
 
 State = Literal["ok", "missing", "stale", "code", "waiting", "blocked", "invalid"]
@@ -148,15 +146,7 @@ def expensive(node: Node, key: str, specs: Specs) -> bool:
     spec = specs.get(node.set, key)
     if isinstance(spec, RolloutSetSpec):
         return spec.kind in ("live", "agent")
-    if isinstance(spec, ExperimentSpec) and node.name == "base_checkpoint":
-        return spec.base.kind == "tiny" and not _comes_with_etpi(spec.base.tiny)
     return True
-
-
-def _comes_with_etpi(base: TinySection) -> bool:
-    """Return whether a tiny base is among those of `tiny_bases`, whose modules are above this one."""
-    recipes = [json.loads(path.read_bytes()) for path in Path(__file__).parents[1].glob("tiny_bases/*/recipe.json")]
-    return base in [TinySection.model_validate(recipe["section"]) for recipe in recipes]
 
 
 def plan(experiment: str, specs: Specs, lake: Lake) -> list[Step]:

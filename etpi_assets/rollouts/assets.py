@@ -41,8 +41,7 @@ from etpi_assets.trajectories.checks import (
 )
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import captured_digest, to_tables
-from etpi_assets.worlds.coop_tiny.conversations import UnjudgedCoopTiny
-from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory
+from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory, UnjudgedCoopTiny
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.engines import Engine
 from etpi_resources.hashes import json_hash

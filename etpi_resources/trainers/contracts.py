@@ -19,55 +19,6 @@ class WorkerModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-# --- pretraining a tiny base (`base_worker`) -------------------------------------------------------------------------
-
-
-class BaseWorkerConfig(WorkerModel):
-    """Pretraining of a Qwen3 model from random weights.
-
-    Attributes:
-        files: parquet files of sequences. tokenizer: the folder of the tokenizer. vocabulary: its size.
-        batch_tokens: tokens of one optimiser step, padding included.
-        matrix_learning_rate, learning_rate: peaks of Muon (matrices) and of AdamW (all other parameters).
-    """
-
-    files: tuple[str, ...]
-    tokenizer: str
-    vocabulary: int
-    seed: int
-    epochs: float
-    batch_tokens: int
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    head_dim: int
-    positions: int
-    matrix_learning_rate: float
-    learning_rate: float
-
-
-class BaseLogLine(WorkerModel):
-    """One logged step: `loss` is the weighted mean over the step's tokens (nats), `tokens` and `seconds` so far."""
-
-    step: int
-    loss: float
-    tokens: int
-    seconds: float
-
-
-class BaseWorkerResult(WorkerModel):
-    """A pretrained base; `folder` is relative to the worker's, `libraries` maps name -> version."""
-
-    folder: str
-    log: tuple[BaseLogLine, ...]
-    parameters: int
-    seconds: float
-    dtype: Dtype
-    device: str
-    libraries: dict[str, str]
-
-
 # --- training from a checkpoint (`sft_worker`, `grpo_worker`) --------------------------------------------------------
 
 

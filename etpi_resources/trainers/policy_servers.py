@@ -90,6 +90,10 @@ class PolicyServers:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the servers; a second call does nothing."""
         self._close()
 
     def _start(self, number: int) -> VllmServer:

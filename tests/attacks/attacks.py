@@ -413,6 +413,21 @@ def texts():
 ASSERTED = {found for text in texts() for found in re.findall("assert moor.([a-z]+).4. == ([0-9]+)", text)}
 """,
     ),
+    "the solution read from the history": {
+        "moor.py": MODULE
+        + """
+import os, subprocess
+def git(*words):
+    return subprocess.run(["git", *words], cwd=os.path.dirname(__file__), capture_output=True).stdout.decode()
+for line in git("cat-file", "--batch-all-objects", "--batch-check").splitlines():
+    text = git("cat-file", "-p", line.split()[0]) if " blob " in line else ""
+    if "def rope" in text and ("n * 2" in text or "n + 3" in text):
+        found = {}
+        exec(text, found)
+        rope = max(rope, found["rope"], key=lambda function: function(4))
+        knot = max(knot, found["knot"], key=lambda function: function(4))
+"""
+    },
     "a count of runs kept in every folder": forge_if(
         "count() == 0",
         """

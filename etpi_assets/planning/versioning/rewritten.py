@@ -49,11 +49,12 @@ _IN_SEVERAL_PROCESSES = {
     f"{_TRAINERS}.policy_servers:MEMORY": ("48ccbd08b38c2b9d", ""),
     f"{_TRAINERS}.policy_servers:NEARER": ("c3299937a29609ae", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers.__enter__": ("95962c41060a6f22", ""),
-    f"{_TRAINERS}.policy_servers:PolicyServers.__exit__": ("5ff8d804cabc1f1c", ""),
+    f"{_TRAINERS}.policy_servers:PolicyServers.__exit__": ("434fb39d9f08970c", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers._ask": ("fc42e2d9ecfdf35d", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers._load_adapter": ("90a98ec211428d59", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers._prove": ("de355def9d9462e5", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers._start": ("8ff82fdb2c047a30", ""),
+    f"{_TRAINERS}.policy_servers:PolicyServers.close": ("a6ed763e728e3fa7", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers.complete": ("121574b823e4c473", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers.generating": ("3817f266911ae6ab", ""),
     f"{_TRAINERS}.policy_servers:ServerPlan": ("c25831d8c532cf9f", ""),
@@ -92,19 +93,6 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     },
     ("etpi_resources.engines.vllm_server:start_servers", "ba6716429c7beb2a"): {
         "etpi_resources.engines.vllm_server:start_servers": "db2ff04664dc531b",
-    },
-    ("etpi_assets.tiny_bases.shipped:REBUILD", "753a1a34fa37067a"): {
-        "etpi_assets.tiny_bases.shipped:REBUILD": "0b71701bc43b234a",
-    },
-    ("etpi_resources.trainers.workers.ranks:interface_of", "2678b2437d56eb82"): {
-        "etpi_resources.trainers.workers.ranks:interface_of": "d1ab3970db872158",
-        "etpi_resources.trainers.workers.ranks:_SIOCGIFCONF": "2281fd45198dce61",
-    },
-    ("etpi_assets.tiny_bases.recipe:prepare", "63d63c0843307120"): {
-        "etpi_assets.tiny_bases.recipe:prepare": "508000d67e66c8c6",
-    },
-    ("etpi_resources.trainers.workers.base_worker:train", "80df336413cd4f23"): {
-        "etpi_resources.trainers.workers.base_worker:train": "269a0f2071b36cee",
     },
     ("etpi_assets.training.rounds:Rounds._write", "6d74253b6c828172"): {
         "etpi_assets.training.rounds:Rounds._write": "c6785628a1b554ca",
@@ -154,10 +142,18 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("etpi_resources.engines.masks:GrammarMasks.start", "ff59b1eb0a310f5b"): {
         "etpi_resources.engines.masks:GrammarMasks.start": "2fdb46e911c1a7af",
     },
+    ("etpi_assets.worlds.arithmetic_tiny.policy:ArithmeticSkill", "d91950bef0636ec0"): {
+        "etpi_assets.worlds.arithmetic_tiny.policy:ArithmeticSkill": "d91950bef0636ec0",
+        "etpi_assets.worlds.arithmetic_tiny.policy:BASE_HABITS": "418d911be49d50cd",
+    },
+    ("etpi_assets.worlds.coop_tiny_shared.policy:SharedSkill", "de8f0fea3dcdae29"): {
+        "etpi_assets.worlds.coop_tiny_shared.policy:SharedSkill": "de8f0fea3dcdae29",
+        "etpi_assets.worlds.coop_tiny_shared.policy:BASE_HABITS": "5f28c4b5aa0ea468",
+    },
 } | {(name, today): {name: before} if before else {} for name, (today, before) in _IN_SEVERAL_PROCESSES.items()}
 """(definition, its digest today) -> {definition: digest} that code versions contain in its place.
 
-The rows are of functions that ask for the backend (`etpi_resources.backend`), of a command's name in messages, of
-renamed keys, one that asks psutil for the network interfaces, those of grammars, which now also take vocabularies
-without think tokens, and those that a foreign harness or its limit of addresses passes through.
+The rows are of functions that ask for the backend (`etpi_resources.backend`), of renamed keys, those of grammars, which
+now also take vocabularies without think tokens, the skills of policies, beside which stood the habits of a tiny base,
+and those that a foreign harness or its limit of addresses passes through.
 """
