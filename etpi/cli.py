@@ -372,6 +372,28 @@ def gc(older_than: int, yes: bool) -> int:
 
 
 @etpi.command()
+@click.option("--url", required=True, metavar="URL", help="a vLLM server that runs, as http://127.0.0.1:8000")
+@click.option("--model", required=True, metavar="NAME", help="the server's name of the model")
+@click.option("--tokenizer", required=True, metavar="NAME", help="its tokenizer: a folder, hub:REPO@COMMIT, or qwen3")
+@click.option("--to", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="the folder of the logs")
+@click.option("--port", default=8200, show_default=True, help="port to listen on")
+@click.option("--temperature", default=1.0, show_default=True, help="sampling temperature of every call")
+@click.option("--max-tokens", default=4096, show_default=True, help="most output tokens of a call")
+@click.option("--max-model-len", default=131072, show_default=True, help="most tokens of prompt and output of a call")
+@click.option("--api-key-env", "key_env", metavar="VARIABLE", help="environment variable with the server's key")
+def capture(**options: Any) -> int:
+    """Record, token for token, what agent harnesses ask a vLLM server, until it is stopped (docs/any_agent.md).
+
+    The harness is pointed at http://127.0.0.1:PORT/a/NAME/v1, with the key in FOLDER/key. Each NAME is a log in FOLDER,
+    and later a rollout of an imported set (`format = "capture"`).
+    """
+    from etpi.capture import CaptureOptions
+    from etpi.capture import capture as serve_capture
+
+    return serve_capture(CaptureOptions(**options))
+
+
+@etpi.command()
 @click.option("--port", default=3001, show_default=True, help="port to listen on")
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
 @NAMES

@@ -14,6 +14,7 @@ from typing import Any
 
 from etpi_assets.importers import (
     atif,
+    capture,
     claude_code,
     codex,
     cooperbench,
@@ -44,6 +45,7 @@ from etpi_assets.specs.plugins import near, plugin, plugin_names, unknown
 from etpi_assets.trajectories.records import RolloutRecord
 
 _MODULES = (
+    capture,
     cooperbench,
     mini_swe_agent,
     swe_agent,
