@@ -312,6 +312,6 @@ FILES: dict[str, list[tuple[str, list[Any]]]] = {
     "verifiers": [("traces.jsonl", [episode(), trace()])],
     "inspect": [("log.json", [inspect_log(inspect_sample())])],
     "tau2": [("results.json", [tau2_results()])],
-    "openai_batch": [("out.jsonl", [{**a, **r} for r, a in zip(*batch_rows(), strict=True)][:1])],
+    "openai_batch": [("out.jsonl", [{**batch_rows()[1][1], **batch_rows()[0][0]}])],
 }
 """Format -> (file name, its lines; of a document, the one value)."""
