@@ -21,6 +21,7 @@ PLUGINS = "etpi.commands"
 """The group of entry points with the commands of plugins."""
 
 
+PORT = click.IntRange(1, 65535)
 NAMES = click.option(
     "--name", "names", metavar="NAME", multiple=True,
     help="a host name that the page is opened under, beside localhost and --host; may be repeated",
@@ -41,31 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo("etpi: stopped. Finished work is kept; the same command continues from there.", err=True)
         return 130
     except Exception as error:
-        if not isinstance(error, _expected_errors()):
+        from etpi.errors import explained
+
+        if (line := explained(error)) is None:
             raise
-        from etpi_assets.specs.paths import as_written
-
-        click.echo(f"etpi: {as_written(str(error))}", err=True)
+        click.echo(f"etpi: {line}", err=True)
         return 1
-
-
-def _expected_errors() -> tuple[type[Exception], ...]:
-    """Return the errors whose message is all that a person needs."""
-    from etpi.run import CodeServerError
-    from etpi_assets.resources import EngineUnavailable, HardwareMissing
-    from etpi_assets.specs.load import SpecError
-    from etpi_assets.specs.paths import PathError
-    from etpi_resources.backend import BackendError
-    from etpi_resources.gguf_converter import NotConverted
-    from etpi_resources.lake.lake import LakeError
-    from etpi_resources.process.locks import LockLost
-    from etpi_resources.sandboxes import SandboxUnavailable
-    from etpi_resources.trainers.trackers import TrackerMissing
-
-    return (
-        SpecError, PathError, LakeError, NotConverted, SandboxUnavailable, EngineUnavailable, HardwareMissing,
-        TrackerMissing, BackendError, LockLost, CodeServerError,
-    )  # fmt: skip
 
 
 def _consents(command: Callable[..., int]) -> Callable[..., int]:
@@ -121,15 +103,19 @@ def demo_all(rebuild: bool, recollect: bool) -> int:
 
 
 @etpi.command()
-@click.argument("experiments", nargs=-1, required=True, metavar="EXPERIMENT...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--dry-run", is_flag=True, help="list what would be made, why, and what it cost last time; run nothing")
+@click.option("--data-only", is_flag=True, help="end with the data sets of experiments: train and evaluate nothing")
 @_consents
-def run(experiments: tuple[str, ...], dry_run: bool, rebuild: bool, recollect: bool) -> int:
-    """Bring experiments up to date, with everything they depend on."""
+def run(names: tuple[str, ...], dry_run: bool, data_only: bool, rebuild: bool, recollect: bool) -> int:
+    """Bring experiments, rollout sets or suites up to date, with everything they depend on.
+
+    `etpi run catalog` rebuilds the catalog that `etpi sql` and `etpi view` read, and nothing else.
+    """
     from etpi import commands
 
     consent = _consent(rebuild, recollect)
-    return commands.dry_run(experiments, consent) if dry_run else commands.compare(experiments, consent)
+    return commands.dry_run(names, consent) if dry_run else commands.compare(names, consent, data_only)
 
 
 @etpi.command()
@@ -292,14 +278,15 @@ def export(experiment: str, format: str, to: Path, push: str | None, private: bo
 
 
 @etpi.command()
-@click.option("--port", default=3000, show_default=True, help="port to listen on")
+@click.option("--port", type=PORT, help="port to listen on  [default: 3000, or the next that is free]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
 @NAMES
-def ui(port: int, host: str, names: tuple[str, ...]) -> int:
+def ui(port: int | None, host: str, names: tuple[str, ...]) -> int:
     """Serve Dagster's web page until it is stopped (docs/view.md: who can use it)."""
     from etpi import commands
+    from etpi.web.ports import free_port
 
-    return commands.serve_page(host, port, names)
+    return commands.serve_page(host, free_port(host, port or 3000, named=port is not None), names)
 
 
 @etpi.command("sql")
@@ -365,14 +352,15 @@ def gc(older_than: int, yes: bool) -> int:
 
 
 @etpi.command()
-@click.option("--port", default=3001, show_default=True, help="port to listen on")
+@click.option("--port", type=PORT, help="port to listen on  [default: 3001, or the next that is free]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
 @NAMES
-def view(port: int, host: str, names: tuple[str, ...]) -> int:
+def view(port: int | None, host: str, names: tuple[str, ...]) -> int:
     """Serve pages that show rollouts, tokens, data sets and running work, until it is stopped (docs/view.md)."""
     from etpi.view.serve import serve_view
+    from etpi.web.ports import free_port
 
-    return serve_view(host, port, names)
+    return serve_view(host, free_port(host, port or 3001, named=port is not None), names)
 
 
 @etpi.command()

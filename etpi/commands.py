@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etpi.dagster_home import prepare_dagster_home
+from etpi.run import CATALOG
 from etpi_assets.specs.folders import user_folders
 from etpi_assets.specs.load import SpecError, Specs, load_specs
 from etpi_assets.specs.shown import SHIPPED_VARIABLE
@@ -24,10 +25,13 @@ def run_experiments(
     specs_folder: Path | None = None,
     consent: Collection[str] = (),
     finished: Callable[[str, list[str]], None] = lambda name, failures: None,
+    data_only: bool = False,
 ) -> int:
-    """Bring experiments up to date with everything they depend on, several at once.
+    """Bring experiments, rollout sets and suites up to date with everything they depend on, several at once.
 
     Args:
+        names: of specs; CATALOG is the catalog alone.
+        data_only: end with the data sets of experiments.
         finished: called after each experiment with one line for each failed step.
 
     Returns:
@@ -52,7 +56,7 @@ def run_experiments(
     if refusal := consent_refusal(steps, consent):
         print(f"etpi: {refusal}", file=sys.stderr)
         return 1
-    if not open_steps([*steps, *across(specs, lake)]) and default_path(lake).exists():
+    if names != (CATALOG,) and not open_steps([*steps, *across(specs, lake)]) and default_path(lake).exists():
         print(f"== {', '.join(names)}: nothing is missing or stale", file=sys.stderr)
         return 0
     if backend() is None:  # else placement names what no node offers
@@ -65,7 +69,7 @@ def run_experiments(
     from etpi.run.client import Client
     from etpi.run.console_table import failures_table
 
-    with Client(specs, specs_folder, consent, at_once=len(names)) as client:
+    with Client(specs, specs_folder, consent, at_once=len(names), data_only=data_only) as client:
         failed = client.run_experiments(names, finished)
     if failed:
         print(failures_table(failed), file=sys.stderr)
@@ -118,7 +122,7 @@ def _plans(names: Sequence[str], specs: Specs, lake: Lake) -> dict[str, list[Ste
     from etpi_assets.planning.planner import plan
     from etpi_assets.specs.paths import expand, external_path
 
-    plans = {name: plan(name, specs, lake) for name in names}
+    plans = {name: plan(name, specs, lake) for name in names if name != CATALOG}
     for step in {
         step for steps in plans.values() for step in steps if step.state != "ok" and GRAPH[step.asset].reads_path
     }:
@@ -219,16 +223,31 @@ def export_experiment(name: str, format: str, to: Path, push: str | None = None,
     return 0
 
 
-def compare(names: Sequence[str], consent: Collection[str] = ()) -> int:
-    """Run experiments and end with the table that compares them."""
+def compare(names: Sequence[str], consent: Collection[str] = (), data_only: bool = False) -> int:
+    """Run experiments, rollout sets and suites; end with the table that compares the experiments that were run."""
     from etpi.run import columns
     from etpi.run.console_table import ending
     from etpi.run.metrics_table import metrics_table
+    from etpi_assets.planning.planner import set_of
     from etpi_resources.lake.lake import Lake
 
-    code = run_experiments(names, consent=consent)
+    failed: set[str] = set()
+    specs = load_specs()
+    experiments = [name for name in names if name != CATALOG and set_of(name, specs) == "experiment"]
+    code = run_experiments(
+        names,
+        consent=consent,
+        finished=lambda name, failures: failed.add(name) if failures else None,
+        data_only=data_only,
+    )
+    done = [name for name in experiments if name not in failed]
+    if code and (not failed or len(failed) == len(names)):
+        return code  # nothing was run, or nothing succeeded
     lake = Lake.open()
-    print(f"\n{metrics_table(lake, names, columns.width())}\n\n{ending(lake, names)}")
+    if done:
+        print(f"\n{metrics_table(lake, done, columns.width())}")
+    if not code:
+        print(f"\n{ending(lake, done)}")
     return code
 
 

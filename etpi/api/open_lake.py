@@ -191,14 +191,14 @@ class OpenLake:
     @contextmanager
     def _connected(self) -> Iterator[duckdb.DuckDBPyConnection]:
         if not self.catalog.exists():
-            raise LakeError(f"there is no catalog at {self.catalog}; run `dg launch --assets catalog`")
+            raise LakeError(f"there is no catalog at {self.catalog}; run `etpi run catalog`")
         with catalog.connect(self.catalog) as connection:
             try:
                 yield connection
             except duckdb.IOException as error:
                 raise LakeError(
                     f"the catalog {self.catalog} names files that cannot be read: {error}. If the lake was moved or "
-                    "versions were deleted, run `dg launch --assets catalog`."
+                    "versions were deleted, run `etpi run catalog`."
                 ) from error
 
     # --- experiments -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from etpi_assets.graph import GRAPH, JOBS, Node
+from etpi_assets.graph import GRAPH, Node
 from etpi_assets.planning.versioning.keys import PartitionCode, code_of, file_of, input_key
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError, Specs
@@ -122,15 +122,27 @@ def _comes_with_etpi(base: TinySection) -> bool:
     return base in [TinySection.model_validate(recipe["section"]) for recipe in recipes]
 
 
-def plan(experiment: str, specs: Specs, lake: Lake) -> list[Step]:
-    """Return every asset partition of an experiment's chain with its state, in an order in which they can be made.
+def plan(name: str, specs: Specs, lake: Lake) -> list[Step]:
+    """Return every asset partition of a chain with its state, in an order in which they can be made.
+
+    Args:
+        name: of an experiment, a rollout set or a suite (`set_of`).
 
     Raises:
-        SpecError: there is no such experiment; the message lists the valid names. An invalid spec is a step of state
+        SpecError: there is no such spec; the message lists the nearest names. An invalid spec is a step of state
             "invalid".
     """
-    specs.entry("experiment", experiment)
-    return chain("experiment", experiment, specs, lake)
+    return chain(set_of(name, specs), name, specs, lake)
+
+
+def set_of(name: str, specs: Specs) -> str:
+    """Return the set that has a spec of this name; an experiment hides a rollout set or suite with its name.
+
+    Raises:
+        SpecError: none has.
+    """
+    found = next((set_name for set_name in reversed(SETS) if name in specs.keys(set_name)), None)
+    return found or specs.entry("experiment", name).set
 
 
 def chain(set: str, key: str, specs: Specs, lake: Lake) -> list[Step]:
@@ -194,21 +206,11 @@ def open_steps(steps: Iterable[Step]) -> list[Step]:
     return [step for step in steps if step.state != "ok"]
 
 
-def commands(steps: Sequence[Step]) -> list[str]:
-    """Return the commands that make what is not ok, in order, one per job and partition."""
-    lines: dict[str, None] = {}
-    for step in open_steps(steps):
-        job = next(name for name, (set_name, assets) in JOBS.items() if set_name == step.set and step.asset in assets)
-        lines[f"dg launch --job {job} --partition {step.key}"] = None
-    return list(lines)
-
-
 def remedy(ref: Ref, specs: Specs, lake: Lake, experiment: str | None = None) -> str:
-    """Return the commands that give `ref` data, through its whole chain; with an experiment, `make run` too."""
+    """Return the commands that give `ref` data, through its whole chain; with an experiment, the one for all of it."""
     steps = chain(ref.set, ref.key, specs, lake)
-    lines = [f"  {command}" for command in commands(steps[: _position(steps, ref) + 1])]
-    text = "Run, in this order:\n" + "\n".join(lines)
-    return f"{text}\nor all of it at once:\n  make run EXPERIMENT={experiment}" if experiment else text
+    keys = dict.fromkeys(step.key for step in open_steps(steps[: _position(steps, ref) + 1]))
+    return "Run " + ", then ".join(f"`etpi run {key}`" for key in ([experiment] if experiment else keys))
 
 
 def _position(steps: Sequence[Step], ref: Ref) -> int:
