@@ -20,6 +20,8 @@ from pathlib import Path
 from machine import machine
 
 ROOT = Path(__file__).parents[1]
+TAKEN = socket.create_server(("127.0.0.1", 0))
+"""Holds a port until this process ends."""
 LONGEST = 120
 """Seconds after which a command that should have failed is stopped."""
 ROW = '{"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"ok"}]}\n'
@@ -42,7 +44,6 @@ COMMANDS = (
     "init --from nothing.jsonl --model tiny",
     "init --from odd.jsonl --model tiny",
     "init --from table.csv --model tiny",
-    "init --from runs/r.jsonl --model tiny --yes",
     "init --from empty --model tiny",
     "init --from runs --model Qwen/Qwen3-4B",
     "init --from runs --model ./no_model",
@@ -130,11 +131,10 @@ def mistakes(folder: Path) -> list[Mistake]:
     cases = [Mistake(["etpi", *line.split()], folder) for line in COMMANDS]
     cases += [Mistake(["etpi", "run", "a"], folder, text) for text in SPECS]
     cases += [Mistake(["etpi", *line.split()], folder, "", {name: str(folder / path)}) for name, path, line in PLACES]
-    taken = socket.create_server(("127.0.0.1", 0)).detach()  # stays open until this process ends
-    port = str(socket.socket(fileno=os.dup(taken)).getsockname()[1])
+    port = str(TAKEN.getsockname()[1])
     cases += [Mistake(["etpi", command, "--port", port], folder) for command in ("ui", "view")]
     cases += [Mistake(["etpi", "run", "gone"], folder), Mistake(["etpi", "sql", "-c", "SELEC 1"], folder)]
-    return cases + [Mistake(line.split(), ROOT) for line in DAGSTER]
+    return cases + [Mistake([*line.split()], ROOT) for line in DAGSTER]
 
 
 def prepare(folder: Path) -> None:

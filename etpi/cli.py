@@ -21,6 +21,7 @@ PLUGINS = "etpi.commands"
 """The group of entry points with the commands of plugins."""
 
 
+JSON = click.option("--json", "as_json", is_flag=True, help="print JSON for programs")
 PORT = click.IntRange(1, 65535)
 NAMES = click.option(
     "--name", "names", metavar="NAME", multiple=True,
@@ -43,8 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         from etpi.errors import explained
+        from etpi.run import console
 
-        if (line := explained(error)) is None:
+        if (line := explained(error)) is None or console.verbose:
             raise
         click.echo(f"etpi: {line}", err=True)
         return 1
@@ -75,12 +77,17 @@ class _WithPlugins(click.Group):
 
 @click.group(cls=_WithPlugins, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="etpi")
-def etpi() -> None:
+@click.option("-q", "--quiet", is_flag=True, help="print results and errors, and no progress")
+@click.option("-v", "--verbose", is_flag=True, help="show the stack trace of an error as well")
+def etpi(quiet: bool, verbose: bool) -> None:
     """A data platform for post-training coding agents.
 
     Data go to ./data, ./etpi.duckdb and ./.dagster_home, or all into the folder that ETPI_DATA names. Your own specs
     are in ./specs, or in the folders that ETPI_SPECS names.
     """
+    from etpi.run import console
+
+    console.quiet, console.verbose = quiet, verbose
 
 
 @etpi.command()
@@ -106,8 +113,9 @@ def demo_all(rebuild: bool, recollect: bool) -> int:
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--dry-run", is_flag=True, help="list what would be made, why, and what it cost last time; run nothing")
 @click.option("--data-only", is_flag=True, help="end with the data sets of experiments: train and evaluate nothing")
+@JSON
 @_consents
-def run(names: tuple[str, ...], dry_run: bool, data_only: bool, rebuild: bool, recollect: bool) -> int:
+def run(names: tuple[str, ...], dry_run: bool, data_only: bool, as_json: bool, rebuild: bool, recollect: bool) -> int:
     """Bring experiments, rollout sets or suites up to date, with everything they depend on.
 
     `etpi run catalog` rebuilds the catalog that `etpi sql` and `etpi view` read, and nothing else.
@@ -115,7 +123,9 @@ def run(names: tuple[str, ...], dry_run: bool, data_only: bool, rebuild: bool, r
     from etpi import commands
 
     consent = _consent(rebuild, recollect)
-    return commands.dry_run(names, consent) if dry_run else commands.compare(names, consent, data_only)
+    if dry_run:
+        return commands.dry_run(names, consent, as_json)
+    return commands.compare(names, consent, data_only, as_json)
 
 
 @etpi.command()
@@ -192,6 +202,18 @@ def init(
 
 
 @etpi.command()
+@click.argument("kind", type=click.Choice(["suite", "rollout_set", "experiment"]))
+def schema(kind: str) -> int:
+    """Print the JSON schema of a kind of spec, for editors and programs. `etpi init` writes them beside its specs."""
+    import json
+
+    from etpi_assets.specs import json_schema
+
+    click.echo(json.dumps(json_schema.schema(kind), indent=1))
+    return 0
+
+
+@etpi.command()
 @click.argument("model")
 @click.option("--template", metavar="TEMPLATE", help="another chat template: a name in TRL, a Jinja file or a folder")
 def model(model: str, template: str | None) -> int:
@@ -211,12 +233,17 @@ etpi.add_command(click.Command("template", callback=model.callback, params=model
 
 
 @etpi.command()
-@click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
-def status(experiments: tuple[str, ...]) -> int:
-    """Show what is missing, stale or blocked, through the whole chain."""
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--all", "everything", is_flag=True, help="the experiments that come with etpi as well")
+@JSON
+def status(names: tuple[str, ...], everything: bool, as_json: bool) -> int:
+    """Show what is missing, stale or blocked, through the whole chain of experiments, rollout sets or suites.
+
+    Without a NAME: your own experiments, and those that the lake has data of.
+    """
     from etpi import commands
 
-    return commands.show_status(experiments)
+    return commands.show_status(names, everything, as_json)
 
 
 @etpi.command()
@@ -252,14 +279,17 @@ def accept(asset: str | None, key: str | None, experiment: str | None, because: 
 @click.option("--deep", is_flag=True, help="read every file and compare its sha256 (default: existence and size)")
 @click.option("--since", type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]), help="publications from then on (UTC)")
 @click.option("--set-aside", is_flag=True, help="move damaged parts, and the versions that need them, to data/.damaged")
-def verify(deep: bool, since: datetime | None, set_aside: bool) -> int:
+@JSON
+def verify(deep: bool, since: datetime | None, set_aside: bool, as_json: bool) -> int:
     """Compare the lake with what was written to it; print damaged parts, and exit with 1 if there is one.
 
     After --set-aside, runs compute again what they need. Restore what a backup has before (docs/lake.md).
     """
     from etpi import storage
 
-    return storage.verify(deep=deep, since=since.replace(tzinfo=UTC) if since else None, move=set_aside)
+    return storage.verify(
+        deep=deep, since=since.replace(tzinfo=UTC) if since else None, move=set_aside, as_json=as_json
+    )
 
 
 @etpi.command()
@@ -298,7 +328,10 @@ def ui(port: int | None, host: str, names: tuple[str, ...]) -> int:
     "--format", type=click.Choice(["table", "csv", "json", "markdown"]), default="table", show_default=True,
     help="how to print the result",
 )  # fmt: skip
-def sql(query: str | None, values: tuple[str, ...], text: str | None, list_them: bool, format: str) -> int:
+@JSON
+def sql(
+    query: str | None, values: tuple[str, ...], text: str | None, list_them: bool, format: str, as_json: bool
+) -> int:
     """Ask the catalog: run a report, a file or -c SQL and print the result; without any, open DuckDB's shell.
 
     The catalog is opened read-only, with times in UTC; COPY ... TO writes files. NAME=VALUE sets a variable of the
@@ -316,7 +349,7 @@ def sql(query: str | None, values: tuple[str, ...], text: str | None, list_them:
         return command.shell()
     else:
         question = questions.find(query)
-    return command.run(question, questions.parse_values(values, question), format)
+    return command.run(question, questions.parse_values(values, question), "json" if as_json else format)
 
 
 @etpi.command()

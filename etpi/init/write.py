@@ -13,6 +13,7 @@ from etpi.run.columns import WIDTH
 from etpi.run.console_table import step_lines
 from etpi_assets.planning.planner import open_steps, plan
 from etpi_assets.specs.folders import DEFAULT, FOLDERS, user_folders
+from etpi_assets.specs.json_schema import FOLDER, directive, schema
 from etpi_assets.specs.load import SpecError, load_specs
 from etpi_resources.lake.lake import Lake
 
@@ -55,7 +56,10 @@ def write_specs(specs: Iterable[NewSpec], *, force: bool = False) -> list[Path]:
         refuse_existing([(spec.set, spec.name) for spec in files.values()])
     for file, spec in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(spec.text, encoding="utf-8")
+        file.write_text(directive(spec.set) + spec.text, encoding="utf-8")
+        schema_file = file.parents[1] / FOLDER / f"{spec.set}.json"
+        schema_file.parent.mkdir(exist_ok=True)
+        schema_file.write_text(json.dumps(schema(spec.set), indent=1) + "\n", encoding="utf-8")
     try:
         loaded = load_specs()
         for spec in files.values():

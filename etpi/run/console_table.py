@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from etpi.run.columns import aligned
 from etpi_assets.curation.lost import listed_with_keys
@@ -90,6 +92,15 @@ def states_table(experiment: str, steps: Sequence[Step], everything: bool) -> st
         facts = "; ".join(filter(None, [step.reason.replace("\n", " "), took]))
         rows.append(["", step.asset, step.key, _STATE_LABELS[step.state], facts])
     return f"{title}\n{aligned(rows)}" if rows else title
+
+
+def steps_json(name: str, steps: Sequence[Step]) -> dict[str, Any]:
+    """Return the state of a chain for programs: the number of steps by state, and every step."""
+    rows = [
+        {"asset": s.asset, "set": s.set, "key": s.key, "state": s.state, "reason": s.reason, "seconds": s.seconds}
+        for s in steps
+    ]
+    return {"name": name, "states": dict(Counter(step.state for step in steps)), "steps": rows}
 
 
 def lost_lines(steps: Sequence[Step], lake: Lake) -> list[str]:

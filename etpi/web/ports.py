@@ -56,7 +56,7 @@ def _holder(port: int) -> str:
 
     try:
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,) and connection.pid:
                 words = " ".join(psutil.Process(connection.pid).cmdline())
                 return f" by process {connection.pid} ({words[:80]})"
     except psutil.Error:

@@ -318,8 +318,7 @@ def _wait_for_writers(path: Path, seconds: float) -> None:
     while reason := _find_writer(path):
         if time.monotonic() > deadline:
             raise CatalogBusy(
-                f"{path} is open for writing: {reason}. {_CLOSE.format(path.name)}, then run "
-                "`etpi run catalog`."
+                f"{path} is open for writing: {reason}. {_CLOSE.format(path.name)}, then run `etpi run catalog`."
             )
         time.sleep(0.2)
 
