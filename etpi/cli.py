@@ -146,6 +146,8 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 @etpi.command()
 @click.option("--from", "source", metavar="PATH", help="a file or folder of recorded runs; ${VARIABLE} is replaced")
 @click.option("--format", default="auto", metavar="FORMAT", help="--from: format of the runs (default: recognised)")
+@click.option("--train", is_flag=True, help="--from: train the student on the runs (default: end with a data set)")
+@click.option("--rl", is_flag=True, help="--tasks: reinforce the student on the tasks (default: reference rollouts)")
 @click.option("--endpoint", metavar="URL", help="a server with an OpenAI-compatible interface, for the teacher")
 @click.option("--suite", metavar="SUITE", help="--endpoint: the suite whose tasks the teacher works on")
 @click.option("--tasks", metavar="PATH", help="a git repository, a folder of Harbor tasks, or rows of SWE-bench's form")
@@ -180,6 +182,8 @@ def init(
     commits: int,
     split: str,
     checkouts: str | None,
+    train: bool,
+    rl: bool,
     **options: Any,
 ) -> int:
     """Write specs into ./specs for your own recorded runs, a teacher behind an endpoint, or your own tasks.
@@ -191,11 +195,13 @@ def init(
     answers = command.Answers(**options)
     if sum(start is not None for start in (source, endpoint, tasks)) != 1:
         raise click.UsageError("say what to start from: --from PATH, --endpoint URL, or --tasks PATH")
+    if train and source is None or rl and tasks is None:
+        raise click.UsageError("--train belongs to --from PATH, and --rl to --tasks PATH")
     if tasks is not None:
-        chosen = command.TaskOptions(python, commits, split, checkouts)
+        chosen = command.TaskOptions(python, commits, split, checkouts, rl)
         return command.from_tasks(tasks, chosen, answers.with_student(model))
     if source is not None:
-        return command.from_trajectories(source, format, answers.with_student(model))
+        return command.from_trajectories(source, format, answers.with_student(model), train)
     if not suite:
         raise click.UsageError("--endpoint needs --suite SUITE; `etpi status` and docs/reference list suites")
     return command.from_endpoint(str(endpoint), suite, model, api_key_env, answers)

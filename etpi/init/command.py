@@ -55,8 +55,8 @@ class Answers:
         return value
 
 
-def from_trajectories(source: str, format: str, answers: Answers) -> int:
-    """Write a rollout set and an experiment for recorded runs; always 0.
+def from_trajectories(source: str, format: str, answers: Answers, train: bool = False) -> int:
+    """Write a rollout set and an experiment for recorded runs, which `train`s the student on them; always 0.
 
     Raises:
         SpecError: a bad path, format, student or name; none of the inputs can be read; or files that exist.
@@ -74,9 +74,9 @@ def from_trajectories(source: str, format: str, answers: Answers) -> int:
         licence = answers.ask("license", "licence of the runs", "")
     new = [
         trajectories.rollout_set_spec(name, survey, teacher, licence),
-        trajectories.experiment_spec(name, survey, student, answers.preset),
+        trajectories.experiment_spec(name, survey, student, answers.preset, train),
     ]
-    click.echo(announcement(write_specs(new, force=answers.force), name))
+    click.echo(announcement(write_specs(new, force=answers.force), name, export="model" if train else "trl"))
     return 0
 
 
@@ -88,6 +88,7 @@ class TaskOptions:
     commits: int = 200
     split: str = "repository"
     checkouts: str | None = None
+    rl: bool = False
 
 
 def from_tasks(source: str, options: TaskOptions, answers: Answers) -> int:
@@ -111,14 +112,18 @@ def from_tasks(source: str, options: TaskOptions, answers: Answers) -> int:
     else:
         suite_tasks = tasks.from_harbor(place, options.checkouts)
     click.echo("\n".join(suite_tasks.lines))
+    sandbox = suite_tasks.sandbox if options.rl else ""
     solved = "min_reward = 1.0   # solved rollouts; the others are not trained on"
-    experiment = NewExperiment(name, student, native=True, min_reward=solved, preset=answers.preset, suite=name)
+    experiment = NewExperiment(
+        name, student, native=True, min_reward=solved, preset=answers.preset, suite=name, rl_sandbox=sandbox
+    )
     new = [tasks.suite_spec(name, suite_tasks), tasks.reference_set_spec(name, suite_tasks), experiment.spec()]
-    files = write_specs(new, force=answers.force)
+    new += [experiment.baseline()] if options.rl else []
+    files = write_specs(new, force=answers.force)  # reads them: a wrong suite or reward is refused before the proof
     if failures := _prove(name):
         raise SpecError("\n".join(["the tasks cannot be proved:", *failures]))
     click.echo("\n".join(tasks.proof(name)))
-    click.echo(announcement(files, name))
+    click.echo(announcement(files, name, first=[f"{name}_baseline"] if options.rl else []))
     return 0
 
 

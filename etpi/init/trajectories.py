@@ -296,8 +296,8 @@ license = {quoted(licence or next(iter(result.licences), ""))}   # for the model
     return NewSpec("rollout_set", name, text)
 
 
-def experiment_spec(name: str, result: Survey, student: Student, preset: str | None) -> NewSpec:
-    """Return the experiment that builds the student's data set from the runs."""
+def experiment_spec(name: str, result: Survey, student: Student, preset: str | None, trains: bool = False) -> NewSpec:
+    """Return the experiment that builds the student's data set from the runs, and trains it if it `trains`."""
     return NewExperiment(
         name,
         student,
@@ -307,6 +307,7 @@ def experiment_spec(name: str, result: Survey, student: Student, preset: str | N
         repositories=len(result.repos),
         acts=bool(result.acting_turns or result.called),
         preset=preset,
+        trains=trains,
     ).spec()
 
 

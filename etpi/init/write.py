@@ -83,8 +83,13 @@ def _file_of(set: str, name: str) -> Path:
     return folder / FOLDERS[set] / f"{name}.toml"
 
 
-def announcement(files: Sequence[Path], experiment: str) -> str:
-    """Return the text that ends `etpi init`: the files, the assets of a run, and the next commands."""
+def announcement(files: Sequence[Path], experiment: str, export: str = "trl", first: Sequence[str] = ()) -> str:
+    """Return the text that ends `etpi init`: the files, the assets of a run, and the next commands.
+
+    Args:
+        export: the format that the last command names.
+        first: experiments to run before.
+    """
     steps = open_steps(plan(experiment, load_specs(), Lake.open()))
     shown = [file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file for file in files]
     return "\n".join(
@@ -94,7 +99,8 @@ def announcement(files: Sequence[Path], experiment: str) -> str:
             *(textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in step_lines(steps)),
             "Next:",
             f"  etpi run {experiment} --dry-run     # each asset and why it would be made",
+            *(f"  etpi run {name}     # how often the untrained student solves the tasks" for name in first),
             f"  etpi run {experiment}",
-            f"  etpi export {experiment} --format trl --to out     # docs/formats.md lists the formats",
+            f"  etpi export {experiment} --format {export} --to out     # docs/formats.md lists the formats",
         ]
     )
