@@ -148,6 +148,13 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 @click.option("--format", default="auto", metavar="FORMAT", help="--from: format of the runs (default: recognised)")
 @click.option("--train", is_flag=True, help="--from: train the student on the runs (default: end with a data set)")
 @click.option("--rl", is_flag=True, help="--tasks: reinforce the student on the tasks (default: reference rollouts)")
+@click.option(
+    "--map", "columns", metavar="KEY=PATH,...", help="--from: columns of rows of no known format (docs/formats.md)"
+)
+@click.option(
+    "--secrets", type=click.Choice(["keep", "mask", "quarantine"]), help="--from: what is done with keys in the runs"
+)
+@click.option("--json", "as_json", is_flag=True, help="--from: print what was seen as JSON, and write nothing")
 @click.option("--endpoint", metavar="URL", help="a server with an OpenAI-compatible interface, for the teacher")
 @click.option("--suite", metavar="SUITE", help="--endpoint: the suite whose tasks the teacher works on")
 @click.option("--tasks", metavar="PATH", help="a git repository, a folder of Harbor tasks, or rows of SWE-bench's form")
@@ -173,6 +180,9 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 def init(
     source: str | None,
     format: str,
+    columns: str | None,
+    secrets: str | None,
+    as_json: bool,
     endpoint: str | None,
     suite: str | None,
     api_key_env: str | None,
@@ -201,7 +211,8 @@ def init(
         chosen = command.TaskOptions(python, commits, split, checkouts, rl)
         return command.from_tasks(tasks, chosen, answers.with_student(model))
     if source is not None:
-        return command.from_trajectories(source, format, answers.with_student(model), train)
+        seen = command.RunOptions(format, columns, secrets, as_json, train)
+        return command.from_trajectories(source, seen, answers.with_student(model))
     if not suite:
         raise click.UsageError("--endpoint needs --suite SUITE; `etpi status` and docs/reference list suites")
     return command.from_endpoint(str(endpoint), suite, model, api_key_env, answers)
@@ -217,6 +228,20 @@ def schema(kind: str) -> int:
 
     click.echo(json.dumps(json_schema.schema(kind), indent=1))
     return 0
+
+
+@etpi.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def fetch(names: tuple[str, ...]) -> int:
+    """Download the public data sets and models that an experiment, rollout set or suite reads.
+
+    The first fetch pins revision and hash of every file; without network it says what to put where.
+    """
+    from etpi import fetch as fetching
+    from etpi_assets.specs.load import load_specs
+    from etpi_resources.lake.lake import Lake
+
+    return fetching.fetch(names, load_specs(), Lake.open())
 
 
 @etpi.command()
@@ -302,15 +327,11 @@ def verify(deep: bool, since: datetime | None, set_aside: bool, as_json: bool) -
 @click.argument("experiment")
 @click.option("--format", required=True, metavar="FORMAT", help="trl, verl, atif, hub, gguf, ...: see docs/formats.md")
 @click.option("--to", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="a new or empty folder")
-@click.option("--push", metavar="REPO[@BRANCH]", help="upload it to this repository of the Hugging Face Hub as well")
-@click.option("--private", is_flag=True, help="--push: create the repository private")
-def export(experiment: str, format: str, to: Path, push: str | None, private: bool) -> int:
-    """Write an experiment's data or models in another program's format, and push them to a hub (docs/formats.md)."""
+def export(experiment: str, format: str, to: Path) -> int:
+    """Write an experiment's data or models in another program's format (docs/formats.md)."""
     from etpi import commands
 
-    if private and push is None:
-        raise click.UsageError("--private belongs to --push REPO")
-    return commands.export_experiment(experiment, format, to, push, private)
+    return commands.export_experiment(experiment, format, to)
 
 
 @etpi.command()
@@ -340,8 +361,8 @@ def sql(
 ) -> int:
     """Ask the catalog: run a report, a file or -c SQL and print the result; without any, open DuckDB's shell.
 
-    The catalog is opened read-only, with times in UTC; COPY ... TO writes files. NAME=VALUE sets a variable of the
-    query (docs/queries.md).
+    The catalog is opened read-only, with times in UTC; a query opens no other file and writes none. NAME=VALUE sets a
+    variable of the query (docs/queries.md).
     """
     from etpi.query import command, questions
     from etpi_resources.lake.questions import Question
@@ -391,6 +412,28 @@ def gc(older_than: int, yes: bool) -> int:
 
 
 @etpi.command()
+@click.option("--url", required=True, metavar="URL", help="a vLLM server that runs, as http://127.0.0.1:8000")
+@click.option("--model", required=True, metavar="NAME", help="the server's name of the model")
+@click.option("--tokenizer", required=True, metavar="NAME", help="its tokenizer: a folder, hub:REPO@COMMIT, or qwen3")
+@click.option("--to", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="the folder of the logs")
+@click.option("--port", default=8200, show_default=True, help="port to listen on")
+@click.option("--temperature", default=1.0, show_default=True, help="sampling temperature of every call")
+@click.option("--max-tokens", default=4096, show_default=True, help="most output tokens of a call")
+@click.option("--max-model-len", default=131072, show_default=True, help="most tokens of prompt and output of a call")
+@click.option("--api-key-env", "key_env", metavar="VARIABLE", help="environment variable with the server's key")
+def capture(**options: Any) -> int:
+    """Record, token for token, what agent harnesses ask a vLLM server, until it is stopped (docs/any_agent.md).
+
+    The harness is pointed at http://127.0.0.1:PORT/a/NAME/v1, with the key in FOLDER/key. Each NAME is a log in FOLDER,
+    and later a rollout of an imported set (`format = "capture"`).
+    """
+    from etpi.capture import CaptureOptions
+    from etpi.capture import capture as serve_capture
+
+    return serve_capture(CaptureOptions(**options))
+
+
+@etpi.command()
 @click.option("--port", type=PORT, help="port to listen on  [default: 3001, or the next that is free]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
 @NAMES
@@ -403,11 +446,13 @@ def view(port: int | None, host: str, names: tuple[str, ...]) -> int:
 
 
 @etpi.command()
-def doctor() -> int:
+@click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
+def doctor(experiments: tuple[str, ...]) -> int:
     """Prove, before anything is run, that this machine has what steps need: lake, locks, sandboxes.
 
-    Prints a remedy for each fault; exit status 1 if there is one.
+    Prints a remedy for each fault; exit status 1 if there is one. No container engine is a fault if an EXPERIMENT
+    needs one.
     """
     from etpi.doctor import command
 
-    return command.doctor()
+    return command.doctor(experiments)

@@ -45,7 +45,7 @@ def run_experiments(
         TrackerMissing: a tracker of `train.report_to` is not installed; nothing was run.
         CodeServerError: Dagster cannot launch runs.
     """
-    from etpi.run.preflight import require_libraries, require_sandboxes, require_templates
+    from etpi.run.preflight import harness_warnings, require_libraries, require_sandboxes, require_templates
     from etpi_assets.planning.planner import across, consent_refusal, open_steps
     from etpi_assets.resources import Resources
     from etpi_resources.lake.catalog import default_path
@@ -53,6 +53,8 @@ def run_experiments(
 
     specs, lake = load_specs(specs_folder), Lake.open()
     plans = _plans(names, specs, lake)
+    for line in harness_warnings(names, specs):
+        print(f"etpi: {line}", file=sys.stderr)
     steps = list(dict.fromkeys(step for planned in plans.values() for step in planned))
     if refusal := consent_refusal(steps, consent):
         print(f"etpi: {refusal}", file=sys.stderr)
@@ -84,7 +86,7 @@ def rehearse(names: Sequence[str], rate: float) -> int:
         SpecError: an experiment does not exist, or cannot be rehearsed.
     """
     from etpi.rehearsal import page, record, shrink
-    from etpi.rehearsal.stages import first_stop
+    from etpi.rehearsal.starts import faults
     from etpi_resources.lake.lake import Lake
 
     specs, machine, root = load_specs(), shrink.this_machine(), Lake.open().root / "rehearsals"
@@ -93,7 +95,7 @@ def rehearse(names: Sequence[str], rate: float) -> int:
         rehearsal = record.rehearse(name, specs, root / name, machine, rate)
         for line in page.lines(rehearsal, root / name):
             print(line)
-        stopped |= first_stop(rehearsal.stages) is not None
+        stopped |= bool(faults(rehearsal.starts))
     return 1 if stopped else 0
 
 
@@ -145,6 +147,7 @@ def show_status(names: Sequence[str], everything: bool = False, as_json: bool = 
         1 if a folder has files that would not be read; then no experiment is shown.
     """
     from etpi.run.console_table import folders_table, lost_lines, states_table, steps_json
+    from etpi.run.preflight import harness_warnings
     from etpi_assets.planning.planner import plan
     from etpi_resources.lake.lake import Lake
 
@@ -165,7 +168,7 @@ def show_status(names: Sequence[str], everything: bool = False, as_json: bool = 
         print(folders_table(folders, specs))
     for name in wanted:
         steps = plan(name, specs, lake)
-        print(states_table(name, steps, everything=bool(names)))
+        print("\n".join([states_table(name, steps, everything=bool(names)), *harness_warnings([name], specs)]))
         if names and (lost := lost_lines(steps, lake)):
             print("\n".join(lost))
     if more := len(all_names) - len(wanted) if not names else 0:
@@ -207,23 +210,13 @@ def show_model(model: str, template: str | None) -> int:
     return 1 if problems else 0
 
 
-def export_experiment(name: str, format: str, to: Path, push: str | None = None, private: bool = False) -> int:
-    """Write an experiment's data to a folder, push it if `push` names a repository, and print its contents; always 0.
-
-    Raises:
-        PushError: it was not pushed.
-    """
+def export_experiment(name: str, format: str, to: Path) -> int:
+    """Write an experiment's data to a folder and print its contents; always 0."""
     from etpi_assets.exports import MANIFEST, export
-    from etpi_assets.exports.push import Target, export_and_push
     from etpi_assets.resources import Resources
     from etpi_resources.lake.lake import Lake
 
-    resources, pushed = Resources(lake=Lake.open()), None
-    if push is None:
-        manifest = export(name, format, to, resources)
-    else:
-        pushed = export_and_push(name, format, to, resources, Target.parse(push, private))
-        manifest = pushed.manifest
+    manifest = export(name, format, to, Resources(lake=Lake.open()))
     for file in manifest["files"][:8]:
         print(f"{to / file['path']}: {file['rows']} rows, {file['bytes']} bytes")
     if len(manifest["files"]) > 8:
@@ -233,8 +226,6 @@ def export_experiment(name: str, format: str, to: Path, push: str | None = None,
     for note in manifest["notes"]:
         print(f"note: {note}")
     print(f"{to / MANIFEST} names the {len(manifest['versions'])} data versions it comes from")
-    if pushed:
-        print(f"pushed: {pushed.url}" + (" (the folder had this export already)" if pushed.reused else ""))
     return 0
 
 

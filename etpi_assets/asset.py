@@ -24,12 +24,14 @@ from etpi_assets.planning.planner import (
     SPEC_CHANGED,
     Change,
     Consent,
+    Wanted,
     compare,
     consent_for,
-    expected_key,
+    differing,
     inputs_of,
     remedy,
     upstream_refs,
+    wanted,
 )
 from etpi_assets.planning.versioning.keys import PartitionCode, code_of
 from etpi_assets.resources import Resources, require_hardware, side_by_side, visible_devices
@@ -289,33 +291,31 @@ class AssetRecipe:
         if self.node.lock == "accelerator":
             require_hardware(run.spec, key)
         require_inputs(self.node, key, resources)
-        inputs = inputs_of(self.node, key, run.specs, run.lake, run.lake.current)
-        input_key = expected_key(self.node, key, run.specs, inputs, run.code)
-        ref = Ref(self.node.name, self.node.set, key)
-        if manifest := self._unchanged(run.lake, ref, input_key):
+        new, ref = wanted(self.node, key, run.specs, run.lake), Ref(self.node.name, self.node.set, key)
+        if manifest := self._unchanged(run.lake, ref, new.input_key):
             return Outcome(manifest, True, {}, time.monotonic() - start)
         before = run.lake.current(ref)
-        change = before and compare(self.node, key, run.specs, inputs, run.code, before, run.lake)
+        change = before and compare(before, new, run.lake)
         if before and change:
-            self._require_consent(run, before, change, consent)
+            self._require_consent(before, new, change, consent, run.lake)
         with self._locks(run), run.lake.staging() as run.folder:
             # Another process may have published it while this one waited for the lock.
-            if manifest := self._unchanged(run.lake, ref, input_key):
+            if manifest := self._unchanged(run.lake, ref, new.input_key):
                 return Outcome(manifest, True, {}, time.monotonic() - start)
-            run.parts = Parts(run.lake.scratch(f"parts/{self.node.name}-{key}"), input_key)
+            run.parts = Parts(run.lake.scratch(f"parts/{self.node.name}-{key}"), new.input_key)
             produced = self.function(run, **{name: Input(run, name) for name in self.node.upstream})
-            self._verify(run, produced, inputs)
+            self._verify(run, produced, new)
             manifest = run.lake.publish(
                 ref,
                 produced.tables,
-                input_key=input_key,
-                inputs=inputs,
-                spec_hash=run.specs.section_hash(self.node.set, key, self.node.sections),
+                input_key=new.input_key,
+                inputs=new.inputs,
+                spec_hash=new.spec_hash,
                 seeds=produced.seeds,
                 checks=produced.checks,
                 notes=produced.notes,
                 run=RunRecord(
-                    spec=run.specs.sections(self.node.set, key, self.node.sections),
+                    spec=new.spec,
                     code={**run.code.to_json(), **({"kept_root": run.kept_code} if run.keeps_older else {})},
                     cause=_cause(change),
                     accepted=before.accepted if before and run.keeps_older else (),
@@ -326,16 +326,18 @@ class AssetRecipe:
             run.parts.remove()
         return Outcome(manifest, False, produced.metadata, time.monotonic() - start)
 
-    def _require_consent(self, run: AssetRun, before: Manifest, change: Change, consent: AbstractSet[Consent]) -> None:
+    def _require_consent(
+        self, before: Manifest, new: Wanted, change: Change, consent: AbstractSet[Consent], lake: Lake
+    ) -> None:
         """Raise CodeChanged if an expensive result would be recomputed only because code changed, without consent."""
         option = consent_for(self.node.name)
-        needed = change.needs_consent(self.node, run.key, run.specs, run.code, before)
-        if needed and option not in consent and run.lake.blocked(before.ref) is None:
+        needed = change.needs_consent(before, new)
+        if needed and option not in consent and lake.blocked(before.ref) is None:
             cost = f" It took {before.seconds:.0f} s last time." if before.seconds else ""
             raise CodeChanged(
-                f"{run.key}: {change.reason}.{cost} Compute it again with --{option} (as a run tag: "
+                f"{new.key}: {change.reason}.{cost} Compute it again with --{option} (as a run tag: "
                 f'{CONSENT_TAG}{option}: "true"), or, if the change cannot matter, keep the version: '
-                f'etpi accept {self.node.name} {run.key} --because "..."'
+                f'etpi accept {self.node.name} {new.key} --because "..."'
             )
 
     def _unchanged(self, lake: Lake, ref: Ref, input_key: str) -> Manifest | None:
@@ -359,7 +361,7 @@ class AssetRecipe:
                 stack.enter_context(resource_lock(name, run.lake, run.log))
             yield
 
-    def _verify(self, run: AssetRun, produced: Produced, inputs: Mapping[str, str]) -> None:
+    def _verify(self, run: AssetRun, produced: Produced, new: Wanted) -> None:
         if set(produced.tables) != set(self.node.tables):
             raise LakeError(
                 f"{self.node.name} returned tables {sorted(produced.tables)}; declared are {sorted(self.node.tables)}"
@@ -373,11 +375,9 @@ class AssetRecipe:
                 f"{self.node.name}: {', '.join(wrong)} does not block as checks.toml declares; say so in both places"
             )
         now = inputs_of(self.node, run.key, run.specs, run.lake, run.lake.current)
-        if self.node.tables and now != inputs:
-            changed = sorted(name for name in {**now, **inputs} if now.get(name) != inputs.get(name))
-            raise LakeError(
-                f"{self.node.name} of {run.key}: {', '.join(changed)} changed while it was computed; run it again"
-            )
+        if self.node.tables and now != new.inputs:
+            changed = ", ".join(sorted(differing(new.inputs, now)))
+            raise LakeError(f"{self.node.name} of {run.key}: {changed} changed while it was computed; run it again")
 
 
 @dataclass(frozen=True)

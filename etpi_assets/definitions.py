@@ -13,9 +13,7 @@ from pydantic import Field
 
 from etpi_assets.asset import recipes
 from etpi_assets.graph import GRAPH
-from etpi_assets.orchestration.automation.alerts import alert_sensor
 from etpi_assets.orchestration.automation.conditions import automation_sensor, with_automation
-from etpi_assets.orchestration.automation.import_folders import import_sensor
 from etpi_assets.orchestration.automation.schedule import schedules
 from etpi_assets.orchestration.experiment_inputs import experiment_inputs
 from etpi_assets.orchestration.jobs import build_jobs
@@ -49,7 +47,7 @@ def build_defs(specs: Specs | None = None, resource_overrides: Mapping[str, Any]
     return dg.Definitions(
         assets=[experiment_inputs(recipes().values(), specs), *assets],
         jobs=build_jobs(specs),
-        sensors=[automation_sensor(), import_sensor(), alert_sensor()],
+        sensors=[automation_sensor()],
         schedules=schedules(specs),
         resources={RESOURCE: EtpiResource(), **(resource_overrides or {})},
         executor=executor(),

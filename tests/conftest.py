@@ -12,8 +12,7 @@ import torch
 
 from etpi_assets import asset
 from etpi_assets.graph import GRAPH
-from etpi_assets.planning import acceptance as changes
-from etpi_assets.planning import explain, planner
+from etpi_assets.planning import planner
 from etpi_assets.planning.versioning.codebase import CodeVersion
 from etpi_assets.planning.versioning.keys import PartitionCode
 from etpi_resources.sandboxes import SandboxFactory
@@ -123,7 +122,7 @@ def code(monkeypatch):
 
         return PartitionCode(version(node.name), version(f"{node.name} kept") if node.kept else None)
 
-    for module in (planner, asset, changes, explain):
+    for module in (planner, asset):
         monkeypatch.setattr(module, "code_of", code_of)
     return versions
 

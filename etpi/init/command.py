@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,15 +56,30 @@ class Answers:
         return value
 
 
-def from_trajectories(source: str, format: str, answers: Answers, train: bool = False) -> int:
-    """Write a rollout set and an experiment for recorded runs, which `train`s the student on them; always 0.
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of `--from`: see `etpi init --help`."""
+
+    format: str = "auto"
+    columns: str | None = None
+    secrets: str | None = None
+    json: bool = False
+    train: bool = False
+
+
+def from_trajectories(source: str, options: RunOptions, answers: Answers) -> int:
+    """Write a rollout set and an experiment for recorded runs, or print what was seen as JSON; always 0.
 
     Raises:
         SpecError: a bad path, format, student or name; none of the inputs can be read; or files that exist.
     """
     student = read_student(answers.ask("student", "the student, a folder or REPO@COMMIT of the hub", None))
-    survey = trajectories.survey(source, format, student)
+    survey = trajectories.survey(source, options.format, student, options.columns, options.secrets)
+    if options.json:
+        click.echo(json.dumps(trajectories.facts(survey, student, answers.preset), ensure_ascii=False, indent=1))
+        return 0
     click.echo(trajectories.summary(survey, student))
+    click.echo("\n".join(trajectories.preview_lines(survey, student, answers.preset)))
     if not survey.rollouts:
         raise SpecError(f"none of the {survey.looked} inputs looked at can be read; nothing was written")
     name = answers.ask("name", "name of the new specs", spec_name(Path(source).name.partition(".")[0]))
@@ -74,9 +90,9 @@ def from_trajectories(source: str, format: str, answers: Answers, train: bool = 
         licence = answers.ask("license", "licence of the runs", "")
     new = [
         trajectories.rollout_set_spec(name, survey, teacher, licence),
-        trajectories.experiment_spec(name, survey, student, answers.preset, train),
+        trajectories.experiment_spec(name, survey, student, answers.preset, options.train),
     ]
-    click.echo(announcement(write_specs(new, force=answers.force), name, export="model" if train else "trl"))
+    click.echo(announcement(write_specs(new, force=answers.force), name, export="model" if options.train else "trl"))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -16,6 +17,14 @@ from etpi_resources.lake.catalog import connect, default_path
 from etpi_resources.lake.questions import Question, reports
 
 SHELL = "duckdb"
+_FILE = re.compile(r"'((?:[^']|'')+\.parquet)'")
+_EXPLAIN = re.compile(r"(?:\s|--[^\n]*\n)*EXPLAIN\b(?:\s+ANALYZE\b)?(?:\s*\([^()]*\))?", re.IGNORECASE)
+_READING = (
+    duckdb.StatementType.SELECT,
+    duckdb.StatementType.EXPLAIN,
+    duckdb.StatementType.SET,
+    duckdb.StatementType.CREATE,  # only temporary things, in memory: the catalog is read-only
+)
 
 
 def list_reports() -> int:
@@ -29,14 +38,18 @@ def list_reports() -> int:
 def run(question: Question, values: dict[str, Value], format: str) -> int:
     """Run SQL on the catalog, read-only and with times in UTC, and print the rows of its last statement; always 0.
 
+    It reads the catalog and the lake's tables, and writes nothing: other files, extensions and settings are refused.
+
     Raises:
-        QueryError: DuckDB refuses the query.
+        QueryError: DuckDB refuses the query, or a statement does more than read.
         LakeError: there is no catalog.
     """
     with connect() as connection:
         try:
             for name, value in values.items():
                 connection.execute(f"SET VARIABLE {name} = $value", {"value": value})
+            connection.execute(_confinement(connection) + "SET lock_configuration = true")
+            _refuse_writing(connection, question)
             connection.execute(question.text)
             names = [column[0] for column in connection.description or ()]
             rows = connection.fetchall() if names else []
@@ -49,19 +62,44 @@ def run(question: Question, values: dict[str, Value], format: str) -> int:
     return 0
 
 
+def _confinement(connection: duckdb.DuckDBPyConnection) -> str:
+    """Return settings under which DuckDB opens no file but those below the folder of the views' tables."""
+    views = connection.execute("SELECT sql FROM duckdb_views() WHERE NOT internal").fetchall()
+    files = [file.replace("''", "'") for (sql,) in views for file in _FILE.findall(sql)]
+    folder = os.path.commonpath(map(os.path.dirname, files)) if files else None
+    listed = "[]" if folder is None else f"['{folder.replace(chr(39), chr(39) * 2)}']"
+    return f"SET allowed_directories = {listed}; SET enable_external_access = false; "
+
+
+def _refuse_writing(connection: duckdb.DuckDBPyConnection, question: Question) -> None:
+    """Raise QueryError if a statement does more than read."""
+    for statement in connection.extract_statements(question.text):
+        reads = statement.type in _READING
+        if statement.type == duckdb.StatementType.EXPLAIN:  # EXPLAIN ANALYZE runs its statement
+            explain = _EXPLAIN.match(statement.query)
+            inner = connection.extract_statements(statement.query[explain.end() :]) if explain else []
+            reads = [explained.type for explained in inner] == [duckdb.StatementType.SELECT]
+        if not reads:
+            raise QueryError(
+                f"{question.name}: `etpi sql` only reads, and {statement.type.name} does more. Print a result with "
+                "--format csv or json; for other statements open the catalog with your own DuckDB"
+            )
+
+
 def shell() -> int:
-    """Replace this process by DuckDB's shell on the catalog, read-only and with times in UTC.
+    """Replace this process by DuckDB's shell on the catalog, read-only, with times in UTC and in its safe mode.
 
     Raises:
         LakeError: there is no catalog.
         QueryError: DuckDB's shell is not installed.
     """
     path = default_path()
-    connect(path).close()  # its error names the missing file
+    with connect(path) as connection:  # its error names the missing file
+        settings = f"SET TimeZone = 'UTC'; {_confinement(connection)}"
     program = find_shell()
     if sys.stdin.isatty():
         print(f"{path}, read-only, times in UTC. SHOW TABLES; DESCRIBE turns; .quit", file=sys.stderr)
-    os.execv(program, [program, "-readonly", str(path), "-cmd", "SET TimeZone = 'UTC'"])
+    os.execv(program, [program, "-readonly", str(path), "-cmd", settings, "-cmd", ".safe_mode"])
 
 
 def find_shell() -> str:

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from etpi.run.columns import GAP, WIDTH, aligned, figure
-from etpi_assets.evaluation import stopping
 from etpi_assets.reports.changes import Change, between, changes
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.links import regressions_page, view_url
@@ -41,7 +40,7 @@ def metrics_table(lake: Lake, experiments: Sequence[str], width: int = WIDTH) ->
     text = lines[:1] if roles else []
     for name in experiments:
         shown, lines = lines[1 : 1 + len(cells[name])], [lines[0], *lines[1 + len(cells[name]) :]]
-        text += [name, *shown, *_sentences(lake, name, changed[name])] if shown else [f"{name}: {_missing(lake, name)}"]
+        text += [name, *shown, *_sentences(name, changed[name])] if shown else [f"{name}: {_missing(lake, name)}"]
     return "\n".join(text)
 
 
@@ -74,7 +73,7 @@ def _changes(lake: Lake, experiment: str) -> Sequence[Change]:
     columns = ["rollout_id", "task_id", "checkpoint_role", "decoding", "seed"]
     rollouts = lake.read(rolled_out, "rollouts", columns=columns)
     scores, agent_scores = (lake.read(measured, table) for table in ("scores", "agent_scores"))
-    paired = changes(rollouts, scores, agent_scores, METRICS, sequential="stop" in current.notes)
+    paired = changes(rollouts, scores, agent_scores, METRICS)
     return between(paired, "base", "rl") or between(paired, "base", "sft")
 
 
@@ -101,10 +100,9 @@ def _cells(
     return lines
 
 
-def _sentences(lake: Lake, experiment: str, changed: Sequence[Change]) -> list[str]:
+def _sentences(experiment: str, changed: Sequence[Change]) -> list[str]:
     """Say which of all metrics fell, and for which the rollouts are too few to tell; link to the lost tasks."""
-    evaluated = lake.current(Ref("eval_rollouts", "experiment", experiment))
-    sentences = list(stopping.sentences(evaluated.notes)) if evaluated else []
+    sentences: list[str] = []
     for word, title in (("fell", "FELL"), ("lower", "lower, but not certain at this n")):
         those = [change for change in changed if change.word == word]
         listed = [f"{c.metric} {c.decoding} {c.value_before:.2f} → {c.value_after:.2f}" for c in those]

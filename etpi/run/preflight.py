@@ -12,7 +12,7 @@ from etpi_assets.scoring.rewards.functions import check_terms
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import expand, external_path
-from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.families import load_family
 from etpi_resources.backend import backend
@@ -20,6 +20,8 @@ from etpi_resources.chat.bounds import TemplateUnbounded, require_bounded
 from etpi_resources.sandboxes import HostFactory, SandboxUnavailable
 from etpi_resources.trainers.interpreter import trainer_python
 from etpi_resources.trainers.trackers import TrackerMissing, require_trackers
+
+_OWN_LOOP = "etpi's own loop"
 
 
 def require_sandboxes(steps: Iterable[Step], specs: Specs, factory: Callable[[str], HostFactory]) -> None:
@@ -63,6 +65,27 @@ def require_libraries(steps: Iterable[Step], specs: Specs) -> None:
             raise TrackerMissing(f"{step.asset} of {step.key}: {error}. Nothing was run.") from error
 
 
+def harness_warnings(names: Iterable[str], specs: Specs) -> list[str]:
+    """Return a line for each experiment whose student is evaluated in another harness than its rollouts came from."""
+    lines = []
+    for name in names:
+        spec = specs.experiments[name]
+        agents = [specs.rollout_sets[key].agent for key in spec.rollout_sets]
+        evaluated = _harness(spec.evaluate.agent) if spec.evaluate else None
+        trained = {_harness(agent) for agent in agents}
+        if spec.evaluate and (evaluated or any(trained)) and trained - {evaluated}:
+            seen = ", ".join(sorted(each or _OWN_LOOP for each in trained))
+            lines.append(
+                f"warning: {name} is evaluated in {evaluated or _OWN_LOOP} and trained on rollouts of "
+                f"{seen}: set [evaluate.harness] to the same name and version"
+            )
+    return lines
+
+
+def _harness(agent: AgentSection) -> str | None:
+    return f"{agent.harness.name} {agent.harness.version}" if agent.harness else None
+
+
 def require_templates(steps: Iterable[Step], specs: Specs) -> None:
     """Check that the chat templates of open steps, unless etpi or TRL ships them, keep within bounds.
 
@@ -74,7 +97,7 @@ def require_templates(steps: Iterable[Step], specs: Specs) -> None:
         match specs.get(step.set, step.key):
             case ExperimentSpec() as spec:
                 wanted.setdefault((spec.base.tokenizer, spec.base.chat_template), step)
-            case RolloutSetSpec(kind="live") as spec:
+            case RolloutSetSpec(kind="live" | "agent") as spec:
                 wanted.setdefault((spec.agent.tokenizer, None), step)
     for (tokenizer, template), step in wanted.items():
         if _is_foreign(template or tokenizer):
@@ -119,7 +142,7 @@ def sandbox_kind(step: Step, specs: Specs) -> str | None:
     match step.asset, spec:
         case "tasks", SuiteSpec():
             return load_family(spec.family).sandbox(spec.params)
-        case "raw_rollouts", RolloutSetSpec(kind="live"):
+        case "raw_rollouts", RolloutSetSpec(kind="live" | "agent"):
             return spec.sandbox
         case "rl_checkpoint", ExperimentSpec() if spec.rl.method != "none":
             return spec.rl.sandbox

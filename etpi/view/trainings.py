@@ -15,7 +15,7 @@ from etpi_resources.lake.lake import Lake
 from etpi_resources.process.locks import Note, lake_locks
 
 METRICS, CONFIG = "metrics.jsonl", "config.json"
-KINDS = {"train": "fine-tuning", "reinforce": "reinforcement", "base": "tiny base"}
+KINDS = {"train": "fine-tuning", "reinforce": "reinforcement"}
 """Scratch folders in which workers train -> their work."""
 
 

@@ -6,9 +6,9 @@ of its own to them (DNS rebinding). Neither Dagster's page nor a server of stati
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
+import secrets
 from collections.abc import Collection
 from ipaddress import ip_address
 from urllib.parse import parse_qsl, urlencode
@@ -37,7 +37,9 @@ class Guard:
     """Pass on requests that a user of the page sent, and refuse those of other websites.
 
     - The Host is a loopback name or address, or one of `names`.
-    - With a token, a request has it: as the cookie that `?token=` sets, or as `Authorization: Bearer`.
+    - With a token, a request has it as `Authorization: Bearer`, or has the cookie that `?token=` sets before it leaves
+      the address. Browsers send the cookie to every port of a host name, so it is not the token: it is worth nothing at
+      another server, or after this one has ended.
     - A request with an Origin comes from the page itself; so does the request that opens a websocket.
     - Whatever changes something is a POST of JSON. A website cannot send JSON to another origin without its consent.
       GraphQL by GET is refused; its console, which is HTML, is not.
@@ -46,8 +48,7 @@ class Guard:
     def __init__(self, app: ASGIApp, names: Collection[str] = (), token: str | None = None) -> None:
         self._app, self._token = app, token
         self._names = {name.lower() for name in names}
-        digest = hashlib.sha256((token or "").encode()).hexdigest()
-        self._cookie = f"etpi_{digest[:12]}"  # browsers share cookies between the ports of a host
+        self._session = secrets.token_urlsafe(32)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -66,11 +67,11 @@ class Guard:
             return _refused(
                 403, "This page does not answer to this host name. Use localhost, or start it with --name NAME"
             )
-        if self._token is not None and not self._has_token(request):
-            return self._admission(request) or _refused(
-                401,
-                "This page needs a token: open it once with ?token=TOKEN; the command that serves it says where it is",
-            )
+        if self._token is not None:
+            if admission := self._admission(request):
+                return admission
+            if not self._is_admitted(request):
+                return _refused(401, "This page needs a token: open it once with ?token=TOKEN; its command says where")
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != request.headers["host"].lower():
             return _refused(403, "This page does not answer to requests that another website sends")
@@ -81,24 +82,37 @@ class Guard:
         name = match[1].strip("[]") if match else ""
         return is_loopback(name) or name in self._names
 
-    def _has_token(self, request: HTTPConnection) -> bool:
+    def _is_admitted(self, request: HTTPConnection) -> bool:
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        shown = bearer if scheme.lower() == "bearer" else request.cookies.get(self._cookie, "")
-        return self._is_token(shown)
-
-    def _is_token(self, text: str) -> bool:
-        return hmac.compare_digest(text.encode(), (self._token or "").encode())
+        if scheme.lower() == "bearer":
+            return _same(bearer, self._token or "")
+        return _same(request.cookies.get(_cookie(request), ""), self._session)
 
     def _admission(self, request: HTTPConnection) -> Response | None:
-        """Return a redirection that sets the cookie, to the address without its token, if that is the right one."""
-        query = dict(parse_qsl(request.scope["query_string"].decode("ascii", "replace")))
-        if not self._is_token(query.pop("token", "")):
+        """Return a redirection to the address without its token that sets the cookie, if the token is right.
+
+        An admitted request is redirected with any token, so that no address keeps one."""
+        query = parse_qsl(request.scope["query_string"].decode("ascii", "replace"), keep_blank_values=True)
+        tokens = [value for name, value in query if name == "token"]
+        is_right = any(_same(token, self._token or "") for token in tokens)
+        if not tokens or request.scope["type"] == "websocket" or not (is_right or self._is_admitted(request)):
             return None
         # One slash: an address that starts with two would lead to another host.
         path = "/" + request.scope["path"].lstrip("/")
-        response = RedirectResponse(f"{path}?{urlencode(query)}" if query else path, status_code=303)
-        response.set_cookie(self._cookie, self._token or "", httponly=True, samesite="lax")
+        kept = urlencode([(name, value) for name, value in query if name != "token"])
+        response = RedirectResponse(f"{path}?{kept}" if kept else path, status_code=303)
+        if is_right:
+            response.set_cookie(_cookie(request), self._session, httponly=True, samesite="lax")
         return response
+
+
+def _cookie(request: HTTPConnection) -> str:
+    """Return the cookie's name, which has the port as the browser knows it: all ports of a host name share cookies."""
+    return f"etpi_{request.headers['host'].rpartition(']')[2].partition(':')[2] or 80}"
+
+
+def _same(one: str, two: str) -> bool:
+    return hmac.compare_digest(one.encode(), two.encode())
 
 
 def _method_refusal(request: HTTPConnection) -> Response | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -123,8 +123,13 @@ def rollout_id(task: Task, sample: int, spec_key: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def run_rollout(job: RolloutJob, runtime: RolloutRuntime) -> RolloutRecord:
+def run_rollout(
+    job: RolloutJob, runtime: RolloutRuntime, new_loop: Callable[..., AgentLoop] | None = None
+) -> RolloutRecord:
     """Roll the job's task out once and grade the agents' workspaces.
+
+    Args:
+        new_loop: (job, runtime, record) -> the loop; None: AgentLoop.
 
     Every rollout gives a record: an exception of the engine, a sandbox or the judge ends the unfinished agents with
     exit "Error" and is recorded in `error`.
@@ -134,7 +139,7 @@ def run_rollout(job: RolloutJob, runtime: RolloutRuntime) -> RolloutRecord:
     """
     clock = time.perf_counter()
     record = _new_record(job)
-    loop = _AgentLoop(job, runtime, record)
+    loop = (new_loop or AgentLoop)(job, runtime, record)
     try:
         with ExitStack() as stack:
             loop.start(stack)
@@ -177,7 +182,7 @@ def _new_record(job: RolloutJob) -> RolloutRecord:
     )
 
 
-def _start_files(sandbox: Sandbox, needs: SandboxNeeds) -> dict[str, str]:
+def start_files(sandbox: Sandbox, needs: SandboxNeeds) -> dict[str, str]:
     """Prepare the environment of a task and return its files. Raises EnvironmentUnavailable if preparing fails."""
     if needs.prepare is not None:
         prepared = sandbox.run(needs.prepare, timeout=PREPARE_SECONDS)
@@ -187,7 +192,7 @@ def _start_files(sandbox: Sandbox, needs: SandboxNeeds) -> dict[str, str]:
 
 
 @dataclass(eq=False)
-class _AgentState:
+class AgentState:
     """One agent while its rollout runs.
 
     Attributes:
@@ -235,7 +240,7 @@ _INTERPRETERS = {INTERPRETER: cell_command, PUBLISHED_INTERPRETER: published_com
 """The command that a tool's call runs, by the tool."""
 
 
-class _AgentLoop:
+class AgentLoop:
     """The rounds of one rollout. `stage` names the current phase for the record of a failed rollout."""
 
     def __init__(self, job: RolloutJob, runtime: RolloutRuntime, record: RolloutRecord) -> None:
@@ -248,7 +253,7 @@ class _AgentLoop:
         self.interpret = next((_INTERPRETERS[name] for name in job.agent.tools if name in _INTERPRETERS), None)
         # Only the published tool answers with the bare output.
         self.show_status = PUBLISHED_INTERPRETER not in job.agent.tools
-        self.agents: list[_AgentState] = []
+        self.agents: list[AgentState] = []
         self.mail = Mailbox(())
         self.stage = "start"
 
@@ -260,7 +265,7 @@ class _AgentLoop:
             files = family.workspace(self.task, role)
             sandbox = stack.enter_context(self.runtime.sandboxes.create(files, needs.limits, needs.environment))
             agent = self._add_agent(index, role, sandbox)
-            agent.start = files if needs.environment is None else _start_files(sandbox, needs)
+            agent.start = files if needs.environment is None else start_files(sandbox, needs)
         agent_ids = [agent.agent_id for agent in self.agents]
         self.mail = Mailbox(agent_ids, delivers=self.section.messages == "delivered")
 
@@ -290,17 +295,17 @@ class _AgentLoop:
         machines = {agent.agent_id: agent.sandbox for agent in self.agents}
         return grade(self.runtime.family, self.task, initial, final, machines, self.runtime.sandboxes)
 
-    def _add_agent(self, index: int, role: Role, sandbox: Sandbox) -> _AgentState:
+    def _add_agent(self, index: int, role: Role, sandbox: Sandbox) -> AgentState:
         name = "solo" if role.partner is None else ("proposer", "responder")[index > 0]
         messages = [dict(message) for message in render_prompts(self.section, self.task, role)]
         record = AgentRecord(role.agent_id, role.feature_id, name, "Error")
         record.messages = [Message(m["role"], m["content"], kind="prompt") for m in messages]
         self.record.agents.append(record)
-        agent = _AgentState(role, sandbox, record, messages, self._render(messages), {})
+        agent = AgentState(role, sandbox, record, messages, self._render(messages), {})
         self.agents.append(agent)
         return agent
 
-    def _check_budget(self, agent: _AgentState) -> None:
+    def _check_budget(self, agent: AgentState) -> None:
         if not agent.active:
             return
         if len(agent.record.turns) >= self.section.max_steps:
@@ -308,7 +313,7 @@ class _AgentLoop:
         elif len(agent.history) + min(MIN_OUTPUT, self.section.max_tokens) > self.section.max_model_len:
             agent.exit = "ContextWindowExceeded"
 
-    def _request(self, agent: _AgentState) -> Request:
+    def _request(self, agent: AgentState) -> Request:
         session = f"{self.record.rollout_id}/{agent.agent_id}"
         room = self.section.max_model_len - len(agent.history)
         return Request(
@@ -322,7 +327,7 @@ class _AgentLoop:
             privileged={"task": self.task, "role": agent.role, "payload": self.task.payload},
         )
 
-    def _record_turn(self, agent: _AgentState, completion: Completion) -> None:
+    def _record_turn(self, agent: AgentState, completion: Completion) -> None:
         if completion.finish_reason == "error":
             where = f"{agent.agent_id} turn {len(agent.record.turns)}"
             raise RuntimeError(f"{self.engine.name} failed on {where}: {completion.text}")
@@ -352,7 +357,7 @@ class _AgentLoop:
         )
         self._append_message(agent, message, "action")
 
-    def _run_actions(self, agent: _AgentState) -> None:
+    def _run_actions(self, agent: AgentState) -> None:
         """Run the turn's commands in order and send its messages."""
         turn, results = agent.turn, []
         agent.sent_to = []
@@ -378,7 +383,7 @@ class _AgentLoop:
         elif self.section.max_steps == 1:  # the only turn is the submission
             agent.submit()
 
-    def _observe(self, active: Sequence[_AgentState]) -> None:
+    def _observe(self, active: Sequence[AgentState]) -> None:
         """Append an observation to every agent that acted, and to those whose wait is over."""
         all_wait = all(agent.waiting for agent in self.agents if agent.exit is None)
         released = [
@@ -409,7 +414,7 @@ class _AgentLoop:
             if agent.exit is None:
                 self._extend_history(agent, turn, role)
 
-    def _extend_history(self, agent: _AgentState, turn: Turn, role: str) -> None:
+    def _extend_history(self, agent: AgentState, turn: Turn, role: str) -> None:
         if self.section.compact_after and len(agent.record.turns) - agent.compacted_at >= self.section.compact_after:
             self._compact(agent, turn)
             return
@@ -430,7 +435,7 @@ class _AgentLoop:
         parsed = self.form.parse(after_think(turn.content)) if self.form else ()
         return next((call.name for call in reversed(parsed) if isinstance(call, Call)), "bash")
 
-    def _compact(self, agent: _AgentState, turn: Turn) -> None:
+    def _compact(self, agent: AgentState, turn: Turn) -> None:
         """Replace the conversation by its first prompt and a summary of the turns so far."""
         agent.compacted_at = len(agent.record.turns)
         prompts = [message for message in agent.record.messages if message.kind == "prompt"]
@@ -442,7 +447,7 @@ class _AgentLoop:
         ]
         agent.history = self._render(agent.messages)
 
-    def _final_files(self, agent: _AgentState) -> dict[str, str]:
+    def _final_files(self, agent: AgentState) -> dict[str, str]:
         """Read the agent's files and set its patch.
 
         Where the agent answers in words, the file ANSWER holds that answer alone: a file of that name that the agent
@@ -459,7 +464,7 @@ class _AgentLoop:
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         return self.chat.prompt_ids(messages, tools=self.tools, **self.runtime.template_kwargs)
 
-    def _append_message(self, agent: _AgentState, message: dict[str, Any], kind: str) -> None:
+    def _append_message(self, agent: AgentState, message: dict[str, Any], kind: str) -> None:
         agent.messages.append(message)
         recorded = Message(message["role"], message["content"], turn=agent.turn.turn, kind=kind, at=datetime.now(UTC))
         recorded.reasoning, recorded.tool_calls = message.get("reasoning"), message.get("tool_calls")

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from etpi_assets.asset import AssetRun, Input, Produced, asset
 from etpi_assets.curation.gates import apply_overrides
-from etpi_assets.evaluation import metrics, probes, stopping
+from etpi_assets.evaluation import metrics, probes
 from etpi_assets.evaluation.probe_plan import (
     ExpectedServing,
     ProbePlan,
@@ -37,7 +37,7 @@ from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.scoring.structure import structure_of
 from etpi_assets.specs.check_names import PROBES
-from etpi_assets.specs.experiment import EvaluateSection, ExperimentSpec, StopSection, Threshold
+from etpi_assets.specs.experiment import EvaluateSection, ExperimentSpec, Threshold
 from etpi_assets.specs.rollout_set import ScoringSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
@@ -124,11 +124,7 @@ def eval_rollouts(
         return Produced.not_applicable(run.node.name, NOTHING)
     section = spec.evaluate
     setting = _setting(run, spec, section)
-    if section.stop is None:
-        records, stopped, count = _roll_out(run, spec, section, served, setting), None, len(setting.tasks)
-    else:
-        records, stopped = _roll_out_until(run, tasks, spec, section, section.stop, served, setting)
-        count = stopped.tasks
+    records, count = _roll_out(run, spec, section, served, setting), len(setting.tasks)
     tables = to_tables(records, setting.chat.decode)
     expected = {(c.role, c.seed, x.decoding, x.sample_seed): count for c, x in _plan_of(section, served)}
     return Produced(
@@ -139,7 +135,7 @@ def eval_rollouts(
             tasks_as_asked(section.tasks, count, section.split),
         ),
         metadata={"exits": dict(Counter(tables["agents"]["exit_status"].to_pylist()))},
-        notes=_served_by(spec) | ({"stop": stopped.notes()} if stopped else {}),
+        notes=_served_by(spec),
         seeds=section.sample_seeds,
     )
 
@@ -174,35 +170,6 @@ def _roll_out(
     return records
 
 
-def _roll_out_until(
-    run: AssetRun,
-    tasks: Input,
-    spec: ExperimentSpec,
-    section: EvaluateSection,
-    stop: StopSection,
-    served: Sequence[EvaluatedCheckpoint],
-    setting: EvaluationSetting,
-) -> tuple[list[RolloutRecord], stopping.Stopped]:
-    """Roll out batches of tasks until the rule of `evaluate.stop` ends it; finished batches come from the journals."""
-    records: list[RolloutRecord] = []
-    looks: list[stopping.Look] = []
-    of_suite = tasks.read("tasks", key=section.suite)
-    batches = stopping.batches(read_tasks(of_suite, section.split), section, stop)
-    budget, done, why = sum(map(len, batches)), 0, None
-    options = _scoring(run, tasks, stop.scoring or spec.metrics.scoring, section)
-    for batch in batches:
-        records += _roll_out(run, spec, section, served, replace(setting, tasks=batch))
-        done += len(batch)
-        tables = to_tables(records, setting.chat.decode)
-        scored = score(tables["rollouts"], tables["agents"], tables["turns"], of_suite, options, tables["messages"])
-        looks.append(stopping.look(stop, done, tables["rollouts"], scored))
-        why = stopping.reason(stop, looks[-1])
-        run.log(stopping.progress_line(stop, looks[-1], budget, why))
-        if why:
-            break
-    return records, stopping.conclude(stop, looks, budget, why)
-
-
 def _plan_of(
     section: EvaluateSection, served: Sequence[EvaluatedCheckpoint]
 ) -> list[tuple[EvaluatedCheckpoint, EvaluationCondition]]:
@@ -213,7 +180,7 @@ def _plan_of(
     set="experiment",
     group="evaluation",
     tables=("metrics", "scores", "agent_scores", "turn_scores"),
-    sections=("metrics", "evaluate.agent.grammar", "evaluate.agent.tools", "evaluate.stop"),
+    sections=("metrics", "evaluate.agent.grammar", "evaluate.agent.tools"),
     checks=("every_rollout_scored", *THRESHOLDS),
     summary="Held-out metrics with n and 95 % intervals clustered by pair, next to the teacher's.",
 )
@@ -224,10 +191,7 @@ def eval_metrics(run: AssetRun, eval_rollouts: Input, scored_rollouts: Input, ta
     turns, messages = eval_rollouts.read("turns"), eval_rollouts.read("messages")
     scored = score(rollouts, agents, turns, tasks.read("tasks"), options, messages)
     teacher = metrics.teacher_of(scored_rollouts.read("scores"), scored_rollouts.read("agent_scores"), run.key)
-    sequential = bool(spec.evaluate and spec.evaluate.stop)
-    student = metrics.measure(
-        rollouts, scored["scores"], scored["agent_scores"], experiment=run.key, sequential=sequential
-    )
+    student = metrics.measure(rollouts, scored["scores"], scored["agent_scores"], experiment=run.key)
     table = pa.concat_tables([student, teacher])
     report_metrics(run.lake, run.key, spec.train.report_to, table, run.log)
     return Produced(
@@ -263,10 +227,11 @@ def _setting(run: AssetRun, spec: ExperimentSpec, section: EvaluateSection) -> E
 def _plan(
     run: AssetRun, spec: ExperimentSpec, chat: ChatFormat, upweighted_dataset: Input, tito_pairs: Input, tasks: Input
 ) -> ProbePlan:
-    """Return the prompts of the evaluated suite; training's own where no task of the training data is in the suite."""
+    """Return the prompts of the evaluated suite; training's own where no task of the training data is in the suite, and
+    where a harness writes the prompts."""
     rows = upweighted_dataset.read("dataset_rows", columns=["pair_id", "task_id", "agent_id", "turn"])
     of_suite = None
-    if spec.evaluate:
+    if spec.evaluate and not spec.evaluate.harness:
         renderer = PromptRenderer(
             family=load_family(run.specs.suites[spec.evaluate.suite].family),
             chat=chat,
@@ -303,8 +268,10 @@ def _checkpoints(run: AssetRun) -> list[EvaluatedCheckpoint]:
 
 def _expected(serving: Serving, evaluated: EvaluatedCheckpoint, checkpoint: Checkpoint) -> ExpectedServing:
     name, folder = serving.expected(checkpoint)
-    content_hash = evaluated.adapter_hash if folder == checkpoint.adapter else evaluated.checkpoint_id
-    return ExpectedServing(name, folder, content_hash or "", verifiable=not evaluated.path.startswith((HUB, PACKAGE)))
+    adapter, own = folder != checkpoint.folder, folder in (checkpoint.folder, checkpoint.adapter)
+    content_hash = evaluated.adapter_hash if adapter else evaluated.checkpoint_id
+    verifiable = own and not evaluated.path.startswith((HUB, PACKAGE))  # a copy was verified when it was written
+    return ExpectedServing(name, folder, content_hash or "", verifiable=verifiable)
 
 
 def _served_by(spec: ExperimentSpec) -> dict[str, Any]:
@@ -329,5 +296,6 @@ def _serving(run: AssetRun, spec: ExperimentSpec) -> Iterator[tuple[Serving, Map
         )
         for c in evaluated
     }
-    with closing(run.resources.serving(spec.serving, chat, list(checkpoints.values()))) as serving:
+    context = spec.evaluate.longest_context() if spec.evaluate else None
+    with closing(run.resources.serving(spec.serving, chat, list(checkpoints.values()), context)) as serving:
         yield serving, checkpoints

@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import pyarrow as pa
 
-from etpi_assets.scoring.confidence import sequential_change, sequential_mean, task_order
 from etpi_assets.scoring.intervals import Estimate, decide, mean, paired_difference, rate
 from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.experiment import MetricsSection, Threshold
@@ -36,7 +35,6 @@ def measure(
     *,
     experiment: str,
     teacher: bool = False,
-    sequential: bool = False,
 ) -> pa.Table:
     """Compute the metrics of every (checkpoint role, decoding), by seed and pooled over seeds (seed null).
 
@@ -46,8 +44,6 @@ def measure(
         rollouts, scores, agent_scores: tables of those names, of one experiment's evaluation or of its rollout sets.
         experiment: the value of the column `experiment`.
         teacher: give every rollout the role "teacher".
-        sequential: the number of tasks was decided by looking at the results (`evaluate.stop`): a rate is then the mean
-            over tasks, with an interval that is valid at such a stop. Means of tokens and turns keep theirs.
 
     Returns:
         A `metrics` table.
@@ -58,11 +54,7 @@ def measure(
         groups.items(), key=lambda item: (item[0][0], item[0][2], str(item[0][1]))
     ):
         counted = [unit for unit in units if not unit["infrastructure_error"]]
-        by_task = values_by_task(counted) if sequential else {}
         for metric, unit_name, estimate in _estimates(counted):
-            if sequential and metric not in MEANS:
-                at_stop = sequential_mean(_in_order(by_task[metric]))
-                estimate = replace(at_stop, n=estimate.n)
             rows.append(
                 {
                     "experiment": experiment,
@@ -180,15 +172,12 @@ def paired_changes(
     agent_scores: pa.Table,
     before: str,
     after: str,
-    *,
-    sequential: bool = False,
 ) -> list[PairedChange]:
     """Compare two checkpoint roles task by task, pooled over seeds, in every decoding that both were evaluated in.
 
     Args:
         rollouts, scores, agent_scores: as for `measure`, of one experiment's evaluation.
         before, after: checkpoint roles, for example base and sft.
-        sequential: as for `measure`.
     """
     groups = group_rollouts(rollouts, scores, agent_scores, teacher=False)
     changes = []
@@ -200,35 +189,11 @@ def paired_changes(
             tasks = sorted(earlier.get(metric, {}).keys() & later[metric].keys())
             if not tasks:
                 continue
-            if sequential and metric not in MEANS:
-                sides = [{task: side[metric][task] for task in tasks} for side in (later, earlier)]
-                means = [_in_order(side) for side in sides]
-                at_stop = sequential_change(*means)
-                after_value, before_value = (sum(side) / len(side) for side in means)
-                changes.append(PairedChange(decoding, metric, before_value, after_value, at_stop))
-                continue
             first, second = ([side[metric][task] for task in tasks] for side in (later, earlier))
             change = paired_difference(first, second, rates=metric not in MEANS)
             values = [sum(total for total, _ in side) / sum(size for _, size in side) for side in (second, first)]
             changes.append(PairedChange(decoding, metric, values[0], values[1], change))
     return changes
-
-
-def sequential_rate(
-    rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, role: str, decoding: str, metric: str
-) -> Estimate | None:
-    """Estimate a rate of one checkpoint role, pooled over seeds, with an interval that is valid at any stop.
-
-    None if no task has it.
-    """
-    units = group_rollouts(rollouts, scores, agent_scores, teacher=False).get((role, None, decoding), [])
-    tasks = values_by_task(units).get(metric)
-    return sequential_mean(_in_order(tasks)) if tasks else None
-
-
-def _in_order(tasks: Mapping[str, tuple[float, float]]) -> list[float]:
-    """Return each task's value, in the order in which a sequential evaluation takes tasks."""
-    return [total / size for _, (total, size) in sorted(tasks.items(), key=lambda item: task_order(item[0]))]
 
 
 def values_by_task(units: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, tuple[float, float]]]:

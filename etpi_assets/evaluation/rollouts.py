@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from etpi_assets.agent.harness import run_harness
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
 from etpi_assets.rollouts.executors import rollout_executor
@@ -146,7 +147,8 @@ def roll_out(
 def _roll_out(
     condition: EvaluationCondition, identity: Identity, runtime: RolloutRuntime, task: Task, sample: int
 ) -> RolloutRecord:
-    return run_rollout(RolloutJob(task, condition.agent, identity, sample, condition.sample_seed), runtime)
+    job = RolloutJob(task, condition.agent, identity, sample, condition.sample_seed)
+    return run_harness(job, runtime) if condition.agent.harness else run_rollout(job, runtime)
 
 
 def every_condition_ran(rollouts: pa.Table, expected: Mapping[tuple[str, int | None, str, int], int]) -> CheckOutcome:

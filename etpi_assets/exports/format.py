@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -44,7 +44,6 @@ class Export:
         importer: the importer that reads the files back; None if there is none.
         write: writes the files into an empty folder.
         assets: the exported assets.
-        repo_type: the kind of the hub's repository that the files belong in.
     """
 
     name: str
@@ -56,7 +55,6 @@ class Export:
     importer: str | None
     write: Callable[[ExportSource, Path], Written]
     assets: tuple[str, ...] = DATASET
-    repo_type: Literal["dataset", "model"] = "dataset"
 
 
 def write_parquet(path: Path, schema: pa.Schema, rows: Iterable[dict[str, Any]]) -> int:

@@ -49,5 +49,4 @@ EXPORT = Export(
     importer=None,
     write=_write,
     assets=CHECKPOINTS,
-    repo_type="model",
 )

@@ -16,6 +16,7 @@ from etpi_resources.checkpoints import checkpoint_folder
 from etpi_resources.lake.lake import DamagedFile, LakeError
 
 CARD = "README.md"
+GRAMMAR = "grammar.gbnf"
 _FOLDER_COMMENT = "  # relative to the lake's root; a full checkpoint, no PEFT needed"
 
 
@@ -32,6 +33,11 @@ def _write(source: ExportSource, folder: Path) -> Written:
             _place(file, folder / name)
             written[name] = 1
     (folder / CARD).write_text(_card(source, places), encoding="utf-8")
+    if structure := source.spec.metrics.scoring.structure:
+        prompt = source.chat.prompt_ids([{"role": "user", "content": ""}], **source.spec.serving.template_kwargs)
+        if source.chat.tail_form(prompt) != "closed":  # else nothing is left to constrain
+            (folder / GRAMMAR).write_text(structure.grammar().after(prompt, source.chat).gbnf(), encoding="utf-8")
+            written[GRAMMAR] = 1
     return Written({**written, CARD: 1}, notes=_note(places))
 
 
@@ -82,7 +88,8 @@ EXPORT = Export(
     "model",
     title="The trained checkpoint for `from_pretrained` and the Hugging Face Hub, with its model card",
     files="`model.safetensors`, `config.json`, tokenizer and chat template of the last trained stage, adapters merged; "
-    "`seed<n>/` for each seed if there are several; `README.md`",
+    "`seed<n>/` for each seed if there are several; `README.md`; `grammar.gbnf`, the grammar of "
+    "`metrics.scoring.structure` for llama.cpp and xgrammar, if the spec has one",
     keeps="every weight in its stored type, tokenizer and chat template; the model card with figures, intervals, "
     "teachers, licences and data versions",
     loses="the adapter as separate weights, intermediate checkpoints, the optimiser's state",
@@ -90,5 +97,4 @@ EXPORT = Export(
     importer=None,
     write=_write,
     assets=(*CHECKPOINTS, "model_card"),
-    repo_type="model",
 )

@@ -14,16 +14,26 @@ from typing import Any
 
 from etpi_assets.importers import (
     atif,
+    capture,
+    claude_code,
+    codex,
     cooperbench,
+    gemini_cli,
     harbor,
+    inspect_ai,
+    mapped,
     messages,
     mini_swe_agent,
+    nemo_gym,
     openhands,
     r2e_gym,
+    secrets,
     sharegpt,
     swe_agent,
+    tau2,
     tito,
     trl,
+    verifiers,
     verl,
 )
 from etpi_assets.importers.conversation import Options
@@ -34,6 +44,7 @@ from etpi_assets.specs.plugins import near, plugin, plugin_names, unknown
 from etpi_assets.trajectories.records import RolloutRecord
 
 _MODULES = (
+    capture,
     cooperbench,
     mini_swe_agent,
     swe_agent,
@@ -41,11 +52,19 @@ _MODULES = (
     atif,
     r2e_gym,
     openhands,
+    claude_code,
+    codex,
+    gemini_cli,
+    verifiers,
+    nemo_gym,
+    inspect_ai,
+    tau2,
     tito,
     trl,
     verl,
     sharegpt,
     messages,
+    mapped,
 )
 
 IMPORTERS: Mapping[str, Format] = {module.FORMAT.name: module.FORMAT for module in _MODULES}
@@ -67,7 +86,8 @@ def import_runs(format: str, path: Path, options: Mapping[str, Any] | None = Non
     parsed, importer = read_options(options or {}), importer_of(format, path)
     samples: Counter[str | None] = Counter()
     for unit in importer.units(path):
-        for item in importer.results(unit, path, parsed):
+        for raw in importer.results(unit, path, parsed):
+            item = secrets.without_secrets(raw, parsed.secrets)
             if isinstance(item, RolloutRecord):
                 item.tools = item.tools or parsed.tools
                 item.sample = samples[item.task_id]
@@ -137,8 +157,12 @@ def read_options(options: Mapping[str, Any]) -> Options:
             raise ValueError(f"options.{key}: unknown option.{near(key, known)} Known: {', '.join(sorted(known))}")
         if key == "capture" and value not in ("native", "retokenised"):
             raise ValueError(f"options.capture: {value!r} is neither native nor retokenised")
+        if key == "secrets" and value not in secrets.CHOICES:
+            raise ValueError(f"options.secrets: {value!r} is none of {', '.join(secrets.CHOICES)}")
         if key == "tools":
             values[key] = _schemas(value)
+        elif key == "map":
+            values[key] = read_map(value)
         elif not key.endswith("_commands"):
             values[key] = str(value)
         elif isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
@@ -146,6 +170,19 @@ def read_options(options: Mapping[str, Any]) -> Options:
         else:
             raise ValueError(f"options.{key}: {value!r} is not a list of command names")
     return Options(**values)
+
+
+def read_map(value: Any) -> dict[str, str]:
+    """Return the map of a spec, a table of paths, or of a command line: `KEY=PATH,...`. Raises ValueError."""
+    if isinstance(value, str):
+        pairs = [pair.strip().partition("=") for pair in value.split(",")]
+        value = {key: path for key, _, path in pairs}
+    if not isinstance(value, Mapping) or not all(isinstance(path, str) and path for path in value.values()):
+        raise ValueError(f"map: {value!r} is not KEY=PATH, such as messages=conv.turns,role=from,text=value")
+    if wrong := [key for key in value if key not in mapped.KEYS]:
+        raise ValueError(f"map: unknown key {wrong[0]!r}.{near(wrong[0], mapped.KEYS)} Known: {', '.join(mapped.KEYS)}")
+    mapped.check_map(value)
+    return dict(value)
 
 
 def _schemas(value: Any) -> list[dict[str, Any]] | None:

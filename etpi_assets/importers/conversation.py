@@ -105,6 +105,8 @@ class Options:
         tokenizer: chat format of token ids in the source: "tiny", "qwen3" or a folder.
         capture: how those ids were captured, if the rows do not say: "native" or "retokenised".
         tools: schemas of the tools that prompts offer, as JSON text or tables, for runs that record none.
+        map: columns of rows of the format `mapped`: key -> path.
+        secrets: what is done with keys in the runs: "keep", "mask" (a turn that wrote one is context) or "quarantine".
     """
 
     message_commands: tuple[str, ...] = ("send_message",)
@@ -114,6 +116,8 @@ class Options:
     tokenizer: str | None = None
     capture: str = "retokenised"
     tools: list[dict[str, Any]] | None = None
+    map: Mapping[str, str] | None = None
+    secrets: str = "keep"
 
 
 def chat_entries(messages: Iterable[Any], what: str) -> list[ChatEntry]:
@@ -360,6 +364,14 @@ def accept_answers(record: AgentRecord, entries: Sequence[ChatEntry]) -> None:
     if not any(turn.actions for turn, _ in answered):
         for turn, entry in answered:
             _accept(turn, entry)
+
+
+def accept_texts(record: AgentRecord, entries: Sequence[ChatEntry]) -> None:
+    """Do as `accept_answer`; then each text without a call is an answer too, as the program reads structured calls."""
+    accept_answer(record, entries)
+    spoken = (entry for entry in entries if entry.role == "assistant" and entry.learn)
+    for turn, entry in zip(record.turns, spoken, strict=True):
+        _accept(turn, entry)
 
 
 def _accept(turn: Turn, entry: ChatEntry) -> bool:

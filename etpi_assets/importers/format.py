@@ -135,6 +135,8 @@ def row_format(
     record: Callable[[list[Row], str, Options], RolloutRecord],
     group: Callable[[Row], Any] | None = None,
     rank: int = ROWS,
+    iter_rows: Callable[[Path], Iterator[tuple[int, Any]]] = rows.iter_rows,
+    count_rows: Callable[[Path], int] = rows.count_rows,
 ) -> Format:
     """Describe a format with one rollout per row of JSON lines, a JSON array or parquet.
 
@@ -142,16 +144,17 @@ def row_format(
         claims: whether a row has this format.
         record: (rows, name for errors, options) -> the rollout; raises Unreadable; any other error refuses the rows.
         group: consecutive rows with the same value of `group(row)` are one rollout; None: every row is one.
+        iter_rows, count_rows: read and count the rows of a unit, as those of `rows` do.
     """
 
     def count(unit: Path) -> int:
         if group is None:
-            return rows.count_rows(unit)
-        return sum(1 for _ in _grouped(rows.iter_rows(unit), group))
+            return count_rows(unit)
+        return sum(1 for _ in _grouped(iter_rows(unit), group))
 
     def read(unit: Path, root: Path, options: Options) -> Iterator[ImportResult]:
         source, padded = source_of(unit, root), rows.is_parquet(unit)
-        for number, values in _grouped(rows.iter_rows(unit), group):
+        for number, values in _grouped(iter_rows(unit), group):
             where = f"{source}, row {number}"
             try:
                 for value in values:
@@ -172,7 +175,7 @@ def row_format(
         return source.row is not None and claims(source.row)
 
     per = "one rollout per row" if group is None else "one rollout per run of rows"
-    files = f"`.jsonl`, `.json`, `.parquet`, also with `.gz` or `.zst`; {per}"
+    files = doc.files or f"`.jsonl`, `.json`, `.parquet`, also with `.gz` or `.zst`; {per}"
     return Format(name, replace(doc, files=files), rank, claims_first_row, rows.units, count, read)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,7 +33,12 @@ _OTHERS = {
     ("text",): "this is text without roles",
 }
 """Keys of formats that etpi does not read -> what they are."""
-_SHOWN = 12
+_NAMES = {
+    "role": ("role", "from", "speaker", "sender", "author", "type", "who"),
+    "text": ("content", "value", "text", "message", "utterance", "body", "said"),
+}
+"""Names of the columns of a message in files of no known format."""
+_SHOWN, _VALUES, _LONGEST = 12, 3, 60
 
 
 def unknown_row(source: DetectionInput) -> str:
@@ -42,7 +48,31 @@ def unknown_row(source: DetectionInput) -> str:
         names = ", ".join(file.name for file in source.files[:_SHOWN]) or "nothing"
         return f"no row can be read from its files ({names}); rows are JSON lines, JSON arrays or parquet"
     keys = ", ".join(map(str, list(row)[:_SHOWN])) + (", ..." if len(row) > _SHOWN else "")
-    return f"its first row has {keys or 'no keys'}; {_nearest(row)}"
+    values = ", ".join(f"{key} = {_shortened(value)}" for key, value in list(row.items())[:_VALUES])
+    return f"its first row has {keys or 'no keys'} ({values}); {_nearest(row)}{_map(row)}"
+
+
+def _shortened(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _map(row: Row) -> str:
+    """Return the `--map` that fits the row's first list of messages; empty if it has none."""
+    for path, message in _lists(row, ""):
+        named = {text: key for key in message for text in ("role", "text") if key in _NAMES[text]}
+        if len(named) == 2:
+            return f"; or name its columns: --map messages={path},role={named['role']},text={named['text']}"
+    return ""
+
+
+def _lists(value: Any, path: str) -> Iterator[tuple[str, Row]]:
+    """Yield the path and the first item of each list of objects, also within objects."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _lists(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        yield path, value[0]
 
 
 def _nearest(row: Row) -> str:

@@ -6,10 +6,8 @@ import getpass
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from etpi_assets.graph import GRAPH
-from etpi_assets.planning.planner import SETS, Step, chain, expected_key, inputs_of
-from etpi_assets.planning.versioning.keys import code_of
-from etpi_assets.specs.load import SpecError, Specs
+from etpi_assets.planning.planner import Step, chain, node_of, plan, wanted
+from etpi_assets.specs.load import Specs
 from etpi_resources.lake.lake import Lake, LakeError, Manifest, Ref
 
 
@@ -34,9 +32,7 @@ def accept(asset: str, key: str, specs: Specs, lake: Lake, *, because: str, by: 
         NotAcceptable: the partition is not in the state "code", or no reason is given.
         SpecError: there is no such asset or partition.
     """
-    if asset not in GRAPH:
-        raise SpecError(f"there is no asset {asset!r}; there are {', '.join(GRAPH)}")
-    node = GRAPH[asset]
+    node = node_of(asset)
     if node.set == "all":
         raise NotAcceptable(f"{asset} is rebuilt at the end of every run; there is nothing to accept")
     if not because.strip():
@@ -48,26 +44,25 @@ def accept(asset: str, key: str, specs: Specs, lake: Lake, *, because: str, by: 
         raise NotAcceptable(f"{asset} of {key} is {step.state}{reason}; only a change of code can be accepted")
     current = lake.current(Ref(asset, node.set, key))
     assert current is not None  # it has the state "code"
-    code = code_of(node, key, specs)
-    inputs = inputs_of(node, key, specs, lake, lake.current)
+    new = wanted(node, key, specs, lake)
     root = current.code.get("kept_root") or current.code.get("kept")
     entry = {
         "by": by or getpass.getuser(),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "because": because.strip(),
         "from": current.code.get("version") or "an older version of etpi",
-        "to": code.whole.digest,
+        "to": new.code.whole.digest,
     }
     judged = replace(
         current,
-        code={**code.to_json(), **({"kept_root": root} if root else {})},
-        spec_hash=specs.section_hash(node.set, key, node.sections),
-        spec=specs.sections(node.set, key, node.sections),
-        inputs=inputs,
-        input_key=expected_key(node, key, specs, inputs, code),
+        code={**new.code.to_json(), **({"kept_root": root} if root else {})},
+        spec_hash=new.spec_hash,
+        spec=new.spec,
+        inputs=new.inputs,
+        input_key=new.input_key,
         accepted=[*current.accepted, entry],
     )
-    lake.store_code(code.whole.digest, code.whole.definitions)
+    lake.store_code(new.code.whole.digest, new.code.whole.definitions)
     return lake.accept(judged)
 
 
@@ -78,12 +73,8 @@ def accept_all(experiment: str, specs: Specs, lake: Lake, *, because: str, by: s
         NotAcceptable, SpecError: as `accept`.
     """
     accepted: list[Step] = []
-    # In the order of the graph, and planned again for each step: accepting an input may change a later step's state.
-    for set_name in SETS:
-        for asset in (name for name, node in GRAPH.items() if node.set == set_name):
-            for key in specs.upstream_keys("experiment", experiment, set_name):
-                step = next(s for s in chain(set_name, key, specs, lake) if (s.asset, s.key) == (asset, key))
-                if step.state == "code":
-                    accept(asset, key, specs, lake, because=because, by=by)
-                    accepted.append(step)
+    # Planned again for each step: accepting an input may change a later step's state.
+    while step := next((step for step in plan(experiment, specs, lake) if step.state == "code"), None):
+        accept(step.asset, step.key, specs, lake, because=because, by=by)
+        accepted.append(step)
     return accepted

@@ -8,15 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import Any, Literal
 
 from etpi_assets.graph import GRAPH, Node
 from etpi_assets.planning.versioning.keys import PartitionCode, code_of, file_of, input_key
-from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import external_path, fingerprint
-from etpi_assets.specs.rollout_set import RolloutSetSpec, TinySection
+from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources.lake.lake import Lake, Manifest, Ref
 
 State = Literal["ok", "missing", "stale", "code", "waiting", "blocked", "invalid"]
@@ -62,6 +61,13 @@ class Step:
         return consent_for(self.asset)
 
 
+def node_of(asset: str) -> Node:
+    """Return an asset's node. Raises SpecError if there is no such asset; the message lists the names."""
+    if asset not in GRAPH:
+        raise SpecError(f"there is no asset {asset!r}; there are {', '.join(GRAPH)}")
+    return GRAPH[asset]
+
+
 def upstream_refs(node: Node, key: str, specs: Specs, lake: Lake, asset: str | None = None) -> list[Ref]:
     """Return the partitions that a partition reads, of all upstream assets or of one, in order of graph and spec.
 
@@ -96,9 +102,38 @@ def inputs_of(
     return inputs
 
 
-def expected_key(node: Node, key: str, specs: Specs, inputs: Mapping[str, str], code: PartitionCode) -> str:
-    """Return the input key that a fresh version of the partition would have."""
-    return input_key(node, specs.section_hash(node.set, key, node.sections), inputs, code.whole.digest)
+@dataclass(frozen=True)
+class Wanted:
+    """The version of a partition that would be computed now; `inputs` as `inputs_of` returns them."""
+
+    node: Node
+    key: str
+    specs: Specs
+    inputs: Mapping[str, str]
+    code: PartitionCode
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        """The resolved keys of its spec that it depends on."""
+        return self.specs.sections(self.node.set, self.key, self.node.sections)
+
+    @cached_property
+    def spec_hash(self) -> str:
+        """The hash of `spec`."""
+        return self.specs.section_hash(self.node.set, self.key, self.node.sections)
+
+    @cached_property
+    def input_key(self) -> str:
+        """Its input key."""
+        return input_key(self.node, self.spec_hash, self.inputs, self.code.whole.digest)
+
+
+def wanted(
+    node: Node, key: str, specs: Specs, lake: Lake, current: Callable[[Ref], Manifest | None] | None = None
+) -> Wanted:
+    """Return the version of a partition that would be computed now."""
+    inputs = inputs_of(node, key, specs, lake, current or lake.current)
+    return Wanted(node, key, specs, inputs, code_of(node, key, specs))
 
 
 def expensive(node: Node, key: str, specs: Specs) -> bool:
@@ -110,16 +145,8 @@ def expensive(node: Node, key: str, specs: Specs) -> bool:
         return False
     spec = specs.get(node.set, key)
     if isinstance(spec, RolloutSetSpec):
-        return spec.kind == "live"
-    if isinstance(spec, ExperimentSpec) and node.name == "base_checkpoint":
-        return spec.base.kind == "tiny" and not _comes_with_etpi(spec.base.tiny)
+        return spec.kind in ("live", "agent")
     return True
-
-
-def _comes_with_etpi(base: TinySection) -> bool:
-    """Return whether a tiny base is among those of `tiny_bases`, whose modules are above this one."""
-    recipes = [json.loads(path.read_bytes()) for path in Path(__file__).parents[1].glob("tiny_bases/*/recipe.json")]
-    return base in [TinySection.model_validate(recipe["section"]) for recipe in recipes]
 
 
 def plan(name: str, specs: Specs, lake: Lake) -> list[Step]:
@@ -168,12 +195,10 @@ def across(specs: Specs, lake: Lake) -> list[Step]:
     steps = []
     for node in GRAPH.values():
         if node.set == "all":
-            inputs = inputs_of(node, "all", specs, lake, lake.current)
-            manifest = lake.current(Ref(node.name, "all", "all"))
-            code = code_of(node, "all", specs)
+            new, manifest = wanted(node, "all", specs, lake), lake.current(Ref(node.name, "all", "all"))
             # The catalog is up to date when its inputs are; its own key does not count.
-            same = manifest and manifest.inputs == inputs if not node.tables else None
-            change = None if manifest is None or same else compare(node, "all", specs, inputs, code, manifest, lake)
+            same = manifest and manifest.inputs == new.inputs if not node.tables else None
+            change = None if manifest is None or same else compare(manifest, new, lake)
             state: State = "missing" if manifest is None else change.state if change else "ok"
             steps.append(Step(node.name, "all", "all", state, change.reason if change else ""))
     return steps
@@ -207,14 +232,9 @@ def open_steps(steps: Iterable[Step]) -> list[Step]:
 
 
 def remedy(ref: Ref, specs: Specs, lake: Lake, experiment: str | None = None) -> str:
-    """Return the commands that give `ref` data, through its whole chain; with an experiment, the one for all of it."""
-    steps = chain(ref.set, ref.key, specs, lake)
-    keys = dict.fromkeys(step.key for step in open_steps(steps[: _position(steps, ref) + 1]))
+    """Return the commands that give `ref` data, through its whole chain; for an experiment, the one for all of it."""
+    keys = dict.fromkeys(step.key for step in open_steps(chain(ref.set, ref.key, specs, lake)))
     return "Run " + ", then ".join(f"`etpi run {key}`" for key in ([experiment] if experiment else keys))
-
-
-def _position(steps: Sequence[Step], ref: Ref) -> int:
-    return next(i for i, step in enumerate(steps) if (step.asset, step.key) == (ref.asset, ref.key))
 
 
 def _step(
@@ -233,16 +253,14 @@ def _step(
     except SpecError as error:
         return step("invalid", str(error))
     ref = Ref(node.name, node.set, key)
-    inputs = inputs_of(node, key, specs, lake, current)
-    code = code_of(node, key, specs)
-    wanted = expected_key(node, key, specs, inputs, code)
+    new = wanted(node, key, specs, lake, current)
     open_upstream = [s for r in upstream_refs(node, key, specs, lake) if (s := steps[(r.asset, r.key)]).state != "ok"]
     blocked, manifest = lake.blocked(ref), current(ref)
-    if blocked and blocked.input_key == wanted and not open_upstream:
+    if blocked and blocked.input_key == new.input_key and not open_upstream:
         return step("blocked", "; ".join(f"{check['name']}: {check['message']}" for check in blocked.failures))
     if manifest is None:
         return step("missing", f"after {_names(open_upstream, key)}" if open_upstream else "never made")
-    change = compare(node, key, specs, inputs, code, manifest, lake)
+    change = compare(manifest, new, lake)
     if change is None and not (blocked or open_upstream):
         return step("ok", accepted(manifest), seconds=manifest.seconds)
     if open_upstream and (change is None or change.state == "stale"):
@@ -250,8 +268,7 @@ def _step(
         verb = "is" if len(open_upstream) == 1 else "are"
         change = Change("waiting", f"{_names(open_upstream, key)} {verb} {states}")
     change = change or Change("stale", "its newest version is blocked")
-    needs_consent = change.needs_consent(node, key, specs, code, manifest)
-    return step(change.state, change.reason, needs_consent, manifest.seconds)
+    return step(change.state, change.reason, change.needs_consent(manifest, new), manifest.seconds)
 
 
 _WORDS = {"code": "of changed code", "waiting": "not up to date"} | {
@@ -271,39 +288,34 @@ class Change:
     reason: str
     by_code: bool = False
 
-    def needs_consent(self, node: Node, key: str, specs: Specs, code: PartitionCode, manifest: Manifest) -> bool:
+    def needs_consent(self, manifest: Manifest, new: Wanted) -> bool:
         """Return whether only changed code, here or upstream, would recompute an expensive result."""
-        if code.kept is None or not expensive(node, key, specs):
+        if new.code.kept is None or not expensive(new.node, new.key, new.specs):
             return False
         if self.state == "code":
-            return manifest.code.get("kept") != code.kept.digest
+            return manifest.code.get("kept") != new.code.kept.digest
         return self.state == "stale" and self.by_code
 
 
-def compare(
-    node: Node,
-    key: str,
-    specs: Specs,
-    inputs: Mapping[str, str],
-    code: PartitionCode,
-    manifest: Manifest,
-    lake: Lake,
-) -> Change | None:
+def compare(manifest: Manifest, new: Wanted, lake: Lake) -> Change | None:
     """Return what changed since a version was made, or None."""
-    if manifest.input_key == expected_key(node, key, specs, inputs, code):
+    if manifest.input_key == new.input_key:
         return None
     if not manifest.code:
         return Change("code", OLDER)
-    if manifest.spec_hash != specs.section_hash(node.set, key, node.sections):
-        keys = changed_keys(manifest.spec, specs.sections(node.set, key, node.sections))
-        return Change("stale", f"{SPEC_CHANGED}: {', '.join(keys)}")
-    changed = [name for name in {**inputs, **manifest.inputs} if inputs.get(name) != manifest.inputs.get(name)]
-    if changed:
-        return Change("stale", f"changed since: {', '.join(changed)}", _by_code(changed, node, key, specs, lake))
-    if list(inputs) != list(manifest.inputs):
+    if manifest.spec_hash != new.spec_hash:
+        return Change("stale", f"{SPEC_CHANGED}: {', '.join(changed_keys(manifest.spec, new.spec))}")
+    if changed := differing(manifest.inputs, new.inputs):
+        return Change("stale", f"changed since: {', '.join(changed)}", _by_code(changed, new, lake))
+    if list(new.inputs) != list(manifest.inputs):
         return Change("stale", "its inputs are in another order")
-    names = _first(changed_code(code, manifest, lake), "files")
+    names = _first(changed_code(manifest, new.code, lake), "files")
     return Change("code", f"code changed since {manifest.created_at[:10]}: {names}")
+
+
+def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the names whose values differ."""
+    return [name for name in {**now, **was} if was.get(name) != now.get(name)]
 
 
 _MOST_NAMES = 3
@@ -333,15 +345,13 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-def changed_code(code: PartitionCode, manifest: Manifest, lake: Lake) -> list[str]:
+def changed_code(manifest: Manifest, code: PartitionCode, lake: Lake) -> list[str]:
     """Return the modules and data files whose reached definitions differ, each with its definitions if known."""
-    was, now = manifest.code.get("modules", {}), code.whole.modules
     before = lake.code(manifest.code.get("version", ""))
     changes = []
-    for module in sorted(name for name in {**was, **now} if was.get(name) != now.get(name)):
-        old, new = before.get(module, {}), code.whole.definitions.get(module, {})
-        names = sorted(name for name in {**old, **new} if old.get(name) != new.get(name)) if before else []
-        changes.append(f"{file_of(module)} ({_first(names, 'definitions')})" if any(names) else file_of(module))
+    for module in sorted(differing(manifest.code.get("modules", {}), code.whole.modules)):
+        names = differing(before.get(module, {}), code.whole.definitions.get(module, {})) if before else []
+        changes.append(file_of(module) + (f" ({_first(sorted(names), 'definitions')})" if any(names) else ""))
     return changes
 
 
@@ -353,9 +363,9 @@ def accepted(manifest: Manifest) -> str:
     return f"code change accepted by {last['by']} on {last['at'][:10]}: {last['because']}"
 
 
-def _by_code(changed: Sequence[str], node: Node, key: str, specs: Specs, lake: Lake) -> bool:
+def _by_code(changed: Sequence[str], new: Wanted, lake: Lake) -> bool:
     """Return whether every changed input was rebuilt only because code changed."""
-    refs = {f"{ref.asset}/{ref.key}": ref for ref in upstream_refs(node, key, specs, lake)}
+    refs = {f"{ref.asset}/{ref.key}": ref for ref in upstream_refs(new.node, new.key, new.specs, lake)}
     manifests = [lake.current(refs[name]) if name in refs else None for name in changed]
     return all(manifest is not None and manifest.cause == "code" for manifest in manifests)
 

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.asset import AssetRun, Input, Markdown, Produced, asset
-from etpi_assets.evaluation import stopping
 from etpi_assets.graph import GRAPH
 from etpi_assets.planning.planner import accepted
 from etpi_assets.reports import facts, html
@@ -71,7 +70,6 @@ def experiment_report(
         seeds=spec.seeds,
         published=figures(spec.published),
         rollout_sets=run.specs.rollout_sets,
-        stopped=_stopped(run, eval_rollouts),
         published_source=". ".join(str(spec.published[k]) for k in ("source", "date", "note") if k in spec.published),
     )
     tables = facts.ReportTables(
@@ -98,9 +96,7 @@ def experiment_report(
     experiment = replace(experiment, prompts=_prompts(run, tables, chat.decode))
     page, markdown = html.render(experiment, tables, chat.decode)
     rows = [_write(run, "report.html", "html", page), _write(run, "report.md", "markdown", markdown)]
-    paired = changes(
-        tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, STORED, sequential=bool(experiment.stopped)
-    )
+    paired = changes(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, STORED)
     return Produced(
         tables={"reports": from_rows("reports", rows), "changes": changes_table(key, paired)},
         metadata={
@@ -141,17 +137,11 @@ def model_card(
         base=base_checkpoint.read("checkpoints"),
         tasks=tasks.read("tasks"),
         rollout_sets=run.specs.rollout_sets,
-        stopped=_stopped(run, eval_rollouts),
     )
     return Produced(
         tables={"reports": from_rows("reports", [_write(run, "README.md", "model_card", card)])},
         metadata={"card": Markdown(card)},
     )
-
-
-def _stopped(run: AssetRun, eval_rollouts: Input) -> list[str]:
-    """Return the sentences about the rule that ended the evaluation; none if it had none."""
-    return [line for ref in eval_rollouts.refs() for line in stopping.sentences(run.lake.require(ref).notes)]
 
 
 @asset(

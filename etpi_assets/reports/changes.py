@@ -107,22 +107,18 @@ RULES: tuple[Rule, ...] = (
 """The rules in order; the first that applies gives the word."""
 
 
-def changes(
-    rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, metrics: Sequence[str], *, sequential: bool = False
-) -> list[Change]:
+def changes(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, metrics: Sequence[str]) -> list[Change]:
     """Return the changes of these metrics between every two roles that were evaluated, in the order of `metrics`.
 
     Args:
         rollouts, scores, agent_scores: tables of one experiment's evaluation.
-        sequential: whether `evaluate.stop` decided the number of tasks; intervals are then valid at such a stop. The
-            sign test is not.
     """
     groups = group_rollouts(rollouts, scores, agent_scores, teacher=False)
     by_task = {key: values_by_task(units) for key, units in groups.items() if key[1] is None}
     evaluated = [role for role in ORDER if any(role == key[0] for key in groups)]
     compared = []
     for before, after in combinations(evaluated, 2):
-        for paired in paired_changes(rollouts, scores, agent_scores, before, after, sequential=sequential):
+        for paired in paired_changes(rollouts, scores, agent_scores, before, after):
             if paired.metric not in metrics:
                 continue
             sides = [by_task[role, None, paired.decoding][paired.metric] for role in (before, after)]

@@ -57,7 +57,6 @@ class ReportedExperiment:
         published_source: where and when they did, and their note.
         reading: of the behaviours that the headline shows; the other one is among the details.
         rollout_sets: name -> spec of every loaded rollout set.
-        stopped: how `evaluate.stop` ended the evaluation, as sentences; empty where it has no such rule.
         prompts: the first prompts of the teacher and of the evaluation; those of training are in the tables.
     """
 
@@ -73,7 +72,6 @@ class ReportedExperiment:
     published_source: str = ""
     reading: Reading = "hardened"
     rollout_sets: Mapping[str, RolloutSetSpec] = field(default_factory=dict)
-    stopped: Sequence[str] = ()
     prompts: Sequence[Prompt] = ()
 
     @property
@@ -97,9 +95,7 @@ def render(
     changed = reinforcement.changed(
         tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, tables.eval_turns, tables.tasks
     )
-    paired = changes.changes(
-        tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, names, sequential=bool(experiment.stopped)
-    )
+    paired = changes.changes(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, names)
     verdicts = _verdicts(headline, experiment.thresholds, paired)
     failed = failures.failures(tables.eval_rollouts, tables.eval_scores)
     role = answer.last_role(tables.eval_rollouts["checkpoint_role"].to_pylist())
@@ -109,12 +105,9 @@ def render(
     table = _by_condition(headline)
     values = {
         "experiment": experiment,
-        "story": [
-            *story.sentences(
-                experiment.split, experiment.main, why, tables, headline, paired, verdicts, experiment.checks
-            ),
-            *(("", sentence) for sentence in experiment.stopped),
-        ],
+        "story": story.sentences(
+            experiment.split, experiment.main, why, tables, headline, paired, verdicts, experiment.checks
+        ),
         "tone": changes.tone_of(changes.summary(paired, experiment.main)[0]),
         "example": answer.example(experiment.name, tables.eval_rollouts, tables.eval_scores, tables.eval_turns),
         "results_title": story.results_title(experiment.split, bool(measured)),

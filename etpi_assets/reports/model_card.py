@@ -32,7 +32,6 @@ def render(
     base: pa.Table,
     tasks: pa.Table,
     rollout_sets: Mapping[str, RolloutSetSpec],
-    stopped: Sequence[str] = (),
 ) -> str:
     """Render the card as markdown.
 
@@ -42,7 +41,6 @@ def render(
         checkpoints: the `checkpoints` of fine-tuning and reinforcement.
         base: the `checkpoints` of base_checkpoint.
         rollout_sets: name -> spec of every rollout set.
-        stopped: how `evaluate.stop` ended the evaluation, as sentences; empty where it has no such rule.
     """
     train_rows = to_frame(dataset_rows).filter(split="train")
     finals = [c for c in checkpoints.to_pylist() if c["final"] and c["role"] != "base"]
@@ -53,7 +51,7 @@ def render(
     main = in_reading(spec.metrics.main, spec.metrics.reading)
     role = answer.last_role(rollouts["checkpoint_role"].to_pylist())
     why = answer.why(role, answer.verdicts_of(scores, rollouts, role), {}) if role else ""
-    paired = changes(rollouts, scores, agent_scores, names, sequential=bool(stopped))
+    paired = changes(rollouts, scores, agent_scores, names)
     return TEMPLATES.get_template("model_card.md.jinja").render(
         name=name,
         title=spec.title,
@@ -79,12 +77,7 @@ def render(
         finals=finals,
         precision=_precision(finals),
         trained_on=_trained_on(finals),
-        story=[
-            *story.compared(split, paired, main, why),
-            *(("", sentence) for sentence in stopped),
-        ]
-        if evaluated
-        else [("", "Not evaluated.")],
+        story=story.compared(split, paired, main, why) if evaluated else [("", "Not evaluated.")],
         example=answer.example(name, rollouts, scores, turns),
         evaluated_on="On held-out repositories"
         if split == "heldout"

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 
+from etpi_assets.agent.harness import run_harness
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.asset import AssetRun, Input, Produced, asset, resource_lock
 from etpi_assets.importers import find_units
@@ -39,8 +41,7 @@ from etpi_assets.trajectories.checks import (
 )
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import captured_digest, to_tables
-from etpi_assets.worlds.coop_tiny.conversations import UnjudgedCoopTiny
-from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory
+from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory, UnjudgedCoopTiny
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.engines import Engine
 from etpi_resources.hashes import json_hash
@@ -122,7 +123,8 @@ def _open_engine(run: AssetRun, spec: RolloutSetSpec, family: Family, chat: Chat
         if spec.templated:
             yield plan_first.plan_first_engine(spec, family)
             return
-        engine = make_engine(spec.engine, run.specs.suites[spec.suite].family, family, chat, spec.seed, run.lake)
+        name, context = run.specs.suites[spec.suite].family, spec.agent.max_model_len
+        engine = make_engine(spec.engine, name, family, chat, spec.seed, run.lake, context)
         stack.callback(engine.close)
         yield engine
 
@@ -186,6 +188,9 @@ def _rollout_function(
         seed=spec.seed,
         decoding=None if spec.engine.kind in SCRIPTED_KINDS else decoding_name(spec.agent.temperature),
     )
+    if spec.kind == "agent":
+        calls = run.lake.scratch(f"rollouts/{run.key}") / run.kept_code / "calls"
+        return spec_key, partial(_run_harness, spec, identity, runtime, calls)
     return spec_key, partial(_roll_out, spec, identity, runtime)
 
 
@@ -199,6 +204,12 @@ def _roll_out(
     if spec.kind == "templated":
         record.outcome = None  # the emulated family does not judge
     return record
+
+
+def _run_harness(
+    spec: RolloutSetSpec, identity: Identity, runtime: RolloutRuntime, calls: Path, task: Task, sample: int
+) -> RolloutRecord:
+    return run_harness(RolloutJob(task, spec.agent, identity, sample, spec.seed), runtime, calls)
 
 
 def _emulated_world(family: str) -> tuple[Family, SandboxFactory]:

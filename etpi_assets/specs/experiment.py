@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from etpi_assets.specs.harness import HarnessSection, with_harness
 from etpi_assets.specs.rollout_set import AgentSection, Reading, ScoringSection, Tool
 from etpi_assets.specs.section import Omitted, Section
 from etpi_assets.specs.server import ServerSection
@@ -180,33 +181,6 @@ class Budget(Section):
     """Most tokens of prompt and output together; "none": the agent's."""
 
 
-class StopSection(Section):
-    """Evaluate more tasks until an interval is narrow enough. Intervals of such an evaluation are valid at any stop
-    (docs/statistics.md), and wider than those of a fixed number of tasks."""
-
-    metric: Literal[
-        "solved", "plan_first", "plan_content", "follow_through", "follow_own", "called", "parsed", "parse_rate",
-        "submitted", "adherence",
-    ] = "solved"  # fmt: skip
-    """The metric whose interval decides, one between 0 and 1."""
-    role: Literal["base", "sft", "rl"] = "sft"
-    """The checkpoint that it is measured on, pooled over training seeds."""
-    against: Literal["base", "sft"] | None = "base"
-    """The interval is that of the paired change from this checkpoint; "none": of the rate itself."""
-    decoding: str = "greedy"
-    """The way of sampling that it is measured under."""
-    width: float = Field(gt=0, lt=2)
-    """Stop once the interval is this wide or narrower, upper minus lower end."""
-    decided: bool = False
-    """Also stop once the interval of a change excludes 0."""
-    batch: int = Field(default=12, ge=1)
-    """Tasks added between two looks. Each look serves every checkpoint once more."""
-    max_tasks: int | None = Field(default=None, ge=1)
-    """The budget: most tasks; "none": all of the split."""
-    scoring: ScoringSection | None = None
-    """Filled in from `metrics.scoring`, since a look scores rollouts."""
-
-
 class EvaluateSection(Section):
     """Held-out rollouts. A change here retrains nothing."""
 
@@ -226,31 +200,19 @@ class EvaluateSection(Section):
     """Also roll out the base with the steering prompt."""
     budgets: tuple[Budget, ...] = ()
     """Also roll out trained checkpoints under each of these budgets."""
-    stop: Annotated[StopSection | None, Omitted(None)] = None
-    """Add tasks to the first `tasks` until an interval is narrow enough; "none": evaluate `tasks` and no more. With it,
-    tasks come in an order that is random with respect to the suite's and always the same."""
     agent: AgentSection = AgentSection()
     """The agent loop of the evaluation."""
+    harness: Annotated[HarnessSection | None, Omitted(None)] = None
+    """The foreign harness that acts in the evaluation, instead of the agent loop (docs/any_agent.md)."""
 
-    @model_validator(mode="after")
-    def _stop_can_be_measured(self) -> EvaluateSection:
-        if (stop := self.stop) is None:
-            return self
-        measured = [decoding.name for decoding in self.decodings]
-        if stop.decoding not in measured:
-            raise ValueError(f"evaluate.stop.decoding is {stop.decoding!r}; evaluate.decodings has {measured}")
-        needed = [role for role in (stop.role, stop.against) if role is not None]
-        if lacking := [role for role in needed if role not in self.roles]:
-            raise ValueError(f"evaluate.stop compares {needed}, but evaluate.roles lacks {lacking}")
-        if stop.role == stop.against:
-            raise ValueError(f"evaluate.stop compares {stop.role} with itself; name another role in `against`")
-        if stop.decided and stop.against is None:
-            raise ValueError("evaluate.stop.decided needs a change; name a role in `against`")
-        if self.tasks is None:
-            raise ValueError('evaluate.tasks is "none", all tasks, so evaluate.stop cannot add any; give a number')
-        if stop.max_tasks is not None and stop.max_tasks < self.tasks:
-            raise ValueError(f"evaluate.stop.max_tasks is {stop.max_tasks}, below evaluate.tasks, {self.tasks}")
-        return self
+    def longest_context(self) -> int:
+        """Return the most tokens of prompt and output together under any budget."""
+        return max([self.agent.max_model_len, *(budget.max_model_len or 0 for budget in self.budgets)])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _agent_has_the_harness(cls, values: Any) -> Any:
+        return with_harness(values)
 
     @model_validator(mode="after")
     def _budget_names_are_unique(self) -> EvaluateSection:
@@ -346,10 +308,9 @@ class ExperimentSpec(Section):
     """Free text for people, shown in reports and the model card."""
 
     @model_validator(mode="after")
-    def _stop_scores_as_metrics_do(self) -> ExperimentSpec:
-        if self.evaluate and self.evaluate.stop:
-            stop = self.evaluate.stop.model_copy(update={"scoring": self.metrics.scoring})
-            object.__setattr__(self, "evaluate", self.evaluate.model_copy(update={"stop": stop}))  # it is frozen
+    def _reinforces_in_its_own_loop(self) -> ExperimentSpec:
+        if self.rl.agent.harness:
+            raise ValueError("rl.agent.harness: reinforcement runs etpi's own agent loop; a harness evaluates only")
         return self
 
     @model_validator(mode="before")

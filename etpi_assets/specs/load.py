@@ -269,6 +269,8 @@ def _resolve(
 
 _MOST_BYTES, _MOST_NESTED, _MOST_PARENTS = 1 << 20, 20, 20
 """Bounds of a spec file: its size, tables within tables, and specs that extend one another."""
+_MOST_PROBLEMS = 50
+"""Problems of a file that an error names; each costs a search for the nearest key."""
 _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
 _LONG_KEY = re.compile(rf"(?<![\w\"'.-])(?:{_PART}\.[ \t]*+){{100}}")
 """The parser's time for a dotted key grows with the square of its parts."""
@@ -356,10 +358,13 @@ def _validate(set_name: str, document: Mapping[str, Any], file: Path) -> AnySpec
     try:
         return typing.cast(AnySpec, MODELS[set_name].model_validate(document, context=file))
     except ValidationError as error:
+        problems = error.errors()
         lines = [
             _problem(MODELS[set_name], problem["loc"], problem["type"], problem["msg"], problem["input"])
-            for problem in error.errors()
+            for problem in problems[:_MOST_PROBLEMS]
         ]
+        if more := len(problems) - len(lines):
+            lines.append(f"and {more} more problems")
         raise SpecError(f"{file}: " + f"\n{file}: ".join(lines)) from error
 
 

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
+from etpi_assets.specs.harness import HarnessSection, with_harness
 from etpi_assets.specs.plugins import plugin_names, unknown
 from etpi_assets.specs.section import Omitted, Section
 from etpi_resources.chat.grammars import SLOTS, ThinkGrammar
@@ -201,6 +202,9 @@ class AgentSection(Section):
     """Nucleus sampling: the probability mass sampled from. In [evaluate] each decoding sets its own."""
     grammar: Annotated[GrammarSection | None, Omitted(None)] = None
     """Grammar that a model's think block is constrained to while decoding; "none": unconstrained."""
+    harness: Annotated[HarnessSection | None, Omitted(None)] = None
+    """The foreign harness that acts instead of the agent loop; write it as [harness] of a rollout set, or as
+    [evaluate.harness]."""
 
     @model_validator(mode="after")
     def _offers_one_interpreter(self) -> AgentSection:
@@ -266,13 +270,14 @@ class TemplatedSection(Section):
 
 
 class RolloutSetSpec(Section):
-    """Rollouts of one kind: live, imported or templated."""
+    """Rollouts of one kind: live, of a foreign agent, imported or templated."""
 
     title: str
     """One line for people, shown in the catalog."""
-    kind: Literal["live", "imported", "templated"]
-    """Source of the rollouts: `live` runs an engine in sandboxes; `imported` reads recorded runs; `templated` writes
-    them from a script, in emulated workspaces and without verdicts."""
+    kind: Literal["live", "agent", "imported", "templated"]
+    """Source of the rollouts: `live` runs an engine in sandboxes; `agent` runs a foreign harness there, whose model is
+    the engine; `imported` reads recorded runs; `templated` writes them from a script, in emulated workspaces and
+    without verdicts."""
     suite: str | None = None
     """The suite whose tasks are rolled out; required unless imported."""
     split: Literal["train", "heldout", "all"] = "train"
@@ -288,7 +293,9 @@ class RolloutSetSpec(Section):
     engine: EngineSection | None = None
     """The model or policy that acts; required unless imported."""
     agent: AgentSection = AgentSection()
-    """The agent loop."""
+    """The agent loop; for `kind = "agent"`, only its tokenizer, sampling and budgets of tokens count."""
+    harness: Annotated[HarnessSection | None, Omitted(None)] = None
+    """The harness of `kind = "agent"`."""
     templated: TemplatedSection | None = None
     """Template for a templated set; "none": the suite's scripted policy writes the turns."""
     format: str = Field(default="auto", examples=["swe-agent"])
@@ -304,8 +311,17 @@ class RolloutSetSpec(Section):
     notes: str = ""
     """Free text for people."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _agent_has_the_harness(cls, values: Any) -> Any:
+        return with_harness(values)
+
     @model_validator(mode="after")
     def _kind_has_what_it_needs(self) -> RolloutSetSpec:
+        if (self.kind == "agent") != (self.agent.harness is not None):
+            raise ValueError('kind = "agent" and a section [harness] belong together')
+        if self.agent.harness and self.engine and self.engine.kind == "openai":
+            raise ValueError('a harness is captured token for token, and engine.kind = "openai" gives no token ids')
         if self.kind != "imported" and (self.suite is None or self.engine is None):
             raise ValueError(f"a {self.kind} rollout set needs `suite` and an [engine] section")
         if self.kind == "templated" and self.engine and self.engine.kind != "scripted":

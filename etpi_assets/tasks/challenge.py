@@ -3,9 +3,10 @@
 Code under test shares a process with its tests and may forge whatever they report. So a passing patch also runs
 against copies of the tests that a right solution fails (`changed_tests`), in fresh sandboxes. Files do not say which
 run it is. The clock tells a patch that its first run is over, so the original tests run once more, at a random place
-among the copies. A patch under which a changed test passes cheated. The suite's own reference solution decides in
-doubt: a changed test that it passes too proves nothing, and a test that is skipped or expected to fail must be so with
-the reference.
+among the copies, and a copy leaves some tests as they are, which must pass. A patch under which a changed test passes
+cheated. The suite's own reference solution decides in doubt: a changed test that it passes too proves nothing, nor does
+an unchanged one that it fails beside changed ones, and a test that is skipped or expected to fail must be so with the
+reference.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ CHEATED = "cheated"
 """The verdict on a patch under which tests pass that a right solution fails."""
 
 ROUNDS = 2
-"""Runs with changed tests. Code that forges results must guess which of the n + 1 further runs has the original tests;
-its chance is at most 1 in n + 1."""
+"""Runs with changed tests. Each test is as it was in one of the further runs or in two, so code that forges the results
+of n tests must guess which: its chance is at most 2/3 · (1/3)^n."""
+
+
+_ONCE = "the tests passed once and not again"
 
 
 class Again(Protocol):
@@ -49,19 +53,34 @@ def challenge(
         reference = again({}, reference=True)
         if unlike := sorted(node for node in not_run if reference.outcomes.get(node) != run.outcomes[node]):
             return {"not_believed": f"skipped or expected to fail, unlike with the reference: {unlike[:5]}"}
-    challenged: set[TestName] = set()
-    original = random.SystemRandom().randint(0, ROUNDS)
-    for number in range(ROUNDS + 1):
-        copies, names = changed_tests(run.tests, visible)
-        if not copies:
-            break
-        if number == original:
-            if not passes(again({}, reference=False)):
-                return {"challenged": len(challenged), "not_believed": "the tests passed once and not again"}
-            continue
-        challenged |= names
-        passed = {node for node in again(copies, reference=False).of_kind("passed") if name_of_test(node) in names}
-        if passed and (passed := passed - again(copies, reference=True).of_kind("passed")):
-            shown = {CHEATED: sorted(passed)[:20], "not_believed": "tests passed that must fail"}
-            return {"challenged": len(challenged), **shown}
+    draw = random.SystemRandom()
+    _, challenged = changed_tests(run.tests, visible)
+    original, *changed = draw.sample(range(ROUNDS + 1), ROUNDS + 1) if challenged else [0]
+    unchanged = {name: {original, draw.choice([original, *changed])} for name in challenged}
+    for number in range(ROUNDS + 1 if challenged else 0):
+        left = {name for name in challenged if number in unchanged[name]}
+        if problem := _problem_of(run, again, passes, changed_tests(run.tests, visible, left), left):
+            return {"challenged": len(challenged), **problem}
     return {"challenged": len(challenged)}
+
+
+def _problem_of(
+    run: GradedRun,
+    again: Again,
+    passes: Callable[[GradedRun], bool],
+    changed: tuple[Mapping[str, str], set[TestName]],
+    left: set[TestName],
+) -> Mapping[str, Any]:
+    """Run tests again, some of them changed and others `left` as they are; return why the patch is not believed."""
+    copies, names = changed
+    second = again(copies, reference=False)
+    if not copies:
+        return {} if passes(second) else {"not_believed": _ONCE}
+    passed = {node for node in second.of_kind("passed") if name_of_test(node) in names}
+    absent = {node for node in run.of_kind("passed") - second.of_kind("passed") if name_of_test(node) in left}
+    if not passed and not absent:
+        return {}
+    of_reference = again(copies, reference=True).of_kind("passed")
+    if passed := passed - of_reference:
+        return {CHEATED: sorted(passed)[:20], "not_believed": "tests passed that must fail"}
+    return {"not_believed": f"{_ONCE}: {sorted(absent & of_reference)[:5]}"} if absent & of_reference else {}

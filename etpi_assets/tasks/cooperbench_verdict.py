@@ -32,6 +32,7 @@ REFERENCE_RUNS = 3
 _INBOX = ".etpi-in"
 _TESTED = "work.patch"
 _CHANGED = re.compile(r"^\+\+\+ b/(\S+)\s*$", re.MULTILINE)
+_FORGET = f"rm -f .git/index.lock; git reset -q --hard && git clean -fdq && {places.FORGET_HISTORY}"
 _GIT = "git -c user.name=etpi -c user.email=etpi@localhost -c core.hooksPath=/dev/null"
 
 
@@ -168,7 +169,7 @@ def _run_patch(
     copies: Mapping[str, str] | None = None,
 ) -> GradedRun | CommandResult:
     """Run one feature's tests on a patch (base64) in a fresh sandbox, with `copies` (path -> text) over them."""
-    with places.test_sandbox(live["place"], sandboxes, {}, (PATCHES,)) as sandbox:
+    with places.test_sandbox(live["place"], sandboxes, {}, (PATCHES,), prepare=_FORGET) as sandbox:
         base = _must(sandbox, "git rev-parse HEAD").output.strip()
         _put(sandbox, {"encoded": patch})
         _must(sandbox, f"base64 -d {PATCHES}/encoded > {PATCHES}/{_TESTED} && rm {PATCHES}/encoded")

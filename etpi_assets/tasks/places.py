@@ -40,7 +40,7 @@ FORGET_HISTORY = (
     "rm -rf .git && git init -q && mkdir -p .git/info && echo .venv >> .git/info/exclude && git add -A && "
     "git -c user.name=etpi -c user.email=etpi@localhost commit -q --no-verify -m base"
 )
-"""Replaces the repository's history by one commit: later commits would contain the solution."""
+"""Replaces the repository's history by one commit: later commits would contain the solution, and the hidden tests."""
 
 
 def make_place(
@@ -72,19 +72,23 @@ def test_sandbox(
     places: tuple[str, ...] = (),
     *,
     record: bool = False,
+    prepare: str | None = None,
 ) -> Iterator[Sandbox]:
     """Yield a sandbox that runs tests.
 
     Args:
         record: whether its downloads may be fetched and recorded: only for the suite's own code.
+        prepare: a command that hides the solution and the hidden tests from the code under test.
 
     Raises:
-        OSError: the proxy of its downloads ended meanwhile. As `SandboxFactory.create` does.
+        OSError: `prepare` failed, or the proxy of its downloads ended meanwhile. As `SandboxFactory.create` does.
     """
     with (
         downloads.with_downloads(place, _environment(place, places), record=record) as environment,
         sandboxes.create(files, test_limits(place), environment) as sandbox,
     ):
+        if prepare is not None and (done := sandbox.run(f"if [ -e .git ]; then {prepare}; fi")).exit_code:
+            raise OSError(f"the repository's history could not be removed before tests ran: {done.output[-500:]}")
         yield sandbox
 
 

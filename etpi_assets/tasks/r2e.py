@@ -39,6 +39,7 @@ class R2E(RepositoryFamily):
 
     name = "r2e"
     hides = f"rm -rf {TESTS} run_tests.sh /r2e_tests /root/r2e_tests /root/run_tests.sh 2>/dev/null"
+    hides_from_code = "rm -rf /r2e_tests /root/r2e_tests 2>/dev/null"
 
     def repo_of(self, row: Mapping[str, Any]) -> str:
         return str(row.get("repo_name", ""))

@@ -10,7 +10,7 @@ Outcomes = dict[str, str]
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\u001b\[[0-9;]*m")
 _PYTEST = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS)\s+(\S.*)")
-_UNITTEST = re.compile(r"(.+?) \.\.\. (?:.*\s)?(ok|FAIL|ERROR|skipped .*|expected failure)\s*$")
+_UNITTEST = re.compile(r"(?:.*\s)?(ok|FAIL|ERROR|skipped .*|expected failure)$")
 _UNITTEST_WORDS = {"ok": "PASSED", "FAIL": "FAILED", "ERROR": "ERROR", "expected failure": "PASSED"}
 
 
@@ -38,8 +38,9 @@ def unittest_outcomes(output: str) -> Outcomes:
     """Return the outcomes that `unittest` and Django's runner print at verbosity 2, by `test (module.Class)`."""
     outcomes: Outcomes = {}
     for line in plain(output).splitlines():
-        if match := _UNITTEST.match(line.strip()):
-            outcomes[match[1]] = _UNITTEST_WORDS.get(match[2], "SKIPPED")
+        name, _, result = line.strip().partition(" ... ")
+        if name and (match := _UNITTEST.match(result)):
+            outcomes[name] = _UNITTEST_WORDS.get(match[1], "SKIPPED")
     return outcomes
 
 
@@ -53,9 +54,9 @@ def counts(output: str) -> tuple[int, int]:
 
     If Go cannot build a package, no test counts as passed."""
     text = plain(output)
-    if match := re.search(r"Tests:\s*(?:(\d+)\s*failed,\s*)?(\d+)\s*passed", text):
+    if match := re.search(r"Tests:\s*(?:(\d{1,9})\s*failed,\s*)?(\d{1,9})\s*passed", text):
         return int(match[2]), int(match[1] or 0)
-    passed, failed, errors = (re.search(rf"(\d+) {word}", text) for word in ("passed", "failed", "error"))
+    passed, failed, errors = (re.search(rf"(?<!\d)(\d{{1,9}}) {word}", text) for word in ("passed", "failed", "error"))
     if passed or failed or errors:
         return int(passed[1]) if passed else 0, sum(int(m[1]) for m in (failed, errors) if m)
     passes, fails = (len(re.findall(rf"--- {word}:", text)) for word in ("PASS", "FAIL"))

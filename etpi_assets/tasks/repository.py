@@ -61,6 +61,8 @@ class RepositoryFamily(ABC):
     name: str
     hides: str
     """Bash command that removes hidden tests from an agent's workspace."""
+    hides_from_code: str = "true"
+    """Bash command that removes copies of the hidden tests that an image has, before code under test runs."""
 
     @abstractmethod
     def read(self, suite: str, row: Mapping[str, Any], chosen: Mapping[str, Any]) -> Task:
@@ -259,7 +261,8 @@ class RepositoryFamily(ABC):
         self, task: Task, sandboxes: SandboxFactory, *, record: bool = False
     ) -> AbstractContextManager[Sandbox]:
         files = self.workspace(task, self.roles(task)[0])
-        return places.test_sandbox(task.payload["place"], sandboxes, files, record=record)
+        prepare = f"{self.hides_from_code}; {places.FORGET_HISTORY}"
+        return places.test_sandbox(task.payload["place"], sandboxes, files, record=record, prepare=prepare)
 
 
 def make_task(

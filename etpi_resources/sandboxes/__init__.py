@@ -28,7 +28,8 @@ class Limits:
     """The limits of a sandbox, in seconds, bytes and counts.
 
     `file_bytes` limits each file and the total of each writable place. `cores` limits all commands together, in docker
-    only, through a control group.
+    only, through a control group. `address_bytes` limits the addresses of each process, in bubblewrap only; None:
+    `memory_bytes`. Runtimes such as Node reserve far more addresses than they use memory.
     """
 
     command_seconds: float = 20.0
@@ -37,6 +38,7 @@ class Limits:
     file_bytes: int = 64 * 1024**2
     output_bytes: int = 16 * 1024
     cores: float = 2.0
+    address_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,8 @@ class _Command:
             "--chdir", workdir,
             self.python, "-I", "-S", "-c", _BOOT,
             *guest_arguments(
-                limits, address=limits.memory_bytes, processes=limits.processes, places=["/dev/shm", *places]
+                limits, address=limits.address_bytes or limits.memory_bytes, processes=limits.processes,
+                places=["/dev/shm", *places],
             ),
         ]
         # fmt: on

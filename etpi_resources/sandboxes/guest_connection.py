@@ -68,6 +68,12 @@ class GuestConnection:
             self._end()
             return CommandResult("[the sandbox has ended]", 137, time.monotonic() - started)
 
+    def end_command(self) -> None:
+        """End the command that another thread runs; its result has the flag of a limit."""
+        if self._channel is not None:
+            with contextlib.suppress(GuestUnreachable):
+                self._channel.put(frame(b"K"), time.monotonic() + END_SECONDS)
+
     def _replied(self, result: CommandResult) -> CommandResult:
         """Put the host's next reply in place of a last line REPLY."""
         before, end, last = result.output.removesuffix("\n").rpartition("\n")

@@ -319,6 +319,6 @@ def test_examples_of_the_page_run(project: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_lake_and_experiment_have_a_form_for_notebooks(lake: OpenLake) -> None:
     assert 'http://localhost:3001/experiment/strong">strong</a>' in lake._repr_html_()
-    shown = Experiment(lake, "strong")._repr_html_()
+    shown = lake.experiment("strong")._repr_html_()
     assert "experiment/strong" in shown and "solved" in shown
-    assert "not evaluated" in Experiment(lake, "follow_up")._repr_html_()
+    assert "not evaluated" in lake.experiment("follow_up")._repr_html_()

@@ -15,7 +15,7 @@ def shipped(services, shared_lake):
     """Have runs take along code that says something else in the log than that of the nodes."""
     code = services.machines.shared / "code"
     copy_code(code)
-    file = code / "etpi_assets" / "rollouts" / "executors.py"
+    file = code / "etpi_cluster" / "backend.py"
     text = file.read_text()
     file.write_text(text.replace('"rollouts run on {len', '"shipped rollouts run on {len'))
     assert file.read_text() != text

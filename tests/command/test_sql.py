@@ -108,13 +108,6 @@ def test_no_format_writes_control_characters(format):
         assert json.loads(printed)[0]["text"] == hostile
 
 
-def test_query_writes_files_outside_the_catalog_alone(asked, tmp_path, capsys):
-    code, _, _ = _run(capsys, "-c", f"COPY (SELECT 1 AS a) TO '{tmp_path / 'a.csv'}'")
-    assert code == 0 and (tmp_path / "a.csv").read_text() == "a\n1\n"
-    for text in ("INSERT INTO turns SELECT * FROM turns", "DROP VIEW turns", "CREATE VIEW v AS SELECT 1"):
-        assert _run(capsys, "-c", text)[0] == 1, text
-
-
 def test_json_refuses_two_columns_of_one_name(asked, capsys):
     code, out, err = _run(capsys, "-c", "SELECT 1 AS a, 2 AS a", "--format", "json")
     assert (code, out) == (1, "") and "several columns are named a" in err
@@ -160,13 +153,78 @@ def test_damaged_catalog_is_one_line_with_the_remedy(tmp_path, monkeypatch, caps
     assert (code, out) == (1, "") and "cannot be opened" in err and "--assets catalog" in err
 
 
+def _files(folder: Path) -> list[tuple[Path, int]]:
+    return sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "COPY (SELECT 1) TO '{lake}/new.parquet'",
+        "COPY turns TO '{outside}/new.csv'",
+        "EXPORT DATABASE '{outside}/new'",
+        "ATTACH '{outside}/new.db'",
+        "LOAD httpfs",
+        "INSTALL httpfs",
+        "EXPLAIN ANALYZE COPY (SELECT 1) TO '{lake}/new.csv'",
+        "-- x\nEXPLAIN ANALYZE COPY (SELECT 1) TO '{lake}/new.csv'",
+        "EXPLAIN (ANALYZE, FORMAT json) COPY (SELECT 1) TO '{lake}/new.csv'",
+        "SELECT 1; COPY (SELECT 1) TO '{lake}/new.csv'",
+        "PREPARE p AS COPY (SELECT 1) TO '{lake}/new.csv'; EXECUTE p",
+        "CALL enable_logging(storage = 'file', storage_path = '{lake}/new')",
+        "SET profiling_output = '{lake}/new'",
+        "PRAGMA profiling_output = '{lake}/new'",
+        "SET enable_external_access = true; FROM '{outside}/a.csv'",
+        "FROM '{outside}/a.csv'",
+        "FROM '{lake}/../../a.csv'",
+        "FROM read_text('{outside}/a.csv')",
+        "FROM glob('{outside}/*')",
+        "FROM sniff_csv('{outside}/a.csv')",
+        "FROM 'https://localhost:1/a.csv'",
+        "DROP VIEW turns",
+        "DELETE FROM reports",
+        "CREATE TABLE new AS SELECT 1",
+        "CREATE PERSISTENT SECRET new (TYPE s3)",
+        "CREATE TEMP TABLE a AS FROM '{outside}/a.csv'",
+    ],
+)
+def test_query_opens_no_file_outside_the_lake_and_writes_none(query, asked, capsys):
+    folder = asked.parent
+    (folder / "a.csv").write_text("a\n1\n")
+    before = _files(folder)
+    code, out, err = _run(capsys, "-c", query.format(lake=folder / "data", outside=folder))
+    assert (code, out) == (1, "") and "Traceback" not in err
+    assert _files(folder) == before
+
+
+def test_queries_that_read_are_answered(asked, capsys):
+    for query in (
+        "EXPLAIN SELECT count(*) FROM turns",
+        "-- a question\nEXPLAIN ANALYZE FROM turns",
+        "DESCRIBE turns",
+        "SHOW TABLES",
+        "SUMMARIZE turns",
+        "CREATE TEMP TABLE a AS SELECT 1 AS b; FROM a",
+        "CREATE TEMP MACRO f(x) AS x + 1; SELECT f(1)",
+        "PIVOT turns ON agent_id USING count(*) GROUP BY rollout_id",
+        "SET VARIABLE a = 1; SELECT getvariable('a')",
+    ):
+        code, out, err = _run(capsys, "-c", query)
+        assert code == 0 and out, err
+
+
 def test_shell_reads_the_catalog_in_utc_and_cannot_write(built):
-    asked = "SELECT current_setting('TimeZone') AS zone, count(*) > 0 AS full FROM turns;\nDROP VIEW turns;\n"
+    (built.parent / "a.csv").write_text("a\n1\n")
+    before = _files(built.parent)
+    others = [f"FROM '{built.parent}/a.csv';", f"COPY (SELECT 1) TO '{built.parent}/new.csv';", ".shell echo ran"]
+    asked = "\n".join([*others, f".output {built.parent}/new.txt", "SELECT 'still here' AS answer;", ""])
+    asked += "SELECT current_setting('TimeZone') AS zone, count(*) > 0 AS full FROM turns;\nDROP VIEW turns;\n"
     environment = {**os.environ, "ETPI_CATALOG": str(built), "TZ": "Asia/Tokyo"}
     shown = subprocess.run(
         [sys.executable, "-m", "etpi", "sql"], input=asked, capture_output=True, text=True, env=environment, cwd=ROOT
     )
-    assert "UTC" in shown.stdout and "true" in shown.stdout, shown.stderr
+    assert "UTC" in shown.stdout and "true" in shown.stdout and "still here" in shown.stdout, shown.stderr
+    assert "ran" not in shown.stdout.split() and _files(built.parent) == before
     assert "read-only" in shown.stderr
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from etpi_assets.evaluation.metrics import measure, paired_changes
-from etpi_assets.scoring.confidence import sequential_change, task_order
 from etpi_assets.scoring.intervals import Z, difference, paired_difference, rate
 from etpi_resources.lake.schemas import from_rows
 
@@ -81,16 +80,3 @@ def test_changes_agree_with_the_metrics_of_the_same_tasks_and_skip_infrastructur
     assert change.change.clusters == 7
     assert change.after == pytest.approx(values["sft"]) == pytest.approx(3 / 7)
     assert change.before == pytest.approx(6 / 7), "without the task whose later rollout broke"
-
-
-def test_sequential_interval_takes_tasks_in_the_order_of_evaluation():
-    """Bets depend on earlier tasks, so another order is another interval."""
-    tasks = [f"t{i:02}" for i in range(30)]
-    rewards = {(role, task, 0): float(role == "sft" and task < "t20") for role in ("base", "sft") for task in tasks}
-    change = next(
-        c for c in paired_changes(*_evaluation(rewards), "base", "sft", sequential=True) if c.metric == "solved"
-    )
-    in_order = sequential_change([rewards["sft", task, 0] for task in sorted(tasks, key=task_order)], [0.0] * 30)
-    by_name = sequential_change([rewards["sft", task, 0] for task in tasks], [0.0] * 30)
-    assert (change.change.ci_low, change.change.ci_high) == (in_order.ci_low, in_order.ci_high)
-    assert in_order.ci_high != by_name.ci_high

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from etpi_assets.resources import Resources
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import DamagedFile, LakeError, MissingInput
 from tests.support.models import make_base
@@ -45,6 +47,19 @@ def test_exported_folder_loads_and_its_card_names_it_and_the_data_versions(train
     assert card.startswith("# first\n") and 'folder = "."  # this folder' in card and trained.paths[0] not in card
     assert "## Lineage" in card and "| experiment | `first` |" in card
     assert "| `sft_checkpoint/first` |" in card and "SELECT * FROM lineage WHERE experiment = 'first'" in card
+
+
+def test_structure_of_thoughts_is_exported_as_a_grammar(trained, tmp_path):
+    trained.put("sft", _saved(tmp_path / "a", "sft"))
+    trained.put("rl")
+    trained.put_card("# first\n")
+    assert not (trained.export("model") / "grammar.gbnf").exists()
+    spec = trained.folder / "specs" / "experiments" / "first.toml"
+    spec.write_text(spec.read_text() + '\n[metrics.scoring.structure]\nslots = ["STATE", "ACTION"]\n')
+    shutil.rmtree(trained.folder / "out")
+    trained.resources = Resources(lake=trained.lake, specs_folder=trained.folder / "specs")
+    text = (trained.export("model") / "grammar.gbnf").read_text()
+    assert text.startswith('root ::= "<think>\\nSTATE: " line-any "\\nACTION: "') and "rest ::=" in text
 
 
 def test_last_stage_has_a_folder_for_each_seed(trained, tmp_path):

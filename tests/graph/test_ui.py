@@ -172,11 +172,6 @@ _REPOSITORY = 'repositoryLocationName: "etpi", repositoryName: "__repository__"'
 _SENSORS = f"""{{ sensorsOrError(repositorySelector: {{ {_REPOSITORY} }}) {{
   ... on Sensors {{ results {{ name sensorState {{ status }} }} }}
 }} }}"""
-_DRY_RUN = f"""mutation {{ sensorDryRun(
-  selectorData: {{ {_REPOSITORY}, sensorName: "import_new_files" }}, cursor: "{{}}"
-) {{
-  ... on DryRunInstigationTick {{ evaluationResult {{ skipReason error {{ message }} }} }}
-}} }}"""
 _PARTITIONS = """{ assetNodeOrError(assetKey: {path: ["tito_pairs"]}) { ... on AssetNode { partitionKeys } } }"""
 _EVENTS = """{ assetOrError(assetKey: {path: ["%s"]}) { ... on Asset {
   assetMaterializations(limit: 1, partitions: ["%s"]) { runId }
@@ -206,12 +201,9 @@ def test_runs_are_in_the_timeline_and_automation_is_off(page):
     page.open("/overview/timeline")
     page.shows("run_experiment")
     page.open("/automation")
-    for name in ("alert_on_failure", "cheap_assets_follow_inputs", "import_new_files"):
-        page.shows(name)
+    page.shows("cheap_assets_follow_inputs")
     states = page.query(_SENSORS)["sensorsOrError"]["results"]
     assert {state["sensorState"]["status"] for state in states} == {"STOPPED"}
-    tick = page.query(_DRY_RUN)["sensorDryRun"]["evaluationResult"]
-    assert tick == {"skipReason": "no rollout set imports a folder that exists", "error": None}
 
 
 def test_page_offers_the_demo_and_the_users_own_experiments(page):

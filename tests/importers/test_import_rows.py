@@ -35,6 +35,7 @@ from tests.support.rows import (
     write_lines,
     write_parquet,
 )
+from tests.support.sessions import FILES
 
 
 def only(path: Path, format: str = "auto", **options: Any) -> RolloutRecord:
@@ -583,6 +584,7 @@ SAMPLES: dict[str, list[Any]] = {
         for i, (a, b) in enumerate(SPANS)
     ],
     "verl": [verl_row(), {"prompt": "x", "response": "y"}],
+    "mapped": [{"a": {"talk": [{"who": "user", "said": ["Moor."]}, {"who": "ai", "said": ["Moored."]}]}, "won": "1"}],
     "atif": [
         atif_document(
             continued_trajectory_ref="t.cont-1.json", subagent_trajectories=[atif_document(trajectory_id="s")]
@@ -615,7 +617,8 @@ def test_no_value_anywhere_breaks_an_importer(tmp_path_factory, data: st.DataObj
     text = "\n".join(json.dumps(value) for value in values)
     cut = data.draw(st.one_of(st.none(), st.integers(0, len(text))))
     file.write_text(text[:cut])
-    result = list(import_runs(format, root, {"tokenizer": "tiny"}))
+    columns = {"messages": "a.talk", "role": "who", "text": "said[0]", "reward": "won"}
+    result = list(import_runs(format, root, {"tokenizer": "tiny", "map": columns}))
     assert len(result) == count_found(format, root)
     records = [item for item in result if isinstance(item, RolloutRecord)]
     assert from_tables(to_tables(records)) == records
@@ -624,4 +627,5 @@ def test_no_value_anywhere_breaks_an_importer(tmp_path_factory, data: st.DataObj
 
 
 def test_every_format_is_fuzzed() -> None:
-    assert set(SAMPLES) | {"harbor", "cooperbench", "mini_swe_agent", "swe_agent"} == set(IMPORTERS)
+    others = {"harbor", "cooperbench", "mini_swe_agent", "swe_agent", "capture", *FILES}
+    assert set(SAMPLES) | others == set(IMPORTERS)

@@ -249,14 +249,6 @@ def test_figures_of_a_training_split_are_not_called_held_out(tables):
         assert "Results on tasks of the split train, not held out" in text and "Held-out results" not in text
 
 
-def test_stopped_evaluation_is_said_with_the_report_and_has_wider_intervals(tables):
-    sentence = "Stopped after 2 of 9 tasks (1 look): interval narrower than 0.5."
-    plain, stopped = (html.render(replace(_experiment(), stopped=said), tables, str)[1] for said in ((), (sentence,)))
-    assert sentence in stopped and "Stopped after" not in plain
-    changed = [line for line in stopped.splitlines() if line not in plain.splitlines() and sentence not in line]
-    assert changed, "the paired changes have the intervals that are valid at a stop"
-
-
 def test_nothing_is_cut_between_800_and_1600_pixels(tables, tmp_path, chromium):
     """Neither the page nor a table is wider than the window, with long names and a column for every role."""
     long = "a_repository_with_a_long_name/" * 4

@@ -19,8 +19,8 @@ def test_the_parts_of_a_key_and_what_changed_in_each(world, code):
     resources = world.resources()
     text = "\n".join(explain("upweighted_dataset", "first", resources.specs, resources.lake))
     assert "upweighted_dataset of first: stale: its spec changed: dataset.upweight_factor 1.0 → 3.0" in text
-    assert "changed: dataset.upweight_factor 1.0 → 3.0" in text
-    assert "tito_pairs/first: " in text and "made.upweighted_dataset (changed)" in text
+    assert "changed since: spec: dataset.upweight_factor 1.0 → 3.0" in text
+    assert "input: tito_pairs/first " in text and "changed since: code: made.upweighted_dataset" in text
 
 
 def _rows(weights: dict[str, float]) -> dict:

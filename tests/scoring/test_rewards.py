@@ -110,47 +110,61 @@ def test_keywords_match_whole_words_and_can_be_set_by_the_spec():
     assert terminal.relevance(attempt(format_contract("a", "head a"), "the first lines"), keywords=keywords) == 1.0
 
 
-def shipped_tasks() -> Iterator[tuple[Task, Sequence[RewardTerm]]]:
-    """Tasks and reward terms of the shipped experiments with terminal rewards."""
+def shipped_tasks() -> Iterator[tuple[str, Task, Sequence[RewardTerm]]]:
+    """Tasks and reward terms of the shipped experiments with terminal rewards, each with the experiment's name."""
     specs = load_specs()
     for name in ("terminal_grpo_tiny", "terminal_grpo_0_8b"):
         section = specs.experiments[name].rl
         assert section is not None
         suite = specs.suites[str(section.suite)]
-        terms = [term for term in section.rewards if not term.function.endswith("_unhardened")]
+        hardened = {term.function: term.function.removesuffix("_unhardened") for term in section.rewards}
+        terms = [term.model_copy(update={"function": hardened[term.function]}) for term in section.rewards]
         tasks = load_family(suite.family).load(str(section.suite), 0, {**suite.params, "train": 100, "heldout": 0})
-        yield from ((task, terms) for task in tasks if isinstance(task, Task))
+        yield from ((name, task, terms) for task in tasks if isinstance(task, Task))
 
 
-@pytest.mark.parametrize(
-    "constant",
-    [
-        "",
-        "I do not know.",
-        *(
-            format_contract("I run it.", command)
-            for command in (
-                "ls",
-                "docker;find;grep;tar;wc",
-                "docker; find; grep; tar; wc; sort; head; tail; cp; rm",
-                "exit; docker x; find x; grep x; tar x; wc x",
-                "false && docker && find && grep && tar && wc",
-                "wc the lines; find every file; grep for; tar archive; docker containers; head -n 3",
-                "ls sort copy remove search find count put archive lines",
-                "for f in *; do wc -l $f; grep a $f; sort $f; head $f; done; find . -type f; rm *",
-            )
-        ),
-    ],
+def words_of(request: str) -> str:
+    """Return the words of a request that may be its arguments: all but the short ones, which name no file."""
+    return " ".join(word.strip(".,") for word in request.split() if len(word) > 3 and word.islower())
+
+
+VERBS = ("docker", "find", "grep", "tar", "wc")
+CONSTANT = (
+    "ls",
+    "docker;find;grep;tar;wc",
+    "docker; find; grep; tar; wc; sort; head; tail; cp; rm",
+    "exit; docker x; find x; grep x; tar x; wc x",
+    "false && docker && find && grep && tar && wc",
+    "wc the lines; find every file; grep for; tar archive; docker containers; head -n 3",
+    "ls sort copy remove search find count put archive lines",
+    "for f in *; do wc -l $f; grep a $f; sort $f; head $f; done; find . -type f; rm *",
 )
-def test_constant_text_earns_at_most_half_of_the_honest_reward(constant):
-    totals: dict[str, dict[str, float]] = {"honest": defaultdict(float), "constant": defaultdict(float)}
-    for task, terms in shipped_tasks():
-        honest = format_contract("I run it.", task.payload["command"])
-        for name, text in (("honest", honest), ("constant", constant)):
+WITH_ARGUMENTS = {
+    "every verb": lambda words: "; ".join(f"{verb} {words}" for verb in VERBS),
+    "a pipe of every verb": lambda words: " | ".join(f"{verb} {words}" for verb in VERBS),
+    "every verb of both suites": lambda words: "; ".join(f"{v} {words}" for v in (*VERBS, "sort", "head", "cp", "rm")),
+    "another program": lambda words: f"ls {words}",
+    "one verb": lambda words: f"find {words}",
+    "two verbs": lambda words: f"find {words} | grep x",
+    "verbs in a loop": lambda words: f"for verb in {' '.join(VERBS)}; do $verb {words}; done",
+    "the request itself": lambda words: words,
+}
+
+
+@pytest.mark.parametrize("case", ["", "I do not know.", *CONSTANT, *WITH_ARGUMENTS])
+def test_degenerate_text_earns_at_most_half_of_the_honest_reward(case):
+    totals: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for experiment, task, terms in shipped_tasks():
+        command = WITH_ARGUMENTS[case](words_of(task.instruction)) if case in WITH_ARGUMENTS else case
+        degenerate = format_contract("I run it.", command) if case in (*CONSTANT, *WITH_ARGUMENTS) else case
+        for name, text in (
+            ("honest", format_contract("I run it.", task.payload["command"])),
+            ("degenerate", degenerate),
+        ):
             for score in functions.score_attempt(attempt(text, task.instruction, outcome=0.0), terms):
-                totals[name][score.function] += score.value
-    assert set(totals["honest"]) == {"format", "relevance", "conciseness"}
-    assert all(totals["constant"][name] <= value / 2 for name, value in totals["honest"].items()), totals
+                totals[experiment, score.function][name] += score.value
+    assert {function for _, function in totals} == {"format", "relevance", "conciseness"}
+    assert all(total["degenerate"] <= total["honest"] / 2 for total in totals.values()), totals
 
 
 @pytest.mark.parametrize("start", ["exit", "builtin exit", "eval exit", "set -n", "command exit", "false &&"])
@@ -180,7 +194,7 @@ def test_degenerate_attempt_earns_at_most_half_of_an_honest_one(name):
 
 def test_conciseness_falls_from_300_to_600_characters():
     for length, value in ((300, 1.0), (450, 0.5), (600, 0.0), (900, 0.0)):
-        text = format_contract("x" * (length - len(format_contract("", "ls a.txt"))), "ls a.txt")
+        text = format_contract("x" * (length - len(format_contract("", "wc a.txt"))), "wc a.txt")
         assert len(text) == length and terminal.conciseness(attempt(text)) == pytest.approx(value)
 
 

@@ -118,6 +118,11 @@ def test_extends_errors_name_the_file(folder):
     assert "goes in a circle: a -> b -> a" in str(load_specs(folder).entry("experiment", "a").error)
 
 
+def test_spec_with_very_many_unknown_keys_names_the_first(folder):
+    error = str(_experiment(folder, "\n".join(f"key{number}.a.b = 1" for number in range(200))).error)
+    assert 40 < error.count("unknown key") <= 50 and error.endswith(" more problems"), error[-300:]
+
+
 def test_none_means_null_only_for_optional_keys(folder):
     spec = _experiment(
         folder, EXPERIMENT.replace('{suite = "small"}', '"none"') + '[select]\nmin_reward = "none"\n'

@@ -87,7 +87,7 @@ class Runs:
     def by_web_page(self, job: str, partition: str, *assets: str) -> str:
         """Launch a job, or some of its assets, as the web page does; return the run's id."""
         selector = {
-            "repositoryLocationName": "etpi_assets.definitions", "repositoryName": "__repository__", "jobName": job,
+            "repositoryLocationName": "etpi", "repositoryName": "__repository__", "jobName": job,
             **({"assetSelection": [{"path": [asset]} for asset in assets]} if assets else {}),
         }  # fmt: skip
         tags = [{"key": "dagster/partition", "value": partition}]

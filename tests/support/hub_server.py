@@ -1,4 +1,4 @@
-"""A small Hugging Face Hub on the loopback interface: the requests that `etpi export --push` makes, and their storage.
+"""A small Hugging Face Hub on the loopback interface: the requests that `hf upload` makes, and their storage.
 
 Large files go through the LFS batch API, as the client does without its storage library (HF_HUB_DISABLE_XET=1).
 """

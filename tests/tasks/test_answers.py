@@ -116,6 +116,13 @@ def test_question_put_into_the_box_earns_nothing_but_from_the_published_grader(w
         ("Compute $\\lfloor 3.7 \\rfloor$.", "3", "\\lfloor 3.7 \\rfloor", "3.0"),
         ("Compute $\\arcsin 1$.", "\\frac{\\pi}{2}", "\\arcsin 1", "\\pi/2"),
         ("Compute $\\exp(0)$.", "1", "\\exp(0)", "1.0"),
+        ("Factor $x^2-1$.", "(x-1)(x+1)", "-1+x^{2}", "(x-1) \\cdot (x+1)"),
+        ("Expand \\((x+1)^{2}\\).", "x^2+2x+1", "\\left(1+x\\right)^2", "x^2+1+2x"),
+        ("Simplify \\frac{x}{2}+\\frac{x}{3}.", "\\frac{5x}{6}", "x/3+x/2", "5x/6"),
+        ("Simplify $\\sqrt{2}+\\sqrt{8}$.", "3\\sqrt{2}", "\\sqrt{8}+\\sqrt{2}", "\\sqrt{2} \\cdot 3"),
+        ("Compute 1/2+1/3.", "\\frac{5}{6}", "\\frac13+\\frac12", "\\frac{10}{12}"),
+        ("Compute 1/2+1/3.", "\\frac{5}{6}", "0.8333333", "5/6"),
+        ("Simplify $\\sqrt{ 8 }$.", "2\\sqrt{2}", "2.8284271247", "2\\sqrt2"),
         ("Where is $x^2-12$ zero? Factor $x^2-1$ first.", "(x-1)(x+1)", "x^2-1", "(x-1) (x+1)"),
     ],
 )
@@ -132,6 +139,15 @@ def test_expression_copied_from_the_question_earns_nothing_but_from_the_publishe
 def test_value_that_the_question_names_may_be_the_answer():
     question = "Is $\\pi/2$ or 0.5 or x^2-12 larger at 3?"
     for wanted, answer in (("\\frac{\\pi}{2}", "\\pi/2"), ("\\frac12", "0.5"), ("(x-1)(x+1)", "x^2-1")):
+        assert maths.judge(wanted, f"\\boxed{{{answer}}}", "hardened", question).reward == 1.0
+
+
+def test_decimal_number_is_right_where_it_is_exact_or_asked_for():
+    for question, wanted, answer in (
+        ("Compute 1/2+1/4.", "\\frac34", "0.75"),
+        ("Compute $\\sqrt{8}$ to six decimal places.", "2\\sqrt{2}", "2.828427"),
+        ("Compute $\\sqrt{8}$.", "2.828427", "2.828427"),
+    ):
         assert maths.judge(wanted, f"\\boxed{{{answer}}}", "hardened", question).reward == 1.0
 
 
@@ -230,6 +246,12 @@ def test_seed_samples_per_source_rows_of_each_source(tmp_path):
         load(tmp_path, *rows, per_source=6)
 
 
+def test_source_that_lacks_a_few_rejected_rows_gives_the_rest(tmp_path):
+    rows = [row(n, source) for source in ("a", "b") for n in range(40)]
+    result = load(tmp_path, *rows[1:], per_source=40, sources=["a", "b"])
+    assert Counter(task.repo for task in result) == {"a": 39, "b": 40}
+
+
 def test_every_row_is_a_task_with_source_and_licence_or_is_refused_by_place(tmp_path):
     rows = [
         row(0), row(1, license=None), row(2, "known", license=None), row(0), row(3, reward_model=None),
@@ -281,5 +303,10 @@ def test_the_embedded_questions_are_proven_and_their_answers_spread():
     assert list(family.validate(result, BOX)) == result
     assert len({task.instruction for task in result}) == 80
     assert max(Counter(task.payload["answer"] for task in result).values()) < 20
+    for task in result:
+        product, plus, addend = task.payload["expression"].partition(" + ")
+        for answer in (f"({addend.partition(')')[0]} + {product.strip('(')}) % 10", f"{task.payload['answer']}.0"):
+            reward = family.judge(task, {"agent1": {ANSWER: f"\\boxed{{{answer}}}"}}, BOX).reward
+            assert plus and reward == float(answer.endswith(".0")), (task.instruction, answer)
     wrong = Task(**{**vars(result[0]), "payload": {**result[0].payload, "answer": "x"}})
     assert isinstance(next(iter(family.validate([wrong], BOX))), RejectedInput)

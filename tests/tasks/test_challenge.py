@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Mapping
 
 import pytest
@@ -80,6 +81,16 @@ def test_comparison_without_literal_is_reversed(body: str, wanted: str | None) -
         ("def test_a():\n    for n, wanted in [(4, 8), (5, 10)]:\n        assert rope(n) == wanted", ["8", "10"]),
         ("def test_a():\n    assert rope(4) in (8, 9)", ["8", "9"]),
         ("def test_a():\n    wanted = rope(2) + 4\n    assert rope(4) == wanted", ["=="]),
+        ("WANTED = 8\ndef test_a():\n    assert rope(4) == WANTED\ndef test_b():\n    assert knot(4) == WANTED", ["8"]),
+        ("WANTED = 8\ndef test_a(WANTED):\n    assert rope(4) == WANTED", ["=="]),
+        ("WANTED = 8\nWANTED = 9\ndef test_a():\n    assert rope(4) == WANTED", ["=="]),
+        ("@pytest.fixture\ndef wanted():\n    return 8\ndef test_a(wanted):\n    assert rope(4) == wanted", ["8"]),
+        ("class TestA:\n    wanted = 8\n    def test_a(self):\n        assert rope(4) == self.wanted", ["8"]),
+        (
+            "class TestA(TestCase):\n    def setUp(self):\n        self.wanted = 8\n"
+            "    def test_a(self):\n        self.assertEqual(rope(4), self.wanted)",
+            ["8"],
+        ),
     ],
 )
 def test_values_change_where_they_are_bound_to_the_expected_name(text: str, values: list[str]) -> None:
@@ -149,19 +160,39 @@ def test_patch_that_passes_the_first_run_alone_is_not_believed() -> None:
     assert "not_believed" in challenged(PASSED, FAILED, {}, repeated=FAILED)
 
 
-def test_originals_run_once_at_a_random_place_among_the_copies() -> None:
-    places = set()
-    for _ in range(200):
-        runs: list[bool] = []
+def wanted_of(copies: Mapping[str, str]) -> dict[str, str]:
+    """The outcomes of a right solution: unchanged tests pass."""
+    text = copies.get(FILE, PASSED.tests[FILE])
+    return {f"test_{x}": "passed" if f"{n}(4) == 8" in text else "failed" for x, n in (("a", "rope"), ("b", "knot"))}
 
-        def again(copies: Mapping[str, str], *, reference: bool, runs: list[bool] = runs) -> GradedRun:
-            runs.append(bool(copies))
-            return FAILED if copies else PASSED
 
-        challenge(PASSED, {}, again, lambda run: run is PASSED)
-        assert sorted(runs) == [False, True, True]
-        places.add(runs.index(False))
-    assert places == {0, 1, 2}
+def test_each_test_is_as_it_was_in_one_or_two_of_the_further_runs() -> None:
+    patterns: Counter[tuple[str, ...]] = Counter()
+    for _ in range(300):
+        runs: list[dict[str, str]] = []
+
+        def again(copies: Mapping[str, str], *, reference: bool, runs: list[dict[str, str]] = runs) -> GradedRun:
+            runs.append(wanted_of(copies))
+            return run(runs[-1]) if copies else PASSED
+
+        assert challenge(PASSED, {}, again, lambda run: run is PASSED) == {"challenged": 2}
+        assert len(runs) == 3 and {"test_a": "passed", "test_b": "passed"} in runs
+        patterns[tuple("".join(outcomes[test][0] for outcomes in runs) for test in ("test_a", "test_b"))] += 1
+    # Forged results of both tests are right with a chance of at most 2/27.
+    assert len(patterns) > 12 and max(patterns.values()) < 300 / 5
+
+
+def test_unchanged_test_that_fails_beside_changed_ones_is_not_believed() -> None:
+    reasons: Counter[bool] = Counter()
+    for _ in range(100):
+
+        def again(copies: Mapping[str, str], *, reference: bool) -> GradedRun:
+            return run(wanted_of(copies)) if reference else FAILED if copies else PASSED
+
+        reasons["not_believed" in challenge(PASSED, {}, again, lambda run: run is PASSED)] += 1
+        disturbed = challenge(PASSED, {}, lambda copies, *, reference: FAILED if copies else PASSED, lambda run: True)
+        assert disturbed == {"challenged": 2}, "the reference fails it too"
+    assert reasons[True] > reasons[False] > 0
 
 
 @pytest.mark.parametrize("kind", ["skipped", "xfailed"])

@@ -115,6 +115,27 @@ def test_token_is_needed_and_kept_in_a_cookie() -> None:
     assert page.post("/graphql", json={}, headers={"origin": "http://evil.example"}).status_code == 403
 
 
+def test_cookie_is_not_the_token_and_opens_this_server_alone() -> None:
+    page, other = _client(token="secret"), _client("http://localhost:3001", token="secret")
+    cookie = page.get("/?token=secret").headers["set-cookie"].partition(";")[0]
+    assert cookie.startswith("etpi_3000=") and "secret" not in cookie
+    name, _, value = cookie.partition("=")
+    assert page.get("/", headers={"cookie": cookie}).status_code == 200
+    for replayed in (cookie, f"etpi_3001={value}", f"{name}=secret", "etpi_3001=secret", f"{name}="):
+        assert other.get("/", headers={"cookie": replayed}).status_code == 401, replayed
+        assert _client(token="secret").get("/", headers={"cookie": replayed}).status_code == 401, "a later server"
+
+
+def test_no_address_keeps_a_token() -> None:
+    page = _client(token="secret")
+    assert page.get("/?token=wrong").status_code == 401
+    for query in ("token=secret&b=&b=2", "token=secret&b=&b=2&token=x", "b=&token=old&b=2"):
+        answer = page.get(f"/runs/1?{query}")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/runs/1?b=&b=2")
+    bearer = page.get("/?token=x", headers={"authorization": "Bearer secret"})
+    assert bearer.status_code == 303 and "set-cookie" not in bearer.headers
+
+
 def test_token_leads_to_no_other_host() -> None:
     admitted = _client(token="secret").get("http://localhost:3000//evil.example/?token=secret")
     assert admitted.headers["location"] == "/evil.example/"

@@ -1,5 +1,4 @@
-"""Sensors and schedules that start runs without a person. All of them are off until someone switches them on.
+"""A sensor and a schedule that start runs without a person. Both are off until someone switches them on.
 
-`conditions`: cheap assets follow their inputs. `import_folders`: a sensor for files of imported rollout sets.
-`schedule`: experiments at fixed times. `alerts`: a message for every failed run.
+`conditions`: cheap assets follow their inputs. `schedule`: experiments at fixed times.
 """

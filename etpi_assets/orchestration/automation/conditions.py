@@ -1,24 +1,20 @@
-"""Declarative automation: assets that cost no model time follow their inputs. And the leaderboard's freshness."""
+"""Declarative automation: assets that cost no model time follow their inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 
 import dagster as dg
 
+from etpi_assets.asset import MACHINE_RESOURCES
 from etpi_assets.graph import GRAPH
 from etpi_assets.orchestration.materialize import EXPERIMENT_INPUTS
 
 SENSOR = "cheap_assets_follow_inputs"
-EXPENSIVE = frozenset(
-    {"tasks", "raw_rollouts", "base_checkpoint", "sft_checkpoint", "rl_checkpoint", "serving_probe", "eval_rollouts"}
-)
+EXPENSIVE = frozenset({"tasks"} | {name for name, node in GRAPH.items() if node.lock in MACHINE_RESOURCES})
 """Assets that run a model, sandboxes or a trainer; only a person, a schedule or a sensor of files starts them."""
 AUTOMATED = tuple(name for name in GRAPH if name not in EXPENSIVE)
 _REPORTS = ("experiment_report", "model_card")
-FRESHNESS = dg.FreshnessPolicy.time_window(fail_window=timedelta(days=14), warn_window=timedelta(days=7))
-"""Of the leaderboard, where Dagster's freshness daemon is switched on."""
 
 
 def condition_of(name: str) -> dg.AutomationCondition | None:
@@ -43,12 +39,10 @@ def condition_of(name: str) -> dg.AutomationCondition | None:
 
 
 def with_automation(assets: Sequence[dg.AssetsDefinition]) -> list[dg.AssetsDefinition]:
-    """Return the assets with their conditions, and the leaderboard with its freshness policy."""
+    """Return the assets with their conditions."""
 
     def automated(spec: dg.AssetSpec) -> dg.AssetSpec:
-        name = spec.key.path[-1]
-        spec = spec.replace_attributes(automation_condition=condition_of(name))
-        return spec.replace_attributes(freshness_policy=FRESHNESS) if name == "leaderboard" else spec
+        return spec.replace_attributes(automation_condition=condition_of(spec.key.path[-1]))
 
     return [asset.map_asset_specs(automated) for asset in assets]
 

@@ -1,46 +1,35 @@
-"""The pages of `etpi view` that an asset's page links to."""
+"""The page of `etpi view` that an asset's page links to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from etpi_resources import links
 from etpi_resources.lake.manifest import Ref
 
 
-def pages(ref: Ref) -> Mapping[str, str]:
-    """Return label -> address of the pages about a partition; empty where there is none."""
-    key = ref.key
-    if ref.set == "experiment":
-        paths = _OF_EXPERIMENT.get(ref.asset, ("experiment",))
-        every = {
-            "experiment": links.experiment_page(key),
-            "report": links.report_page(key),
-            "regressions": links.regressions_page(key),
-            "data set": links.dataset_page(key),
-            "evaluation rollouts": links.rollouts_page(origin="eval", made_for=key),
-            "training rollouts": links.rollouts_page(origin="rl", made_for=key),
-        }
-        named = {name: every[name] for name in paths}
-    elif ref.asset in ("raw_rollouts", "scored_rollouts"):
-        named = {"rollouts": links.rollouts_page(origin="set", made_for=key)}
-    elif ref.asset in ("leaderboard", "teacher_ceiling"):
-        named = {"experiments": "/"}
-    else:
-        named = {}
-    return {f"view {name}": links.view_url(path) for name, path in named.items()}
+def _rollouts(origin: str) -> Callable[[str], str]:
+    return lambda key: links.rollouts_page(origin=origin, made_for=key)
 
 
-_OF_EXPERIMENT: Mapping[str, tuple[str, ...]] = {
-    "experiment_spec": (),
-    "selected_trajectories": ("data set",),
-    "tito_pairs": ("data set",),
-    "upweighted_dataset": ("data set",),
-    "rl_checkpoint": ("training rollouts", "experiment"),
-    "rl_rewards": ("training rollouts",),
-    "eval_rollouts": ("evaluation rollouts",),
-    "eval_metrics": ("regressions", "evaluation rollouts", "experiment"),
-    "experiment_report": ("report", "regressions", "experiment"),
-    "model_card": ("report", "experiment"),
+_PAGES: Mapping[str, Callable[[str], str]] = {
+    "raw_rollouts": _rollouts("set"),
+    "scored_rollouts": _rollouts("set"),
+    "selected_trajectories": links.dataset_page,
+    "tito_pairs": links.dataset_page,
+    "upweighted_dataset": links.dataset_page,
+    "rl_checkpoint": _rollouts("rl"),
+    "rl_rewards": _rollouts("rl"),
+    "eval_rollouts": _rollouts("eval"),
+    "eval_metrics": links.regressions_page,
+    "experiment_report": links.report_page,
+    "leaderboard": lambda key: "/",
+    "teacher_ceiling": lambda key: "/",
 }
-"""Asset -> its pages; any other asset of an experiment links to the experiment's page."""
+"""Asset -> the path of its page; any other asset of an experiment links to the experiment's page."""
+
+
+def page(ref: Ref) -> str | None:
+    """Return the address of the page about a partition; None if there is none."""
+    path = _PAGES.get(ref.asset, links.experiment_page if ref.set == "experiment" else None)
+    return links.view_url(path(ref.key)) if path else None

@@ -9,7 +9,7 @@ import dagster as dg
 
 from etpi_assets.graph import Node
 from etpi_assets.orchestration.webpage.figures import floats
-from etpi_assets.orchestration.webpage.links import pages
+from etpi_assets.orchestration.webpage.links import page
 from etpi_assets.orchestration.webpage.preview import first_rows, preview
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.manifest import Manifest
@@ -23,12 +23,13 @@ def of_version(node: Node, manifest: Manifest, lake: Lake) -> dict[str, Any]:
     shown: dict[str, Any] = {}
     plotted: Mapping[str, float] = {}
     if "not_applicable" not in manifest.notes:
-        shown |= {name: dg.MetadataValue.url(address) for name, address in pages(manifest.ref).items()}
+        if address := page(manifest.ref):
+            shown["view"] = dg.MetadataValue.url(address)
         if node.name == "eval_metrics":
             plotted = floats(first_rows(lake, manifest, "metrics", _MOST_ROWS))
     for index, name in enumerate(node.tables):
         shown["dagster/row_count" if index == 0 else f"rows/{name}"] = manifest.rows[name]
-        shown[f"preview/{name}"] = dg.MetadataValue.md(preview(lake, manifest, name))
+        shown[f"preview/{name}"] = preview(lake, manifest, name)
     return shown | {
         **({"seconds": round(manifest.seconds, 3)} if manifest.seconds is not None else {}),
         "inputs": dict(manifest.inputs),

@@ -7,15 +7,17 @@ that some option selects every alternative, and that every file is reached or li
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from etpi_assets.graph import Node
 from etpi_assets.planning.versioning.codebase import Codebase, Filter, Target
+from etpi_assets.planning.versioning.source import dotted
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
-from etpi_assets.specs.rollout_set import TINY, RolloutSetSpec, TinySection
+from etpi_assets.specs.rollout_set import TINY, RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 
 INFRASTRUCTURE = (
@@ -48,7 +50,8 @@ class Choice:
 
     Attributes:
         kind: the entry of a Selection that decides.
-        at: the definitions whose references are narrowed, or the end of a dotted name, such as "resources.sandboxes".
+        at: the definitions whose references are narrowed ("module:": all of a module), or the end of a dotted name,
+            such as "resources.sandboxes".
         options: option -> targets; a target that ends in ":" is everything in that module.
     """
 
@@ -122,10 +125,12 @@ def _prompts(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
 
 
 def _rewards(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
-    """Return the function of each name in the registry of reward functions."""
-    source = code.source(_REWARDS)
-    entries = source.entries.get("FUNCTIONS", {}) if source else {}
-    return {name: tuple(code.resolve(_REWARDS, value)) for name, value in entries.items()}
+    """Return the function of each name in the registry of reward functions, `{"name": module.function}`."""
+    table = next(
+        n for part in code.definition(f"{_REWARDS}:FUNCTIONS").parts for n in ast.walk(part) if isinstance(n, ast.Dict)
+    )
+    entries = zip(table.keys, table.values, strict=True)
+    return {ast.literal_eval(name): tuple(code.resolve(_REWARDS, dotted(value))) for name, value in entries if name}
 
 
 _REWARDS = "etpi_assets.scoring.rewards.functions"
@@ -135,13 +140,13 @@ _WORLDS = "etpi_assets.worlds"
 _ENGINES = "etpi_resources.engines"
 _SANDBOXES = "etpi_resources.sandboxes"
 _TOKENIZERS = "etpi_resources/chat/tokenizers"
-_WORKERS = "etpi_resources.trainers.workers"
+_TRAINERS = "etpi_resources.trainers"
+_WORKERS = f"{_TRAINERS}.workers"
 
 CHOICES = (
     Choice("family", ("etpi_assets.tasks.families:load_family",), _families),
     Choice("policy", (f"{_ROLLOUTS}.teachers:POLICIES",), _modules_of_worlds("policy")),
     Choice("format", ("etpi_assets.importers:_MODULES",), _modules_below("etpi_assets.importers", "FORMAT")),
-    Choice("world", ("etpi_assets.tiny_bases.recipe:WORLDS",), _modules_of_worlds("conversations")),
     Choice("reward", (f"{_REWARDS}:FUNCTIONS",), _rewards),
     Choice(
         "base",
@@ -157,16 +162,7 @@ CHOICES = (
     Choice("prompt", ("etpi_assets.agent.prompts:_template",), _prompts),
     Choice(
         "rollouts",
-        tuple(
-            f"{_ROLLOUTS}.assets:{name}"
-            for name in (
-                "raw_rollouts",
-                "_roll_out_set",
-                "_family_and_sandboxes",
-                "_open_engine",
-                "_roll_out",
-            )
-        ),
+        (f"{_ROLLOUTS}.assets:",),
         _fixed(
             live=(f"{_ROLLOUTS}.assets:_roll_out_set", "etpi_assets.agent.loop:run_rollout"),
             engine=(f"{_ROLLOUTS}.teachers:make_engine",),
@@ -219,19 +215,40 @@ CHOICES = (
         ),
     ),
     Choice(
-        "stop",
-        ("etpi_assets.evaluation.assets:eval_rollouts",),
+        "harness",
+        (f"{_ROLLOUTS}.assets:_rollout_function", "etpi_assets.evaluation.rollouts:_roll_out"),
         _fixed(
-            sequential=(
-                "etpi_assets.evaluation.assets:_roll_out_until",
-                "etpi_assets.evaluation.stopping:",
+            foreign=(
+                f"{_ROLLOUTS}.assets:_run_harness",
+                "etpi_assets.agent.harness:run_harness",
+                "etpi_assets.agent.harness:",
             )
         ),
     ),
     Choice(
         "generator",
-        (f"{_WORKERS}.grpo_worker:build_trainer",),
-        _fixed(transformers=(f"{_ENGINES}.live:LiveEngine",), vllm=(f"{_WORKERS}.grpo_worker:_served",)),
+        (
+            f"{_WORKERS}.grpo_worker:build_trainer",
+            f"{_TRAINING}.grpo:server_plan",
+            f"{_TRAINERS}.policy_servers:PolicyServers._load_adapter",
+        ),
+        _fixed(
+            transformers=(f"{_ENGINES}.live:LiveEngine",),
+            vllm=(
+                f"{_WORKERS}.grpo_worker:_publisher",
+                f"{_TRAINERS}.policy_link:largest_gap",
+                f"{_ENGINES}.vllm:loaded_adapter",
+            ),
+        ),
+    ),
+    Choice(
+        "ranks",
+        (
+            f"{_WORKERS}.grpo_worker:load",
+            f"{_WORKERS}.grpo_worker:gather",
+            f"{_WORKERS}.policy_trainer:PolicyTrainer",
+        ),
+        _fixed(one=(), sharded=(f"{_WORKERS}.sharding:", f"{_WORKERS}.states:")),
     ),
 )
 """Every place where a spec selects code."""
@@ -242,7 +259,7 @@ def narrowing(code: Codebase, selection: Selection) -> Filter:
     at = {target: [c for c in CHOICES if target in c.at] for choice in CHOICES for target in choice.at}
 
     def edges(definition: Target, targets: set[Target]) -> set[Target]:
-        for choice in at.get(definition, ()):
+        for choice in (*at.get(definition, ()), *at.get(f"{definition.partition(':')[0]}:", ())):
             targets = choice.narrow(targets, code, selection)
         return targets
 
@@ -293,25 +310,24 @@ def _of_rollout_set(spec: RolloutSetSpec, specs: Specs) -> Selection:
     options_by_kind = {
         "imported": ["imported"],
         "live": ["live", "engine"],
+        "agent": ["live", "engine"],
         "templated": ["live", *(["plan_first"] if spec.templated else ["engine", "emulated"])],
     }
-    worlds = [engine.tiny.world] if engine and engine.tiny and builds else []
     return _frozen(
         family=family,
         policy=family if engine and engine.kind == "scripted" else [],
         engine=[*([engine.kind] if engine else []), *(["tiny"] if builds else [])],
-        sandbox=[spec.sandbox] if spec.kind == "live" else [],
-        prompt=[spec.agent.prompt, *map(_prompt_of_world, worlds)],
+        sandbox=[spec.sandbox] if spec.kind in ("live", "agent") else [],
+        harness=["foreign"] if spec.agent.harness else [],
+        prompt=[spec.agent.prompt],
         template=_templates(spec.agent.tokenizer),
         format=None if spec.format == "auto" else [spec.format],
         rollouts=options_by_kind[spec.kind],
-        world=worlds,
     )
 
 
 def _of_experiment(node: Node, spec: ExperimentSpec, specs: Specs) -> Selection:
     sets = [specs.rollout_sets[name] for name in spec.rollout_sets if name in specs.rollout_sets]
-    worlds = [spec.base.tiny.world] if spec.base.kind == "tiny" else []
     if node.name in ("rl_checkpoint", "rl_rewards"):
         suites, agents, sandbox = [spec.rl.suite], [spec.rl.agent], spec.rl.sandbox
     elif node.name in ("serving_probe", "eval_rollouts"):
@@ -327,22 +343,13 @@ def _of_experiment(node: Node, spec: ExperimentSpec, specs: Specs) -> Selection:
         sandbox=[sandbox],
         serving=[spec.serving.engine],
         generator=[spec.rl.engine],
-        stop=["sequential"] if spec.evaluate and spec.evaluate.stop else [],
-        prompt=[
-            *(agent.prompt for agent in agents),
-            *(map(_prompt_of_world, worlds) if node.name == "base_checkpoint" else ()),
-        ],
+        ranks=["sharded" if spec.rl.sharded else "one"],
+        harness=["foreign"] if any(agent.harness for agent in agents) else [],
+        prompt=[agent.prompt for agent in agents],
         base=[spec.base.kind],
         template=_templates(spec.base.tokenizer, spec.base.chat_template),
-        world=worlds,
         reward=[term.function for term in spec.rl.rewards],
     )
-
-
-def selection_of_base(section: TinySection, *templates: str) -> Selection:
-    """Return the options that a tiny base's section and its tokenizer and template names select."""
-    world = section.world
-    return _frozen(world=[world], prompt=[_prompt_of_world(world)], template=_templates(*templates))
 
 
 def applies(node: Node, key: str, specs: Specs) -> bool:
@@ -364,11 +371,6 @@ def applies(node: Node, key: str, specs: Specs) -> bool:
 def _templates(*names: str) -> list[str]:
     known = {"tiny", "terminal"}
     return [*(known & set(names)), *(["others"] if set(names) - known else [])]
-
-
-def _prompt_of_world(world: str) -> str:
-    """Return the name of the prompt in the conversations that the world's tiny base is pretrained on."""
-    return "coop" if world in ("coop_tiny", "coop_tiny_shared") else world
 
 
 def _frozen(**chosen: Iterable[str] | None) -> Selection:

@@ -33,15 +33,7 @@ SPEC_HOOKS = ("model_validator", "field_validator", "model_serializer", "field_s
 
 CALLED_ELSEWHERE = {"etpi_resources.engines.slots:SlotView": "transformers uses it as the cache of its layers"}
 """Classes without a base from another package whose methods another package calls anyway, with the reason."""
-_PLAIN_BASES = (
-    ("Protocol",),
-    ("Generic",),
-    ("ABC",),
-    ("NamedTuple",),
-    ("Exception",),
-    ("RuntimeError",),
-    ("ValueError",),
-)
+_PLAIN_BASES = {"Protocol", "Generic", "ABC", "NamedTuple", "Exception", "RuntimeError", "ValueError"}
 """Base classes from other packages that call only methods with two underscores."""
 
 Target = str
@@ -191,13 +183,13 @@ class Codebase:
     def edges(self, target: Target) -> set[Target]:
         """Return the targets of a definition's references."""
         if target not in self._edges:
-            module, definition = target.split(":")[0], self.definition(target)
-            if self.by_method(target):
-                definition = definition.shell or definition
-            names = definition.annotations if self.is_section(target) else definition.names
+            module, counted = target.split(":")[0], self.counted(target)
+            if self.is_section(target):
+                names, texts = self.definition(target).annotations, set[str]()
+            else:
+                names, texts = counted.names, counted.texts
             targets = {t for name in names for t in self.resolve(module, name)}
-            if not self.is_section(target):
-                targets |= {t for text in definition.texts for t in self._named(module, text)}
+            targets |= {t for text in texts for t in self._named(module, text)}
             self._edges[target] = targets - {target}
         return self._edges[target]
 
@@ -232,22 +224,22 @@ class Codebase:
 
     def _own_base(self, module: str, base: tuple[str, ...]) -> bool:
         targets = self.resolve(module, base)
-        return base[-1:] in _PLAIN_BASES or (
+        return not _PLAIN_BASES.isdisjoint(base[-1:]) or (
             bool(targets) and all(":" in t and t[-1] not in "*!" and self.by_method(t) for t in targets)
         )
 
-    def class_methods(self, target: Target) -> dict[str, Target]:
-        """Return the methods of a class (see `by_method`) by name."""
-        if target not in self._methods:
-            self._methods[target] = {name: f"{target}.{name}" for name in self.definition(target).methods}
-        return self._methods[target]
+    def counted(self, target: Target) -> Definition:
+        """Return the part of a definition that counts where it is reached: of a class by method, what is no method."""
+        definition = self.definition(target)
+        return definition.shell if definition.shell and self.by_method(target) else definition
 
-    def section_methods(self, target: Target) -> dict[str, Target]:
-        """Return the methods of a spec table by name, except those that pydantic calls to build the resolved spec."""
+    def methods(self, target: Target) -> dict[str, Target]:
+        """Return the methods of a class by name, except those that pydantic calls to build the resolved spec."""
         if target not in self._methods:
             methods = self.definition(target).methods
-            read = {name: {n[0] for n in method.names} for name, method in methods.items()}
-            self._methods[target] = {n: f"{target}.{n}" for n in methods if read[n].isdisjoint(SPEC_HOOKS)}
+            if self.is_section(target):
+                methods = {n: m for n, m in methods.items() if {name[0] for name in m.names}.isdisjoint(SPEC_HOOKS)}
+            self._methods[target] = {name: f"{target}.{name}" for name in methods}
         return self._methods[target]
 
     def resolve(self, module: str, name: tuple[str, ...]) -> set[Target]:
@@ -353,25 +345,16 @@ class _Walk:
                     self.add(f"{module}:{other}")
         elif name == "!":
             self.add(f"{module}:{MAIN}")
-        elif self._code.is_section(target):
-            self._follow(target)
-            self._offer(self._code.section_methods(target))
-        elif self._code.by_method(target):
-            definition = self._code.definition(target)
-            assert definition.shell is not None
-            self._reached[target] = definition.shell.digest
-            self._follow(target)
-            self._read(definition.shell)
-            self._offer(self._code.class_methods(target), definition.hooks)
         else:
-            definition = self._code.definition(target)
-            self._reached[target] = definition.digest
-            self._follow(target)
-            self._read(definition)
-
-    def _follow(self, target: Target) -> None:
-        for other in self._narrowed.edges(target, self._code.edges(target)):
-            self.add(other)
+            section = self._code.is_section(target)
+            for other in self._narrowed.edges(target, self._code.edges(target)):
+                self.add(other)
+            if not section:
+                counted = self._code.counted(target)
+                self._reached[target] = counted.digest
+                self._read(counted)
+            if section or self._code.by_method(target):
+                self._offer(self._code.methods(target), () if section else self._code.definition(target).hooks)
 
     def _read(self, definition: Definition) -> None:
         """Record the attributes that reached code uses, and reach the methods of these names."""

@@ -17,15 +17,13 @@ from etpi_assets.planning.versioning.choices import (
     narrowing,
     options_of,
     selection,
-    selection_of_base,
 )
 from etpi_assets.planning.versioning.codebase import PACKAGES, Codebase, CodeVersion, LaterVersion
 from etpi_assets.planning.versioning.source import digest_of
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.plugins import GROUPS, Plugin, plugin, plugin_names, plugins_of
-from etpi_assets.specs.rollout_set import TinySection
-from etpi_resources.lake.schemas import TABLES
+from etpi_resources.lake.schemas import LATER, TABLES
 from etpi_resources.process.stored_values import StoredValues, signature_of, stored_by_files
 
 CODE = Codebase()
@@ -77,22 +75,6 @@ def _asset_codes() -> Mapping[str, str]:
     return stored_by_files(
         "asset_codes", files, lambda: {name: _code_of(name, (), True, CODE).whole.digest for name in GRAPH}
     )
-
-
-def tiny_base_code(section: TinySection, *templates: str) -> str:
-    """Return the version of the code that pretrains a tiny base with these tokenizer and template names, 16 hex digits.
-
-    It is the same for an experiment's base and for a rollout set in which the base acts.
-    """
-    parts = tiny_base_parts(section, *templates)
-    return digest_of("".join(part.digest for part in parts))
-
-
-def tiny_base_parts(section: TinySection, *templates: str) -> tuple[CodeVersion, CodeVersion]:
-    """Return (the code that writes a tiny base's corpus, the code that trains on it)."""
-    corpus, training = GRAPH["base_checkpoint"].kept
-    narrowed = narrowing(CODE, selection_of_base(section, *templates))
-    return CODE.reach([corpus], narrowed), CODE.reach([training], narrowed)
 
 
 def definition_version(target: str) -> str:
@@ -234,4 +216,5 @@ def _asset_functions(code: Codebase) -> dict[str, str]:
 
 @cache
 def _columns(table: str) -> str:
-    return digest_of(json.dumps([(name, str(kind)) for name, kind, _ in TABLES[table].columns]))
+    columns = [(name, str(kind)) for name, kind, _ in TABLES[table].columns if name not in LATER.get(table, ())]
+    return digest_of(json.dumps(columns))

@@ -22,11 +22,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 MOVED: Mapping[str, str] = {
-    "etpi_assets.orchestration.materialize": "etpi_assets.materialize",
     "etpi_assets.planning.planner": "etpi_assets.planner",
     "etpi_assets.planning.versioning": "etpi_assets.versioning",
     "etpi_resources.frames": "etpi_assets.frames.convert",
     "etpi_resources.sandboxes.downloads": "etpi_resources.downloads",
+    "etpi_assets.agent.loop:AgentLoop": "etpi_assets.agent.loop:_AgentLoop",
+    "etpi_assets.agent.loop:AgentState": "etpi_assets.agent.loop:_AgentState",
+    "etpi_assets.agent.loop:start_files": "etpi_assets.agent.loop:_start_files",
     "etpi_assets.asset": "etpi_assets.asset_run",
     "etpi_assets.asset:AssetRun": "etpi_assets.materialize:AssetRun",
     "etpi_assets.asset:Produced": "etpi_assets.materialize:Produced",
@@ -35,6 +37,9 @@ MOVED: Mapping[str, str] = {
     "etpi_assets.evaluation.metrics:values_by_task": "etpi_assets.evaluation.metrics:_by_task",
     "etpi_assets.resolved_specs.assets": "etpi_assets.specs.assets",
     "etpi_assets.worlds.coop_tiny.emulated": "etpi_assets.worlds.emulated",
+    "etpi_assets.worlds.coop_tiny.emulated:UnjudgedCoopTiny": (
+        "etpi_assets.worlds.coop_tiny.conversations:UnjudgedCoopTiny"
+    ),
     "etpi_resources.backend:backend": "etpi_resources.cluster.settings:cluster",
     "etpi_resources.trainers.precision": "etpi_resources.trainers.workers.precision",
 }

@@ -99,13 +99,11 @@ class Source:
         definitions: name -> definition.
         imports: imported name -> its targets, including imports inside functions.
         imported: the dotted names that are imported when the file is imported.
-        entries: for each variable like `NAME = {"text": module.function}`, text -> dotted name.
     """
 
     definitions: dict[str, Definition]
     imports: dict[str, set[Import]]
     imported: set[str]
-    entries: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
 
 
 def parse(text: str, module: str, is_package: bool, moves: Moves) -> Source:
@@ -130,8 +128,7 @@ def parse(text: str, module: str, is_package: bool, moves: Moves) -> Source:
                 statements.setdefault(name, []).append(node)
     scope = Scope(module, frozenset(statements), imports, moves)
     definitions = {name: _definition(nodes, scope, scope.original(name)[0]) for name, nodes in statements.items()}
-    entries = {name: _entries(node) for node in tree.body for name in _defined(node)}
-    return Source(definitions, imports, imported, {name: values for name, values in entries.items() if values})
+    return Source(definitions, imports, imported)
 
 
 # --- the normal form -------------------------------------------------------------------------------------------------
@@ -200,7 +197,7 @@ def _definition(statements: Sequence[ast.stmt], scope: Scope, home: str) -> Defi
     for statement in statements:
         if isinstance(statement, ast.ClassDef):
             definition.bases += [
-                _dotted(base.value if isinstance(base, ast.Subscript) else base) for base in statement.bases
+                dotted(base.value if isinstance(base, ast.Subscript) else base) for base in statement.bases
             ]
             methods: dict[str, list[ast.stmt]] = {}
             for node in statement.body:
@@ -230,9 +227,9 @@ def _collect(node: ast.AST, names: set[tuple[str, ...]], attributes: set[str], t
     """Add the dotted names, attribute names and string constants of a tree to the three sets."""
     if isinstance(node, ast.Attribute):
         attributes.add(node.attr)
-        if dotted := _dotted(node):
-            names.add(dotted)
-            attributes.update(dotted[1:])
+        if name := dotted(node):
+            names.add(name)
+            attributes.update(name[1:])
             return
     elif isinstance(node, ast.Name):
         names.add((node.id,))
@@ -281,21 +278,13 @@ def _defined(node: ast.stmt) -> list[str]:
     return names
 
 
-def _dotted(node: ast.AST) -> tuple[str, ...]:
+def dotted(node: ast.AST) -> tuple[str, ...]:
     """Return `a.b.c` as ("a", "b", "c"); () for other expressions."""
     attributes: list[str] = []
     while isinstance(node, ast.Attribute):
         attributes.append(node.attr)
         node = node.value
     return (node.id, *reversed(attributes)) if isinstance(node, ast.Name) else ()
-
-
-def _entries(node: ast.stmt) -> dict[str, tuple[str, ...]]:
-    value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-    if not isinstance(value, ast.Dict):
-        return {}
-    pairs = zip(value.keys, value.values, strict=True)
-    return {str(k.value): name for k, v in pairs if isinstance(k, ast.Constant) and (name := _dotted(v))}
 
 
 def _as_hashed(statement: ast.stmt) -> ast.stmt:
@@ -318,7 +307,7 @@ def _as_hashed(statement: ast.stmt) -> ast.stmt:
 
 
 def _declares(decorator: ast.AST) -> bool:
-    return isinstance(decorator, ast.Call) and _dotted(decorator.func) == ("asset",)
+    return isinstance(decorator, ast.Call) and dotted(decorator.func) == ("asset",)
 
 
 def _inputs(node: ast.AST) -> set[str]:
@@ -328,7 +317,7 @@ def _inputs(node: ast.AST) -> set[str]:
 
 
 def _named(node: ast.AST) -> str:
-    return (_dotted(node) or ("",))[-1]
+    return (dotted(node) or ("",))[-1]
 
 
 def _decorator(node: ast.AST) -> str:

@@ -16,6 +16,8 @@ _TESTS = frozenset({"[", "[[", "test", "let"})
 _CONSTANTS = {"true": True, ":": True, "false": False}
 _OPENS = frozenset({"if", "while", "until", "for", "select", "case", "{"})
 _CLOSES = frozenset({"fi", "done", "esac", "}"})
+_DEEPEST = 50
+"""Open blocks beyond which nothing counts; each pipeline looks at all of them."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ def sure_pipelines(command: str) -> Iterator[Pipeline]:
     """
     flow = _Flow()
     for operator, steps in _pipelines(command):
+        if len(flow.blocks) > _DEEPEST:
+            return
         if operator in ";&" and flow.strict and flow.status is not True:
             return
         runs = operator in ";&" or flow.status is (operator == "&&")

@@ -1,17 +1,20 @@
 """The three terminal rewards, hardened: form, relevance and conciseness of one command (DESIGN section 5).
 
-Text that only looks right earns nothing, and neither does a turn that runs nothing with an argument of the request: the
-same turn for every request would. `unhardened` holds the rewards as their source states them.
+Text that only looks right earns nothing. So does a turn that would be the same for every request: one that runs
+nothing with an argument of the request, or mostly verbs that the request does not ask for. `unhardened` holds the
+rewards as their source states them.
 
 Limits: a command that runs the right verb on a wrong file of the request, or without effect (`wc --help a.txt`), still
-earns relevance; one that names the file by a variable or a pattern alone earns nothing. Only the outcome shows the
-difference, so the shares parsed, relevant and solved are reported side by side.
+earns relevance. One that names the file by a variable or a pattern alone, or works with another program than the
+requested verb (`awk` to count), earns nothing. Only the outcome shows the difference, so the shares parsed, relevant
+and solved are reported side by side.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from etpi_assets.agent.contract import Contract, read_contract
 from etpi_assets.scoring.rewards.attempt import Attempt, BadReward
@@ -37,29 +40,34 @@ _COMMON = frozenset(
 """Words of a request that name no argument: a turn that is the same for every request could hold them."""
 
 
-def form(attempt: Attempt) -> float:
-    """Return 1.0 if the turn follows the contract, adds nothing to it and runs something for the request, else 0.0."""
-    return float(bool(_served(attempt)))
+def form(attempt: Attempt, *, keywords: Mapping[str, Sequence[str]] = KEYWORDS) -> float:
+    """Return 1.0 if the turn follows the contract, adds nothing to it and serves the request, else 0.0.
+
+    It serves the request if it runs something with an argument of it, and if most verbs that it runs are requested.
+    """
+    return float(_service(attempt, keywords).share > 0.5)
 
 
 def relevance(attempt: Attempt, *, keywords: Mapping[str, Sequence[str]] = KEYWORDS) -> float:
-    """Count the requested verbs that the command runs with an argument of the request, each once.
+    """Count the requested verbs that run with an argument of the request, times their share of all verbs that run.
 
     0.0 if the turn violates the contract.
 
     Args:
         keywords: command verb -> words or phrases of a request that ask for it (whole words, case folded).
     """
-    requested = requested_verbs(request_of(attempt), keywords)
-    return float(len(requested & {program for pipeline in _served(attempt, keywords) for program in pipeline.programs}))
+    service = _service(attempt, keywords)
+    return service.verbs * service.share
 
 
-def conciseness(attempt: Attempt, *, free: int = 300, scale: int = 300) -> float:
+def conciseness(
+    attempt: Attempt, *, free: int = 300, scale: int = 300, keywords: Mapping[str, Sequence[str]] = KEYWORDS
+) -> float:
     """Return 1.0 up to `free` characters, falling to 0.0 over the next `scale`; 0.0 where `form` is 0.0.
 
     Silence therefore earns nothing.
     """
-    return shortness(text_of(attempt), free, scale) if _served(attempt) else 0.0
+    return shortness(text_of(attempt), free, scale) if form(attempt, keywords=keywords) else 0.0
 
 
 def shortness(text: str, free: int, scale: int) -> float:
@@ -85,18 +93,40 @@ def run_verbs(command: str) -> list[str]:
     return [program for pipeline in sure_pipelines(command) for program in pipeline.programs if program]
 
 
-def _served(attempt: Attempt, keywords: Mapping[str, Sequence[str]] = KEYWORDS) -> list[Pipeline]:
-    """Return the pipelines that surely run and have an argument of the request; none if the turn violates the contract.
+@dataclass(frozen=True)
+class _Service:
+    """The verbs of a turn that serve its request.
+
+    Attributes:
+        verbs: number of requested verbs that surely run with an argument of the request.
+        share: their share of all verbs that surely run. If no verb is requested: 1.0 if anything runs with an argument.
+    """
+
+    verbs: int
+    share: float
+
+
+def _service(attempt: Attempt, keywords: Mapping[str, Sequence[str]]) -> _Service:
+    """Return how a turn serves its request; nothing if the turn violates the contract.
 
     An argument is a word of the request, or a part of a path in it, that neither asks for a verb nor is a number or a
-    common word. If the request has none, every pipeline that surely runs is returned.
+    common word. If the request has none, every pipeline that surely runs serves it.
     """
     contract = read_contract(text_of(attempt))
     if not isinstance(contract, Contract):
-        return []
+        return _Service(0, 0.0)
     asking = _parts(" ".join([*keywords, *(word for words in keywords.values() for word in words)]))
     arguments = {part for part in _parts(request_of(attempt)) - asking - _COMMON if not part.isdigit()}
-    return [pipe for pipe in sure_pipelines(contract.command) if not arguments or arguments & _parts(pipe.text)]
+    pipelines = list(sure_pipelines(contract.command))
+    serving = [pipe for pipe in pipelines if not arguments or arguments & _parts(pipe.text)]
+    if not (requested := requested_verbs(request_of(attempt), keywords)):
+        return _Service(0, float(bool(serving)))
+    verbs = requested & _programs(serving)
+    return _Service(len(verbs), len(verbs) / max(1, len(_programs(pipelines) & keywords.keys())))
+
+
+def _programs(pipelines: Iterable[Pipeline]) -> set[str]:
+    return {program for pipeline in pipelines for program in pipeline.programs}
 
 
 def _parts(text: str) -> set[str]:

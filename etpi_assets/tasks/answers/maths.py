@@ -6,12 +6,15 @@ or lists whose items are equal in order. Answers of another form are compared by
 
 math-verify also computes what the answer leaves to compute: the question's own sum or integral, put into the box, is
 equal to the expected answer. So is the question's own expression where it is to be factored, expanded or simplified.
-`leaves_work` and `copies` recognise such answers; the grader "hardened" refuses them, "published" does not.
+`leaves_work` and `copies` recognise such answers, `approximates` a decimal number for an exact expression; the grader
+"hardened" refuses them, "published" does not. An expression of the question that is rewritten and not only reordered
+is not recognised (`x \cdot x-1` for `x^2-1`).
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from fractions import Fraction
 from math import gcd
 from typing import Literal
@@ -38,6 +41,11 @@ _ARITHMETIC = re.compile(
 )
 """Operations on numbers, in a text without spaces; powers of ten may be scientific notation."""
 _DIVISION = re.compile(r"\\[dt]?frac|/")
+_DECIMAL = re.compile(r"-?\d*\.\d+")
+_ROUNDED = re.compile(r"(?i)decimal|approx|round|nearest|estimat|significant|digits|places|≈")
+"""Words of a question that asks for a decimal number."""
+_ATOM = re.compile(r"\d*\.?\d+(?:/\d+)?|\\[a-zA-Z]+|[a-zA-Z]|[^\s\w(){}\[\]+*·×.,;:?]")
+_SILENT = frozenset({r"\cdot", r"\times"})
 _COPIED = "equal, but the answer is an expression of the question in its own form"
 _UNIT = re.compile(r"\\(?:text|mathrm)\s*\{[^{}]*\}(?:\s*\^\s*\{?\d\}?)?|\s")
 
@@ -69,6 +77,10 @@ def judge(wanted: str, text: str, grader: Grader = "hardened", question: str = "
         return Verdict(0.0, "wrong_answer", {**details, "why": str(error)})
     if right and grader == "hardened" and leaves_work(answer, expected):
         return Verdict(0.0, "wrong_answer", {**details, "why": "equal, but the answer leaves its value to compute"})
+    if right and grader == "hardened" and approximates(answer, expected, question):
+        return Verdict(
+            0.0, "wrong_answer", {**details, "why": "equal to a few digits, and an exact answer is expected"}
+        )
     if right and copied:
         return Verdict(0.0, "wrong_answer", {**details, "why": _COPIED})
     return Verdict(float(right), "passed" if right else "wrong_answer", details)
@@ -88,20 +100,50 @@ def leaves_work(answer: str, wanted: str) -> bool:
     return works and _number(_plain(wanted)) is not None
 
 
+def approximates(answer: str, wanted: str, question: str) -> bool:
+    """Return whether an answer is a decimal number that only comes near the expected, exact expression."""
+    value = _plain(_UNIT.sub("", answer))
+    exact = _DECIMAL.search(_plain(wanted)) is None and not _same(value, _plain(wanted))
+    return exact and _DECIMAL.fullmatch(value) is not None and _ROUNDED.search(question) is None
+
+
 def copies(answer: str, wanted: str, question: str) -> bool:
-    """Return whether an answer in another form than the expected one is an expression of the question.
+    """Return whether an answer in another form than the expected one is an expression of the question, in any order.
 
     An expression has an operation, or is a fraction that can be reduced: a value that the question names may be right.
     """
     inner = boxed(wanted)
-    text = _plain(answer)
-    if not text or len(text) > _LONGEST or text == _plain(wanted if inner is None else inner):
+    text, expected = _plain(answer), _plain(wanted if inner is None else inner)
+    if not text or len(text) > _LONGEST or text == expected:
         return False
+    asked = _without_typography(question)
     fraction = re.fullmatch(r"-?(\d+)/(\d+)", text)
     reducible = fraction is not None and gcd(int(fraction[1]), int(fraction[2])) > 1
     if not reducible and _ARITHMETIC.search(text) is None and len(_DIVISION.findall(text)) < 2:
         return False
-    return re.search(rf"(?<![\d.^]){re.escape(text)}(?![\d^])", _without_typography(question)) is not None
+    if re.search(rf"(?<![\d.^]){re.escape(text)}(?![\d^])", asked) is not None:
+        return True
+    atoms = _atoms(text)
+    return not reducible and Counter(atoms) != Counter(_atoms(expected)) and _has_window(_atoms(asked), atoms)
+
+
+def _atoms(text: str) -> list[str]:
+    """Return the numbers, names and operators of an expression; brackets, plus and times are silent."""
+    atoms = (match[0] for match in _ATOM.finditer(re.sub(r"\\[dt]?frac", "/", text)))
+    return [str(_number(atom) or atom) for atom in atoms if atom not in _SILENT]
+
+
+def _has_window(text: list[str], wanted: list[str]) -> bool:
+    """Return whether neighbours in `text` are the items of `wanted`, in any order."""
+    surplus = Counter(text[: len(wanted)])
+    surplus.subtract(wanted)
+    for at in range(len(wanted), len(text) + 1):
+        if not any(surplus.values()):
+            return True
+        if at < len(text):
+            surplus[text[at]] += 1
+            surplus[text[at - len(wanted)]] -= 1
+    return False
 
 
 def as_answer(answer: str) -> str:

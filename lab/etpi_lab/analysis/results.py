@@ -242,7 +242,7 @@ def _stages(lake: Lake, name: str) -> Rows | None:
         return None
     tables = {"rollouts": rollouts, "scores": metrics, "agent_scores": metrics}
     evaluated = {table: lake.read(manifest.ref, table) for table, manifest in tables.items()}
-    paired = changes(**evaluated, metrics=("solved", "think_tokens_per_turn"), sequential="stop" in rollouts.notes)
+    paired = changes(**evaluated, metrics=("solved", "think_tokens_per_turn"))
     query = (sql_folder() / "reports" / "solved_paired.sql").read_text()
     return lake.query(query, changes=changes_table(name, paired)).to_pylist()
 

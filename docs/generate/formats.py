@@ -1,0 +1,110 @@
+"""Write docs/formats.md from the registries of importers and exports."""
+
+from __future__ import annotations
+
+from etpi_assets.exports import EXPORTS
+from etpi_assets.importers import IMPORTERS
+from etpi_assets.importers.conversation import ROLES, Options
+
+_HEAD = """# Formats in and out
+
+Generated from the registries by `make docs`; do not edit.
+
+## In
+
+A rollout set of `kind = "imported"` names a `path` (a folder or a file; `${VARIABLE}` is read from the environment) and
+a `format`. With `format = "auto"`, the default, the files decide: a program's own file layout is recognised before
+rows, and rows with a program's own columns before rows that only have messages. If two importers claim one folder, the
+error names both. Every input becomes a rollout or a row of `quarantined` with file, row, reason and remedy; a blocking
+check compares their sum with the number of inputs. One process per core reads parts of the files and streams them to
+the lake, so memory does not grow with the input.
+
+```toml
+title = "Recorded runs"
+kind = "imported"
+format = "auto"
+path = "${RUNS}/of/mine"
+[options]
+tokenizer = "qwen3"
+```
+"""
+_OUT = """## Out
+
+`make export EXPERIMENT=name FORMAT=format TO=folder`, or `etpi export name --format format --to folder`. The folder
+must be new or empty. It appears only when the export is complete, and equal data give equal bytes. Its `manifest.json`
+names every data version behind the export (tasks, rollouts, selection, pairs, data set, checkpoints), the files with
+their rows and sha256, what was left out, and notes for readers. Blocked versions are not exported. Rows have the splits
+of training.
+
+`gguf` runs `convert_hf_to_gguf.py` of an installed llama.cpp: the one on `PATH`, or the command in
+`ETPI_GGUF_CONVERTER` (the script, or an interpreter and the script). The source distribution of llama-cpp-python
+contains the script too; it runs in etpi's own environment after `pip install sentencepiece`.
+"""
+_COMMON = """## What every importer accepts
+
+Every importer reads gzip and zstd under any file name; byte order marks; NaN; NUL characters; lines of 100 MB; times as
+epoch seconds, milliseconds, digits, ISO 8601 with or without a zone, or parquet timestamps (all become UTC); call
+arguments as text or as objects; structs padded with nulls; content as text or as parts.
+
+These inputs are quarantined with a reason, and the import continues: lone surrogates, bytes that are not UTF-8,
+truncated JSON, truncated or damaged streams (rows before the damage are imported), damaged parquet, images, unknown
+roles, malformed ids, conversations that begin with the assistant, compressed files that hold over 1000 times their
+size, rows over 256 MiB, links that lead out of the import's folder.
+"""
+
+
+_HUB = """## To a Hugging Face Hub
+
+An export is a folder that huggingface-hub's own command uploads; it is installed with etpi:
+
+```
+hf auth login                           # or: export HF_TOKEN=...
+etpi export plan_first_tiny --format hub   --to out/data  && hf upload me/plan-first-data out/data --repo-type dataset
+etpi export plan_first_tiny --format model --to out/model && hf upload me/plan-first out/model --private
+```
+
+`hub` has two configurations and a data card, `model` the model card. Each card names the experiment, the version of
+etpi, the git revision behind the data, teachers, licences, every data version from tasks to checkpoint, and the SQL
+that traces the training tokens. `--delete "*"` removes files that an earlier upload had. Values of API keys that etpi
+knows cannot be in an export, since the lake refuses tables that have them. `HF_ENDPOINT` names another hub.
+
+Read it with `datasets.load_dataset("me/plan-first-data", "tokens")`, or
+`AutoModelForCausalLM.from_pretrained("me/plan-first", revision="v2")`; with several training seeds add
+`subfolder="seed0"`.
+"""
+
+
+def page() -> str:
+    """Write the page as markdown."""
+    lines = [_HEAD]
+    for importer in IMPORTERS.values():
+        doc = importer.doc
+        lines += _section(importer.name, doc.title, Files=doc.files, Keeps=doc.keeps, Loses=doc.loses)
+    lines += [
+        "### Options",
+        "",
+        *_options(),
+        "",
+        f"Known roles: {', '.join(f'`{role}`' for role in ROLES)}.",
+        "",
+    ]
+    lines += [_COMMON, _OUT]
+    for export in EXPORTS.values():
+        back = f"the importer `{export.importer}`" if export.importer else "no importer"
+        facts = {"Files": export.files, "Keeps": export.keeps, "Loses": export.loses}
+        lines += _section(export.name, export.title, **facts, **{"Read by": f"{export.read_by}; {back}"})
+    return "\n".join([*lines, _HUB]).rstrip() + "\n"
+
+
+def _section(name: str, title: str, **facts: str) -> list[str]:
+    return [f"### `{name}`", "", f"{title}.", "", *(f"- {label}: {text}." for label, text in facts.items()), ""]
+
+
+def _options() -> list[str]:
+    """List the options with the descriptions in the docstring of their class."""
+    attributes = (Options.__doc__ or "").partition("Attributes:")[2]
+    return [
+        f"- `{name}`: {text}"
+        for line in attributes.strip().splitlines()
+        for name, _, text in [line.strip().partition(": ")]
+    ]

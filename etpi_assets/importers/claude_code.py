@@ -1,0 +1,236 @@
+"""Claude Code's sessions: `~/.claude/projects/<folder>/<session>.jsonl`, and files of sub-agents.
+
+Lines form a tree by `parentUuid`. A response is written as a line for each content block, all with its `message.id`;
+the results of its calls hang on any of them. So one response is one node, and the results of its calls are the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from etpi_assets.importers.conversation import ChatEntry, Options, finish_of
+from etpi_assets.importers.format import FormatDoc, run_format
+from etpi_assets.importers.sessions import (
+    Conversation,
+    Session,
+    claims_lines,
+    jsonl_units,
+    paths,
+    session_lines,
+    session_rollout,
+)
+from etpi_assets.importers.source import (
+    Unreadable,
+    content_parts,
+    parse_json,
+    text_field,
+    text_inside,
+    to_utc,
+    tool_calls,
+)
+from etpi_assets.importers.source import field as field_of
+from etpi_assets.trajectories.records import RolloutRecord
+
+_SPEAKERS = ("user", "assistant")
+_SYNTHETIC = "<synthetic>"
+"""`model` of the harness's own messages, such as an error of the provider; they are not sent to the model."""
+_DELEGATES = ("Task", "Agent")
+
+
+@dataclass
+class _Node:
+    """A message: the lines of one response, of the results of its calls, or one line of the user."""
+
+    parent: str | None
+    lines: list[Mapping[str, Any]] = field(default_factory=list)
+
+    @property
+    def is_turn(self) -> bool:
+        return self.lines[0]["type"] == "assistant"
+
+
+def is_line(line: Mapping[str, Any]) -> bool:
+    return "sessionId" in line and "uuid" in line and line.get("type") in _SPEAKERS and "message" in line
+
+
+def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
+    """Read one session. Raises Unreadable: `empty`, `no_prompt`, `non_text_content`, or as `session_lines`."""
+    lines = session_lines(unit)
+    nodes, node_of = _tree(lines)
+    session_id = next((name for line in lines if (name := text_field(line, "sessionId"))), unit.name.partition(".")[0])
+    agent = next((name for line in lines if (name := text_field(line, "agentId"))), None)
+    alone = agent is not None and all(line.get("isSidechain", True) for line in lines if line.get("type") in _SPEAKERS)
+    session = Session(f"{session_id}/{agent}" if alone else session_id)
+    cwd = next((folder for line in lines if (folder := text_field(line, "cwd"))), None)
+    session.repo = cwd.replace("\\", "/").rstrip("/").rpartition("/")[2] if cwd else None
+    entries = {key: _entries(node, unit, session) for key, node in nodes.items()}
+    shared: set[str] = set()
+    kept = _preserved(lines, node_of)
+    for path in _ordered(nodes):
+        role = "subagent" if alone else _role(nodes, path, session)
+        whole = [inner for key in path for inner in (key, *(k for k in kept.get(key, ()) if k not in path))]
+        said = [entry for key in whole for entry in _copied(entries[key], key in shared or _is_copy(nodes[key], unit))]
+        shared.update(whole)
+        name = _starter(unit) if alone else _name(nodes, path, role, session)
+        session.conversations.append(Conversation(f"agent1.{name}" if role == "subagent" else name, role, said))
+    return session_rollout(session, unit, root, options)
+
+
+def _tree(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, _Node], dict[str, str | None]]:
+    """Return the nodes by key, in the order of the file; and uuid of a line -> the node that its children follow."""
+    nodes: dict[str, _Node] = {}
+    after: dict[str, str | None] = {}
+    calls: dict[str, str] = {}  # id of a call -> the node of its response
+    is_flat = not any(text_field(line, "parentUuid") for line in lines)
+    last: str | None = None
+    for number, line in enumerate(lines):
+        uuid = text_field(line, "uuid") or f"line {number}"
+        if uuid in after:  # resuming repeats lines
+            continue
+        parent = text_field(line, "parentUuid")
+        content = field_of(line, "message", "content")
+        blocks = [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
+        answered = next((calls[c] for b in blocks if (c := text_field(b, "tool_use_id")) in calls), None)
+        above = last if is_flat else after.get(parent or "")
+        if line.get("type") not in _SPEAKERS or content is None or _is_harness(line):
+            after[uuid] = above
+            continue
+        if line["type"] == "assistant":
+            key = f"response {text_field(line, 'message', 'id') or uuid}"
+            above = above or (last if parent is None else None)
+            calls.update({c: key for b in blocks if b.get("type") == "tool_use" and (c := text_field(b, "id"))})
+        elif answered is not None:
+            key, above = f"results {answered}", answered
+        else:
+            key = uuid
+        nodes.setdefault(key, _Node(above)).lines.append(line)
+        after[uuid] = last = key
+    for key, node in nodes.items():
+        if (results := f"results {node.parent}") in nodes and key != results:
+            node.parent = results
+    return nodes, after
+
+
+def _preserved(lines: Sequence[Mapping[str, Any]], node_of: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """Return, for the summary of each compaction, the nodes that the next prompt has after it."""
+    parents = {text_field(line, "uuid"): text_field(line, "parentUuid") for line in lines}
+    kept: dict[str, list[str]] = {}
+    for line in lines:
+        segment = field_of(line, "compactMetadata", "preservedSegment")
+        anchor = node_of.get(text_field(segment, "anchorUuid") or "")
+        uuid, first = text_field(segment, "tailUuid"), text_field(segment, "headUuid")
+        uuids = [uuid]
+        while uuid != first and (uuid := parents.get(uuid)) and uuid not in uuids:
+            uuids.append(uuid)
+        if anchor is not None and uuid == first:
+            found = (node_of.get(uuid or "") for uuid in reversed(uuids))
+            kept[anchor] = list(dict.fromkeys(key for key in found if key is not None))
+    return kept
+
+
+def _starter(unit: Path) -> str:
+    """Return the id of the call that started a sub-agent, or the sub-agent's."""
+    name = unit.name.partition(".")[0]
+    try:
+        facts = parse_json((text_inside(unit.parent, f"{name}.meta.json") or "{}").encode(), unit.name)
+    except Unreadable:
+        facts = {}
+    return text_field(facts, "toolUseId") or name.removeprefix("agent-")
+
+
+def _is_harness(line: Mapping[str, Any]) -> bool:
+    return line.get("isApiErrorMessage") is True or text_field(line, "message", "model") == _SYNTHETIC
+
+
+def _is_copy(node: _Node, unit: Path) -> bool:
+    """Return whether a fork copied the node from a session that is beside this one."""
+    origin = text_field(node.lines[0], "forkedFrom", "sessionId")
+    return origin is not None and (unit.parent / f"{Path(origin).name}.jsonl").is_file()
+
+
+def _ordered(nodes: Mapping[str, _Node]) -> list[list[str]]:
+    """Return the paths in the order of their roots; of each root, the one that was continued last comes first."""
+    place = {key: number for number, key in enumerate(nodes)}
+    found = paths({key: node.parent for key, node in nodes.items()}, {k for k, node in nodes.items() if node.is_turn})
+    return sorted(found, key=lambda path: place[path[0]])
+
+
+def _role(nodes: Mapping[str, _Node], path: Sequence[str], session: Session) -> str:
+    first = nodes[path[0]].lines[0]
+    if first.get("isSidechain") is True:
+        return "subagent"
+    if first.get("isCompactSummary") is True and not any(_begins(c, path[0], nodes) for c in session.conversations):
+        return "continuation"
+    return "branch" if any(c.role != "subagent" for c in session.conversations) else "solo"
+
+
+def _begins(conversation: Conversation, key: str, nodes: Mapping[str, _Node]) -> bool:
+    """Return whether the conversation begins with the same summary, so that another one is a branch of it."""
+    summary = content_parts(field_of(nodes[key].lines[0], "message", "content"), "summary").text
+    return conversation.entries[0].content == summary
+
+
+def _name(nodes: Mapping[str, _Node], path: Sequence[str], role: str, session: Session) -> str:
+    """Return the agent's id, which names the agent or the call that it comes from."""
+    number = 1 + sum(conversation.role == role for conversation in session.conversations)
+    if role in ("branch", "continuation"):
+        return f"agent1-{role}{number}"
+    if role == "solo":
+        return "agent1"
+    first = nodes[path[0]].lines[0]
+    prompt = content_parts(field_of(first, "message", "content"), "prompt").text
+    calls = (b for node in nodes.values() if node.is_turn for line in node.lines for b in line["message"]["content"])
+    call = next(
+        (
+            text_field(block, "id")
+            for block in calls
+            if text_field(block, "name") in _DELEGATES and text_field(block, "input", "prompt") == prompt
+        ),
+        None,
+    )
+    return call or text_field(first, "agentId") or f"subagent{number}"
+
+
+def _entries(node: _Node, unit: Path, session: Session) -> list[ChatEntry]:
+    at, name = to_utc(node.lines[0].get("timestamp")), f"{unit.name}, {text_field(node.lines[0], 'uuid')}"
+    contents = [field_of(line, "message", "content") for line in node.lines]
+    blocks = [b for content in contents for b in (content if isinstance(content, list) else [{"text": content}])]
+    parts = content_parts([b for b in blocks if field_of(b, "type") != "redacted_thinking"], name)
+    if not node.is_turn:
+        results = dict(reversed(parts.results))  # the first result of a call counts
+        said = [ChatEntry("tool", text, at=at, answers=call) for call, text in reversed(results.items())]
+        return [*said, ChatEntry("user", parts.text, at=at)] if parts.text or not said else said
+    message = node.lines[-1]["message"]
+    session.models.update([model] if (model := text_field(message, "model")) else [])
+    session.add_usage(field_of(message, "usage"))
+    stop = next((reason for line in node.lines if (reason := text_field(line, "message", "stop_reason"))), None)
+    calls = tool_calls(list(parts.calls), name)
+    return [ChatEntry("assistant", parts.text, calls, parts.reasoning, at, finish_reason=finish_of(stop))]
+
+
+def _copied(entries: Sequence[ChatEntry], is_context: bool) -> Sequence[ChatEntry]:
+    """Return the entries, as context if an earlier conversation has them."""
+    return [replace(entry, learn=False) for entry in entries] if is_context else entries
+
+
+FORMAT = run_format(
+    "claude_code",
+    FormatDoc(
+        title="Claude Code's sessions and their sub-agents' files",
+        files="`~/.claude/projects/<folder>/*.jsonl`, also within sub-folders, also with `.gz` or `.zst`; one "
+        "rollout per file, and a file of a sub-agent is the task `<session>/<agent>`",
+        keeps="messages, calls and results in the order of the calls, thinking, stop reasons, times, the model, "
+        "sums of usage; each retry is a branch, each compaction starts a continuation, each sub-agent within the "
+        "file is an agent with the id of the call that started it; shared messages are context in all but one of "
+        "them",
+        loses="not in the files: the system prompt, tool schemas, reminders and attachments as the model read them, "
+        "old results that the program cleared, the reward. The harness's error messages are left out; a session "
+        "with images is quarantined",
+    ),
+    claims=claims_lines(is_line),
+    units=jsonl_units,
+    record=record,
+)

@@ -1,0 +1,122 @@
+"""Codex's sessions: `~/.codex/sessions/YYYY/MM/DD/rollout-*.jsonl`, lines with a payload, and the older bare items."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from etpi_assets.importers.conversation import Options
+from etpi_assets.importers.format import FormatDoc, run_format
+from etpi_assets.importers.responses import function_schemas, instructed, response_entries
+from etpi_assets.importers.sessions import (
+    Conversation,
+    Session,
+    claims_lines,
+    jsonl_units,
+    session_lines,
+    session_rollout,
+)
+from etpi_assets.importers.source import field as field_of
+from etpi_assets.importers.source import text_field
+from etpi_assets.trajectories.records import RolloutRecord
+
+_CONTEXT = ("<", "# AGENTS.md")
+"""Beginnings of the user's messages that the program wrote."""
+
+
+def is_line(line: Mapping[str, Any]) -> bool:
+    is_meta = line.get("type") == "session_meta" and isinstance(line.get("payload"), dict)
+    return is_meta or ("instructions" in line and {"id", "timestamp"} <= set(line) and "messages" not in line)
+
+
+@dataclass
+class _Part:
+    """A conversation: its items, of which the first `inherited` are context, or all if their prompts are lost."""
+
+    role: str
+    items: list[Mapping[str, Any]] = field(default_factory=list)
+    inherited: int = 0
+    is_lost: bool = False
+
+
+def _is_question(item: Mapping[str, Any]) -> bool:
+    content = item.get("content")
+    first = content[0] if isinstance(content, list) and content else None
+    return item.get("role") == "user" and not (text_field(first, "text") or "").startswith(_CONTEXT)
+
+
+def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
+    """Read one session. Raises Unreadable: `empty`, or as `session_lines` and `response_entries`."""
+    session, parts, meta = Session(unit.name.partition(".")[0]), [_Part("solo")], dict[str, Any]()
+    for line in session_lines(unit):
+        payload = line.get("payload")
+        kind, item = (line.get("type"), payload) if isinstance(payload, dict) else ("response_item", line)
+        if is_line(line):
+            meta = meta or {**item}
+        elif kind == "response_item" and ("type" in item or "role" in item):
+            parts[-1].items.append({**item, "timestamp": line.get("timestamp")})
+        elif kind == "turn_context":
+            session.models.update([model] if (model := text_field(item, "model")) else [])
+        elif kind == "compacted":
+            parts.append(_after_compaction(item))
+        elif kind == "event_msg" and item.get("type") == "thread_rolled_back":
+            kept = _without_questions(parts[-1].items, item.get("num_turns"))
+            parts.append(_Part("branch", kept, len(kept), parts[-1].is_lost))
+        elif kind == "event_msg" and item.get("type") == "token_count":
+            session.add_usage(field_of(item, "info", "last_token_usage"))
+    _read_meta(session, meta)
+    system = text_field(meta, "base_instructions", "text") or text_field(meta, "instructions")
+    for part in parts:
+        number = 1 + sum(conversation.role == part.role for conversation in session.conversations)
+        name = "agent1" if part.role == "solo" else f"agent1-{part.role}{number}"
+        context, own = part.items[: part.inherited], part.items[part.inherited :]
+        entries = [
+            *response_entries(context, unit.name, is_context=True),
+            *response_entries(own, unit.name, is_context=part.is_lost),
+        ]
+        role = "subagent" if "/" in session.id else part.role
+        session.conversations.append(Conversation(name, role, instructed(system, entries)))
+    return session_rollout(session, unit, root, options)
+
+
+def _after_compaction(item: Mapping[str, Any]) -> _Part:
+    """Return the conversation after a compaction; its prompts are lost if its beginning is not recorded as text."""
+    kept = item.get("replacement_history")
+    items: list[Mapping[str, Any]] = [i for i in kept if isinstance(i, dict)] if isinstance(kept, list) else []
+    readable = [i for i in items if "compaction" not in str(i.get("type"))]
+    return _Part("continuation", readable, len(readable), is_lost=not items or len(readable) < len(items))
+
+
+def _without_questions(items: list[Mapping[str, Any]], count: Any) -> list[Mapping[str, Any]]:
+    """Return the items before the user's last `count` messages."""
+    asked = [number for number, item in enumerate(items) if _is_question(item)]
+    return items[: asked[-count]] if type(count) is int and 0 < count <= len(asked) else list(items)
+
+
+def _read_meta(session: Session, meta: Mapping[str, Any]) -> None:
+    name, parent = text_field(meta, "id"), text_field(meta, "source", "subagent", "thread_spawn", "parent_thread_id")
+    session.id = "/".join(part for part in (parent, name) if part) or session.id
+    if place := text_field(meta, "git", "repository_url") or text_field(meta, "cwd"):
+        session.repo = place.replace("\\", "/").rstrip("/").rpartition("/")[2].removesuffix(".git")
+    session.tools = function_schemas(meta.get("dynamic_tools"))
+
+
+FORMAT = run_format(
+    "codex",
+    FormatDoc(
+        title="Codex's sessions, with a payload in each line or as bare items",
+        files="`~/.codex/sessions/**/rollout-*.jsonl`, also with `.gz` or `.zst`; one rollout per file, and a "
+        "sub-agent's file is the task `<parent>/<thread>`",
+        keeps="base instructions, messages, calls and results, reasoning (its summary, if the text is encrypted), "
+        "times, the model, sums of usage, schemas of dynamic tools; a rollback starts a branch and a compaction a "
+        "continuation, and what they share is context",
+        loses="not in the files: schemas of the built-in tools, the reward, the responses' limits (calls in a row "
+        "are one turn), results of searches that the provider ran. Turns after a compaction that recorded no new "
+        "history, or an encrypted one, become context; a fork repeats the turns of its parent",
+    ),
+    claims=claims_lines(is_line),
+    units=jsonl_units,
+    record=record,
+)

@@ -1,0 +1,159 @@
+"""Gemini CLI's sessions: `~/.gemini/tmp/<project>/chats/session-*.json` or `.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from etpi_assets.importers.conversation import ChatEntry, Options
+from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format
+from etpi_assets.importers.sessions import Conversation, Session, session_lines, session_rollout
+from etpi_assets.importers.source import (
+    Unreadable,
+    as_list,
+    as_mapping,
+    field,
+    read_json,
+    text_field,
+    to_utc,
+    tool_calls,
+)
+from etpi_assets.trajectories.records import RolloutRecord
+
+_JSON = (".json", ".jsonl")
+_SILENT = ("info", "error", "warning")
+
+
+def claims(source: DetectionInput) -> bool:
+    return source.row is not None and "projectHash" in source.row and "sessionId" in source.row
+
+
+def units(root: Path) -> list[Path]:
+    """Return the files of sessions below the root; the root itself if it is a file."""
+    if not root.is_dir():
+        return [root]
+    files = (path for path in root.rglob("*") if path.name.endswith(_JSON) and path.is_file())
+    return sorted(path for path in files if path.name != "logs.json")
+
+
+def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
+    """Read one session. Raises Unreadable: `empty`, `unknown_form`, `non_text_content`, or as `read_json`."""
+    records = session_lines(unit) if unit.name.endswith(".jsonl") else [read_json(unit)]
+    facts: dict[str, Any] = {}
+    session, seen = Session(unit.name.partition(".")[0]), set[str]()
+    for role, messages in _histories(records, unit, facts):
+        number = 1 + sum(conversation.role == role for conversation in session.conversations)
+        entries = [e for m in messages for e in _entries(m, f"{unit.name}, {text_field(m, 'id')}", seen, session)]
+        seen.update(name for m in messages if (name := text_field(m, "id")))
+        agent_id = "agent1" if role == "solo" else f"agent1-{role}{number}"
+        is_helper = facts.get("kind") == "subagent"
+        session.conversations.append(Conversation(agent_id, "subagent" if is_helper else role, entries))
+    session.id = text_field(facts, "sessionId") or session.id
+    if facts.get("kind") == "subagent":
+        session.id = f"{unit.parent.name}/{session.id}"
+    session.repo = text_field(facts, "projectHash")
+    return session_rollout(session, unit, root, options)
+
+
+def _histories(
+    records: Sequence[Any], unit: Path, facts: dict[str, Any]
+) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    """Yield (role, messages) of each conversation; a rewind or a new list of messages begins another.
+
+    Args:
+        facts: the session's own keys; added to.
+    """
+    role, messages = "solo", dict[str, Mapping[str, Any]]()
+    for number, value in enumerate(records):
+        line = as_mapping(value, f"{unit.name}, record {number}")
+        update = line.get("$set")
+        update = update if isinstance(update, dict) else line if "sessionId" in line else {}
+        facts |= {key: value for key, value in update.items() if key != "messages"}
+        if "messages" in update:
+            listed = _by_id(as_list(update["messages"], f"{unit.name}, messages"), unit)
+            if not set(messages) <= set(listed):
+                yield role, list(messages.values())
+                role = "continuation"
+            messages = listed
+        elif target := text_field(line, "$rewindTo"):
+            yield role, list(messages.values())
+            kept = list(messages)[: list(messages).index(target)] if target in messages else []
+            role, messages = "branch", {name: messages[name] for name in kept}
+        elif text_field(line, "id"):
+            messages |= _by_id([line], unit)
+    yield role, list(messages.values())
+
+
+def _by_id(values: Sequence[Any], unit: Path) -> dict[str, Mapping[str, Any]]:
+    messages = [as_mapping(value, f"{unit.name}, message {number}") for number, value in enumerate(values)]
+    return {text_field(message, "id") or f"message {number}": message for number, message in enumerate(messages)}
+
+
+def _entries(message: Mapping[str, Any], name: str, seen: set[str], session: Session) -> Iterator[ChatEntry]:
+    kind, at = message.get("type"), to_utc(message.get("timestamp"))
+    if kind in _SILENT:
+        return
+    if kind not in ("user", "gemini", "model"):
+        raise Unreadable("unknown_role", f"{name} has type {kind!r}; known are user, gemini, {', '.join(_SILENT)}")
+    content = message.get("content")
+    if kind == "user":
+        parts = content if isinstance(content, list) else [content]
+        answers = [part for part in parts if field(part, "functionResponse") is not None]  # of the calls before, again
+        if not answers or len(answers) < len(parts):
+            yield ChatEntry("user", _text([part for part in parts if part not in answers], name), at=at)
+        return
+    text = _text(content, name)
+    is_own = text_field(message, "id") not in seen
+    if is_own:
+        session.models.update([model] if (model := text_field(message, "model")) else [])
+        session.add_usage(message.get("tokens"))
+    called = [
+        as_mapping(c, f"{name}.toolCalls[]") for c in as_list(message.get("toolCalls") or [], f"{name}.toolCalls")
+    ]
+    calls = [{"id": c.get("id"), "function": {"name": c.get("name"), "arguments": c.get("args")}} for c in called]
+    thoughts = as_list(message.get("thoughts") or [], f"{name}.thoughts")
+    said = (": ".join(filter(None, (text_field(t, "subject"), text_field(t, "description")))) for t in thoughts)
+    reasoning = "\n".join(filter(None, said)) or None
+    yield ChatEntry("assistant", text, tool_calls(calls, name), reasoning, at, learn=is_own)
+    for call in called:
+        if call.get("result") is not None:
+            yield ChatEntry(
+                "tool",
+                _text(call["result"], f"{name}.result"),
+                at=to_utc(call.get("timestamp")),
+                answers=text_field(call, "id"),
+            )
+
+
+def _text(content: Any, name: str) -> str:
+    """Return the text of parts of the Gemini API. Raises Unreadable: `non_text_content`."""
+    texts: list[str] = []
+    for part in content if isinstance(content, list) else [content] if content else []:
+        output = field(part, "functionResponse", "response")
+        text = part if isinstance(part, str) else field(part, "text")
+        if isinstance(output, dict):
+            text = output["output"] if isinstance(output.get("output"), str) else json.dumps(output, ensure_ascii=False)
+        if not isinstance(text, str):
+            keys = ", ".join(map(str, part)) if isinstance(part, dict) else type(part).__name__
+            raise Unreadable("non_text_content", f"{name} holds a part of {keys}; only text can be imported")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+FORMAT = run_format(
+    "gemini_cli",
+    FormatDoc(
+        title="Gemini CLI's sessions, as one object or as lines",
+        files="`~/.gemini/tmp/<project>/chats/*.json` and `*.jsonl`; one rollout per file, and a sub-agent's file "
+        "is the task `<parent>/<session>`",
+        keeps="messages, calls with their results, thoughts, times, the model, sums of usage; a rewind starts a branch "
+        "and a replaced history a continuation, and what they share is context",
+        loses="not in the files: the system prompt, tool schemas, the reward, thoughts in full (the provider gives "
+        "summaries), the order of text and calls within a turn. Errors and notes of the program are left out",
+    ),
+    claims=claims,
+    units=units,
+    record=record,
+)

@@ -1,0 +1,289 @@
+"""Logs of Inspect: `.eval` archives and `.json` files, a rollout for each sample."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from etpi_assets.importers.conversation import Options, chat_entries
+from etpi_assets.importers.format import FOLDERS, DetectionInput, FormatDoc, row_format
+from etpi_assets.importers.messages import solo
+from etpi_assets.importers.responses import function_schemas
+from etpi_assets.importers.run_info import repo_of, run_info
+from etpi_assets.importers.source import (
+    MOST_ROW_BYTES,
+    Unreadable,
+    as_list,
+    as_mapping,
+    check_ratio,
+    field,
+    number_field,
+    parse_json,
+    read_errors,
+    read_json,
+    text_field,
+    to_utc,
+    too_large,
+)
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_resources.inside import open_file
+
+_SAMPLES = "samples/"
+_HEAD = "header.json"
+_STARTED = "_journal/start.json"
+_ZSTD = 93
+_GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
+_ATTACHED = "attachment://"
+_SAMPLER = ("temperature", "top_p", "max_tokens", "seed")
+
+
+def claims(source: DetectionInput) -> bool:
+    row = source.row
+    return any(file.suffix == ".eval" for file in source.files) or (row is not None and _is_log(row))
+
+
+def _is_log(value: Any) -> bool:
+    return isinstance(value, Mapping) and {"eval", "status"} <= set(value) and "task" in (value["eval"] or ())
+
+
+def units(root: Path) -> list[Path]:
+    """Return the logs below the root, sorted; the root itself if it is a file."""
+    if not root.is_dir():
+        return [root]
+    return sorted(path for path in root.rglob("*") if path.suffix in (".eval", ".json") and path.is_file())
+
+
+def iter_samples(unit: Path) -> Iterator[tuple[int, Any]]:
+    """Yield (number, {"log": the head, "sample": ...}) of each sample, or an Unreadable."""
+    try:
+        if unit.suffix == ".eval":
+            yield from _archived(unit)
+            return
+        log = as_mapping(read_json(unit), unit.name)
+        if not _is_log(log):
+            raise Unreadable("not_a_rollout", f"{unit.name} is no log of Inspect")
+        head = {key: value for key, value in log.items() if key not in ("samples", "reductions")}
+        samples = as_list(log.get("samples") or [], f"{unit.name}.samples")
+        if not samples:
+            raise _empty(unit, head)
+        yield from ((number, {"log": head, "sample": sample}) for number, sample in enumerate(samples))
+    except Unreadable as refused:
+        yield 0, refused
+
+
+def count_samples(unit: Path) -> int:
+    """Count the values of `iter_samples`."""
+    if unit.suffix != ".eval":
+        return sum(1 for _ in iter_samples(unit))
+    try:
+        with _opened(unit) as archive:
+            return len(_names(archive)) or 1
+    except Unreadable:
+        return 1
+
+
+def _archived(unit: Path) -> Iterator[tuple[int, Any]]:
+    with _opened(unit) as archive:
+        names = _names(archive)
+        start = next((name for name in (_HEAD, _STARTED) if name in archive.NameToInfo), None)
+        try:
+            head = as_mapping(_read(archive, start, unit), start) if start else {}
+        except Unreadable as refused:
+            head = refused
+        if not names:
+            raise _empty(unit, head)
+        for number, name in enumerate(names):
+            try:
+                yield (
+                    number,
+                    head if isinstance(head, Unreadable) else {"log": head, "sample": _read(archive, name, unit)},
+                )
+            except Unreadable as refused:
+                yield number, refused
+
+
+def _empty(unit: Path, head: Any) -> Unreadable:
+    why = text_field(head, "error", "message") or text_field(head, "status") or "no status"
+    return Unreadable("empty", f"{unit.name} has no samples: {why[:300]}")
+
+
+def _opened(unit: Path) -> zipfile.ZipFile:
+    """Open an archive. Raises Unreadable: `bad_zip`, `unreadable`."""
+    with read_errors(unit):
+        file = open_file(unit)
+        try:
+            return zipfile.ZipFile(file)
+        except (zipfile.BadZipFile, NotImplementedError, ValueError, UnicodeDecodeError) as error:
+            file.close()
+            raise Unreadable("bad_zip", f"{unit.name}: {error}; the file is cut or damaged") from error
+
+
+def _names(archive: zipfile.ZipFile) -> list[str]:
+    """Return the samples' entries: those at the top, and the shells of samples in chunks, which are refused."""
+    names = [name for name in archive.NameToInfo if name.startswith(_SAMPLES) and name.endswith(".json")]
+    return sorted(name for name in names if name.count("/") == 1 or name.endswith("/sample.json"))
+
+
+def _read(archive: zipfile.ZipFile, name: str, unit: Path) -> Any:
+    """Parse an entry. Raises Unreadable: `bad_zip`, `decompression_bomb`, `too_large`, or as `parse_json`."""
+    info = archive.NameToInfo[name]
+    if name.count("/") > 1:
+        raise Unreadable(
+            "unknown_form", f"{unit.name}, {name}: the sample is in chunks; convert it with `inspect log convert`"
+        )
+    try:
+        with _stream(archive, info) as stream:
+            data = stream.read(MOST_ROW_BYTES + 1)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
+        raise Unreadable("bad_zip", f"{unit.name}, {name}: {error}; the file is cut or damaged") from error
+    except Exception as error:  # zlib.error and lzma's have no common base
+        raise Unreadable("bad_zip", f"{unit.name}, {name}: {error}") from error
+    check_ratio(len(data), unit)
+    if len(data) > MOST_ROW_BYTES:
+        raise too_large(f"{unit.name}, {name}")
+    return parse_json(data, f"{unit.name}, {name}")
+
+
+def _stream(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
+    """Open an entry; zstd, which newer logs use, is unknown to the standard library before Python 3.14."""
+    if info.compress_type != _ZSTD:
+        return archive.open(info)
+    import pyarrow as pa
+
+    file: Any = archive.fp
+    file.seek(info.header_offset)
+    start = file.read(30)
+    file.seek(int.from_bytes(start[26:28], "little") + int.from_bytes(start[28:30], "little"), 1)
+    return pa.CompressedInputStream(io.BytesIO(file.read(min(info.compress_size, MOST_ROW_BYTES))), "zstd")
+
+
+def record(rows: list[Mapping[str, Any]], where: str, options: Options) -> RolloutRecord:
+    """Read a sample. Raises Unreadable: `empty`, `errored`, `no_prompt`, `non_text_content`, or as `chat_entries`."""
+    log, sample = rows[0]["log"], as_mapping(rows[0]["sample"], where)
+    sample = {**sample, **_attached(sample)}
+    messages = [
+        _message(raw, f"{where}, messages[{i}]") for i, raw in enumerate(as_list(sample.get("messages"), where))
+    ]
+    error = text_field(sample, "error", "message")
+    if error and not any(message["role"] == "assistant" for message in messages):
+        raise Unreadable("errored", f"{where}: no answer; {error[:300]}")
+    name, task = text_field(sample, "id") or where, text_field(log, "eval", "task")
+    scores = {
+        key: value
+        for key, s in _mapping(sample.get("scores")).items()
+        if (value := _grade(field(s, "value"))) is not None
+    }
+    output = _mapping(sample.get("output"))
+    choices = output.get("choices")
+    stop = text_field(choices[-1], "stop_reason") if isinstance(choices, list) and choices else None
+    limit = text_field(sample, "limit", "type")
+    facts = {
+        "instance_id": f"{task}/{name}" if task else name,
+        "repo": repo_of(name),
+        "teacher": text_field(log, "eval", "model") or text_field(output, "model"),
+        "reward": next(iter(scores.values()), None),
+        "finish_reason": "length" if stop == "max_tokens" else None,
+        "exit_status": "Error" if error else "exit_cost" if limit else None,
+    }
+    rollout = solo(chat_entries(messages, f"{where}, messages"), run_info(facts, options), where, options)
+    rollout.tools = _offered(sample)
+    if rollout.outcome and len(scores) > 1:
+        rollout.outcome["scores"] = scores
+    settings = {**_mapping(field(log, "plan", "config")), **_mapping(field(log, "eval", "model_generate_config"))}
+    rollout.sampler = {key: settings[key] for key in _SAMPLER if settings.get(key) is not None}
+    if usage := _mapping(sample.get("model_usage")):
+        rollout.sampler["usage"] = usage
+    rollout.sampler = rollout.sampler or None
+    rollout.error = error[:500] if error else None
+    rollout.started_at = to_utc(sample.get("started_at")) or rollout.started_at
+    rollout.wall_seconds = number_field(sample, "total_time")
+    return rollout
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _message(raw: Any, name: str) -> dict[str, Any]:
+    """Return a message as chat APIs have it, with the errors of tools and without encrypted reasoning."""
+    message = dict(as_mapping(raw, name))
+    content = message.get("content")
+    if isinstance(content, list):
+        message["content"] = [_part(part) for part in content if not (isinstance(part, dict) and _is_encrypted(part))]
+    if message.get("role") == "tool" and not content and (error := text_field(message, "error", "message")):
+        message["content"] = error
+    if message.get("role") == "assistant" and message.get("source") == "input":
+        message["train"] = False
+    message.setdefault("role", None)
+    return message
+
+
+def _is_encrypted(part: Mapping[str, Any]) -> bool:
+    return part.get("type") == "reasoning" and part.get("redacted") is True and not part.get("summary")
+
+
+def _part(part: Any) -> Any:
+    is_summarised = isinstance(part, dict) and part.get("type") == "reasoning" and part.get("redacted") is True
+    return {"type": "reasoning", "reasoning": part["summary"]} if is_summarised else part
+
+
+def _attached(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the messages and events with their attachments put in."""
+    attachments = _mapping(sample.get("attachments"))
+
+    def resolved(value: Any) -> Any:
+        if isinstance(value, str) and value.startswith(_ATTACHED):
+            return attachments.get(value.removeprefix(_ATTACHED), value)
+        if isinstance(value, dict):
+            return {key: resolved(inner) for key, inner in value.items()}
+        return [resolved(inner) for inner in value] if isinstance(value, list) else value
+
+    return {"messages": resolved(sample.get("messages"))} if attachments else {}
+
+
+def _grade(value: Any) -> float | None:
+    """Return the value of a score as a number: letters and words as Inspect reads them."""
+    if isinstance(value, str):
+        text = value.strip()
+        try:
+            return _GRADES[text] if text in _GRADES else number_field({"": float(text)}, "")
+        except ValueError:
+            return {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}.get(text.lower())
+    return float(value) if isinstance(value, bool) else number_field({"": value}, "")
+
+
+def _offered(sample: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the schemas of the first request that has some."""
+    events = sample.get("events")
+    for event in events if isinstance(events, list) else ():
+        if field(event, "event") == "model" and (schemas := function_schemas(field(event, "tools"))):
+            return schemas
+    return None
+
+
+FORMAT = replace(
+    row_format(
+        "inspect",
+        FormatDoc(
+            title="Logs of Inspect, archives or JSON",
+            files="`.eval` and `.json`; one rollout per sample and epoch",
+            keeps="messages, calls, results (an error's message where the result is empty), reasoning or its "
+            "summary, tool schemas, the first score that is a number as the reward (C, P, I and N are 1, 0.5, 0 and "
+            "0) and all of them if there are several, model, sampler, usage, times, errors and limits; few-shot "
+            "answers are context",
+            loses="events (of compacted conversations only the last messages are known), the store, metadata. "
+            "Samples in chunks and samples with images are quarantined",
+        ),
+        claims=lambda row: False,
+        record=record,
+        iter_rows=iter_samples,
+        count_rows=count_samples,
+        rank=FOLDERS,
+    ),
+    claims=claims,
+    units=units,
+)

@@ -1,0 +1,117 @@
+"""Items of OpenAI's Responses API as messages; Codex and NeMo-Gym record them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from etpi_assets.importers.atif import logprobs
+from etpi_assets.importers.conversation import ROLES, ChatEntry, role_of, token_ids
+from etpi_assets.importers.source import (
+    Unreadable,
+    as_mapping,
+    content_parts,
+    content_text,
+    text_field,
+    to_utc,
+    tool_calls,
+)
+
+_CALLS = {
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+    "mcp_call": "arguments",
+    "local_shell_call": "action",
+}
+"""Kind of an item that is a call -> its key of the arguments."""
+_SILENT = ("ghost_snapshot", "item_reference", "other", "web_search_call", "file_search_call", "image_generation_call")
+"""Kinds of items without text, or whose results stay with the provider."""
+
+
+def response_entries(items: Iterable[Any], what: str, *, is_context: bool = False) -> list[ChatEntry]:
+    """Parse items; those of one response (reasoning, text and calls in a row) are one message.
+
+    Args:
+        is_context: no item is a turn.
+
+    Raises:
+        Unreadable: `unknown_form`, `unknown_role`, `non_text_content`, `bad_token_ids` or `bad_logprobs`.
+    """
+    entries: list[ChatEntry] = []
+    is_open = False
+    for number, raw in enumerate(items):
+        name = f"{what}[{number}]"
+        item = as_mapping(raw, name)
+        kind = text_field(item, "type") or ("message" if "role" in item else "")
+        if kind in _SILENT:
+            continue
+        at = to_utc(item.get("timestamp"))
+        role = "assistant" if kind in _CALLS or kind == "reasoning" else "tool"
+        if kind == "message":
+            known = role_of(item.get("role"), ROLES, name)
+            role = "assistant" if known == "call" else known
+        if role == "assistant":
+            if not is_open:
+                entries.append(ChatEntry("assistant", "", at=at, learn=not is_context))
+            _add(entries[-1], kind, item, name)
+            is_open = entries[-1].output_ids is None
+            continue
+        is_open = False
+        if kind == "message":
+            entries.append(ChatEntry(role, content_text(item.get("content"), name), at=at))
+        elif kind.endswith("_output"):
+            answers = text_field(item, "call_id")
+            entries.append(ChatEntry("tool", _output(item.get("output"), name), at=at, answers=answers))
+        else:
+            raise Unreadable("unknown_form", f"{name} is an item of type {kind!r}, which is not known")
+    return entries
+
+
+def _add(entry: ChatEntry, kind: str, item: Mapping[str, Any], name: str) -> None:
+    """Add an item to the message of its response."""
+    if kind == "message":
+        parts = content_parts(item.get("content"), name)
+        entry.content = "\n".join(text for text in (entry.content, parts.text) if text)
+    elif kind == "reasoning":
+        texts = (content_parts(item.get(key), name) for key in ("content", "summary"))
+        thought = next((text for t in texts if (text := "\n".join(filter(None, (t.reasoning, t.text))))), None)
+        entry.reasoning = "\n".join(text for text in (entry.reasoning, thought) if text) or None
+    else:
+        arguments = item.get(_CALLS[kind])
+        if kind == "custom_tool_call":
+            arguments = {"input": arguments}
+        function = {"name": text_field(item, "name") or kind.removesuffix("_call"), "arguments": arguments}
+        call = {"id": text_field(item, "call_id") or text_field(item, "id"), "type": "function", "function": function}
+        entry.tool_calls = [*(entry.tool_calls or ()), *(tool_calls([call], name) or ())]
+        if kind == "mcp_call" and item.get("output") is not None:
+            raise Unreadable("unknown_form", f"{name} is a call whose result the provider added to the same response")
+    if item.get("generation_token_ids"):
+        entry.prompt_ids = token_ids(item.get("prompt_token_ids"), f"{name}.prompt_token_ids")
+        entry.output_ids = token_ids(item["generation_token_ids"], f"{name}.generation_token_ids")
+        entry.logprobs = logprobs(
+            item.get("generation_log_probs"), len(entry.output_ids), f"{name}.generation_log_probs"
+        )
+
+
+def _output(value: Any, name: str) -> str:
+    """Return the text of a result: text, parts of text, or an object that has it as its content."""
+    if isinstance(value, dict):
+        value = value.get("content") if isinstance(value.get("content"), str | list) else json.dumps(value)
+    return content_text(value, name)
+
+
+def function_schemas(tools: Any) -> list[dict[str, Any]] | None:
+    """Return the schemas of functions as the Chat Completions API has them; None if there are none."""
+    functions = [tool for tool in tools if text_field(tool, "name")] if isinstance(tools, list) else []
+    return [_schema(tool) for tool in functions] or None
+
+
+def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
+    keys = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {key: tool[key] for key in keys if tool.get(key) is not None}}
+
+
+def instructed(text: Any, entries: Sequence[ChatEntry]) -> list[ChatEntry]:
+    """Return the messages with instructions as a system prompt before them, if there are any."""
+    return [*([ChatEntry("system", text)] if isinstance(text, str) and text else []), *entries]

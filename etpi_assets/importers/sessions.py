@@ -1,0 +1,153 @@
+"""Sessions of coding assistants: a file is a rollout, and each branch, continuation and sub-agent in it an agent.
+
+A turn that two conversations share is trained in the first one; in the others it is context. Roles of agents: "solo",
+"branch" (a retry; its id is that of the agent it departs from and a number), "continuation" (after a compaction) and
+"subagent" (its id ends with that of the call that started it).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from etpi_assets.importers.conversation import ChatEntry, Options, accept_texts, fill_agent
+from etpi_assets.importers.format import DetectionInput, source_of
+from etpi_assets.importers.rows import iter_rows
+from etpi_assets.importers.source import Unreadable, content_hash
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
+
+_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+_MOST_COPIED = 1_000_000
+"""Messages of all branches of a file; a file of this size whose branches repeat more was made to exhaust memory."""
+
+
+@dataclass
+class Conversation:
+    """One path through a session. `role`: see the module."""
+
+    agent_id: str
+    role: str
+    entries: list[ChatEntry]
+
+
+@dataclass
+class Session:
+    """The conversations of a file and its facts. `usage`: the sum of the responses' token counts."""
+
+    id: str
+    conversations: list[Conversation] = field(default_factory=list)
+    repo: str | None = None
+    models: Counter[str] = field(default_factory=Counter)
+    usage: Counter[str] = field(default_factory=Counter)
+    sampler: dict[str, Any] = field(default_factory=dict)
+    tools: list[dict[str, Any]] | None = None
+
+    def add_usage(self, usage: Any) -> None:
+        """Add the counts of tokens in the usage of one response."""
+        for key, count in usage.items() if isinstance(usage, dict) else ():
+            if type(count) is int and 0 <= count < 2**53:
+                self.usage[str(key)] += count
+
+
+def session_rollout(session: Session, unit: Path, root: Path, options: Options) -> RolloutRecord:
+    """Build the rollout of a session. Raises Unreadable: `empty`, `no_prompt`."""
+    agents: list[AgentRecord] = []
+    for conversation in session.conversations:
+        entries = conversation.entries
+        if any(entry.role == "assistant" and entry.learn for entry in entries):
+            agent = AgentRecord(_unique(conversation.agent_id, agents), "", conversation.role, "unknown")
+            fill_agent(agent, entries, options)
+            accept_texts(agent, entries)
+            agents.append(agent)
+    if not agents:
+        raise Unreadable("empty", f"{unit.name}: no answer of a model")
+    sampler = {**session.sampler, **({"usage": dict(session.usage)} if session.usage else {})}
+    times = [message.at for agent in agents for message in agent.messages if message.at]
+    return RolloutRecord(
+        rollout_id=content_hash(source_of(unit, root), [unit]),
+        origin="set",
+        suite=None,
+        task_id=session.id,
+        repo=options.repo or session.repo or "unknown",
+        agents=agents,
+        teacher=options.teacher or next((model for model, _ in session.models.most_common(1)), None),
+        sampler=sampler or None,
+        started_at=min(times, default=None),
+        wall_seconds=(max(times) - min(times)).total_seconds() if times else None,
+        tools=session.tools,
+    )
+
+
+def _unique(agent_id: str, agents: Sequence[AgentRecord]) -> str:
+    taken = {agent.agent_id for agent in agents}
+    return next(name for n in range(len(taken) + 1) if (name := f"{agent_id}_{n}" if n else agent_id) not in taken)
+
+
+def jsonl_units(root: Path) -> list[Path]:
+    """Return the files of JSON lines below the root, sorted; the root itself if it is a file."""
+    if not root.is_dir():
+        return [root]
+    return sorted(path for path in root.rglob("*") if path.name.endswith(_LINES) and path.is_file())
+
+
+def session_lines(unit: Path) -> list[Mapping[str, Any]]:
+    """Return the lines of a file; one that a crash cut at the end is dropped. Raises Unreadable: as `read_json`."""
+    lines: list[Mapping[str, Any]] = []
+    cut: Unreadable | None = None
+    for number, line in iter_rows(unit):
+        if cut is not None or (isinstance(line, Unreadable) and line.reason != "truncated_json"):
+            raise cut or line
+        if isinstance(line, Unreadable):
+            cut = line
+        elif isinstance(line, Mapping):
+            lines.append(line)
+        else:
+            raise Unreadable("unknown_form", f"{unit.name}, line {number + 1} is no object")
+    if cut is not None and not lines:
+        raise cut
+    return lines
+
+
+def claims_lines(is_line: Callable[[Mapping[str, Any]], bool]) -> Callable[[DetectionInput], bool]:
+    """Return the claim of a format: one of the first lines of the first files is a line of it."""
+
+    def claims(source: DetectionInput) -> bool:
+        files = [file for file in source.files if file.name.endswith(_LINES)][:8]
+        first = (line for file in files for _, line in islice(iter_rows(file), 20))
+        return any(isinstance(line, Mapping) and is_line(line) for line in first)
+
+    return claims
+
+
+def paths(parents: Mapping[str, str | None], turns: Set[str]) -> Iterator[list[str]]:
+    """Yield the path from a root to each leaf that has a turn of its own, the last leaf first.
+
+    Args:
+        parents: node -> the node before it, in the order of the file.
+        turns: the nodes that a model wrote.
+
+    Raises:
+        Unreadable: `too_large` if the paths repeat far more messages than a session has.
+    """
+    inner, seen, copied = set(parents.values()), set[str](), 0
+    for leaf in reversed([node for node in parents if node not in inner]):
+        path: list[str] = []
+        node: str | None = leaf
+        while node is not None and node not in seen:
+            seen.add(node)
+            path.append(node)
+            node = parents.get(node)
+        if not turns.isdisjoint(path):
+            on_path = set(path)
+            while node is not None and node not in on_path:
+                on_path.add(node)
+                path.append(node)
+                node = parents.get(node)
+            copied += len(path)
+            if copied > _MOST_COPIED:
+                raise Unreadable("too_large", f"its branches repeat more than {_MOST_COPIED:,} messages")
+            yield path[::-1]

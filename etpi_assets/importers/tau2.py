@@ -1,0 +1,155 @@
+"""Results of tau2-bench: one document with all simulations, or one with a folder of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from etpi_assets.importers.conversation import Options, accept_texts, chat_entries
+from etpi_assets.importers.format import FOLDERS, FormatDoc, row_format
+from etpi_assets.importers.messages import solo
+from etpi_assets.importers.responses import instructed
+from etpi_assets.importers.run_info import run_info
+from etpi_assets.importers.source import (
+    Unreadable,
+    as_list,
+    as_mapping,
+    field,
+    number_field,
+    read_json,
+    text_field,
+    to_utc,
+    tool_schemas_of,
+)
+from etpi_assets.trajectories.records import RolloutRecord
+
+_FOLDER = "simulations"
+_ENDS = {
+    "user_stop": "Submitted",
+    "agent_stop": "Submitted",
+    "max_steps": "LimitsExceeded",
+    "timeout": "LimitsExceeded",
+    "too_many_errors": "Error",
+    "agent_error": "Error",
+    "user_error": "Error",
+    "infrastructure_error": "Error",
+}
+
+
+def claims(row: Mapping[str, Any]) -> bool:
+    return ("tasks" in row and field(row, "info", "environment_info") is not None) or _is_simulation(row)
+
+
+def _is_simulation(row: Mapping[str, Any]) -> bool:
+    return {"task_id", "termination_reason"} <= set(row) and ("messages" in row or "ticks" in row)
+
+
+def units(root: Path) -> list[Path]:
+    """Return the documents below the root, sorted; a folder of simulations belongs to the document beside it."""
+    if not root.is_dir():
+        return [root]
+    files = (path for path in root.rglob("*.json") if path.is_file())
+    return sorted(f for f in files if f.parent.name != _FOLDER or not (f.parent.parent / "results.json").is_file())
+
+
+def iter_simulations(unit: Path) -> Iterator[tuple[int, Any]]:
+    """Yield (number, {"info": of the run, "simulation": ...}) of each simulation, or an Unreadable."""
+    try:
+        document = as_mapping(read_json(unit), unit.name)
+        if _is_simulation(document):
+            yield 0, {"info": {}, "simulation": document}
+            return
+        if not claims(document):
+            raise Unreadable("not_a_rollout", f"{unit.name} is no result of tau2-bench")
+        simulations: list[Any] = as_list(document.get(_FOLDER) or [], f"{unit.name}.{_FOLDER}")
+        files = sorted((unit.parent / _FOLDER).glob("*.json")) if not simulations else []
+        if not simulations and not files:
+            raise Unreadable("empty", f"{unit.name} has no simulations")
+    except Unreadable as refused:
+        yield 0, refused
+        return
+    for number, simulation in enumerate(simulations or files):
+        try:
+            value = read_json(simulation) if isinstance(simulation, Path) else simulation
+            yield number, {"info": document.get("info"), "simulation": value}
+        except Unreadable as refused:
+            yield number, refused
+
+
+def record(rows: list[Mapping[str, Any]], where: str, options: Options) -> RolloutRecord:
+    """Read a simulation. Raises Unreadable: `empty`, `unknown_form` for one of audio, or as `chat_entries`."""
+    info, simulation = rows[0]["info"], as_mapping(rows[0]["simulation"], where)
+    if not simulation.get("messages") and simulation.get("ticks"):
+        raise Unreadable("unknown_form", f"{where} is a simulation of audio, which has no messages")
+    messages = as_list(simulation.get("messages"), f"{where}, messages")
+    kept = [_with_call_id(message) for message in messages if not _is_of_user(message)]
+    entries = chat_entries(kept, f"{where}, messages")
+    for entry in entries:
+        if entry.role == "user":
+            break
+        entry.learn = False  # the greeting is a constant of the program
+    domain = text_field(info, "environment_info", "domain_name")
+    reason = text_field(simulation, "termination_reason")
+    name = text_field(simulation, "task_id") or where
+    facts = {
+        "instance_id": f"{domain}/{name}" if domain else name,
+        "repo": domain,
+        "teacher": text_field(info, "agent_info", "llm"),
+        "reward": number_field(simulation, "reward_info", "reward"),
+        "exit_status": _ENDS.get(reason or "", reason),
+        "tools": tool_schemas_of(field(info, "environment_info", "tool_defs"), f"{where}, tool_defs"),
+    }
+    system = simulation.get("policy") or field(info, "environment_info", "policy")
+    entries = instructed(system, entries)
+    rollout = solo(entries, run_info(facts, options), where, options)
+    accept_texts(rollout.agents[0], entries)
+    settings = field(info, "agent_info", "llm_args")
+    usages = [usage for m in kept if field(m, "role") == "assistant" and isinstance(usage := field(m, "usage"), dict)]
+    keys = {key for usage in usages for key in usage}
+    usage = {key: sum(int(number_field(u, key) or 0) for u in usages) for key in sorted(keys)}
+    rollout.sampler = {
+        **(settings if isinstance(settings, dict) else {}),
+        **({"usage": usage} if usage else {}),
+    } or None
+    seed = simulation.get("seed")
+    rollout.sample_seed = seed if type(seed) is int and abs(seed) < 2**31 else None
+    rollout.started_at = to_utc(simulation.get("start_time")) or rollout.started_at
+    rollout.wall_seconds = number_field(simulation, "duration")
+    return rollout
+
+
+def _with_call_id(message: Any) -> Any:
+    """Return a result with the id of its call where chat APIs have it."""
+    is_result = field(message, "role") == "tool" and "tool_call_id" not in message
+    return {**message, "tool_call_id": message.get("id")} if is_result else message
+
+
+def _is_of_user(message: Any) -> bool:
+    """Return whether a message is a call of the simulated user, or a result of one; the agent reads neither."""
+    if field(message, "role") == "tool":
+        return field(message, "requestor") == "user"
+    return field(message, "role") == "user" and bool(field(message, "tool_calls"))
+
+
+FORMAT = replace(
+    row_format(
+        "tau2",
+        FormatDoc(
+            title="Results of tau2-bench",
+            files="`results.json` or another name, with its `simulations` in it or in a folder beside it, and single "
+            "simulations; one rollout per simulation",
+            keeps="messages, calls and results of the agent, the policy as the system prompt, reward, the reason of "
+            "the end, model, sampler, usage, times, seed; the greeting is context",
+            loses="calls of the simulated user. Not in the files: the agent's instructions around the policy, and "
+            "mostly the tool schemas (`options.tools`). Simulations of audio are quarantined",
+        ),
+        claims=claims,
+        record=record,
+        iter_rows=iter_simulations,
+        count_rows=lambda unit: sum(1 for _ in iter_simulations(unit)),
+        rank=FOLDERS,
+    ),
+    units=units,
+)

@@ -1,0 +1,158 @@
+"""Traces of verifiers and prime-rl (`traces.jsonl`): episodes whose messages form a graph, a branch for each leaf.
+
+The older results (`prompt` and `completion`) are rows of the format `trl`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etpi_assets.importers.atif import logprobs
+from etpi_assets.importers.conversation import (
+    ChatEntry,
+    Options,
+    accept_texts,
+    chat_entries,
+    fill_agent,
+    finish_of,
+    token_ids,
+)
+from etpi_assets.importers.format import FOLDERS, FormatDoc, Row, row_format
+from etpi_assets.importers.responses import function_schemas
+from etpi_assets.importers.run_info import build_rollout, run_info
+from etpi_assets.importers.sessions import paths
+from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, number_field, text_field, to_utc
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
+
+
+def claims(row: Row) -> bool:
+    traces = row.get("traces")
+    return _is_trace(row) or (isinstance(traces, list) and all(isinstance(t, dict) and _is_trace(t) for t in traces))
+
+
+def _is_trace(value: Mapping[str, Any]) -> bool:
+    return "nodes" in value and "task" in value and "rewards" in value
+
+
+def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
+    """Read an episode, or a trace alone.
+
+    Raises:
+        Unreadable: `errored` or `empty` if no model answered, `bad_reward`, or as `chat_entries`.
+    """
+    (row,) = rows
+    traces = [as_mapping(t, f"{where}, traces[]") for t in as_list(row.get("traces", [row]), f"{where}, traces")]
+    errors = [
+        text for t in (row, *traces) for e in as_list(t.get("errors") or [], f"{where}, errors") if (text := _error(e))
+    ]
+    trained = [trace for trace in traces if field(trace, "agent", "trainable") is not False] or traces
+    if not trained:
+        raise Unreadable(
+            "errored" if errors else "empty", f"{where}: no trace; {'; '.join(errors)[:300] or 'no error'}"
+        )
+    agents = [agent for number, trace in enumerate(trained) for agent in _agents(trace, number, where, options)]
+    if not agents:
+        raise Unreadable(
+            "errored" if errors else "empty", f"{where}: no answer; {'; '.join(errors)[:300] or 'no error'}"
+        )
+    first = trained[0]
+    calls = [
+        as_mapping(c, f"{where}, calls[]") for t in trained for c in as_list(t.get("calls") or [], f"{where}, calls")
+    ]
+    data = field(first, "task", "data")
+    facts = {**data, "metadata": data.get("info")} if isinstance(data, dict) else {}
+    facts |= {"instance_id": text_field(first, "task", "key") or text_field(facts, "instance_id")}
+    facts |= {
+        "teacher": next((m for c in calls if (m := text_field(c, "model"))), None),
+        "reward": _reward(first, where),
+    }
+    facts |= {"tools": function_schemas(first.get("tools"))}
+    rollout = build_rollout(agents, run_info(facts, options), where)
+    rollout.sampler = next((s for c in calls if isinstance(s := c.get("sampling"), dict)), None)
+    rollout.error = "; ".join(errors)[:500] or None
+    return rollout
+
+
+def _error(error: Any) -> str:
+    return ": ".join(filter(None, (text_field(error, "type"), text_field(error, "message"))))
+
+
+def _reward(trace: Mapping[str, Any], where: str) -> float | None:
+    """Return the sum of the weighted rewards; None if scoring did not run."""
+    rewards = as_mapping(trace.get("rewards") or {}, f"{where}, rewards")
+    scores = [(number_field(r, "score"), number_field(r, "weight")) for r in rewards.values()]
+    known = [score * (1.0 if weight is None else weight) for score, weight in scores if score is not None]
+    return sum(known) if known else None
+
+
+def _agents(trace: Mapping[str, Any], number: int, where: str, options: Options) -> list[AgentRecord]:
+    """Return an agent for each branch of a trace; messages that branches share are context in all but one."""
+    nodes = [as_mapping(n, f"{where}, nodes[]") for n in as_list(trace.get("nodes"), f"{where}, nodes")]
+    parents = {
+        str(i): str(p) if type(p := node.get("parent")) is int and 0 <= p < i else None for i, node in enumerate(nodes)
+    }
+    turns = {str(i) for i, node in enumerate(nodes) if _is_turn(node)}
+    finishes = {
+        str(c.get("node")): finish_of(text_field(c, "finish_reason"))
+        for c in trace.get("calls") or ()
+        if isinstance(c, dict)
+    }
+    name = text_field(trace, "agent", "name") or "agent"
+    name = f"{name}{number + 1}"
+    shared: set[str] = set()
+    agents: list[AgentRecord] = []
+    for path in sorted(paths(parents, turns), key=lambda path: int(path[-1])):
+        entries = _entries([(key, nodes[int(key)]) for key in path], shared, finishes, where)
+        shared.update(path)
+        branch = f"{name}-branch{len(agents)}" if agents else name
+        agent = AgentRecord(branch, "", "branch" if agents else "solo", "unknown")
+        fill_agent(agent, entries, options)
+        accept_texts(agent, entries)
+        agents.append(agent)
+    return agents
+
+
+def _is_turn(node: Mapping[str, Any]) -> bool:
+    return node.get("sampled") is True and field(node, "message", "role") == "assistant"
+
+
+def _entries(
+    path: Sequence[tuple[str, Mapping[str, Any]]], shared: set[str], finishes: Mapping[str, str | None], where: str
+) -> list[ChatEntry]:
+    entries: list[ChatEntry] = []
+    before: list[int] = []
+    for key, node in path:
+        name = f"{where}, nodes[{key}]"
+        said = chat_entries([node.get("message")], name)
+        ids = as_list(node.get("token_ids") or [], f"{name}.token_ids")
+        for entry in said:
+            entry.at = to_utc(node.get("timestamp"))
+            if entry.role == "assistant":
+                entry.learn = _is_turn(node) and key not in shared
+                entry.finish_reason = finishes.get(key)
+        if said and said[-1].learn and said[-1].role == "assistant" and ids:
+            mask = as_list(node.get("mask"), f"{name}.mask")
+            start = next((i for i, sampled in enumerate(mask) if sampled), len(ids))
+            said[-1].prompt_ids = token_ids([*before, *ids[:start]], f"{name}.token_ids")
+            said[-1].output_ids = token_ids(ids[start:], f"{name}.token_ids")
+            said[-1].logprobs = logprobs(node.get("logprobs"), len(ids) - start, f"{name}.logprobs")
+        before += ids
+        entries += said
+    return entries
+
+
+FORMAT = row_format(
+    "verifiers",
+    FormatDoc(
+        title="Traces of verifiers and prime-rl (`traces.jsonl`), episodes or single traces; their older results "
+        "are rows of `trl`",
+        keeps="messages with the calls as JSON texts or objects, reasoning, token ids and log-probabilities, which "
+        "messages a model sampled, the weighted sum of the rewards, model, sampling, finish reasons, tools, times, "
+        "errors; each branch of a trace is an agent, and messages that branches share are context in all but one",
+        loses="traces of agents that are not trained, metrics, timing, advantages, expert routing",
+    ),
+    claims=claims,
+    record=record,
+    rank=FOLDERS,
+)

@@ -1,0 +1,293 @@
+"""Assemble the recorded calls of a foreign harness into the agents of a rollout.
+
+A call is linked to the call that it continues:
+
+- `exact`: its prompt begins with that call's prompt and output, id for id; `drift`: only its messages do.
+- `rewritten`: it begins like an earlier call whose conversation had gone on, as after a compaction.
+- `root`: none of these.
+
+Of several calls after the same one, the one with the most calls behind it goes on. A single call beside it was thrown
+away by the harness: `retry` if both have the same messages, else `dropped`. Nothing else is guessed: two equal helpers
+at once are two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from etpi_assets.trajectories.records import Action, AgentRecord, Message, Turn
+from etpi_resources.capture.conversation import normalised
+from etpi_resources.token_ids import begins_with
+
+Role = Literal["main", "helper", "summary", "side", "dropped", "retry"]
+ReadActions = Callable[[str, Sequence[Any] | None], tuple[list[Action], str | None]]
+"""(text of a turn, its structured calls) -> its actions, and the reason if there are none."""
+
+_HELPER_HEADERS = ("x-claude-code-agent-id", "x-parent-session-id", "x-openai-subagent", "x-codex-parent-thread-id")
+"""Headers that a harness sends with requests of helpers alone."""
+
+
+class CaptureError(ValueError):
+    """The recorded calls contradict each other; the rollout cannot be used."""
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """The agents of a rollout, main first, the schemas of main's tools, and counts of calls.
+
+    Of a conversation that is not trained, main has the messages, with its role and number as their kind ("side1").
+    """
+
+    agents: list[AgentRecord]
+    tools: list[Any] | None
+    figures: dict[str, Any]
+
+
+@dataclass(eq=False)
+class _Node:
+    """One answered call. `said` are its messages with the answer, as harnesses repeat them."""
+
+    row: Mapping[str, Any]
+    said: list[Any]
+    parent: _Node | None = None
+    link: str = "root"
+    children: list[_Node] = field(default_factory=list)
+
+    @property
+    def asked(self) -> list[Any]:
+        return self.said[:-1]
+
+    @property
+    def ended(self) -> float:
+        return self.row["at"] + self.row["seconds"]
+
+    def after(self) -> int:
+        """Return the number of calls of its longest continuation, itself included."""
+        return 1 + max((child.after() for child in self.children), default=0)
+
+
+def assemble(
+    rows: Iterable[Mapping[str, Any]],
+    task: str | None,
+    read_actions: ReadActions,
+    *,
+    main: AgentRecord,
+    train_helpers: bool = False,
+) -> Assembled:
+    """Assemble the rows of an attempt's log (`etpi_resources.capture.store.read_log`).
+
+    Args:
+        task: a text that main's first prompt contains; None: main is the first conversation.
+        main: the record of the main agent, to be filled.
+        train_helpers: whether helpers and summaries have turns too.
+
+    Raises:
+        CaptureError: a call's output, log-probabilities and text do not belong together.
+    """
+    counts: Counter[str] = Counter()
+    nodes: list[_Node] = []
+    for row in rows:
+        if "output_ids" in row:
+            _require_consistent(row)
+            nodes.append(_Node(row, [normalised(m) for m in (*row["messages"], row["message"])]))
+        elif "joined" in row:
+            counts["joined"] += 1
+        elif "call" in row:
+            counts["refused"] += 1
+    nodes.sort(key=lambda node: node.row["at"])
+    _link(nodes)
+    chains = _chains(nodes)
+    roles = _roles(chains, task)
+    agents, numbers, untrained = [main], Counter[str](), Counter[str]()
+    for chain, role in sorted(zip(chains, roles, strict=True), key=lambda pair: pair[1] != "main"):
+        numbers[role] += 1
+        name = f"{role}{numbers[role]}"
+        if role == "main":
+            _add_turns(main, chain, read_actions)
+        elif train_helpers and role in ("helper", "summary"):
+            agents.append(AgentRecord(name, "", role, "Submitted"))
+            _add_turns(agents[-1], chain, read_actions)
+        else:
+            for row, new in _exchanges(chain):
+                main.messages += [_message(row, message, name) for message in (*new, row["message"])]
+            untrained[role] += len(chain)
+    turns = sum(len(agent.turns) for agent in agents)
+    tools = next((chain[0].row["tools"] for chain, role in zip(chains, roles, strict=True) if role == "main"), None)
+    figures = {
+        "calls": len(nodes) + counts["refused"] + counts["joined"],
+        "turns": turns,
+        "untrained": dict(untrained),
+        "refused": counts["refused"],
+        "joined": counts["joined"],
+        "links": dict(Counter(node.link for node in nodes)),
+    }
+    if figures["calls"] != turns + untrained.total() + counts["refused"] + counts["joined"]:
+        raise CaptureError(f"the calls do not reconcile: {figures}")
+    return Assembled(agents, list(tools) if tools else None, figures)
+
+
+def _require_consistent(row: Mapping[str, Any]) -> None:
+    output, logprobs, message = row["output_ids"], row["logprobs"], row["message"]
+    if logprobs is not None and len(logprobs) != len(output):
+        raise CaptureError(f"call {row['call']}: {len(logprobs)} log-probabilities for {len(output)} output ids")
+    names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
+    told = [message.get("content"), message.get("reasoning"), *names]
+    text = "".join(filter(str.isalnum, row["text"]))
+    if unlike := next((part for part in told if part and "".join(filter(str.isalnum, part)) not in text), None):
+        raise CaptureError(f"call {row['call']}: the answer {unlike[:80]!r} is not in the text of its ids")
+
+
+def _link(nodes: Sequence[_Node]) -> None:
+    """Set parents, links and children. `nodes` are in the order of their requests."""
+    for at, node in enumerate(nodes):
+        earlier = [other for other in nodes[:at] if other.ended <= node.row["at"] + 1e-3]
+        exact = [other for other in earlier if begins_with(node.row["prompt_ids"], other.row["history"])]
+        like = [other for other in earlier if other.row["tools_hash"] == node.row["tools_hash"]]
+        drift = [other for other in like if _begins(node.asked, other.said)]
+        again = [
+            other for other in like if other.parent is None and other.children and _begins(node.asked, other.asked)
+        ]
+        for link, found in (("exact", exact), ("drift", drift), ("rewritten", again if node.row["tools"] else [])):
+            if found:
+                parent = max(found, key=lambda other: (len(other.said), other.row["at"]))
+                while link == "rewritten" and parent.children:
+                    parent = max(parent.children, key=_Node.after)
+                node.parent, node.link = parent, link
+                parent.children.append(node)
+                break
+
+
+def _begins(messages: Sequence[Any], start: Sequence[Any]) -> bool:
+    return len(start) <= len(messages) and list(messages[: len(start)]) == list(start)
+
+
+def _chains(nodes: Sequence[_Node]) -> list[list[_Node]]:
+    """Return the conversations: of each call's continuations the longest goes on, the others begin a chain."""
+    roots = [node for node in nodes if node.parent is None]
+    _set_thrown_away(roots)
+    starts, chains = list(roots), []
+    while starts:
+        chain = [starts.pop(0)]
+        while following := chain[-1].children:
+            _set_thrown_away(following)
+            goes_on = max(following, key=lambda node: (node.after(), node.link not in ("retry", "dropped")))
+            starts += [node for node in following if node is not goes_on]
+            if goes_on.link in ("retry", "dropped"):  # none of them goes on
+                starts.append(goes_on)
+                break
+            chain.append(goes_on)
+        chains.append(chain)
+    return sorted(chains, key=lambda chain: chain[0].row["at"])
+
+
+def _set_thrown_away(siblings: Sequence[_Node]) -> None:
+    """Link calls without a continuation, beside one that the harness made instead of them."""
+    for node in siblings:
+        if node.children:
+            continue
+        later = [other for other in siblings if other is not node and not _overlap(node, other) and _alike(node, other)]
+        if any(other.asked == node.asked for other in later):
+            node.link = "retry"
+        elif any(_begins(other.asked, node.asked) and other.row["at"] > node.row["at"] for other in later):
+            node.link = "dropped"
+
+
+def _alike(node: _Node, other: _Node) -> bool:
+    return node.row["tools_hash"] == other.row["tools_hash"] and bool(node.row["tools"])
+
+
+def _overlap(node: _Node, other: _Node) -> bool:
+    return node.row["at"] < other.ended and other.row["at"] < node.ended
+
+
+def _roles(chains: Sequence[Sequence[_Node]], task: str | None) -> list[Role]:
+    with_tools = any(chain[0].row["tools"] for chain in chains)
+    roles: list[Role] = []
+    for chain in chains:
+        first = chain[0]
+        if first.link in ("retry", "dropped") and len(chain) == 1:
+            roles.append("retry" if first.link == "retry" else "dropped")
+        elif _returns_as_user(first, chains):
+            roles.append("summary")
+        elif with_tools and not first.row["tools"]:
+            roles.append("side")
+        elif len(chain) == 1 and first.parent is not None:
+            roles.append("dropped")
+        elif "main" not in roles and _has_task(first.row, task):
+            roles.append("main")
+        else:
+            roles.append("helper")
+    return roles
+
+
+def _has_task(row: Mapping[str, Any], task: str | None) -> bool:
+    if any(name in row["headers"] for name in _HELPER_HEADERS):
+        return False
+    return task is None or any(task in m["content"] for m in row["messages"] if m["role"] == "user")
+
+
+def _returns_as_user(node: _Node, chains: Sequence[Sequence[_Node]]) -> bool:
+    """Return whether a later prompt tells the call's output in a user message, as a summary of the work so far."""
+    text = (node.row["message"].get("content") or "").strip()
+    later = (other for chain in chains for other in chain if other.row["at"] > node.ended - 1e-3)
+    before = {message[1] for message in node.asked}
+    return (
+        len(node.asked) > 2
+        and bool(text)
+        and any(
+            m["role"] == "user" and text in m["content"] and m["content"].strip() not in before
+            for other in later
+            for m in other.row["messages"]
+        )
+    )
+
+
+def _add_turns(agent: AgentRecord, chain: Sequence[_Node], read_actions: ReadActions) -> None:
+    for number, (row, new) in enumerate(_exchanges(chain)):
+        if number:
+            agent.turns[-1].observation = "\n".join(m["content"] for m in new if m["role"] != "assistant")
+        for message in new:
+            kind = "prompt" if number == 0 else "other" if message["role"] == "assistant" else "observation"
+            agent.messages.append(_message(row, message, kind, number - 1 if number else None))
+        agent.messages.append(_message(row, row["message"], "action", number))
+        agent.turns.append(_turn(number, row, read_actions))
+
+
+def _exchanges(chain: Sequence[_Node]) -> Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
+    """Yield each call of a conversation with the messages that are new in it."""
+    said: list[Any] = []
+    for node in chain:
+        shared = zip(said, node.asked, strict=False)
+        known = next((at for at, (old, new) in enumerate(shared) if old != new), min(len(said), len(node.asked)))
+        yield node.row, node.row["messages"][known:]
+        said = node.said
+
+
+def _message(row: Mapping[str, Any], message: Mapping[str, Any], kind: str, turn: int | None = None) -> Message:
+    reasoning, calls = message.get("reasoning"), message.get("tool_calls")
+    return Message(message["role"], message.get("content") or "", turn, kind, reasoning, calls, _at(row))
+
+
+def _turn(number: int, row: Mapping[str, Any], read_actions: ReadActions) -> Turn:
+    actions, error = read_actions(row["text"], row["message"].get("tool_calls"))
+    return Turn(
+        turn=number,
+        content=row["text"],
+        prompt_ids=row["prompt_ids"].tolist(),
+        output_ids=row["output_ids"],
+        logprobs=row["logprobs"],
+        capture="native",
+        finish_reason=row["finish"],
+        reasoning=row["message"].get("reasoning"),
+        actions=actions,
+        parse_error=error,
+        at=_at(row),
+    )
+
+
+def _at(row: Mapping[str, Any]) -> datetime:
+    return datetime.fromtimestamp(row["at"], UTC)

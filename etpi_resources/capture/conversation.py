@@ -1,0 +1,213 @@
+"""Which earlier call a request continues, the ids of its prompt, and the message in an output.
+
+The prompt is the ids of the longest earlier call whose messages and tools begin the request, then the new messages as
+the template writes them after a turn. Nothing is rendered twice, so an output stays as it was sampled. A request that
+begins like no earlier call is rendered whole: it starts a branch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from etpi_resources.capture.dialects import Message
+from etpi_resources.chat.marks import THINK, split_thought
+from etpi_resources.chat.tool_forms import Call, ToolForm
+
+if TYPE_CHECKING:
+    from etpi_resources.chat.format import ChatFormat
+
+_ANCHOR = "anchor of the continuation"
+_STOPPED = "a template that takes a system message only at the beginning would refuse the harness's requests"
+
+
+class SystemRefused(RuntimeError):
+    """The harness sends a system message within a conversation, and the student's template takes none there."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A call that later ones may continue.
+
+    Attributes:
+        call: its number.
+        parent: the call that it continues.
+        added: the ids that it adds to those of its parent, output included, int32.
+        length: the number of all its ids.
+    """
+
+    call: int
+    parent: Node | None
+    added: np.ndarray
+    length: int
+
+    def ids(self) -> np.ndarray:
+        """Return the whole prompt and output."""
+        parts, node = [], self
+        while node is not None:
+            parts.append(node.added)
+            node = node.parent
+        return np.concatenate(parts[::-1])
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The prompt of a request: its ids, the node that it continues, and how many of its messages are new."""
+
+    ids: list[int]
+    parent: Node | None
+    new_messages: int
+
+
+class Conversation:
+    """The calls of one attempt, by the messages that lead to them."""
+
+    def __init__(self, chat: ChatFormat, template_kwargs: Mapping[str, Any]) -> None:
+        self._chat, self._kwargs = chat, dict(template_kwargs)
+        self._nodes: dict[str, Node] = {}
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Any]) -> Prompt:
+        """Return the prompt of a request.
+
+        Raises:
+            SystemRefused: as the class says.
+            TemplateRefuses: the template raises an error for the conversation.
+        """
+        self._require_takes(messages)
+        keys = list(prefix_keys(messages, tools))
+        for end in range(len(messages) - 1, 0, -1):
+            node = self._nodes.get(keys[end - 1])
+            if node is None or any(message["role"] == "assistant" for message in messages[end:]):
+                continue
+            if (added := self._after_turn(messages[end - 1], messages[end:])) is not None:
+                return Prompt([*node.ids().tolist(), *added], node, len(messages) - end)
+        ids = self._chat.prompt_ids(
+            [template_message(message, self._chat) for message in messages], tools=list(tools) or None, **self._kwargs
+        )
+        return Prompt(ids, None, len(messages))
+
+    def add(
+        self, call: int, prompt: Prompt, output: Sequence[int], messages: Sequence[Message], tools: Sequence[Any]
+    ) -> None:
+        """Remember a call; `messages` end with the model's."""
+        ids = np.asarray([*prompt.ids, *self._chat.as_history(output)], dtype=np.int32)
+        known = 0 if prompt.parent is None else prompt.parent.length
+        *_, key = prefix_keys(messages, tools)
+        self._nodes[key] = Node(call, prompt.parent, ids[known:].copy(), len(ids))
+
+    def _require_takes(self, messages: Sequence[Message]) -> None:
+        roles = [message["role"] for message in messages]
+        leading = next((at for at, role in enumerate(roles) if role != "system"), len(roles))
+        if "system" in roles[leading:] and not self._chat.roles.later_system:
+            raise SystemRefused(f"the harness sends a system message within the conversation: {_STOPPED}")
+
+    def _after_turn(self, turn: Message, new: Sequence[Message]) -> list[int] | None:
+        """Return the ids after a turn that has ended; None if the template cannot write the messages there."""
+        chat = self._chat
+        if not chat.chatml and any(message["role"] == "tool" for message in new):
+            if len(new) > 1:
+                return None
+            (called,) = [call["function"]["name"] for call in turn.get("tool_calls") or ()] or ["tool"]
+            return chat.observation_ids(new[0]["content"], "tool", tool=called, **self._kwargs)
+        before = [{"role": "user", "content": ""}, {"role": "assistant", "content": _ANCHOR}]
+        ids = chat.prompt_ids([*before, *new], **self._kwargs)
+        (end,) = chat.as_history([])
+        ends = (at for at, token in enumerate(ids) if token == end)
+        at = next((at for at in ends if chat.decode(ids[:at]).endswith(_ANCHOR)), None)
+        return None if at is None else ids[at + 1 :]
+
+
+def prefix_keys(messages: Sequence[Message], tools: Sequence[Any]) -> Iterator[str]:
+    """Yield a key for each beginning of a conversation. Tools are part of it, because prompts show them."""
+    digest = hashlib.sha256(_dumps(tools).encode())
+    for message in messages:
+        digest.update(_dumps(normalised(message)).encode())
+        yield digest.hexdigest()
+
+
+def normalised(message: Message) -> list[Any]:
+    """Return what a harness repeats of a message unchanged: white space around the text, ids of calls, the spelling of
+    arguments, and thoughts may differ."""
+    calls = [
+        [call["function"]["name"], parse_json(call["function"]["arguments"])]
+        for call in message.get("tool_calls") or ()
+    ]
+    return [message["role"], (message.get("content") or "").strip(), calls]
+
+
+def parse_json(text: Any) -> Any:
+    """Return the value of JSON text; the text itself if it is none."""
+    with suppress(ValueError, TypeError):
+        return json.loads(text)
+    return text
+
+
+def template_message(message: Message, chat: ChatFormat) -> dict[str, Any]:
+    """Return a message in the form that the student's template renders."""
+    shown = {key: message[key] for key in ("role", "content", "tool_call_id") if message.get(key) is not None}
+    if reasoning := message.get("reasoning"):
+        shown["reasoning_content"] = reasoning
+    if not (calls := message.get("tool_calls")):
+        return shown
+    form = chat.tool_form
+    if chat.calls_in_content and form is not None:
+        parsed = [Call(call["function"]["name"], _object(call["function"]["arguments"])) for call in calls]
+        shown["content"] = "\n".join(filter(None, [message["content"], form.render(parsed)]))
+    elif chat.words.as_text:
+        shown["tool_calls"] = calls
+    else:
+        shown["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": _object(call["function"]["arguments"])}}
+            for call in calls
+        ]
+    return shown
+
+
+def output_message(chat: ChatFormat, output: Sequence[int], opened: bool, tools: Sequence[Any]) -> Message:
+    """Return the assistant message in an output.
+
+    Args:
+        opened: whether the prompt opens a think block.
+    """
+    text = chat.decode(chat.without_end(output))
+    thought = split_thought(THINK + text if opened else text)
+    content, calls = thought.rest, []
+    if (form := chat.tool_form) is not None:
+        calls = [call for call in form.parse(thought.rest) if isinstance(call, Call)]
+    if calls and form is not None:
+        content = thought.rest.partition(form.marker)[0] if form.marker else ""
+        content = content.rstrip("\n")
+    message: Message = {"role": "assistant", "content": content if calls else chat.answer(content)}
+    if thought.inside:
+        message["reasoning"] = thought.inside
+    if calls and form is not None:
+        message["tool_calls"] = [_structured(call, form, tools) for call in calls]
+    return message
+
+
+def _structured(call: Call, form: ToolForm, tools: Sequence[Any]) -> dict[str, Any]:
+    """Return a call as chat APIs write it. A form that writes values as text gets the types of the tool's schema."""
+    arguments = dict(call.arguments)
+    schema = next((tool["function"] for tool in tools if tool["function"]["name"] == call.name), {})
+    properties = (schema.get("parameters") or {}).get("properties") or {}
+    for key, value in arguments.items() if not form.typed else ():
+        if isinstance(value, str) and (properties.get(key) or {}).get("type", "string") != "string":
+            arguments[key] = parse_json(value)
+    function = {"name": call.name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {"id": f"call_{uuid.uuid4().hex[:20]}", "type": "function", "function": function}
+
+
+def _object(text: Any) -> dict[str, Any]:
+    value = parse_json(text)
+    return value if isinstance(value, dict) else {"input": value}
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)

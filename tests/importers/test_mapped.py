@@ -1,0 +1,86 @@
+"""Rows of no known format, by a map of their columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etpi_assets.importers import detect, import_runs
+from etpi_assets.tasks.family import RejectedInput
+from etpi_assets.trajectories.records import RolloutRecord
+from tests.support.rows import called, write_lines
+
+NESTED = {
+    "id": 7,
+    "conv": {"turns": [{"from": "customer", "value": "Moor."}, {"from": "bot", "value": "Moored."}]},
+    "score": 0.5,
+}
+STEPS = {
+    "episode": [
+        {"log": [{"who": "human", "said": ["Moor."]}, {"who": "ai", "said": [""], "does": [called(command="ls")]}]}
+    ],
+    "a.b": "pier__moor-1",
+    "won": "true",
+}
+PAIR = {"question": "Moor?", "reply": "Moored.", "wrote": "helmsman-2"}
+
+
+def read(tmp_path: Path, row: Any, columns: Any) -> RolloutRecord | RejectedInput:
+    (item,) = import_runs("mapped", write_lines(tmp_path / "a.jsonl", [row]), {"map": columns})
+    return item
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "roles", "facts"),
+    [
+        (
+            NESTED,
+            "messages=conv.turns,role=from,text=value,reward=score,user=customer,assistant=bot",
+            ["user", "assistant"],
+            ("7", 0.5, None),
+        ),
+        (
+            STEPS,
+            "messages=$.episode[0].log,role=who,text=said.0,calls=does,reward=won,task=a.b",
+            ["user", "assistant"],
+            ("pier__moor-1", 1.0, None),
+        ),
+        (
+            PAIR,
+            {"prompt": "question", "answer": "reply", "model": "wrote"},
+            ["user", "assistant"],
+            (None, None, "helmsman-2"),
+        ),
+    ],
+)
+def test_map_names_columns_of_unlike_files(tmp_path, row, columns, roles, facts):
+    rollout = read(tmp_path, row, columns)
+    assert isinstance(rollout, RolloutRecord), rollout
+    agent = rollout.agents[0]
+    assert [message.role for message in agent.messages] == roles and len(agent.turns) == 1
+    task, reward, model = facts
+    assert rollout.task_id == (task or "a.jsonl, row 0") and rollout.teacher == model
+    assert (rollout.outcome or {}).get("reward") == reward
+    calls = [action.command for action in agent.turns[0].actions]
+    assert calls == (["ls"] if row is STEPS else []) and agent.messages[0].content.startswith("Moor")
+
+
+def test_path_that_a_row_lacks_is_refused_by_its_name(tmp_path):
+    item = read(tmp_path, NESTED, "messages=conv.steps,role=from,text=value")
+    assert isinstance(item, RejectedInput) and item.reason == "unknown_form"
+    assert "'conv.steps'" in item.detail and "conv, score" in item.detail
+
+
+@pytest.mark.parametrize("columns", ["role=from", "messages=", "message=a", 3, {"messages": 1}])
+def test_bad_map_is_refused(tmp_path, columns):
+    with pytest.raises(ValueError, match="map"):
+        read(tmp_path, NESTED, columns)
+
+
+def test_unknown_rows_are_answered_with_values_and_a_map(tmp_path):
+    with pytest.raises(ValueError, match="no known format") as raised:
+        detect(write_lines(tmp_path / "a.jsonl", [NESTED]))
+    text = str(raised.value)
+    assert "id, conv, score (id = 7, conv = {" in text and "--map messages=conv.turns,role=from,text=value" in text

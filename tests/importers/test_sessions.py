@@ -1,0 +1,280 @@
+"""Files of assistants and of evaluation and training programs: what arrives, and that no input breaks an importer."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from etpi_assets.importers import count_found, detect, import_runs, sessions, source
+from etpi_assets.importers.sessions import paths
+from etpi_assets.importers.source import Unreadable
+from etpi_assets.tasks.family import RejectedInput
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
+from etpi_assets.trajectories.tables import from_tables, to_tables
+from tests.support.fuzz import JUNK, places, replaced
+from tests.support.sessions import (
+    FILES,
+    claude_line,
+    claude_session,
+    codex_session,
+    episode,
+    gemini_records,
+    inspect_log,
+    inspect_sample,
+    nemo_row,
+    tau2_results,
+    write_archive,
+    write_zstd_archive,
+)
+
+
+def write(folder: Path, name: str, lines: list[Any]) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    return path
+
+
+def read(path: Path, format: str = "auto") -> list[RolloutRecord | RejectedInput]:
+    results = list(import_runs(format, path))
+    assert len(results) == count_found(format, path)
+    records = [item for item in results if isinstance(item, RolloutRecord)]
+    assert from_tables(to_tables(records)) == records
+    return results
+
+
+def only(path: Path) -> RolloutRecord:
+    (item,) = read(path)
+    assert isinstance(item, RolloutRecord), item
+    return item
+
+
+def talk(agent: AgentRecord) -> list[tuple[str, int | None, str]]:
+    return [(message.role, message.turn, message.content) for message in agent.messages]
+
+
+def commands(agent: AgentRecord) -> list[int]:
+    return [len(turn.actions) for turn in agent.turns]
+
+
+@pytest.mark.parametrize("format", FILES)
+def test_format_is_recognised_by_its_shape(tmp_path, format):
+    for name, lines in FILES[format]:
+        assert detect(write(tmp_path, name, lines)) == format
+        assert all(isinstance(item, RolloutRecord) for item in read(tmp_path / name))
+
+
+def test_claude_code_has_an_agent_for_each_branch_continuation_and_sub_agent(tmp_path):
+    rollout = only(write(tmp_path, "s.jsonl", claude_session()))
+    main, branch, continued, helper = rollout.agents
+    assert [(a.agent_id, a.role) for a in rollout.agents] == [
+        ("agent1", "solo"),
+        ("agent1-branch1", "branch"),
+        ("agent1-continuation1", "continuation"),
+        ("agent1.t3", "subagent"),
+    ]
+    assert talk(main) == [
+        ("user", None, "Moor the boat."),
+        ("assistant", 0, ""),
+        ("tool", 0, "one"),
+        ("tool", 0, "two"),
+        ("assistant", 1, "Moored."),
+    ]
+    assert (main.turns[0].reasoning, main.exit_status, commands(main)) == ("hm", "Submitted", [2, 0])
+    assert talk(branch) == [("user", None, "Moor the boat."), ("assistant", 0, "No.")]
+    assert talk(continued)[:3] == [
+        ("user", None, "Summary: it is moored."),
+        ("assistant", None, "Moored."),
+        ("user", None, "Check."),
+    ]
+    assert [turn.content for turn in helper.turns] == ["A pier."]
+    assert (rollout.task_id, rollout.repo, rollout.teacher) == ("0b1f", "pier", "claude-x")
+    assert rollout.sampler == {"usage": {"input_tokens": 60, "output_tokens": 12}}, (
+        "a response of three lines counts once"
+    )
+
+
+def test_file_of_a_sub_agent_names_its_session_and_call(tmp_path):
+    lines = [
+        claude_line("p1", None, "user", "Look.", isSidechain=True, agentId="ab1"),
+        claude_line("p2", "p1", "assistant", [{"type": "text", "text": "A pier."}], id="m", isSidechain=True),
+    ]
+    path = write(tmp_path, "0b1f/subagents/agent-ab1.jsonl", lines)
+    (path.parent / "agent-ab1.meta.json").write_text('{"toolUseId": "t3"}')
+    rollout = only(path)
+    assert (rollout.task_id, rollout.agents[0].agent_id, rollout.agents[0].role) == (
+        "0b1f/ab1",
+        "agent1.t3",
+        "subagent",
+    )
+
+
+def test_line_that_a_crash_cut_is_dropped_and_a_damaged_one_refused(tmp_path):
+    path = write(tmp_path, "s.jsonl", claude_session())
+    whole = path.read_text()
+    path.write_text(whole[:-40])
+    assert len(only(path).agents) == 4
+    path.write_text(whole.replace('{"type": "attachment"', '{"type": "attachment', 1))
+    (item,) = read(path, "claude_code")
+    assert isinstance(item, RejectedInput) and item.reason == "bad_json"
+
+
+def test_codex_has_an_agent_for_each_rollback_and_compaction(tmp_path):
+    rollout = only(write(tmp_path, "rollout-1.jsonl", codex_session()))
+    first, branch, continued = rollout.agents
+    assert [a.agent_id for a in rollout.agents] == ["agent1", "agent1-branch1", "agent1-continuation1"]
+    assert talk(first)[:5] == [
+        ("system", None, "You are a coder."),
+        ("system", None, "Be brief."),
+        ("user", None, "Moor the boat."),
+        ("assistant", 0, "I look."),
+        ("tool", 0, "moor.py"),
+    ]
+    assert (first.turns[0].reasoning, commands(first)) == ("hm", [2, 0, 0])
+    assert [turn.content for turn in branch.turns] == ["Checked."]
+    assert [turn.content for turn in continued.turns] == ["Done."]
+    assert (rollout.task_id, rollout.teacher, rollout.repo) == ("s0/s1", "gpt-x", "pier")
+    assert rollout.tools and rollout.tools[0]["function"]["name"] == "lookup"
+
+
+def test_turns_after_a_compaction_without_its_history_are_no_turns(tmp_path):
+    lines = codex_session()
+    for line in lines:
+        line["payload"].pop("replacement_history", None)
+    rollout = only(write(tmp_path, "rollout-1.jsonl", lines))
+    assert [a.agent_id for a in rollout.agents] == ["agent1", "agent1-branch1"]
+
+
+def test_gemini_cli_takes_a_rewind_as_a_branch(tmp_path):
+    rollout = only(write(tmp_path, "session-1.jsonl", gemini_records()))
+    first, branch = rollout.agents
+    assert talk(first)[:4] == [
+        ("user", None, "Moor the boat."),
+        ("assistant", 0, "I look."),
+        ("tool", 0, "moor.py"),
+        ("assistant", 1, "Moored."),
+    ]
+    assert (first.turns[0].reasoning, [turn.content for turn in branch.turns]) == ("Look: hm", ["Thanks."])
+    assert rollout.sampler == {"usage": {"input": 4, "output": 2}} and rollout.teacher == "gemini-x"
+
+
+def test_nemo_gym_has_ids_schemas_and_reward(tmp_path):
+    rollout = only(write(tmp_path, "r.jsonl", [nemo_row()]))
+    first, last = rollout.agents[0].turns
+    assert (first.content, first.reasoning, len(first.actions), first.capture) == ("I look.", "hm", 2, "none")
+    assert (last.prompt_ids, last.output_ids, last.logprobs) == ([1, 2], [3, 4], [-0.5, -0.25])
+    assert rollout.outcome == {"reward": 1.0, "verdict": "passed"} and rollout.teacher == "helmsman-2"
+    assert rollout.tools and set(rollout.tools[0]) == {"type", "function"}
+    assert rollout.sampler == {"temperature": 0.5, "usage": {"output_tokens": 7}}
+
+
+def test_verifiers_has_a_branch_for_each_leaf_and_the_weighted_reward(tmp_path):
+    rollout = only(write(tmp_path, "traces.jsonl", [episode()]))
+    first, branch = rollout.agents
+    assert talk(first) == [
+        ("user", None, "Moor the boat."),
+        ("assistant", 0, "I look."),
+        ("tool", 0, "moor.py"),
+        ("assistant", 1, "Moored."),
+    ]
+    assert (first.turns[0].prompt_ids, first.turns[0].output_ids) == ([5, 6, 7], [8, 9])
+    assert (first.turns[1].finish_reason, [t.content for t in branch.turns], branch.role) == (
+        "stop",
+        ["Again."],
+        "branch",
+    )
+    assert rollout.outcome == {"reward": 1.0, "verdict": "passed"} and rollout.task_id == "moor-1"
+
+
+@pytest.mark.parametrize("kind", ["json", "deflate", "stored", "zstd"])
+def test_inspect_reads_every_kind_of_log(tmp_path, kind):
+    log, path = inspect_log(inspect_sample()), tmp_path / f"log.{'json' if kind == 'json' else 'eval'}"
+    if kind == "json":
+        path.write_text(json.dumps(log))
+    elif kind == "zstd":
+        write_zstd_archive(path, log)
+    else:
+        write_archive(path, log, zipfile.ZIP_DEFLATED if kind == "deflate" else zipfile.ZIP_STORED)
+    rollout = only(path)
+    agent = rollout.agents[0]
+    assert talk(agent)[:2] == [("user", None, "Moor the boat."), ("assistant", None, "Like this.")]
+    assert (agent.turns[0].reasoning, agent.turns[0].observation) == ("hm", "too slow")
+    assert rollout.outcome == {"reward": 1.0, "verdict": "passed", "scores": {"match": 1.0, "speed": 0.25}}
+    assert (rollout.task_id, rollout.repo) == ("moor/pier__moor-12", "pier/moor")
+    assert rollout.sampler == {"temperature": 0.5, "usage": {"m": {"output_tokens": 7}}}
+
+
+def test_archives_that_are_damaged_or_made_to_exhaust_memory_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "_SMALL_BYTES", 1 << 16)
+    path = write_archive(tmp_path / "log.eval", inspect_log(inspect_sample(), inspect_sample()))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    (item,) = read(path, "inspect")
+    assert isinstance(item, RejectedInput) and item.reason == "bad_zip"
+    broken = bytearray(whole)
+    broken[whole.find(b"samples/1_epoch_1.json") + 40] ^= 255
+    path.write_bytes(bytes(broken))
+    assert [getattr(item, "reason", "read") for item in read(path)] == ["read", "bad_zip"]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("header.json", json.dumps(inspect_log()))
+        archive.writestr("samples/0_epoch_1.json", b" " * (4 << 20))
+    (item,) = read(path)
+    assert isinstance(item, RejectedInput) and item.reason == "decompression_bomb"
+
+
+def test_tau2_has_the_agents_view(tmp_path):
+    rollout = only(write(tmp_path, "results.json", [tau2_results()]))
+    agent = rollout.agents[0]
+    assert talk(agent) == [
+        ("system", None, "# Policy"),
+        ("assistant", None, "Hi! How can I help?"),
+        ("user", None, "Find it."),
+        ("assistant", 0, ""),
+        ("tool", 0, "found"),
+        ("assistant", 1, "Please reboot."),
+        ("user", 1, "Thanks ###STOP###"),
+    ]
+    assert [turn.parse_error for turn in agent.turns] == [None, None] and agent.exit_status == "Submitted"
+    assert (rollout.task_id, rollout.teacher, rollout.sample_seed) == ("telecom/7", "helmsman-2", 300)
+    assert rollout.sampler == {"temperature": 0.0, "usage": {"completion_tokens": 7}}
+
+
+def test_folder_of_simulations_is_read_with_its_document(tmp_path):
+    results = tau2_results()
+    (simulation,) = results.pop("simulations")
+    path = write(tmp_path, "results.json", [results])
+    write(tmp_path, "simulations/x.json", [simulation])
+    write(tmp_path, "simulations/y.json", [{**simulation, "messages": [], "ticks": [1]}])
+    assert detect(tmp_path) == "tau2"
+    found = read(tmp_path)
+    assert [getattr(item, "reason", "read") for item in found] == ["read", "unknown_form"]
+    assert [item.source for item in found if isinstance(item, RolloutRecord)] == [f"{path.name}#0"]
+
+
+def test_branches_that_repeat_too_much_are_refused(monkeypatch):
+    monkeypatch.setattr(sessions, "_MOST_COPIED", 1000)
+    deep = {str(i): str(i - 1) if i else None for i in range(300)}
+    wide = {f"leaf{i}": "299" for i in range(10)}
+    with pytest.raises(Unreadable, match="too_large"):
+        list(paths({**deep, **wide}, set(wide)))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), format=st.sampled_from(sorted(FILES)))
+def test_no_value_anywhere_breaks_an_importer(tmp_path_factory, data: st.DataObject, format: str) -> None:
+    root = tmp_path_factory.mktemp("fuzz")
+    name, lines = data.draw(st.sampled_from(FILES[format]))
+    value: Any = lines
+    for _ in range(data.draw(st.integers(0, 3))):
+        value = replaced(value, data.draw(st.sampled_from(places(value))), data.draw(JUNK))
+    text = "\n".join(json.dumps(line) for line in (value if isinstance(value, list) else [value]))
+    cut = data.draw(st.one_of(st.none(), st.integers(0, len(text))))
+    (root / name).write_text(text[:cut])
+    results = read(root, format)
+    assert all(item.reason != "unconvertible" for item in results if isinstance(item, RejectedInput)), results
