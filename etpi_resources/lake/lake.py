@@ -291,7 +291,7 @@ class Lake:
         current = self.current(ref)
         if current is None:
             raise MissingInput(
-                f"{ref} has no data in {self.root}; run `{ref.command}` (`make status` shows what else is missing)."
+                f"{ref} has no data in {self.root}; run `{ref.command}` (`etpi status` shows what else is missing)."
             )
         return current
 
