@@ -153,6 +153,10 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 @click.option(
     "--map", "columns", metavar="KEY=PATH,...", help="--from: columns of rows of no known format (docs/formats.md)"
 )
+@click.option(
+    "--secrets", type=click.Choice(["keep", "mask", "quarantine"]), help="--from: what is done with keys in the runs"
+)
+@click.option("--json", "as_json", is_flag=True, help="--from: print what was seen as JSON, and write nothing")
 @click.option("--endpoint", metavar="URL", help="a server with an OpenAI-compatible interface, for the teacher")
 @click.option("--suite", metavar="SUITE", help="--endpoint: the suite whose tasks the teacher works on")
 @click.option("--tasks", metavar="PATH", help="a git repository, a folder of Harbor tasks, or rows of SWE-bench's form")
@@ -179,6 +183,8 @@ def init(
     source: str | None,
     format: str,
     columns: str | None,
+    secrets: str | None,
+    as_json: bool,
     endpoint: str | None,
     suite: str | None,
     api_key_env: str | None,
@@ -203,7 +209,8 @@ def init(
         chosen = command.TaskOptions(python, commits, split, checkouts)
         return command.from_tasks(tasks, chosen, answers.with_student(model))
     if source is not None:
-        return command.from_trajectories(source, format, columns, answers.with_student(model))
+        seen = command.RunOptions(format, columns, secrets, as_json)
+        return command.from_trajectories(source, seen, answers.with_student(model))
     if not suite:
         raise click.UsageError("--endpoint needs --suite SUITE; `etpi status` and docs/reference list suites")
     return command.from_endpoint(str(endpoint), suite, model, api_key_env, answers)
@@ -376,6 +383,28 @@ def gc(older_than: int, yes: bool) -> int:
     from etpi import storage
 
     return storage.collect_garbage(older_than=older_than, yes=yes)
+
+
+@etpi.command()
+@click.option("--url", required=True, metavar="URL", help="a vLLM server that runs, as http://127.0.0.1:8000")
+@click.option("--model", required=True, metavar="NAME", help="the server's name of the model")
+@click.option("--tokenizer", required=True, metavar="NAME", help="its tokenizer: a folder, hub:REPO@COMMIT, or qwen3")
+@click.option("--to", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="the folder of the logs")
+@click.option("--port", default=8200, show_default=True, help="port to listen on")
+@click.option("--temperature", default=1.0, show_default=True, help="sampling temperature of every call")
+@click.option("--max-tokens", default=4096, show_default=True, help="most output tokens of a call")
+@click.option("--max-model-len", default=131072, show_default=True, help="most tokens of prompt and output of a call")
+@click.option("--api-key-env", "key_env", metavar="VARIABLE", help="environment variable with the server's key")
+def capture(**options: Any) -> int:
+    """Record, token for token, what agent harnesses ask a vLLM server, until it is stopped (docs/any_agent.md).
+
+    The harness is pointed at http://127.0.0.1:PORT/a/NAME/v1, with the key in FOLDER/key. Each NAME is a log in FOLDER,
+    and later a rollout of an imported set (`format = "capture"`).
+    """
+    from etpi.capture import CaptureOptions
+    from etpi.capture import capture as serve_capture
+
+    return serve_capture(CaptureOptions(**options))
 
 
 @etpi.command()

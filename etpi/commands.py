@@ -40,7 +40,7 @@ def run_experiments(
         TrackerMissing: a tracker of `train.report_to` is not installed; nothing was run.
         CodeServerError: Dagster cannot launch runs.
     """
-    from etpi.run.preflight import require_libraries, require_sandboxes, require_templates
+    from etpi.run.preflight import harness_warnings, require_libraries, require_sandboxes, require_templates
     from etpi_assets.planning.planner import across, consent_refusal, open_steps
     from etpi_assets.resources import Resources
     from etpi_resources.lake.catalog import default_path
@@ -48,6 +48,8 @@ def run_experiments(
 
     specs, lake = load_specs(specs_folder), Lake.open()
     plans = _plans(names, specs, lake)
+    for line in harness_warnings(names, specs):
+        print(f"etpi: {line}", file=sys.stderr)
     steps = list(dict.fromkeys(step for planned in plans.values() for step in planned))
     if refusal := consent_refusal(steps, consent):
         print(f"etpi: {refusal}", file=sys.stderr)
@@ -136,6 +138,7 @@ def show_status(names: Sequence[str]) -> int:
         1 if a folder has files that would not be read; then no experiment is shown.
     """
     from etpi.run.console_table import folders_table, lost_lines, states_table
+    from etpi.run.preflight import harness_warnings
     from etpi_assets.planning.planner import plan
     from etpi_resources.lake.lake import Lake
 
@@ -148,7 +151,7 @@ def show_status(names: Sequence[str]) -> int:
         print(folders_table(folders, specs))
     for name in names or specs.keys("experiment"):
         steps = plan(name, specs, lake)
-        print(states_table(name, steps, everything=bool(names)))
+        print("\n".join([states_table(name, steps, everything=bool(names)), *harness_warnings([name], specs)]))
         if names and (lost := lost_lines(steps, lake)):
             print("\n".join(lost))
     return 0

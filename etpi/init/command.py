@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,18 +56,29 @@ class Answers:
         return value
 
 
-def from_trajectories(source: str, format: str, columns: str | None, answers: Answers) -> int:
-    """Write a rollout set and an experiment for recorded runs; always 0.
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of `--from`: see `etpi init --help`."""
 
-    Args:
-        columns: the map of rows of no known format, as on the command line.
+    format: str = "auto"
+    columns: str | None = None
+    secrets: str | None = None
+    json: bool = False
+
+
+def from_trajectories(source: str, options: RunOptions, answers: Answers) -> int:
+    """Write a rollout set and an experiment for recorded runs, or print what was seen as JSON; always 0.
 
     Raises:
         SpecError: a bad path, format, student or name; none of the inputs can be read; or files that exist.
     """
     student = read_student(answers.ask("student", "the student, a folder or REPO@COMMIT of the hub", None))
-    survey = trajectories.survey(source, format, student, columns)
+    survey = trajectories.survey(source, options.format, student, options.columns, options.secrets)
+    if options.json:
+        click.echo(json.dumps(trajectories.facts(survey, student, answers.preset), ensure_ascii=False, indent=1))
+        return 0
     click.echo(trajectories.summary(survey, student))
+    click.echo("\n".join(trajectories.preview_lines(survey, student, answers.preset)))
     if not survey.rollouts:
         raise SpecError(f"none of the {survey.looked} inputs looked at can be read; nothing was written")
     name = answers.ask("name", "name of the new specs", spec_name(Path(source).name.partition(".")[0]))

@@ -48,7 +48,7 @@ class NewExperiment:
             "[base]   # the student\n" + "".join(f"{key} = {quoted(value)}\n" for key, value in self._base()),
             "" if self.preset else self._select(),
             self._data(),
-            _SWITCH if self.student.thinking_switch and self._strips_think() else "",
+            _SWITCH if self.student.thinking_switch and strips_think(self.preset) else "",
             '[train]\nmethod = "none"   # "lora" or "full" trains the student; "none" ends with the data set\n',
             "" if self.preset else _GATES.format(format_exposure=int(self.acts)),
         ]
@@ -92,10 +92,11 @@ max_length = {self.max_length}   # tokens of a prompt and its turn; a longer tur
 val_fraction = {0.1 if self.repositories > 2 else 0.0}   # share of the repositories kept for validation
 """
 
-    def _strips_think(self) -> bool:
-        """Return whether think blocks are removed from the outputs that are trained on."""
-        values = preset_values(self.preset) if self.preset else {}
-        return values.get("pairs", {}).get("strip_think", True)
+
+def strips_think(preset: str | None) -> bool:
+    """Return whether think blocks are removed from the outputs that are trained on."""
+    values = preset_values(preset) if preset else {}
+    return values.get("pairs", {}).get("strip_think", True)
 
 
 _SWITCH = """\

@@ -227,10 +227,11 @@ def _setting(run: AssetRun, spec: ExperimentSpec, section: EvaluateSection) -> E
 def _plan(
     run: AssetRun, spec: ExperimentSpec, chat: ChatFormat, upweighted_dataset: Input, tito_pairs: Input, tasks: Input
 ) -> ProbePlan:
-    """Return the prompts of the evaluated suite; training's own where no task of the training data is in the suite."""
+    """Return the prompts of the evaluated suite; training's own where no task of the training data is in the suite, and
+    where a harness writes the prompts."""
     rows = upweighted_dataset.read("dataset_rows", columns=["pair_id", "task_id", "agent_id", "turn"])
     of_suite = None
-    if spec.evaluate:
+    if spec.evaluate and not spec.evaluate.harness:
         renderer = PromptRenderer(
             family=load_family(run.specs.suites[spec.evaluate.suite].family),
             chat=chat,

@@ -307,6 +307,12 @@ class ExperimentSpec(Section):
     notes: str = ""
     """Free text for people, shown in reports and the model card."""
 
+    @model_validator(mode="after")
+    def _reinforces_in_its_own_loop(self) -> ExperimentSpec:
+        if self.rl.agent.harness:
+            raise ValueError("rl.agent.harness: reinforcement runs etpi's own agent loop; a harness evaluates only")
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _lacking_base_is_explained(cls, values: Any) -> Any:

@@ -155,6 +155,7 @@ def _figures(reports: dict[int, SftReport]) -> dict[str, Any]:
         "etpi_assets.training.assets:_environment",
         "etpi_assets.training.rounds:Rounds",
         "etpi_assets.training.grpo:worker_config",
+        "etpi_assets.training.grpo:_start_servers",
         "etpi_resources.trainers.workers.grpo_worker:!",
     ),
     lock="accelerator",

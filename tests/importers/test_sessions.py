@@ -129,8 +129,9 @@ def test_codex_has_an_agent_for_each_rollback_and_compaction(tmp_path):
     rollout = only(write(tmp_path, "rollout-1.jsonl", codex_session()))
     first, branch, continued = rollout.agents
     assert [a.agent_id for a in rollout.agents] == ["agent1", "agent1-branch1", "agent1-continuation1"]
-    assert talk(first)[:4] == [
-        ("system", None, "You are a coder.\n\nBe brief."),
+    assert talk(first)[:5] == [
+        ("system", None, "You are a coder."),
+        ("system", None, "Be brief."),
         ("user", None, "Moor the boat."),
         ("assistant", 0, "I look."),
         ("tool", 0, "moor.py"),

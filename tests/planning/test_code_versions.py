@@ -410,7 +410,7 @@ def test_every_method_of_a_reached_class_is_called_by_name_or_known_to_be_unused
         for name in {name.partition(".")[0] for name in names} & (source.definitions.keys() if source else set()):
             if versions.CODE.by_method(f"{module}:{name}"):
                 unused |= {f"{name}.{m}" for m in versions.CODE.definition(f"{module}:{name}").methods} - names
-    fingerprints = {f"{name}.fingerprint" for name in ("_RemotePolicy", "HandedPolicy", "_InStep")}
+    fingerprints = {f"{name}.fingerprint" for name in ("_RemotePolicy", "PolicyServers", "_InStep")}
     assert unused == {"Journal.digests", *fingerprints}, (
         "nothing names these methods: unused, or called by another package (then: codebase.CALLED_ELSEWHERE)"
     )

@@ -288,7 +288,7 @@ EDITS = (
     Edit(f"{W}/plan.py", "return rise * fall", "return fall", "the schedule of the learning rate", {"sft_checkpoint": every}),
     Edit(f"{W}/label_head.py", "logits.detach().argmax(-1) == labels", "logits.detach().argmin(-1) == labels", "token accuracy", {"sft_checkpoint": every}),
     Edit(f"{W}/sample_trees.py", "ROW_MULTIPLE = 128", "ROW_MULTIPLE = 64", "padding of samples", {"rl_checkpoint": every}),
-    Edit(f"{W}/hand_over.py", "NEARER = 3.0", "NEARER = 2.0", "when a hand-over is refused", {"rl_checkpoint": experiments(lambda e: e.rl.engine == "vllm")}),
+    Edit("etpi_resources/trainers/policy_servers.py", "NEARER = 3.0", "NEARER = 2.0", "when a hand-over is refused", {"rl_checkpoint": experiments(lambda e: e.rl.engine == "vllm")}),
     Edit(f"{W}/grpo_worker.py", '"group" if rl.scale_advantage', '"batch" if rl.scale_advantage', "the scale of advantages", {"rl_checkpoint": every}),
     # engines and sandboxes
     Edit(f"{G}/scripted.py", "SHORTEST_SPLIT = 3", "SHORTEST_SPLIT = 4", "which ids are split", {"raw_rollouts": engine("scripted")}),

@@ -140,7 +140,8 @@ _WORLDS = "etpi_assets.worlds"
 _ENGINES = "etpi_resources.engines"
 _SANDBOXES = "etpi_resources.sandboxes"
 _TOKENIZERS = "etpi_resources/chat/tokenizers"
-_WORKERS = "etpi_resources.trainers.workers"
+_TRAINERS = "etpi_resources.trainers"
+_WORKERS = f"{_TRAINERS}.workers"
 
 CHOICES = (
     Choice("family", ("etpi_assets.tasks.families:load_family",), _families),
@@ -226,8 +227,28 @@ CHOICES = (
     ),
     Choice(
         "generator",
-        (f"{_WORKERS}.grpo_worker:build_trainer",),
-        _fixed(transformers=(f"{_ENGINES}.live:LiveEngine",), vllm=(f"{_WORKERS}.grpo_worker:_served",)),
+        (
+            f"{_WORKERS}.grpo_worker:build_trainer",
+            f"{_TRAINING}.grpo:server_plan",
+            f"{_TRAINERS}.policy_servers:PolicyServers._load_adapter",
+        ),
+        _fixed(
+            transformers=(f"{_ENGINES}.live:LiveEngine",),
+            vllm=(
+                f"{_WORKERS}.grpo_worker:_publisher",
+                f"{_TRAINERS}.policy_link:largest_gap",
+                f"{_ENGINES}.vllm:loaded_adapter",
+            ),
+        ),
+    ),
+    Choice(
+        "ranks",
+        (
+            f"{_WORKERS}.grpo_worker:load",
+            f"{_WORKERS}.grpo_worker:gather",
+            f"{_WORKERS}.policy_trainer:PolicyTrainer",
+        ),
+        _fixed(one=(), sharded=(f"{_WORKERS}.sharding:", f"{_WORKERS}.states:")),
     ),
 )
 """Every place where a spec selects code."""
@@ -322,6 +343,7 @@ def _of_experiment(node: Node, spec: ExperimentSpec, specs: Specs) -> Selection:
         sandbox=[sandbox],
         serving=[spec.serving.engine],
         generator=[spec.rl.engine],
+        ranks=["sharded" if spec.rl.sharded else "one"],
         harness=["foreign"] if any(agent.harness for agent in agents) else [],
         prompt=[agent.prompt for agent in agents],
         base=[spec.base.kind],

@@ -23,7 +23,7 @@ from etpi_assets.planning.versioning.source import digest_of
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.plugins import GROUPS, Plugin, plugin, plugin_names, plugins_of
-from etpi_resources.lake.schemas import TABLES
+from etpi_resources.lake.schemas import LATER, TABLES
 from etpi_resources.process.stored_values import stored_by_files
 
 CODE = Codebase()
@@ -189,4 +189,5 @@ def _asset_functions(code: Codebase) -> dict[str, str]:
 
 @cache
 def _columns(table: str) -> str:
-    return digest_of(json.dumps([(name, str(kind)) for name, kind, _ in TABLES[table].columns]))
+    columns = [(name, str(kind)) for name, kind, _ in TABLES[table].columns if name not in LATER.get(table, ())]
+    return digest_of(json.dumps(columns))
