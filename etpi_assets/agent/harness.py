@@ -46,7 +46,7 @@ GRACE_SECONDS = 3.0
 _GIB = 2**30
 _PROCESSES, _FILE_BYTES = 256, 256 * 2**20
 _TASK_FILE = "/tmp/task.md"
-_TAIL = 600
+_TAIL = 1500
 
 
 def run_harness(job: RolloutJob, runtime: RolloutRuntime, calls: Path | None = None) -> RolloutRecord:
@@ -227,7 +227,7 @@ def require_installed(harness: HarnessSection) -> Path:
         found = json.loads(manifest.read_text())["version"] if manifest.is_file() else None
     elif kind == "pip":
         python = f"{harness.folder}/venv"
-        install = f"python3 -m venv {python} && {python}/bin/pip install {name}=={harness.version}"
+        install = f"/usr/bin/python3 -m venv {python} && {python}/bin/pip install {name}=={harness.version}"
         pattern = f"venv/lib/python*/site-packages/{name.replace('-', '_')}-*.dist-info"
         found = next((path.name.removesuffix(".dist-info").rpartition("-")[2] for path in folder.glob(pattern)), None)
     else:

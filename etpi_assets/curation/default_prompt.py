@@ -28,7 +28,7 @@ class DefaultPrompts:
         tasks: Mapping[str, Task],
         tools: Sequence[Any] | None,
     ) -> None:
-        recorded = rollout_set.kind == "imported" or rollout_set.suite is None
+        recorded = rollout_set.kind in ("imported", "agent") or rollout_set.suite is None
         self._family = None if recorded else load_family(specs.suites[rollout_set.suite or ""].family)
         self._agent, self._chat = rollout_set.agent, student_format(spec)
         self._tasks, self._tools, self._kwargs = tasks, tools, spec.serving.template_kwargs

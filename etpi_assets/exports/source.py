@@ -236,7 +236,7 @@ class ExportSource:
     def _default(self, record: RolloutRecord, agent: AgentRecord) -> list[dict[str, str]] | None:
         rollout_set = self.specs.get("rollout_set", record.rollout_set or "")
         assert isinstance(rollout_set, RolloutSetSpec)
-        if rollout_set.kind == "imported" or rollout_set.suite is None or record.task_id not in self._tasks:
+        if rollout_set.kind in ("imported", "agent") or rollout_set.suite is None or record.task_id not in self._tasks:
             return None
         task = self._tasks[record.task_id]
         family = load_family(self.specs.suites[rollout_set.suite].family)

@@ -84,7 +84,7 @@ def record(rows: list[Mapping[str, Any]], where: str, options: Options) -> Rollo
     if not simulation.get("messages") and simulation.get("ticks"):
         raise Unreadable("unknown_form", f"{where} is a simulation of audio, which has no messages")
     messages = as_list(simulation.get("messages"), f"{where}, messages")
-    kept = [message for message in messages if not _is_of_user(message)]
+    kept = [_with_call_id(message) for message in messages if not _is_of_user(message)]
     entries = chat_entries(kept, f"{where}, messages")
     for entry in entries:
         if entry.role == "user":
@@ -101,7 +101,7 @@ def record(rows: list[Mapping[str, Any]], where: str, options: Options) -> Rollo
         "exit_status": _ENDS.get(reason or "", reason),
         "tools": tool_schemas_of(field(info, "environment_info", "tool_defs"), f"{where}, tool_defs"),
     }
-    system = field(info, "environment_info", "policy")
+    system = simulation.get("policy") or field(info, "environment_info", "policy")
     entries = instructed(system, entries)
     rollout = solo(entries, run_info(facts, options), where, options)
     accept_texts(rollout.agents[0], entries)
@@ -118,6 +118,12 @@ def record(rows: list[Mapping[str, Any]], where: str, options: Options) -> Rollo
     rollout.started_at = to_utc(simulation.get("start_time")) or rollout.started_at
     rollout.wall_seconds = number_field(simulation, "duration")
     return rollout
+
+
+def _with_call_id(message: Any) -> Any:
+    """Return a result with the id of its call where chat APIs have it."""
+    is_result = field(message, "role") == "tool" and "tool_call_id" not in message
+    return {**message, "tool_call_id": message.get("id")} if is_result else message
 
 
 def _is_of_user(message: Any) -> bool:

@@ -205,6 +205,10 @@ class EvaluateSection(Section):
     harness: Annotated[HarnessSection | None, Omitted(None)] = None
     """The foreign harness that acts in the evaluation, instead of the agent loop (docs/any_agent.md)."""
 
+    def longest_context(self) -> int:
+        """Return the most tokens of prompt and output together under any budget."""
+        return max([self.agent.max_model_len, *(budget.max_model_len or 0 for budget in self.budgets)])
+
     @model_validator(mode="before")
     @classmethod
     def _agent_has_the_harness(cls, values: Any) -> Any:
@@ -302,6 +306,12 @@ class ExperimentSpec(Section):
     text for `source`, `date`, `note`."""
     notes: str = ""
     """Free text for people, shown in reports and the model card."""
+
+    @model_validator(mode="after")
+    def _reinforces_in_its_own_loop(self) -> ExperimentSpec:
+        if self.rl.agent.harness:
+            raise ValueError("rl.agent.harness: reinforcement runs etpi's own agent loop; a harness evaluates only")
+        return self
 
     @model_validator(mode="before")
     @classmethod

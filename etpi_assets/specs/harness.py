@@ -22,6 +22,11 @@ _OPENCODE = """\
 {"provider": {"etpi": {"npm": "@ai-sdk/openai-compatible", "name": "etpi",
  "options": {"baseURL": "{base_url}/v1", "apiKey": "{key}"}, "models": {"policy": {}}}}}
 """
+_USER = """\
+require("os").userInfo = () => ({username: "agent", uid: 1000, gid: 1000, homedir: "/tmp", shell: "/bin/bash"});
+require("module").syncBuiltinESMExports();
+"""
+"""Sandboxes have no /etc/passwd, where Node looks the user up."""
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "mini-swe-agent": {
@@ -91,7 +96,13 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "version": "0.15.10",
         "package": "npm:@qwen-code/qwen-code",
         "command": '{folder}/node_modules/.bin/qwen --yolo --auth-type openai --model policy -p "$(cat {task_file})"',
-        "env": {"OPENAI_BASE_URL": "{base_url}/v1", "OPENAI_API_KEY": "{key}", "OPENAI_MODEL": "policy"},
+        "env": {
+            "OPENAI_BASE_URL": "{base_url}/v1",
+            "OPENAI_API_KEY": "{key}",
+            "OPENAI_MODEL": "policy",
+            "NODE_OPTIONS": "--require /tmp/user.cjs",
+        },
+        "files": {"/tmp/user.cjs": _USER},
         "memory_gib": 2,
         "address_gib": 64,
     },

@@ -215,6 +215,8 @@ def _roles(chains: Sequence[Sequence[_Node]], task: str | None) -> list[Role]:
             roles.append("summary")
         elif with_tools and not first.row["tools"]:
             roles.append("side")
+        elif len(chain) == 1 and first.parent is not None:
+            roles.append("dropped")
         elif "main" not in roles and _has_task(first.row, task):
             roles.append("main")
         else:

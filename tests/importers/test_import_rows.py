@@ -627,5 +627,5 @@ def test_no_value_anywhere_breaks_an_importer(tmp_path_factory, data: st.DataObj
 
 
 def test_every_format_is_fuzzed() -> None:
-    others = {"harbor", "cooperbench", "mini_swe_agent", "swe_agent", *FILES}
+    others = {"harbor", "cooperbench", "mini_swe_agent", "swe_agent", "capture", *FILES}
     assert set(SAMPLES) | others == set(IMPORTERS)

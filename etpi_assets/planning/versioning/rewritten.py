@@ -133,6 +133,15 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("etpi_assets.evaluation.rollouts:_roll_out", "758b2234df92869f"): {
         "etpi_assets.evaluation.rollouts:_roll_out": "5f3011468f8c286d",
     },
+    ("etpi_assets.importers:_MODULES", "8094761142483388"): {
+        "etpi_assets.importers:_MODULES": "0037b9559eb374c5",
+    },
+    ("etpi_assets.curation.default_prompt:DefaultPrompts.__init__", "74b747c91a8f88d4"): {
+        "etpi_assets.curation.default_prompt:DefaultPrompts.__init__": "b7c1595f319dd5df",
+    },
+    ("etpi_assets.evaluation.assets:_plan", "de2917ae9ad27750"): {
+        "etpi_assets.evaluation.assets:_plan": "4de9d91254eae9b8",
+    },
     ("etpi_resources.chat.grammars:ThinkGrammar.lark", "8651ff6bc1071bfa"): {
         "etpi_resources.chat.grammars:ThinkGrammar.lark": "bc2f8220b7a14678",
     },
@@ -150,10 +159,33 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
         "etpi_assets.worlds.coop_tiny_shared.policy:SharedSkill": "de8f0fea3dcdae29",
         "etpi_assets.worlds.coop_tiny_shared.policy:BASE_HABITS": "5f28c4b5aa0ea468",
     },
+    ("etpi_assets.rollouts.assets:_open_engine", "92321ba3a4e0b715"): {
+        "etpi_assets.rollouts.assets:_open_engine": "f0e760a851b3479d",
+    },
+    ("etpi_assets.rollouts.teachers:make_engine", "aaed70df53f66bce"): {
+        "etpi_assets.rollouts.teachers:make_engine": "a73ff195cd500a33",
+    },
+    ("etpi_assets.rollouts.models:model_engine", "67c35a3dbc3ed74b"): {
+        "etpi_assets.rollouts.models:model_engine": "d087e5ab16a0964f",
+    },
+    ("etpi_assets.rollouts.models:_local_vllm", "e6b750bea8585c80"): {
+        "etpi_assets.rollouts.models:_local_vllm": "35d040533a061e0d",
+    },
+    ("etpi_assets.resources:Resources.serving", "dd911ffbe1ba143f"): {
+        "etpi_assets.resources:Resources.serving": "ca79b183e23e5a96",
+    },
+    ("etpi_assets.evaluation.assets:_serving", "add9269f9251e49f"): {
+        "etpi_assets.evaluation.assets:_serving": "15767a954b00ec7c",
+    },
+    ("etpi_assets.evaluation.assets:_expected", "7523046054fb0bed"): {
+        "etpi_assets.evaluation.assets:_expected": "3542e672c57f9203",
+    },
+    ("etpi_assets.specs.experiment:EvaluateSection.longest_context", "09d9b611c2caf6ae"): {},
 } | {(name, today): {name: before} if before else {} for name, (today, before) in _IN_SEVERAL_PROCESSES.items()}
 """(definition, its digest today) -> {definition: digest} that code versions contain in its place.
 
-The rows are of functions that ask for the backend (`etpi_resources.backend`), of renamed keys, those of grammars, which
-now also take vocabularies without think tokens, the skills of policies, beside which stood the habits of a tiny base,
-and those that a foreign harness or its limit of addresses passes through.
+The rows are of functions that ask for the backend (`etpi_resources.backend`), of renamed keys, those
+that tell vLLM's server the budget of its requests, those of grammars, which now also take vocabularies
+without think tokens, the skills of policies, beside which stood the habits of a tiny base,
+and those that a foreign harness, its limit of addresses or its logs pass through.
 """

@@ -1,0 +1,102 @@
+"""The command `etpi capture`: the proxy alone in front of a vLLM server, for harnesses that etpi does not start."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from etpi_resources.capture.server import MODEL, Attempt, Budget, CaptureServer, new_key
+from etpi_resources.capture.store import CallLog
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.engines import Sampler
+from etpi_resources.engines.endpoints import Endpoints
+from etpi_resources.engines.vllm import VllmEngine
+
+_NAME = re.compile(r"[\w.-]{1,100}")
+_KEY_FILE = "key"
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """What `etpi capture` serves and records; `to` is the folder of the logs."""
+
+    url: str
+    model: str
+    tokenizer: str
+    to: Path
+    port: int
+    temperature: float
+    max_tokens: int
+    max_model_len: int
+    key_env: str | None = None
+
+
+@dataclass
+class Sessions:
+    """The attempts of a folder, opened when a path is first used; one key for all."""
+
+    engine: VllmEngine
+    options: CaptureOptions
+    key: str
+    opened: dict[str, Attempt] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def attempt(self, name: str) -> Attempt | None:
+        """Return the attempt of a path's name; None for a name that is no file name."""
+        if not _NAME.fullmatch(name) or name.startswith("."):
+            return None
+        with self.lock:
+            if name not in self.opened:
+                options = self.options
+                self.opened[name] = Attempt(
+                    name,
+                    self.key,
+                    self.engine,
+                    load_chat_format(options.tokenizer),
+                    CallLog(options.to / f"{name}.jsonl"),
+                    Sampler(options.temperature, 1.0, options.max_tokens),
+                    Budget(options.max_model_len),
+                    session=name,
+                )
+            return self.opened[name]
+
+
+def capture(options: CaptureOptions) -> int:
+    """Serve until it is stopped.
+
+    Raises:
+        EngineUnavailable: the server does not answer, or has another tokenizer.
+    """
+    options.to.mkdir(parents=True, exist_ok=True)
+    key = _key(options.to / _KEY_FILE)
+    endpoints = Endpoints([options.url], key_env=options.key_env)
+    engine = VllmEngine(endpoints, options.model, load_chat_format(options.tokenizer), release=endpoints.close)
+    sessions = Sessions(engine, options, key)
+    try:
+        with CaptureServer(sessions.attempt, port=options.port) as server:
+            base = f"http://127.0.0.1:{server.port}/a/NAME"
+            print(
+                f"etpi capture: base URL {base}/v1 (messages: {base}), one NAME for each task; model {MODEL}, key in "
+                f"{options.to / _KEY_FILE}; logs in {options.to}. Stop it with Ctrl-C",
+                file=sys.stderr,
+            )
+            server.wait()
+    except KeyboardInterrupt:
+        click.echo(f"etpi init --from {options.to} --format capture    # makes specs for what was recorded")
+    finally:
+        engine.close()
+    return 0
+
+
+def _key(path: Path) -> str:
+    """Return the key of a folder, created at first and readable by this user alone."""
+    if not path.exists():
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(new_key())
+    return path.read_text().strip()

@@ -1,0 +1,63 @@
+"""Logs of `etpi capture`: the calls of a foreign harness with the token ids of every prompt and output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from etpi_assets.agent.actions import read_actions
+from etpi_assets.importers.conversation import Options
+from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format, source_of
+from etpi_assets.importers.source import Unreadable, content_hash
+from etpi_assets.trajectories.assemble import CaptureError, assemble
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
+from etpi_resources.capture.store import is_log, read_log
+
+
+def units(root: Path) -> list[Path]:
+    """Return every log."""
+    files = root.rglob("*.jsonl") if root.is_dir() else [root]
+    return sorted(file for file in files if file.is_file() and is_log(file))
+
+
+def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
+    """Read one log. Raises Unreadable: `empty`, `bad_token_ids`."""
+    rows = list(read_log(unit))
+    calls = [row for row in rows if "output_ids" in row]
+    if not calls:
+        raise Unreadable("empty", f"{unit.name} has no call that was answered")
+    agent = AgentRecord("agent1", "", "main", "unknown")
+    try:
+        assembled = assemble(rows, None, lambda text, structured: read_actions(text, structured), main=agent)
+    except CaptureError as error:
+        raise Unreadable("bad_token_ids", f"{unit.name}: {error}") from error
+    return RolloutRecord(
+        rollout_id=content_hash(source_of(unit, root), [unit]),
+        origin="set",
+        suite=None,
+        task_id=unit.stem,
+        repo=options.repo or "unknown",
+        agents=assembled.agents,
+        teacher=options.teacher or calls[0]["model"],
+        started_at=agent.turns[0].at if agent.turns else None,
+        tools=assembled.tools,
+        outcome={"reward": None, "verdict": "unknown", "details": {"capture": assembled.figures}},
+    )
+
+
+def claims(source: DetectionInput) -> bool:
+    return any(file.suffix == ".jsonl" and is_log(file) for file in source.files)
+
+
+FORMAT = run_format(
+    "capture",
+    FormatDoc(
+        title="Logs of `etpi capture`: the calls of an unmodified harness, one file for each path it was given",
+        files="`*.jsonl` whose first line is of such a log",
+        keeps="token ids and log-probabilities of every turn, messages, calls, reasoning, tool schemas; helpers and "
+        "side conversations as messages",
+        loses="headers and sampling wishes of requests (they stay in the log)",
+    ),
+    claims=claims,
+    units=units,
+    record=record,
+)

@@ -1,0 +1,425 @@
+"""The capturing proxy: dialects, prompts that extend by ids, retries, budgets, keys, and logs that survive kills."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from etpi_assets.agent.actions import read_actions
+from etpi_assets.trajectories.assemble import CaptureError, assemble
+from etpi_assets.trajectories.records import AgentRecord
+from etpi_resources.capture import server as server_module
+from etpi_resources.capture.server import Attempt, Budget, CaptureServer
+from etpi_resources.capture.store import CallLog, read_log
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.tool_forms import Call
+from etpi_resources.engines import Completion, EngineUnavailable, Sampler
+from etpi_resources.engines.endpoints import Endpoints
+from etpi_resources.engines.scripted import ScriptedEngine
+from etpi_resources.engines.vllm import VllmEngine
+from tests.support.loopback import Loopback
+
+CHAT = load_chat_format("qwen3")
+KEY = "sk-attempt-4711"
+TOOL = {
+    "name": "bash",
+    "description": "run",
+    "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
+}
+TOOLS = [{"type": "function", "function": TOOL}]
+TASK = "The sum is wrong. Fix calc.py."
+
+
+def lists(request) -> str:
+    """Think, say a word and call the tool; after two calls, answer in words."""
+    turn = sum(message["role"] == "assistant" for message in request.messages)
+    if not request.tools:
+        return "Fix a sum"
+    if turn >= 2:
+        return "<think>\nenough\n</think>\n\nThe sum is right now."
+    return f"<think>\nstep {turn}\n</think>\n\nI look.\n" + CHAT.tool_form.render(
+        [Call("bash", {"command": f"ls {turn}"})]
+    )
+
+
+class World:
+    """A proxy with attempts in front of an engine."""
+
+    def __init__(self, folder, engine, **budget) -> None:
+        self.folder, self.engine = folder, engine
+        self.attempts: dict[str, Attempt] = {}
+        self.budget = Budget(**{"max_model_len": 8000, **budget})
+        self.open("a")
+
+    def open(self, name: str, key: str = KEY) -> Attempt:
+        log = CallLog(self.folder / f"{name}.jsonl")
+        sampler = Sampler(1.0, 1.0, 500, 3)
+        self.attempts[name] = Attempt(name, key, self.engine, CHAT, log, sampler, self.budget, session=name)
+        return self.attempts[name]
+
+    def __enter__(self):
+        self.server = CaptureServer(self.attempts.get).__enter__()
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.server.port}", trust_env=False, timeout=20)
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.client.close()
+        self.server.__exit__()
+
+    def post(self, path: str, body, name="a", key=KEY) -> httpx.Response:
+        return self.client.post(f"/a/{name}/v1/{path}", json=body, headers={"authorization": f"Bearer {key}"})
+
+    def chat(self, messages, tools=TOOLS, **more):
+        body = {"model": "policy", "messages": messages, "tools": tools, **more}
+        answer = self.post("chat/completions", body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["message"]
+
+    def rows(self, name="a"):
+        return list(read_log(self.folder / f"{name}.jsonl"))
+
+    def calls(self):
+        return [row for row in self.rows() if "output_ids" in row]
+
+    def assembled(self, task=TASK, **more):
+        main = AgentRecord("agent1", "f", "main", "Submitted")
+        return assemble(self.rows(), task, lambda text, calls: read_actions(text, calls), main=main, **more)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return ScriptedEngine(lists, CHAT, "t", noncanonical=0.5)
+
+
+@pytest.fixture
+def world(tmp_path, engine):
+    with World(tmp_path, engine) as world:
+        yield world
+
+
+def begin(text=TASK):
+    return [{"role": "system", "content": "You fix."}, {"role": "user", "content": text}]
+
+
+def said(message):
+    """The message as a harness repeats it: other white space, no thoughts."""
+    return {key: value for key, value in message.items() if key != "reasoning_content"} | {
+        "content": f"{message['content']} "
+    }
+
+
+def results(message):
+    return [
+        {"role": "tool", "tool_call_id": c["id"], "content": f"done {c['id']}"} for c in message.get("tool_calls", ())
+    ]
+
+
+def converse(world, messages, turns=3, **more):
+    for _ in range(turns):
+        message = world.chat(messages, **more)
+        messages = [*messages, said(message), *results(message)]
+    return messages
+
+
+def test_later_prompts_extend_the_sampled_ids(world):
+    converse(world, begin())
+    first, second, third = world.calls()
+    assert [row["message"].get("reasoning") for row in world.calls()] == ["step 0", "step 1", "enough"]
+    for before, after in ((first, second), (second, third)):
+        whole = [*before["prompt_ids"], *before["output_ids"]]
+        assert list(after["prompt_ids"][: len(whole)]) == whole and after["parent"] == before["call"]
+    text = CHAT.decode(first["output_ids"])
+    assert CHAT.encode(text) != first["output_ids"] and first["message"]["tool_calls"][0]["function"]["name"] == "bash"
+    added = CHAT.decode(second["prompt_ids"][len(first["history"]) :])
+    assert added.startswith("\n<|im_start|>user\n<tool_response>\ndone call_") and added.endswith("assistant\n")
+    found = world.assembled()
+    assert found.figures == {
+        "calls": 3, "turns": 3, "untrained": {}, "refused": 0, "joined": 0, "links": {"root": 1, "exact": 2},
+    }  # fmt: skip
+    (main,) = found.agents
+    assert [m.kind for m in main.messages] == [
+        "prompt",
+        "prompt",
+        "action",
+        "observation",
+        "action",
+        "observation",
+        "action",
+    ]
+    assert [t.output_ids for t in main.turns] == [row["output_ids"] for row in world.calls()]
+    assert [a.command for t in main.turns for a in t.actions] == ["ls 0", "ls 1"]
+
+
+BILLED = "x-anthropic-billing-header: 1\nYou fix."
+MESSAGES = {
+    "model": "policy",
+    "max_tokens": 300,
+    "system": [{"type": "text", "text": BILLED}],
+    "messages": [{"role": "user", "content": [{"type": "text", "text": TASK}]}],
+    "tools": [{"name": "bash", "description": "run", "input_schema": TOOL["parameters"]}],
+}
+RESPONSES = {"model": "policy", "instructions": "You fix.", "input": TASK, "tools": [{"type": "function", **TOOL}]}
+
+
+def events(response: httpx.Response):
+    blocks = [block for block in response.text.strip().split("\n\n") if not block.startswith(":")]
+    lines = [block.split("data: ", 1)[1] for block in blocks]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def test_messages_dialect_whole_streamed_and_continued(world):
+    whole = world.post("messages", MESSAGES).json()
+    thinking, text, call = whole["content"]
+    assert (thinking["thinking"], text["text"], call["input"], whole["stop_reason"]) == (
+        "step 0",
+        "I look.",
+        {"command": "ls 0"},
+        "tool_use",
+    )
+    streamed = events(world.post("messages", MESSAGES | {"stream": True}))
+    assert [e["type"] for e in streamed][:2] == ["message_start", "content_block_start"] and streamed[-1][
+        "type"
+    ] == "message_stop"
+    assert json.loads(next(e["delta"]["partial_json"] for e in streamed if "partial_json" in e.get("delta", {}))) == {
+        "command": "ls 0"
+    }
+    answer = [{"type": "tool_result", "tool_use_id": call["id"], "content": "x"}, {"type": "text", "text": "go on"}]
+    later = [
+        *MESSAGES["messages"],
+        {"role": "assistant", "content": whole["content"]},
+        {"role": "user", "content": answer},
+    ]
+    world.post("messages", MESSAGES | {"messages": later})
+    first, _, last = world.calls()
+    assert last["parent"] in (1, 2) and first["messages"][0] == {"role": "system", "content": "You fix."}
+    assert [m["role"] for m in last["messages"][-2:]] == ["tool", "user"]
+    tokens = world.client.post("/a/a/v1/messages/count_tokens", json=MESSAGES, headers={"x-api-key": KEY}).json()
+    assert tokens["input_tokens"] == len(first["prompt_ids"])
+
+
+def test_responses_dialect_whole_streamed_and_continued(world):
+    whole = world.post("responses", RESPONSES).json()
+    reasoning, message, call = whole["output"]
+    assert reasoning["content"][0]["text"] == "step 0" and message["content"][0]["text"] == "I look."
+    assert call["name"] == "bash" and json.loads(call["arguments"]) == {"command": "ls 0"}
+    streamed = events(world.post("responses", RESPONSES | {"stream": True}))
+    assert [e["sequence_number"] for e in streamed] == list(range(len(streamed))) and streamed[-1][
+        "type"
+    ] == "response.completed"
+    back = {"type": "function_call_output", "call_id": call["call_id"], "output": "x"}
+    world.post("responses", RESPONSES | {"input": [{"role": "user", "content": TASK}, *whole["output"], back]})
+    assert world.calls()[-1]["parent"] in (1, 2)
+    custom = [
+        {"type": "custom", "name": "bash"},
+        {"type": "namespace", "name": "n", "tools": [{"type": "function", **TOOL}]},
+    ]
+    freeform = world.post("responses", RESPONSES | {"tools": custom}).json()["output"][2]
+    assert freeform["type"] == "custom_tool_call"
+    assert [t["function"]["name"] for t in world.calls()[-1]["tools"]] == ["bash", "n__bash"]
+
+
+def test_streamed_chat_is_kept_alive_and_whole(world, monkeypatch):
+    monkeypatch.setattr(server_module, "KEEPALIVE_SECONDS", 0.05)
+    engine = world.attempts["a"].engine
+    complete = engine.complete
+    monkeypatch.setattr(engine, "complete", lambda requests: time.sleep(0.2) or complete(requests))
+    body = {
+        "model": "policy",
+        "messages": begin(),
+        "tools": TOOLS,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    answer = world.post("chat/completions", body)
+    assert answer.text.startswith(": the model is still writing") and answer.text.endswith("data: [DONE]\n\n")
+    deltas = [e["choices"][0]["delta"] for e in events(answer) if e["choices"]]
+    assert deltas[0]["content"] == "I look." and deltas[1]["tool_calls"][0]["function"]["name"] == "bash"
+    assert events(answer)[-1]["usage"]["completion_tokens"] == len(world.calls()[0]["output_ids"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("responses", RESPONSES | {"input": [{"type": "computer_call"}]}),
+        ("responses", RESPONSES | {"previous_response_id": "r"}),
+        ("messages", MESSAGES | {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+        ("chat/completions", {"messages": begin(), "n": 2}),
+        ("chat/completions", {"messages": [{"content": "no role"}]}),
+    ],
+)
+def test_requests_that_cannot_be_captured_are_refused_and_recorded(world, path, body):
+    answer = world.post(path, body)
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+    assert [row["status"] for row in world.rows()] == [400]
+    assert world.assembled(None).figures["refused"] == 1
+
+
+def test_other_paths_and_keys_are_refused(world):
+    world.open("b", "sk-other")
+    for name, key in (("a", "sk-other"), ("b", KEY), ("c", KEY), ("a", "x")):
+        assert world.post("chat/completions", {"messages": begin()}, name, key).status_code == 401
+    assert world.client.head("/a/a/v1/x", headers={"x-api-key": KEY}).status_code == 404
+    assert world.client.get("/a/a/v1/models", headers={"x-api-key": KEY}).json()["data"][0]["id"] == "policy"
+    world.attempts["a"].revoked = True
+    assert world.post("chat/completions", {"messages": begin()}).status_code == 401
+    assert KEY not in (world.folder / "a.jsonl").read_text()
+
+
+def test_an_undelivered_request_is_joined_and_a_delivered_one_is_sampled_again(world, monkeypatch):
+    engine, release = world.attempts["a"].engine, threading.Event()
+    complete = engine.complete
+    monkeypatch.setattr(engine, "complete", lambda requests: release.wait(10) and complete(requests))
+    body = json.dumps({"model": "policy", "messages": begin(), "tools": TOOLS}).encode()
+    lines = ("POST /a/a/v1/chat/completions HTTP/1.1", "host: x", f"x-api-key: {KEY}", f"content-length: {len(body)}")
+    head = "\r\n".join([*lines, "", ""])
+    with socket.create_connection(("127.0.0.1", world.server.port)) as gone:
+        gone.sendall(head.encode() + body)
+        while not world.attempts["a"].calls:
+            time.sleep(0.01)
+    time.sleep(0.1)
+    threading.Timer(0.2, release.set).start()
+    headers = {"authorization": f"Bearer {KEY}"}
+    first = world.client.post("/a/a/v1/chat/completions", content=body, headers=headers).json()
+    again = world.client.post("/a/a/v1/chat/completions", content=body, headers=headers).json()
+    assert [first["id"], again["id"]] == ["call-a-1", "call-a-2"]
+    assert world.assembled().figures["joined"] == 1 and len(world.calls()) == 2
+
+
+def test_two_equal_helpers_at_once_are_two_calls(world, monkeypatch):
+    engine, both = world.attempts["a"].engine, threading.Barrier(2)
+    complete = engine.complete
+    monkeypatch.setattr(engine, "complete", lambda requests: (both.wait(10), complete(requests))[1])
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: world.chat(begin("Read calc.py.")), range(2)))
+    found = world.assembled("Read", train_helpers=True)
+    assert [(agent.role, len(agent.turns)) for agent in found.agents] == [("main", 1), ("helper", 1)]
+
+
+def test_budgets_refuse_further_calls(tmp_path, engine):
+    with World(tmp_path, engine, max_calls=1, max_model_len=400) as world:
+        world.chat(begin())
+        refused = world.post("chat/completions", {"messages": begin("x"), "tools": TOOLS})
+        assert refused.status_code == 400 and "budget of 1 calls" in refused.text
+        assert world.attempts["a"].over.is_set() and world.attempts["a"].limit == "1 calls"
+    with World(tmp_path / "long", engine, max_model_len=200) as world:
+        refused = world.post("chat/completions", {"messages": begin("x " * 300), "tools": TOOLS})
+        assert refused.json()["error"]["code"] == "context_length_exceeded" and not world.attempts["a"].over.is_set()
+
+
+def test_a_killed_proxy_loses_no_written_call_and_continues_the_conversation(tmp_path, engine):
+    with World(tmp_path, engine) as world:
+        messages = converse(world, begin(), turns=1)
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write('{"attempt": "a", "call": 2, "output_i')  # killed while it wrote
+    with World(tmp_path, engine) as world:
+        world.chat(messages)
+        assert [(row["call"], len(row["messages"])) for row in world.calls()] == [(1, 2), (2, 4)]
+        assert world.assembled().figures["links"] == {"root": 1, "exact": 1}
+
+
+def test_side_requests_invented_messages_and_helpers_are_not_trained(world):
+    world.chat([{"role": "user", "content": f"A title for: {TASK}"}], tools=[])
+    invented = [*begin(), {"role": "assistant", "content": "I am ready."}, {"role": "user", "content": "Go."}]
+    messages = converse(world, invented, turns=1)
+    converse(world, begin("Read one file."), turns=2)
+    converse(world, messages, turns=1)
+    found = world.assembled()
+    (main,) = found.agents
+    assert [turn.content.startswith("<think>\nstep") for turn in main.turns][:1] == [True]
+    assert found.figures["untrained"] == {"side": 1, "helper": 2} and len(main.turns) == 2
+    spoken = {kind: [m.content for m in main.messages if m.kind == kind] for kind in ("prompt", "side1", "helper1")}
+    assert "I am ready." in spoken["prompt"] and spoken["side1"][-1] == "Fix a sum" and len(spoken["helper1"]) == 5
+    assert not any("ready" in turn.content for turn in main.turns)
+    trained = world.assembled(train_helpers=True)
+    assert [(agent.agent_id, agent.role, len(agent.turns)) for agent in trained.agents] == [
+        ("agent1", "main", 2),
+        ("helper1", "helper", 2),
+    ]
+
+
+def test_dropped_and_retried_turns_are_untrained(world):
+    messages = converse(world, begin(), turns=1)
+    for _ in range(3):  # the harness throws two answers away
+        message = world.chat(messages)
+    messages = [*messages, said(message), *results(message)]
+    world.chat([*messages[:-2], {"role": "user", "content": "You wrote no call."}])
+    converse(world, messages, turns=1)
+    found = world.assembled()
+    assert found.figures["untrained"] == {"retry": 2, "dropped": 1}
+    assert [turn.turn for turn in found.agents[0].turns] == [0, 1, 2] and found.figures["calls"] == 6
+
+
+def test_unresolved_retries_are_untrained(world):
+    messages = converse(world, begin(), turns=1)
+    for _ in range(2):
+        world.chat(messages)
+    found = world.assembled()
+    assert len(found.agents[0].turns) == 1 and found.figures["untrained"] == {"retry": 2}
+
+
+def test_a_compaction_is_one_agent_with_its_summary_apart(world, monkeypatch):
+    messages = converse(world, begin(), turns=2)
+    monkeypatch.setattr(world.attempts["a"].engine, "_policy", lambda request: "So far: listed both files.")
+    world.chat([*messages, {"role": "user", "content": "Summarise."}], tools=[])
+    compacted = [*begin(), {"role": "user", "content": "Summary of the work: So far: listed both files."}]
+    monkeypatch.setattr(world.attempts["a"].engine, "_policy", lists)
+    converse(world, compacted, turns=2)
+    found = world.assembled()
+    assert found.figures["untrained"] == {"summary": 1} and found.figures["links"]["rewritten"] == 1
+    (main,) = found.agents
+    assert len(main.turns) == 4
+
+
+def test_missing_ids_end_the_attempt(world, monkeypatch):
+    engine = world.attempts["a"].engine
+    none = Completion(None, None, None, "text", "stop", "t")
+    monkeypatch.setattr(engine, "complete", lambda requests: [none])
+    assert world.post("chat/completions", {"messages": begin()}).status_code == 500
+    assert isinstance(world.attempts["a"].failure, EngineUnavailable) and world.attempts["a"].over.is_set()
+
+
+def test_a_system_message_that_the_template_refuses_ends_the_attempt(world, monkeypatch):
+    messages = [*converse(world, begin(), turns=1), {"role": "system", "content": "Be brief."}]
+    world.chat(messages)
+    monkeypatch.setattr(CHAT, "roles", type(CHAT.roles)(later_system=False))
+    assert world.post("chat/completions", {"messages": [*messages, *begin()], "tools": TOOLS}).status_code == 500
+    assert "system message within" in str(world.attempts["a"].failure)
+
+
+def test_calls_wait_while_weights_change(world):
+    with world.server.paused(), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(world.chat, begin())
+        time.sleep(0.1)
+        assert not waiting.done() and not world.calls()
+        world.server._open.set()
+        assert waiting.result()["tool_calls"]
+
+
+def test_calls_that_contradict_themselves_are_refused(world):
+    world.chat(begin())
+    (row,) = world.calls()
+    main = AgentRecord("a", "", "main", "x")
+    for change, what in (({"logprobs": [0.0]}, "log-probabilities"), ({"text": "other"}, "not in the text")):
+        with pytest.raises(CaptureError, match=what):
+            assemble([row | change], None, lambda text, calls: ([], None), main=main)
+
+
+def test_chat_requests_of_vllm_record_drift_and_ids(tmp_path):
+    with Loopback("teacher", CHAT) as upstream:
+        upstream.say = lambda body: "<think>\nhm\n</think>\n\nYes."
+        upstream.message = lambda body, text: {"content": "Yes.", "reasoning": "hm"}
+        for request, link in (("tokens", "exact"), ("chat", "drift")):
+            endpoints = Endpoints([upstream.url])
+            engine = VllmEngine(endpoints, "teacher", CHAT, request=request, release=endpoints.close)
+            with World(tmp_path / request, engine) as world:
+                message = world.chat(begin(), tools=[])
+                world.chat([*begin(), said(message), {"role": "user", "content": "Sure?"}], tools=[])
+                assert world.assembled().figures["links"] == {"root": 1, link: 1}
+                assert all(len(row["logprobs"]) == len(row["output_ids"]) for row in world.calls())
+            engine.close()

@@ -1,0 +1,231 @@
+"""Rollout sets of foreign harnesses in bubblewrap: captured, graded, bounded from outside, and resumed."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from etpi_assets.resources import Resources
+from etpi_assets.rollouts.assets import raw_rollouts
+from etpi_assets.specs.experiment import EvaluateSection
+from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_assets.tasks.family import Task
+from etpi_assets.tasks.table import task_table
+from etpi_assets.worlds.repo_fix_tiny import FAMILY
+from etpi_resources.capture.store import read_log
+from etpi_resources.engines import EngineUnavailable
+from etpi_resources.engines.scripted import ScriptedEngine
+from etpi_resources.lake.lake import Lake, Ref
+from tests.support.small_lake import put
+
+pytestmark = [pytest.mark.slow]
+TASKS = [t for t in FAMILY.load("little", 0, {"train": 2, "heldout": 1}) if isinstance(t, Task)]
+
+HARNESS = r"""
+import json, os, subprocess, sys, urllib.request
+base, key = os.environ["BASE"], os.environ["KEY"]
+tool = {"name": "bash", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}}
+messages = [{"role": "user", "content": open(sys.argv[1]).read()}]
+while True:
+    body = {"model": "policy", "messages": messages, "tools": [{"type": "function", "function": tool}]}
+    headers = {"authorization": "Bearer " + key, "content-type": "application/json"}
+    request = urllib.request.Request(base + "/chat/completions", json.dumps(body).encode(), headers)
+    try:
+        message = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    except urllib.error.HTTPError as error:
+        if "STUBBORN" in os.environ:
+            continue
+        sys.exit(3)
+    messages.append(message)
+    for call in message.get("tool_calls", ()):
+        command = json.loads(call["function"]["arguments"])["command"]
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout + done.stderr})
+        if "SUBMIT_FINAL" in done.stdout:
+            sys.exit(0)
+"""
+SPEC = """title = "t"
+kind = "agent"
+suite = "little"
+split = "train"
+[engine]
+kind = "reference"
+teacher = "reference"
+[agent]
+max_model_len = 8000
+max_tokens = 1000
+[harness]
+name = "custom"
+version = "1"
+folder = "{folder}"
+command = "python3 -B {{folder}}/harness.py {{task_file}}"
+env = {{ BASE = "{{base_url}}/v1", KEY = "{{key}}"{env} }}
+{more}
+"""
+
+
+class World:
+    def __init__(self, root: Path) -> None:
+        self.root, self.lake, self.said = root, Lake(root / "lake"), list[str]()
+        put(self.lake, "tasks", "little", {"tasks": task_table(TASKS).to_pylist()})
+        self.write("suites", "little", 'extends = "repo_fix_tiny"\n')
+        self.folder = root / "harness"
+        self.folder.mkdir()
+        (self.folder / "harness.py").write_text(HARNESS)
+        for path in (self.folder, *self.folder.parents):
+            if path.is_relative_to("/tmp") and path != Path("/tmp"):
+                path.chmod(0o755)
+
+    def write(self, kind: str, name: str, text: str) -> None:
+        path = self.root / "specs" / kind / f"{name}.toml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def collect(self, more: str = "", env: str = ""):
+        self.write("rollout_sets", "foreign", SPEC.format(folder=self.folder, more=more, env=env))
+        resources = Resources(lake=self.lake, specs_folder=self.root / "specs")
+        return raw_rollouts.execute("foreign", resources, log=self.said.append)
+
+    def rows(self, table: str) -> list[dict]:
+        return self.lake.read(Ref("raw_rollouts", "rollout_set", "foreign"), table).to_pylist()
+
+    def logs(self) -> list[Path]:
+        return sorted(self.root.rglob("calls/*.jsonl"))
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def test_a_harness_is_captured_graded_and_its_key_is_nowhere(world):
+    outcome = world.collect()
+    assert not outcome.manifest.blocked and outcome.metadata["captures"] == {"native": 4}
+    rollouts, turns = world.rows("rollouts"), world.rows("turns")
+    assert [json.loads(row["outcome"])["reward"] for row in rollouts] == [1.0, 1.0]
+    capture = json.loads(rollouts[0]["outcome"])["details"]["capture"]
+    assert capture["links"] == {"root": 1, "exact": 1} and capture["calls"] == capture["turns"] == 2
+    assert [row["prefix_turn"] for row in turns] == [None, 0] * 2 and {r["role"] for r in world.rows("agents")} == {
+        "main"
+    }
+    assert json.loads(rollouts[0]["tools"])[0]["function"]["name"] == "bash"
+    keys = [row for log in world.logs() for row in read_log(log)]
+    assert len(world.logs()) == 2 and all("authorization" not in row["headers"] for row in keys)
+    world.collect("max_calls = 9")
+    assert len(world.logs()) == 4, "another budget is another set of attempts"
+
+
+def test_a_harness_that_ignores_its_budget_is_ended_and_graded(world):
+    started = time.monotonic()
+    world.collect("max_calls = 1\nseconds = 60", env=', STUBBORN = "1"')
+    assert time.monotonic() - started < 40
+    for row in world.rows("rollouts"):
+        outcome = json.loads(row["outcome"])
+        assert (row["exit_status"], outcome["verdict"], outcome["details"]["capture"]["turns"]) == (
+            "LimitsExceeded",
+            "passed",
+            1,
+        )
+        assert outcome["details"]["capture"]["refused"] >= 1
+
+
+def test_a_harness_that_takes_too_long_is_ended_and_graded(world):
+    (world.folder / "harness.py").write_text(HARNESS.replace("sys.exit(0)", "import time; time.sleep(60)"))
+    world.collect("seconds = 5")
+    assert [row["exit_status"] for row in world.rows("rollouts")] == ["LimitsExceeded"] * 2
+    assert [json.loads(row["outcome"])["reward"] for row in world.rows("rollouts")] == [1.0, 1.0]
+
+
+def test_a_harness_without_a_call_is_an_infrastructure_error(world):
+    (world.folder / "harness.py").write_text("print('no model')")
+    outcome = world.collect()
+    assert outcome.metadata["first_error"] == "harness: RuntimeError: custom made no call, exit 0: no model\n"
+
+
+def test_only_the_proxy_can_be_reached(world):
+    probe = """
+import glob, socket, sys
+def reaches(family, address):
+    with socket.socket(family) as s:
+        s.settimeout(1)
+        try: s.connect(address); return True
+        except OSError: return False
+print("REACHES", reaches(socket.AF_INET, ("127.0.0.1", 8200)), reaches(socket.AF_INET, ("127.0.0.1", PORT)),
+      reaches(socket.AF_INET, ("1.1.1.1", 80)), sorted(p.split("/")[-1] for p in glob.glob("/run/downloads/*")))
+"""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = str(listening.getsockname()[1])
+        (world.folder / "harness.py").write_text(probe.replace("PORT", port))
+        error = world.collect().metadata["first_error"]
+    assert "REACHES True False False ['file0', 'forward.py', 'socket', 'start.sh']" in error
+
+
+def test_an_attempt_without_ids_stops_the_collection(world, monkeypatch):
+    complete = ScriptedEngine.complete
+
+    def no_ids(self, requests):
+        return [replace(done, prompt_ids=None, output_ids=None) for done in complete(self, requests)]
+
+    monkeypatch.setattr(ScriptedEngine, "complete", no_ids)
+    with pytest.raises(EngineUnavailable, match="without token ids"):
+        world.collect()
+    monkeypatch.setattr(ScriptedEngine, "complete", complete)
+    assert world.collect().metadata["captures"] == {"native": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("codex", "codex 0.171.0 is to run, but .* has none: npm install --prefix"),
+        ("mini-swe-agent", "/usr/bin/python3 -m venv"),
+    ],
+)
+def test_a_harness_that_is_not_installed_stops_before_the_first_attempt(world, name, why):
+    world.write(
+        "rollout_sets",
+        "foreign",
+        SPEC.format(folder=world.folder, more="", env="").replace("custom", name).replace('version = "1"', ""),
+    )
+    with pytest.raises(EngineUnavailable, match=why):
+        raw_rollouts.execute("foreign", Resources(lake=world.lake, specs_folder=world.root / "specs"))
+
+
+def test_a_template_without_later_system_messages_stops_before_the_first_attempt(world, monkeypatch):
+    from etpi_resources.chat.roles import Roles
+
+    monkeypatch.setattr(Roles, "probe", classmethod(lambda cls, *a, **k: Roles(later_system=False)))
+    from etpi_resources.chat.format import load_chat_format
+
+    load_chat_format.cache_clear()
+    with pytest.raises(EngineUnavailable, match="system messages within a conversation"):
+        world.collect("later_system = true")
+    load_chat_format.cache_clear()
+    assert not world.logs()
+
+
+OPENAI = {"kind": "openai", "teacher": "t", "model": "m", "urls": ["http://h"]}
+HEAD = {"title": "t", "suite": "s", "engine": {"kind": "reference", "teacher": "r"}}
+CUSTOM = {"name": "custom", "version": "1", "folder": "/x", "command": "run"}
+
+
+def test_specs_of_harnesses():
+    spec = RolloutSetSpec.model_validate(
+        {**HEAD, "kind": "agent", "harness": {"name": "codex", "folder": "/x", "max_calls": 3}}
+    )
+    assert spec.agent.harness and spec.agent.harness.version == "0.171.0" and spec.agent.harness.max_calls == 3
+    assert RolloutSetSpec.model_validate(spec.model_dump(mode="json")) == spec
+    assert "harness" not in RolloutSetSpec.model_validate({**HEAD, "kind": "live"}).model_dump(mode="json")
+    assert EvaluateSection.model_validate({"suite": "s", "harness": CUSTOM}).agent.harness
+    for wrong, why in (
+        ({"kind": "agent"}, "belong together"),
+        ({"kind": "live", "harness": CUSTOM}, "belong together"),
+        ({"kind": "agent", "harness": {**CUSTOM, "command": "run --key {key}"}}, "other users see it"),
+        ({"kind": "agent", "harness": CUSTOM, "engine": OPENAI}, "no token ids"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=why):
+            RolloutSetSpec.model_validate({**HEAD, **wrong})

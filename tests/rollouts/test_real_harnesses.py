@@ -1,0 +1,180 @@
+"""Unmodified harnesses of pip and npm in bubblewrap, and a student trained and evaluated in one of them.
+
+`ETPI_HARNESSES` names a folder with a folder for each harness, installed as docs/any_agent.md says.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from etpi_assets.agent.harness import require_installed, run_harness
+from etpi_assets.agent.loop import SUBMIT, Identity, RolloutJob, RolloutRuntime
+from etpi_assets.specs.harness import PRESETS
+from etpi_assets.specs.paths import PathError
+from etpi_assets.specs.rollout_set import AgentSection
+from etpi_assets.tasks.family import Task
+from etpi_assets.trajectories.checks import native_ids_present, prompts_reconstruct
+from etpi_assets.trajectories.tables import captured_digest, to_tables
+from etpi_assets.worlds.repo_fix_tiny import FAMILY
+from etpi_resources.capture.store import read_log
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.tool_forms import Call
+from etpi_resources.engines import EngineUnavailable, Request, Sampler
+from etpi_resources.engines.endpoints import Endpoints
+from etpi_resources.engines.scripted import ScriptedEngine
+from etpi_resources.engines.vllm import VllmEngine
+from etpi_resources.lake.lake import Lake, Ref
+from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+from tests.command.test_tiny_run import run
+from tests.support.graph import write_spec
+from tests.support.serving import NEEDS_VLLM, make_models, start
+
+TASK = next(task for task in FAMILY.load("little", 0, {"train": 1, "heldout": 1}) if isinstance(task, Task))
+CHAT = load_chat_format("qwen3")
+SHELLS = {"bash": "command", "Bash": "command", "run_shell_command": "command", "exec_command": "cmd"}
+
+
+def folder_of(name: str) -> str:
+    """Return the harness's folder as specs write it; skip where it is not installed."""
+    folder = f"${{ETPI_HARNESSES}}/{name}"
+    try:
+        require_installed(section(name, folder).harness)  # pyright: ignore[reportArgumentType]
+    except (EngineUnavailable, PathError) as missing:
+        pytest.skip(f"{name} is not installed: {missing}")
+    return folder
+
+
+def section(name: str, folder: str, **more) -> AgentSection:
+    harness = {"name": name, "folder": folder, "seconds": 400, **more}
+    return AgentSection.model_validate({"max_model_len": 60000, "max_tokens": 1000, "harness": harness})
+
+
+def fixes(request: Request) -> str:
+    """Run the reference solution through whatever shell the harness offers."""
+    tools = {tool["function"]["name"]: tool["function"] for tool in request.tools}
+    shell = next((name for name in SHELLS if name in tools), None)
+    if shell is None:
+        return "A title"
+    task, role = request.privileged["task"], request.privileged["role"]
+    commands = [
+        "ls -R",
+        *FAMILY.solve(task, role),
+        *([f"echo {SUBMIT}"] if shell == "bash" and len(tools) == 1 else []),
+    ]
+    turn = sum(message["role"] == "assistant" and "tool_calls" in message for message in request.messages)
+    if turn >= len(commands):
+        return "Done."
+    required = tools[shell]["parameters"].get("required", ())
+    more = {"description": "run a command", "is_background": False}
+    arguments = {SHELLS[shell]: commands[turn], **{key: more[key] for key in more if key in required}}
+    return "Next.\n" + CHAT.tool_form.render([Call(shell, arguments)])
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("name", PRESETS)
+def test_an_unmodified_harness_is_captured_token_for_token(name, tmp_path):
+    agent = section(name, folder_of(name))
+    engine = ScriptedEngine(fixes, CHAT, "t", noncanonical=0.1)
+    runtime = RolloutRuntime(FAMILY, engine, BubblewrapFactory(), CHAT)
+    record = run_harness(RolloutJob(TASK, agent, Identity("k", "set", "scripted")), runtime, tmp_path)
+    assert record.error is None and record.outcome and record.outcome["reward"] == 1.0
+    main = record.agents[0]
+    assert main.exit_status == "Submitted" and len(main.turns) >= 3
+    figures = record.outcome["details"]["capture"]
+    assert (
+        figures["turns"] + sum(figures["untrained"].values()) + figures["refused"] + figures["joined"]
+        == figures["calls"]
+    )
+    later = [turn for turn in main.turns if turn.turn]
+    tables = to_tables([record], CHAT.decode)
+    assert tables["turns"]["prefix_turn"].null_count == 1 and len(later) == len(main.turns) - 1
+    assert prompts_reconstruct({record.rollout_id: captured_digest(record)}, tables).passed
+    assert native_ids_present(tables, live=True).passed
+    sampled = [row["output_ids"] for log in tmp_path.glob("*.jsonl") for row in read_log(log) if "output_ids" in row]
+    assert all(sampled.count(turn.output_ids) == 1 for turn in main.turns)
+
+
+SET = """
+title = "t"
+kind = "agent"
+suite = "fixes"
+engine = { kind = "reference", teacher = "reference" }
+agent = { max_model_len = 4000, max_tokens = 400 }
+harness = { name = "mini-swe-agent", folder = "FOLDER", max_calls = 8, seconds = 300 }
+"""
+EXPERIMENT = """
+title = "t"
+extends = "etpi_phase1_tiny"
+rollout_sets = ["mini"]
+select = { shortest_correct = false }
+dataset = { max_length = 4000 }
+train = { max_steps = 2 }
+probe = { prompts = 2, min_differs = 0.0 }
+metrics = { scoring = { structure = "none" } }
+[gates]
+format_exposure = 0
+first_turn_loss_share = "none"
+prompt_length_ratio = "none"
+template_distance = "none"
+[evaluate]
+suite = "fixes"
+tasks = 1
+decodings = [{ name = "greedy" }]
+agent = { max_model_len = 4000, max_tokens = 200 }
+harness = { name = "mini-swe-agent", folder = "FOLDER", max_calls = 4, seconds = 300 }
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_student_is_trained_on_a_harness_and_evaluated_in_it(tmp_path):
+    folder = folder_of("mini-swe-agent")
+    specs = tmp_path / "specs"
+    write_spec(specs, "suites", "fixes", 'extends = "repo_fix_tiny"\nparams = { train = 6, heldout = 2 }\n')
+    write_spec(specs, "rollout_sets", "mini", SET.replace("FOLDER", folder))
+    write_spec(specs, "experiments", "student", EXPERIMENT.replace("FOLDER", folder))
+    done = run(tmp_path, "run", "student")
+    assert done.returncode == 0, done.stderr
+    lake = Lake(tmp_path / "data")
+    rows = lake.read(Ref("upweighted_dataset", "experiment", "student"), "dataset_rows")
+    assert min(rows["tokens"].to_pylist()) > 1000, "trained on the harness's prompts, not on etpi's"
+    evaluated = lake.read(Ref("eval_rollouts", "experiment", "student"), "rollouts")
+    assert evaluated["error"].null_count == evaluated.num_rows
+    assert all("capture" in json.loads(text)["details"] for text in evaluated["outcome"].to_pylist())
+
+
+class TestVllm:
+    """A live server behind the proxy."""
+
+    pytestmark = NEEDS_VLLM
+
+    def test_served_ids_equal_direct_completions(self, tmp_path):
+        harness = tmp_path / "harness"
+        harness.mkdir()
+        for path in (harness, *harness.parents[:2]):
+            path.chmod(0o755)
+        text = (Path(__file__).parent / "test_harness_rollouts.py").read_text()
+        (harness / "harness.py").write_text(text.split("HARNESS = r'''")[1].split("'''")[0])
+        models = make_models(tmp_path / "models", CHAT)
+        with closing(start(models, tmp_path / "log")) as server:
+            endpoints = Endpoints(server.urls)
+            engine = VllmEngine(endpoints, server.name, CHAT, release=endpoints.close)
+            command = "python3 -B {folder}/harness.py {task_file}"
+            env = {"BASE": "{base_url}/v1", "KEY": "{key}"}
+            more = {"version": "1", "command": command, "env": env, "max_calls": 4, "max_output_tokens": 200}
+            agent = section("custom", str(harness), **more)
+            agent = agent.model_copy(update={"temperature": 0.0, "max_tokens": 40, "max_model_len": 3000})
+            runtime = RolloutRuntime(FAMILY, engine, BubblewrapFactory(), CHAT)
+            record = run_harness(RolloutJob(TASK, agent, Identity("k", "set", "vllm")), runtime)
+            assert record.agents[0].turns
+            for turn in record.agents[0].turns:
+                direct = Request("direct", "direct", tuple(turn.prompt_ids or ()), (), Sampler(0.0, 1.0, 40))
+                assert engine.complete([direct])[0].output_ids == turn.output_ids
+                assert len(turn.logprobs or ()) == len(turn.output_ids or ())
+            engine.close()
