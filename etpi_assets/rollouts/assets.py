@@ -123,7 +123,8 @@ def _open_engine(run: AssetRun, spec: RolloutSetSpec, family: Family, chat: Chat
         if spec.templated:
             yield plan_first.plan_first_engine(spec, family)
             return
-        engine = make_engine(spec.engine, run.specs.suites[spec.suite].family, family, chat, spec.seed, run.lake)
+        name, context = run.specs.suites[spec.suite].family, spec.agent.max_model_len
+        engine = make_engine(spec.engine, name, family, chat, spec.seed, run.lake, context)
         stack.callback(engine.close)
         yield engine
 

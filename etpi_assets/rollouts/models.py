@@ -27,7 +27,7 @@ def accelerated(section: EngineSection) -> bool:
     return section.kind == "transformers" or (section.kind == "vllm" and not section.urls and backend() is None)
 
 
-def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake) -> Engine:
+def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake, context: int | None = None) -> Engine:
     """Open the engine of a section whose kind is in MODEL_KINDS; closing it stops the server started for it.
 
     Raises:
@@ -49,7 +49,7 @@ def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake) -> Engine
         from etpi_resources.engines.transformers import TransformersEngine
 
         return TransformersEngine(folder, name, chat)
-    return _local_vllm(section, chat, lake, folder, name)
+    return _local_vllm(section, chat, lake, folder, name, context)
 
 
 def _chat_endpoint(section: EngineSection) -> Engine:
@@ -65,13 +65,15 @@ def _chat_endpoint(section: EngineSection) -> Engine:
     )
 
 
-def _local_vllm(section: EngineSection, chat: ChatFormat, lake: Lake, folder: Path, name: str) -> Engine:
+def _local_vllm(
+    section: EngineSection, chat: ChatFormat, lake: Lake, folder: Path, name: str, context: int | None
+) -> Engine:
     from etpi_resources.engines.endpoints import Endpoints
     from etpi_resources.engines.vllm import VllmEngine
-    from etpi_resources.engines.vllm_server import start_servers
+    from etpi_resources.engines.vllm_server import start_servers, with_context
 
     log, lock = lake.scratch("servers") / f"{name}.log", lake.machine_lock_file("server")
-    servers = start_servers(folder, name, log=log, options=section.options, lock=lock)
+    servers = start_servers(folder, name, log=log, options=with_context(section.options, context), lock=lock)
     try:
         endpoints = Endpoints(
             servers.urls, key_env=servers.key_env, timeout=section.timeout, exit_reason=servers.exit_reason

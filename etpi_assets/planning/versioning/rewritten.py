@@ -49,11 +49,12 @@ _IN_SEVERAL_PROCESSES = {
     f"{_TRAINERS}.policy_servers:MEMORY": ("48ccbd08b38c2b9d", ""),
     f"{_TRAINERS}.policy_servers:NEARER": ("c3299937a29609ae", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers.__enter__": ("95962c41060a6f22", ""),
-    f"{_TRAINERS}.policy_servers:PolicyServers.__exit__": ("5ff8d804cabc1f1c", ""),
+    f"{_TRAINERS}.policy_servers:PolicyServers.__exit__": ("434fb39d9f08970c", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers._ask": ("fc42e2d9ecfdf35d", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers._load_adapter": ("90a98ec211428d59", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers._prove": ("de355def9d9462e5", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers._start": ("8ff82fdb2c047a30", ""),
+    f"{_TRAINERS}.policy_servers:PolicyServers.close": ("a6ed763e728e3fa7", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers.complete": ("121574b823e4c473", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers.generating": ("3817f266911ae6ab", ""),
     f"{_TRAINERS}.policy_servers:ServerPlan": ("c25831d8c532cf9f", ""),
@@ -158,10 +159,33 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
         "etpi_assets.worlds.coop_tiny_shared.policy:SharedSkill": "de8f0fea3dcdae29",
         "etpi_assets.worlds.coop_tiny_shared.policy:BASE_HABITS": "5f28c4b5aa0ea468",
     },
+    ("etpi_assets.rollouts.assets:_open_engine", "92321ba3a4e0b715"): {
+        "etpi_assets.rollouts.assets:_open_engine": "f0e760a851b3479d",
+    },
+    ("etpi_assets.rollouts.teachers:make_engine", "aaed70df53f66bce"): {
+        "etpi_assets.rollouts.teachers:make_engine": "a73ff195cd500a33",
+    },
+    ("etpi_assets.rollouts.models:model_engine", "67c35a3dbc3ed74b"): {
+        "etpi_assets.rollouts.models:model_engine": "d087e5ab16a0964f",
+    },
+    ("etpi_assets.rollouts.models:_local_vllm", "e6b750bea8585c80"): {
+        "etpi_assets.rollouts.models:_local_vllm": "35d040533a061e0d",
+    },
+    ("etpi_assets.resources:Resources.serving", "dd911ffbe1ba143f"): {
+        "etpi_assets.resources:Resources.serving": "ca79b183e23e5a96",
+    },
+    ("etpi_assets.evaluation.assets:_serving", "add9269f9251e49f"): {
+        "etpi_assets.evaluation.assets:_serving": "15767a954b00ec7c",
+    },
+    ("etpi_assets.evaluation.assets:_expected", "7523046054fb0bed"): {
+        "etpi_assets.evaluation.assets:_expected": "3542e672c57f9203",
+    },
+    ("etpi_assets.specs.experiment:EvaluateSection.longest_context", "09d9b611c2caf6ae"): {},
 } | {(name, today): {name: before} if before else {} for name, (today, before) in _IN_SEVERAL_PROCESSES.items()}
 """(definition, its digest today) -> {definition: digest} that code versions contain in its place.
 
-The rows are of functions that ask for the backend (`etpi_resources.backend`), of renamed keys, those of grammars, which
-now also take vocabularies without think tokens, the skills of policies, beside which stood the habits of a tiny base,
+The rows are of functions that ask for the backend (`etpi_resources.backend`), of renamed keys, those
+that tell vLLM's server the budget of its requests, those of grammars, which now also take vocabularies
+without think tokens, the skills of policies, beside which stood the habits of a tiny base,
 and those that a foreign harness, its limit of addresses or its logs pass through.
 """
