@@ -135,5 +135,5 @@ def require_hardware(spec: AnySpec | None, experiment: str) -> None:
         raise HardwareMissing(
             f'experiment {experiment!r} says requires = "gpu", and this machine has no GPU (/dev/nvidia*, /dev/kfd). '
             "Run it on a machine with one. Its dataset can be built here: "
-            f"dg launch --job build_dataset --partition {experiment}"
+            f"etpi run {experiment} --data-only"
         )

@@ -64,6 +64,7 @@ class RunOptions:
     columns: str | None = None
     secrets: str | None = None
     json: bool = False
+    train: bool = False
 
 
 def from_trajectories(source: str, options: RunOptions, answers: Answers) -> int:
@@ -89,9 +90,9 @@ def from_trajectories(source: str, options: RunOptions, answers: Answers) -> int
         licence = answers.ask("license", "licence of the runs", "")
     new = [
         trajectories.rollout_set_spec(name, survey, teacher, licence),
-        trajectories.experiment_spec(name, survey, student, answers.preset),
+        trajectories.experiment_spec(name, survey, student, answers.preset, options.train),
     ]
-    click.echo(announcement(write_specs(new, force=answers.force), name))
+    click.echo(announcement(write_specs(new, force=answers.force), name, export="model" if options.train else "trl"))
     return 0
 
 
@@ -103,6 +104,7 @@ class TaskOptions:
     commits: int = 200
     split: str = "repository"
     checkouts: str | None = None
+    rl: bool = False
 
 
 def from_tasks(source: str, options: TaskOptions, answers: Answers) -> int:
@@ -126,14 +128,18 @@ def from_tasks(source: str, options: TaskOptions, answers: Answers) -> int:
     else:
         suite_tasks = tasks.from_harbor(place, options.checkouts)
     click.echo("\n".join(suite_tasks.lines))
+    sandbox = suite_tasks.sandbox if options.rl else ""
     solved = "min_reward = 1.0   # solved rollouts; the others are not trained on"
-    experiment = NewExperiment(name, student, native=True, min_reward=solved, preset=answers.preset, suite=name)
+    experiment = NewExperiment(
+        name, student, native=True, min_reward=solved, preset=answers.preset, suite=name, rl_sandbox=sandbox
+    )
     new = [tasks.suite_spec(name, suite_tasks), tasks.reference_set_spec(name, suite_tasks), experiment.spec()]
-    files = write_specs(new, force=answers.force)
+    new += [experiment.baseline()] if options.rl else []
+    files = write_specs(new, force=answers.force)  # reads them: a wrong suite or reward is refused before the proof
     if failures := _prove(name):
         raise SpecError("\n".join(["the tasks cannot be proved:", *failures]))
     click.echo("\n".join(tasks.proof(name)))
-    click.echo(announcement(files, name))
+    click.echo(announcement(files, name, first=[f"{name}_baseline"] if options.rl else []))
     return 0
 
 

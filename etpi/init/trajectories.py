@@ -368,8 +368,8 @@ def _toml(value: str | Mapping[str, str]) -> str:
     return f"{{{', '.join(f'{key} = {quoted(path)}' for key, path in value.items())}}}"
 
 
-def experiment_spec(name: str, result: Survey, student: Student, preset: str | None) -> NewSpec:
-    """Return the experiment that builds the student's data set from the runs."""
+def experiment_spec(name: str, result: Survey, student: Student, preset: str | None, trains: bool = False) -> NewSpec:
+    """Return the experiment that builds the student's data set from the runs, and trains it if it `trains`."""
     return NewExperiment(
         name,
         student,
@@ -379,6 +379,7 @@ def experiment_spec(name: str, result: Survey, student: Student, preset: str | N
         repositories=len(result.repos),
         acts=bool(result.acting_turns or result.called),
         preset=preset,
+        trains=trains,
     ).spec()
 
 

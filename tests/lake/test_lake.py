@@ -150,7 +150,7 @@ def test_lossy_casts_are_refused(lake: Lake, column: str, values: pa.Array) -> N
 
 
 def test_failed_blocking_check_blocks_until_a_good_version(lake: Lake) -> None:
-    with pytest.raises(MissingInput, match="dg launch --assets tito_pairs --partition plan_first"):
+    with pytest.raises(MissingInput, match="etpi run plan_first"):
         lake.require(PAIRS)
     good = publish(lake)
     bad = publish(lake, rows=6, checks=[failed()])
@@ -204,7 +204,7 @@ def test_empty_tables_and_no_tables(lake: Lake) -> None:
     catalog = Ref("catalog", "all", "all")
     first = lake.publish(catalog, {}, input_key="k", inputs={"a": "1"}, spec_hash="h")
     assert first.version != lake.publish(catalog, {}, input_key="k", inputs={"a": "2"}, spec_hash="h").version
-    assert str(catalog) == "catalog" and catalog.command == "dg launch --assets catalog"
+    assert str(catalog) == "catalog" and catalog.command == "etpi run catalog"
 
 
 def test_missing_file_is_named_and_publishing_again_restores_it(lake: Lake) -> None:

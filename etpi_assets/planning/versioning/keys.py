@@ -18,13 +18,13 @@ from etpi_assets.planning.versioning.choices import (
     options_of,
     selection,
 )
-from etpi_assets.planning.versioning.codebase import PACKAGES, Codebase, CodeVersion
+from etpi_assets.planning.versioning.codebase import PACKAGES, Codebase, CodeVersion, LaterVersion
 from etpi_assets.planning.versioning.source import digest_of
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.plugins import GROUPS, Plugin, plugin, plugin_names, plugins_of
 from etpi_resources.lake.schemas import LATER, TABLES
-from etpi_resources.process.stored_values import stored_by_files
+from etpi_resources.process.stored_values import StoredValues, signature_of, stored_by_files
 
 CODE = Codebase()
 """The sources of the running code."""
@@ -126,6 +126,33 @@ def input_key(node: Node, spec_hash: str, inputs: Mapping[str, str], code: str) 
 
 @cache
 def _code_of(
+    asset: str, selected: tuple[tuple[str, tuple[str, ...]], ...], computes: bool, code: Codebase
+) -> PartitionCode:
+    store = _store() if code is CODE else None
+    if store is None:
+        return _walked(asset, selected, computes, code)
+    node = GRAPH[asset]
+    name = digest_of(json.dumps([asset, node.tables, node.kept, selected, computes, [*map(_columns, node.tables)]]))
+    if name not in store.values:
+        walked = _walked(asset, selected, computes, code)
+        store.values[name] = f"{walked.whole.digest} {walked.kept.digest if walked.kept else ''}"
+        store.write()
+        return walked
+    whole, kept = store.values[name].split(" ")
+    walk = cache(lambda: _walked(asset, selected, computes, code))
+    later = LaterVersion(kept, lambda: walk().kept or CodeVersion({})) if kept else None
+    return PartitionCode(LaterVersion(whole, lambda: walk().whole), later)
+
+
+@cache
+def _store() -> StoredValues | None:
+    """Return the stored digests of the running code; None with plugins, whose files may be anywhere."""
+    if any(plugins_of(kind) for kind in GROUPS):
+        return None
+    return StoredValues("partition_codes", signature_of([CODE.file("sql"), *(CODE.root / name for name in PACKAGES)]))
+
+
+def _walked(
     asset: str, selected: tuple[tuple[str, tuple[str, ...]], ...], computes: bool, code: Codebase
 ) -> PartitionCode:
     node, root = GRAPH[asset], asset_function(asset, code)
