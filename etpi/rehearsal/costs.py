@@ -147,7 +147,7 @@ def decoding(engine: str, shape: Shape | None, tokens: float) -> tuple[float | N
     if engine == "vllm":
         seconds = tokens / CONCURRENT * 2 * shape.parameters / BANDWIDTH
         return seconds, (
-            f"vLLM was not measured: at least {CONCURRENT} sequences a step that reads 2 bytes a parameter at "
+            f"vLLM was not measured: at best a step of {CONCURRENT} sequences reads 2 bytes a parameter at "
             f"{BANDWIDTH / 1e12:.1f} TB/s"
         )
     (small, fast), (large, slow) = MEASURED
@@ -300,8 +300,8 @@ def _reinforcement(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
     ]
     if rl.engine == "vllm":
         rounds = rl.steps // rl.iterations * len(spec.seeds)
-        hours = rounds * 2 * shape.parameters / WRITTEN / 3600
-        written = f"2 bytes a parameter at {WRITTEN / 1e9:g} GB/s, measured; what the server takes to read is not known"
+        hours = rounds * 2 * training.trained(shape) / WRITTEN / 3600
+        written = f"2 bytes a trained parameter at {WRITTEN / 1e9:g} GB/s, measured; what the server takes to read is not known"
         lines.append(Cost("hand-over of weights", f"{rounds:,} times, at least {gpu_time(hours)}", written, hours))
     return [*lines, _disk("reinforcement", training, shape, rl.save_steps, rl.steps)]
 
