@@ -301,7 +301,7 @@ def _reinforcement(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
     if rl.engine == "vllm":
         rounds = rl.steps // rl.iterations * len(spec.seeds)
         hours = rounds * 2 * training.trained(shape) / WRITTEN / 3600
-        written = f"2 bytes a trained parameter at {WRITTEN / 1e9:g} GB/s, measured; what the server takes to read is not known"
+        written = f"2 bytes a trained parameter at {WRITTEN / 1e9:g} GB/s, measured; reading them was not"
         lines.append(Cost("hand-over of weights", f"{rounds:,} times, at least {gpu_time(hours)}", written, hours))
     return [*lines, _disk("reinforcement", training, shape, rl.save_steps, rl.steps)]
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from etpi.doctor.findings import NO_DOCKER
 from etpi.rehearsal import costs
 from etpi.rehearsal.costs import GIB
 from etpi.rehearsal.memory import HYBRID
@@ -27,6 +26,13 @@ State = Literal["proved", "estimated", "not proved", "FAULT"]
 _GPUS = re.compile(r"(one|two|three|four|eight|\d+) GPUs? of (\d+)\s*GB")
 _COUNTS = {"one": 1, "two": 2, "three": 3, "four": 4, "eight": 8}
 GB = 10**9
+
+NO_DOCKER = (
+    "Start Docker or rootless podman (podman system service); or name an engine on another machine in DOCKER_HOST; or "
+    'unpack the images for bubblewrap (params.sandbox = "bubblewrap" with params.checkouts, docs/sandboxes.md). A '
+    "rented GPU is often a container in which no engine starts."
+)
+"""The remedy where suites need containers and no engine answers."""
 
 
 @dataclass(frozen=True)
