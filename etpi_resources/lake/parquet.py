@@ -135,8 +135,11 @@ class Writer:
 
 def write(name: str, data: pa.Table | Iterable[pa.RecordBatch], path: Path) -> int:
     """Write the named table with `Writer`, but not its LATER columns that are all null; return its number of rows."""
-    whole = isinstance(data, pa.Table)
-    left_out = [c for c in LATER.get(name, ()) if whole and c in data.column_names and data[c].null_count == len(data)]
+    left_out = [
+        column
+        for column in LATER.get(name, ())
+        if isinstance(data, pa.Table) and column in data.column_names and data[column].null_count == len(data)
+    ]
     with Writer(name, path, left_out) as writer:
         for piece in [data] if isinstance(data, pa.Table) else (_as_table(name, batch) for batch in data):
             writer.add(piece)

@@ -177,8 +177,8 @@ class PolicyServers:
         self._before = wanted
 
 
-def _mean_gap(logprobs: Sequence[float], others: Sequence[float]) -> float:
-    return sum(abs(a - b) for a, b in zip(logprobs, others, strict=True)) / len(others)
+def _mean_gap(logprobs: Sequence[float], wanted: Sequence[float]) -> float:
+    return sum(abs(a - b) for a, b in zip(logprobs, wanted, strict=True)) / len(wanted)
 
 
 def stored_dtype_name(base: Path) -> str:

@@ -393,8 +393,8 @@ def test_every_claim_of_the_tables_has_its_test():
 def _digest(target: str) -> str:
     """Return the digest that code versions have of a definition; of a class, without its methods."""
     definition = versions.CODE.definition(target)
-    whole = definition.shell is None or not versions.CODE.by_method(target)
-    return definition.digest if whole else definition.shell.digest
+    shell = definition.shell if versions.CODE.by_method(target) else None
+    return (shell or definition).digest
 
 
 def test_rewritten_definitions_are_those_of_today():

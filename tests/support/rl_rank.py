@@ -16,7 +16,7 @@ from etpi_resources.trainers.contracts import GrpoWorkerConfig
 from etpi_resources.trainers.workers import grpo_worker
 from etpi_resources.trainers.workers.device import Compute
 from etpi_resources.trainers.workers.reporting import Worker
-from tests.training.test_grpo import FixedLink, made_samples
+from tests.support.policy_updates import FixedLink, made_samples
 
 
 class Link(FixedLink):

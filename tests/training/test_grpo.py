@@ -15,18 +15,16 @@ import pytest
 import torch
 
 from etpi_assets.graph import GRAPH
-from etpi_assets.specs.training import RLSection
 from etpi_assets.training import assets, grpo, grpo_checks
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.slots import Slots
 from etpi_resources.lake.catalog import build, connect
 from etpi_resources.lake.lake import Lake, folder_hash
-from etpi_resources.trainers.contracts import GrpoWorkerConfig
 from etpi_resources.trainers.policy_link import Sample
 from etpi_resources.trainers.workers import grpo_worker
 from etpi_resources.trainers.workers.checkpointing import load_model
 from etpi_resources.trainers.workers.device import Compute
-from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
+from tests.support.policy_updates import FixedLink, made_samples, worker_in
 from tests.support.reinforcement import KILLED, make, own_statistics, prepared, rows
 from tests.support.tiny_training import make_speaking_base
 
@@ -154,23 +152,6 @@ def test_killed_run_resumes_from_its_last_checkpoint(tmp_path, base):
 # --- the gradient ----------------------------------------------------------------------------------------------------
 
 
-def worker_in(folder: Path, base: Path, resume: int | None = None, **rl) -> Worker[GrpoWorkerConfig]:
-    section = RLSection.model_validate(
-        {
-            "method": "grpo", "suite": "s", "rewards": [{"function": "format"}], "steps": 1, "device_batch": 4,
-            "accumulate": 2, "beta": 0.0, "dtype": "fp32", "optimizer": "sgd", "learning_rate": 1.0,
-            "schedule": "constant", "max_grad_norm": 1e9, "agent": {"temperature": 0.7}, **rl,
-        }
-    )  # fmt: skip
-    config = GrpoWorkerConfig(
-        label="grpo", base=str(base), base_name="b", link="", tasks=8, seed=0,
-        chat_template=load_chat_format("tiny").template, device="auto", resume=resume, resume_every=1, publish=None,
-        rl=grpo.settings(section),
-    )  # fmt: skip
-    (folder / CONFIG_FILE).write_text(config.model_dump_json())
-    return Worker(folder, GrpoWorkerConfig)
-
-
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_policy_in_16_bits_trains_against_its_reference(tmp_path, base, tuning):
     """Autocast to bfloat16 as on a GPU; a CPU's own training is in float32."""
@@ -185,30 +166,6 @@ def test_policy_in_16_bits_trains_against_its_reference(tmp_path, base, tuning):
         engine.close()
     assert trainer.state.log_history[0]["kl"] == pytest.approx(0.0, abs=1e-2)
     assert trainer.state.log_history[1]["kl"] > trainer.state.log_history[0]["kl"]
-
-
-class FixedLink:
-    """A link that returns prepared samples; their log-probs are invented."""
-
-    def __init__(self, samples: list[Sample]) -> None:
-        self.samples = samples
-
-    def roll_out(self, step, rows, engine) -> list[Sample]:
-        return self.samples
-
-
-def made_samples(n: int = 8) -> list[Sample]:
-    """Rollouts of different lengths, three of a prompt, some with ids in the middle that the policy read."""
-    draw = torch.Generator().manual_seed(3)
-    samples, prompt = [], []
-    for index in range(n):
-        if index % 3 == 0:
-            prompt = torch.randint(0, 1000, (5 + index,), generator=draw).tolist()
-        completion = torch.randint(0, 1000, (9 + 3 * index,), generator=draw).tolist()
-        mask = [0 if index % 2 and 3 <= at < 7 else 1 for at in range(len(completion))]
-        advantage = (-1.0) ** index * (0.5 + 0.2 * index)
-        samples.append(Sample(prompt, completion, mask, [-7.0] * len(mask), float(index), advantage))
-    return samples
 
 
 def naive_statistics(model, sample: Sample, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:

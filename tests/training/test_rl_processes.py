@@ -21,9 +21,9 @@ from etpi_assets.training import grpo
 from etpi_resources.trainers.pipes import WorkerFailed
 from etpi_resources.trainers.workers import ranks
 from tests.support import rl_rank
+from tests.support.policy_updates import worker_in
 from tests.support.reinforcement import KILLED, make, own_statistics, prepared, processes, rows
 from tests.support.tiny_training import make_speaking_base
-from tests.training.test_grpo import worker_in
 
 pytestmark = pytest.mark.slow
 ROLLOUTS = 16

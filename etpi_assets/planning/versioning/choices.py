@@ -238,6 +238,7 @@ CHOICES = (
                 f"{_WORKERS}.grpo_worker:_publisher",
                 f"{_TRAINERS}.policy_link:largest_gap",
                 f"{_ENGINES}.vllm:loaded_adapter",
+                f"{_ENGINES}.adapter_keys:served_adapter",
             ),
         ),
     ),

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from trl.trainer.grpo_config import GRPOConfig
 
-    from etpi_resources.engines.live import LiveEngine
     from etpi_resources.trainers.workers.device import Compute
     from etpi_resources.trainers.workers.hand_over import Publisher
     from etpi_resources.trainers.workers.policy_trainer import PolicyTrainer
@@ -149,8 +148,8 @@ def build_trainer(
     *,
     compute: Compute,
     tracking: Mapping[str, Any] = UNTRACKED,
-) -> tuple[PolicyTrainer, LiveEngine | None]:
-    """Return the trainer, and the engine that generates from its model on rank 0; None on other ranks.
+) -> tuple[PolicyTrainer, Any]:
+    """Return the trainer, and the LiveEngine that generates from its model on rank 0; None on other ranks or if served.
 
     Args:
         link: what requests rollouts on rank 0; see `policy_link.PolicyClient`.
@@ -174,10 +173,11 @@ def build_trainer(
         if not worker.is_rank_0:
             return []
         with engine.generating(step) if engine else nullcontext():
-            asked = time.monotonic()
+            published_at = time.monotonic()
             samples = link.roll_out(step, rows, published or engine)
         loading = link.publish_seconds if published else 0.0
-        trainer.seconds = {"publish": asked - began + loading, "rollout": time.monotonic() - asked - loading}
+        rollout = time.monotonic() - published_at - loading
+        trainer.seconds = {"publish": published_at - began + loading, "rollout": rollout}
         return samples
 
     trainer = PolicyTrainer(
