@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 LONGEST = 16_384
 """Most bytes of an input."""
 
+MAP = {"messages": "a.talk", "role": "who", "text": "said"}
 JUNK = (
     None,
     True,
@@ -100,7 +101,9 @@ def _fuzz(name: str, folder: Path, runs: int) -> None:
 
     def one_input(data: bytes) -> None:
         file.write_bytes(data)
-        items = list(import_runs(name, root, {"tokenizer": "tiny"}))
+        if name == "inspect":
+            _write_archive(file.with_suffix(".eval"), data)
+        items = list(import_runs(name, root, {"tokenizer": "tiny", "map": MAP, "secrets": "mask"}))
         records = [item for item in items if isinstance(item, RolloutRecord)]
         assert len(items) == count_found(name, root), "read and counted differ"
         assert from_tables(to_tables(records)) == records, "stored and read differ"
@@ -115,15 +118,26 @@ def _fuzz(name: str, folder: Path, runs: int) -> None:
         rng = random.Random(seed)
         if rng.random() < 0.75:
             with contextlib.suppress(ValueError):
-                return _with_junk(json.loads(data), rng)[:longest]
+                lines = [json.loads(line) for line in data.splitlines() if line.strip()]
+                return b"\n".join(_with_junk(lines, rng))[:longest]
         return atheris.Mutate(data, longest)
 
     atheris.Setup([sys.argv[0], *arguments, str(corpus)], one_input, custom_mutator=mutate)
     atheris.Fuzz()
 
 
-def _with_junk(value: Any, rng: random.Random) -> bytes:
-    """Return JSON with one to three values replaced by junk or by another value of it."""
+def _write_archive(path: Path, data: bytes) -> None:
+    """Write the log as Inspect's archive; bytes that are no log as they are."""
+    from tests.support.sessions import write_archive
+
+    try:
+        write_archive(path, json.loads(data))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        path.write_bytes(data)
+
+
+def _with_junk(value: Any, rng: random.Random) -> list[bytes]:
+    """Return lines of JSON with one to three values replaced by junk or by another value of them."""
     from tests.support.fuzz import places, replaced
 
     for _ in range(rng.randint(1, 3)):
@@ -132,12 +146,12 @@ def _with_junk(value: Any, rng: random.Random) -> bytes:
         for key in rng.choice(places(value)):
             other = other[key]
         value = replaced(value, at, rng.choice([*JUNK, other]))
-    return json.dumps(value).encode()
+    return [json.dumps(line).encode() for line in (value if isinstance(value, list) else [value])]
 
 
 def _sample(name: str, folder: Path) -> tuple[Path, Path, Path]:
     """Write a valid sample of a format; return its root, the file to fuzz, and the folder of first inputs."""
-    from tests.support import recorded_runs, rows
+    from tests.support import recorded_runs, rows, sessions
 
     root, corpus = folder / "root", folder / "corpus"
     corpus.mkdir()
@@ -148,6 +162,7 @@ def _sample(name: str, folder: Path) -> tuple[Path, Path, Path]:
         "mini_swe_agent": ("x.traj.json", native),
         "swe_agent": ("x.traj", recorded_runs.windowed_history("tool_calls")),
         "atif": ("t.json", rows.atif_document()),
+        "mapped": ("t.jsonl", {"a": {"talk": [{"who": "user", "said": "Moor."}, {"who": "ai", "said": "Moored."}]}}),
     }
     if name == "harbor":
         file = rows.trial(root, verifier_result={"rewards": {"reward": 1}}) / "agent" / "trajectory.json"
@@ -156,9 +171,12 @@ def _sample(name: str, folder: Path) -> tuple[Path, Path, Path]:
         file = recorded_runs.pair_run(root, messages=[talk, talk], verdict=recorded_runs.verdict()) / "agent1_traj.json"
     else:
         file_name, value = documents.get(name, ("t.jsonl", rows.ROWS.get(name)))
+        lines = [value]
+        if name in sessions.FILES:
+            file_name, lines = sessions.FILES[name][0]
         root.mkdir()
         file = root / file_name
-        file.write_text(json.dumps(value))
+        file.write_text("\n".join(map(json.dumps, lines)))
     (corpus / "valid").write_bytes(file.read_bytes())
     return root, file, corpus
 

@@ -344,7 +344,7 @@ def grpo(size: Size, gpu: bool, folder: Path) -> Figures:
     """Return the seconds of a GRPO update as a tree and as rows, and of writing the weights to hand them over."""
     import torch
 
-    from etpi_resources.trainers.workers.hand_over import save_merged
+    from etpi_resources.trainers.workers.hand_over import save_weights
 
     figures: Figures = {}
     for way in ("rows", "tree"):
@@ -353,7 +353,8 @@ def grpo(size: Size, gpu: bool, folder: Path) -> Figures:
         figures |= {f"{way}_{name}": value for name, value in one.items()}
         if way == "tree":
             began = time.perf_counter()
-            save_merged(trainer.model.get_base_model(), folder / "handed", torch.bfloat16 if gpu else torch.float32)
+            model = trainer.model.get_base_model()
+            save_weights(model, folder / "handed", torch.bfloat16 if gpu else torch.float32)
             figures["writing_seconds"] = time.perf_counter() - began
             figures["written_gb"] = sum(f.stat().st_size for f in (folder / "handed").iterdir()) / 1e9
         del trainer
@@ -499,8 +500,8 @@ def hand_over(size: Size, gpu: bool, folder: Path) -> Figures:
     from etpi_resources.chat.format import load_chat_format
     from etpi_resources.engines import EngineUnavailable
     from etpi_resources.engines.vllm_server import vllm_program
-    from etpi_resources.trainers.contracts import PolicyServerConfig
-    from etpi_resources.trainers.workers.hand_over import HandedPolicy
+    from etpi_resources.trainers.policy_servers import PolicyServers, ServerPlan
+    from etpi_resources.trainers.workers.hand_over import Publisher
 
     try:
         vllm_program()
@@ -513,23 +514,22 @@ def hand_over(size: Size, gpu: bool, folder: Path) -> Figures:
     chat.save(folder / "base")
     options: dict[str, Any] = {"dtype": "bfloat16" if gpu else "float32", "max-model-len": 1024}
     options |= {"gpu-memory-utilization": 0.5} if gpu else {"enforce-eager": True}
-    probe = tuple(chat.encode("def halve(n):\n    return n // 2\n" * 8))
+    probe = chat.encode("def halve(n):\n    return n // 2\n" * 8)
+    publisher = Publisher(model, folder / "policy", str(folder / "base"), "check", dtype, tuple(probe))
+    lock = folder / "lock"
+    plan = ServerPlan(folder / "base", "check", options, [{}], folder / "log", [lock], False, probe, bound=0.1)
     began = time.perf_counter()
-    policy = HandedPolicy(
-        model, "check", chat, base=folder / "base", folder=folder / "policy", dtype=dtype, bound=0.1,
-        server=PolicyServerConfig(options=options, log=str(folder / "log"), lock=str(folder / "lock"), probe=probe),
-    )  # fmt: skip
-    ready, seconds = time.perf_counter(), list[float]()
-    try:
+    with PolicyServers(plan, chat) as policy:
+        ready, seconds = time.perf_counter(), list[float]()
         for step in range(2):
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.mul_(1 + 0.02 * step)
             began_step = time.perf_counter()
-            with policy.generating(step):
+            published = publisher.publish(step, is_rank_0=True)
+            assert published is not None  # of rank 0
+            with policy.generating(step, published):
                 seconds.append(time.perf_counter() - began_step)
-    finally:
-        policy.close()
     return {"start_seconds": ready - began, "hand_over_seconds": seconds[-1]}
 
 

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.worlds.coop_tiny.conversations import transcripts
 from etpi_assets.worlds.coop_tiny.policy import BASE_HABITS, CoopTinySkill
 from etpi_assets.worlds.names import SYLLABLES
-from etpi_resources.chat.tokenizers import tiny_bpe
+from etpi_lab.tiny_bases import tokenizer
+from etpi_lab.tiny_bases.corpora.coop_tiny import transcripts
+from etpi_resources.chat import tokenizers
 
-SHIPPED = Path(tiny_bpe.__file__).parent / "tiny" / "tokenizer.json"
+SHIPPED = Path(tokenizers.__file__).parent / "tiny" / "tokenizer.json"
 SIZE = 1024
 AGENTS = 3000
 SEED = 20_000
@@ -36,7 +37,7 @@ def texts() -> Iterator[str]:
 
 
 def main() -> int:
-    made = tiny_bpe.train(texts(), SIZE, SYLLABLES)
+    made = tokenizer.train(texts(), SIZE, SYLLABLES)
     if len(sys.argv) > 1:
         made.save(sys.argv[1])
         return 0

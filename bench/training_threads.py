@@ -22,11 +22,12 @@ from machine import machine
 
 from etpi_assets.specs.rollout_set import TinySection
 from etpi_assets.specs.training import TrainSection
-from etpi_assets.tiny_bases.recipe import prepare
 from etpi_assets.training.sft import settings
+from etpi_lab.tiny_bases import worker as base_worker
+from etpi_lab.tiny_bases.recipe import prepare
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.trainers.contracts import SftWorkerConfig, WorkerModel
-from etpi_resources.trainers.workers import base_worker, replicas, sft_worker
+from etpi_resources.trainers.workers import replicas, sft_worker
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
 
 CORPUS = TinySection(conversations=400, exercises=400)

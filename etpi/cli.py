@@ -21,6 +21,8 @@ PLUGINS = "etpi.commands"
 """The group of entry points with the commands of plugins."""
 
 
+JSON = click.option("--json", "as_json", is_flag=True, help="print JSON for programs")
+PORT = click.IntRange(1, 65535)
 NAMES = click.option(
     "--name", "names", metavar="NAME", multiple=True,
     help="a host name that the page is opened under, beside localhost and --host; may be repeated",
@@ -41,31 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo("etpi: stopped. Finished work is kept; the same command continues from there.", err=True)
         return 130
     except Exception as error:
-        if not isinstance(error, _expected_errors()):
+        from etpi.errors import explained
+        from etpi.run import console
+
+        if (line := explained(error)) is None or console.verbose:
             raise
-        from etpi_assets.specs.paths import as_written
-
-        click.echo(f"etpi: {as_written(str(error))}", err=True)
+        click.echo(f"etpi: {line}", err=True)
         return 1
-
-
-def _expected_errors() -> tuple[type[Exception], ...]:
-    """Return the errors whose message is all that a person needs."""
-    from etpi.run import CodeServerError
-    from etpi_assets.resources import EngineUnavailable, HardwareMissing
-    from etpi_assets.specs.load import SpecError
-    from etpi_assets.specs.paths import PathError
-    from etpi_resources.backend import BackendError
-    from etpi_resources.gguf_converter import NotConverted
-    from etpi_resources.lake.lake import LakeError
-    from etpi_resources.process.locks import LockLost
-    from etpi_resources.sandboxes import SandboxUnavailable
-    from etpi_resources.trainers.trackers import TrackerMissing
-
-    return (
-        SpecError, PathError, LakeError, NotConverted, SandboxUnavailable, EngineUnavailable, HardwareMissing,
-        TrackerMissing, BackendError, LockLost, CodeServerError,
-    )  # fmt: skip
 
 
 def _consents(command: Callable[..., int]) -> Callable[..., int]:
@@ -93,12 +77,17 @@ class _WithPlugins(click.Group):
 
 @click.group(cls=_WithPlugins, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="etpi")
-def etpi() -> None:
+@click.option("-q", "--quiet", is_flag=True, help="print results and errors, and no progress")
+@click.option("-v", "--verbose", is_flag=True, help="show the stack trace of an error as well")
+def etpi(quiet: bool, verbose: bool) -> None:
     """A data platform for post-training coding agents.
 
     Data go to ./data, ./etpi.duckdb and ./.dagster_home, or all into the folder that ETPI_DATA names. Your own specs
     are in ./specs, or in the folders that ETPI_SPECS names.
     """
+    from etpi.run import console
+
+    console.quiet, console.verbose = quiet, verbose
 
 
 @etpi.command()
@@ -121,15 +110,22 @@ def demo_all(rebuild: bool, recollect: bool) -> int:
 
 
 @etpi.command()
-@click.argument("experiments", nargs=-1, required=True, metavar="EXPERIMENT...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--dry-run", is_flag=True, help="list what would be made, why, and what it cost last time; run nothing")
+@click.option("--data-only", is_flag=True, help="end with the data sets of experiments: train and evaluate nothing")
+@JSON
 @_consents
-def run(experiments: tuple[str, ...], dry_run: bool, rebuild: bool, recollect: bool) -> int:
-    """Bring experiments up to date, with everything they depend on."""
+def run(names: tuple[str, ...], dry_run: bool, data_only: bool, as_json: bool, rebuild: bool, recollect: bool) -> int:
+    """Bring experiments, rollout sets or suites up to date, with everything they depend on.
+
+    `etpi run catalog` rebuilds the catalog that `etpi sql` and `etpi view` read, and nothing else.
+    """
     from etpi import commands
 
     consent = _consent(rebuild, recollect)
-    return commands.dry_run(experiments, consent) if dry_run else commands.compare(experiments, consent)
+    if dry_run:
+        return commands.dry_run(names, consent, as_json)
+    return commands.compare(names, consent, data_only, as_json)
 
 
 @etpi.command()
@@ -150,9 +146,15 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 @etpi.command()
 @click.option("--from", "source", metavar="PATH", help="a file or folder of recorded runs; ${VARIABLE} is replaced")
 @click.option("--format", default="auto", metavar="FORMAT", help="--from: format of the runs (default: recognised)")
+@click.option("--train", is_flag=True, help="--from: train the student on the runs (default: end with a data set)")
+@click.option("--rl", is_flag=True, help="--tasks: reinforce the student on the tasks (default: reference rollouts)")
 @click.option(
     "--map", "columns", metavar="KEY=PATH,...", help="--from: columns of rows of no known format (docs/formats.md)"
 )
+@click.option(
+    "--secrets", type=click.Choice(["keep", "mask", "quarantine"]), help="--from: what is done with keys in the runs"
+)
+@click.option("--json", "as_json", is_flag=True, help="--from: print what was seen as JSON, and write nothing")
 @click.option("--endpoint", metavar="URL", help="a server with an OpenAI-compatible interface, for the teacher")
 @click.option("--suite", metavar="SUITE", help="--endpoint: the suite whose tasks the teacher works on")
 @click.option("--tasks", metavar="PATH", help="a git repository, a folder of Harbor tasks, or rows of SWE-bench's form")
@@ -179,6 +181,8 @@ def init(
     source: str | None,
     format: str,
     columns: str | None,
+    secrets: str | None,
+    as_json: bool,
     endpoint: str | None,
     suite: str | None,
     api_key_env: str | None,
@@ -188,6 +192,8 @@ def init(
     commits: int,
     split: str,
     checkouts: str | None,
+    train: bool,
+    rl: bool,
     **options: Any,
 ) -> int:
     """Write specs into ./specs for your own recorded runs, a teacher behind an endpoint, or your own tasks.
@@ -199,14 +205,43 @@ def init(
     answers = command.Answers(**options)
     if sum(start is not None for start in (source, endpoint, tasks)) != 1:
         raise click.UsageError("say what to start from: --from PATH, --endpoint URL, or --tasks PATH")
+    if train and source is None or rl and tasks is None:
+        raise click.UsageError("--train belongs to --from PATH, and --rl to --tasks PATH")
     if tasks is not None:
-        chosen = command.TaskOptions(python, commits, split, checkouts)
+        chosen = command.TaskOptions(python, commits, split, checkouts, rl)
         return command.from_tasks(tasks, chosen, answers.with_student(model))
     if source is not None:
-        return command.from_trajectories(source, format, columns, answers.with_student(model))
+        seen = command.RunOptions(format, columns, secrets, as_json, train)
+        return command.from_trajectories(source, seen, answers.with_student(model))
     if not suite:
         raise click.UsageError("--endpoint needs --suite SUITE; `etpi status` and docs/reference list suites")
     return command.from_endpoint(str(endpoint), suite, model, api_key_env, answers)
+
+
+@etpi.command()
+@click.argument("kind", type=click.Choice(["suite", "rollout_set", "experiment"]))
+def schema(kind: str) -> int:
+    """Print the JSON schema of a kind of spec, for editors and programs. `etpi init` writes them beside its specs."""
+    import json
+
+    from etpi_assets.specs import json_schema
+
+    click.echo(json.dumps(json_schema.schema(kind), indent=1))
+    return 0
+
+
+@etpi.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def fetch(names: tuple[str, ...]) -> int:
+    """Download the public data sets and models that an experiment, rollout set or suite reads.
+
+    The first fetch pins revision and hash of every file; without network it says what to put where.
+    """
+    from etpi import fetch as fetching
+    from etpi_assets.specs.load import load_specs
+    from etpi_resources.lake.lake import Lake
+
+    return fetching.fetch(names, load_specs(), Lake.open())
 
 
 @etpi.command()
@@ -229,12 +264,17 @@ etpi.add_command(click.Command("template", callback=model.callback, params=model
 
 
 @etpi.command()
-@click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
-def status(experiments: tuple[str, ...]) -> int:
-    """Show what is missing, stale or blocked, through the whole chain."""
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--all", "everything", is_flag=True, help="the experiments that come with etpi as well")
+@JSON
+def status(names: tuple[str, ...], everything: bool, as_json: bool) -> int:
+    """Show what is missing, stale or blocked, through the whole chain of experiments, rollout sets or suites.
+
+    Without a NAME: your own experiments, and those that the lake has data of.
+    """
     from etpi import commands
 
-    return commands.show_status(experiments)
+    return commands.show_status(names, everything, as_json)
 
 
 @etpi.command()
@@ -270,14 +310,17 @@ def accept(asset: str | None, key: str | None, experiment: str | None, because: 
 @click.option("--deep", is_flag=True, help="read every file and compare its sha256 (default: existence and size)")
 @click.option("--since", type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]), help="publications from then on (UTC)")
 @click.option("--set-aside", is_flag=True, help="move damaged parts, and the versions that need them, to data/.damaged")
-def verify(deep: bool, since: datetime | None, set_aside: bool) -> int:
+@JSON
+def verify(deep: bool, since: datetime | None, set_aside: bool, as_json: bool) -> int:
     """Compare the lake with what was written to it; print damaged parts, and exit with 1 if there is one.
 
     After --set-aside, runs compute again what they need. Restore what a backup has before (docs/lake.md).
     """
     from etpi import storage
 
-    return storage.verify(deep=deep, since=since.replace(tzinfo=UTC) if since else None, move=set_aside)
+    return storage.verify(
+        deep=deep, since=since.replace(tzinfo=UTC) if since else None, move=set_aside, as_json=as_json
+    )
 
 
 @etpi.command()
@@ -292,14 +335,15 @@ def export(experiment: str, format: str, to: Path) -> int:
 
 
 @etpi.command()
-@click.option("--port", default=3000, show_default=True, help="port to listen on")
+@click.option("--port", type=PORT, help="port to listen on  [default: 3000, or the next that is free]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
 @NAMES
-def ui(port: int, host: str, names: tuple[str, ...]) -> int:
+def ui(port: int | None, host: str, names: tuple[str, ...]) -> int:
     """Serve Dagster's web page until it is stopped (docs/view.md: who can use it)."""
     from etpi import commands
+    from etpi.web.ports import free_port
 
-    return commands.serve_page(host, port, names)
+    return commands.serve_page(host, free_port(host, port or 3000, named=port is not None), names)
 
 
 @etpi.command("sql")
@@ -311,7 +355,10 @@ def ui(port: int, host: str, names: tuple[str, ...]) -> int:
     "--format", type=click.Choice(["table", "csv", "json", "markdown"]), default="table", show_default=True,
     help="how to print the result",
 )  # fmt: skip
-def sql(query: str | None, values: tuple[str, ...], text: str | None, list_them: bool, format: str) -> int:
+@JSON
+def sql(
+    query: str | None, values: tuple[str, ...], text: str | None, list_them: bool, format: str, as_json: bool
+) -> int:
     """Ask the catalog: run a report, a file or -c SQL and print the result; without any, open DuckDB's shell.
 
     The catalog is opened read-only, with times in UTC; a query opens no other file and writes none. NAME=VALUE sets a
@@ -329,7 +376,7 @@ def sql(query: str | None, values: tuple[str, ...], text: str | None, list_them:
         return command.shell()
     else:
         question = questions.find(query)
-    return command.run(question, questions.parse_values(values, question), format)
+    return command.run(question, questions.parse_values(values, question), "json" if as_json else format)
 
 
 @etpi.command()
@@ -387,22 +434,25 @@ def capture(**options: Any) -> int:
 
 
 @etpi.command()
-@click.option("--port", default=3001, show_default=True, help="port to listen on")
+@click.option("--port", type=PORT, help="port to listen on  [default: 3001, or the next that is free]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
 @NAMES
-def view(port: int, host: str, names: tuple[str, ...]) -> int:
+def view(port: int | None, host: str, names: tuple[str, ...]) -> int:
     """Serve pages that show rollouts, tokens, data sets and running work, until it is stopped (docs/view.md)."""
     from etpi.view.serve import serve_view
+    from etpi.web.ports import free_port
 
-    return serve_view(host, port, names)
+    return serve_view(host, free_port(host, port or 3001, named=port is not None), names)
 
 
 @etpi.command()
-def doctor() -> int:
+@click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
+def doctor(experiments: tuple[str, ...]) -> int:
     """Prove, before anything is run, that this machine has what steps need: lake, locks, sandboxes.
 
-    Prints a remedy for each fault; exit status 1 if there is one.
+    Prints a remedy for each fault; exit status 1 if there is one. No container engine is a fault if an EXPERIMENT
+    needs one.
     """
     from etpi.doctor import command
 
-    return command.doctor()
+    return command.doctor(experiments)

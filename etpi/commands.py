@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etpi.dagster_home import prepare_dagster_home
+from etpi.run import CATALOG
 from etpi_assets.specs.folders import user_folders
 from etpi_assets.specs.load import SpecError, Specs, load_specs
 from etpi_assets.specs.shown import SHIPPED_VARIABLE
@@ -24,10 +26,13 @@ def run_experiments(
     specs_folder: Path | None = None,
     consent: Collection[str] = (),
     finished: Callable[[str, list[str]], None] = lambda name, failures: None,
+    data_only: bool = False,
 ) -> int:
-    """Bring experiments up to date with everything they depend on, several at once.
+    """Bring experiments, rollout sets and suites up to date with everything they depend on, several at once.
 
     Args:
+        names: of specs; CATALOG is the catalog alone.
+        data_only: end with the data sets of experiments.
         finished: called after each experiment with one line for each failed step.
 
     Returns:
@@ -54,7 +59,7 @@ def run_experiments(
     if refusal := consent_refusal(steps, consent):
         print(f"etpi: {refusal}", file=sys.stderr)
         return 1
-    if not open_steps([*steps, *across(specs, lake)]) and default_path(lake).exists():
+    if names != (CATALOG,) and not open_steps([*steps, *across(specs, lake)]) and default_path(lake).exists():
         print(f"== {', '.join(names)}: nothing is missing or stale", file=sys.stderr)
         return 0
     if backend() is None:  # else placement names what no node offers
@@ -67,7 +72,7 @@ def run_experiments(
     from etpi.run.client import Client
     from etpi.run.console_table import failures_table
 
-    with Client(specs, specs_folder, consent, at_once=len(names)) as client:
+    with Client(specs, specs_folder, consent, at_once=len(names), data_only=data_only) as client:
         failed = client.run_experiments(names, finished)
     if failed:
         print(failures_table(failed), file=sys.stderr)
@@ -81,7 +86,7 @@ def rehearse(names: Sequence[str], rate: float) -> int:
         SpecError: an experiment does not exist, or cannot be rehearsed.
     """
     from etpi.rehearsal import page, record, shrink
-    from etpi.rehearsal.stages import first_stop
+    from etpi.rehearsal.starts import faults
     from etpi_resources.lake.lake import Lake
 
     specs, machine, root = load_specs(), shrink.this_machine(), Lake.open().root / "rehearsals"
@@ -90,18 +95,21 @@ def rehearse(names: Sequence[str], rate: float) -> int:
         rehearsal = record.rehearse(name, specs, root / name, machine, rate)
         for line in page.lines(rehearsal, root / name):
             print(line)
-        stopped |= first_stop(rehearsal.stages) is not None
+        stopped |= bool(faults(rehearsal.starts))
     return 1 if stopped else 0
 
 
-def dry_run(names: Sequence[str], consent: Collection[str] = ()) -> int:
+def dry_run(names: Sequence[str], consent: Collection[str] = (), as_json: bool = False) -> int:
     """Print the states that `run_experiments` would start from, and why it would not; always 0. Raises SpecError as it
     does."""
-    from etpi.run.console_table import states_table
+    from etpi.run.console_table import states_table, steps_json
     from etpi_assets.planning.planner import consent_refusal
     from etpi_resources.lake.lake import Lake
 
     plans = _plans(names, load_specs(), Lake.open())
+    if as_json:
+        print(json.dumps([steps_json(name, steps) for name, steps in plans.items()], indent=1))
+        return 0
     for name, steps in plans.items():
         print(states_table(name, steps, everything=True))
     refusal = consent_refusal(dict.fromkeys(step for steps in plans.values() for step in steps), consent)
@@ -116,44 +124,55 @@ def _plans(names: Sequence[str], specs: Specs, lake: Lake) -> dict[str, list[Ste
         SpecError: a spec of a chain is unknown or invalid.
         PathError: a step that is to run reads a path whose environment variable is not set.
     """
-    from etpi_assets.graph import GRAPH
+    from etpi.run.preflight import require_inputs
     from etpi_assets.planning.planner import plan
-    from etpi_assets.specs.paths import expand, external_path
 
-    plans = {name: plan(name, specs, lake) for name in names}
-    for step in {
-        step for steps in plans.values() for step in steps if step.state != "ok" and GRAPH[step.asset].reads_path
-    }:
-        if path := external_path(specs.get(step.set, step.key)):
-            expand(path)
+    plans = {name: plan(name, specs, lake) for name in names if name != CATALOG}
     if invalid := [step.reason for steps in plans.values() for step in steps if step.state == "invalid"]:
         raise SpecError("\n".join(dict.fromkeys(invalid)))
+    require_inputs(dict.fromkeys(step for steps in plans.values() for step in steps), specs)
     return plans
 
 
-def show_status(names: Sequence[str]) -> int:
-    """Print the folders of the user's specs and the state of the named experiments (default: all).
+def show_status(names: Sequence[str], everything: bool = False, as_json: bool = False) -> int:
+    """Print the folders of the user's specs and the state of chains.
+
+    Args:
+        names: of experiments, rollout sets or suites; by default the user's own experiments, and those that the lake
+            has data of.
+        everything: the experiments that come with etpi as well.
+        as_json: an array with an object for each, for programs.
 
     Returns:
         1 if a folder has files that would not be read; then no experiment is shown.
     """
-    from etpi.run.console_table import folders_table, lost_lines, states_table
+    from etpi.run.console_table import folders_table, lost_lines, states_table, steps_json
     from etpi.run.preflight import harness_warnings
     from etpi_assets.planning.planner import plan
     from etpi_resources.lake.lake import Lake
 
     folders = user_folders()
     if any(folder.problems for folder in folders):
-        print(folders_table(folders, None))
+        print(folders_table(folders, None), file=sys.stderr if as_json else sys.stdout)
         return 1
     specs, lake = load_specs(), Lake.open()
+    all_names = specs.keys("experiment")
+    known = {
+        entry.name for entry in specs.entries() if any(entry.file.is_relative_to(folder.path) for folder in folders)
+    } | set(lake.keys("experiment_spec", "experiment"))
+    wanted = names or [name for name in all_names if everything or name in known]
+    if as_json:
+        print(json.dumps([steps_json(name, plan(name, specs, lake)) for name in wanted], indent=1))
+        return 0
     if not names:
         print(folders_table(folders, specs))
-    for name in names or specs.keys("experiment"):
+    for name in wanted:
         steps = plan(name, specs, lake)
         print("\n".join([states_table(name, steps, everything=bool(names)), *harness_warnings([name], specs)]))
         if names and (lost := lost_lines(steps, lake)):
             print("\n".join(lost))
+    if more := len(all_names) - len(wanted) if not names else 0:
+        print(f"{more} more come with etpi: etpi status --all")
     return 0
 
 
@@ -210,16 +229,42 @@ def export_experiment(name: str, format: str, to: Path) -> int:
     return 0
 
 
-def compare(names: Sequence[str], consent: Collection[str] = ()) -> int:
-    """Run experiments and end with the table that compares them."""
+def compare(names: Sequence[str], consent: Collection[str] = (), data_only: bool = False, as_json: bool = False) -> int:
+    """Run experiments, rollout sets and suites; end with the table that compares the experiments that were run.
+
+    Args:
+        as_json: print an object for programs instead: the failures of each name, and the metrics of each experiment.
+    """
     from etpi.run import columns
     from etpi.run.console_table import ending
     from etpi.run.metrics_table import metrics_table
-    from etpi_resources.lake.lake import Lake
+    from etpi_assets.planning.planner import set_of
+    from etpi_resources.lake.lake import Lake, Ref
 
-    code = run_experiments(names, consent=consent)
+    failed: dict[str, list[str]] = {}
+    specs = load_specs()
+    experiments = [name for name in names if name != CATALOG and set_of(name, specs) == "experiment"]
+    code = run_experiments(
+        names,
+        consent=consent,
+        finished=lambda name, failures: failed.update({name: failures} if failures else {}),
+        data_only=data_only,
+    )
+    if as_json:
+        lake, metrics = Lake.open(), {}
+        for name in experiments:
+            ref = Ref("eval_metrics", "experiment", name)
+            metrics[name] = lake.read(ref, "metrics").to_pylist() if lake.current(ref) else []
+        print(json.dumps({"exit_code": code, "failures": failed, "metrics": metrics}, indent=1))
+        return code
+    done = [name for name in experiments if name not in failed]
+    if code and (not failed or len(failed) == len(names)):
+        return code  # nothing was run, or nothing succeeded
     lake = Lake.open()
-    print(f"\n{metrics_table(lake, names, columns.width())}\n\n{ending(lake, names)}")
+    if done:
+        print(f"\n{metrics_table(lake, done, columns.width())}")
+    if not code:
+        print(f"\n{ending(lake, done)}")
     return code
 
 

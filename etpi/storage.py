@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from etpi_resources.lake.removal import Part, carry_out, plan_garbage, plan_part
 
 
 @disk_errors()
-def verify(*, deep: bool, since: datetime | None, move: bool) -> int:
+def verify(*, deep: bool, since: datetime | None, move: bool, as_json: bool = False) -> int:
     """Print every damaged part of the lake, with `move` set it aside; 1 if a part is damaged.
 
     Stdout has a line for each damaged part, `PATH: FAULT`; the summary goes to stderr.
@@ -23,10 +24,18 @@ def verify(*, deep: bool, since: datetime | None, move: bool) -> int:
     lake = Lake.open()
     with lake.exclusive_lock() if move else nullcontext():
         result = audit(lake, deep=deep, since=since)
+        damages = []
         for damage in result.damages:
+            path, refs = str(damage.path.relative_to(lake.root)), [*map(str, damage.refs)]
+            damages.append({"path": path, "kind": damage.kind, "fault": damage.fault, "needed_by": refs})
+            if as_json:
+                continue
             needed = f"needed by {', '.join(map(str, damage.refs))}" if damage.refs else "no pointer needs it"
             print(f"{damage.path.relative_to(lake.root)}: {damage.fault}; {needed}")
         moved = set_aside(lake, result.damages) if move and result.damages else None
+    if as_json:
+        moved_to = str(moved) if moved else None
+        print(json.dumps({"verified": dict(result.counts), "damaged": damages, "moved_to": moved_to}, indent=1))
     verified = ", ".join(f"{count} {kind}s" for kind, count in result.counts.items()) or "nothing published"
     print(f"{lake.root}: {verified} verified", file=sys.stderr)
     if result.damages:

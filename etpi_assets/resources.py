@@ -71,8 +71,14 @@ class Resources:
             return DockerFactory()
         raise SandboxUnavailable(f'sandbox = {kind!r} is not a kind of sandbox; use "bubblewrap" or "docker"')
 
-    def serving(self, section: ServingSection, chat: ChatFormat, checkpoints: Sequence[Checkpoint]) -> Serving:
-        """Serve the checkpoints of an experiment one after another; the caller closes the result."""
+    def serving(
+        self, section: ServingSection, chat: ChatFormat, checkpoints: Sequence[Checkpoint], context: int | None = None
+    ) -> Serving:
+        """Serve the checkpoints of an experiment one after another; the caller closes the result.
+
+        Args:
+            context: most tokens of a request's prompt and output together.
+        """
         from etpi_resources.engines import serving
 
         if serving_kind(section) == "transformers":
@@ -84,6 +90,7 @@ class Resources:
             template_kwargs=section.served_kwargs(),
             logs=self.lake.scratch("servers"),
             lock=self.lake.machine_lock_file("server"),
+            context=context,
         )
 
 
@@ -128,5 +135,5 @@ def require_hardware(spec: AnySpec | None, experiment: str) -> None:
         raise HardwareMissing(
             f'experiment {experiment!r} says requires = "gpu", and this machine has no GPU (/dev/nvidia*, /dev/kfd). '
             "Run it on a machine with one. Its dataset can be built here: "
-            f"dg launch --job build_dataset --partition {experiment}"
+            f"etpi run {experiment} --data-only"
         )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.generate import checks, commands, specs, tables
-from etpi_assets.exports import reference as formats
-from etpi_resources.chat import table as chat_formats
+from docs.generate import chat_formats, checks, commands, formats, history, published, specs, tables
+from etpi_assets.specs.load import load_shipped
 
 _INDEX = """# Reference
 
@@ -20,6 +19,7 @@ current.
 | [presets.md](presets.md) | the values of every preset |
 | [commands.md](commands.md) | the commands and options of `etpi`, and the targets of `make` |
 | [environment.md](environment.md) | every environment variable that etpi reads or sets |
+| [published.md](published.md) | every number of the published documents and the spec that has it |
 | [checks.md](checks.md) | every check: what it catches, what to do, which published failure it answers |
 | [tables.md](tables.md) | every table and SQL view: columns, types, meaning |
 | [formats.md](../formats.md) | formats that etpi imports and exports |
@@ -32,9 +32,11 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/presets.md": specs.presets,
     "reference/commands.md": commands.page,
     "reference/checks.md": checks.page,
+    "reference/published.md": published.page,
     "reference/tables.md": tables.page,
     "formats.md": formats.page,
     "chat_formats.md": chat_formats.page,
+    "history.md": lambda: history.page(load_shipped()),
 }
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -10,6 +11,7 @@ import polars as pl
 
 from etpi.api.names import UnknownName
 from etpi_resources.lake.lake import LakeError
+from etpi_resources.links import experiment_page, view_url
 
 if TYPE_CHECKING:
     from etpi.api.open_lake import OpenLake
@@ -24,6 +26,13 @@ class Experiment:
 
     def __repr__(self) -> str:
         return f"Experiment({self.name!r}, {self.lake!r})"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the changes of the main metric, and a link to the page."""
+        changed = self.lake.scan("changes", experiment=self.name).collect()
+        rows = changed.filter(metric="solved") if "metric" in changed.columns else changed
+        name, link = escape(self.name), escape(view_url(experiment_page(self.name)))
+        return f'<p><a href="{link}">{name}</a></p>{rows._repr_html_() if len(rows) else "<p>not evaluated</p>"}'
 
     @property
     def spec(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from etpi.api.names import UnknownName
 from etpi.api.scan import ORIGINS, StoredTable, refuse_root
 from etpi_resources.lake import catalog, questions
 from etpi_resources.lake.lake import Lake, LakeError
+from etpi_resources.links import experiment_page, view_url
 
 Keys = str | Sequence[str]
 
@@ -71,6 +73,15 @@ class OpenLake:
 
     def __repr__(self) -> str:
         return f"OpenLake({str(self.root)!r})"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the experiments, each with a link to its page."""
+        rows = self.scan("specs", columns=["kind", "name", "title"]).filter(kind="experiment").collect()
+        items = (
+            f'<li><a href="{escape(view_url(experiment_page(name)))}">{escape(name)}</a> {escape(title)}</li>'
+            for name, title in rows.select("name", "title").sort("name").iter_rows()
+        )
+        return f"<p>{escape(str(self.root))}</p><ul>{''.join(items)}</ul>"
 
     # --- tables ----------------------------------------------------------------------------------------------------
 
@@ -191,14 +202,14 @@ class OpenLake:
     @contextmanager
     def _connected(self) -> Iterator[duckdb.DuckDBPyConnection]:
         if not self.catalog.exists():
-            raise LakeError(f"there is no catalog at {self.catalog}; run `dg launch --assets catalog`")
+            raise LakeError(f"there is no catalog at {self.catalog}; run `etpi run catalog`")
         with catalog.connect(self.catalog) as connection:
             try:
                 yield connection
             except duckdb.IOException as error:
                 raise LakeError(
                     f"the catalog {self.catalog} names files that cannot be read: {error}. If the lake was moved or "
-                    "versions were deleted, run `dg launch --assets catalog`."
+                    "versions were deleted, run `etpi run catalog`."
                 ) from error
 
     # --- experiments -----------------------------------------------------------------------------------------------

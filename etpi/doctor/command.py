@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from etpi.doctor.findings import Finding, little_space, show, table, unguarded
@@ -21,8 +22,12 @@ print(Examiner(Path(sys.argv[1]), "other", sys.argv[2]).can_take("flock"))
 """
 
 
-def doctor() -> int:
-    """Examine this machine, print a table and the remedies, and return 1 if there is a fault."""
+def doctor(experiments: Sequence[str] = ()) -> int:
+    """Examine this machine, print a table and the remedies, and return 1 if there is a fault.
+
+    Args:
+        experiments: where no container engine answers, that is a fault if one of these needs it, else a note.
+    """
     lake = Lake.open().root
     token = uuid.uuid4().hex[:12]
     examiner = Examiner(lake, socket.gethostname(), token)
@@ -30,6 +35,7 @@ def doctor() -> int:
     findings = [*little_space(report), *unguarded(report)]
     if report.sandbox_error:
         findings.append(Finding(report.name, "sandboxes", "no sandbox starts", report.sandbox_error))
+    findings += _containers(report.name, experiments)
     if report.lake_error:
         remedy = "name a folder that can be written in ETPI_DATA"
         findings.append(Finding(report.name, "lake", report.lake_error, remedy))
@@ -39,6 +45,21 @@ def doctor() -> int:
     facts = {"lake": report.lake_kind.split(" ")[0] or "?", "accelerators": str(len(report.accelerators))}
     print(table("machine", COLUMNS, {report.name: facts}, findings))
     return show(findings, "this machine")
+
+
+def _containers(machine: str, experiments: Sequence[str]) -> list[Finding]:
+    """Name the suites whose tasks run in containers, if no engine answers."""
+    from etpi.rehearsal.shrink import docker_answers
+    from etpi.rehearsal.starts import NO_DOCKER, docker_suites, in_containers
+    from etpi_assets.specs.load import load_specs
+
+    specs = load_specs()
+    suites = {suite for name in experiments for suite in docker_suites(name, specs)}
+    named = sorted(suites) if experiments else [key for key in specs.suites if in_containers(key, specs)]
+    if not named or docker_answers():
+        return []
+    what = f"no container engine answers, and {', '.join(named)} {'needs' if len(named) == 1 else 'need'} one"
+    return [Finding(machine, "sandboxes", what, NO_DOCKER, fault=bool(experiments))]
 
 
 def _own_lock(examiner: Examiner, lake: Path, token: str, report: MachineReport) -> list[Finding]:

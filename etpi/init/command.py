@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,18 +56,30 @@ class Answers:
         return value
 
 
-def from_trajectories(source: str, format: str, columns: str | None, answers: Answers) -> int:
-    """Write a rollout set and an experiment for recorded runs; always 0.
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of `--from`: see `etpi init --help`."""
 
-    Args:
-        columns: the map of rows of no known format, as on the command line.
+    format: str = "auto"
+    columns: str | None = None
+    secrets: str | None = None
+    json: bool = False
+    train: bool = False
+
+
+def from_trajectories(source: str, options: RunOptions, answers: Answers) -> int:
+    """Write a rollout set and an experiment for recorded runs, or print what was seen as JSON; always 0.
 
     Raises:
         SpecError: a bad path, format, student or name; none of the inputs can be read; or files that exist.
     """
     student = read_student(answers.ask("student", "the student, a folder or REPO@COMMIT of the hub", None))
-    survey = trajectories.survey(source, format, student, columns)
+    survey = trajectories.survey(source, options.format, student, options.columns, options.secrets)
+    if options.json:
+        click.echo(json.dumps(trajectories.facts(survey, student, answers.preset), ensure_ascii=False, indent=1))
+        return 0
     click.echo(trajectories.summary(survey, student))
+    click.echo("\n".join(trajectories.preview_lines(survey, student, answers.preset)))
     if not survey.rollouts:
         raise SpecError(f"none of the {survey.looked} inputs looked at can be read; nothing was written")
     name = answers.ask("name", "name of the new specs", spec_name(Path(source).name.partition(".")[0]))
@@ -77,9 +90,9 @@ def from_trajectories(source: str, format: str, columns: str | None, answers: An
         licence = answers.ask("license", "licence of the runs", "")
     new = [
         trajectories.rollout_set_spec(name, survey, teacher, licence),
-        trajectories.experiment_spec(name, survey, student, answers.preset),
+        trajectories.experiment_spec(name, survey, student, answers.preset, options.train),
     ]
-    click.echo(announcement(write_specs(new, force=answers.force), name))
+    click.echo(announcement(write_specs(new, force=answers.force), name, export="model" if options.train else "trl"))
     return 0
 
 
@@ -91,6 +104,7 @@ class TaskOptions:
     commits: int = 200
     split: str = "repository"
     checkouts: str | None = None
+    rl: bool = False
 
 
 def from_tasks(source: str, options: TaskOptions, answers: Answers) -> int:
@@ -114,14 +128,18 @@ def from_tasks(source: str, options: TaskOptions, answers: Answers) -> int:
     else:
         suite_tasks = tasks.from_harbor(place, options.checkouts)
     click.echo("\n".join(suite_tasks.lines))
+    sandbox = suite_tasks.sandbox if options.rl else ""
     solved = "min_reward = 1.0   # solved rollouts; the others are not trained on"
-    experiment = NewExperiment(name, student, native=True, min_reward=solved, preset=answers.preset, suite=name)
+    experiment = NewExperiment(
+        name, student, native=True, min_reward=solved, preset=answers.preset, suite=name, rl_sandbox=sandbox
+    )
     new = [tasks.suite_spec(name, suite_tasks), tasks.reference_set_spec(name, suite_tasks), experiment.spec()]
-    files = write_specs(new, force=answers.force)
+    new += [experiment.baseline()] if options.rl else []
+    files = write_specs(new, force=answers.force)  # reads them: a wrong suite or reward is refused before the proof
     if failures := _prove(name):
         raise SpecError("\n".join(["the tasks cannot be proved:", *failures]))
     click.echo("\n".join(tasks.proof(name)))
-    click.echo(announcement(files, name))
+    click.echo(announcement(files, name, first=[f"{name}_baseline"] if options.rl else []))
     return 0
 
 

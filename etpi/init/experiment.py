@@ -24,6 +24,9 @@ class NewExperiment:
         acts: whether turns call tools or run commands.
         preset: name of a preset, whose values replace those of recorded runs in general.
         suite: a suite with held-out tasks; empty if there is none.
+        trains: whether the student is fine-tuned on the runs.
+        rl_sandbox: the kind of sandbox in which it is reinforced on the suite's tasks, and evaluated on those held out;
+            empty: neither.
     """
 
     name: str
@@ -35,6 +38,8 @@ class NewExperiment:
     acts: bool = True
     preset: str | None = None
     suite: str = ""
+    trains: bool = False
+    rl_sandbox: str = ""
 
     @property
     def max_length(self) -> int:
@@ -48,11 +53,17 @@ class NewExperiment:
             "[base]   # the student\n" + "".join(f"{key} = {quoted(value)}\n" for key, value in self._base()),
             "" if self.preset else self._select(),
             self._data(),
-            _SWITCH if self.student.thinking_switch and self._strips_think() else "",
-            '[train]\nmethod = "none"   # "lora" or "full" trains the student; "none" ends with the data set\n',
+            _SWITCH if self.student.thinking_switch and strips_think(self.preset) else "",
+            self._train(),
+            self._rl(),
             "" if self.preset else _GATES.format(format_exposure=int(self.acts)),
         ]
         return NewSpec("experiment", self.name, "\n".join(filter(None, parts)))
+
+    def baseline(self) -> NewSpec:
+        """Return the file of the experiment that evaluates the untrained student."""
+        text = _BASELINE.format(experiment=quoted(self.name), title=quoted(f"The untrained student on {self.suite}"))
+        return NewSpec("experiment", f"{self.name}_baseline", text)
 
     def _head(self) -> str:
         preset = (
@@ -62,8 +73,18 @@ class NewExperiment:
 # Written by `etpi init`. All keys: docs/reference/specs.md; the words: docs/concepts.md
 title = {quoted(f"A student of {self.name}")}
 {preset}rollout_sets = [{quoted(self.name)}]
-evaluate = "none"   # {self._evaluation()}
+{"" if self.rl_sandbox else f'evaluate = "none"   # {self._evaluation()}'}
 """
+
+    def _train(self) -> str:
+        if not self.trains:
+            return '[train]\nmethod = "none"   # "lora" or "full" trains the student; "none" ends with the data set\n'
+        return _TRAIN_TINY if self.student.base["kind"] == "tiny" else _TRAIN
+
+    def _rl(self) -> str:
+        if not self.rl_sandbox:
+            return ""
+        return _RL.format(name=self.name, suite=quoted(self.suite), sandbox=quoted(self.rl_sandbox))
 
     def _evaluation(self) -> str:
         """Return how the experiment gets held-out rollouts."""
@@ -92,15 +113,59 @@ max_length = {self.max_length}   # tokens of a prompt and its turn; a longer tur
 val_fraction = {0.1 if self.repositories > 2 else 0.0}   # share of the repositories kept for validation
 """
 
-    def _strips_think(self) -> bool:
-        """Return whether think blocks are removed from the outputs that are trained on."""
-        values = preset_values(self.preset) if self.preset else {}
-        return values.get("pairs", {}).get("strip_think", True)
+
+def strips_think(preset: str | None) -> bool:
+    """Return whether think blocks are removed from the outputs that are trained on."""
+    values = preset_values(preset) if preset else {}
+    return values.get("pairs", {}).get("strip_think", True)
 
 
 _SWITCH = """\
 [serving.template_kwargs]
 enable_thinking = false   # think blocks are not trained on; in training and in serving alike
+"""
+_TRAIN = """\
+[train]
+method = "lora"   # "full" trains all weights; "none" ends with the data set
+epochs = 3.0   # more where `serving_probe` says that it trained too little
+learning_rate = 2e-4
+"""
+_TRAIN_TINY = """\
+[train]
+method = "full"   # "none" ends with the data set
+epochs = 8.0   # more where `serving_probe` says that it trained too little
+learning_rate = 2e-3
+batch_tokens = 2048
+"""
+_RL = """\
+[rl]
+method = "grpo"   # teaches nothing where tasks are never or always solved: run {name}_baseline first
+suite = {suite}
+sandbox = {sandbox}
+rewards = [{{ function = "outcome" }}]   # the judge's verdict; docs/rl.md lists others
+steps = 100
+max_response_tokens = 8192
+
+[rl.agent]
+prompt = "solo"
+max_steps = 30
+
+[evaluate]
+suite = {suite}
+
+[evaluate.agent]
+prompt = "solo"
+max_steps = 30
+
+[serving]
+sandbox = {sandbox}
+"""
+_BASELINE = """\
+# Written by `etpi init --rl`: how often the untrained student solves the held-out tasks.
+extends = {experiment}
+title = {title}
+rl.method = "none"
+train.method = "none"
 """
 _GATES = """\
 [gates]   # floors of the checks before training that recorded runs in general can be held to

@@ -6,17 +6,18 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from etpi.init.experiment import NewExperiment
+from etpi.init import preview
+from etpi.init.experiment import NewExperiment, strips_think
 from etpi.init.student import Student
 from etpi.init.write import NewSpec, quoted
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.curation.student_form import StudentForm, tool_name
-from etpi_assets.importers import count_found, find_units, import_runs, importer_of, read_map
+from etpi_assets.importers import count_found, find_units, import_runs, importer_of, read_map, secrets
 from etpi_assets.importers.rows import iter_rows, row_files
 from etpi_assets.importers.source import bytes_of
 from etpi_assets.specs.load import SpecError
@@ -25,6 +26,8 @@ from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
 from etpi_resources.chat.report import report
 from etpi_resources.chat.tool_forms import Call, parse_structured
 
+ASSISTANTS = ("claude_code", "codex", "gemini_cli")
+"""Formats of sessions of coding assistants, whose keys are masked unless the user chooses otherwise."""
 LOOK_ROLLOUTS = 1000
 LOOK_SECONDS = 20.0
 """The most rollouts and seconds of the look; more are counted, but not read."""
@@ -35,6 +38,7 @@ _MEANING = {
     "teacher": "the model that wrote the runs, for lineage and reports",
     "tokenizer": "of the recorded token ids; it has to be the student's",
     "map": "where rows have these columns",
+    "secrets": "keys and tokens in the runs: keep, mask or quarantine",
 }
 _LICENCES = ("license", "licence")
 
@@ -54,6 +58,8 @@ class Survey:
         unrendered: why the student's template cannot write a conversation -> number.
         unreadable: why turns have no readable action -> number.
         copies: rollouts whose task, conversation and reward are those of an earlier one.
+        secrets, with_secrets: keys and tokens of each kind; rollouts with any.
+        first: the first rollout with a turn.
     """
 
     path: str
@@ -85,6 +91,9 @@ class Survey:
     repos: Counter[str] = field(default_factory=Counter)
     teachers: Counter[str] = field(default_factory=Counter)
     licences: Counter[str] = field(default_factory=Counter)
+    secrets: Counter[str] = field(default_factory=Counter)
+    with_secrets: int = 0
+    first: RolloutRecord | None = None
 
     @property
     def native(self) -> bool:
@@ -92,13 +101,14 @@ class Survey:
         return bool(self.same_turns) and not self.foreign_turns and self.native_turns == sum(self.turns)
 
 
-def survey(source: str, format: str, student: Student, columns: str | None = None) -> Survey:
+def survey(source: str, format: str, student: Student, columns: str | None = None, keys: str | None = None) -> Survey:
     """Look at the runs below a path: the first LOOK_ROLLOUTS of them, for at most LOOK_SECONDS.
 
     Rows of token ids alone are read with the student's tokenizer.
 
     Args:
         columns: the map of rows of no known format, which gives them the format `mapped`.
+        keys: what is done with keys and tokens; None: they are masked if there are any, or in sessions of assistants.
 
     Raises:
         SpecError: there is nothing at the path, its format is not recognised, or a bad map.
@@ -114,6 +124,8 @@ def survey(source: str, format: str, student: Student, columns: str | None = Non
     except (FileNotFoundError, ValueError) as error:
         raise SpecError(f"--from {source}: {error}") from error
     result.licences = _licences(path)
+    if keys or result.secrets or result.format in ASSISTANTS:
+        result.options["secrets"] = keys or "mask"
     return result
 
 
@@ -143,6 +155,10 @@ def _add(result: Survey, rollout: RolloutRecord, student: Student) -> None:
     result.teachers[rollout.teacher or "unknown"] += 1
     result.with_tools += bool(rollout.tools)
     result.offered.update({name for tool in rollout.tools or () if (name := tool_name(tool))})
+    result.first = result.first or (rollout if rollout.agents[:1] and rollout.agents[0].turns else None)
+    held = secrets.found(rollout)
+    result.secrets += held
+    result.with_secrets += bool(held)
     reward = (rollout.outcome or {}).get("reward")
     if reward is not None:
         result.rewards.append(reward)
@@ -234,6 +250,7 @@ def summary(result: Survey, student: Student) -> str:
         f"turns without a readable action: {result.unreadable.total()}",
         f"  repositories: {_counted(result.repos)}; teachers: {_counted(result.teachers)}; "
         f"licences: {_counted(result.licences) or 'not recorded'}",
+        *_private(result),
     ]
     if _lacks_schemas(result):
         lines.append(
@@ -255,6 +272,48 @@ def summary(result: Survey, student: Student) -> str:
         problems = [finding for finding in report(student.chat) if finding.problem]
         lines += [f"  the student's template: {finding.subject}: {finding.problem}" for finding in problems]
     return "\n".join(lines)
+
+
+def preview_lines(result: Survey, student: Student, preset: str | None) -> list[str]:
+    """Return the first conversation as it will be trained, or why it cannot be shown."""
+    shown = _preview(result, student, preset)
+    return [f"  not shown: {shown}"] if isinstance(shown, str) else preview.lines(shown) if shown else []
+
+
+def facts(result: Survey, student: Student, preset: str | None) -> dict[str, Any]:
+    """Return what was seen as JSON values: the counts, and the first conversation as it will be trained."""
+    left_out = ("seen", "first", "turns", "lengths", "rewards")
+    values = {f.name: getattr(result, f.name) for f in fields(result) if f.name not in left_out}
+    shown = _preview(result, student, preset)
+    conversation = {"error": shown} if isinstance(shown, str) else {"parts": preview.as_json(shown)}
+    return {**values, "turns": sum(result.turns), "rewards": len(result.rewards), "first": conversation}
+
+
+def _preview(result: Survey, student: Student, preset: str | None) -> list[preview.Part] | str:
+    """Return the parts of the first conversation; why the template does not take it, if so."""
+    first = result.first and secrets.without_secrets(result.first, result.options.get("secrets", "keep"))
+    if not isinstance(first, RolloutRecord):
+        return "" if first is None else first.detail
+    try:
+        return preview.parts(first, student, native=result.native, strips_think=strips_think(preset))
+    except Exception as error:  # a template raises what its author chose
+        return f"the first conversation: {' '.join(str(error).split())}"
+
+
+def _private(result: Survey) -> list[str]:
+    """Return lines about keys in the runs, and about what sessions of assistants hold in general."""
+    lines = []
+    if result.format in ASSISTANTS:
+        lines.append("  sessions of an assistant hold other people's code and files: train on what you may pass on")
+    if result.secrets or result.format in ASSISTANTS:
+        counts = f"{_counted(result.secrets)} in {result.with_secrets} rollouts" if result.secrets else "none"
+        choices = {
+            "mask": "masked; a turn that wrote one is not trained",
+            "quarantine": "the rollouts are quarantined",
+            "keep": "kept and trained",
+        }
+        lines.append(f"  keys and tokens: {counts} ({choices[result.options.get('secrets', 'keep')]}: options.secrets)")
+    return lines
 
 
 def _lacks_schemas(result: Survey) -> bool:
@@ -309,8 +368,8 @@ def _toml(value: str | Mapping[str, str]) -> str:
     return f"{{{', '.join(f'{key} = {quoted(path)}' for key, path in value.items())}}}"
 
 
-def experiment_spec(name: str, result: Survey, student: Student, preset: str | None) -> NewSpec:
-    """Return the experiment that builds the student's data set from the runs."""
+def experiment_spec(name: str, result: Survey, student: Student, preset: str | None, trains: bool = False) -> NewSpec:
+    """Return the experiment that builds the student's data set from the runs, and trains it if it `trains`."""
     return NewExperiment(
         name,
         student,
@@ -320,6 +379,7 @@ def experiment_spec(name: str, result: Survey, student: Student, preset: str | N
         repositories=len(result.repos),
         acts=bool(result.acting_turns or result.called),
         preset=preset,
+        trains=trains,
     ).spec()
 
 

@@ -13,6 +13,7 @@ from etpi.run.columns import WIDTH
 from etpi.run.console_table import step_lines
 from etpi_assets.planning.planner import open_steps, plan
 from etpi_assets.specs.folders import DEFAULT, FOLDERS, user_folders
+from etpi_assets.specs.json_schema import FOLDER, directive, schema
 from etpi_assets.specs.load import SpecError, load_specs
 from etpi_resources.lake.lake import Lake
 
@@ -55,7 +56,10 @@ def write_specs(specs: Iterable[NewSpec], *, force: bool = False) -> list[Path]:
         refuse_existing([(spec.set, spec.name) for spec in files.values()])
     for file, spec in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(spec.text, encoding="utf-8")
+        file.write_text(directive(spec.set) + spec.text, encoding="utf-8")
+        schema_file = file.parents[1] / FOLDER / f"{spec.set}.json"
+        schema_file.parent.mkdir(exist_ok=True)
+        schema_file.write_text(json.dumps(schema(spec.set), indent=1) + "\n", encoding="utf-8")
     try:
         loaded = load_specs()
         for spec in files.values():
@@ -79,8 +83,13 @@ def _file_of(set: str, name: str) -> Path:
     return folder / FOLDERS[set] / f"{name}.toml"
 
 
-def announcement(files: Sequence[Path], experiment: str) -> str:
-    """Return the text that ends `etpi init`: the files, the assets of a run, and the next commands."""
+def announcement(files: Sequence[Path], experiment: str, export: str = "trl", first: Sequence[str] = ()) -> str:
+    """Return the text that ends `etpi init`: the files, the assets of a run, and the next commands.
+
+    Args:
+        export: the format that the last command names.
+        first: experiments to run before.
+    """
     steps = open_steps(plan(experiment, load_specs(), Lake.open()))
     shown = [file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file for file in files]
     return "\n".join(
@@ -90,7 +99,8 @@ def announcement(files: Sequence[Path], experiment: str) -> str:
             *(textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in step_lines(steps)),
             "Next:",
             f"  etpi run {experiment} --dry-run     # each asset and why it would be made",
+            *(f"  etpi run {name}     # how often the untrained student solves the tasks" for name in first),
             f"  etpi run {experiment}",
-            f"  etpi export {experiment} --format trl --to out     # docs/formats.md lists the formats",
+            f"  etpi export {experiment} --format {export} --to out     # docs/formats.md lists the formats",
         ]
     )

@@ -1,6 +1,7 @@
 """Estimates of the real run, from its specs alone: each figure with its formula and its assumptions.
 
-Amounts that depend on behaviour (turns, lengths) are upper bounds: every rollout uses its whole budget.
+An amount that is not known is None, never 0, and the total names it. Amounts that depend on behaviour (turns, lengths)
+are upper bounds: every rollout uses its whole budget. Times on a GPU are lower bounds: rates that no run here exceeded.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from etpi.rehearsal import RATE
 from etpi.rehearsal.memory import PEAK_FLOPS, UTILISATION, Shape, Training, shape_of
 from etpi.rehearsal.students import published_config
+from etpi_assets.evaluation.rollouts import conditions
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
@@ -21,97 +23,152 @@ from etpi_assets.tasks.family import Task
 
 BANDWIDTH = 4.8e12
 """Bytes that an H200 reads from its memory in a second (NVIDIA's data sheet)."""
-READING = 0.5
-"""Share of the bandwidth that decoding reaches."""
 CONCURRENT = 32
 """Sequences that a server decodes at once."""
+MEASURED = ((0.135e9, 1300.0), (4.0e9, 79.0))
+"""(parameters, output tokens a second) of the in-process engine on an H200: SmolLM2-135M in evaluation, and 8 rollouts
+of Qwen3-4B's shape in reinforcement (bench/README.md)."""
+WRITTEN = 0.66e9
+"""Bytes of weights that reinforcement merged and wrote in a second for vLLM, on the same H200."""
 TURN_BYTES = 2_000
 """Bytes of a turn in all tables of the lake: 1,955 MB of 999,999 turns (`bench/report_queries.py`)."""
+UTILISED = 0.9
+"""Share of a GPU's memory that vLLM takes (its default)."""
 
-_GIB = 1 << 30
+GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One figure: what of, its value as text, how it was computed, and the GPU hours in it."""
+    """One figure: what of, its value as text, how it was computed, and its GPU hours; None: they are not known."""
 
     part: str
     value: str
     formula: str
-    hours: float = 0.0
+    hours: float | None = 0.0
 
 
 def costs(name: str, specs: Specs, rate: float = RATE) -> list[Cost]:
     """Return the estimates for a real run of the experiment, in the order of its chain."""
     spec = specs.get("experiment", name)
     assert isinstance(spec, ExperimentSpec)
-    lines = [line for set_name in spec.rollout_sets for line in _rollouts(set_name, specs)]
+    lines = [line for set_name in spec.rollout_sets for line in _rollouts(set_name, specs, spec)]
     if spec.base.kind in ("tiny", "none"):
-        return [*lines, Cost("student", spec.base.kind, "no GPU is needed")]
-    model = spec.base.repo or spec.base.package or str(spec.base.path)
-    config = published_config(model, str(spec.base.revision)) if spec.base.kind == "hub" else None
-    shape = shape_of(model, config)
+        lines.append(Cost("student", spec.base.kind, "no GPU is needed"))
+        return [*lines, _total(lines, rate)] if any(line.hours != 0 for line in lines) else lines
+    shape = student_shape(spec)
     if shape is None:
-        return [*lines, Cost("student", model, "neither its configuration nor its name tells its size")]
-    lines.append(
-        Cost(
-            "student",
-            f"{shape.parameters / 1e9:.1f} B parameters, {shape.layers} layers, width {shape.hidden}",
-            shape.source,
-        )
-    )
+        return [
+            *lines,
+            Cost("student", student_name(spec), "neither its configuration nor its name tells its size", None),
+        ]
+    size = f"{shape.parameters / 1e9:.1f} B parameters, {shape.layers} layers, width {shape.hidden}"
+    lines.append(Cost("student", f"{size}; {shape.attention} layers keep keys and values", shape.source))
     if spec.train.method != "none":
-        lines += _supervised(spec, shape)
+        lines += _supervised(spec, shape, specs)
     if spec.rl.method != "none":
         lines += _reinforcement(spec, shape)
-    lines += _serving(spec, shape)
-    hours = sum(line.hours for line in lines)
-    return [*lines, Cost("GPU time", f"{hours:.1f} h, ${hours * rate:,.0f} at ${rate:.2f} an hour", "the hours above")]
+    lines += _serving(spec, shape, specs)
+    lines.append(_host(spec, shape))
+    return [*lines, _total(lines, rate)]
 
 
-def steps_of(spec: ExperimentSpec, rows: float) -> int:
-    """Return the optimiser steps of the supervised training on that number of rows of `dataset.max_length` tokens."""
-    train = spec.train
-    per_step = train.batch_sequences or max(1, train.batch_tokens // _row_length(spec))
-    steps = math.ceil(rows * train.epochs / per_step)
-    return min(steps, train.max_steps) if train.max_steps else steps
+def _total(lines: list[Cost], rate: float) -> Cost:
+    hours = sum(line.hours or 0 for line in lines)
+    unknown = [line.part for line in lines if line.hours is None]
+    left_out = [*unknown, "start of programs", "probes and proofs", "grading", "failed attempts"]
+    return Cost(
+        "GPU time",
+        f"{hours:,.1f} h, ${hours * rate:,.2f} at ${rate:.2f} an hour, of the lines above with hours",
+        f"to be added, since not known: {', '.join(left_out)}",
+    )
 
 
-def _rollouts(name: str, specs: Specs) -> Iterator[Cost]:
+def student_name(spec: ExperimentSpec) -> str:
+    """Return the name of the base."""
+    return spec.base.repo or spec.base.package or str(spec.base.path)
+
+
+def student_shape(spec: ExperimentSpec) -> Shape | None:
+    """Return the student's sizes; None if nothing tells them."""
+    model = student_name(spec)
+    return shape_of(model, published_config(model, str(spec.base.revision)) if spec.base.kind == "hub" else None)
+
+
+# --- rollouts --------------------------------------------------------------------------------------------------------
+
+
+def _rollouts(name: str, specs: Specs, experiment: ExperimentSpec) -> Iterator[Cost]:
     spec = specs.get("rollout_set", name)
     assert isinstance(spec, RolloutSetSpec)
+    part = f"rollouts {name}"
     if spec.kind != "live" or spec.engine is None or spec.engine.kind not in ("vllm", "openai", "transformers"):
-        yield Cost(f"rollouts {name}", "no generation", spec.kind)
+        yield Cost(part, "no generation", spec.kind)
         return
-    suite = specs.get("suite", str(spec.suite))
-    assert isinstance(suite, SuiteSpec)
-    tasks, agents = spec.tasks or _counted(str(spec.suite), suite, spec.split), _agents(spec.agent)
+    tasks, agents = spec.tasks or _counted(str(spec.suite), specs, spec.split), _agents(spec.agent)
+    counted = f"{tasks} tasks"
+    if tasks is None and experiment.select.shortest_correct and "trajectories" in _stated(experiment):
+        tasks = int(_stated(experiment)["trajectories"])
+        counted = f"at least {tasks} tasks (a published trajectory each)"
     if tasks is None:
-        yield Cost(f"rollouts {name}", f"{spec.k} of each task", "the suite's data are not here to be counted")
+        yield Cost(part, f"unknown: {spec.k} of each task", "the suite's data are not here to be counted", None)
         return
-    turns = tasks * spec.k * agents * spec.agent.max_steps
-    formula = f"{tasks} tasks x {spec.k} x {agents} agents x at most {spec.agent.max_steps} turns"
+    rollouts = tasks * spec.k * agents
+    turns = rollouts * spec.agent.max_steps
+    formula = f"{counted} x {spec.k} x {agents} agents x at most {spec.agent.max_steps} turns"
     if spec.engine.kind == "openai":
-        yield Cost(f"rollouts {name}", f"at most {turns:,} calls of {spec.engine.model}", formula)
+        price = "the price of a token is not known; " if spec.engine.api_key_env else ""
+        yield Cost(part, f"at most {turns:,} calls of {spec.engine.model}", f"{price}{formula}", None)
     else:
-        tokens = tasks * spec.k * agents * spec.agent.max_model_len
+        tokens = rollouts * min(spec.agent.max_model_len, spec.agent.max_steps * spec.agent.max_tokens)
         shape = shape_of(str(spec.engine.model), None)
-        hours = 0.0 if shape is None else _decoding(shape.parameters, tokens) / 3600
-        yield Cost(
-            f"rollouts {name}",
-            f"at most {turns:,} turns, {tokens / 1e6:,.1f} M tokens, {hours:.1f} GPU hours",
-            f"{formula}, {spec.agent.max_model_len:,} tokens each; {_DECODING}",
-            hours,
+        engine = "transformers" if spec.engine.kind == "transformers" else "vllm"
+        yield _generated(part, f"{turns:,} turns", tokens, engine, shape, formula)
+    yield Cost(f"lake {name}", f"at most {turns * TURN_BYTES / 1e6:,.0f} MB of disk", f"{TURN_BYTES:,} bytes a turn")
+
+
+def gpu_time(hours: float) -> str:
+    """Return hours of a GPU as text; short times in minutes."""
+    return f"{hours:,.1f} GPU hours" if hours >= 1 else f"{max(1, math.ceil(hours * 60))} GPU minutes"
+
+
+def _generated(part: str, amount: str, tokens: float, engine: str, shape: Shape | None, formula: str) -> Cost:
+    """Return the line of generating that number of tokens."""
+    seconds, how = decoding(engine, shape, tokens)
+    hours = None if seconds is None else seconds / 3600
+    shown = "unknown time" if hours is None else gpu_time(hours)
+    return Cost(part, f"at most {amount}, {tokens / 1e6:,.1f} M tokens, {shown}", f"{formula}; {how}", hours)
+
+
+def decoding(engine: str, shape: Shape | None, tokens: float) -> tuple[float | None, str]:
+    """Return the seconds in which an engine generates that number of tokens (None: unknown), and from where."""
+    if shape is None:
+        return None, "the model's size is not known"
+    if engine == "vllm":
+        seconds = tokens / CONCURRENT * 2 * shape.parameters / BANDWIDTH
+        return seconds, (
+            f"vLLM was not measured: at best a step of {CONCURRENT} sequences reads 2 bytes a parameter at "
+            f"{BANDWIDTH / 1e12:.1f} TB/s"
         )
-    yield Cost(f"lake {name}", f"at most {turns * TURN_BYTES / 1e6:,.0f} MB", f"{TURN_BYTES:,} bytes a turn")
+    (small, fast), (large, slow) = MEASURED
+    if not small <= shape.parameters <= 1.1 * large:
+        return None, f"the in-process engine was measured from {small / 1e9:g} to {large / 1e9:g} B parameters only"
+    share = math.log(min(shape.parameters, large) / small) / math.log(large / small)
+    rate = fast * (slow / fast) ** share
+    return tokens / rate, (
+        f"in-process engine, {rate:,.0f} tokens/s: between {fast:,.0f} of {small / 1e9:g} B and {slow:g} of "
+        f"{large / 1e9:g} B, measured with few rollouts at once on an H200"
+    )
 
 
 def _agents(agent: AgentSection) -> int:
     return 2 if agent.prompt.startswith("coop") else 1
 
 
-def _counted(name: str, suite: SuiteSpec, split: str) -> int | None:
+def _counted(name: str, specs: Specs, split: str) -> int | None:
     """Return the number of tasks of a split; None if the data are not here."""
+    suite = specs.get("suite", name)
+    assert isinstance(suite, SuiteSpec)
     try:
         items = load_family(suite.family).load(name, suite.seed, suite.params)
         return sum(isinstance(item, Task) and split in ("all", item.split) for item in items) or None
@@ -119,15 +176,40 @@ def _counted(name: str, suite: SuiteSpec, split: str) -> int | None:
         return None
 
 
-_PEAK = f"{UTILISATION:.0%} of {PEAK_FLOPS / 1e12:.0f} TFLOP/s"
-_DECODING = (
-    f"a step of {CONCURRENT} sequences reads 2 bytes a parameter at {READING:.0%} of {BANDWIDTH / 1e12:.1f} TB/s"
-)
+# --- training --------------------------------------------------------------------------------------------------------
+
+_PEAK = f"{UTILISATION:.0%} of {PEAK_FLOPS / 1e12:.0f} TFLOP/s (17 to 29 % were measured)"
 
 
-def _decoding(parameters: float, tokens: float) -> float:
-    """Return the seconds in which a server generates that number of tokens."""
-    return tokens / CONCURRENT * 2 * parameters / (BANDWIDTH * READING)
+def steps_of(spec: ExperimentSpec, sequences: float) -> int:
+    """Return the optimiser steps of the supervised training on that number of merged sequences."""
+    train = spec.train
+    per_step = train.batch_sequences or max(1, train.batch_tokens // _row_length(spec))
+    steps = math.ceil(sequences * train.epochs / per_step)
+    return min(steps, train.max_steps) if train.max_steps else steps
+
+
+def sequences_of(spec: ExperimentSpec, specs: Specs) -> tuple[float, str] | None:
+    """Return the number of merged training sequences (an agent's conversation each) and its source; None: unknown."""
+    stated, kept = _stated(spec), 1 - spec.dataset.val_fraction
+    if not spec.dataset.merge:
+        return (float(stated["rows"]), "published rows, not merged") if "rows" in stated else None
+    if "train_rows" in stated:
+        return float(stated["train_rows"]), "published conversations"
+    sets = [specs.get("rollout_set", name) for name in spec.rollout_sets]
+    found = [s for s in sets if isinstance(s, RolloutSetSpec)]
+    agents = max(_agents(s.agent) for s in found)
+    for key, each in (("selected_pairs", agents), ("trajectories", 1)):
+        if key in stated:
+            return stated[key] * each * kept, f"{stated[key]:,} published {key.replace('_', ' ')} x {each} x {kept:g}"
+    counts = [s.tasks or (_counted(s.suite, specs, s.split) if s.suite else None) for s in found]
+    if None in counts:
+        return None
+    each = [2 if s.templated is None or s.templated.roles == "both" else 1 for s in found]
+    number = sum(
+        tasks * s.k * (min(e, _agents(s.agent))) for tasks, s, e in zip(counts, found, each, strict=True) if tasks
+    )
+    return number * kept, f"at most all {number:,} conversations x {kept:g}"
 
 
 def supervised(spec: ExperimentSpec) -> Training:
@@ -155,34 +237,39 @@ def reinforcement(spec: ExperimentSpec) -> Training:
         rank=rl.lora_rank,
         recomputed=rl.gradient_checkpointing,
         small_states="8bit" in rl.optimizer,
-        shards=1,
+        shards=rl.processes if rl.sharded else 1,
         tile=None,
-        reference=bool(rl.beta),
+        reference=bool(rl.beta) and rl.tuning == "full",
         length=rl.max_prompt_tokens + rl.max_response_tokens,
     )
 
 
+def _stated(spec: ExperimentSpec) -> dict[str, float]:
+    return spec.published.get("stated", {})
+
+
 def _row_length(spec: ExperimentSpec) -> int:
-    """Return the most tokens of a row."""
+    """Return the most tokens of a sequence."""
     return spec.dataset.max_length if isinstance(spec.dataset.max_length, int) else spec.train.batch_tokens
 
 
-def _supervised(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
-    train, stated, training = spec.train, spec.published.get("stated", {}), supervised(spec)
-    rows = next((stated[key] for key in ("train_rows", "rows", "trajectories") if key in stated), None)
+def _supervised(spec: ExperimentSpec, shape: Shape, specs: Specs) -> list[Cost]:
+    train, training = spec.train, supervised(spec)
     lines = [_memory("training", training, shape)]
-    if rows is None and not train.max_steps:
-        return [*lines, Cost("training time", "unknown", "the number of rows is not known before the data set")]
-    steps = steps_of(spec, float(rows)) if rows is not None else int(train.max_steps or 0)
-    tokens = steps * (train.batch_sequences * training.length if train.batch_sequences else train.batch_tokens)
+    known = sequences_of(spec, specs)
+    if known is None and not train.max_steps:
+        return [*lines, Cost("training time", "unknown", "the number of sequences is not known before the data", None)]
+    sequences, source = known or (math.inf, "train.max_steps")
+    steps = steps_of(spec, sequences) if known else int(train.max_steps or 0)
+    longest = steps * (train.batch_sequences * training.length if train.batch_sequences else train.batch_tokens)
+    tokens = min(longest, sequences * train.epochs * training.length)
     hours = training.seconds(shape, tokens) / 3600 * len(spec.seeds)
-    source = "the published rows" if rows is not None else "train.max_steps"
     return [
         *lines,
-        Cost("training steps", f"{steps:,}", f"{source}, {train.epochs:g} epochs"),
+        Cost("training steps", f"{steps:,}", f"{source}, merged; {train.epochs:g} epochs"),
         Cost(
             "training time",
-            f"at most {tokens / 1e6:,.1f} M tokens, {hours:.1f} GPU hours",
+            f"at most {tokens / 1e6:,.1f} M tokens, {gpu_time(hours)}",
             f"{training.operations} parameters tokens / ({_PEAK})",
             hours,
         ),
@@ -192,27 +279,37 @@ def _supervised(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
 
 def _reinforcement(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
     rl, training = spec.rl, reinforcement(spec)
-    rollouts = rl.steps * rl.device_batch * rl.accumulate // rl.iterations
-    tokens = rollouts * rl.max_response_tokens
-    seconds = _decoding(shape.parameters, tokens) + training.seconds(shape, rollouts * training.length)
-    hours = seconds / 3600 * len(spec.seeds)
-    return [
+    rollouts = rl.steps * rl.round_size // rl.iterations
+    update = training.seconds(shape, rollouts * training.length) / 3600 * len(spec.seeds)
+    lines = [
         _memory("reinforcement", training, shape),
-        Cost(
-            "reinforcement time",
-            f"at most {rollouts:,} rollouts, {tokens / 1e6:,.1f} M tokens, {hours:.1f} GPU hours",
-            f"{rl.steps:,} steps x {rl.device_batch * rl.accumulate}, {rl.max_response_tokens:,} tokens each; "
-            f"{_DECODING}; then {training.operations} parameters tokens / ({_PEAK})",
-            hours,
+        _generated(
+            "reinforcement rollouts",
+            f"{rollouts:,} rollouts",
+            rollouts * rl.max_response_tokens * len(spec.seeds),
+            rl.engine,
+            shape,
+            f"{rl.steps:,} steps, {rl.max_response_tokens:,} tokens each",
         ),
-        _disk("reinforcement", training, shape, rl.save_steps, rl.steps),
+        Cost(
+            "reinforcement updates",
+            gpu_time(update),
+            f"{training.operations} parameters tokens / ({_PEAK})",
+            update,
+        ),
     ]
+    if rl.engine == "vllm":
+        rounds = rl.steps // rl.iterations * len(spec.seeds)
+        hours = rounds * 2 * training.trained(shape) / WRITTEN / 3600
+        written = f"2 bytes a trained parameter at {WRITTEN / 1e9:g} GB/s, measured; reading them was not"
+        lines.append(Cost("hand-over of weights", f"{rounds:,} times, at least {gpu_time(hours)}", written, hours))
+    return [*lines, _disk("reinforcement", training, shape, rl.save_steps, rl.steps)]
 
 
 def _memory(part: str, training: Training, shape: Shape) -> Cost:
     state, shards = training.state_bytes, training.shards
     parts = training.memory(shape)
-    shown = ", ".join(f"{name} {value / _GIB:.1f}" for name, value in parts.items() if value)
+    shown = ", ".join(f"{name} {value / GIB:.1f}" for name, value in parts.items() if value)
     kept = "4 bytes a weight" if training.full else "2 bytes a frozen weight, 4 a trained one"
     formula = (
         f"{kept}, 4 a gradient, {state} an optimiser state; activations of a sequence of {training.length:,} tokens "
@@ -221,7 +318,7 @@ def _memory(part: str, training: Training, shape: Shape) -> Cost:
         f"{f', of which {training.tile:,} are held at a time' if training.tile else ''}"
         f"{'' if shards == 1 else f'; over {shards} GPUs, each'}"
     )
-    return Cost(f"{part} memory", f"{sum(parts.values()) / _GIB:.0f} GiB: {shown}", formula)
+    return Cost(f"{part} memory", f"{sum(parts.values()) / GIB:.0f} GiB of each GPU: {shown}", formula)
 
 
 def _disk(part: str, training: Training, shape: Shape, every: int | None, steps: int) -> Cost:
@@ -235,29 +332,52 @@ def _disk(part: str, training: Training, shape: Shape, every: int | None, steps:
     )
 
 
-def _serving(spec: ExperimentSpec, shape: Shape) -> Iterator[Cost]:
+def _host(spec: ExperimentSpec, shape: Shape) -> Cost:
+    """Return the line of the machine around the GPUs."""
+    weights = 2 * shape.parameters
+    processes = max(spec.train.shards, spec.rl.processes if spec.rl.method != "none" else 1)
+    handed = weights if spec.rl.method != "none" and spec.rl.engine == "vllm" else 0.0
+    return Cost(
+        "host",
+        f"at least {(weights * processes + handed) / GIB:.0f} GiB of memory, {(weights + handed) / 1e9:.0f} GB of disk "
+        "for the base beside the lines above",
+        f"the base's files of 2 bytes a weight, read by {processes} processes"
+        f"{'; the weights that are handed over' if handed else ''}; sandboxes, images and data come on top, not known",
+    )
+
+
+# --- serving ---------------------------------------------------------------------------------------------------------
+
+
+def cache_bytes(shape: Shape, tokens: int) -> float:
+    """Return the bytes of keys and values of one sequence; the states of linear attention are left out."""
+    return 2.0 * shape.attention * shape.keys * 2 * tokens
+
+
+def _serving(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Iterator[Cost]:
     if spec.evaluate is None:
         return
-    evaluate, agent = spec.evaluate, spec.evaluate.agent
-    cache = 2 * shape.layers * shape.keys * 2 * agent.max_model_len
+    evaluate, agent, longest = spec.evaluate, spec.evaluate.agent, spec.evaluate.longest_context()
+    weights, cache = 2 * shape.parameters, cache_bytes(shape, longest)
     yield Cost(
         "serving memory",
-        f"{(2 * shape.parameters + CONCURRENT * cache) / _GIB:.0f} GiB: weights {2 * shape.parameters / _GIB:.1f}, "
-        f"KV cache {CONCURRENT * cache / _GIB:.1f}",
-        f"2 bytes a weight; {CONCURRENT} sequences of {agent.max_model_len:,} tokens x 2 x layers x keys x 2 bytes",
+        f"at least {(weights + cache) / GIB:.0f} GiB: weights {weights / GIB:.1f}, keys and values {cache / GIB:.1f} a "
+        "sequence",
+        f"2 bytes a weight; {longest:,} tokens x 2 x {shape.attention} layers x {shape.keys} keys x 2 bytes",
     )
-    conditions = len(evaluate.roles) * len(evaluate.decodings) * len(spec.seeds) + len(evaluate.budgets)
+    each = {
+        role: len(conditions(evaluate, role)) * (1 if role == "base" else len(spec.seeds)) for role in evaluate.roles
+    }
     agents = _agents(agent)
-    tasks = evaluate.tasks
-    rollouts = None if tasks is None else tasks * conditions * agents
-    if rollouts is None:
-        yield Cost("evaluation", f"{conditions} rollouts of each task", "all tasks of the suite")
+    tasks = evaluate.tasks or _counted(evaluate.suite, specs, evaluate.split)
+    formula = " + ".join(f"{count} of {role}" for role, count in each.items())
+    if tasks is None:
+        formula = f"({formula}) x {agents} agents; the suite's data are not here to be counted"
+        yield Cost("evaluation", f"unknown: {sum(each.values())} rollouts of each task", formula, None)
         return
-    tokens = rollouts * min(agent.max_model_len, agent.max_steps * agent.max_tokens)
-    hours = _decoding(shape.parameters, tokens) / 3600
-    yield Cost(
-        "evaluation",
-        f"at most {tokens / 1e6:,.1f} M tokens, {hours:.1f} GPU hours",
-        f"{tasks} tasks x {conditions} conditions x {agents} agents; {_DECODING}",
-        hours,
-    )
+    rollouts = tasks * sum(each.values()) * agents
+    turns = max([agent.max_steps, *(budget.max_steps or 0 for budget in evaluate.budgets)])
+    tokens = rollouts * min(longest, turns * agent.max_tokens)
+    engine = "transformers" if spec.serving.engine == "transformers" else "vllm"
+    formula = f"{tasks} tasks x ({formula}) x {agents} agents"
+    yield _generated("evaluation", f"{rollouts:,} conversations", tokens, engine, shape, formula)

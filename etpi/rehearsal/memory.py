@@ -16,6 +16,8 @@ PEAK_FLOPS = 989e12
 UTILISATION = 0.35
 """Share of the peak that training reaches."""
 
+HYBRID = re.compile(r"qwen3\.[56]", re.IGNORECASE)
+"""Names of models that attend in one layer of four (`full_attention_interval` of Qwen3.5's configuration)."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*B(?![a-z])", re.IGNORECASE)
 
 
@@ -24,12 +26,14 @@ class Shape:
     """A decoder's sizes and where they are from.
 
     Attributes:
+        attention: layers that keep keys and values of every token; linear attention keeps none.
         keys: numbers in all keys of a token and layer.
         linear: inputs and outputs of a layer's linear modules, added up: parameters that LoRA trains per rank.
     """
 
     parameters: float
     layers: int
+    attention: int
     hidden: int
     keys: int
     linear: float
@@ -48,12 +52,19 @@ def shape_of(model: str, config: Mapping[str, Any] | None) -> Shape | None:
         block = 2 * hidden * (queries + keys) + 3 * hidden * inner + 2 * hidden
         linear = 2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner)
         embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
-        return Shape(embeddings + layers * block, layers, hidden, keys, linear, vocabulary, "its configuration")
+        attention = layers - list(config.get("layer_types") or ()).count("linear_attention")
+        parameters = embeddings + layers * block
+        return Shape(parameters, layers, attention, hidden, keys, linear, vocabulary, "its configuration")
     if match := _SIZE.search(model):
         parameters = float(match[1]) * 1e9
         hidden = round((parameters * 80 / 12) ** (1 / 3))
-        source = f"the {match[0]} of its name: 12 layers hidden² parameters, 80 of width a layer, 4 heads a key"
-        return Shape(parameters, round(hidden / 80), hidden, hidden // 4, 20 * hidden, 151_936, source)
+        layers = round(hidden / 80)
+        hybrid = bool(HYBRID.search(model))
+        source = f"the {match[0]} of its name: 12 layers hidden² parameters, 80 of width a layer, 4 heads a key" + (
+            ", attention in one layer of four" if hybrid else ""
+        )
+        attention = math.ceil(layers / 4) if hybrid else layers
+        return Shape(parameters, layers, attention, hidden, hidden // 4, 20 * hidden, 151_936, source)
     return None
 
 

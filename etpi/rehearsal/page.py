@@ -8,12 +8,13 @@ from pathlib import Path
 
 from etpi.rehearsal.record import Record
 from etpi.rehearsal.stages import first_stop
+from etpi.rehearsal.starts import faults
 
 WIDTH = 118
 
 
 def lines(record: Record, folder: Path) -> Iterator[str]:
-    """Yield the table of stages, and the needs and estimates of the real run."""
+    """Yield the table of stages, the estimates of the real run, and what proves that it would start."""
     yield f"Rehearsal of {record.experiment}: {record.seconds:.0f} s, in {folder}"
     yield ""
     width = max(len(f"{stage.asset} of {stage.key}") for stage in record.stages)
@@ -26,19 +27,24 @@ def lines(record: Record, folder: Path) -> Iterator[str]:
             yield from _wrapped(f"cannot be judged at this size: {', '.join(stage.unjudged)}", 6)
         if stage.accepted:
             yield from _wrapped(f"fails, and the spec accepts it: {', '.join(stage.accepted)}", 6)
-        for need in stage.needs:
-            yield from _wrapped(f"needs: {need}", 6)
     yield ""
-    yield "What the real run will take (upper bounds where behaviour decides):"
+    yield "What the real run will take (amounts at most; GPU times at least, for those amounts):"
     for cost in record.costs:
         yield from _wrapped(f"{cost.part}: {cost.value}", 2)
         yield from _wrapped(f"= {cost.formula}", 6)
     yield ""
+    yield "Would the real run start? Line by line, with what proves it:"
+    for line in record.starts:
+        yield from _wrapped(f"{line.state:10}  {line.what}: {line.why}", 2)
+    yield ""
+    stopping = faults(record.starts)
+    open_lines = sum(line.state in ("not proved", "estimated") for line in record.starts)
     if stop := first_stop(record.stages):
-        yield f"The real run would stop at {stop.asset} of {stop.key}."
-        yield f"Log: {folder / 'run.log'}"
+        yield f"The real run would stop at {stop.asset} of {stop.key}. Log: {folder / 'run.log'}"
+    if stopping:
+        yield f"{len(stopping)} of {len(record.starts)} lines would stop the real run: see FAULT."
     else:
-        yield "Nothing that a CPU can find would stop the real run."
+        yield f"No fault in {len(record.starts)} lines; {open_lines} of them are estimated or not proved here."
 
 
 def _wrapped(text: str, indent: int) -> Iterator[str]:

@@ -13,6 +13,7 @@ from etpi.rehearsal import RATE
 from etpi.rehearsal.costs import Cost, costs
 from etpi.rehearsal.shrink import Machine, shrink
 from etpi.rehearsal.stages import Stage, run
+from etpi.rehearsal.starts import Start, starts
 from etpi_assets.specs.load import Specs
 
 NAME = "rehearsal.json"
@@ -29,6 +30,7 @@ class Record:
     experiment: str
     seconds: float
     stages: Sequence[Stage]
+    starts: Sequence[Start]
     costs: Sequence[Cost]
 
 
@@ -44,7 +46,13 @@ def rehearse(name: str, specs: Specs, folder: Path, machine: Machine, rate: floa
     """
     start = time.monotonic()
     stages = run(shrink(name, specs, folder, machine))
-    record = Record(name, round(time.monotonic() - start, 1), stages, costs(name, specs, rate))
+    record = Record(
+        name,
+        round(time.monotonic() - start, 1),
+        stages,
+        starts(name, specs, stages, machine),
+        costs(name, specs, rate),
+    )
     partial = folder / f"{NAME}.new"
     partial.write_text(json.dumps(asdict(record), indent=1), encoding="utf-8")
     os.replace(partial, folder / NAME)

@@ -20,6 +20,7 @@ from typing import Any
 import tomlkit
 
 from etpi.rehearsal import stand_ins, students
+from etpi.rehearsal.memory import HYBRID
 from etpi_assets.resources import Resources
 from etpi_assets.specs.check_names import OVERRIDABLE
 from etpi_assets.specs.experiment import ExperimentSpec
@@ -114,12 +115,16 @@ def this_machine() -> Machine:
         vllm = True
     except EngineUnavailable:
         vllm = False
+    return Machine(docker_answers(), vllm)
+
+
+def docker_answers() -> bool:
+    """Return whether a container engine answers here."""
     try:
         Resources().sandboxes("docker").check()
-        docker = True
     except SandboxUnavailable:
-        docker = False
-    return Machine(docker, vllm)
+        return False
+    return True
 
 
 def shrink(name: str, specs: Specs, folder: Path, machine: Machine) -> Rehearsal:
@@ -332,6 +337,11 @@ def _train(train: dict[str, Any], spec: ExperimentSpec, small: Rehearsal) -> dic
                 "sft_checkpoint",
                 f"liger-kernel, for train.{option} (pip install 'etpi[gpu]'); the same is computed without it here",
             )
+    if HYBRID.search(str(spec.base.repo)) and not find_spec("fla"):
+        small.need(
+            "sft_checkpoint",
+            "flash-linear-attention (pip install 'etpi[gpu]'); without it linear attention is plain PyTorch, and slow",
+        )
     for name in missing_trackers(spec.train.report_to):
         small.need("sft_checkpoint", f"{name}, for train.report_to (pip install {name}); a rehearsal reports nothing")
     if train.get("use_epoch") is not None or train.get("use_step") is not None:

@@ -7,9 +7,11 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +29,9 @@ from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.vllm_server import PROGRAM_VARIABLE, vllm_program
 from etpi_resources.lake.lake import Lake, LakeError, Ref
 from etpi_resources.lake.manifest import Manifest
+from etpi_resources.process.supervise import supervised
 
+POLL_SECONDS = 1.0
 STAND_IN = "etpi.rehearsal.vllm_stand_in"
 Verdict = Literal["passes", "would block", "not reached", "not applicable"]
 
@@ -80,6 +84,7 @@ def run(rehearsal: Rehearsal) -> list[Stage]:
     lake_folder.mkdir(parents=True, exist_ok=True)
     result_file = rehearsal.folder / "result.json"
     result_file.unlink(missing_ok=True)
+    started = time.time()
     specs = load_specs(specs_folder)
     with ExitStack() as stack, (rehearsal.folder / "run.log").open("w", encoding="utf-8") as log:
         for name, port in rehearsal.served.items():
@@ -91,7 +96,13 @@ def run(rehearsal: Rehearsal) -> list[Stage]:
         environment.pop("ETPI_CATALOG", None)
         paths = [str(result_file), str(rehearsal.folder / "exports")]
         line = [sys.executable, "-m", "etpi.rehearsal.chain", rehearsal.experiment, *paths]
-        code = subprocess.run(line, env=environment, stdout=log, stderr=subprocess.STDOUT).returncode
+        with subprocess.Popen(supervised(line), env=environment, stdout=log, stderr=subprocess.STDOUT) as chain:
+            try:
+                _report(chain, rehearsal, plan(rehearsal.experiment, specs, Lake(lake_folder)), started)
+            except BaseException:
+                chain.terminate()
+                raise
+            code = chain.wait()
     if not result_file.exists():
         raise RehearsalFailed(f"the run ended with status {code}; its log is {rehearsal.folder / 'run.log'}")
     result = json.loads(result_file.read_text(encoding="utf-8"))
@@ -102,6 +113,34 @@ def run(rehearsal: Rehearsal) -> list[Stage]:
         for form, error in result["exports"].items()
     ]  # fmt: skip
     return [*_stages(rehearsal, steps, result["failures"]), *exports]
+
+
+def _report(chain: subprocess.Popen[bytes], rehearsal: Rehearsal, steps: Sequence[Step], started: float) -> None:
+    """Print each finished asset, and the time left if the others take as long on average, until the chain ends."""
+    lake = Lake(rehearsal.folder / "lake")
+    waiting = {
+        Ref(step.asset, step.set, step.key) for step in steps if step.state != "ok" and not step.asset.endswith("_spec")
+    }
+    total = len(waiting)
+    while waiting:
+        with suppress(subprocess.TimeoutExpired):
+            chain.wait(POLL_SECONDS)
+        for ref in [ref for ref in waiting if _published(lake, ref) > started]:
+            waiting.discard(ref)
+            passed = time.time() - started
+            left = passed / (total - len(waiting)) * len(waiting)
+            shown = f"{ref.asset} of {ref.key.removeprefix(PREFIX)}"
+            print(
+                f"[{total - len(waiting)}/{total}] {passed:3.0f} s, about {left:.0f} s left: {shown}", file=sys.stderr
+            )
+        if chain.poll() is not None:
+            return
+
+
+def _published(lake: Lake, ref: Ref) -> float:
+    """Return when an asset's last version was published (seconds since the epoch); 0: never."""
+    manifest = lake.blocked(ref) or lake.current(ref)
+    return datetime.fromisoformat(manifest.created_at).timestamp() if manifest else 0.0
 
 
 def _vllm(rehearsal: Rehearsal) -> dict[str, str]:

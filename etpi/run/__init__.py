@@ -3,3 +3,7 @@
 
 class CodeServerError(RuntimeError):
     """Dagster's code server did not start, or cannot launch a run; the message has its last line."""
+
+
+CATALOG = "catalog"
+"""The name under which `etpi run` rebuilds the tables across experiments and the catalog alone."""

@@ -24,14 +24,14 @@ from typing import Self
 
 import dagster as dg
 
-from etpi.run import CodeServerError
+from etpi.run import CATALOG, CodeServerError
 from etpi.run.code_server import CodeServer, code_server
 from etpi.run.console import say
 from etpi_assets.asset import CONSENT_TAG
 from etpi_assets.graph import GRAPH, JOBS
 from etpi_assets.orchestration.jobs import failure_reason
 from etpi_assets.orchestration.partitions import PARTITION_TAG
-from etpi_assets.planning.planner import Step, open_steps, plan
+from etpi_assets.planning.planner import Step, open_steps, plan, set_of
 from etpi_assets.resources import side_by_side
 from etpi_assets.specs.folders import VARIABLE, user_folders
 from etpi_assets.specs.load import Specs
@@ -45,9 +45,11 @@ STOP_SECONDS = 30.0
 """Time for a terminated run to end in order."""
 LONGEST_REASON = 300
 """Characters of a failure in the summary of a run; the whole message was shown when the step failed."""
+DATA_ASSETS = ("experiment_inputs", *(name for name in JOBS["build_dataset"][1] if GRAPH[name].set != "all"))
 EXPERIMENT_ASSETS = ("experiment_inputs", *(name for name in JOBS["run_experiment"][1] if GRAPH[name].set != "all"))
 """The assets of an experiment's run where one of several ends with the tables across experiments."""
 SERVER_KILLED = "Dagster's code server was killed, and its runs with it; the machine may have run out of memory"
+_JOBS = {"suite": "prepare_suite", "rollout_set": "collect_rollouts"}
 _DAGSTERS_OWN = ("[pipes]", "Dependencies for step ")
 """Prefixes of Dagster's messages without an event; a failed run's summary lists the steps that did not run."""
 
@@ -77,14 +79,21 @@ class Client:
     """
 
     def __init__(
-        self, specs: Specs, specs_folder: Path | None = None, consent: Collection[str] = (), at_once: int = 1
+        self,
+        specs: Specs,
+        specs_folder: Path | None = None,
+        consent: Collection[str] = (),
+        at_once: int = 1,
+        data_only: bool = False,
     ) -> None:
         """
         Args:
+            data_only: end with the data sets of experiments.
             consent: the options that allow expensive work because code changed (`planner.Consent`).
             at_once: the number of experiments that are wanted at once; on this machine `side_by_side` bounds it.
         """
         self._specs, self._lake, self._at_once = specs, Lake.open(), at_once
+        self._data_only = data_only
         self._tags = {f"{CONSENT_TAG}{option}": "true" for option in consent}
         folders = [specs_folder] if specs_folder else [folder.path for folder in user_folders()]
         self._variables = {
@@ -121,20 +130,20 @@ class Client:
     def run_experiments(
         self, names: Sequence[str], finished: Finished = lambda name, failures: None
     ) -> dict[str, list[str]]:
-        """Bring experiments with their inputs up to date, then the tables across experiments.
+        """Bring experiments, rollout sets and suites with their inputs up to date, then the tables across experiments.
 
         Args:
-            finished: called after each experiment with its failures, by one thread at a time.
+            names: of specs, or CATALOG for the tables across experiments alone.
+            finished: called after each of them with its failures, by one thread at a time.
 
         Returns:
             Name -> one line for each failed step, in order; only what failed. The tables are "publish_catalog".
         """
-        alone = len(names) == 1
+        alone = len(names) == 1 and not self._data_only
         failures: dict[str, list[str]] = {}
 
         def work(name: str) -> None:
-            say(opening(name, plan(name, self._specs, self._lake)))
-            lines = self._run("run_experiment", name, None if alone else EXPERIMENT_ASSETS)
+            lines = self._run_spec(name, alone)
             with _REPORTING:
                 failures[name] = lines
                 finished(name, lines)
@@ -145,6 +154,21 @@ class Client:
         if (failed or not alone) and (lines := self.run("publish_catalog", None)):
             failed["publish_catalog"] = lines
         return failed
+
+    def _run_spec(self, name: str, alone: bool) -> list[str]:
+        """Run the jobs of an experiment, a rollout set or a suite; return one line for each failed step."""
+        if name == CATALOG:
+            return self._run("publish_catalog", None, None)
+        say(opening(name, plan(name, self._specs, self._lake)))
+        set_name = set_of(name, self._specs)
+        if set_name == "experiment":
+            assets = DATA_ASSETS if self._data_only else None if alone else EXPERIMENT_ASSETS
+            return self._run("run_experiment", name, assets)
+        suites = self._specs.upstream_keys(set_name, name, "suite") if set_name == "rollout_set" else []
+        for job, key in [*(("prepare_suite", suite) for suite in suites), (_JOBS[set_name], name)]:
+            if lines := self._run(job, key, None):
+                return lines
+        return []
 
     def run(self, job: str, key: str | None, assets: Sequence[str] | None = None) -> list[str]:
         """Run a job, or the named ones of its assets; return one line for each failed step."""

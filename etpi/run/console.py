@@ -6,8 +6,15 @@ import sys
 import time
 from contextlib import suppress
 
+quiet = False
+"""Whether `etpi -q` keeps progress to itself."""
+verbose = False
+"""Whether `etpi -v` shows the stack traces of expected errors."""
+
 
 def say(text: str) -> None:
-    """Print one or more lines with the time of day on standard error."""
+    """Print one or more lines with the time of day on standard error; nothing with `etpi -q`."""
+    if quiet:
+        return
     with suppress(OSError, ValueError):  # the terminal is closed, but the work must go on
         print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

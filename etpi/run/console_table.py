@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from etpi.run.columns import aligned
 from etpi_assets.curation.lost import listed_with_keys
@@ -25,22 +27,22 @@ _STATE_LABELS = {
 
 
 def ending(lake: Lake, experiments: Sequence[str]) -> str:
-    """Return the last lines of a run's output: where its results are, and what to do next."""
+    """Return the last lines of a run without a failure: where its results are, and what to do next."""
     pages = {name: path for name in experiments if (path := _page(lake, name))}
-    reports = list(pages.values()) or ["none yet; `etpi status` says what is missing"]
-    links = [["report", reports[0]], *(["", path] for path in reports[1:])]
-    for name in pages:
-        links.append(["etpi view" if name == next(iter(pages)) else "", view_url(experiment_page(name))])
-    links += [
-        ["etpi ui", "http://localhost:3000 (the graph, and a page for every asset; or `make ui`)"],
+    reports = list(pages.values()) or (["none yet; `etpi status` says what is missing"] if experiments else [])
+    rows = [["report" if n == 0 else "", text] for n, text in enumerate(reports)]
+    rows += [["etpi view" if n == 0 else "", view_url(experiment_page(name))] for n, name in enumerate(pages)]
+    rows += [
+        ["etpi ui", "http://localhost:3000 (the graph, and a page for every asset)"],
         ["etpi sql", "the lake in DuckDB's shell; `etpi sql --list`: questions that are ready"],
     ]
-    table = aligned([[f"  {name}", text] for name, text in links])
+    lines = f"Results:\n{aligned([[f'  {name}', text] for name, text in rows])}"
+    if not experiments:
+        return lines
     first = experiments[0]
     return (
-        f"Results:\n{table}\n"
-        f'Next: write specs/experiments/{first}_2.toml: extends = "{first}", a title, two settings;\n'
-        f"  run it: etpi run {first}_2 (make run EXPERIMENT={first}_2)"
+        f'{lines}\nNext: write specs/experiments/{first}_2.toml: extends = "{first}", a title, two settings; '
+        f"run it: etpi run {first}_2"
     )
 
 
@@ -54,8 +56,7 @@ def failures_table(failures: Mapping[str, Sequence[str]]) -> str:
         [
             f"etpi: failed: {', '.join(failures)}.",
             *reasons,
-            f"Next: fix the cause, then run {how}; finished assets are not computed again.",
-            "`etpi ui` shows the whole log of every run.",
+            f"Fix the cause, then run {how}; finished assets are not computed again. `etpi ui` shows the whole log.",
         ]
     )
 
@@ -91,6 +92,15 @@ def states_table(experiment: str, steps: Sequence[Step], everything: bool) -> st
         facts = "; ".join(filter(None, [step.reason.replace("\n", " "), took]))
         rows.append(["", step.asset, step.key, _STATE_LABELS[step.state], facts])
     return f"{title}\n{aligned(rows)}" if rows else title
+
+
+def steps_json(name: str, steps: Sequence[Step]) -> dict[str, Any]:
+    """Return the state of a chain for programs: the number of steps by state, and every step."""
+    rows = [
+        {"asset": s.asset, "set": s.set, "key": s.key, "state": s.state, "reason": s.reason, "seconds": s.seconds}
+        for s in steps
+    ]
+    return {"name": name, "states": dict(Counter(step.state for step in steps)), "steps": rows}
 
 
 def lost_lines(steps: Sequence[Step], lake: Lake) -> list[str]:

@@ -1,4 +1,4 @@
-"""Check, before a run spends anything, its sandboxes, its trackers and the bounds of its chat templates."""
+"""Check, before a run spends anything, its inputs, sandboxes and trackers, and the bounds of its chat templates."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from etpi_assets.graph import GRAPH
 from etpi_assets.planning.planner import Step, open_steps
+from etpi_assets.scoring.rewards.functions import check_terms
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError, Specs
+from etpi_assets.specs.paths import expand, external_path
 from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.families import load_family
+from etpi_resources.backend import backend
 from etpi_resources.chat.bounds import TemplateUnbounded, require_bounded
 from etpi_resources.sandboxes import HostFactory, SandboxUnavailable
 from etpi_resources.trainers.interpreter import trainer_python
@@ -105,6 +109,27 @@ def require_templates(steps: Iterable[Step], specs: Specs) -> None:
                 raise SpecError(f"{step.asset} of {step.key}: {error}. Nothing was run.") from error
             except (OSError, ValueError):
                 continue  # the step says what is missing, on the machine where it runs
+
+
+def require_inputs(steps: Iterable[Step], specs: Specs) -> None:
+    """Check what open steps name outside the specs: the paths of runs and tasks, and the reward functions.
+
+    Raises:
+        PathError: an environment variable of a path is not set.
+        SpecError: a path does not exist on this machine, or a reward function is unknown; the message names the file.
+    """
+    for step in open_steps(steps):
+        spec = specs.get(step.set, step.key)
+        file = specs.entry(step.set, step.key).file
+        named = external_path(spec) if GRAPH[step.asset].reads_path else None
+        path = Path(expand(named)) if named else None
+        if path and backend() is None and not path.exists():
+            raise SpecError(f"{file}: path: there is nothing at {path.absolute()}; correct `path`")
+        if step.asset == "rl_checkpoint" and isinstance(spec, ExperimentSpec) and spec.rl.method != "none":
+            try:
+                check_terms(spec.rl.rewards)
+            except SpecError as error:
+                raise SpecError(f"{file}: {error}") from error
 
 
 def _is_foreign(template: str) -> bool:

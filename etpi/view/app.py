@@ -162,7 +162,7 @@ def _lake_error(view: _View) -> Any:
         if isinstance(error, duckdb.Error):
             message = (
                 f"{view.catalog.path}: DuckDB cannot answer: {message.splitlines()[0]}. If a file is missing, or the "
-                "catalog was written by another release of etpi, write it again: dg launch --assets catalog"
+                "catalog was written by another release of etpi, write it again: etpi run catalog"
             )
         return _page(view, "error.html.jinja", {"title": "The catalog cannot be read", "message": message}, request,
                      status=503)  # fmt: skip

@@ -18,7 +18,6 @@ import yaml
 from dagster._cli.proxy_server_manager import ProxyServerManager
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import WorkspaceFileTarget
-from dagster._utils.interrupts import setup_interrupt_handlers
 from dagster._utils.log import configure_loggers
 from dagster_webserver import cli, version
 from dagster_webserver.app import create_app_from_workspace_process_context
@@ -33,7 +32,9 @@ _POLL_MS = 2000
 
 def serve_dagster(host: str, port: int, names: Sequence[str], home: Path) -> int:
     """Serve the page until it is stopped; return 1 if the daemon ended before."""
-    setup_interrupt_handlers()
+    # Python leaves SIGINT ignored in a process that a shell started with `&`.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     os.environ |= {
         "DAGSTER_IS_DEV_CLI": "1",
         "DAGSTER_verbose": "",

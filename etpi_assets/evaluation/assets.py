@@ -268,8 +268,10 @@ def _checkpoints(run: AssetRun) -> list[EvaluatedCheckpoint]:
 
 def _expected(serving: Serving, evaluated: EvaluatedCheckpoint, checkpoint: Checkpoint) -> ExpectedServing:
     name, folder = serving.expected(checkpoint)
-    content_hash = evaluated.adapter_hash if folder == checkpoint.adapter else evaluated.checkpoint_id
-    return ExpectedServing(name, folder, content_hash or "", verifiable=not evaluated.path.startswith((HUB, PACKAGE)))
+    adapter, own = folder != checkpoint.folder, folder in (checkpoint.folder, checkpoint.adapter)
+    content_hash = evaluated.adapter_hash if adapter else evaluated.checkpoint_id
+    verifiable = own and not evaluated.path.startswith((HUB, PACKAGE))  # a copy was verified when it was written
+    return ExpectedServing(name, folder, content_hash or "", verifiable=verifiable)
 
 
 def _served_by(spec: ExperimentSpec) -> dict[str, Any]:
@@ -294,5 +296,6 @@ def _serving(run: AssetRun, spec: ExperimentSpec) -> Iterator[tuple[Serving, Map
         )
         for c in evaluated
     }
-    with closing(run.resources.serving(spec.serving, chat, list(checkpoints.values()))) as serving:
+    context = spec.evaluate.longest_context() if spec.evaluate else None
+    with closing(run.resources.serving(spec.serving, chat, list(checkpoints.values()), context)) as serving:
         yield serving, checkpoints

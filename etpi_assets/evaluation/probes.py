@@ -212,7 +212,11 @@ def differs_from_base(trained: Sequence[Completion], base: BaseTurns, floor: flo
         if (a.output_ids == b.output_ids or b.output_ids != again.output_ids) and _mean_gap(a, b) <= bound
     ]
     result = _share("differs_from_base", "train", len(trained), same, floor)
-    return replace(result, detail={**result.detail, "gap_bound": bound})
+    measured: dict[str, Any] = {"gap_bound": bound}
+    if not result.passed:
+        largest = max((_mean_gap(a, b) for a, b in zip(trained, base.turns, strict=True)), default=0.0)
+        measured |= {"largest_gap": largest, "base_noise": base.noise}
+    return replace(result, detail={**result.detail, **measured})
 
 
 def _mean_gap(one: Completion, other: Completion) -> float:
@@ -271,7 +275,7 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[CheckOutcome]:
         "prompt_parity": "give serving and training the same messages, tools, template and template arguments",
         "content_visible": "start the server without a reasoning parser, or with the one of the trained template",
         "calls_round_trip": "start the server with the tool parser of the trained call form, or without one",
-        "differs_from_base": "other weights were served, or training changed nothing: look at sft_checkpoint's checks",
+        "differs_from_base": "",  # by what was measured: `_why_equal`
         "first_turn_parses": "compare a failing turn with a training row token by token; look at format_exposure",
     }
     outcomes = []
@@ -282,6 +286,8 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[CheckOutcome]:
             outcomes.append(CheckOutcome.not_applicable(probe, _NOTHING_TO_PROBE.get(probe, _NO_PROMPTS)))
             continue
         failed = [r for r in of_probe if not r["passed"]]
+        if probe == "differs_from_base" and failed:
+            remedy = _why_equal(json.loads(failed[0]["detail"]), failed[0]["value"])
         failures = "; ".join(
             f"{r['role']} seed {r['seed']} on {r['prompt_set']} prompts: {r['value']:.2f} of {r['n']}, {r['detail']}"
             for r in failed
@@ -295,6 +301,21 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[CheckOutcome]:
             )
         )
     return outcomes
+
+
+def _why_equal(detail: Mapping[str, Any], differing: float) -> str:
+    """Return why a trained checkpoint answers as its base: the differences say whether its weights were served."""
+    gap, noise = detail.get("largest_gap", 0.0), detail.get("base_noise", 0.0)
+    if differing == 0 and gap <= noise:
+        return (
+            f"other weights were served: log-probabilities differ by at most {gap:.2g} nats a token, and those of two "
+            f"samples of the base by {noise:.2g}; restart the server, or load the checkpoint under a new name"
+        )
+    return (
+        f"trained too little: the served weights are not the base's (log-probabilities differ by up to {gap:.2g} nats "
+        f"a token, {detail['gap_bound']:.2g} are needed); raise train.max_steps, train.epochs or train.learning_rate, "
+        "or lower probe.min_differs"
+    )
 
 
 def _share(probe: str, prompt_set: str, n: int, failed: Sequence[str], floor: float) -> ProbeResult:

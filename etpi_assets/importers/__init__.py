@@ -25,8 +25,10 @@ from etpi_assets.importers import (
     messages,
     mini_swe_agent,
     nemo_gym,
+    openai_batch,
     openhands,
     r2e_gym,
+    secrets,
     sharegpt,
     swe_agent,
     tau2,
@@ -58,6 +60,7 @@ _MODULES = (
     nemo_gym,
     inspect_ai,
     tau2,
+    openai_batch,
     tito,
     trl,
     verl,
@@ -85,7 +88,8 @@ def import_runs(format: str, path: Path, options: Mapping[str, Any] | None = Non
     parsed, importer = read_options(options or {}), importer_of(format, path)
     samples: Counter[str | None] = Counter()
     for unit in importer.units(path):
-        for item in importer.results(unit, path, parsed):
+        for raw in importer.results(unit, path, parsed):
+            item = secrets.without_secrets(raw, parsed.secrets)
             if isinstance(item, RolloutRecord):
                 item.tools = item.tools or parsed.tools
                 item.sample = samples[item.task_id]
@@ -155,6 +159,8 @@ def read_options(options: Mapping[str, Any]) -> Options:
             raise ValueError(f"options.{key}: unknown option.{near(key, known)} Known: {', '.join(sorted(known))}")
         if key == "capture" and value not in ("native", "retokenised"):
             raise ValueError(f"options.capture: {value!r} is neither native nor retokenised")
+        if key == "secrets" and value not in secrets.CHOICES:
+            raise ValueError(f"options.secrets: {value!r} is none of {', '.join(secrets.CHOICES)}")
         if key == "tools":
             values[key] = _schemas(value)
         elif key == "map":

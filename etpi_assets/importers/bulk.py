@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from etpi_assets.importers import importer_named, importer_of, read_options
 from etpi_assets.importers.format import unconvertible
+from etpi_assets.importers.secrets import without_secrets
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories import checks
 from etpi_assets.trajectories.records import RolloutRecord
@@ -144,7 +145,7 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
         turns = characters = 0
         for unit in units:
             for item in importer.results(unit, root, options):
-                rows = _input_rows(item, source, options.tools)
+                rows = _input_rows(without_secrets(item, options.secrets), source, options.tools)
                 inputs.append(rows)
                 turns += len(rows.tables.get("turns", ()))
                 characters += rows.characters

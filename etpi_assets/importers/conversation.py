@@ -106,6 +106,7 @@ class Options:
         capture: how those ids were captured, if the rows do not say: "native" or "retokenised".
         tools: schemas of the tools that prompts offer, as JSON text or tables, for runs that record none.
         map: columns of rows of the format `mapped`: key -> path.
+        secrets: what is done with keys in the runs: "keep", "mask" (a turn that wrote one is context) or "quarantine".
     """
 
     message_commands: tuple[str, ...] = ("send_message",)
@@ -116,6 +117,7 @@ class Options:
     capture: str = "retokenised"
     tools: list[dict[str, Any]] | None = None
     map: Mapping[str, str] | None = None
+    secrets: str = "keep"
 
 
 def chat_entries(messages: Iterable[Any], what: str) -> list[ChatEntry]:

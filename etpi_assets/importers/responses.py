@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from etpi_assets.importers.atif import logprobs
@@ -114,12 +113,5 @@ def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def instructed(text: Any, entries: Sequence[ChatEntry]) -> list[ChatEntry]:
-    """Return the messages with instructions, and those of the developer that follow, as one system prompt before them.
-
-    Later messages of the developer become the user's, because templates accept a system prompt at the beginning alone.
-    """
-    said = [ChatEntry("system", text), *entries] if isinstance(text, str) and text else list(entries)
-    first = next((number for number, entry in enumerate(said) if entry.role != "system"), len(said))
-    prompt = "\n\n".join(entry.content for entry in said[:first])
-    rest = [replace(entry, role="user") if entry.role == "system" else entry for entry in said[first:]]
-    return [*([ChatEntry("system", prompt)] if first else []), *rest]
+    """Return the messages with instructions as a system prompt before them, if there are any."""
+    return [*([ChatEntry("system", text)] if isinstance(text, str) and text else []), *entries]

@@ -9,15 +9,13 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
-from etpi_assets.graph import GRAPH, JOBS, Node
+from etpi_assets.graph import GRAPH, Node
 from etpi_assets.planning.versioning.keys import PartitionCode, code_of, file_of, input_key
-from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import external_path, fingerprint
-from etpi_assets.specs.rollout_set import RolloutSetSpec, TinySection
+from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources.lake.lake import Lake, Manifest, Ref
 
 State = Literal["ok", "missing", "stale", "code", "waiting", "blocked", "invalid"]
@@ -148,26 +146,30 @@ def expensive(node: Node, key: str, specs: Specs) -> bool:
     spec = specs.get(node.set, key)
     if isinstance(spec, RolloutSetSpec):
         return spec.kind in ("live", "agent")
-    if isinstance(spec, ExperimentSpec) and node.name == "base_checkpoint":
-        return spec.base.kind == "tiny" and not _comes_with_etpi(spec.base.tiny)
     return True
 
 
-def _comes_with_etpi(base: TinySection) -> bool:
-    """Return whether a tiny base is among those of `tiny_bases`, whose modules are above this one."""
-    recipes = [json.loads(path.read_bytes()) for path in Path(__file__).parents[1].glob("tiny_bases/*/recipe.json")]
-    return base in [TinySection.model_validate(recipe["section"]) for recipe in recipes]
+def plan(name: str, specs: Specs, lake: Lake) -> list[Step]:
+    """Return every asset partition of a chain with its state, in an order in which they can be made.
 
-
-def plan(experiment: str, specs: Specs, lake: Lake) -> list[Step]:
-    """Return every asset partition of an experiment's chain with its state, in an order in which they can be made.
+    Args:
+        name: of an experiment, a rollout set or a suite (`set_of`).
 
     Raises:
-        SpecError: there is no such experiment; the message lists the valid names. An invalid spec is a step of state
+        SpecError: there is no such spec; the message lists the nearest names. An invalid spec is a step of state
             "invalid".
     """
-    specs.entry("experiment", experiment)
-    return chain("experiment", experiment, specs, lake)
+    return chain(set_of(name, specs), name, specs, lake)
+
+
+def set_of(name: str, specs: Specs) -> str:
+    """Return the set that has a spec of this name; an experiment hides a rollout set or suite with its name.
+
+    Raises:
+        SpecError: none has.
+    """
+    found = next((set_name for set_name in reversed(SETS) if name in specs.keys(set_name)), None)
+    return found or specs.entry("experiment", name).set
 
 
 def chain(set: str, key: str, specs: Specs, lake: Lake) -> list[Step]:
@@ -229,21 +231,9 @@ def open_steps(steps: Iterable[Step]) -> list[Step]:
     return [step for step in steps if step.state != "ok"]
 
 
-def commands(steps: Sequence[Step]) -> list[str]:
-    """Return the commands that make what is not ok, in order, one per job and partition."""
-    lines: dict[str, None] = {}
-    for step in open_steps(steps):
-        job = next(name for name, (set_name, assets) in JOBS.items() if set_name == step.set and step.asset in assets)
-        lines[f"dg launch --job {job} --partition {step.key}"] = None
-    return list(lines)
-
-
-def remedy(ref: Ref, specs: Specs, lake: Lake, experiment: str | None = None) -> str:
-    """Return the commands that give `ref` data, through its whole chain; for an experiment, the one that runs it."""
-    if experiment:
-        job = f"dg launch --job run_experiment --partition {experiment}"
-        return f"Compute all that the experiment is missing: etpi run {experiment}, or {job}"
-    return "\n  ".join(["Run, in this order:", *commands(chain(ref.set, ref.key, specs, lake))])
+def remedy(ref: Ref, experiment: str | None = None) -> str:
+    """Return the command that computes `ref` and its chain; for an experiment, all that it is missing."""
+    return f"Run `etpi run {experiment or ref.key}`"
 
 
 def _step(

@@ -41,8 +41,7 @@ from etpi_assets.trajectories.checks import (
 )
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import captured_digest, to_tables
-from etpi_assets.worlds.coop_tiny.conversations import UnjudgedCoopTiny
-from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory
+from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory, UnjudgedCoopTiny
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.engines import Engine
 from etpi_resources.hashes import json_hash
@@ -124,7 +123,8 @@ def _open_engine(run: AssetRun, spec: RolloutSetSpec, family: Family, chat: Chat
         if spec.templated:
             yield plan_first.plan_first_engine(spec, family)
             return
-        engine = make_engine(spec.engine, run.specs.suites[spec.suite].family, family, chat, spec.seed, run.lake)
+        name, context = run.specs.suites[spec.suite].family, spec.agent.max_model_len
+        engine = make_engine(spec.engine, name, family, chat, spec.seed, run.lake, context)
         stack.callback(engine.close)
         yield engine
 

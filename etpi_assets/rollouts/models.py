@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from etpi_assets.planning.versioning.keys import tiny_base_code
 from etpi_assets.specs.paths import expand
 from etpi_assets.specs.rollout_set import TINY, EngineSection
-from etpi_assets.tiny_bases import recipe as tiny_base
+from etpi_assets.tiny_bases import shipped
 from etpi_resources.backend import backend
 from etpi_resources.checkpoints import HUB, LAKE, PACKAGE, pinned_folder
 from etpi_resources.engines import Engine
-from etpi_resources.lake.lake import Lake, LakeError
+from etpi_resources.lake.lake import Lake
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
@@ -28,11 +27,11 @@ def accelerated(section: EngineSection) -> bool:
     return section.kind == "transformers" or (section.kind == "vllm" and not section.urls and backend() is None)
 
 
-def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake) -> Engine:
+def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake, context: int | None = None) -> Engine:
     """Open the engine of a section whose kind is in MODEL_KINDS; closing it stops the server started for it.
 
     Raises:
-        LakeError: the model's files are missing or differ from the spec's; or the tiny base has not learned its world.
+        LakeError: the model's files are missing or differ from the spec's; or etpi has no such tiny base.
         PathError: the model's path names a variable that is not set.
         EngineUnavailable: no server answers or starts, or the API key is not set.
     """
@@ -50,7 +49,7 @@ def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake) -> Engine
         from etpi_resources.engines.transformers import TransformersEngine
 
         return TransformersEngine(folder, name, chat)
-    return _local_vllm(section, chat, lake, folder, name)
+    return _local_vllm(section, chat, lake, folder, name, context)
 
 
 def _chat_endpoint(section: EngineSection) -> Engine:
@@ -66,13 +65,15 @@ def _chat_endpoint(section: EngineSection) -> Engine:
     )
 
 
-def _local_vllm(section: EngineSection, chat: ChatFormat, lake: Lake, folder: Path, name: str) -> Engine:
+def _local_vllm(
+    section: EngineSection, chat: ChatFormat, lake: Lake, folder: Path, name: str, context: int | None
+) -> Engine:
     from etpi_resources.engines.endpoints import Endpoints
     from etpi_resources.engines.vllm import VllmEngine
-    from etpi_resources.engines.vllm_server import start_servers
+    from etpi_resources.engines.vllm_server import start_servers, with_context
 
     log, lock = lake.scratch("servers") / f"{name}.log", lake.machine_lock_file("server")
-    servers = start_servers(folder, name, log=log, options=section.options, lock=lock)
+    servers = start_servers(folder, name, log=log, options=with_context(section.options, context), lock=lock)
     try:
         endpoints = Endpoints(
             servers.urls, key_env=servers.key_env, timeout=section.timeout, exit_reason=servers.exit_reason
@@ -97,12 +98,9 @@ def _local_vllm(section: EngineSection, chat: ChatFormat, lake: Lake, folder: Pa
 
 
 def _built(section: EngineSection, chat: ChatFormat, lake: Lake) -> str:
-    """Build the section's tiny base, unless an experiment has built it, and return its name in the lake."""
+    """Copy the section's tiny base to the lake, and return its name there."""
     assert section.tiny
-    report = tiny_base.build(lake, section.tiny, chat, tiny_base_code(section.tiny, chat.name))
-    if not (outcome := tiny_base.check_trained(report)).passed:
-        raise LakeError(f"the tiny base of engine.model is not good enough: {outcome.message}")
-    return f"{LAKE}{report['checkpoint_id']}"
+    return f"{LAKE}{shipped.adopt(shipped.require(section.tiny, chat), lake, chat)}"
 
 
 def _remote_vllm(section: EngineSection, chat: ChatFormat) -> Engine:

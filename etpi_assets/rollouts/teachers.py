@@ -38,9 +38,18 @@ POLICIES: Mapping[str, Callable[[Mapping[str, float], int], Policy]] = {
 
 
 def make_engine(
-    section: EngineSection, family_name: str, family: Family, chat: ChatFormat, seed: int, lake: Lake
+    section: EngineSection,
+    family_name: str,
+    family: Family,
+    chat: ChatFormat,
+    seed: int,
+    lake: Lake,
+    context: int | None = None,
 ) -> Engine:
     """Open the engine of a rollout set whose suite has that family; the caller closes it.
+
+    Args:
+        context: most tokens of a request's prompt and output together, for a server that is started.
 
     Raises:
         SpecError: the family has no scripted policy, or the skill has an unknown key.
@@ -64,4 +73,4 @@ def make_engine(
             raise SpecError(str(error)) from None
         settings = {"policy": family_name, "skill": dict(section.skill), "seed": seed}
         return ScriptedEngine(policy, chat, section.teacher, settings=settings, noncanonical=section.noncanonical)
-    return model_engine(section, chat, lake)
+    return model_engine(section, chat, lake, context)

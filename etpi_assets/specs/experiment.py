@@ -205,6 +205,10 @@ class EvaluateSection(Section):
     harness: Annotated[HarnessSection | None, Omitted(None)] = None
     """The foreign harness that acts in the evaluation, instead of the agent loop (docs/any_agent.md)."""
 
+    def longest_context(self) -> int:
+        """Return the most tokens of prompt and output together under any budget."""
+        return max([self.agent.max_model_len, *(budget.max_model_len or 0 for budget in self.budgets)])
+
     @model_validator(mode="before")
     @classmethod
     def _agent_has_the_harness(cls, values: Any) -> Any:

@@ -292,7 +292,10 @@ def _read_document(file: Path) -> dict[str, Any]:
     except RecursionError as error:
         raise SpecError(f"{file}: its tables or lists are nested too deep") from error
     except ValueError as error:  # also not UTF-8, and an integer with more digits than Python converts
-        raise SpecError(f"{file}: not TOML: {error}") from error
+        reason = str(error)
+        if "Illegal character '\\n'" in reason:
+            reason = f"a quote is not closed {reason.partition(' (')[2].rstrip(')')}"
+        raise SpecError(f"{file}: not TOML: {reason}") from error
     if _depth(document) > _MOST_NESTED:
         raise SpecError(f"{file}: its tables or lists are nested more than {_MOST_NESTED} deep")
     return document

@@ -10,7 +10,7 @@ from etpi_assets.specs.rollout_set import AgentSection, TinySection
 from etpi_assets.specs.section import Omitted, Operational, Section
 from etpi_assets.specs.server import ServerSection
 from etpi_resources.packages import package_name
-from etpi_resources.trainers.contracts import Tracker
+from etpi_resources.trainers.contracts import Correction, Tracker
 from etpi_resources.trainers.precision import SpecDtype
 
 SHARDED_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
@@ -175,6 +175,10 @@ class RewardTerm(Section):
     """Keyword arguments of the function."""
 
 
+FEW_TASKS = "lower rl.processes, rl.device_batch or rl.accumulate, or name more tasks"
+"""Remedy where a step takes more tasks than there are: TRL would drop the incomplete step, and train nothing."""
+
+
 class RLSection(ServerSection):
     """Reinforcement learning with GRPO after fine-tuning, or from the base where nothing is fine-tuned (docs/rl.md).
 
@@ -204,6 +208,16 @@ class RLSection(ServerSection):
     """The sandbox of rollouts."""
     rewards: tuple[RewardTerm, ...] = ()
     """Reward functions whose weighted sum is a rollout's reward."""
+    processes: Annotated[int, Omitted(1)] = Field(default=1, ge=1)
+    """Processes that train, one GPU each (or CPUs alone); each has `device_batch * accumulate` rollouts of a step."""
+    servers: Annotated[int, Omitted(1)] = Field(default=1, ge=1)
+    """Servers of `engine = "vllm"`, each on `options.tensor-parallel-size` GPUs of its own."""
+    placement: Annotated[Literal["apart", "shared"], Omitted("apart")] = "apart"
+    """GPUs of the servers: those after the trainer's, or the trainer's own (`shared`), where servers sleep while it
+    trains."""
+    sharded: Annotated[bool, Omitted(False)] = False
+    """Divide weights, gradients and optimiser states over the processes (FSDP2), for `tuning = "full"` and
+    `engine = "vllm"`; else each has all of them (DDP)."""
     group_size: int = Field(default=4, ge=2)
     """Rollouts of one task in a step, whose rewards are compared with each other."""
     device_batch: int = Field(default=4, ge=1)
@@ -234,6 +248,11 @@ class RLSection(ServerSection):
     """Lower clipping distance of the probability ratio from 1."""
     clip_high: float = Field(default=0.2, gt=0)
     """Upper clipping distance of the probability ratio from 1."""
+    correction: Annotated[Correction, Omitted("none")] = "none"
+    """Weight each token (or sequence) by its probability in the trainer over that in the engine, by TRL's names
+    (`vllm_importance_sampling_mode`): weights above `correction_max` become it (`truncate`) or 0 (`mask`)."""
+    correction_max: Annotated[float, Omitted(3.0)] = Field(default=3.0, gt=0)
+    """Largest importance weight (TRL's `vllm_importance_sampling_clip_max`)."""
     advantage_eps: float = Field(default=1e-8, gt=0)
     """Added to a group's standard deviation before dividing by it."""
     advantage_ddof: Literal[0, 1] = 1
@@ -286,6 +305,33 @@ class RLSection(ServerSection):
             raise ValueError("rl.agent.compact_after forks the prompt; a rollout must stay one sequence")
         if "logprobs-mode" in {name.replace("_", "-").removeprefix("--") for name in self.options}:
             raise ValueError("rl.options.logprobs-mode is set here: the loss takes probabilities at the temperature")
-        if (self.device_batch * self.accumulate) % self.group_size:
-            raise ValueError("rl.device_batch * rl.accumulate must be a multiple of rl.group_size: groups stay whole")
+        if self.round_size % self.group_size:
+            raise ValueError(
+                "rl.processes * rl.device_batch * rl.accumulate must be a multiple of rl.group_size: groups stay whole"
+            )
+        if self.tasks is not None and self.tasks < self.groups:
+            raise ValueError(f"rl.tasks = {self.tasks}, and a step takes {self.groups} tasks; {FEW_TASKS}")
         return self
+
+    @model_validator(mode="after")
+    def _can_be_sharded(self) -> RLSection:
+        if self.sharded and self.tuning == "lora":
+            raise ValueError('rl.sharded needs rl.tuning = "full": an adapter is small, so DDP trains it (remove it)')
+        if self.sharded and self.engine == "transformers":
+            raise ValueError('rl.sharded needs rl.engine = "vllm": no process has all weights to generate from')
+        if self.sharded and self.optimizer not in SHARDED_OPTIMIZERS:
+            raise ValueError(
+                f"rl.sharded does not take rl.optimizer = {self.optimizer!r}, whose states are no shards; "
+                f"one of {', '.join(SHARDED_OPTIMIZERS)} does"
+            )
+        return self
+
+    @property
+    def round_size(self) -> int:
+        """Return the number of rollouts of a step."""
+        return self.processes * self.device_batch * self.accumulate
+
+    @property
+    def groups(self) -> int:
+        """Return the number of tasks of a step."""
+        return self.round_size // self.group_size

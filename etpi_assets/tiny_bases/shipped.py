@@ -1,4 +1,4 @@
-"""Tiny bases in the package: find them, verify their bytes, copy them to the lake, and detect changed recipes.
+"""Tiny bases in the package: find them, verify their bytes, and copy them to the lake.
 
 A base is a folder of `etpi_assets/tiny_bases`, named after its world and the hash of its weights; the lab trains them.
 """
@@ -6,16 +6,13 @@ A base is a folder of `etpi_assets/tiny_bases`, named after its world and the ha
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from etpi_assets.planning.versioning.keys import tiny_base_parts
 from etpi_assets.specs.rollout_set import TinySection
 from etpi_resources.lake.lake import Lake, LakeError, sha256_of
 from etpi_resources.trainers.precision import Dtype
@@ -31,7 +28,7 @@ REBUILD = "etpi lab tiny-bases"
 
 
 class Corpus(BaseModel):
-    """Identity of a training corpus: sha256 of its rows (see `corpus_of`), numbers of rows and tokens."""
+    """Identity of a training corpus: sha256 of its rows (see the lab's `corpus_of`), numbers of rows and tokens."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -40,23 +37,14 @@ class Corpus(BaseModel):
     tokens: int
 
 
-class Code(BaseModel):
-    """Versions of the code that wrote the corpus and of the code that trained on it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    corpus: str
-    training: str
-
-
 class Recipe(BaseModel):
-    """`recipe.json`: the inputs of a base, the code and libraries that trained it, and its training log.
+    """`recipe.json`: the inputs of a base, the libraries that trained it, and its training log.
 
     Attributes:
         section, vocabulary, template: identify the base; the last two are sha256.
         weights: sha256 of `model.safetensors`.
         seconds: wall time of the training.
-        log: lines of the training log, see `base_worker.run`.
+        log: lines of the training log, see the worker in the lab.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -65,7 +53,6 @@ class Recipe(BaseModel):
     vocabulary: str
     template: str
     corpus: Corpus
-    code: Code
     dtype: Dtype
     weights: str
     parameters: int
@@ -83,6 +70,20 @@ def find(section: TinySection, chat: ChatFormat) -> Recipe | None:
     """Return the recipe of the shipped base with this section, vocabulary and template; None if there is none."""
     wanted = (section, *format_hashes(chat))
     return next((r for r in shipped() if (r.section, r.vocabulary, r.template) == wanted), None)
+
+
+def require(section: TinySection, chat: ChatFormat) -> Recipe:
+    """Return the recipe of the shipped base.
+
+    Raises:
+        LakeError: there is none.
+    """
+    if (recipe := find(section, chat)) is None:
+        raise LakeError(
+            f"no tiny base of etpi has this [base.tiny] of {section.world}, this tokenizer and this template: remove "
+            f"the keys that differ from a shipped experiment's, or train the base with the lab (`{REBUILD}`)"
+        )
+    return recipe
 
 
 def shipped() -> list[Recipe]:
@@ -108,36 +109,6 @@ def adopt(recipe: Recipe, lake: Lake, chat: ChatFormat) -> str:
             shutil.copyfile(path, folder / path.name)
     chat.save(folder)
     return lake.adopt_checkpoint(folder)[0]
-
-
-def changed(recipe: Recipe, rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """Name the part of the recipe that changed since the base was trained; None if no change affects its weights.
-
-    Args:
-        rows: the current corpus; iterated only if the code that writes it changed.
-    """
-    now = recipe_code(recipe.section)
-    if recipe.code.training != now.training:
-        return "the code that trains it"
-    if recipe.code.corpus != now.corpus and recipe.corpus != corpus_of(rows):
-        return "its corpus"
-    return None
-
-
-def recipe_code(section: TinySection) -> Code:
-    """Return the current code versions of a base with the tokenizer and template "tiny"."""
-    corpus, training = tiny_base_parts(section, "tiny")
-    return Code(corpus=corpus.digest, training=training.digest)
-
-
-def corpus_of(rows: Iterable[Mapping[str, Any]]) -> Corpus:
-    """Hash the columns of a corpus that the loss depends on, in row order."""
-    digest, count, tokens = hashlib.sha256(), 0, 0
-    for row in rows:
-        columns = [row[name] for name in ("input_ids", "span_starts", "span_ends", "span_weights")]
-        digest.update(json.dumps(columns).encode() + b"\n")
-        count, tokens = count + 1, tokens + len(row["input_ids"])
-    return Corpus(sha256=digest.hexdigest(), rows=count, tokens=tokens)
 
 
 def format_hashes(chat: ChatFormat) -> tuple[str, str]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from etpi_assets.asset import AssetRun, Input, Markdown, Produced, asset
-from etpi_assets.planning.versioning.keys import tiny_base_code
 from etpi_assets.scoring.rewards import rescore
 from etpi_assets.scoring.rewards.functions import check_terms, version_of
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
-from etpi_assets.tiny_bases import recipe as base
+from etpi_assets.tiny_bases import shipped
 from etpi_assets.training import grpo, grpo_checks, pointers, sft, sft_checks
 from etpi_assets.training.checkpoints import SftReport
 from etpi_assets.training.curves import loss_plot, rollout_shares_plot
@@ -28,10 +27,9 @@ from etpi_resources.lake.schemas import from_rows
     group="sources",
     tables=("checkpoints",),
     sections=("base",),
-    kept=("etpi_assets.tiny_bases.recipe:corpus_rows", "etpi_resources.trainers.workers.base_worker:!"),
     lock="accelerator",
     kinds=("safetensors",),
-    checks=(pointers.PINNED, base.TRAINED, base.RECIPE_UNCHANGED),
+    checks=(pointers.PINNED,),
     summary="The model that training starts from: a pinned hub revision, a local path with its hash, or a tiny base.",
 )
 def base_checkpoint(run: AssetRun) -> Produced:
@@ -42,10 +40,7 @@ def base_checkpoint(run: AssetRun) -> Produced:
     if section.kind == "tiny":
         return _tiny_base(run, row)
     pointer, pinned = pointers.pointer(section)
-    elsewhere = [
-        CheckOutcome(name, passed=True, message="trained elsewhere") for name in (base.TRAINED, base.RECIPE_UNCHANGED)
-    ]
-    return Produced(tables={"checkpoints": from_rows("checkpoints", [row | pointer])}, checks=(pinned, *elsewhere))
+    return Produced(tables={"checkpoints": from_rows("checkpoints", [row | pointer])}, checks=(pinned,))
 
 
 def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
@@ -53,23 +48,22 @@ def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
 
     section = run.spec.base
     chat = load_chat_format(section.tokenizer, section.chat_template)
-    code = tiny_base_code(section.tiny, section.tokenizer, section.chat_template)
-    report = base.build(run.lake, section.tiny, chat, code, context=run.context, echo=run.log)
-    folder = run.lake.checkpoint_dir(report["checkpoint_id"])
+    recipe = shipped.require(section.tiny, chat)
+    checkpoint = shipped.adopt(recipe, run.lake, chat)
     row |= {
-        "checkpoint_id": report["checkpoint_id"],
-        "path": str(folder.relative_to(run.lake.root)),
-        "dtype": report["dtype"],
-        "train_loss": report["log"][-1]["loss"],
-        "wall_seconds": report["seconds"],
+        "checkpoint_id": checkpoint,
+        "path": str(run.lake.checkpoint_dir(checkpoint).relative_to(run.lake.root)),
+        "dtype": recipe.dtype,
+        "train_loss": recipe.log[-1]["loss"],
+        "wall_seconds": 0.0,
         "hyperparameters": section.tiny.model_dump_json(),
     }
     pinned = CheckOutcome(pointers.PINNED, passed=True, message="its id is the hash of its content")
-    curve = [{"role": "base", "seed": section.tiny.seed, "val_loss": None, **line} for line in report["log"]]
+    curve = [{"role": "base", "seed": section.tiny.seed, "val_loss": None, **line} for line in recipe.log]
     return Produced(
         tables={"checkpoints": from_rows("checkpoints", [row])},
-        checks=(pinned, base.check_trained(report), base.recipe_unchanged(section.tiny, chat)),
-        metadata={"loss": Markdown(loss_plot(curve)), "parameters": report["parameters"]},
+        checks=(pinned,),
+        metadata={"loss": Markdown(loss_plot(curve)), "parameters": recipe.parameters},
     )
 
 
@@ -161,6 +155,7 @@ def _figures(reports: dict[int, SftReport]) -> dict[str, Any]:
         "etpi_assets.training.assets:_environment",
         "etpi_assets.training.rounds:Rounds",
         "etpi_assets.training.grpo:worker_config",
+        "etpi_assets.training.grpo:_start_servers",
         "etpi_resources.trainers.workers.grpo_worker:!",
     ),
     lock="accelerator",

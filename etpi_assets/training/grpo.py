@@ -1,8 +1,8 @@
 """GRPO: from a checkpoint, tasks and an `rl` section to checkpoints in the lake and rows of its tables.
 
-The worker process holds the policy and generates; tasks, sandboxes, judging and rewards stay in this process, and the
-two communicate over `policy_link`. So the worker needs no etpi_assets, and a rollout of reinforcement goes through the
-same loop, judge and recording as any other.
+The worker process holds the policy and generates, unless vLLM servers of this process do. Tasks, sandboxes, judging and
+rewards stay in this process, and the two communicate over `policy_link`. So the worker needs no etpi_assets, and a
+rollout of reinforcement goes through the same loop, judge and recording as any other.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from etpi_assets.agent.loop import Identity
+from etpi_assets.resources import HardwareMissing, accelerators
 from etpi_assets.specs.training import RLSection
 from etpi_assets.training import checkpoints
 from etpi_assets.training.checkpoints import GrpoReport, adopt_checkpoints
@@ -33,6 +35,7 @@ from etpi_assets.training.rounds import (
 from etpi_assets.training.sft_checks import proofs
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
+from etpi_resources.backend import BackendError, backend
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake import stored_trainings
 from etpi_resources.lake.lake import Lake
@@ -42,22 +45,29 @@ from etpi_resources.trainers.contracts import (
     GrpoSettings,
     GrpoWorkerConfig,
     GrpoWorkerResult,
-    PolicyServerConfig,
+    PublishConfig,
     Tracker,
 )
+from etpi_resources.trainers.interpreter import visible
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
-from etpi_resources.trainers.policy_link import PolicyServer
+from etpi_resources.trainers.policy_link import Generate, PolicyServer, largest_gap
+from etpi_resources.trainers.policy_servers import PolicyServers, ServerPlan, stored_dtype_name, weights_folder
 from etpi_resources.trainers.precision import Dtype
 from etpi_resources.trainers.trackers import tracking_of
 from etpi_resources.trainers.workers.grpo_worker import last_complete_step
 
 WORKER = "etpi_resources.trainers.workers.grpo_worker"
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The values of vLLM's `max-lora-rank`."""
+PROBE_IDS = 128
+"""Most ids of the prompt that proves a hand-over; the trainer has all of their logits in memory at the same time."""
 RESUME_CHECKPOINTS = 10
 """About how many checkpoints a long run has to resume from."""
 
 LOG_COLUMNS = (
     "step", "loss", "learning_rate", "tokens", "seconds", "reward", "reward_std", "parsed", "solved", "called",
-    "constant_groups", "staleness", "logprob_gap", "logprob_gap_max", "entropy", "clip_share", "kl",
+    "constant_groups", "staleness", "logprob_gap", "logprob_gap_max", "entropy", "clip_share", "kl", "staleness_max",
+    "weight_mean", "weight_clipped", "rollout_seconds", "update_seconds", "publish_seconds",
 )  # fmt: skip
 """The fields of a GrpoLogLine that are columns of `training_log`."""
 
@@ -96,9 +106,20 @@ class GrpoRequest:
     @property
     def key(self) -> str:
         """Return the hash of all inputs of the result."""
+        return self._key(self.section)
+
+    @property
+    def rollouts_key(self) -> str:
+        """Return the hash in rollout ids, which seed the sampler: that of the same rounds in one process."""
+        section = self.section
+        alone = {"processes": 1, "sharded": False, "accumulate": section.processes * section.accumulate}
+        alone |= {"servers": 1, "placement": "apart"}
+        return self._key(section.model_copy(update=alone))
+
+    def _key(self, section: RLSection) -> str:
         depends = {
             "base": self.base_id,
-            "section": self.section.model_dump(mode="json") | {"dtype": self.dtype},
+            "section": section.model_dump(mode="json") | {"dtype": self.dtype},
             "seed": self.seed,
             "tasks": [task.content_hash for task in self.environment.tasks],
             "chat_template": self.environment.chat.template,
@@ -111,7 +132,7 @@ class GrpoRequest:
     def identity(self) -> Identity:
         """Return the names and keys of the recorded rollouts."""
         return Identity(
-            spec_key=self.key,
+            spec_key=self.rollouts_key,
             origin="rl",
             engine="policy",
             teacher=f"policy-{self.base_id[:12]}",
@@ -129,18 +150,34 @@ def reinforce_once(
     """Train, resume a run that was killed, or return the report of the same training done before.
 
     Raises:
+        BackendError: its processes do not fit on this node.
         BadReward, RolloutsFailed: a rollout cannot be rewarded or trained on; the message names it.
         WorkerFailed: the trainer failed; the message holds its last lines.
     """
+
+    machines, processes = backend(), request.section.processes
+    if machines and machines.spans_nodes(processes):
+        raise BackendError(
+            f"{request.label}: rl.processes = {processes} needs more accelerators than this node has, and rollouts "
+            "reach their trainer on one node alone; lower it"
+        )
 
     def reinforce(folder: Path) -> dict[str, Any]:
         rounds_folder = lake.root / "checkpoints" / "rounds" / request.key
         resume = _prepare(folder, rounds_folder, request.label, echo)
         rounds = Rounds(request.section, request.environment, request.identity, request.seed, rounds_folder)
-        with PolicyServer(rounds, request.identity.teacher or "policy", rounds.record) as server:
-            config = worker_config(lake, request, str(server.path), resume)
+        with ExitStack() as stack:
+            publish = generating = None
+            if request.section.engine == "vllm":
+                publish, generating = _start_servers(stack, lake, request, folder, echo)
+            server = stack.enter_context(
+                PolicyServer(rounds, request.identity.teacher or "", rounds.record, generating)
+            )
+            config = worker_config(lake, request, str(server.path), resume, publish)
             try:
-                result = run_worker(WORKER, config, folder, GrpoWorkerResult, context=context, echo=echo)
+                result = run_worker(
+                    WORKER, config, folder, GrpoWorkerResult, processes=processes, context=context, echo=echo
+                )
             except WorkerFailed:
                 if server.error is not None:
                     raise server.error from None
@@ -173,7 +210,9 @@ def _report(stored: Mapping[str, Any], **more: Any) -> GrpoReport:
     return GrpoReport.model_validate({**stored, **more})
 
 
-def worker_config(lake: Lake, request: GrpoRequest, link: str, resume: int | None) -> GrpoWorkerConfig:
+def worker_config(
+    lake: Lake, request: GrpoRequest, link: str, resume: int | None, publish: PublishConfig | None
+) -> GrpoWorkerConfig:
     """Return the trainer's config."""
     section, environment = request.section, request.environment
     return GrpoWorkerConfig(
@@ -188,7 +227,7 @@ def worker_config(lake: Lake, request: GrpoRequest, link: str, resume: int | Non
         resume=resume,
         resume_every=max(1, section.steps // RESUME_CHECKPOINTS),
         tracking=tracking_of(lake, request.report_to, f"{request.experiment}-seed{request.seed}-rl"),
-        server=_server(lake, request) if section.engine == "vllm" else None,
+        publish=publish,
         rl=settings(section),
     )
 
@@ -200,15 +239,71 @@ def settings(section: RLSection) -> GrpoSettings:
     return GrpoSettings.model_validate({**values, "temperature": section.agent.temperature})
 
 
-def _server(lake: Lake, request: GrpoRequest) -> PolicyServerConfig:
-    """Return the vLLM server that the trainer starts."""
+# --- servers ---------------------------------------------------------------------------------------------------------
+
+
+def _start_servers(
+    stack: ExitStack, lake: Lake, request: GrpoRequest, folder: Path, echo: Callable[[str], None]
+) -> tuple[PublishConfig, Generate]:
+    """Start the vLLM servers of a policy until `stack` closes; return how the trainer hands weights to them, and what
+    opens them as an engine."""
+    plan = server_plan(lake, request)
+    echo(f"{request.label}: starting {len(plan.environments)} x vLLM, which logs to {plan.log}")
+    shared = stack.enter_context(weights_folder(request.key, folder))
+    servers = stack.enter_context(PolicyServers(plan, request.environment.chat))
+    return PublishConfig(folder=str(shared), probe=tuple(plan.probe), bound=plan.bound), servers.generating
+
+
+def server_plan(lake: Lake, request: GrpoRequest) -> ServerPlan:
+    """Return the servers of a policy and their devices.
+
+    Raises:
+        HardwareMissing: there are fewer devices than trainer and servers take.
+    """
     section, environment = request.section, request.environment
-    return PolicyServerConfig(
-        options=section.options,
-        log=str(lake.scratch("servers") / f"policy-{request.key}.log"),
-        lock=str(lake.machine_lock_file("server")),
-        probe=tuple(first_prompt(section, environment, environment.tasks[0])),
+    dtype = stored_dtype_name(request.base_folder)
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "max-model-len": section.max_prompt_tokens + section.max_response_tokens,
+    }
+    if section.tuning == "lora":
+        options |= {"enable-lora": True, "max-lora-rank": min(r for r in LORA_RANKS if r >= section.lora_rank)}
+    if section.placement == "shared":
+        options["enable-sleep-mode"] = True
+    if not accelerators():
+        # On a CPU vLLM packs new weights into new tensors, and a compiled graph would keep using the old ones.
+        options["enforce-eager"] = True
+    options |= {name.replace("_", "-"): value for name, value in section.options.items()}
+    return ServerPlan(
+        base=request.base_folder,
+        name=request.base_id,
+        options=options,
+        environments=server_devices(section, int(options.get("tensor-parallel-size", 1))),
+        log=lake.scratch("servers") / f"policy-{request.key}.log",
+        locks=[lake.machine_lock_file(f"server-{n}" if n else "server") for n in range(section.servers)],
+        sleeping=section.placement == "shared",
+        probe=first_prompt(section, environment, environment.tasks[0])[:PROBE_IDS],
+        bound=largest_gap(request.dtype, options["dtype"]),
     )
+
+
+def server_devices(section: RLSection, tensor_parallel: int) -> list[dict[str, str]]:
+    """Return the variable with each server's GPUs: those behind the trainer's, or with `placement = "shared"` the same.
+
+    Raises:
+        HardwareMissing: this process may use too few GPUs.
+    """
+    if not accelerators():
+        return [{} for _ in range(section.servers)]
+    first = 0 if section.placement == "shared" else section.processes
+    devices = [visible(first + n * tensor_parallel, tensor_parallel) for n in range(section.servers)]
+    if any(len(gpus.split(",")) < tensor_parallel or not gpus for each in devices for gpus in each.values()):
+        raise HardwareMissing(
+            f"rl.processes = {section.processes} and rl.servers = {section.servers} of {tensor_parallel} GPUs each "
+            f"need {first + section.servers * tensor_parallel} GPUs, and CUDA_VISIBLE_DEVICES names fewer; lower them, "
+            'or set rl.placement = "shared"'
+        )
+    return devices
 
 
 # --- rows ----------------------------------------------------------------------------------------------------------
@@ -237,20 +332,21 @@ def recorded(lake: Lake, requests: Mapping[int, GrpoRequest], reports: Mapping[i
     """Return all rollouts of all seeds as tables: rollouts, agents, turns, messages, rewards, rl_samples."""
     rollouts: list[tuple[RewardedSample, RolloutRecord, np.ndarray | None]] = []
     for seed, request in requests.items():
-        for sample, record, statistics in read_rounds(lake.root / reports[seed].rounds, request.key):
+        for sample, record, statistics in read_rounds(lake.root / reports[seed].rounds, request.rollouts_key):
             rollouts.append((sample, _relabelled(record, request), statistics))
     decode = next(iter(requests.values())).environment.chat.decode
     tables = to_tables((record for _, record, _ in rollouts), decode)
     samples, rewards = [], []
     for sample, record, statistics in rollouts:
         key = {"rollout_id": record.rollout_id, "task_id": record.task_id, "seed": record.seed, "step": sample.step}
+        version = {"version": sample.step}  # a round is generated from the weights that it is trained on first
         columns = (
             "place", "reward", "advantage", "parsed", "solved", "called", "prompt_tokens", "policy_tokens",
             "read_tokens",
         )  # fmt: skip
         logprobs, entropies = (None, None) if statistics is None else statistics
         by_token = {"policy_logprobs": logprobs, "entropies": entropies}
-        samples.append(key | {name: getattr(sample, name) for name in columns} | by_token)
+        samples.append(key | {name: getattr(sample, name) for name in columns} | by_token | version)
         rewards += [key | {"applied": True, **vars(score)} for score in sample.scores]
     return {**tables, "rl_samples": from_rows("rl_samples", samples), "rewards": from_rows("rewards", rewards)}
 

@@ -23,7 +23,7 @@ from etpi_assets.rollouts.journal import from_line, to_line
 from etpi_assets.scoring.advantage import group_advantages
 from etpi_assets.scoring.rewards.attempt import attempt_of
 from etpi_assets.scoring.rewards.functions import Score, score_attempt
-from etpi_assets.specs.training import RLSection
+from etpi_assets.specs.training import FEW_TASKS, RLSection
 from etpi_assets.tasks.family import Family, Task
 from etpi_assets.training.lock_step import map_in_step
 from etpi_assets.training.token_statistics import SUFFIX, read_statistics, write_statistics
@@ -229,7 +229,7 @@ def with_prompts_that_fit(section: RLSection, environment: RLEnvironment) -> RLE
     """Leave out the tasks whose first prompt is longer than `max_prompt_tokens`, then keep the first `section.tasks`.
 
     Raises:
-        RolloutsFailed: a task has several agents, or no prompt fits.
+        RolloutsFailed: a task has several agents, no prompt fits, or they are fewer than a step takes.
     """
     kept, left_out = list[Task](), list[str]()
     for task in environment.tasks:
@@ -243,6 +243,10 @@ def with_prompts_that_fit(section: RLSection, environment: RLEnvironment) -> RLE
         raise RolloutsFailed(
             f"the prompts of all {len(left_out)} tasks are longer than rl.max_prompt_tokens "
             f"({section.max_prompt_tokens}); raise it"
+        )
+    if len(kept) < section.groups:
+        raise RolloutsFailed(
+            f"rl.suite has {len(kept)} tasks whose prompt fits, and a step takes {section.groups}; {FEW_TASKS}"
         )
     return replace(environment, tasks=kept, left_out=left_out)
 

@@ -98,7 +98,9 @@ class VllmServing:
     Args:
         checkpoints: all that will be served: a base's server is started with the LoRA rank that their adapters need.
         options: further options of `vllm serve`.
-        logs: folder of the servers' logs.
+        context: most tokens of prompt and output together that requests have; without it a server reserves memory for
+            the model's whole context. An option `max-model-len` replaces it.
+        logs: folder of the servers' logs, and of adapters that are served under other keys.
         lock: see `VllmServer`.
     """
 
@@ -111,7 +113,9 @@ class VllmServing:
         template_kwargs: Mapping[str, Any],
         logs: Path,
         lock: Path,
+        context: int | None = None,
     ) -> None:
+        self._context, self._served = context, dict[Path, Path]()
         self._chat, self._options, self._template_kwargs = chat, dict(options), dict(template_kwargs)
         self._logs, self._lock = logs, lock
         self._ranks: dict[Path, int] = {}
@@ -134,7 +138,7 @@ class VllmServing:
             name, folder = self.expected(checkpoint)
             endpoints = Endpoints(servers.urls, key_env=servers.key_env, exit_reason=servers.exit_reason)
             stack.callback(endpoints.close)
-            if folder == checkpoint.adapter:
+            if name == checkpoint.adapter_name:
                 stack.enter_context(loaded_adapter(endpoints, name, folder))
             engine = VllmEngine(
                 endpoints,
@@ -147,9 +151,16 @@ class VllmServing:
             yield engine
 
     def expected(self, checkpoint: Checkpoint) -> tuple[str, Path]:
-        if checkpoint.adapter and checkpoint.base:
-            return checkpoint.adapter_name, checkpoint.adapter
-        return checkpoint.name, checkpoint.folder
+        if not (checkpoint.adapter and checkpoint.base):
+            return checkpoint.name, checkpoint.folder
+        if checkpoint.adapter not in self._served:
+            from etpi_resources.engines.adapter_keys import served_adapter
+
+            place = self._logs / f"{checkpoint.adapter_name}-keys"
+            self._served[checkpoint.adapter] = served_adapter(
+                checkpoint.adapter, checkpoint.base, checkpoint.adapter_hash, place
+            )
+        return checkpoint.adapter_name, self._served[checkpoint.adapter]
 
     def close(self) -> None:
         servers, self._servers = self._servers, None
@@ -157,12 +168,12 @@ class VllmServing:
             servers.close()
 
     def _serve(self, folder: Path, name: str) -> Servers:
-        from etpi_resources.engines.vllm_server import start_servers
+        from etpi_resources.engines.vllm_server import start_servers, with_context
 
         if self._servers is not None and (self._servers.folder, self._servers.name) == (folder, name):
             return self._servers
         self.close()
-        options = dict(self._options)
+        options = with_context(self._options, self._context)
         if rank := self._ranks.get(folder):
             max_rank = next((r for r in LORA_RANKS if r >= rank), rank)
             options = {"enable-lora": True, "max-lora-rank": max_rank, **options}

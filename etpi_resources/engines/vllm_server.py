@@ -92,6 +92,12 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
     return line
 
 
+def with_context(options: Mapping[str, Any], tokens: int | None) -> dict[str, Any]:
+    """Return the options with `max-model-len`, unless they set it."""
+    named = {name.replace("_", "-").removeprefix("--") for name in options}
+    return dict(options) if tokens is None or "max-model-len" in named else {"max-model-len": tokens, **options}
+
+
 class Servers(Protocol):
     """One or more servers of the same checkpoint under the same name."""
 

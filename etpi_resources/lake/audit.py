@@ -42,10 +42,31 @@ def audit(lake: Lake, *, deep: bool = False, since: datetime | None = None) -> A
             part.manifests.append(publication.path)
             if contents.is_pointed(publication) and publication.manifest.ref not in part.refs:
                 part.refs.append(publication.manifest.ref)
+    damages = [*contents.damages, *_missing_inputs(lake, contents)]
     for path in sorted((lake.root / "checkpoints" / "trained").glob("*.json")):
         parts[path] = Damage("training", path, _training_fault(path))
     counts = contents.counts + Counter(part.kind for part in parts.values())
-    return Audit(counts, [*contents.damages, *(part for part in parts.values() if part.fault)])
+    return Audit(counts, [*damages, *(part for part in parts.values() if part.fault)])
+
+
+def _missing_inputs(lake: Lake, contents: Contents) -> list[Damage]:
+    """Return the inputs of current versions that the lake no longer has: folders that were deleted."""
+    known = {(p.manifest.ref.asset, p.manifest.ref.key, p.manifest.version) for p in contents.publications}
+    missing: dict[tuple[str, ...], Damage] = {}
+    for publication in contents.publications:
+        manifest = publication.manifest
+        current = publication.path in contents.pointers[manifest.ref] and not manifest.failures
+        if manifest.ref.set == "all" or not current:
+            continue  # inputs of blocked versions may be gone
+        for name, version in manifest.inputs.items():
+            asset, _, key = name.partition("/")
+            if asset != "path" and (asset, key, version) not in known:
+                path = lake.root / asset
+                fault = f"version {version} of {key} is missing"
+                part = missing.setdefault((asset, key, version), Damage("version", path, fault))
+                part.refs.append(manifest.ref)
+                part.manifests.append(publication.path)
+    return list(missing.values())
 
 
 def _parts(lake: Lake, publication: Publication, deep: bool, known: dict[Path, Damage]) -> list[Damage]:
@@ -78,7 +99,8 @@ def set_aside(lake: Lake, damages: Iterable[Damage]) -> Path:
     for damage in damages:
         pointers = [lake.partition_folder(ref) / name for ref in damage.refs for name in POINTERS]
         # Pointers first: a process killed in between leaves no pointer to a manifest that is gone.
-        for path in [*pointers, *damage.manifests, damage.path]:
+        own = [] if damage.kind == "version" else [damage.path]  # the folder has sound versions too
+        for path in [*pointers, *damage.manifests, *own]:
             if path.exists():
                 moved = target / path.relative_to(lake.root)
                 moved.parent.mkdir(parents=True, exist_ok=True)

@@ -130,7 +130,7 @@ def connect(path: Path | str | None = None, read_only: bool = True) -> duckdb.Du
 
 def _remedy(by_default: bool) -> str:
     """Return what to do about a missing catalog; name the working directory and variables if they chose the place."""
-    build_it = "run `dg launch --assets catalog`"
+    build_it = "run `etpi run catalog`"
     if not by_default:
         return build_it
     named = [f"{name}={value}" for name in ("ETPI_CATALOG", "ETPI_DATA") if (value := os.environ.get(name))]
@@ -318,8 +318,7 @@ def _wait_for_writers(path: Path, seconds: float) -> None:
     while reason := _find_writer(path):
         if time.monotonic() > deadline:
             raise CatalogBusy(
-                f"{path} is open for writing: {reason}. {_CLOSE.format(path.name)}, then run "
-                "`dg launch --assets catalog`."
+                f"{path} is open for writing: {reason}. {_CLOSE.format(path.name)}, then run `etpi run catalog`."
             )
         time.sleep(0.2)
 

@@ -48,7 +48,7 @@ class Damage:
     """A damaged or missing part of the lake.
 
     Attributes:
-        kind: pointer, manifest, file, checkpoint or training.
+        kind: pointer, manifest, version, file, checkpoint or training.
         path: the file, or a checkpoint's folder.
         fault: what is wrong with it.
         refs: the partitions with a pointer to a version that needs it; empty if only earlier versions do.

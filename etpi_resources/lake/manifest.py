@@ -71,8 +71,7 @@ class Ref:
     @property
     def command(self) -> str:
         """Return the command that materializes the partition."""
-        partition = "" if self.set == "all" else f" --partition {self.key}"
-        return f"dg launch --assets {self.asset}{partition}"
+        return f"etpi run {'catalog' if self.set == 'all' else self.key}"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Every page has a checksum, which reading verifies, so a damaged file raises and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etpi_resources.lake.manifest import DamagedFile
-from etpi_resources.lake.schemas import TABLES
+from etpi_resources.lake.schemas import LATER, TABLES
 
 ROW_GROUP_ROWS = 2048
 """Few enough that a row group of long prompts needs little memory."""
@@ -99,14 +99,17 @@ class Writer:
 
     Attributes:
         rows: number of rows added.
+
+    Args:
+        left_out: columns that the file does not have.
     """
 
-    def __init__(self, name: str, path: Path) -> None:
+    def __init__(self, name: str, path: Path, left_out: Collection[str] = ()) -> None:
         self.name, self.path, self.rows = name, path, 0
-        self._waiting = storage_schema(name).empty_table()
+        self._waiting = storage_schema(name).empty_table().drop_columns(list(left_out))
         # Set every option that changes bytes, so that new defaults of pyarrow do not.
         self._file = pq.ParquetWriter(
-            path, storage_schema(name), compression="zstd", compression_level=3, use_dictionary=True, version="2.6",
+            path, self._waiting.schema, compression="zstd", compression_level=3, use_dictionary=True, version="2.6",
             data_page_version="1.0", write_statistics=True, write_batch_size=1024, write_page_checksum=True,
         )  # fmt: skip
 
@@ -120,7 +123,7 @@ class Writer:
 
     def add(self, piece: pa.Table) -> None:
         """Append rows; raises SchemaMismatch as `conform` does."""
-        self._waiting = pa.concat_tables([self._waiting, conform(self.name, piece)])
+        self._waiting = pa.concat_tables([self._waiting, conform(self.name, piece).select(self._waiting.column_names)])
         self.rows += piece.num_rows
         while self._waiting.num_rows >= ROW_GROUP_ROWS:
             self._write(self._waiting.slice(0, ROW_GROUP_ROWS))
@@ -131,8 +134,10 @@ class Writer:
 
 
 def write(name: str, data: pa.Table | Iterable[pa.RecordBatch], path: Path) -> int:
-    """Write the named table with `Writer`; return its number of rows."""
-    with Writer(name, path) as writer:
+    """Write the named table with `Writer`, but not its LATER columns that are all null; return its number of rows."""
+    whole = isinstance(data, pa.Table)
+    left_out = [c for c in LATER.get(name, ()) if whole and c in data.column_names and data[c].null_count == len(data)]
+    with Writer(name, path, left_out) as writer:
         for piece in [data] if isinstance(data, pa.Table) else (_as_table(name, batch) for batch in data):
             writer.add(piece)
     return writer.rows

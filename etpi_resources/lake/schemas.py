@@ -349,6 +349,12 @@ TABLES: dict[str, Table] = {
             ("entropy", f64, "rl: mean entropy of a token's distribution, nats"),
             ("clip_share", f64, "rl: share of tokens whose ratio was clipped"),
             ("kl", f64, "rl: mean KL estimate against the initial policy, if beta > 0"),
+            ("staleness_max", f64, "rl: largest staleness of a pass of the step"),
+            ("weight_mean", f64, "rl: mean importance weight of a token, if rl.correction is set"),
+            ("weight_clipped", f64, "rl: share of tokens whose weight was above rl.correction_max"),
+            ("rollout_seconds", f64, "rl: wall time of the step's rollouts, 0 where it trains on an earlier round"),
+            ("update_seconds", f64, "rl: wall time of the rest of the step: passes, optimiser, checkpoint"),
+            ("publish_seconds", f64, "rl: wall time in which the engine got the weights and proved them"),
         ),
         _table(
             "rl_samples",
@@ -378,6 +384,7 @@ TABLES: dict[str, Table] = {
                 FLOATS,
                 "entropy (nats) of the distribution that each of policy_logprobs is of",
             ),
+            ("version", i32, "optimiser steps done by the weights that generated it"),
         ),
         _table(
             "rewards",
@@ -483,6 +490,16 @@ TABLES: dict[str, Table] = {
         ),
     )
 }
+
+
+LATER: Mapping[str, frozenset[str]] = {
+    "training_log": frozenset(
+        {"staleness_max", "weight_mean", "weight_clipped", "rollout_seconds", "update_seconds", "publish_seconds"}
+    ),
+    "rl_samples": frozenset({"version"}),
+}
+"""Columns that tables got after versions were published. A file leaves them out where they are null in every row, and
+code versions leave them out too: versions without them stay equal."""
 
 
 def empty(name: str) -> pa.Table:

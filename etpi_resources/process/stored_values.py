@@ -17,17 +17,34 @@ def stored_by_files(name: str, folders: Iterable[Path], compute: Callable[[], Ma
     A file counts as changed if its size, its time of modification or its inode's time is another one. Without a folder
     that can be written, the values are computed each time.
     """
-    signature = _signature(folders)
-    file = _cache_folder() / f"{name}.json"
-    try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
-        if stored["signature"] == signature:
-            return stored["values"]
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # missing, written by another version, or damaged
-    values = dict(compute())
-    _write(file, json.dumps({"signature": signature, "values": values}))
-    return values
+    store = StoredValues(name, signature_of(folders))
+    if not store.values:
+        store.values |= compute()
+        store.write()
+    return store.values
+
+
+class StoredValues:
+    """Values of one signature in the user's cache folder; those of another signature are forgotten."""
+
+    def __init__(self, name: str, signature: str) -> None:
+        self._file, self._signature = _cache_folder() / f"{name}.json", signature
+        self.values: dict[str, str] = {}
+        try:
+            stored = json.loads(self._file.read_text(encoding="utf-8"))
+            if stored["signature"] == signature:
+                self.values = dict(stored["values"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # missing, written by another version, or damaged
+
+    def write(self) -> None:
+        """Store the values; without a folder that can be written, do nothing."""
+        _write(self._file, json.dumps({"signature": self._signature, "values": self.values}))
+
+
+def signature_of(folders: Iterable[Path]) -> str:
+    """Return a hash of the names, sizes and times of all files below the folders. Files named alone count as well."""
+    return _signature(folders)
 
 
 def _signature(folders: Iterable[Path]) -> str:

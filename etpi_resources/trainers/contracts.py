@@ -6,7 +6,7 @@ neither torch nor etpi_assets. A key that is missing or unknown is a validation 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -17,55 +17,6 @@ class WorkerModel(BaseModel):
     """Base of configs and results: unknown keys are refused, values do not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-# --- pretraining a tiny base (`base_worker`) -------------------------------------------------------------------------
-
-
-class BaseWorkerConfig(WorkerModel):
-    """Pretraining of a Qwen3 model from random weights.
-
-    Attributes:
-        files: parquet files of sequences. tokenizer: the folder of the tokenizer. vocabulary: its size.
-        batch_tokens: tokens of one optimiser step, padding included.
-        matrix_learning_rate, learning_rate: peaks of Muon (matrices) and of AdamW (all other parameters).
-    """
-
-    files: tuple[str, ...]
-    tokenizer: str
-    vocabulary: int
-    seed: int
-    epochs: float
-    batch_tokens: int
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    head_dim: int
-    positions: int
-    matrix_learning_rate: float
-    learning_rate: float
-
-
-class BaseLogLine(WorkerModel):
-    """One logged step: `loss` is the weighted mean over the step's tokens (nats), `tokens` and `seconds` so far."""
-
-    step: int
-    loss: float
-    tokens: int
-    seconds: float
-
-
-class BaseWorkerResult(WorkerModel):
-    """A pretrained base; `folder` is relative to the worker's, `libraries` maps name -> version."""
-
-    folder: str
-    log: tuple[BaseLogLine, ...]
-    parameters: int
-    seconds: float
-    dtype: Dtype
-    device: str
-    libraries: dict[str, str]
 
 
 # --- training from a checkpoint (`sft_worker`, `grpo_worker`) --------------------------------------------------------
@@ -288,11 +239,16 @@ class SftWorkerResult(SftFigures):
 # --- GRPO ------------------------------------------------------------------------------------------------------------
 
 
+Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+
+
 class GrpoSettings(LoraSettings):
     """Settings of the GRPO worker from an rl section (`etpi_assets.specs.training.RLSection` documents it);
     `temperature` is that of the section's agent."""
 
     tuning: Literal["full", "lora"]
+    processes: int
+    sharded: bool
     repeatable: bool
     temperature: float
     group_size: int
@@ -310,6 +266,8 @@ class GrpoSettings(LoraSettings):
     beta: float
     clip_low: float
     clip_high: float
+    correction: Correction
+    correction_max: float
     scale_advantage: bool
     mask_truncated: bool
     max_prompt_tokens: int
@@ -319,19 +277,23 @@ class GrpoSettings(LoraSettings):
     dtype: SpecDtype
     gradient_checkpointing: bool
 
+    @property
+    def round_size(self) -> int:
+        """Return the number of rollouts of a step."""
+        return self.processes * self.device_batch * self.accumulate
 
-class PolicyServerConfig(WorkerModel):
-    """The vLLM server that generates a policy's rollouts (`workers.hand_over`).
+
+class PublishConfig(WorkerModel):
+    """How weights are handed to the servers that generate a policy's rollouts (`workers.hand_over`).
 
     Attributes:
-        options: of `vllm serve`. log, lock: files (`engines.vllm_server`). probe: ids of the prompt that checks each
-            hand-over of weights.
+        folder: for weights under way. probe: ids of the prompt that proves each hand-over. bound: the largest mean
+            difference of log-probs that rounding explains (nats a token).
     """
 
-    options: dict[str, Any]
-    log: str
-    lock: str
+    folder: str
     probe: tuple[int, ...]
+    bound: float
 
 
 class GrpoWorkerConfig(TunedModel):
@@ -341,7 +303,7 @@ class GrpoWorkerConfig(TunedModel):
         link: socket of the process that rolls out (`policy_link`). tasks: how many task rows it has.
         resume: the step whose checkpoint the run continues from; None starts it. resume_every: steps between such
             checkpoints.
-        server: None where the worker generates itself.
+        publish: None where the worker generates itself.
     """
 
     chat_template: str  # pyright: ignore[reportIncompatibleVariableOverride]: it is frozen, so narrower is safe
@@ -349,7 +311,7 @@ class GrpoWorkerConfig(TunedModel):
     tasks: int
     resume: int | None
     resume_every: int
-    server: PolicyServerConfig | None
+    publish: PublishConfig | None
     rl: GrpoSettings
 
 
@@ -359,7 +321,10 @@ class GrpoLogLine(WorkerModel):
     Attributes:
         step: steps done. tokens, seconds: generated and spent so far, resumed runs included.
         parsed, solved, called, constant_groups: shares of the step's rollouts, and of its groups.
-        staleness: steps since the weights that generated the rollouts.
+        staleness, staleness_max: steps since the weights that generated the rollouts, mean and largest.
+        weight_mean: of the tokens' importance weights; weight_clipped: share of tokens whose weight was above
+            `correction_max`. None without correction.
+        rollout_seconds, update_seconds, publish_seconds: of the step; None in lines from before they were measured.
         logprob_gap, logprob_gap_max: mean and largest difference between rollout and trainer log-probs, nats a token,
             of passes with staleness 0; None where there were none.
         entropy, clip_share, kl, gradient_norm, response_tokens, truncated: as TRL measures them.
@@ -385,6 +350,12 @@ class GrpoLogLine(WorkerModel):
     gradient_norm: float | None
     response_tokens: float | None
     truncated: float | None
+    staleness_max: float | None = None
+    weight_mean: float | None = None
+    weight_clipped: float | None = None
+    rollout_seconds: float | None = None
+    update_seconds: float | None = None
+    publish_seconds: float | None = None
 
 
 class GrpoFigures(TrainingFigures):

@@ -13,6 +13,7 @@ from etpi_resources.trainers import precision
 from etpi_resources.trainers.precision import Gpu
 
 PYTHON_VARIABLE = "ETPI_TRAINER_PYTHON"
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 ROOT = Path(__file__).resolve().parents[2]
 
 ENVIRONMENT: Mapping[str, str] = {
@@ -52,6 +53,16 @@ def worker_command(*arguments: str) -> list[str]:
     return [python, *arguments]
 
 
+def visible(first: int, count: int) -> dict[str, str]:
+    """Return the variable that lets a process see `count` of the GPUs that this one may use, from place `first` on.
+
+    A library that sees more GPUs than it has ranks would use all of them (`torch.nn.DataParallel`).
+    """
+    named = os.environ.get(DEVICES_VARIABLE)
+    usable = [str(n) for n in range(first + count)] if named is None else list(filter(None, named.split(",")))
+    return {DEVICES_VARIABLE: ",".join(usable[first : first + count])}
+
+
 def find_trainer_gpu(*, hidden: bool = False) -> Gpu | None:
     """Return the GPU that the workers' interpreter sees on this node.
 
@@ -64,7 +75,7 @@ def find_trainer_gpu(*, hidden: bool = False) -> Gpu | None:
     command = worker_command("-m", precision.MODULE)
     environment = worker_environment()
     if hidden:
-        environment.pop("CUDA_VISIBLE_DEVICES", None)
+        environment.pop(DEVICES_VARIABLE, None)
     probe = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if probe.returncode:
         last = (probe.stderr.strip().splitlines() or ["no output"])[-1]

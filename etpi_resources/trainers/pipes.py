@@ -22,7 +22,7 @@ from etpi_resources.backend import backend
 from etpi_resources.process.progress import Progress
 from etpi_resources.process.supervise import supervised
 from etpi_resources.trainers.contracts import StageProgress
-from etpi_resources.trainers.interpreter import worker_command, worker_environment
+from etpi_resources.trainers.interpreter import visible, worker_command, worker_environment
 from etpi_resources.trainers.workers import ranks
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, PROGRESS_MARK, RESULT_FILE
 
@@ -117,10 +117,10 @@ class RunningWorker(Protocol):
 
 @contextmanager
 def _on_this_node(module: str, folder: Path, processes: int, context: Any, grace: float) -> Iterator[RunningWorker]:
-    """Start a worker of one or several processes here, under a supervisor."""
+    """Start a worker of one or several processes here, under a supervisor; it sees a GPU for each process."""
     ranked = ["-m", ranks.MODULE, str(processes), module] if processes > 1 else ["-m", module]
     command = worker_command(*ranked, str(folder))
-    environment = worker_environment()
+    environment = {**worker_environment(), **visible(0, processes)}
     with ExitStack() as stack:
         if context is not None:
             environment.update(stack.enter_context(_pipes_session(context)))

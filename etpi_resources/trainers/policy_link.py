@@ -4,10 +4,10 @@ Both sides are here, with the standard library alone: the trainer's (`connect`, 
 with tasks, sandboxes and rewards (PolicyServer). They exchange lines of JSON over a Unix socket in a folder that only
 this user can open. The trainer starts every exchange:
 
-    trainer  {"do": "roll_out", "step": optimiser steps done, "rows": [task row, ...]}
-    server   {"do": "complete", "id": n, "requests": [...]}      any number, several at the same time
+    trainer  {"do": "roll_out", "step": optimiser steps done, "rows": [task row, ...], "published": Published or null}
+    server   {"do": "complete", "id": n, "requests": [...]}      if null: any number, several at the same time
     trainer  {"do": "completed", "id": n, "completions": [...]}  or {"do": "failed", "id": n, "error": text}
-    server   {"do": "rolled_out", "samples": [...]}              or {"do": "stop", "error": text}
+    server   {"do": "rolled_out", "samples": [...], "publish_seconds": x}  or {"do": "stop", "error": text}
 
 and, when the round was trained on for the first time,
 
@@ -23,9 +23,10 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -123,8 +124,25 @@ class TokenStatistics:
     entropies: bytes
 
 
+@dataclass(frozen=True)
+class Published:
+    """A version of the policy's weights, for servers to load.
+
+    Attributes:
+        folder: safetensors: all weights under the names of the base's files, or an adapter.
+        logprobs: the policy's log-prob of each id of the probe but the first, at temperature 1, in nats.
+    """
+
+    folder: str
+    adapter: bool
+    logprobs: Sequence[float]
+
+
 RollOut = Callable[[int, Sequence[int], Engine], Sequence[Sample]]
 """(optimiser steps done, rows of tasks, the policy) -> one sample per row, in order."""
+
+Generate = Callable[[int, Published], AbstractContextManager[Engine]]
+"""(optimiser steps done, the weights) -> an engine that generates from them."""
 
 Record = Callable[[int, TokenStatistics], None]
 """(optimiser steps done when the round was generated, its statistics)."""
@@ -135,14 +153,17 @@ class PolicyServer:
 
     Args:
         record: keeps the statistics that the trainer sends; None ignores them.
+        generating: opens the engine of published weights; without it, the trainer generates.
 
     Attributes:
         path: the socket, for the trainer's config.
         error: the exception that stopped the rollouts; the trainer then got "stop".
     """
 
-    def __init__(self, roll_out: RollOut, name: str, record: Record | None = None) -> None:
-        self._roll_out, self._record, self._name = roll_out, record, name
+    def __init__(
+        self, roll_out: RollOut, name: str, record: Record | None = None, generating: Generate | None = None
+    ) -> None:
+        self._roll_out, self._record, self._name, self._generating = roll_out, record, name, generating
         self._folder = Path(tempfile.mkdtemp(prefix="etpi-policy-"))
         self.path = self._folder / "link"
         self.error: BaseException | None = None
@@ -191,12 +212,21 @@ class PolicyServer:
 
     def _run_round(self, lines: JsonLines, policy: _RemotePolicy, message: Mapping[str, Any]) -> None:
         try:
-            samples = self._roll_out(message["step"], message["rows"], policy)
-            lines.send({"do": "rolled_out", "samples": [asdict(sample) for sample in samples]})
+            began = time.monotonic()
+            with self._engine(message, policy) as engine:
+                publish_seconds = time.monotonic() - began
+                samples = self._roll_out(message["step"], message["rows"], engine)
+            values = [asdict(sample) for sample in samples]
+            lines.send({"do": "rolled_out", "samples": values, "publish_seconds": publish_seconds})
         except LinkBroken:
             pass  # the trainer has ended, and its own error says why
         except BaseException as error:  # whatever it is, the trainer must not wait for ever
             self._stop(lines, error)
+
+    def _engine(self, message: Mapping[str, Any], policy: _RemotePolicy) -> AbstractContextManager[Engine]:
+        if self._generating is None:
+            return nullcontext(policy)
+        return self._generating(message["step"], Published(**message["published"]))
 
     def _keep(self, lines: JsonLines, message: Mapping[str, Any]) -> None:
         try:
@@ -284,19 +314,29 @@ def connect(path: str) -> Iterator[PolicyClient]:
 
 
 class PolicyClient:
-    """Requests rollouts, and generates their completions meanwhile."""
+    """Requests rollouts, and generates their completions meanwhile.
+
+    Attributes:
+        publish_seconds: in which the servers loaded the last round's weights.
+    """
 
     def __init__(self, lines: JsonLines) -> None:
-        self._lines = lines
+        self._lines, self.publish_seconds = lines, 0.0
         self._pool = ThreadPoolExecutor(ENGINE_THREADS, thread_name_prefix="generate")
 
-    def roll_out(self, step: int, rows: Sequence[int], engine: Engine) -> list[Sample]:
-        """Return a sample per row, generated by `engine`. Raises LinkBroken with the reason if the other side stops."""
-        self._lines.send({"do": "roll_out", "step": step, "rows": list(rows)})
+    def roll_out(self, step: int, rows: Sequence[int], policy: Engine | Published) -> list[Sample]:
+        """Return a sample per row, generated by an engine here, or by servers from the published weights.
+
+        Raises:
+            LinkBroken: the other side stopped; with the reason.
+        """
+        published = asdict(policy) if isinstance(policy, Published) else None
+        self._lines.send({"do": "roll_out", "step": step, "rows": list(rows), "published": published})
         while (message := self._lines.receive()) is not None:
-            if message["do"] == "complete":
-                self._pool.submit(self._complete, message, engine)
+            if message["do"] == "complete" and not isinstance(policy, Published):
+                self._pool.submit(self._complete, message, policy)
             elif message["do"] == "rolled_out":
+                self.publish_seconds = message["publish_seconds"]
                 return [Sample(**sample) for sample in message["samples"]]
             else:
                 raise LinkBroken(f"the rollouts stopped at step {step}: {message['error']}")

@@ -1,5 +1,6 @@
 -- A page of the merged sequences of an experiment's data set: tokens, branches, rows and the weight of their loss. The
--- page is chosen first, by narrow columns, so that only its token ids are read. sort: id, branches, loss.
+-- page is chosen first, by narrow columns, so that only its token ids are read. sort: id, branches, loss. task:
+-- a part of the task's name.
 WITH weighed AS (
     SELECT
         sequence_id,
@@ -16,6 +17,15 @@ WITH weighed AS (
     WHERE
         experiment = getvariable('experiment')
         AND (getvariable('rollout') IS NULL OR rollout_id = getvariable('rollout'))
+        AND (
+            getvariable('task') IS NULL
+            OR rollout_id IN (
+                SELECT t.rollout_id FROM selected AS t
+                WHERE
+                    t.experiment = getvariable('experiment')
+                    AND contains(lower(t.task_id), lower(getvariable('task')))
+            )
+        )
 ),
 
 chosen AS MATERIALIZED (
@@ -30,6 +40,7 @@ chosen AS MATERIALIZED (
 SELECT
     c.*,
     s.rollout_set,
+    s.task_id,
     (SELECT count(*) FROM weighed) AS matches
 FROM chosen AS c
 LEFT JOIN selected AS s ON s.experiment = getvariable('experiment') AND c.rollout_id = s.rollout_id

@@ -14,11 +14,9 @@ from etpi_assets.specs.rollout_set import AgentSection, GrammarSection
 from etpi_assets.tasks.family import Role, SandboxNeeds, Task, Verdict
 from etpi_assets.trajectories.tables import prompts_of, to_tables
 from etpi_assets.worlds.coop_tiny import CoopTiny
-from etpi_assets.worlds.coop_tiny.conversations import transcripts
-from etpi_assets.worlds.coop_tiny.policy import CoopTinySkill
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
-from etpi_resources.engines import Request, Sampler
+from etpi_resources.engines import Request
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
@@ -102,25 +100,6 @@ def test_outputs_decode_to_the_text_but_are_not_its_tokenisation():
         assert CHAT.decode((turn.output_ids or [])[:-1]) == turn.content
         assert CHAT.tool_open_id in (turn.output_ids or [])
     assert any(turn.output_ids != [*CHAT.encode(turn.content), CHAT.end_id] for turn in turns)
-
-
-def test_at_least_five_percent_of_tokens_are_split():
-    said = [
-        message["content"]
-        for messages in transcripts(0, 20, CoopTinySkill(), AgentSection(tokenizer="tiny"))
-        for message in messages
-        if message["role"] == "assistant"
-    ]
-    engine = ScriptedEngine(lambda request: said[int(request.request_id)], CHAT, "t")
-    split = total = 0
-    for number in range(len(said)):
-        request = Request(str(number), "s", [1], [], Sampler(max_tokens=1000))
-        (completion,) = engine.complete([request])
-        canonical = len(CHAT.encode(completion.text))
-        total += canonical
-        split += len(completion.output_ids or []) - 1 - canonical
-        assert engine.complete([request])[0].output_ids == completion.output_ids
-    assert 0.05 < split / total < 0.1
 
 
 def test_messages_of_a_round_are_read_in_that_round():

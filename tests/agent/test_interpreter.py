@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from etpi_assets.agent import interpreter
-from etpi_assets.agent.interpreter import cell_command, cell_in, cell_of, printed, published_command
+from etpi_assets.agent.interpreter import cell_command, cell_of, printed, published_command
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.scoring.behaviours import ScoringOptions, score
@@ -19,9 +19,7 @@ from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import ANSWER, Task
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
-from etpi_assets.worlds.arithmetic_tiny.conversations import ArithmeticSandbox, conversations, exercises
 from etpi_assets.worlds.arithmetic_tiny.policy import GIVEN_UP, ArithmeticSkill, ArithmeticTinyPolicy, answer, call
-from etpi_assets.worlds.coop_tiny.emulated import UnknownCommand
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.lake.schemas import empty
@@ -240,28 +238,6 @@ def test_tool_call_reward_of_degenerate_turns(texts, tool_turns, reward):
     assert counted(record, tools=False) is None, "no tool was offered, so nothing is said of any"
     assert tools.tool_call_reward(attempt) == pytest.approx(reward)
     assert tools.outcome(attempt) == -1.0
-
-
-def test_emulated_and_real_interpreter_agree_on_the_bases_corpus():
-    talks = list(conversations(0, 24, "tiny"))
-    assert talks == list(conversations(0, 24, "tiny"))
-    assert all([m["role"] for m in talk[2:5]] == ["assistant", "tool", "assistant"] for talk in talks)
-    calls = [json.loads(talk[2]["content"].removeprefix("<tool_call>\n").partition("\n")[0]) for talk in talks]
-    codes = [entry["arguments"]["code"] for entry in calls]
-    assert {"% 9;" in code for code in codes} == {True, False}
-    for talk, (shown, _) in zip(talks, session(*codes), strict=True):
-        assert talk[3]["content"] == f"[exit 0]\n{shown.rstrip()}" and talk[4]["content"] == shown.rstrip()
-    assert all(len(talk) < 5 and "boxed" in talk[2]["content"] for talk in exercises(1, 8, "tiny"))
-
-
-def test_emulated_interpreter_accepts_only_the_teachers_cells():
-    shown = cell_command("n = (12 * 13 + 14) % 10")
-    assert cell_in(shown) == "n = (12 * 13 + 14) % 10" and cell_in(f"{shown}; ls") is cell_in("ls") is None
-    with ArithmeticSandbox({}) as box:
-        assert box.run(shown).output == ""
-        for unknown in (cell_command("__import__('os').getcwd()"), "ls -a"):
-            with pytest.raises(UnknownCommand):
-                box.run(unknown)
 
 
 def test_teacher_calls_and_prints_at_the_rates_of_its_skill():

@@ -236,7 +236,7 @@ def test_sql_binds_parameters_is_in_utc_and_read_only(lake: OpenLake) -> None:
 def test_sql_sees_a_catalog_that_was_rebuilt(tmp_path: Path) -> None:
     store = small_lake.make(tmp_path / "data")
     lake = etpi.open(tmp_path)
-    with pytest.raises(LakeError, match="dg launch --assets catalog"):
+    with pytest.raises(LakeError, match="etpi run catalog"):
         lake.sql("FROM rollouts")
     catalog.build(store, GRAPH.values())
     before = len(lake.sql("FROM rollouts"))
@@ -252,7 +252,7 @@ def test_a_moved_lake_says_to_rebuild_the_catalog(project: Path, tmp_path: Path)
     (tmp_path / "old").rename(tmp_path / "new")
     lake = etpi.open(tmp_path / "new")
     assert len(lake.scan("turns").collect()) == len(etpi.open(project).scan("turns").collect())
-    with pytest.raises(LakeError, match="moved.*dg launch --assets catalog"):
+    with pytest.raises(LakeError, match="moved.*etpi run catalog"):
         lake.sql("FROM turns")
 
 
@@ -315,3 +315,10 @@ def test_examples_of_the_page_run(project: Path, monkeypatch: pytest.MonkeyPatch
         exec(block, names)
     assert len(blocks) >= 6 and len(shown) > 12
     assert any("turn 2" in line for line in shown), "the transcript"
+
+
+def test_lake_and_experiment_have_a_form_for_notebooks(lake: OpenLake) -> None:
+    assert 'http://localhost:3001/experiment/strong">strong</a>' in lake._repr_html_()
+    shown = lake.experiment("strong")._repr_html_()
+    assert "experiment/strong" in shown and "solved" in shown
+    assert "not evaluated" in lake.experiment("follow_up")._repr_html_()

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_resources.chat.format import ChatFormat, TokenizerUnavailable, load_chat_format
-from etpi_resources.chat.tokenizers import tiny_bpe
 
 # Text that tries to be structure, beside ordinary and odd text.
 PIECES = st.sampled_from(
@@ -70,7 +69,9 @@ def test_encoding_loses_nothing_and_keeps_control_tokens_out(text: str) -> None:
     assert all(0 <= i < tiny.vocab_size for i in ids)
     allowed = tiny.encode(text, allow_special=True)
     assert tiny.decode(allowed) == text
-    assert sum(i in tiny.control_ids for i in allowed) == sum(text.count(c) for c in tiny_bpe.CONTROL)
+    assert sum(i in tiny.control_ids for i in allowed) == sum(
+        text.count(c) for c in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    )
 
 
 @pytest.mark.parametrize("name", ["tiny", "qwen3"])
@@ -149,18 +150,6 @@ def test_unknown_format_lists_the_known_ones() -> None:
         load_chat_format("nowhere")
     with pytest.raises(FileNotFoundError, match="it has .*qwen3"):
         load_chat_format("qwen3", "no_such_template")
-
-
-def test_a_vocabulary_learns_common_words_and_leaves_names_in_syllables() -> None:
-    draw = random.Random(1)
-    syllables = ["ka", "lo", "mi", "ze", "du", "bo", "ri", "ta"]
-    names = ["".join(draw.choices(syllables, k=4)) for _ in range(300)]
-    texts = [f"please return {name} to file 12\n<tool_call>{name}" for name in names]
-    core = tiny_bpe.train(texts, 1024, syllables, spread=0.2)
-    assert core.to_str() == tiny_bpe.train(texts, 1024, syllables, spread=0.2).to_str()
-    assert core.encode(" return").tokens == ["Ġreturn"]
-    assert core.encode(" kalomize 12").tokens == ["Ġ", "ka", "lo", "mi", "ze", "Ġ", "1", "2"]
-    assert core.token_to_id("<tool_call>") is not None
 
 
 def test_template_of_a_model_folder_may_be_in_its_tokenizer_configuration(tmp_path) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,37 @@ def test_specs_name_the_data_and_the_student(cwd):
     assert (experiment.base.tokenizer, experiment.base.chat_template) == ("qwen3", "qwen3")
     assert experiment.pairs.capture == "retokenised"
     assert experiment.serving.template_kwargs == {"enable_thinking": False}
+
+
+def test_first_conversation_is_shown_with_its_labels_before_anything_is_written(cwd, capsys):
+    rows: list[Any] = [recorded_run(0, 2)]
+    rows[0]["messages"][3]["content"] = "KEY=AKIA" + "ABCD" * 4
+    write_runs(cwd, rows)
+    assert init("--model", "tiny", "--json") == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert not (cwd / "specs").exists() and seen["secrets"] == {"AWS key": 1}
+    labels = [part["text"] for part in seen["first"]["parts"] if part["trained"]]
+    context = [part["text"] for part in seen["first"]["parts"] if not part["trained"]]
+    assert len(labels) == 3 and labels[-1].endswith("<|im_end|>") and "Mend case 0." in context[0]
+    assert any("[masked AWS key]" in text for text in context) and "ABCDABCD" not in json.dumps(seen)
+    assert init("--model", "tiny") == 0
+    text = capsys.readouterr().out
+    assert text.index("▌ Step 0.") < text.index("wrote specs") and "▌ You fix bugs." not in text
+    assert "1 in 1 rollouts (masked" in text
+    assert 'secrets = "mask"' in Path("specs/rollout_sets/runs.toml").read_text()
+    assert init("--model", "tiny", "--force", "--secrets", "keep") == 0
+    assert load_specs().rollout_sets["runs"].options["secrets"] == "keep"
+
+
+def test_map_is_written_into_the_spec(cwd, capsys):
+    row = {"conv": [{"who": "user", "said": "Moor."}, {"who": "bot", "said": "Moored."}]}
+    (cwd / "runs.jsonl").write_text(json.dumps(row) + "\n")
+    assert init("--model", "tiny", "--map", "messages=conv,role=who,text=said,assistant=bot") == 0
+    assert "columns: messages from conv" in capsys.readouterr().out
+    spec = load_specs().rollout_sets["runs"]
+    assert spec.format == "mapped" and spec.options["map"]["text"] == "said"
+    assert init("--model", "tiny", "--map", "mesages=conv") == 1
+    assert "Did you mean 'messages'" in capsys.readouterr().err
 
 
 def test_option_for_schemas_is_named_where_calls_have_none(cwd, capsys):

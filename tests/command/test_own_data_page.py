@@ -27,11 +27,10 @@ RUNS = [recorded_run(number, turns) for number, turns in enumerate((2, 3, 4, 3, 
 """Five runs; the last is longer than the 2,048 tokens that small defaults would allow."""
 
 
-def commands() -> list[list[str]]:
-    """Return the words of the page's commands."""
-    block = re.search(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-    assert block
-    return [shlex.split(line)[1:] for line in block[1].splitlines()]
+def commands(number: int = 0) -> list[list[str]]:
+    """Return the words of the commands in one of the page's blocks."""
+    block = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)[number]
+    return [shlex.split(line)[1:] for line in block.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +92,15 @@ def test_page_shows_what_init_prints(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert cli.main([word.replace("$COMMIT", COMMIT) for word in words]) == 0
     output = capsys.readouterr().out
     assert output in PAGE, f"docs/own_data.md shows other output than etpi init:\n{output}"
+
+
+def test_commands_with_train_end_in_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_runs(tmp_path, [recorded_run(number, 1 + number % 3) for number in range(40)])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ETPI_DATA", raising=False)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    for words in commands(1):
+        assert cli.main(words) == 0, words
+    assert list((tmp_path / "student").glob("*.safetensors"))
+    card = (tmp_path / "data/reports/runs/README.md").read_text(encoding="utf-8")
+    assert "A checkpoint trained by etpi" in card and "Not evaluated." in card

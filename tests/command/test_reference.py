@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from docs.generate import specs
+from docs.generate import published, specs
 from docs.generate.__main__ import PAGES
 from etpi_assets.asset import recipes
 from etpi_assets.checks import CHECKS
-from etpi_assets.specs.load import MODELS, inner_section
+from etpi_assets.specs.load import MODELS, inner_section, load_shipped
 
+SHIPPED = load_shipped()
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("etpi", "etpi_assets", "etpi_cluster", "etpi_resources")
 READ = re.compile(r"environ(?:b)?(?:\.get|\.setdefault|\.pop)?[\[(]\s*([\"']?)(\w+)\1")
@@ -32,6 +33,11 @@ def test_page_is_current(name):
 def test_every_blocking_check_says_what_it_does_with_a_real_model():
     infos = [(asset, name, info) for asset, checks in CHECKS.items() for name, info in checks.items()]
     assert [(asset, name) for asset, name, info in infos if bool(info.real) != info.blocking] == []
+
+
+@pytest.mark.parametrize(("printed", "where"), published.keys(), ids=lambda text: text)
+def test_published_number_is_in_its_spec(printed, where):
+    assert published.value(where, SHIPPED) == pytest.approx(published.number(printed), rel=1e-9)
 
 
 def test_every_spec_key_has_a_description():

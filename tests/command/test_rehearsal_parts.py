@@ -13,14 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from etpi.rehearsal import costs, memory, stand_ins, students
+from etpi.rehearsal import costs, memory, stand_ins, starts, students
 from etpi.rehearsal.shrink import PREFIX, Machine, Rehearsal, shrink
 from etpi.rehearsal.stages import Finding, Stage, first_stop
 from etpi.rehearsal.teacher import TeacherServer
 from etpi_assets.agent.actions import read_actions
 from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.specs.experiment import ExperimentSpec
-from etpi_assets.specs.load import SpecError, load_shipped, load_specs
+from etpi_assets.specs.load import SpecError, Specs, load_shipped, load_specs
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
@@ -244,7 +244,7 @@ def test_steps_are_the_published_ones(name):
 def test_training_time_is_the_published_one():
     """The card: 318 trajectories, 40 minutes on one H100."""
     lines = {cost.part: cost for cost in costs.costs("etpi_phase1", SHIPPED)}
-    assert lines["training time"].hours * 60 == pytest.approx(40, rel=0.25)
+    assert lines["training time"].hours and lines["training time"].hours * 60 == pytest.approx(40, rel=0.25)
     assert "$" in lines["GPU time"].value
 
 
@@ -258,9 +258,72 @@ def test_weights_gradients_and_moments_take_16_bytes_a_parameter():
     assert total == pytest.approx(16 * 4e9, rel=0.01) and spec.rl.tuning == "full"
 
 
-def test_calls_of_paid_endpoints_are_counted():
+def test_calls_of_paid_endpoints_are_counted_and_their_price_is_unknown():
     lines = {cost.part: cost for cost in costs.costs("tito_retokenised_v1", SHIPPED)}
-    assert lines["rollouts cooperbench_gemini_prompted"].value == "at most 4,600 calls of gemini-3-pro"
+    calls = lines["rollouts cooperbench_gemini_prompted"]
+    assert calls.value == "at most 4,600 calls of gemini-3-pro" and calls.hours is None
+    assert "rollouts cooperbench_gemini_prompted" in lines["GPU time"].formula
+
+
+def test_unknown_amounts_are_no_zeros():
+    lines = {cost.part: cost for cost in costs.costs("plan_first_v5_responder", SHIPPED)}
+    assert lines["evaluation"].hours is None and "evaluation" in lines["GPU time"].formula
+    shape = memory.shape_of("", QWEN3_4B)
+    large = memory.shape_of("Qwen/Qwen3.6-27B", None)
+    assert costs.decoding("transformers", large, 1e6)[0] is None
+    seconds, source = costs.decoding("transformers", shape, 7900.0)
+    assert seconds == pytest.approx(100, rel=0.02) and "measured" in source
+
+
+def test_merged_sequences_make_the_steps_and_rollouts_are_at_least_the_published_ones():
+    lines = {cost.part: cost for cost in costs.costs("tito_native_v4c", SHIPPED)}
+    assert lines["training steps"].value == "80"  # 22 pairs of agents, 90 % of them, two epochs
+    lines = {cost.part: cost for cost in costs.costs("etpi_phase1", SHIPPED)}
+    assert "at least 318 tasks" in lines["rollouts r2e_gym_lite_phase1"].formula
+    hours = [cost.hours for cost in lines.values()]
+    assert None not in hours and sum(hours) > 2 * lines["training time"].hours
+
+
+def test_linear_attention_keeps_no_keys():
+    layers = ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 9
+    hybrid = memory.shape_of("", {**QWEN3_4B, "layer_types": layers})
+    assert hybrid and (hybrid.layers, hybrid.attention) == (36, 9)
+    assert costs.cache_bytes(hybrid, 16384) == 2 * 9 * 1024 * 2 * 16384
+
+
+# --- would it start? -------------------------------------------------------------------------------------------------
+
+
+def start_lines(name: str, machine: Machine = CPU, specs: Specs = SHIPPED) -> dict[str, starts.Start]:
+    return {line.what: line for line in starts.starts(name, specs, [Stage("tasks", "s", "passes", 1.0)], machine)}
+
+
+@pytest.mark.parametrize("name", [n for n, s in SHIPPED.experiments.items() if s.requires == "gpu"])
+def test_every_full_size_experiment_fits_the_gpus_that_its_notes_name(name):
+    lines = start_lines(name, Machine(docker=True, vllm=False))
+    assert starts.faults(list(lines.values())) == [], name
+    assert all(line.why for line in lines.values())
+
+
+def test_no_engine_for_a_suite_in_containers_is_a_fault_with_the_alternatives():
+    lines = start_lines("etpi_phase1")
+    (fault,) = starts.faults(list(lines.values()))
+    assert fault.what == "containers for r2e_gym_lite, swe_bench_verified"
+    assert all(word in fault.why for word in ("podman", "DOCKER_HOST", "bubblewrap"))
+    assert starts.faults(list(start_lines("plan_first_tiny").values())) == []
+
+
+def test_what_does_not_fit_or_asks_for_more_gpus_than_named_is_a_fault(tmp_path):
+    (tmp_path / "experiments").mkdir()
+    text = 'extends = "plan_first_9b"\nnotes = "Needs NUMBER GPU of SIZE GB."\n'
+    for name, number, size in (("few", "one", "141"), ("small", "four", "24")):
+        written = text.replace("NUMBER", number).replace("SIZE", size)
+        (tmp_path / "experiments" / f"{name}.toml").write_text(written)
+    specs, machine = load_specs(tmp_path), Machine(docker=True, vllm=False)
+    (few,) = starts.faults(list(start_lines("few", machine, specs).values()))
+    assert "4 processes see one GPU each" in few.why
+    small = starts.faults(list(start_lines("small", machine, specs).values()))
+    assert "of 22 GiB" in small[0].why
 
 
 def test_first_stop_is_the_first_stage_that_would_block():

@@ -37,6 +37,15 @@ def test_missing_sandboxes_are_a_fault_with_the_remedy(lake, monkeypatch, capsys
     assert "FAULT" in printed and "apt-get install bubblewrap" in printed
 
 
+def test_no_container_engine_is_a_fault_of_an_experiment_that_needs_one(lake, monkeypatch, capsys):
+    monkeypatch.setattr("etpi.rehearsal.shrink.docker_answers", lambda: False)
+    assert doctor(["plan_first_tiny"]) == 0 and "container" not in capsys.readouterr().out
+    assert doctor() == 0 and "terminal_bench need one" in capsys.readouterr().out
+    assert doctor(["terminal_grpo_0_8b"]) == 1
+    printed = capsys.readouterr().out
+    assert "FAULT" in printed and "podman" in printed and "DOCKER_HOST" in printed and "params.checkouts" in printed
+
+
 def test_a_lock_that_excludes_nobody_is_a_fault(lake, monkeypatch, capsys):
     monkeypatch.setattr(Examiner, "hold", lambda self, kind: None)  # as flock does where the file system ignores it
     assert doctor() == 1

@@ -87,6 +87,19 @@ def test_policy_that_says_what_the_base_says_but_surer_differs(logprob: float, a
     assert probes.differs_from_base(trained, probes.BaseTurns(base, repeated), 0.5).passed is passed
 
 
+@pytest.mark.parametrize(
+    ("logprob", "again", "words"),
+    [(0.0, 0.0, "other weights were served"), (-0.002, 0.0, "trained too little"), (-0.05, -0.1, "other weights")],
+)
+def test_message_tells_too_little_training_from_wrong_weights(logprob: float, again: float, words: str):
+    trained, base, repeated = (
+        [replace(turn, logprobs=[p] * len(turn.output_ids or ())) for turn in _turns()] for p in (logprob, 0.0, again)
+    )
+    failed = probes.differs_from_base(trained, probes.BaseTurns(base, repeated), 0.5)
+    (check,) = [c for c in probes.verdicts([failed.row("c" * 16, "sft", 0)]) if not c.passed]
+    assert words in check.message
+
+
 def test_other_ids_prove_nothing_where_the_base_does_not_repeat_its_own():
     drifting = probes.BaseTurns(_turns(), _turns(ids=[9]))
     assert not probes.differs_from_base(_turns(ids=[9]), drifting, 0.5).passed

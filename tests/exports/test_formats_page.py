@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from docs.generate.formats import page
 from etpi_assets.exports import EXPORTS
-from etpi_assets.exports.reference import page
 from etpi_assets.importers import IMPORTERS
 
 
 def test_page_is_current() -> None:
     written = Path(__file__).parents[2] / "docs/formats.md"
-    assert written.read_text() == page(), "run: python -m etpi_assets.exports.reference"
+    assert written.read_text() == page(), "run: make docs"
 
 
 def test_every_format_states_what_it_keeps_and_loses() -> None:

@@ -141,7 +141,7 @@ def test_missing_upstream_fails_at_the_first_step_with_the_commands(world, insta
     result = _run(world, instance, "build_dataset", "first")
     assert not result.success
     (said,) = failures(result)
-    assert "dg launch --job run_experiment --partition first" in said
+    assert "Run `etpi run first`" in said
     assert world.made == []
 
 

@@ -9,9 +9,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from etpi_assets.specs.errors import SpecError
-from etpi_assets.tiny_bases import recipe as tiny_base
+from etpi_assets.specs.rollout_set import TinySection
 from etpi_assets.tiny_bases import shipped as shipped_bases
 from etpi_lab.tiny_bases import rebuild as rebuild_bases
+from etpi_lab.tiny_bases import recipe as tiny_base
+from etpi_resources.chat.format import ChatFormat
 from etpi_resources.lake.lake import sha256_of
 from tests.support.tiny_bases import copy_shipped
 
@@ -48,3 +50,10 @@ def test_rebuilding_replaces_the_shipped_base(copied: Path, tmp_path: Path):
     with pytest.raises(RuntimeError, match="not shipped"):
         rebuild_bases.ship(section, chat, bad, model)
     assert shipped_bases.find(section, chat) == after
+
+
+@pytest.mark.parametrize(("section", "chat"), USED, ids=[section.world for section, _ in USED])
+def test_shipped_bases_were_trained_on_the_current_corpus(section: TinySection, chat: ChatFormat):
+    """Where this fails after a change of the corpus: run `etpi lab tiny-bases`."""
+    recipe = shipped_bases.find(section, chat)
+    assert recipe is not None and recipe.corpus == tiny_base.corpus_of(tiny_base.corpus_rows(section, chat))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,7 @@ from etpi.cli import main
 from etpi_resources.lake.audit import audit, set_aside
 from etpi_resources.lake.lake import DamagedFile, Lake, Ref, manifest_name
 from etpi_resources.lake.schemas import empty, from_rows
+from tests.support import small_lake
 
 TURNS = Ref("raw_rollouts", "rollout_set", "few")
 TRAINED = Ref("sft_checkpoint", "experiment", "first")
@@ -204,6 +206,19 @@ def test_locks_and_folders_of_dead_processes_are_swept(lake: Lake) -> None:
     with lake.staging() as staging:
         assert {path.name for path in area.iterdir()} == {staging.name, f"{staging.name}.lock"}
     assert not list(area.iterdir())
+
+
+def test_deleted_folder_of_an_asset_is_a_damage(tmp_path: Path) -> None:
+    lake = Lake(tmp_path / "data")
+    rows = {"rollouts": [small_lake.rollout("r", "t")]}
+    raw = small_lake.put(lake, "raw_rollouts", "few", rows)
+    used = small_lake.put(lake, "scored_rollouts", "few", {}, inputs={"raw_rollouts/few": raw.version, "path/x": "1"})
+    assert audit(lake).damages == []
+    shutil.rmtree(lake.root / "raw_rollouts")
+    (damage,) = audit(lake).damages
+    assert (damage.kind, damage.refs) == ("version", [used.ref]) and raw.version in damage.fault
+    set_aside(lake, [damage])
+    assert lake.current(used.ref) is None and audit(lake).damages == []
 
 
 READ_ONLY = """

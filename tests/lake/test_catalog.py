@@ -395,7 +395,7 @@ def test_a_damaged_catalog_is_replaced(tmp_path: Path) -> None:
 
 
 def test_missing_catalog_names_the_command(tmp_path: Path) -> None:
-    with pytest.raises(LakeError, match="dg launch --assets catalog"):
+    with pytest.raises(LakeError, match="etpi run catalog"):
         catalog.connect(tmp_path / "etpi.duckdb")
 
 

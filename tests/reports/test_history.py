@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from docs.generate import history
 from etpi_assets.agent.actions import read_actions
 from etpi_assets.asset import recipes
 from etpi_assets.curation import gates
@@ -20,7 +21,7 @@ from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.evaluation.probes import prompt_parity
 from etpi_assets.graph import GRAPH
 from etpi_assets.planning.planner import plan
-from etpi_assets.reports import facts, history, html
+from etpi_assets.reports import facts, html
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.plan_first.paths import FIXED, choose
 from etpi_assets.rollouts.plan_first.script import PlanFirstAgent, write_turns
@@ -485,7 +486,7 @@ def test_report_shows_published_figures_beside_ours():
 
 def test_history_page_is_current():
     page = Path(__file__).parents[2] / "docs" / "history.md"
-    assert page.read_text() == history.page(SPECS), "python -m etpi_assets.reports.history docs/history.md"
+    assert page.read_text() == history.page(SPECS), "make docs"
     assert all(f"`{name}`" in page.read_text() for name in (*TEMPLATED, *RETOKENISED, *NATIVE))
 
 

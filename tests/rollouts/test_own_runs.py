@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from etpi.init.preview import parts
+from etpi.init.student import Student
 from etpi_assets.agent.actions import read_actions
 from etpi_assets.exports import export
 from etpi_assets.importers import import_runs
@@ -119,6 +121,18 @@ def test_final_answer_is_a_label_with_end_of_turn(curation: CurationLake) -> Non
     assert curation.failures("qwen3") == {}
     ends = [text for text in labels(curation, "qwen3").values() if text.startswith("Fixed")]
     assert ends == [f"{ANSWER}<|im_end|>"] * len(RUNS)
+
+
+def test_preview_shows_the_labels_that_are_trained(curation: CurationLake) -> None:
+    assert curation.failures("qwen3") == {}
+    trained = labels(curation, "qwen3")
+    student = Student(chat=load_chat_format("qwen3", "qwen3"))
+    for record in import_runs("messages", curation.folder / "runs.jsonl"):
+        assert isinstance(record, RolloutRecord)
+        shown = parts(record, student, native=False, strips_think=True)
+        assert [(part.turn, part.text) for part in shown if part.is_trained] == [
+            (turn, text) for (rollout, turn), text in sorted(trained.items()) if rollout == record.rollout_id
+        ]
 
 
 def test_turns_over_max_length_block_and_name_the_option(curation: CurationLake) -> None:

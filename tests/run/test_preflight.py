@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from etpi.run.preflight import require_sandboxes, require_templates, sandbox_kind
+from etpi.run.preflight import require_inputs, require_sandboxes, require_templates, sandbox_kind
 from etpi_assets.planning.planner import Step, plan
 from etpi_assets.specs.load import SpecError, load_specs
 from etpi_resources.chat import bounds
@@ -165,3 +165,16 @@ def test_run_stops_before_a_template_that_never_ends(tmp_path: Path, monkeypatch
     with pytest.raises(SpecError, match="of hostile: the chat template"):
         require_templates(plan("hostile", specs, lake), specs)
     require_templates(plan("plan_first_tiny", specs, lake), specs)
+
+
+def test_missing_runs_and_unknown_rewards_stop_a_run_before_it_starts(tmp_path: Path) -> None:
+    write_spec(tmp_path, "rollout_sets", "gone", 'title = "t"\nkind = "imported"\npath = "gone.jsonl"\n')
+    base = 'title = "t"\nrollout_sets = ["gone"]\nbase = {kind = "tiny"}\n'
+    write_spec(tmp_path, "experiments", "e", base)
+    rl = '[rl]\nmethod = "grpo"\nsuite = "terminal_tiny"\nrewards = [{function = "formatt"}]\n'
+    write_spec(tmp_path, "experiments", "r", base.replace('["gone"]', "[]") + rl)
+    specs, lake = load_specs(tmp_path), Lake(tmp_path / "lake")
+    with pytest.raises(SpecError, match=r"gone\.toml: path: there is nothing at .*gone\.jsonl"):
+        require_inputs(plan("e", specs, lake), specs)
+    with pytest.raises(SpecError, match=r"r\.toml: rl\.rewards: .*'format'"):
+        require_inputs(plan("r", specs, lake), specs)

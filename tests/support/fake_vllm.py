@@ -1,7 +1,7 @@
 """A program with the arguments and endpoints of `vllm serve` that runs a transformers model, for rollouts of a policy.
 
 `python fake_vllm.py serve FOLDER --port N --served-model-name NAME ...`. With FAKE_VLLM = "deaf" in its environment it
-says that it took new weights, and goes on with those it has.
+says that it took new weights, and goes on with those it has; with "deaf N" if it is one that sees GPU N.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Request, Sampler
 from etpi_resources.engines.live import LiveEngine
-from etpi_resources.trainers.workers.checkpointing import load_model, logits_of
+from etpi_resources.trainers.workers.checkpointing import attach_adapter, load_model, logits_of
 from tests.support.loopback import Loopback
 
 
@@ -32,25 +32,38 @@ class FakeVllm(Loopback):
     def __init__(self, folder: Path, name: str, port: int = 0, deaf: bool = False) -> None:
         super().__init__(name, load_chat_format(str(folder)), port)
         self.root, self.deaf = str(folder), deaf
-        self.weights = load_model(folder, torch.float32).eval()
-        self.engine = LiveEngine(self.weights, name, self.chat)
+        self.adapters = {}
+        self.own = self.engine_of(load_model(folder, torch.float32).eval())
+
+    def engine_of(self, weights: Any) -> tuple[Any, LiveEngine]:
+        return weights, LiveEngine(weights, self.model, self.chat)
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        print(f"{path} {os.environ.get('CUDA_VISIBLE_DEVICES')}", flush=True)
         if path == "/collective_rpc":
             if not self.deaf:
                 new = load_file(Path(body["kwargs"]["weights_path"]) / "model.safetensors")
-                self.weights.load_state_dict(new)
+                self.own[0].load_state_dict(new)
             return {"results": [None]}
         if path == "/reset_prefix_cache":
-            with self.engine.generating(0):
+            with self.own[1].generating(0):
                 return {"success": True}
+        if path == "/v1/load_lora_adapter":
+            tuned = None if self.deaf else attach_adapter(self.root, Path(body["lora_path"])).merge_and_unload()
+            self.adapters[body["lora_name"]] = self.own if self.deaf else self.engine_of(tuned)
+            return {}
+        if path == "/v1/unload_lora_adapter":
+            return {} if self.adapters.pop(body["lora_name"]) else {}
+        if path.startswith(("/sleep", "/wake_up")):
+            return {}
+        weights, engine = self.adapters.get(body["model"], self.own)
         if "prompt_logprobs" in body:
             ids = body["prompt"]
-            logprobs = logits_of(self.weights, torch.tensor([ids]))[0].log_softmax(-1)
+            logprobs = logits_of(weights, torch.tensor([ids]))[0].log_softmax(-1)
             entries = [{str(token): {"logprob": float(logprobs[at, token])}} for at, token in enumerate(ids[1:])]
             return {"choices": [{"prompt_logprobs": [None, *entries]}]}
         sampler = Sampler(body["temperature"], body["top_p"], body["max_tokens"], body["seed"])
-        (turn,) = self.engine.complete([Request("r", str(body["seed"]), body["prompt"], (), sampler)])
+        (turn,) = engine.complete([Request("r", str(body["seed"]), body["prompt"], (), sampler)])
         output = {"token_ids": turn.output_ids, "logprobs": {"token_logprobs": turn.logprobs}}
         return {"choices": [output | {"prompt_token_ids": turn.prompt_ids, "finish_reason": turn.finish_reason}]}
 
@@ -63,5 +76,7 @@ if __name__ == "__main__":
     parser.add_argument("--served-model-name")
     options, _ = parser.parse_known_args()
     torch.set_num_threads(1)
-    with FakeVllm(options.folder, options.served_model_name, options.port, os.environ.get("FAKE_VLLM") == "deaf"):
+    faults = {"deaf", f"deaf {os.environ.get('CUDA_VISIBLE_DEVICES')}"}
+    deaf = os.environ.get("FAKE_VLLM") in faults
+    with FakeVllm(options.folder, options.served_model_name, options.port, deaf):
         signal.pause()

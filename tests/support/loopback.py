@@ -28,6 +28,7 @@ class Loopback:
         always: the fault of every generation request after those.
         seen: the requests for a turn, as (path, body); the last `remembered` of them.
         change: rewrites an answer before it is sent.
+        adapters: further models of the list, by name.
         owned_by, key: the owner in the list of models, and the key that reading the list takes; empty: none.
     """
 
@@ -41,6 +42,7 @@ class Loopback:
         self.vocabulary: Any = self.chat
         self.owned_by = "vllm"
         self.key = ""
+        self.adapters: dict[str, Any] = {}
         self.seen: list[tuple[str, dict[str, Any]]] = []
         self.remembered = 100_000
         self.lock = threading.Lock()
@@ -110,9 +112,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         card = {"id": self.owner.model, "root": self.owner.root, "parent": None, "owned_by": self.owner.owned_by}
+        adapters = [card | {"id": name, "root": name, "parent": self.owner.model} for name in self.owner.adapters]
         if self.owner.key and self.headers.get("Authorization") != f"Bearer {self.owner.key}":
             return self.reply(401, {})
-        self.reply(200, {"data": [card | {"max_model_len": 4096}]} if self.path == "/v1/models" else {})
+        self.reply(200, {"data": [card | {"max_model_len": 4096}, *adapters]} if self.path == "/v1/models" else {})
 
     def do_POST(self) -> None:
         self.body = body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "{}")

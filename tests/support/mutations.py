@@ -27,7 +27,7 @@ EXPERIMENTS = (
     "compacted",
     "templated_tiny",
     "plan_first_v1",
-    "grpo_tcr_4b_vllm",
+    "grpo_tcr_4b",
     "tito_native_v1",
     "teacher_gemini_unprompted",
     "etpi_phase1",
@@ -209,17 +209,14 @@ def served_by(kind: str) -> dict[str, Where]:
     }
 
 
-tiny_base: dict[str, Where] = {"base_checkpoint": base("tiny"), "raw_rollouts": builds_base}
 ROLLS_OUT: dict[str, Where] = {
     "raw_rollouts": spoken,
     "eval_rollouts": every,
     "rl_checkpoint": every,
-    "base_checkpoint": base("tiny"),
 }
-"""What the agent loop makes; the tiny bases learn from its conversations."""
+"""What the agent loop makes."""
 TOKENIZED: dict[str, Where] = {
     "raw_rollouts": both(live, sets(lambda s: s.agent.tokenizer == "tiny")),
-    "base_checkpoint": base("tiny"),
     **chats("tiny"),
 }
 
@@ -241,7 +238,7 @@ EDITS = (
     Edit(f"{T}/r2e.py", "return bool(outcomes) and bool(wanted) and not wrong,", "return bool(wanted) and not wrong,", "r2e's verdict", judged("r2e")),
     Edit(f"{T}/swe_bench.py", 'outcomes.get(name) != "PASSED"', 'outcomes.get(name) == "FAILED"', "swe_bench's verdict", judged("swe_bench")),
     Edit(f"{T}/hidden_tests.py", "except Exception:", "except BaseException:", "the program that runs hidden tests", judged("coop_tiny", "coop_tiny_shared", "repo_fix_tiny")),
-    Edit("etpi_assets/worlds/arithmetic_tiny/__init__.py", 'return f"({rng.randint(12, 99)} *', 'return f"({rng.randint(11, 99)} *', "numbers of arithmetic tasks", {"tasks": suites("arithmetic_tiny"), "base_checkpoint": base("tiny", "arithmetic_tiny")}),
+    Edit("etpi_assets/worlds/arithmetic_tiny/__init__.py", 'return f"({rng.randint(12, 99)} *', 'return f"({rng.randint(11, 99)} *', "numbers of arithmetic tasks", {"tasks": suites("arithmetic_tiny")}),
     Edit(f"{T}/table.py", "for row in table.to_pylist() if split in", "for row in table.to_pylist()[1:] if split in", "which tasks are taken", {"raw_rollouts": spoken, **dict.fromkeys(("scored_rollouts", "tito_pairs", "upweighted_dataset", "rl_checkpoint", "rl_rewards", "serving_probe", "eval_rollouts", "eval_metrics"), every)}),
     # rollouts
     Edit("etpi_assets/agent/actions.py", 'return content[close + len("</think>") :]', 'return content[close + len("</think>") :].strip()', "text after a think block", {**ROLLS_OUT, "raw_rollouts": every, "serving_probe": every}),
@@ -250,19 +247,15 @@ EDITS = (
     Edit("etpi_assets/agent/observation.py", 'lines.append(f"[{status}]")', 'lines.append(f"({status})")', "what an agent sees of a command", ROLLS_OUT),
     Edit("etpi_assets/agent/mailbox.py", "other_agents if to is None else", "other_agents[:1] if to is None else", "who gets a message to all", ROLLS_OUT),
     Edit("etpi_assets/agent/think.py", "return len(output) - closed[1]", "return len(output) - closed[0]", "tokens after a think block", ROLLS_OUT),
-    Edit("etpi_assets/agent/prompts/coop/system.md", "One command a turn:", "A single command a turn:", "the coop prompt", {"raw_rollouts": both(spoken, set_prompt("coop")), "base_checkpoint": base("tiny", "coop_tiny", "coop_tiny_shared"), "tito_pairs": draws_on(set_prompt("coop")), **dict.fromkeys(("upweighted_dataset", "serving_probe", "eval_rollouts"), asks("coop"))}),
+    Edit("etpi_assets/agent/prompts/coop/system.md", "One command a turn:", "A single command a turn:", "the coop prompt", {"raw_rollouts": both(spoken, set_prompt("coop")), "tito_pairs": draws_on(set_prompt("coop")), **dict.fromkeys(("upweighted_dataset", "serving_probe", "eval_rollouts"), asks("coop"))}),
     Edit("etpi_assets/agent/prompts/solo/user.md", "$instruction", "Task: $instruction", "the solo prompt", {"raw_rollouts": both(spoken, set_prompt("solo")), "tito_pairs": draws_on(set_prompt("solo")), **dict.fromkeys(("upweighted_dataset", "serving_probe", "eval_rollouts"), asks("solo"))}),
     Edit("etpi_assets/agent/tools.py", '"Run Python code. What', '"Run Python. What', "what a tool says of itself", {**ROLLS_OUT, **dict.fromkeys(("tito_pairs", "upweighted_dataset", "serving_probe"), every)}),
     Edit("etpi_assets/agent/interpreter_cell.py", "print(repr(value))", "print(value)", "how a cell shows its value", ROLLS_OUT),
-    Edit("etpi_assets/worlds/coop_tiny/policy.py", 'if "INBOX" in observation and', 'if "INBOX" not in observation and', "coop_tiny's policy", {"raw_rollouts": both(engine("scripted"), set_family("coop_tiny")), "base_checkpoint": base("tiny", "coop_tiny")}),
-    Edit("etpi_assets/worlds/coop_tiny_shared/policy.py", 'if "INBOX" in observation else None', "if observation else None", "coop_tiny_shared's policy", {"raw_rollouts": both(engine("scripted"), set_family("coop_tiny_shared")), "base_checkpoint": base("tiny", "coop_tiny_shared")}),
-    Edit("etpi_assets/worlds/coop_tiny_shared/conversations.py", "return transcripts(seed, n, BASE_HABITS,", "return transcripts(seed + 2, n, BASE_HABITS,", "the corpus of coop_tiny_shared", {"base_checkpoint": base("tiny", "coop_tiny_shared")}),
-    Edit("etpi_assets/worlds/repo_fix_tiny/policy.py", "if wrong and rng.random() < 0.5:", "if wrong and rng.random() < 0.4:", "repo_fix_tiny's policy", {"base_checkpoint": base("tiny", "repo_fix_tiny"), "raw_rollouts": base_of_set("repo_fix_tiny")}),
+    Edit("etpi_assets/worlds/coop_tiny/policy.py", 'if "INBOX" in observation and', 'if "INBOX" not in observation and', "coop_tiny's policy", {"raw_rollouts": both(engine("scripted"), set_family("coop_tiny"))}),
+    Edit("etpi_assets/worlds/coop_tiny_shared/policy.py", 'if "INBOX" in observation else None', "if observation else None", "coop_tiny_shared's policy", {"raw_rollouts": both(engine("scripted"), set_family("coop_tiny_shared"))}),
     Edit("etpi_assets/worlds/running_sum/policy.py", 'return str(format_action("sh next"))', 'return str(format_action("sh  next"))', "running_sum's policy", {"raw_rollouts": set_family("running_sum")}),
     Edit(f"{R}/teachers.py", "SCRIPTED_KINDS = (", 'SCRIPTED_KINDS = ("openai", ', "which engines are scripts", {"raw_rollouts": spoken}),
     Edit("etpi_assets/rollouts/plan_first/script.py", 'WAITING = "echo waiting"', 'WAITING = "echo wait"', "words of templated plan-first rollouts", {"raw_rollouts": plan_first}),
-    Edit("etpi_assets/worlds/repo_fix_tiny/conversations.py", "return transcripts(seed, n, BASE_HABITS,", "return transcripts(seed + 2, n, BASE_HABITS,", "the corpus of repo_fix_tiny", {"base_checkpoint": base("tiny", "repo_fix_tiny"), "raw_rollouts": base_of_set("repo_fix_tiny")}),
-    Edit("etpi_assets/tiny_bases/recipe.py", "weights.append(1.0 if is_turn", "weights.append(2.0 if is_turn", "weights of a tiny base's corpus", tiny_base),
     Edit("etpi_assets/trajectories/tables.py", "_DRIFT_IDS = 16", "_DRIFT_IDS = 8", "how much of a drift is kept", {"raw_rollouts": every, "eval_rollouts": every, "rl_checkpoint": every}),
     Edit("etpi_assets/importers/cooperbench.py", 're.compile(r"API Error: \\d{3}\\b")', 're.compile(r"API Error")', "the cooperbench importer", {"raw_rollouts": imported("cooperbench")}),
     Edit("etpi_assets/importers/messages.py", '[entry for entry in entries if entry.role == "assistant" and entry.learn]', '[entry for entry in entries if entry.role == "assistant"]', "the messages importer", {"raw_rollouts": imported("messages")}),
@@ -289,15 +282,13 @@ EDITS = (
     Edit(f"{F}/rounds.py", "if len(first_prompt(section, environment, task)) <= section.max_prompt_tokens:", "if len(first_prompt(section, environment, task)) < section.max_prompt_tokens:", "which prompts are too long", {"rl_checkpoint": every}),
     Edit(f"{F}/grpo.py", "RESUME_CHECKPOINTS = 10", "RESUME_CHECKPOINTS = 5", "how often reinforcement is saved", {"rl_checkpoint": every}),
     Edit(f"{F}/pointers.py", 'if COMMIT.fullmatch(base.revision or ""):', "if base.revision:", "what a pinned revision is", {"base_checkpoint": base("hub")}),
-    Edit(f"{W}/base_worker.py", "LAST_LEARNING_RATE = 0.05", "LAST_LEARNING_RATE = 0.1", "a tiny base's learning rate", tiny_base),
-    Edit(f"{W}/induction.py", "GAIN = 2.0", "GAIN = 3.0", "a tiny base's first weights", tiny_base),
-    Edit(f"{W}/packing.py", "LENGTH_MULTIPLE = 64", "LENGTH_MULTIPLE = 32", "padding", {"sft_checkpoint": every, **tiny_base}),
+    Edit(f"{W}/packing.py", "LENGTH_MULTIPLE = 64", "LENGTH_MULTIPLE = 32", "padding", {"sft_checkpoint": every}),
     Edit(f"{W}/weighted_trainer.py", 'return (nll * inputs["weights"]).sum(), hits', "return nll.sum(), hits", "the loss", {"sft_checkpoint": every}),
     Edit(f"{W}/sft_worker.py", "GRADIENT_NORM = 1.0", "GRADIENT_NORM = 2.0", "gradient clipping", {"sft_checkpoint": every}),
     Edit(f"{W}/plan.py", "return rise * fall", "return fall", "the schedule of the learning rate", {"sft_checkpoint": every}),
     Edit(f"{W}/label_head.py", "logits.detach().argmax(-1) == labels", "logits.detach().argmin(-1) == labels", "token accuracy", {"sft_checkpoint": every}),
     Edit(f"{W}/sample_trees.py", "ROW_MULTIPLE = 128", "ROW_MULTIPLE = 64", "padding of samples", {"rl_checkpoint": every}),
-    Edit(f"{W}/hand_over.py", "NEARER = 3.0", "NEARER = 2.0", "when a hand-over is refused", {"rl_checkpoint": experiments(lambda e: e.rl.engine == "vllm")}),
+    Edit("etpi_resources/trainers/policy_servers.py", "NEARER = 3.0", "NEARER = 2.0", "when a hand-over is refused", {"rl_checkpoint": experiments(lambda e: e.rl.engine == "vllm")}),
     Edit(f"{W}/grpo_worker.py", '"group" if rl.scale_advantage', '"batch" if rl.scale_advantage', "the scale of advantages", {"rl_checkpoint": every}),
     # engines and sandboxes
     Edit(f"{G}/scripted.py", "SHORTEST_SPLIT = 3", "SHORTEST_SPLIT = 4", "which ids are split", {"raw_rollouts": engine("scripted")}),

@@ -16,7 +16,7 @@ import dagster as dg
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from etpi_resources.trainers.interpreter import PYTHON_VARIABLE
+from etpi_resources.trainers.interpreter import PYTHON_VARIABLE, visible
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.workers.reporting import PROGRESS_MARK
 
@@ -39,6 +39,7 @@ class EchoConfig(BaseModel):
 class EchoResult(BaseModel):
     python: str
     dagster: bool
+    gpus: str = ""
     echo: Any
 
 if __name__ == "__main__":
@@ -55,7 +56,9 @@ if __name__ == "__main__":
             worker.log(f"sleeping as {os.getpid()}")
             time.sleep(config.sleep)
         if not config.silent:
-            worker.finish(EchoResult(python=sys.executable, dagster="dagster" in sys.modules, echo=config.echo))
+            gpus = os.environ["CUDA_VISIBLE_DEVICES"]
+            imported = "dagster" in sys.modules
+            worker.finish(EchoResult(python=sys.executable, dagster=imported, gpus=gpus, echo=config.echo))
 """
 
 
@@ -73,6 +76,7 @@ class EchoConfig(BaseModel):
 class EchoResult(BaseModel):
     python: str
     dagster: bool
+    gpus: str = ""
     echo: Any
 
 
@@ -93,15 +97,27 @@ def echo_module(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
 
 
-def test_result_and_lines_come_back_and_stay_in_the_folder(tmp_path):
+def test_result_and_lines_come_back_and_stay_in_the_folder(tmp_path, monkeypatch):
     lines: list[str] = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
     config = EchoConfig(echo=[1, "ß"], count=3)
     result = run_worker("echo_worker", config, tmp_path / "run", EchoResult, echo=lines.append)
     assert result.echo == [1, "ß"]
     assert not result.dagster, "a worker must not import dagster"
+    assert result.gpus == "3", "one process, one GPU"
     assert [line for line in lines if line.startswith("echo_worker: counting 3/3 (100%), ") and line.endswith("(at 2)")]
     assert not any(PROGRESS_MARK in line for line in lines)
     assert (tmp_path / "run" / "worker.log").read_text().splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    ("named", "first", "gpus"), [(None, 0, "0,1"), (None, 2, "2,3"), ("3,5,GPU-a", 1, "5,GPU-a"), ("", 0, "")]
+)
+def test_visible_gpus_are_those_that_this_process_may_use(monkeypatch, named, first, gpus):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert visible(first, 2) == {"CUDA_VISIBLE_DEVICES": gpus}
 
 
 def test_only_rank_0_logs_and_a_failure_names_the_first_rank_to_fail(tmp_path):

@@ -10,13 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from etpi_assets.specs.rollout_set import TinySection
 from etpi_assets.specs.training import RLSection, TrainSection
-from etpi_assets.tiny_bases import recipe as tiny_base
 from etpi_assets.training import device, grpo, sft
-from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import Ref
-from etpi_resources.trainers.contracts import BaseWorkerResult, SftWorkerResult, TrainingFigures
+from etpi_resources.trainers.contracts import SftWorkerResult, TrainingFigures
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.precision import Gpu, overruled, training_dtype
 from tests.support import reinforcement, tiny_training
@@ -74,15 +71,6 @@ def test_fine_tuning_multiplies_no_bfloat16_on_a_cpu_and_warns(tmp_path: Path, r
     assert result.dtype == "fp32"
     (warning,) = [line for line in said if "bf16" in line]
     assert warning.startswith('sft: warning: dtype = "bf16" is not used on a CPU') and "same model" in warning
-    assert_float32(recorded.found())
-
-
-@pytest.mark.slow
-def test_pretraining_multiplies_no_bfloat16_on_a_cpu(tmp_path: Path, recorded):
-    section = TinySection(conversations=6, exercises=4, batch_tokens=4096, layers=2)
-    config = tiny_base.prepare(section, load_chat_format("tiny"), tmp_path / "run")
-    result = run_worker(recorded(tiny_base.WORKER), config, tmp_path / "run", BaseWorkerResult, echo=None)
-    assert result.dtype == "fp32"
     assert_float32(recorded.found())
 
 

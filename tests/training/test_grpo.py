@@ -154,7 +154,7 @@ def test_killed_run_resumes_from_its_last_checkpoint(tmp_path, base):
 # --- the gradient ----------------------------------------------------------------------------------------------------
 
 
-def worker_in(folder: Path, base: Path, **rl) -> Worker[GrpoWorkerConfig]:
+def worker_in(folder: Path, base: Path, resume: int | None = None, **rl) -> Worker[GrpoWorkerConfig]:
     section = RLSection.model_validate(
         {
             "method": "grpo", "suite": "s", "rewards": [{"function": "format"}], "steps": 1, "device_batch": 4,
@@ -164,7 +164,7 @@ def worker_in(folder: Path, base: Path, **rl) -> Worker[GrpoWorkerConfig]:
     )  # fmt: skip
     config = GrpoWorkerConfig(
         label="grpo", base=str(base), base_name="b", link="", tasks=8, seed=0,
-        chat_template=load_chat_format("tiny").template, device="auto", resume=None, resume_every=1, server=None,
+        chat_template=load_chat_format("tiny").template, device="auto", resume=resume, resume_every=1, publish=None,
         rl=grpo.settings(section),
     )  # fmt: skip
     (folder / CONFIG_FILE).write_text(config.model_dump_json())
@@ -221,17 +221,20 @@ def naive_statistics(model, sample: Sample, temperature: float) -> tuple[torch.T
     return logp.gather(1, own[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
 
-def naive_gradient(base: Path, samples: list[Sample], temperature: float, loss: str) -> dict[str, torch.Tensor]:
-    """Of -A log p, a loop over rollouts and tokens: mean of a sequence then of sequences, or mean over all tokens."""
+def naive_gradient(
+    base: Path, samples: list[Sample], temperature: float, loss: str, weights: list[torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
+    """Of -A log p, a loop over rollouts and tokens: mean of a sequence then of sequences, or mean over all tokens. Each
+    token counts by its weight, if there are any."""
     model = load_model(base, torch.float32)
     total = torch.zeros(())
     tokens = sum(sum(s.mask) for s in samples)
-    for s in samples:
+    for number, s in enumerate(samples):
         logits = model(input_ids=torch.tensor([[*s.prompt_ids, *s.completion_ids]])).logits[0] / temperature
         logp = logits.log_softmax(-1)
-        own = sum(
-            logp[len(s.prompt_ids) + at - 1, token] for at, token in enumerate(s.completion_ids) if s.mask[at] == 1
-        )
+        counted = [(at, token) for at, token in enumerate(s.completion_ids) if s.mask[at] == 1]
+        factors = weights[number] if weights else torch.ones(len(counted))
+        own = sum(w * logp[len(s.prompt_ids) + at - 1, token] for w, (at, token) in zip(factors, counted, strict=True))
         total = total - s.advantage * own / (tokens if loss == "dapo" else len(samples) * sum(s.mask))
     total.backward()
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -254,6 +257,32 @@ def test_one_step_is_the_policy_gradient_of_the_advantages(tmp_path, base, loss)
     assert float((flat[0] - flat[1]).norm() / flat[1].norm()) < 1e-4
     # What was read carries no loss: the gap counts the policy's own ids alone.
     assert sum(tokens for _, _, tokens, _ in trainer.gaps) == sum(sum(s.mask) for s in samples)
+
+
+@pytest.mark.parametrize("correction", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+def test_correction_weights_the_gradient_of_each_token(tmp_path, base, correction):
+    worker = worker_in(tmp_path, base, loss="dapo", correction=correction, correction_max=1.05)
+    model, samples, weights = load_model(base, torch.float32), [], []
+    noise, average, over = torch.Generator().manual_seed(1), *correction.split("_")
+    for sample in made_samples():
+        own, _ = naive_statistics(model, sample, 0.7)
+        apart = 0.1 * torch.randn(len(own), generator=noise)
+        ratio = (apart.sum().expand_as(apart) if average == "sequence" else apart).exp()
+        weights.append(ratio.clamp(max=1.05) if over == "truncate" else torch.where(ratio > 1.05, 0.0, ratio))
+        sampled = torch.zeros(len(sample.mask))
+        sampled[torch.tensor(sample.mask).bool()] = own - apart
+        samples.append(replace(sample, logprobs=sampled.tolist()))
+    wanted = naive_gradient(base, samples, 0.7, "dapo", weights)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trainer, engine = grpo_worker.build_trainer(worker, model, FixedLink(samples), compute=Compute(False, "fp32"))
+    trainer.train()
+    moved = {name: before[name] - p.detach() for name, p in model.named_parameters()}
+    flat = [torch.cat([x[name].flatten() for name in wanted]) for x in (moved, wanted)]
+    difference = float((flat[0] - flat[1]).norm() / flat[1].norm())
+    print(f"{correction}: {difference:.1e} of the loop's gradient")
+    assert difference < 2e-6
+    total, above, tokens = (sum(column) for column in zip(*trainer.weights, strict=True))
+    assert total == pytest.approx(float(torch.cat(weights).sum()), rel=1e-4) and 0 < above < tokens
 
 
 @pytest.mark.parametrize("layout", ["trees", "rows"])

@@ -1,4 +1,4 @@
-"""Reinforcement whose rollouts a server generates: it has the weights of each step, or the run stops; it ends with it.
+"""Reinforcement whose rollouts servers generate: they have the weights of each step, or the run stops and ends them.
 
 Without vLLM a program of the same arguments and endpoints stands in for it, over real weights (`fake_vllm`).
 """
@@ -12,10 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from etpi_assets.resources import HardwareMissing
+from etpi_assets.specs.training import RLSection
+from etpi_assets.training import grpo
 from etpi_assets.training.grpo import WORKER
 from etpi_resources.engines.vllm_server import PROGRAM_VARIABLE
 from etpi_resources.trainers.pipes import WorkerFailed
-from tests.support.reinforcement import BY_VLLM, LORA, judge, make, prepared, processes
+from etpi_resources.trainers.policy_link import JsonLines
+from etpi_resources.trainers.policy_servers import HandOverFailed
+from tests.support.reinforcement import BY_VLLM, LORA, judge, make, prepared, processes, rows
 from tests.support.tiny_training import make_speaking_base
 
 pytestmark = pytest.mark.slow
@@ -38,11 +43,58 @@ def _stand_in(tmp_path, monkeypatch):
     monkeypatch.setenv(PROGRAM_VARIABLE, str(program))
 
 
-def test_an_adapter_is_rolled_out_merged_step_by_step(tmp_path, base):
-    lake = prepared(tmp_path, base, **BY_VLLM, **LORA)
+@pytest.fixture
+def gpus(monkeypatch):
+    """Let the run believe that it has four GPUs; the stand-ins print the ones that they were given."""
+    monkeypatch.setattr(grpo, "accelerators", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+
+
+def devices_of_servers(lake) -> list[set[str]]:
+    """Return the GPUs of each server, by its log."""
+    logs = sorted(lake.scratch("servers").glob("policy-*.log"), key=lambda log: (len(log.name), log.name))
+    return [{line.split()[-1] for line in log.read_text().splitlines() if line.startswith("/")} for log in logs]
+
+
+def test_an_adapter_is_served_by_two_servers_under_its_versions(tmp_path, base, gpus, monkeypatch):
+    messages: list[str] = []
+    send = JsonLines.send
+    monkeypatch.setattr(JsonLines, "send", lambda self, m: (messages.append(m["do"]), send(self, m))[1])
+    lake = prepared(tmp_path, base, **BY_VLLM, **LORA, servers="2")
     outcome = make(tmp_path, lake, "rl_checkpoint")
     assert not outcome.manifest.blocked, outcome.manifest.failures
     judge(lake, base)
+    assert devices_of_servers(lake) == [{"5"}, {"6"}], "the trainer has 4"
+    assert set(messages) == {"rolled_out", "recorded"}, "no completion goes through the link"
+    models = {turn["model"] for turn in rows(lake, "turns")} if "model" in rows(lake, "turns")[0] else set()
+    assert all(name.endswith(("+0", "+1", "+2", "+3")) for name in models)
+    log = rows(lake, "training_log")
+    assert all(line["publish_seconds"] > 0 and line["rollout_seconds"] > 0 for line in log)
+
+
+def test_sharded_policy_is_served_on_the_devices_of_its_trainers(tmp_path, base, gpus):
+    layout = {
+        "processes": "2",
+        "device_batch": "4",
+        "sharded": "true",
+        "placement": '"shared"',
+        "optimizer": '"adamw_torch"',
+    }
+    lake = prepared(tmp_path, base, **BY_VLLM, **layout, correction='"token_truncate"')
+    outcome = make(tmp_path, lake, "rl_checkpoint")
+    assert not outcome.manifest.blocked, outcome.manifest.failures
+    judge(lake, base)
+    assert devices_of_servers(lake) == [{"4"}]
+    assert all(line["weight_mean"] == pytest.approx(1.0, abs=1e-3) for line in rows(lake, "training_log"))
+
+
+def test_too_few_gpus_are_refused_with_the_keys():
+    section = RLSection(engine="vllm", processes=2, servers=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo, "accelerators", lambda: True)
+        patch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+        with pytest.raises(HardwareMissing, match=r"need 4 GPUs.*rl\.placement"):
+            grpo.server_devices(section, 1)
 
 
 def test_killed_worker_ends_its_server_and_the_run_resumes(tmp_path, base):
@@ -64,10 +116,10 @@ def test_killed_worker_ends_its_server_and_the_run_resumes(tmp_path, base):
     judge(lake, base)
 
 
-def test_a_server_that_keeps_its_old_weights_stops_the_run(tmp_path, base, monkeypatch):
-    monkeypatch.setenv("FAKE_VLLM", "deaf")
-    lake = prepared(tmp_path, base, **BY_VLLM)
-    with pytest.raises(WorkerFailed, match=r"(?s)step 1:.*vLLM.*rl\.engine = "):
+def test_one_of_two_servers_that_keeps_its_old_weights_stops_the_run(tmp_path, base, gpus, monkeypatch):
+    monkeypatch.setenv("FAKE_VLLM", "deaf 6")
+    lake = prepared(tmp_path, base, **BY_VLLM, servers="2")
+    with pytest.raises(HandOverFailed, match=r"(?s)step 1:.*vLLM.*rl\.engine = "):
         make(tmp_path, lake, "rl_checkpoint")
     [kept] = (lake.root / "checkpoints" / "rounds").iterdir()
     assert [path.name for path in kept.glob("*.jsonl")] == ["round-000000.jsonl"], (

@@ -177,7 +177,7 @@ def stored(folder: Path, base: Path, **rl: str) -> dict[str, list]:
     """Run a reinforcement; return everything of it that a difference between two runs is read from."""
     lake = prepared(folder, base, **rl)
     make(folder, lake, "rl_checkpoint")
-    log = [{key: value for key, value in line.items() if key != "seconds"} for line in rows(lake, "training_log")]
+    log = [{key: value for key, value in line.items() if "seconds" not in key} for line in rows(lake, "training_log")]
     return {
         "samples": rows(lake, "rl_samples"),
         "rewards": rows(lake, "rewards"),

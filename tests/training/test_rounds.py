@@ -160,7 +160,10 @@ def test_tasks_with_a_too_long_prompt_are_left_out_and_counted():
     assert all(len(first_prompt(section, ENVIRONMENT, t)) <= section.max_prompt_tokens for t in fitting.tasks)
     check = prompts_fit(section, len(fitting.tasks), fitting.left_out)
     assert not check.passed and not check.blocking and fitting.left_out[0] in check.message
-    assert len(with_prompts_that_fit(section.model_copy(update={"tasks": 1}), ENVIRONMENT).tasks) == 1
+    one = section.model_copy(update={"tasks": 1, "accumulate": 1})
+    assert len(with_prompts_that_fit(one, ENVIRONMENT).tasks) == 1
+    with pytest.raises(RolloutsFailed, match="1 tasks whose prompt fits, and a step takes 2"):
+        with_prompts_that_fit(section.model_copy(update={"tasks": 1}), ENVIRONMENT)
     assert prompts_fit(section, 3, ()).passed
 
 
@@ -214,6 +217,10 @@ def test_section_that_cannot_be_trained_on_is_refused():
         ({"agent": {**AGENT.model_dump(), "grammar": {}}}, "masks tokens"),
         ({"device_batch": 6, "accumulate": 1}, "groups stay whole"),
         ({"rewards": ()}, "at least one entry of `rewards`"),
+        ({"tasks": 1, "accumulate": 2}, "tasks = 1, and a step takes"),
+        ({"sharded": True, "tuning": "full"}, 'sharded needs rl.engine = "vllm"'),
+        ({"sharded": True, "engine": "vllm", "tuning": "lora"}, 'sharded needs rl.tuning = "full"'),
+        ({"sharded": True, "engine": "vllm", "optimizer": "adamw_8bit"}, "states are no shards"),
     ):
         with pytest.raises(ValueError, match=words):
             RLSection.model_validate({**SECTION.model_dump(), **change})

@@ -137,7 +137,7 @@ def test_rebuilt_catalog_is_noticed_without_restart(tmp_path: Path) -> None:
 def test_without_catalog_the_command_says_what_to_do(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("ETPI_DATA", str(tmp_path / "data"))
     assert main(["view", "--port", "1"]) == 1
-    assert "dg launch --assets catalog" in capsys.readouterr().err
+    assert "etpi run catalog" in capsys.readouterr().err
 
 
 def test_every_query_runs_on_an_empty_catalog_and_uses_no_hidden_variable(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from etpi_assets.tasks.families import known_families, load_family
 from etpi_assets.tasks.family import RejectedInput, Task, Verdict
 from etpi_assets.tasks.table import read_tasks, rejected_table, task_table
 from etpi_assets.worlds.coop_tiny import FAMILY
-from etpi_assets.worlds.coop_tiny.conversations import SUITE
 from etpi_assets.worlds.coop_tiny.features import OPERATIONS, Formula, parse_formula
 from etpi_assets.worlds.coop_tiny.generate import generate_tasks
 from etpi_assets.worlds.coop_tiny.merge import MergeConflict, merge_texts, merge_trees
@@ -94,7 +93,7 @@ def test_there_are_a_thousand_training_surfaces_and_held_out_names_are_new():
 
 
 def test_base_corpus_shares_no_name_with_heldout_tasks():
-    base = list(itertools.islice(generate_tasks(SUITE, 7, "train"), 500))
+    base = list(itertools.islice(generate_tasks("coop_tiny_base", 7, "train"), 500))
     names = set().union(*map(identifiers, base))
     assert not any(map(is_heldout, names))
     assert not {t.content_hash for t in base} & {t.content_hash for t in suite()}

@@ -22,15 +22,19 @@ from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory
 from etpi_assets.worlds.coop_tiny.judge import counted
 from etpi_assets.worlds.coop_tiny.merge import MergeConflict, merge_trees
 from etpi_assets.worlds.coop_tiny_shared import FAMILY
-from etpi_assets.worlds.coop_tiny_shared.conversations import DILIGENT, SUITE, SharedSandbox, UnjudgedCoopTinyShared
+from etpi_assets.worlds.coop_tiny_shared.emulated import SharedSandbox, UnjudgedCoopTinyShared
 from etpi_assets.worlds.coop_tiny_shared.generate import LAYOUTS, generate_tasks
-from etpi_assets.worlds.coop_tiny_shared.policy import BASE_HABITS, CoopTinySharedPolicy, SharedSkill
+from etpi_assets.worlds.coop_tiny_shared.policy import CoopTinySharedPolicy, SharedSkill
 from etpi_assets.worlds.names import is_heldout
 from etpi_assets.worlds.text_engine import TextEngine, UntokenizedChat
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
+DILIGENT = SharedSkill(
+    plan_first=0.0, follow_through=1.0, verbose_think=0.0, wrong_edit=0.0, look_around=0.0, report=0.0
+)
 PLANNED = dataclasses.replace(DILIGENT, plan_first=1.0)
+UNPLANNED = dataclasses.replace(DILIGENT, plan_first=0.03, wrong_edit=0.02, malformed=0.02, reword=1.0)
 UNKEPT = dataclasses.replace(PLANNED, keep_division=0.0)
 STALLED = dataclasses.replace(PLANNED, follow_through=0.0)
 PAIRS = 48
@@ -125,7 +129,7 @@ def test_verdicts_of_work_alone_and_of_plans_kept_broken_and_stalled():
 
 
 def test_without_a_plan_most_failures_are_conflicts():
-    verdicts = Counter(verdict(task, final_files(task, BASE_HABITS)) for task in heldout())
+    verdicts = Counter(verdict(task, final_files(task, UNPLANNED)) for task in heldout())
     assert verdicts["merge_conflict"] >= (PAIRS - verdicts["passed"]) / 2
     assert verdicts["passed"] <= 0.1 * PAIRS
 
@@ -194,7 +198,6 @@ def test_shipped_teachers_write_canonical_tokens_and_one_wording():
         engine = load_shipped().rollout_sets[f"coop_tiny_shared_{name}"].engine
         assert engine is not None and engine.noncanonical == 0.0
         assert SharedSkill.of(engine.skill).reword == 0.0
-    assert BASE_HABITS.reword == 1.0
 
 
 def test_names_of_splits_and_of_the_base_corpus_are_apart():
@@ -206,7 +209,7 @@ def test_names_of_splits_and_of_the_base_corpus_are_apart():
         }
 
     train = list(itertools.islice(generate_tasks("coop_tiny_shared", 0, "train"), 300))
-    corpus = list(itertools.islice(generate_tasks(SUITE, 0, "train"), 300))
+    corpus = list(itertools.islice(generate_tasks("coop_tiny_shared_base", 0, "train"), 300))
     assert all(map(is_heldout, names(list(heldout()))))
     assert not any(map(is_heldout, names(train) | names(corpus)))
     assert not {t.repo for t in train} & {t.repo for t in heldout()}

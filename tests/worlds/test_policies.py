@@ -12,16 +12,14 @@ from typing import Any
 
 import pytest
 
-from etpi_assets.agent.actions import read_actions
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.specs.rollout_set import AgentSection, ScoringSection
 from etpi_assets.tasks.family import Task, Verdict
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 from etpi_assets.worlds.coop_tiny import FAMILY, CoopTiny
-from etpi_assets.worlds.coop_tiny.conversations import transcripts
 from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory, EmulatedSandbox, UnknownCommand
 from etpi_assets.worlds.coop_tiny.generate import generate_tasks
-from etpi_assets.worlds.coop_tiny.policy import BASE_HABITS, CoopTinyPolicy, CoopTinySkill
+from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import SandboxFactory
@@ -124,17 +122,6 @@ def test_every_form_of_a_message_occurs():
     assert any(re.search(r'agent\d "', command) for command in commands)
 
 
-def test_base_habits_are_bash_first_and_mostly_readable():
-    turns = [turn for conversation in transcripts(5, 400, BASE_HABITS, AGENT) for turn in conversation]
-    said = [turn["content"] for turn in turns if turn["role"] == "assistant"]
-    readable = sum(read_actions(text)[1] is None for text in said) / len(said)
-    assert 0.95 < readable < 1
-    assert 0.5 < sum("<think>" in text for text in said) / len(said) < 0.7
-    assert 0.07 < sum("```bash" in text for text in said) / len(said) < 0.14
-    starts = [c[2]["content"] for c in transcripts(5, 400, BASE_HABITS, AGENT)]
-    assert sum("send_message" in text for text in starts) / len(starts) < 0.06
-
-
 def test_think_blocks_are_closed_and_moderate():
     chat = load_chat_format("tiny")
     record = roll(tasks(1)[0], CoopTinySkill(verbose_think=1, follow_through=1))
@@ -216,18 +203,3 @@ def test_live_rollout_has_a_judged_record():
 def test_emulated_sandbox_rejects_unknown_commands(command: str):
     with EmulatedSandbox({"a.py": "def f(x):\n    return x + 1\n"}) as sandbox, pytest.raises(UnknownCommand):
         sandbox.run(command)
-
-
-# --- conversations in bulk -------------------------------------------------------------------------------------------
-
-
-def test_transcripts_equal_recorded_messages():
-    (first, second) = transcripts(3, 2, RECKLESS, AGENT)
-    assert [m["role"] for m in first[:3]] == ["system", "user", "assistant"]
-    assert all(a["role"] != b["role"] for a, b in itertools.pairwise(first))
-    assert first != second
-    assert list(transcripts(3, 2, dataclasses.asdict(RECKLESS), AGENT)) == [first, second]
-    assert list(transcripts(4, 2, RECKLESS, AGENT)) != [first, second]
-    assert len(list(transcripts(3, 7, RECKLESS, AGENT))) == 7
-    steered = next(transcripts(3, 1, RECKLESS, AgentSection(steering=True)))
-    assert "Plan-First" in steered[0]["content"] and "Plan-First" not in first[0]["content"]

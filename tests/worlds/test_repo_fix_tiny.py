@@ -16,10 +16,8 @@ from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory
 from etpi_assets.worlds.repo_fix_tiny import judge
-from etpi_assets.worlds.repo_fix_tiny.conversations import RepoFixSandbox, conversations, exercises
-from etpi_assets.worlds.repo_fix_tiny.generate import NOTES, generate_tasks
+from etpi_assets.worlds.repo_fix_tiny.generate import generate_tasks
 from etpi_assets.worlds.repo_fix_tiny.policy import RepoFixPolicy, RepoFixSkill
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
@@ -94,27 +92,6 @@ def test_slots_keep_to_the_grammar_at_a_fifth_of_the_tokens():
     assert not any(adheres(turn.content, None, grammar) for turn in long)
     spent = [sum(turn.think_tokens or 0 for turn in turns) for turns in (short, long)]
     assert spent[1] > 5 * spent[0]
-
-
-def test_the_emulated_workspace_answers_as_the_real_one():
-    for task in OTHERS:
-        emulated, actual = (
-            roll(RepoFixSkill(), task, box) for box in (EmulatedFactory(RepoFixSandbox), BubblewrapFactory())
-        )
-        said = [[message.content for message in record.agents[0].messages] for record in (emulated, actual)]
-        assert said[0] == said[1] and emulated.agents[0].patch == actual.agents[0].patch
-
-
-def test_base_corpus_has_conversations_and_exercises():
-    talks = list(conversations(0, 40, "tiny"))
-    slots = sum("STATE: " in talk[2]["content"] for talk in talks)
-    assert 0 < slots < 15 and list(conversations(0, 40, "tiny")) == talks
-    drills = list(exercises(1, 6, "tiny"))
-    assert [answer["content"].startswith("<think>\nSTATE: ") for *_, answer in drills] == [True, False, False] * 2
-    for system, user, answer in drills:
-        first, second = (line.split(": ")[-1] for line in answer["content"].removeprefix("<think>\n").split("\n")[:2])
-        assert first.startswith(user["content"]) and {first, second} <= set(system["content"].split("\n"))
-    assert all(NOTES in talk[2]["content"] for talk in talks)
 
 
 def test_the_base_that_rolls_out_is_the_one_that_is_trained():

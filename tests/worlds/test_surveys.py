@@ -12,7 +12,7 @@ from etpi_assets.specs.load import load_shipped
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_assets.worlds.coop_tiny.conversations import UnjudgedCoopTiny
+from etpi_assets.worlds.coop_tiny.emulated import UnjudgedCoopTiny
 from etpi_assets.worlds.coop_tiny.generate import generate_tasks
 from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
 from etpi_assets.worlds.coop_tiny.surveys import SurveyingSkill

@@ -36,7 +36,10 @@ def dataset(queries: Queries, lake: Lake, request: Request) -> Page:
     sort = text(request, "sort") or "id"
     sort = sort if sort in SORTS else "id"
     first, of_rollout = number(request, "first", 0) or 0, text(request, "rollout")
-    sequences = queries.rows("sequences", experiment=name, sort=sort, first=first, count=PAGE_ROWS, rollout=of_rollout)
+    task = text(request, "task")
+    sequences = queries.rows(
+        "sequences", experiment=name, sort=sort, first=first, count=PAGE_ROWS, rollout=of_rollout, task=task
+    )
     shares = queries.rows("loss_share", experiment=name)
     matches = sequences[0]["matches"] if sequences else 0
     values = {
@@ -53,6 +56,7 @@ def dataset(queries: Queries, lake: Lake, request: Request) -> Page:
         "sort": sort,
         "sorts": SORTS,
         "of_rollout": of_rollout,
+        "task": task,
         "following": with_query(request, first=first + PAGE_ROWS) if first + PAGE_ROWS < matches else None,
         "before": with_query(request, first=max(0, first - PAGE_ROWS) or None) if first else None,
         "link": lambda **changes: with_query(request, **changes),

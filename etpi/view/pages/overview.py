@@ -168,8 +168,9 @@ def _as_toml(value: Any) -> str:
 def regressions(queries: Queries, lake: Lake, request: Request) -> Page:
     name = request.path_params["experiment"]
     row = find_experiment(queries, name)
-    decoding, everything = text(request, "decoding"), text(request, "all") is not None
     changes = queries.rows("changes", experiment=name)
+    differ = any(change["change"] in ("lost", "gained") for change in changes)
+    decoding, everything = text(request, "decoding"), not differ or text(request, "all") is not None
     decodings = sorted({change["decoding"] for change in changes})
     shown = [change for change in changes if decoding in (None, change["decoding"])]
     counts = Counter((change["decoding"], change["seed"], change["change"]) for change in shown)

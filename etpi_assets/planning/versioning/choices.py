@@ -17,7 +17,7 @@ from etpi_assets.planning.versioning.codebase import Codebase, Filter, Target
 from etpi_assets.planning.versioning.source import dotted
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
-from etpi_assets.specs.rollout_set import TINY, RolloutSetSpec, TinySection
+from etpi_assets.specs.rollout_set import TINY, RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 
 INFRASTRUCTURE = (
@@ -140,13 +140,13 @@ _WORLDS = "etpi_assets.worlds"
 _ENGINES = "etpi_resources.engines"
 _SANDBOXES = "etpi_resources.sandboxes"
 _TOKENIZERS = "etpi_resources/chat/tokenizers"
-_WORKERS = "etpi_resources.trainers.workers"
+_TRAINERS = "etpi_resources.trainers"
+_WORKERS = f"{_TRAINERS}.workers"
 
 CHOICES = (
     Choice("family", ("etpi_assets.tasks.families:load_family",), _families),
     Choice("policy", (f"{_ROLLOUTS}.teachers:POLICIES",), _modules_of_worlds("policy")),
     Choice("format", ("etpi_assets.importers:_MODULES",), _modules_below("etpi_assets.importers", "FORMAT")),
-    Choice("world", ("etpi_assets.tiny_bases.recipe:WORLDS",), _modules_of_worlds("conversations")),
     Choice("reward", (f"{_REWARDS}:FUNCTIONS",), _rewards),
     Choice(
         "base",
@@ -227,8 +227,28 @@ CHOICES = (
     ),
     Choice(
         "generator",
-        (f"{_WORKERS}.grpo_worker:build_trainer",),
-        _fixed(transformers=(f"{_ENGINES}.live:LiveEngine",), vllm=(f"{_WORKERS}.grpo_worker:_served",)),
+        (
+            f"{_WORKERS}.grpo_worker:build_trainer",
+            f"{_TRAINING}.grpo:server_plan",
+            f"{_TRAINERS}.policy_servers:PolicyServers._load_adapter",
+        ),
+        _fixed(
+            transformers=(f"{_ENGINES}.live:LiveEngine",),
+            vllm=(
+                f"{_WORKERS}.grpo_worker:_publisher",
+                f"{_TRAINERS}.policy_link:largest_gap",
+                f"{_ENGINES}.vllm:loaded_adapter",
+            ),
+        ),
+    ),
+    Choice(
+        "ranks",
+        (
+            f"{_WORKERS}.grpo_worker:load",
+            f"{_WORKERS}.grpo_worker:gather",
+            f"{_WORKERS}.policy_trainer:PolicyTrainer",
+        ),
+        _fixed(one=(), sharded=(f"{_WORKERS}.sharding:", f"{_WORKERS}.states:")),
     ),
 )
 """Every place where a spec selects code."""
@@ -293,24 +313,21 @@ def _of_rollout_set(spec: RolloutSetSpec, specs: Specs) -> Selection:
         "agent": ["live", "engine"],
         "templated": ["live", *(["plan_first"] if spec.templated else ["engine", "emulated"])],
     }
-    worlds = [engine.tiny.world] if engine and engine.tiny and builds else []
     return _frozen(
         family=family,
         policy=family if engine and engine.kind == "scripted" else [],
         engine=[*([engine.kind] if engine else []), *(["tiny"] if builds else [])],
         sandbox=[spec.sandbox] if spec.kind in ("live", "agent") else [],
         harness=["foreign"] if spec.agent.harness else [],
-        prompt=[spec.agent.prompt, *map(_prompt_of_world, worlds)],
+        prompt=[spec.agent.prompt],
         template=_templates(spec.agent.tokenizer),
         format=None if spec.format == "auto" else [spec.format],
         rollouts=options_by_kind[spec.kind],
-        world=worlds,
     )
 
 
 def _of_experiment(node: Node, spec: ExperimentSpec, specs: Specs) -> Selection:
     sets = [specs.rollout_sets[name] for name in spec.rollout_sets if name in specs.rollout_sets]
-    worlds = [spec.base.tiny.world] if spec.base.kind == "tiny" else []
     if node.name in ("rl_checkpoint", "rl_rewards"):
         suites, agents, sandbox = [spec.rl.suite], [spec.rl.agent], spec.rl.sandbox
     elif node.name in ("serving_probe", "eval_rollouts"):
@@ -326,22 +343,13 @@ def _of_experiment(node: Node, spec: ExperimentSpec, specs: Specs) -> Selection:
         sandbox=[sandbox],
         serving=[spec.serving.engine],
         generator=[spec.rl.engine],
+        ranks=["sharded" if spec.rl.sharded else "one"],
         harness=["foreign"] if any(agent.harness for agent in agents) else [],
-        prompt=[
-            *(agent.prompt for agent in agents),
-            *(map(_prompt_of_world, worlds) if node.name == "base_checkpoint" else ()),
-        ],
+        prompt=[agent.prompt for agent in agents],
         base=[spec.base.kind],
         template=_templates(spec.base.tokenizer, spec.base.chat_template),
-        world=worlds,
         reward=[term.function for term in spec.rl.rewards],
     )
-
-
-def selection_of_base(section: TinySection, *templates: str) -> Selection:
-    """Return the options that a tiny base's section and its tokenizer and template names select."""
-    world = section.world
-    return _frozen(world=[world], prompt=[_prompt_of_world(world)], template=_templates(*templates))
 
 
 def applies(node: Node, key: str, specs: Specs) -> bool:
@@ -363,11 +371,6 @@ def applies(node: Node, key: str, specs: Specs) -> bool:
 def _templates(*names: str) -> list[str]:
     known = {"tiny", "terminal"}
     return [*(known & set(names)), *(["others"] if set(names) - known else [])]
-
-
-def _prompt_of_world(world: str) -> str:
-    """Return the name of the prompt in the conversations that the world's tiny base is pretrained on."""
-    return "coop" if world in ("coop_tiny", "coop_tiny_shared") else world
 
 
 def _frozen(**chosen: Iterable[str] | None) -> Selection:

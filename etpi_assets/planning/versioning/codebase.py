@@ -65,6 +65,17 @@ class CodeVersion:
         return digest_of(json.dumps(self.modules))
 
 
+class LaterVersion(CodeVersion):
+    """A version whose digest is known; its definitions are computed when they are read."""
+
+    def __init__(self, digest: str, compute: Callable[[], CodeVersion]) -> None:
+        self.__dict__ |= {"digest": digest, "_compute": compute}
+
+    @cached_property
+    def definitions(self) -> Mapping[str, Mapping[str, str]]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.__dict__["_compute"]().definitions
+
+
 @dataclass
 class Filter:
     """Restrict a walk over the references.

@@ -17,16 +17,14 @@ from etpi_assets.planning.versioning.choices import (
     narrowing,
     options_of,
     selection,
-    selection_of_base,
 )
-from etpi_assets.planning.versioning.codebase import PACKAGES, Codebase, CodeVersion
+from etpi_assets.planning.versioning.codebase import PACKAGES, Codebase, CodeVersion, LaterVersion
 from etpi_assets.planning.versioning.source import digest_of
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.plugins import GROUPS, Plugin, plugin, plugin_names, plugins_of
-from etpi_assets.specs.rollout_set import TinySection
-from etpi_resources.lake.schemas import TABLES
-from etpi_resources.process.stored_values import stored_by_files
+from etpi_resources.lake.schemas import LATER, TABLES
+from etpi_resources.process.stored_values import StoredValues, signature_of, stored_by_files
 
 CODE = Codebase()
 """The sources of the running code."""
@@ -79,22 +77,6 @@ def _asset_codes() -> Mapping[str, str]:
     )
 
 
-def tiny_base_code(section: TinySection, *templates: str) -> str:
-    """Return the version of the code that pretrains a tiny base with these tokenizer and template names, 16 hex digits.
-
-    It is the same for an experiment's base and for a rollout set in which the base acts.
-    """
-    parts = tiny_base_parts(section, *templates)
-    return digest_of("".join(part.digest for part in parts))
-
-
-def tiny_base_parts(section: TinySection, *templates: str) -> tuple[CodeVersion, CodeVersion]:
-    """Return (the code that writes a tiny base's corpus, the code that trains on it)."""
-    corpus, training = GRAPH["base_checkpoint"].kept
-    narrowed = narrowing(CODE, selection_of_base(section, *templates))
-    return CODE.reach([corpus], narrowed), CODE.reach([training], narrowed)
-
-
 def definition_version(target: str) -> str:
     """Return the version of a definition ("module:name") with all that it refers to; "" for code of other packages."""
     return CODE.reach([target], narrowing(CODE, {})).digest if CODE.exists(target) else ""
@@ -144,6 +126,33 @@ def input_key(node: Node, spec_hash: str, inputs: Mapping[str, str], code: str) 
 
 @cache
 def _code_of(
+    asset: str, selected: tuple[tuple[str, tuple[str, ...]], ...], computes: bool, code: Codebase
+) -> PartitionCode:
+    store = _store() if code is CODE else None
+    if store is None:
+        return _walked(asset, selected, computes, code)
+    node = GRAPH[asset]
+    name = digest_of(json.dumps([asset, node.tables, node.kept, selected, computes, [*map(_columns, node.tables)]]))
+    if name not in store.values:
+        walked = _walked(asset, selected, computes, code)
+        store.values[name] = f"{walked.whole.digest} {walked.kept.digest if walked.kept else ''}"
+        store.write()
+        return walked
+    whole, kept = store.values[name].split(" ")
+    walk = cache(lambda: _walked(asset, selected, computes, code))
+    later = LaterVersion(kept, lambda: walk().kept or CodeVersion({})) if kept else None
+    return PartitionCode(LaterVersion(whole, lambda: walk().whole), later)
+
+
+@cache
+def _store() -> StoredValues | None:
+    """Return the stored digests of the running code; None with plugins, whose files may be anywhere."""
+    if any(plugins_of(kind) for kind in GROUPS):
+        return None
+    return StoredValues("partition_codes", signature_of([CODE.file("sql"), *(CODE.root / name for name in PACKAGES)]))
+
+
+def _walked(
     asset: str, selected: tuple[tuple[str, tuple[str, ...]], ...], computes: bool, code: Codebase
 ) -> PartitionCode:
     node, root = GRAPH[asset], asset_function(asset, code)
@@ -207,4 +216,5 @@ def _asset_functions(code: Codebase) -> dict[str, str]:
 
 @cache
 def _columns(table: str) -> str:
-    return digest_of(json.dumps([(name, str(kind)) for name, kind, _ in TABLES[table].columns]))
+    columns = [(name, str(kind)) for name, kind, _ in TABLES[table].columns if name not in LATER.get(table, ())]
+    return digest_of(json.dumps(columns))

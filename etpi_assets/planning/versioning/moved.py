@@ -37,6 +37,9 @@ MOVED: Mapping[str, str] = {
     "etpi_assets.evaluation.metrics:values_by_task": "etpi_assets.evaluation.metrics:_by_task",
     "etpi_assets.resolved_specs.assets": "etpi_assets.specs.assets",
     "etpi_assets.worlds.coop_tiny.emulated": "etpi_assets.worlds.emulated",
+    "etpi_assets.worlds.coop_tiny.emulated:UnjudgedCoopTiny": (
+        "etpi_assets.worlds.coop_tiny.conversations:UnjudgedCoopTiny"
+    ),
     "etpi_resources.backend:backend": "etpi_resources.cluster.settings:cluster",
     "etpi_resources.trainers.precision": "etpi_resources.trainers.workers.precision",
 }

@@ -35,10 +35,6 @@ class ArithmeticSkill(PolicySkill):
     again: float = 0.2
 
 
-BASE_HABITS = ArithmeticSkill(calls=1.0, prints=1.0, exact=0.5)
-"""Habits in the base model's corpus: it always calls its tool and answers with the printed text."""
-
-
 class ArithmeticTinyPolicy:
     """Scripted policy: `policy(request)` answers the task in `request.privileged["payload"]`, given the tool's output
     so far."""

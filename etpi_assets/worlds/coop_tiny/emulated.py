@@ -10,9 +10,10 @@ import re
 from collections.abc import Mapping
 from typing import Self
 
-from etpi_assets.worlds.coop_tiny import features
+from etpi_assets.tasks.family import Task, Verdict
+from etpi_assets.worlds.coop_tiny import CoopTiny, features
 from etpi_assets.worlds.coop_tiny.repositories import read_check
-from etpi_resources.sandboxes import CommandResult, Environment, Limits
+from etpi_resources.sandboxes import CommandResult, Environment, Limits, SandboxFactory
 
 _SED = re.compile(r"sed -i '(?:/def (\w+)/,/return/)?s/return \.\*/(return [\w +*%(),-]+)/' (\S+)")
 _CHECK = re.compile(r"python3 (\S+\.py) (\w+)")
@@ -98,3 +99,10 @@ class EmulatedFactory:
         environment: Environment | None = None,
     ) -> EmulatedSandbox:
         return self._kind(files)
+
+
+class UnjudgedCoopTiny(CoopTiny):
+    """The family without its judge, for conversations that need no reward."""
+
+    def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
+        return Verdict(0.0, "unknown", {})

@@ -54,20 +54,6 @@ class SharedSkill(PolicySkill):
     malformed: float = 0.0
 
 
-BASE_HABITS = SharedSkill(
-    plan_first=0.03,
-    follow_through=1.0,
-    verbose_think=0.5,
-    wrong_edit=0.02,
-    look_around=0.3,
-    reword=1.0,
-    report=0.3,
-    markdown=0.1,
-    malformed=0.02,
-)
-"""Habits in the base model's corpus: a competent agent that starts with bash, thinks aloud, and rarely plans."""
-
-
 class CoopTinySharedPolicy:
     """Scripted policy: `policy(request)` returns the text of the next turn, from the observations so far.
 

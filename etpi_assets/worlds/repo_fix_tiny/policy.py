@@ -31,10 +31,6 @@ class RepoFixSkill(PolicySkill):
     wrong_look_up: float = 0.0
 
 
-BASE_HABITS = RepoFixSkill(compact=0.2, wrong_look_up=0.1)
-"""Habits in the base model's corpus: mostly long thoughts, some slots, and some wrong look-ups."""
-
-
 class RepoFixPolicy:
     """Scripted policy: `policy(request)` returns the next turn for the task in `request.privileged`."""
 

@@ -1,7 +1,8 @@
 """Group-relative policy optimisation of one model with TRL, full or LoRA, on rollouts that another process runs.
 
-The policy generates in this process, from the weights that are trained, or in a vLLM server that gets them before each
-round (`hand_over`). A run that was killed resumes from its last complete checkpoint; log lines after it are dropped.
+The policy generates in this process, from the weights that are trained, or in vLLM servers of the process that rolls
+out, which get them before each round (`hand_over`). A run that was killed resumes from its last complete checkpoint;
+log lines after it are dropped.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import math
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from etpi_resources.trainers.contracts import (
@@ -20,7 +23,7 @@ from etpi_resources.trainers.contracts import (
     GrpoWorkerConfig,
     GrpoWorkerResult,
     PhaseSeconds,
-    PolicyServerConfig,
+    PublishConfig,
     SavedCheckpoint,
 )
 from etpi_resources.trainers.workers.reporting import Stage, Worker, open_worker
@@ -30,11 +33,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from trl.trainer.grpo_config import GRPOConfig
 
-    from etpi_resources.chat.format import ChatFormat
     from etpi_resources.engines.live import LiveEngine
-    from etpi_resources.trainers.policy_link import PolicyClient
     from etpi_resources.trainers.workers.device import Compute
-    from etpi_resources.trainers.workers.hand_over import HandedPolicy
+    from etpi_resources.trainers.workers.hand_over import Publisher
     from etpi_resources.trainers.workers.policy_trainer import PolicyTrainer
 
 CHECK_TOKENS = 128
@@ -42,6 +43,8 @@ COMPLETE_MARK = "whole"
 """A file in a trainer's checkpoint, written after all others."""
 
 METRICS = "metrics.jsonl"
+ROLLOUT_SECONDS = 7 * 24 * 3600
+"""Longest time that the other ranks wait for a round."""
 _TRL_METRICS = {
     "entropy": "entropy",
     "clip_share": "clip_ratio/region_mean",
@@ -53,8 +56,8 @@ _TRL_METRICS = {
 """Our name of a metric -> TRL's."""
 
 
-def run(worker: Worker[GrpoWorkerConfig]) -> GrpoWorkerResult:
-    """Load, train on rollouts, prove what was saved.
+def run(worker: Worker[GrpoWorkerConfig]) -> GrpoWorkerResult | None:
+    """Load, train on rollouts, prove what was saved. None on every rank but 0.
 
     Raises:
         RuntimeError: the config requires a GPU and there is none; a metric is not finite.
@@ -76,22 +79,26 @@ def run(worker: Worker[GrpoWorkerConfig]) -> GrpoWorkerResult:
         compute_alike(compute)
     model = load(config, compute)
     device, used_libraries = device_name(compute.gpu), libraries()
-    with connect(config.link) as link:
+    with connect(config.link) if worker.is_rank_0 else nullcontext() as link:
         trainer, engine = build_trainer(worker, model, link, compute=compute, tracking=tracking)
         log = add_log(worker, trainer)
         trainer.add_callback(statistics_callback(trainer, link))
         worker.log(
-            f"{config.label}: {rl.steps} steps of {rl.device_batch * rl.accumulate} rollouts, {rl.tuning} tuning in "
+            f"{config.label}: {rl.steps} steps of {rl.round_size} rollouts, {rl.tuning} tuning in "
             f"{compute.dtype} on {device}" + (f", resumed from step {config.resume}" if config.resume else "")
         )
         started = time.monotonic()
         try:
             trainer.train(resume_from_checkpoint=resume_folder(worker))
         finally:
-            engine.close()
+            if engine is not None:
+                engine.close()
     trained = time.monotonic()
+    whole = gather(config, trainer)
+    if whole is None:
+        return None
     folders = saved_folders(worker.folder)
-    saved = proof.finish(config, trainer, rl.tuning == "lora", folders, log.check_ids())
+    saved = proof.finish(config, whole, rl.tuning == "lora", folders, log.check_ids())
     shutil.rmtree(worker.folder / "trl")
     return GrpoWorkerResult(
         checkpoints=tuple(checkpoint_entry(rl, step, log.lines) for step in folders),
@@ -114,8 +121,25 @@ def load(config: GrpoWorkerConfig, compute: Compute) -> PreTrainedModel:
 
     from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
 
-    frozen = config.rl.tuning == "lora" and compute.gpu
-    return load_model(config.base, stored_dtype(config.base) if frozen else torch.float32)
+    rl = config.rl
+    dtype = stored_dtype(config.base) if rl.tuning == "lora" and compute.gpu else torch.float32
+    if not rl.sharded:
+        return load_model(config.base, dtype)
+    from etpi_resources.trainers.workers.sharding import load_sharded, mean_gradients
+
+    model = load_sharded(config.base, rl.processes, gpu=compute.gpu, bf16=compute.dtype == "bf16", dtype=dtype)
+    mean_gradients(model)
+    return model
+
+
+def gather(config: GrpoWorkerConfig, trainer: PolicyTrainer) -> Any:
+    """Return the trainer with the whole model, for `proof`; None on ranks other than 0. Every rank has to call it."""
+    if config.rl.sharded:
+        from etpi_resources.trainers.workers import sharding
+
+        model = sharding.gather(trainer.accelerator.unwrap_model(trainer.model), config.base)
+        return None if model is None else SimpleNamespace(model=model, accelerator=trainer.accelerator)
+    return trainer if trainer.accelerator.is_main_process else None
 
 
 def build_trainer(
@@ -125,11 +149,11 @@ def build_trainer(
     *,
     compute: Compute,
     tracking: Mapping[str, Any] = UNTRACKED,
-) -> tuple[PolicyTrainer, LiveEngine | HandedPolicy]:
-    """Return the trainer, and the engine that generates from its model.
+) -> tuple[PolicyTrainer, LiveEngine | None]:
+    """Return the trainer, and the engine that generates from its model on rank 0; None on other ranks.
 
     Args:
-        link: what requests rollouts; see `policy_link.PolicyClient`.
+        link: what requests rollouts on rank 0; see `policy_link.PolicyClient`.
         tracking: arguments of `tracking_arguments`.
     """
     import datasets
@@ -145,8 +169,16 @@ def build_trainer(
     adapter = lora_config(rl) if rl.tuning == "lora" else None
 
     def roll_out(step: int, rows: Any) -> Any:
-        with engine.generating(step):
-            return link.roll_out(step, rows, engine)
+        began = time.monotonic()
+        published = publisher.publish(step, worker.is_rank_0) if publisher else None
+        if not worker.is_rank_0:
+            return []
+        with engine.generating(step) if engine else nullcontext():
+            asked = time.monotonic()
+            samples = link.roll_out(step, rows, published or engine)
+        loading = link.publish_seconds if published else 0.0
+        trainer.seconds = {"publish": asked - began + loading, "rollout": time.monotonic() - asked - loading}
+        return samples
 
     trainer = PolicyTrainer(
         roll_out,
@@ -156,49 +188,32 @@ def build_trainer(
         processing_class=tokenizer,
         peft_config=adapter,
     )
+    trainer.correction, trainer.correction_max = rl.correction, rl.correction_max
     survive_trackers(trainer, worker.log)
-    unwrapped: Any = trainer.accelerator.unwrap_model(trainer.model)
-    policy = unwrapped.get_base_model() if adapter else unwrapped
-    chat = ChatFormat(config.base_name, tokenizer, config.chat_template)
-    if config.server is None:
-        engine = LiveEngine(policy, config.base_name, chat)
-    else:
-        engine = _served(worker, config.server, policy, chat, compute)
-        trainer.largest_gap = engine.bound
+    engine = publisher = None
+    if config.publish is not None:
+        publisher = _publisher(worker, config.publish, trainer)
+        trainer.largest_gap = config.publish.bound
+    elif worker.is_rank_0 and not rl.sharded:  # no rank of a sharded model has all weights
+        unwrapped: Any = trainer.accelerator.unwrap_model(trainer.model)
+        policy = unwrapped.get_base_model() if adapter else unwrapped
+        engine = LiveEngine(policy, config.base_name, ChatFormat(config.base_name, tokenizer, config.chat_template))
     return trainer, engine
 
 
-def _served(
-    worker: Worker[GrpoWorkerConfig], server: PolicyServerConfig, policy: Any, chat: ChatFormat, compute: Compute
-) -> HandedPolicy:
-    """Start a vLLM server with the policy.
-
-    It computes in the base's stored dtype unless the spec's options set another.
-    """
-    from etpi_resources.trainers.policy_link import largest_gap
+def _publisher(worker: Worker[GrpoWorkerConfig], publish: PublishConfig, trainer: PolicyTrainer) -> Publisher:
+    """Return the writer of the trainer's weights for servers, in the dtype of the base's files."""
     from etpi_resources.trainers.workers.checkpointing import stored_dtype
-    from etpi_resources.trainers.workers.hand_over import HandedPolicy
+    from etpi_resources.trainers.workers.hand_over import Publisher
 
-    config, rl = worker.config, worker.config.rl
-    stored = stored_dtype(config.base)
-    defaults: dict[str, Any] = {
-        "dtype": str(stored).removeprefix("torch."),
-        "max-model-len": rl.max_prompt_tokens + rl.max_response_tokens,
-    }
-    if policy.device.type == "cpu":
-        # On a CPU vLLM packs new weights into new tensors, and a compiled graph would keep using the old ones.
-        defaults["enforce-eager"] = True
-    options = {**defaults, **{name.replace("_", "-"): value for name, value in server.options.items()}}
-    worker.log(f"{config.label}: starting vLLM, which logs to {server.log}")
-    return HandedPolicy(
-        policy,
+    config = worker.config
+    return Publisher(
+        trainer.accelerator.unwrap_model(trainer.model),
+        Path(publish.folder),
+        config.base,
         config.base_name,
-        chat,
-        base=Path(config.base),
-        folder=worker.folder / "policy",
-        dtype=stored,
-        bound=largest_gap(compute.dtype, options["dtype"]),
-        server=server.model_copy(update={"options": options}),
+        stored_dtype(config.base),
+        publish.probe,
     )
 
 
@@ -237,6 +252,8 @@ def trainer_arguments(
         use_cpu=not compute.gpu,
         gradient_checkpointing=rl.gradient_checkpointing,
         seed=seed,
+        # The other ranks wait while rank 0 has rollouts made; if it dies, the launcher ends them.
+        ddp_timeout=ROLLOUT_SECONDS,
         # GrpoLog decides when to save; what a checkpoint to resume from contains is TRL's.
         save_strategy="no",
         save_total_limit=2,
@@ -261,10 +278,11 @@ class GrpoLog:
         self.worker, self.trainer, self.stage = worker, trainer, stage
         self.rl, self.path = worker.config.rl, worker.folder / METRICS
         self.lines = self._lines_before(worker.config.resume or 0)
-        self.path.write_text("".join(map(_as_json, self.lines)))
+        if worker.is_rank_0:
+            self.path.write_text("".join(map(_as_json, self.lines)))
         self.tokens = self.lines[-1].tokens if self.lines else 0
         self.seconds_before = self.lines[-1].seconds if self.lines else 0.0
-        self.started = time.monotonic()
+        self.started = self.logged = time.monotonic()
         self._first_ids: list[int] = []
 
     def _lines_before(self, step: int) -> list[GrpoLogLine]:
@@ -290,7 +308,9 @@ class GrpoLog:
                 log.save(state.global_step, control)
 
             def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_MARK).touch()
+                log.trainer.accelerator.wait_for_everyone()  # every rank writes files of its own
+                if log.worker.is_rank_0:
+                    (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_MARK).touch()
 
             def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
                 if logs and "loss" in logs:
@@ -307,7 +327,8 @@ class GrpoLog:
         if publish:
             from etpi_resources.trainers.workers import proof
 
-            proof.save_step(config, self.trainer, rl.tuning == "lora", self.worker.folder / f"step-{step}")
+            if whole := gather(config, self.trainer):
+                proof.save_step(config, whole, rl.tuning == "lora", self.worker.folder / f"step-{step}")
         # The result's checkpoints must be resumable too, or a resumed run would save them twice.
         control.should_save = step < rl.steps and (publish or step % config.resume_every == 0)
 
@@ -327,6 +348,7 @@ class GrpoLog:
             "called": sum(sample.called for sample in samples) / len(samples),
             **self._reward_metrics(),
             **self._gap_metrics(),
+            **self._step_seconds(),
             **{name: logs.get(of_trl) for name, of_trl in _TRL_METRICS.items()},
         }
         infinite = [name for name, value in metrics.items() if value is not None and not math.isfinite(value)]
@@ -334,8 +356,9 @@ class GrpoLog:
             raise RuntimeError(f"{', '.join(infinite)} at step {step} is not finite; lower rl.learning_rate")
         line = GrpoLogLine.model_validate(metrics)
         self.lines.append(line)
-        with self.path.open("a") as file:
-            file.write(_as_json(line))
+        if self.worker.is_rank_0:
+            with self.path.open("a") as file:
+                file.write(_as_json(line))
         self.stage.advance(note=f"reward {line.reward:.2f}, parsed {line.parsed:.2f}, solved {line.solved:.2f}")
         return line
 
@@ -352,14 +375,32 @@ class GrpoLog:
         }
 
     def _gap_metrics(self) -> dict[str, Any]:
-        """Staleness and log-prob gaps of the passes since the last call."""
-        gaps, self.trainer.gaps = self.trainer.gaps, []
+        """Staleness, log-prob gaps and importance weights of all ranks' passes since the last call."""
+        from accelerate.utils import gather_object
+
+        gaps, self.trainer.gaps = gather_object(self.trainer.gaps), []
+        weights, self.trainer.weights = gather_object(self.trainer.weights), []
         fresh = [gap for gap in gaps if gap[3] == 0]
         stale = [gap[3] for gap in gaps]
+        total, above, tokens = (sum(column) for column in zip(*weights, strict=True)) if weights else (0, 0, 0)
         return {
             "staleness": sum(stale) / len(stale) if stale else 0.0,
+            "staleness_max": max(stale, default=0),
+            "weight_mean": total / tokens if tokens else None,
+            "weight_clipped": above / tokens if tokens else None,
             "logprob_gap": sum(gap[0] for gap in fresh) / sum(gap[2] for gap in fresh) if fresh else None,
             "logprob_gap_max": max(gap[1] for gap in fresh) if fresh else None,
+        }
+
+    def _step_seconds(self) -> dict[str, float]:
+        """Wall time of the parts of the step since the last line."""
+        spent, self.trainer.seconds = self.trainer.seconds, {}
+        whole, self.logged = time.monotonic() - self.logged, time.monotonic()
+        publish, rollout = spent.get("publish", 0.0), spent.get("rollout", 0.0)
+        return {
+            "publish_seconds": publish,
+            "rollout_seconds": rollout,
+            "update_seconds": whole - publish - rollout,
         }
 
 
@@ -376,17 +417,24 @@ def add_log(worker: Worker[GrpoWorkerConfig], trainer: PolicyTrainer) -> GrpoLog
     return log
 
 
-def statistics_callback(trainer: PolicyTrainer, link: PolicyClient) -> Any:
+def statistics_callback(trainer: PolicyTrainer, link: Any) -> Any:
     """Return the TrainerCallback that sends the token statistics of a round when it was trained on for the first time.
 
     Checkpoints are saved after `on_step_end`, so a resumed run has the statistics of all rounds before it.
     """
+    from accelerate.utils import gather_object
     from transformers import TrainerCallback
+
+    from etpi_resources.trainers.policy_link import TokenStatistics
 
     class Callback(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if statistics := trainer.statistics.take():
-                link.record(trainer.generated_at, statistics)
+            if (share := trainer.statistics.take()) is None:
+                return
+            shares = gather_object([share])  # in the order of ranks, which is that of the round
+            if trainer.accelerator.is_main_process:
+                logprobs, entropies = (b"".join(getattr(s, name) for s in shares) for name in ("logprobs", "entropies"))
+                link.record(trainer.generated_at, TokenStatistics(logprobs, entropies))
 
     return Callback()
 
@@ -430,4 +478,5 @@ def checkpoint_entry(rl: GrpoSettings, step: int, lines: list[GrpoLogLine]) -> S
 
 if __name__ == "__main__":
     with open_worker(GrpoWorkerConfig) as worker:
-        worker.finish(run(worker))
+        if (result := run(worker)) is not None:
+            worker.finish(result)

@@ -1,46 +1,63 @@
 """TRL's GRPOTrainer on rollouts that another process runs and rewards.
 
 Loss and clipping are TRL's. Its advantage (float32, an eps of 1e-4 that cannot be set) is replaced by the one that
-comes with each rollout. The trainer also measures how far rollout and trainer log-probs differ, and keeps the
-log-probs and entropies of the first passes over a round.
+comes with each rollout, times the weight that corrects for sampling from other probabilities. The trainer also measures
+how far rollout and trainer log-probs differ, and keeps the log-probs and entropies of the first passes over a round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list, gather_object
 from peft import PeftModel
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from etpi_resources.trainers.policy_link import Sample
 from etpi_resources.trainers.workers.sample_trees import pack_samples
+from etpi_resources.trainers.workers.sharding import is_sharded, reshard
+from etpi_resources.trainers.workers.states import read_shards, write_shards
 from etpi_resources.trainers.workers.token_statistics import RoundStatistics
 from etpi_resources.trainers.workers.tree_attention import refuses_trees
 
+SCHEDULER = "scheduler.pt"
+
 RollOut = Callable[[int, Sequence[int]], Sequence[Sample]]
-"""(optimiser steps done, rows of tasks) -> one sample per row, in order."""
+"""(optimiser steps done, rows of tasks of all ranks) -> one sample per row, in order; on ranks other than 0: []."""
 
 
 class PolicyTrainer(GRPOTrainer):
     """GRPOTrainer whose dataset is a column of task rows ("prompt": the row's number as text).
 
     Attributes:
-        round: the samples that are trained on, in the order of generation.
+        round: the samples that all ranks train on, in the order of generation.
+        share: this rank's, adjacent in the round.
         generated_at: optimiser steps done when they were generated.
         gaps: rollout against trainer log-probs, for each pass (sum of absolute differences, largest, tokens, staleness
             in steps); the log empties it.
+        correction, correction_max: as of an rl section.
+        weights: importance weights, for each pass (sum over tokens, tokens above the maximum, tokens); the log empties
+            it.
+        seconds: spent on publishing weights and on rollouts since the last log line, which empties it.
         largest_gap: a mean difference above this stops the run before the update; None only logs it.
-        statistics: log-probs and entropies of the round's tokens, from the first passes over it.
+        statistics: log-probs and entropies of the share's tokens, from the first passes over it.
+        sharded: whether each rank has a part of the policy's weights (FSDP2).
         no_trees: why the samples of a prompt are not packed as a tree (see `sample_trees`); None if they are.
     """
 
     def __init__(self, roll_out: RollOut, **arguments: Any) -> None:
         self._roll_out = roll_out
-        self.round: list[Sample] = []
+        self.round: Sequence[Sample] = ()
+        self.share: Sequence[Sample] = ()
         self.generated_at = 0
         self.gaps: list[tuple[float, float, int, int]] = []
+        self.correction, self.correction_max = "none", 0.0
+        self.weights: list[tuple[float, int, int]] = []
+        self.seconds: dict[str, float] = {}
+        self._pass: dict[str, Any] = {}
         self.largest_gap: float | None = None
         self.statistics = RoundStatistics()
         self._scores: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -50,60 +67,93 @@ class PolicyTrainer(GRPOTrainer):
         unwrapped: list[Any] = [self.accelerator.unwrap_model(m) for m in models]
         bare: list[Any] = [m.get_base_model() if isinstance(m, PeftModel) else m for m in unwrapped]
         self.no_trees = next((refusal for m in bare if (refusal := refuses_trees(m))), None)
+        self.sharded = any(map(is_sharded, bare))
+        for model in bare:
+            reshard(model)  # or the optimiser would get the tensors that this pass gathered
 
     def _rollouts(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
         self.generated_at = self.state.global_step
-        self.round = list(self._roll_out(self.generated_at, [int(prompt) for prompt in prompts]))
-        if len(self.round) != len(prompts):
-            raise RuntimeError(f"{len(prompts)} prompts returned {len(self.round)} rollouts")
-        for sample in self.round:
+        rows = gather_object([int(prompt) for prompt in prompts])
+        rounds = [self._roll_out(self.generated_at, rows)]
+        if self.accelerator.num_processes > 1:
+            broadcast_object_list(rounds)
+        self.round = rounds[0]
+        if len(self.round) != len(rows):
+            raise RuntimeError(f"{len(rows)} prompts returned {len(self.round)} rollouts")
+        first = self.accelerator.process_index * len(prompts)
+        self.share = self.round[first : first + len(prompts)]
+        for sample in self.share:
             if not len(sample.completion_ids) == len(sample.mask) == len(sample.logprobs) or not any(sample.mask):
                 raise RuntimeError(
                     f"a rollout of {len(sample.completion_ids)} ids has {len(sample.mask)} mask bits, "
                     f"{len(sample.logprobs)} log-probs and {sum(sample.mask)} ids of the policy"
                 )
         return {
-            "prompt_ids": [list(s.prompt_ids) for s in self.round],
-            "completion_ids": [list(s.completion_ids) for s in self.round],
-            "logprobs": [list(s.logprobs) for s in self.round],
-            "env_mask": [list(s.mask) for s in self.round],
+            "prompt_ids": [list(s.prompt_ids) for s in self.share],
+            "completion_ids": [list(s.completion_ids) for s in self.share],
+            "logprobs": [list(s.logprobs) for s in self.share],
+            "env_mask": [list(s.mask) for s in self.share],
         }
 
     def _rewards(self, **columns: Any) -> list[float | None]:
-        return [sample.reward for sample in self.round]
+        return [sample.reward for sample in self.share]
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
-        advantages = torch.tensor([sample.advantage for sample in self.round], dtype=torch.float64)
+        advantages = torch.tensor([sample.advantage for sample in self.share], dtype=torch.float64)
         if not torch.isfinite(advantages).all():
             raise RuntimeError("an advantage is not finite; look at the rewards of this step")
         output["advantages"] = advantages.to(output["advantages"])
         # TRL shuffles the samples before it divides them into passes, this column with them.
-        output["places"] = torch.arange(len(self.round))
-        self.statistics = RoundStatistics(self.round)
+        output["places"] = torch.arange(len(self.share))
+        self.statistics = RoundStatistics(self.share)
         return output
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
         """As TRL's, but of prefix trees of each prompt's samples if the model can be trained on them."""
         if self.no_trees is None and not named.get("compute_aux_loss"):
-            model, *batch = arguments
-            samples = pack_samples(*batch[:3])
-            with self.accelerator.autocast():
-                row = model(**samples.arguments, fused_lm_head=True)
-            entropies = samples.unpack(row.entropy) if named.get("compute_entropy") else None
-            scores = samples.unpack(row.log_probs), entropies, None
+            model, ids, mask, sample_tokens = arguments
+            size = named.get("batch_size") or len(ids)
+            logps, entropies = [], []
+            for part in zip(ids.split(size), mask.split(size), strict=True):
+                samples = pack_samples(*part, sample_tokens)
+                with self.accelerator.autocast():
+                    row = model(**samples.arguments, fused_lm_head=True)
+                logps.append(samples.unpack(row.log_probs))
+                entropies += [samples.unpack(row.entropy)] if named.get("compute_entropy") else []
+            scores: Any = torch.cat(logps), torch.cat(entropies) if entropies else None, None
         else:
             scores = super()._get_per_token_logps_and_entropies(*arguments, **named)
         if named.get("compute_entropy"):
             logps, entropies = scores[0], scores[1]
             assert entropies is not None  # asked for
             self._scores = logps.detach(), entropies.detach()
+            if self.correction != "none":
+                self._correct(self._scores[0])
         return scores
+
+    def _correct(self, logps: torch.Tensor) -> None:
+        """Multiply the advantages of the running pass by importance weights, which TRL's loss is linear in.
+
+        TRL's own correction is for its own vLLM client, and takes another forward pass.
+
+        Args:
+            logps: (B, C), of the pass.
+        """
+        inputs, (average, over) = self._pass, self.correction.split("_")
+        mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+        ratio = (inputs.get("old_per_token_logps", logps) - inputs["sampling_per_token_logps"]) * mask
+        weights = (ratio.sum(-1, keepdim=True).expand_as(ratio) if average == "sequence" else ratio).exp()
+        above = weights > self.correction_max
+        weights = weights.clamp(max=self.correction_max) if over == "truncate" else weights.masked_fill(above, 0.0)
+        inputs["advantages"] = inputs["advantages"][:, None] * weights
+        self.weights.append((float(weights[mask].sum()), int(above[mask].sum()), int(mask.sum())))
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        self._pass = dict(inputs)
+        loss = super().compute_loss(model, self._pass, return_outputs, num_items_in_batch)
         assert self._scores is not None  # set by the call above
         logps, entropies = self._scores
         staleness = self.state.global_step - self.generated_at
@@ -121,6 +171,33 @@ class PolicyTrainer(GRPOTrainer):
                     'rl.engine = "transformers"'
                 )
         return loss
+
+    # Trainer would save rank 0's shards alone.
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if self.sharded and output_dir is not None:
+            write_shards(self, Path(output_dir))
+        else:
+            super().save_model(output_dir, _internal_call)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.sharded:
+            super()._save_optimizer_and_scheduler(output_dir)
+        elif self.args.should_save:
+            scheduler: Any = self.lr_scheduler
+            torch.save(scheduler.state_dict(), Path(output_dir) / SCHEDULER)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if not self.sharded:  # else they are loaded when the optimiser exists
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if not self.sharded:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        elif checkpoint is not None:
+            read_shards(self, Path(checkpoint))
+            scheduler: Any = self.lr_scheduler
+            scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER, weights_only=True))
 
     def create_model_card(self, *arguments: Any, **named: Any) -> None:
         """Do nothing: the model card is an asset of its own."""

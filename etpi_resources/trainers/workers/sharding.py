@@ -68,6 +68,13 @@ def load_sharded(
     return model
 
 
+def mean_gradients(model: torch.nn.Module) -> None:
+    """Have a sharded model's gradients averaged over the processes, as DDP does, instead of summed."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(float(dist.get_world_size()))
+
+
 def add_replicated_adapter(model: PreTrainedModel, settings: LoraSettings, seed: int) -> None:
     """Freeze a sharded model and put a new adapter, the same on every rank, into its layers.
 
@@ -130,6 +137,11 @@ def without_labels(inputs: dict[str, Any]) -> dict[str, Any]:
         "tokens": torch.zeros_like(inputs["tokens"]),
         "repeated": torch.zeros_like(inputs["repeated"]),
     }
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Return whether a model is divided over processes."""
+    return isinstance(model, FSDPModule)
 
 
 def reshard(model: torch.nn.Module) -> None:

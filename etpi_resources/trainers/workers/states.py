@@ -74,7 +74,7 @@ class States:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
         _barrier(self._trainer)
-        self._write_shards(folder)
+        write_shards(self._trainer, folder)
         self._write_rank(folder)
         _barrier(self._trainer)
         if self._is_rank_0:
@@ -92,21 +92,6 @@ class States:
     @property
     def _is_rank_0(self) -> bool:
         return self._trainer.args.process_index == 0
-
-    def _shards(self) -> dict[str, Any]:
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
-
-        model, optimizer = _model_and_optimizer(self._trainer)
-        weights, states = get_state_dict(model, optimizer, options=StateDictOptions(ignore_frozen_params=True))
-        return {"weights": weights, "optimizer": states}
-
-    def _write_shards(self, folder: Path) -> None:
-        from torch.distributed.checkpoint.filesystem import FileSystemWriter
-        from torch.distributed.checkpoint.state_dict_saver import save
-
-        # The writer flushes every file to disk (`sync_files`).
-        with _without_warnings():
-            save(self._shards(), storage_writer=FileSystemWriter(folder), no_dist=_alone(self._trainer))
 
     def _write_rank(self, folder: Path) -> None:
         """Write this rank's own state: random generators, counts of the passes since the last log line."""
@@ -156,19 +141,8 @@ class States:
 
     def restore(self, folder: str) -> None:
         """Load weights, optimiser and learning rate. Trainer calls it when the optimiser exists."""
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
-        from torch.distributed.checkpoint.state_dict_loader import load
-
         trainer = self._trainer
-        model, optimizer = _model_and_optimizer(trainer)
-        state = self._shards()
-        with _without_warnings():
-            load(state, storage_reader=FileSystemReader(folder), no_dist=_alone(trainer))
-        options = StateDictOptions(ignore_frozen_params=True, strict=False)
-        set_state_dict(
-            model, optimizer, model_state_dict=state["weights"], optim_state_dict=state["optimizer"], options=options
-        )
+        read_shards(trainer, Path(folder))
         of_rank, device = self._of_rank(Path(folder)), trainer.args.device
         for name in ("window", "first_pass"):
             counts = {key: tensor.to(device) for key, tensor in of_rank[name].items()}
@@ -192,6 +166,40 @@ class States:
         import torch
 
         return torch.load(folder / _rank_file(self._trainer.args.process_index), weights_only=True)
+
+
+def write_shards(trainer: Any, folder: Path) -> None:
+    """Save the weights that are trained and their optimiser's states. A collective: every rank calls it."""
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    # The writer flushes every file to disk (`sync_files`).
+    with _without_warnings():
+        save(_shards(trainer), storage_writer=FileSystemWriter(folder), no_dist=_alone(trainer))
+
+
+def read_shards(trainer: Any, folder: Path) -> None:
+    """Load what `write_shards` saved. A collective: every rank calls it."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    model, optimizer = _model_and_optimizer(trainer)
+    state = _shards(trainer)
+    with _without_warnings():
+        load(state, storage_reader=FileSystemReader(folder), no_dist=_alone(trainer))
+    options = StateDictOptions(ignore_frozen_params=True, strict=False)
+    set_state_dict(
+        model, optimizer, model_state_dict=state["weights"], optim_state_dict=state["optimizer"], options=options
+    )
+
+
+def _shards(trainer: Any) -> dict[str, Any]:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    model, optimizer = _model_and_optimizer(trainer)
+    weights, states = get_state_dict(model, optimizer, options=StateDictOptions(ignore_frozen_params=True))
+    return {"weights": weights, "optimizer": states}
 
 
 def _model_and_optimizer(trainer: Any) -> tuple[Any, Any]:

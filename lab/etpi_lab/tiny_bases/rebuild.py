@@ -11,11 +11,11 @@ from typing import Any
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import load_shipped
 from etpi_assets.specs.rollout_set import TinySection
-from etpi_assets.tiny_bases import recipe as tiny_base
 from etpi_assets.tiny_bases import shipped as shipped_bases
+from etpi_lab.tiny_bases import recipe as tiny_base
+from etpi_lab.tiny_bases.worker import BaseWorkerResult
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.lake.lake import sha256_of
-from etpi_resources.trainers.contracts import BaseWorkerResult
 from etpi_resources.trainers.pipes import run_worker
 
 MODEL_FILES = ("config.json", "generation_config.json", shipped_bases.WEIGHTS)
@@ -58,8 +58,7 @@ def ship(section: TinySection, chat: ChatFormat, report: Mapping[str, Any], mode
         section=section,
         vocabulary=vocabulary,
         template=template,
-        corpus=shipped_bases.corpus_of(tiny_base.corpus_rows(section, chat)),
-        code=shipped_bases.recipe_code(section),
+        corpus=tiny_base.corpus_of(tiny_base.corpus_rows(section, chat)),
         weights=sha256_of(model / shipped_bases.WEIGHTS),
         **{name: report[name] for name in ("dtype", "parameters", "seconds", "device", "libraries", "log")},
     )

@@ -10,14 +10,13 @@ import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from etpi_assets.specs.rollout_set import TinySection
-from etpi_assets.tiny_bases import recipe as base
+from etpi_lab.tiny_bases import recipe as base
+from etpi_lab.tiny_bases.induction import put_copying_heads
+from etpi_lab.tiny_bases.muon import Muon, orthogonal
+from etpi_lab.tiny_bases.worker import BaseWorkerResult, backward
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import Lake
-from etpi_resources.trainers.contracts import BaseWorkerResult
 from etpi_resources.trainers.pipes import run_worker
-from etpi_resources.trainers.workers.base_worker import backward
-from etpi_resources.trainers.workers.induction import put_copying_heads
-from etpi_resources.trainers.workers.muon import Muon, orthogonal
 from etpi_resources.trainers.workers.replicas import ThreadReplicas
 
 SMALL = TinySection(conversations=16, exercises=8, batch_tokens=4096, layers=2)
@@ -119,35 +118,22 @@ def test_the_corpus_has_the_form_of_the_loop(world: str):
     assert rows == list(base.corpus_rows(section, chat))
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """A lake with a small base that counts as good, and the base's report."""
-    chat, lake = load_chat_format("tiny"), Lake(tmp_path_factory.mktemp("data"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "LOSS_BOUND", 100.0)
-        return lake, base.build(lake, SMALL, chat, "code", echo=lambda line: None)
-
-
-def test_same_section_gives_the_same_checkpoint(built, tmp_path: Path):
-    chat, (lake, first) = load_chat_format("tiny"), built
-    folder = lake.checkpoint_dir(first["checkpoint_id"])
+def test_same_section_gives_the_same_checkpoint(tmp_path: Path):
+    chat, lake = load_chat_format("tiny"), Lake(tmp_path / "data")
+    folders = [tmp_path / name for name in ("first", "again")]
+    results = [
+        run_worker(base.WORKER, base.prepare(SMALL, chat, folder), folder, BaseWorkerResult, echo=None)
+        for folder in folders
+    ]
+    first, again = (lake.adopt_checkpoint(f / r.folder)[0] for f, r in zip(folders, results, strict=True))
+    assert first == again
+    folder, log = lake.checkpoint_dir(first), results[0].log
     assert {p.name for p in folder.iterdir()} >= {"model.safetensors", "config.json", "tokenizer.json"}
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.convert_tokens_to_ids("<|im_end|>") == chat.end_id
-    assert first["log"][-1]["loss"] < first["log"][0]["loss"]
+    assert AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("<|im_end|>") == chat.end_id
+    assert log[-1].loss < log[0].loss and results[0].dtype == "fp32"
     # So few steps give no competent base.
-    assert not base.check_trained(first).passed and "base.tiny.conversations" in base.check_trained(first).message
-    again = run_worker(
-        base.WORKER, base.prepare(SMALL, chat, tmp_path / "again"), tmp_path / "again", BaseWorkerResult, echo=None
-    )
-    assert lake.adopt_checkpoint(tmp_path / "again" / again.folder)[0] == first["checkpoint_id"]
-
-
-def test_good_base_is_reused(built):
-    chat, (lake, first) = load_chat_format("tiny"), built
-    assert base.build(lake, SMALL, chat, "code", echo=lambda line: None)["reused"]
-    other = base.build(lake, SMALL.model_copy(update={"seed": 1}), chat, "code", echo=lambda line: None)
-    assert not other["reused"] and other["checkpoint_id"] != first["checkpoint_id"]
+    outcome = base.check_trained(results[0].model_dump(mode="json"))
+    assert not outcome.passed and "base.tiny.conversations" in outcome.message
 
 
 def test_muon_in_float32_takes_the_same_steps_as_torchs():

@@ -1,20 +1,16 @@
 """docs/history.md: published experiments, their figures and faults, and the checks that stop each fault.
 
 The page is generated from the specs alone; the lab repeats faults and repairs in miniature (lab/docs/history.md).
-
-    python -m etpi_assets.reports.history docs/history.md
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from etpi_assets.specs.experiment import ExperimentSpec
-from etpi_assets.specs.load import Specs, load_specs
+from etpi_assets.specs.load import Specs
 from etpi_assets.specs.published import Published, figures
 from etpi_resources.lake.checks import percent
 
@@ -28,7 +24,7 @@ here (`requires = "gpu"`) that carries the published figures; after a run, the e
 them. The last column names the checks that stop the fault, most of them before a GPU is rented. Two evaluated pairs
 decide nothing: where the published report gives counts, ours and the leaderboard add an interval.
 
-Generated from the specs by `python -m etpi_assets.reports.history docs/history.md`; do not edit.
+Generated from the specs by `make docs`; do not edit.
 
 | published as | spec | plan_first | plan_content | follow_through | what went wrong | stopped by |
 |---|---|---|---|---|---|---|
@@ -108,7 +104,3 @@ def _figure(figure: Published | None) -> str:
 
 def _checks(published: Mapping[str, Any]) -> str:
     return ", ".join(f"`{name}`" for name in published.get("answered_by", ()))
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(load_specs()))

@@ -1,4 +1,4 @@
-"""Write docs/chat_formats.md, which compares chat templates: `python -m etpi_resources.chat.table`.
+"""Write docs/chat_formats.md, which compares chat templates.
 
 Each cell is a property that matters to token-in/token-out data, measured by rendering small conversations.
 """
@@ -181,7 +181,3 @@ def _rendered(chat: ChatFormat, messages: Sequence[Mapping[str, Any]], tools: Se
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-if __name__ == "__main__":
-    print(page(), end="")

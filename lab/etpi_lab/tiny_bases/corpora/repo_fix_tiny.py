@@ -11,12 +11,15 @@ from etpi_assets.tasks.family import Task, Verdict
 from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory, EmulatedSandbox
 from etpi_assets.worlds.repo_fix_tiny import RepoFixTiny
 from etpi_assets.worlds.repo_fix_tiny.generate import NOTES, generate_tasks
-from etpi_assets.worlds.repo_fix_tiny.policy import BASE_HABITS, HOPS, RepoFixPolicy, RepoFixSkill
-from etpi_assets.worlds.transcripts import transcripts as roll_out
+from etpi_assets.worlds.repo_fix_tiny.policy import HOPS, RepoFixPolicy, RepoFixSkill
+from etpi_lab.tiny_bases.corpora.transcripts import transcripts as roll_out
 from etpi_resources.sandboxes import SandboxFactory
 
 SUITE = "repo_fix_tiny_base"
 """Suite name for the corpus's tasks, so that they differ from those of a suite with the same seed."""
+
+BASE_HABITS = RepoFixSkill(compact=0.2, wrong_look_up=0.1)
+"""Habits in the base model's corpus: mostly long thoughts, some slots, and some wrong look-ups."""
 
 _SED = re.compile(r"sed -i 's/\+ \.\*/(\+ \d+)/' (\w+\.py)")
 
@@ -24,7 +27,7 @@ _SED = re.compile(r"sed -i 's/\+ \.\*/(\+ \d+)/' (\w+\.py)")
 def transcripts(
     seed: int, n: int, skill: RepoFixSkill, agent: AgentSection, split: str = "train"
 ) -> Iterator[list[dict[str, str]]]:
-    """Yield `n` conversations, deterministic in the arguments; see `worlds.transcripts`."""
+    """Yield `n` conversations, deterministic in the arguments; see `corpora.transcripts`."""
     tasks = generate_tasks(SUITE, seed, split)
     return roll_out(
         tasks, n, UnjudgedRepoFixTiny(), RepoFixPolicy(skill, seed), EmulatedFactory(RepoFixSandbox), agent, seed

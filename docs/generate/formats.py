@@ -1,11 +1,6 @@
-"""Generate docs/formats.md from the registries of importers and exports.
-
-Run `python -m etpi_assets.exports.reference` to rewrite the page; a test fails if it is not current.
-"""
+"""Write docs/formats.md from the registries of importers and exports."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from etpi_assets.exports import EXPORTS
 from etpi_assets.importers import IMPORTERS
@@ -13,7 +8,7 @@ from etpi_assets.importers.conversation import ROLES, Options
 
 _HEAD = """# Formats in and out
 
-Generated from the registries by `python -m etpi_assets.exports.reference`; do not edit.
+Generated from the registries by `make docs`; do not edit.
 
 ## In
 
@@ -113,7 +108,3 @@ def _options() -> list[str]:
         for line in attributes.strip().splitlines()
         for name, _, text in [line.strip().partition(": ")]
     ]
-
-
-if __name__ == "__main__":
-    Path("docs/formats.md").write_text(page(), encoding="utf-8")

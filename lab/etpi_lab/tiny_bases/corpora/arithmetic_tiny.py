@@ -10,12 +10,15 @@ from etpi_assets.agent.tools import INTERPRETER
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task
 from etpi_assets.worlds.arithmetic_tiny import FAMILY
-from etpi_assets.worlds.arithmetic_tiny.policy import BASE_HABITS, ArithmeticSkill, ArithmeticTinyPolicy, answer
+from etpi_assets.worlds.arithmetic_tiny.policy import ArithmeticSkill, ArithmeticTinyPolicy, answer
 from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory, EmulatedSandbox, UnknownCommand
-from etpi_assets.worlds.transcripts import transcripts as roll_out
+from etpi_lab.tiny_bases.corpora.transcripts import transcripts as roll_out
 
 SUITE = "arithmetic_tiny_base"
 """Suite name for the corpus's tasks, so that they differ from those of a suite with the same seed."""
+
+BASE_HABITS = ArithmeticSkill(calls=1.0, prints=1.0, exact=0.5)
+"""Habits in the base model's corpus: it always calls its tool and answers with the printed text."""
 
 GUESSES = ArithmeticSkill(calls=0.0)
 
@@ -23,7 +26,7 @@ _CELL = re.compile(r"n = \((\d+) \* (\d+) \+ (\d+)\) % (\d+)(; print\(r'\\boxed\
 
 
 def transcripts(seed: int, n: int, skill: ArithmeticSkill, tokenizer: str) -> Iterator[list[dict[str, str]]]:
-    """Yield `n` conversations, deterministic in the arguments; see `worlds.transcripts`."""
+    """Yield `n` conversations, deterministic in the arguments; see `corpora.transcripts`."""
     agent = AgentSection(
         prompt="arithmetic_tiny", tools=(INTERPRETER,), action_format="tool_or_answer", tokenizer=tokenizer
     )

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etpi_resources.labels import IGNORE_INDEX
-from etpi_resources.trainers.contracts import BaseLogLine, BaseWorkerConfig, BaseWorkerResult
-from etpi_resources.trainers.precision import training_dtype
+from etpi_resources.trainers.contracts import WorkerModel
+from etpi_resources.trainers.precision import Dtype, training_dtype
 from etpi_resources.trainers.workers.reporting import Worker, open_worker
 
 if TYPE_CHECKING:
@@ -31,6 +31,52 @@ WARMUP_STEPS = 20
 LAST_LEARNING_RATE = 0.05
 """The learning rate at the end, as a share of its peak."""
 LOG_LINES = 50
+
+
+class BaseWorkerConfig(WorkerModel):
+    """Pretraining of a Qwen3 model from random weights.
+
+    Attributes:
+        files: parquet files of sequences. tokenizer: the folder of the tokenizer. vocabulary: its size.
+        batch_tokens: tokens of one optimiser step, padding included.
+        matrix_learning_rate, learning_rate: peaks of Muon (matrices) and of AdamW (all other parameters).
+    """
+
+    files: tuple[str, ...]
+    tokenizer: str
+    vocabulary: int
+    seed: int
+    epochs: float
+    batch_tokens: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    head_dim: int
+    positions: int
+    matrix_learning_rate: float
+    learning_rate: float
+
+
+class BaseLogLine(WorkerModel):
+    """One logged step: `loss` is the weighted mean over the step's tokens (nats), `tokens` and `seconds` so far."""
+
+    step: int
+    loss: float
+    tokens: int
+    seconds: float
+
+
+class BaseWorkerResult(WorkerModel):
+    """A pretrained base; `folder` is relative to the worker's, `libraries` maps name -> version."""
+
+    folder: str
+    log: tuple[BaseLogLine, ...]
+    parameters: int
+    seconds: float
+    dtype: Dtype
+    device: str
+    libraries: dict[str, str]
 
 
 def run(worker: Worker[BaseWorkerConfig]) -> BaseWorkerResult:
@@ -67,7 +113,7 @@ def create_model(config: BaseWorkerConfig) -> Qwen3ForCausalLM:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from etpi_resources.trainers.workers.induction import put_copying_heads
+    from etpi_lab.tiny_bases.induction import put_copying_heads
 
     torch.manual_seed(config.seed)
     model = Qwen3ForCausalLM(
@@ -148,7 +194,7 @@ def create_optimizers(
     """Return (Muon for the matrices, AdamW for embeddings and norms), both at their peak learning rates."""
     import torch
 
-    from etpi_resources.trainers.workers.muon import Muon
+    from etpi_lab.tiny_bases.muon import Muon
 
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     other_parameters = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.tasks.family import Task, Verdict
-from etpi_assets.worlds.coop_tiny import CoopTiny
-from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory
+from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory, UnjudgedCoopTiny
 from etpi_assets.worlds.coop_tiny.generate import generate_tasks
 from etpi_assets.worlds.coop_tiny.policy import BASE_HABITS, CoopTinyPolicy, CoopTinySkill
-from etpi_assets.worlds.transcripts import transcripts as roll_out
-from etpi_resources.sandboxes import SandboxFactory
+from etpi_lab.tiny_bases.corpora.transcripts import transcripts as roll_out
 
 SUITE = "coop_tiny_base"
 """Suite name for the corpus's tasks, so that they differ from those of a suite with the same seed."""
@@ -23,7 +20,7 @@ DILIGENT = CoopTinySkill(plan_first=0.0, follow_through=1.0, verbose_think=0.0, 
 def transcripts(
     seed: int, n: int, skill: CoopTinySkill | Mapping[str, float], agent: AgentSection, split: str = "train"
 ) -> Iterator[list[dict[str, str]]]:
-    """Yield `n` conversations, deterministic in the arguments; see `worlds.transcripts`."""
+    """Yield `n` conversations, deterministic in the arguments; see `corpora.transcripts`."""
     skill = skill if isinstance(skill, CoopTinySkill) else CoopTinySkill.of(skill)
     tasks = generate_tasks(SUITE, seed, split)
     return roll_out(tasks, n, UnjudgedCoopTiny(), CoopTinyPolicy(skill, seed), EmulatedFactory(), agent, seed)
@@ -40,10 +37,3 @@ def exercises(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]
     for messages in transcripts(seed, n, DILIGENT, AgentSection(tokenizer=tokenizer)):
         edit = next(m for m in messages if m["role"] == "assistant" and EDIT in m["content"])
         yield [*messages[:2], edit]
-
-
-class UnjudgedCoopTiny(CoopTiny):
-    """The family without its judge, for conversations that need no reward."""
-
-    def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
-        return Verdict(0.0, "unknown", {})

@@ -1,0 +1,120 @@
+"""The first conversation of recorded runs as it will be trained, with the labels marked."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from etpi.init.student import Student
+from etpi_assets.curation.retokenise import retokenise
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
+
+_TURNS, _LINES, _WIDTH = 3, 8, 110
+"""Turns, lines of a part and characters of a line that a terminal shows; `--json` has all of them."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the text that a model is trained on.
+
+    Attributes:
+        turn: the number of the turn whose label it is; None: context.
+        dropped: why a label is not trained; empty if it is.
+    """
+
+    text: str
+    turn: int | None = None
+    dropped: str = ""
+
+    @property
+    def is_trained(self) -> bool:
+        return self.turn is not None and not self.dropped
+
+
+def parts(rollout: RolloutRecord, student: Student, *, native: bool, strips_think: bool) -> list[Part]:
+    """Return the first agent's conversation in the student's template; as messages, if it is not at hand.
+
+    Args:
+        native: recorded ids are trained.
+        strips_think: outputs are trained without their think blocks.
+
+    Raises:
+        ValueError: the template does not take the conversation.
+    """
+    agent = rollout.agents[0]
+    if student.chat is None:
+        return list(_messages(agent))
+    outputs: dict[int, tuple[Sequence[int], Sequence[int], str]] = {}
+    if native:
+        recorded = {turn.turn: (turn.prompt_ids or (), turn.output_ids or ()) for turn in agent.turns}
+        outputs = {number: (*ids, "") for number, ids in recorded.items()}
+    else:
+        cut = {turn.turn for turn in agent.turns if turn.finish_reason == "length"}
+        kwargs = {"enable_thinking": False} if student.thinking_switch and strips_think else {}
+        rows = map(vars, agent.messages)
+        made = retokenise(
+            rows, student.chat, truncated=cut, tools=rollout.tools, template_kwargs=kwargs, bare=strips_think
+        )
+        for turn in made:
+            prompt, output = turn.bare or (turn.prompt_ids, turn.output_ids)
+            outputs[turn.turn] = (prompt, output, turn.fault or "")
+    shown, before = list[Part](), ""
+    for turn in agent.turns:
+        if turn.turn in outputs:
+            prompt, output, fault = outputs[turn.turn]
+            text, label = student.chat.decode(prompt), student.chat.decode(output)
+            shown.append(Part(text[len(os.path.commonprefix([before, text])) :]))
+            shown.append(Part(label, turn.turn, _dropped(turn) or fault))
+            before = text + label
+    return shown
+
+
+def _dropped(turn: Turn) -> str:
+    return turn.parse_error or ("it was cut at the output limit" if turn.finish_reason == "length" else "")
+
+
+def _messages(agent: AgentRecord) -> Iterator[Part]:
+    turns = {turn.turn: turn for turn in agent.turns}
+    for message in agent.messages:
+        calls = f"\n{json.dumps(message.tool_calls, ensure_ascii=False)}" if message.tool_calls else ""
+        turn = turns.get(message.turn) if message.role == "assistant" and message.turn is not None else None
+        yield Part(f"[{message.role}]\n")
+        yield Part(f"{message.content}{calls}\n", turn.turn if turn else None, _dropped(turn) if turn else "")
+
+
+def lines(shown: Sequence[Part]) -> list[str]:
+    """Return the preview for a terminal: labels have a bar before each line, and colour."""
+    labels = [part for part in shown if part.turn is not None]
+    trained = sum(part.is_trained for part in labels)
+    text = [f"  the first conversation as it will be trained, ▌ before its labels ({trained} of {len(labels)} turns):"]
+    hidden = 0
+    for part in shown:
+        if part.turn is not None and part.turn >= _TURNS and part is not labels[-1]:
+            hidden += 1
+            continue
+        bar = "▌" if part.is_trained else " "
+        for line in _shortened(part.text.strip("\n").split("\n")):
+            text.append(
+                click.style(f"  {bar} {line}", fg="green" if part.is_trained else None, dim=not part.is_trained)
+            )
+        if part.dropped:
+            text.append(f"    (turn {part.turn} is not trained: {part.dropped})")
+    return [*text, f"    ({hidden} more labels; --json shows all)"] if hidden else text
+
+
+def _shortened(text: Sequence[str]) -> list[str]:
+    kept = list(text)
+    if len(kept) > _LINES:
+        half = _LINES // 2
+        kept = [*kept[:half], f"... {len(kept) - 2 * half} lines ...", *kept[-half:]]
+    return [line if len(line) <= _WIDTH else f"{line[:_WIDTH]}..." for line in kept]
+
+
+def as_json(shown: Sequence[Part]) -> list[dict[str, Any]]:
+    """Return the parts whole."""
+    return [{"text": p.text, "turn": p.turn, "trained": p.is_trained, "dropped": p.dropped or None} for p in shown]

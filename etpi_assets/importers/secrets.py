@@ -1,0 +1,116 @@
+"""Find keys and tokens in a rollout by the forms that their issuers document; mask them, or quarantine the rollout.
+
+A mask is never trained: a turn that wrote the key becomes context. Passwords and keys without a form of their own are
+not found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from etpi_assets.importers.format import ImportResult
+from etpi_assets.tasks.family import RejectedInput
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
+
+CHOICES = ("keep", "mask", "quarantine")
+_FORMS = {
+    "Anthropic key": (("sk-ant-",), r"sk-ant-[a-z]+\d*-[\w-]{20,}"),
+    "OpenAI key": (("T3BlbkFJ", "sk-proj-", "sk-svcacct-"), r"sk-(?:[\w-]+T3BlbkFJ[\w-]+|(?:proj|svcacct)-[\w-]{20,})"),
+    "GitHub token": (("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"), r"gh[pousr]_\w{36,}|github_pat_\w{22,}"),
+    "GitLab token": (("glpat-",), r"glpat-[\w-]{20,}"),
+    "AWS key": (("AKIA", "ASIA"), r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
+    "Google key": (("AIza", "GOCSPX-"), r"\bAIza[\w-]{35}|GOCSPX-[\w-]{28}"),
+    "Hugging Face token": (("hf_",), r"\bhf_[A-Za-z]{34}\b"),
+    "Slack token": (("xox", "xapp-"), r"xox[abeoprs]-[\w-]{10,}|xapp-\d-[\w-]{10,}"),
+    "Slack webhook": (("hooks.slack.com",), r"hooks\.slack\.com/(?:services|workflows)/[\w/+-]{20,}"),
+    "Stripe key": (("k_live_",), r"[rs]k_live_\w{20,}"),
+    "npm token": (("npm_",), r"\bnpm_\w{36}\b"),
+    "PyPI token": (("pypi-AgE",), r"pypi-AgE[\w-]{50,}"),
+    "SendGrid key": (("SG.",), r"\bSG\.[\w-]{22}\.[\w-]{43}"),
+    "JSON web token": (("eyJ",), r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"),
+    "private key": (("PRIVATE KEY",), r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"),
+    "password in a URL": (("://",), r"(?<=://)[^\s/:@'\"]{1,64}:[^\s/:@'\"${}<>*]{3,128}(?=@[\w.-])"),
+}
+"""Kind -> (texts of which every secret of the kind holds one, its form)."""
+_PATTERNS = {kind: (parts, re.compile(form, re.DOTALL)) for kind, (parts, form) in _FORMS.items()}
+
+
+def found(record: RolloutRecord) -> Counter[str]:
+    """Count the secrets of each kind in a rollout's messages, schemas and patches."""
+    counts = Counter[str]()
+    for agent in record.agents:
+        for message in agent.messages:
+            _masked([message.content, message.reasoning, message.tool_calls], counts)
+        _masked(agent.patch, counts)
+    _masked(record.tools, counts)
+    return counts
+
+
+def without_secrets(item: ImportResult, choice: str) -> ImportResult:
+    """Return the rollout with its secrets masked, or its refusal. `choice`: one of CHOICES."""
+    if choice == "keep" or isinstance(item, RejectedInput) or not (counts := found(item)):
+        return item
+    words = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
+    remedy = 'replace them, or take options.secrets = "mask"'
+    if choice == "mask":
+        ids = any(turn.output_ids is not None for agent in item.agents for turn in agent.turns)
+        agents = [_masked_agent(agent) for agent in item.agents]
+        if not ids and any(agent.turns for agent in agents):
+            return replace(item, agents=agents, tools=_masked(item.tools, Counter()))
+        remedy = "token ids cannot be masked" if ids else "every turn wrote one, and a mask is not trained"
+    name, _, row = (item.source or "").rpartition("#")
+    unit, number = (name, int(row)) if name and row.isdecimal() else (item.source or "", None)
+    return RejectedInput(unit, "secrets", f"it holds {words}; {remedy}", number)
+
+
+def _masked_agent(agent: AgentRecord) -> AgentRecord:
+    """Return an agent with masks; its turns that wrote a secret are context."""
+    wrote = {t.turn for t in agent.turns if _is_secret([t.content, t.reasoning, [a.command for a in t.actions]])}
+    wrote |= {
+        m.turn for m in agent.messages if m.role == "assistant" and m.turn is not None and _is_secret(m.tool_calls)
+    }
+    messages, last = [], None
+    for message in agent.messages:
+        is_context = message.turn is None or message.turn in wrote
+        last = last if is_context else message.turn
+        content, reasoning, calls = _masked([message.content, message.reasoning, message.tool_calls], Counter())
+        turn = None if is_context and message.role == "assistant" else last
+        kind = "other" if turn is None and message.kind == "action" else message.kind
+        masked = replace(message, turn=turn, kind=kind, content=content, reasoning=reasoning, tool_calls=calls)
+        messages.append(masked)
+    turns = [
+        replace(turn, observation=_masked(turn.observation, Counter()), inbox=_masked(turn.inbox, Counter()))
+        for turn in agent.turns
+        if turn.turn not in wrote
+    ]
+    return replace(agent, messages=messages, turns=turns, patch=_masked(agent.patch, Counter()))
+
+
+def _is_secret(value: Any) -> bool:
+    counts = Counter[str]()
+    _masked(value, counts)
+    return bool(counts)
+
+
+def _masked(value: Any, counts: Counter[str]) -> Any:
+    """Return a value with its secrets masked, also within lists and objects; add their numbers to `counts`."""
+    if isinstance(value, str):
+        for kind, pattern in _candidates(value):
+            value, number = pattern.subn(f"[masked {kind}]", value)
+            if number:
+                counts[kind] += number
+        return value
+    if isinstance(value, dict):
+        return {_masked(key, counts): _masked(inner, counts) for key, inner in value.items()}
+    return [_masked(inner, counts) for inner in value] if isinstance(value, list) else value
+
+
+def _candidates(text: str) -> Iterator[tuple[str, re.Pattern[str]]]:
+    """Yield the kinds of which the text may hold a secret; a search of fixed texts is far faster than of patterns."""
+    for kind, (parts, pattern) in _PATTERNS.items():
+        if any(part in text for part in parts):
+            yield kind, pattern

@@ -1,0 +1,82 @@
+"""`etpi fetch`: pinned data sets from a hub on the loopback interface, and what to do without one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+COMMIT = "a" * 40
+FILES = {"README.md": b"# rows\n", "rows.jsonl": b'{"prompt": "?"}\n'}
+
+
+class _Hub(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        name = self.path.partition("?")[0].rpartition("/")[2]
+        if self.path.startswith("/api/datasets/"):
+            body = json.dumps(
+                {"id": "y-ohtani/open_agentrl_grpo_2k", "sha": COMMIT, "siblings": [{"rfilename": f} for f in FILES]}
+                if "/tree/" not in self.path
+                else [{"type": "file", "path": f, "size": len(d), "oid": "0" * 40} for f, d in FILES.items()]
+            ).encode()
+        else:
+            body = FILES[name]
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def fetch(home: Path, name: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("ETPI_", "HF_"))}
+    values = {**kept, "ETPI_DATA": str(home / "data"), "HF_HOME": str(home / "hf"), **environment}
+    command = [sys.executable, "-m", "etpi", "fetch", name]
+    return subprocess.run(command, env=values, cwd=home, capture_output=True, text=True, timeout=300)
+
+
+def test_first_fetch_pins_revision_and_files_and_a_changed_file_is_refused(tmp_path, hub):
+    done = fetch(tmp_path, "open_agentrl", HF_ENDPOINT=hub, HF_HUB_DISABLE_XET="1")
+    assert done.returncode == 0 and f"is pinned at {COMMIT}" in done.stdout, done.stderr[-2000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("export ETPI_OPEN_AGENTRL="))
+    folder = Path(line.partition("=")[2])
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == FILES
+    (lock,) = (tmp_path / "data").rglob("fetched.json")
+    assert json.loads(lock.read_text())["y-ohtani/open_agentrl_grpo_2k"]["revision"] == COMMIT
+    (folder / "rows.jsonl").unlink()
+    (folder / "rows.jsonl").write_text("other\n")
+    again = fetch(tmp_path, "open_agentrl", HF_HUB_OFFLINE="1")
+    assert again.returncode == 1 and "rows.jsonl differ from" in again.stderr
+
+
+def test_offline_fetch_says_what_to_put_where(tmp_path):
+    done = fetch(tmp_path, "open_agentrl", HF_HUB_OFFLINE="1")
+    assert done.returncode == 1 and "hf download y-ohtani/open_agentrl_grpo_2k --repo-type dataset" in done.stderr
+    assert "ETPI_OPEN_AGENTRL=FOLDER" in done.stderr and "Traceback" not in done.stderr
+    done = fetch(tmp_path, "cooperbench", HF_HUB_OFFLINE="1")
+    assert done.returncode == 1 and "ETPI_COOPERBENCH is not set" in done.stdout

@@ -1,0 +1,96 @@
+"""Keys in imported runs: masked, quarantined or kept, and never trained once they are masked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etpi_assets.importers import import_runs
+from etpi_assets.importers.bulk import ImportSource, import_in_bulk
+from etpi_assets.importers.secrets import found
+from etpi_assets.tasks.family import RejectedInput
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.tables import from_tables, to_tables
+from tests.support.rows import called, write_lines
+
+KEYS = {
+    "Anthropic key": "sk-ant-api03-" + "a1B2" * 8,
+    "OpenAI key": "sk-proj-" + "a1B2" * 8,
+    "GitHub token": "ghp_" + "a1B2" * 9,
+    "AWS key": "AKIA" + "ABCD" * 4,
+    "Google key": "AIza" + "a1B2_" * 7,
+    "Hugging Face token": "hf_" + "aB" * 17,
+    "private key": "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
+    "password in a URL": "moor:h4rb0ur",
+}
+
+
+def talk(key: str, *, in_call: bool = False, in_result: bool = True) -> dict[str, Any]:
+    call = called(command=f"export KEY={key}" if in_call else "env")
+    return {
+        "messages": [
+            {"role": "user", "content": "Moor the boat."},
+            {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+            {"role": "tool", "content": f"KEY={key}" if in_result else "moor.py", "tool_call_id": "c1"},
+            {"role": "assistant", "content": "Moored."},
+        ]
+    }
+
+
+def read(tmp_path: Path, row: dict[str, Any], choice: str) -> RolloutRecord | RejectedInput:
+    (item,) = import_runs("messages", write_lines(tmp_path / "a.jsonl", [row]), {"secrets": choice})
+    if isinstance(item, RolloutRecord):
+        assert from_tables(to_tables([item])) == [item]
+    return item
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_key_in_a_result_is_masked_everywhere(tmp_path, kind):
+    key = f"https://{KEYS[kind]}@pier.example" if "URL" in kind else KEYS[kind]
+    kept = read(tmp_path, talk(key), "keep")
+    assert isinstance(kept, RolloutRecord) and found(kept) == {kind: 1} and key in kept.agents[0].messages[2].content
+    masked = read(tmp_path, talk(key), "mask")
+    assert isinstance(masked, RolloutRecord) and len(masked.agents[0].turns) == 2 and not found(masked)
+    assert KEYS[kind] not in repr(masked) and f"[masked {kind}]" in (masked.agents[0].turns[0].observation or "")
+
+
+def test_turn_that_wrote_a_key_is_context(tmp_path):
+    masked = read(tmp_path, talk(KEYS["AWS key"], in_call=True, in_result=False), "mask")
+    assert isinstance(masked, RolloutRecord)
+    agent = masked.agents[0]
+    assert [(m.role, m.turn, m.kind) for m in agent.messages] == [
+        ("user", None, "prompt"),
+        ("assistant", None, "other"),
+        ("tool", None, "observation"),
+        ("assistant", 1, "action"),
+    ]
+    assert [turn.content for turn in agent.turns] == ["Moored."] and KEYS["AWS key"] not in repr(masked)
+
+
+def test_rollout_is_quarantined_by_choice_or_if_nothing_is_left_to_train(tmp_path):
+    row = talk(KEYS["GitHub token"])
+    item = read(tmp_path, row, "quarantine")
+    assert isinstance(item, RejectedInput) and (item.source, item.row, item.reason) == ("a.jsonl", 0, "secrets")
+    assert "1 GitHub token" in item.detail and KEYS["GitHub token"] not in item.detail
+    row["messages"] = [{"role": "user", "content": "Key?"}, {"role": "assistant", "content": KEYS["GitHub token"]}]
+    assert isinstance(read(tmp_path, row, "mask"), RejectedInput)
+    with pytest.raises(ValueError, match=r"options\.secrets"):
+        read(tmp_path, row, "hide")
+
+
+def test_recorded_ids_are_quarantined_because_they_cannot_be_masked(tmp_path):
+    capture = {"token_capture": {"prompt_token_ids": [1], "output_token_ids": [2]}}
+    row = talk(KEYS["AWS key"])
+    row["messages"][1]["extra"] = capture
+    item = read(tmp_path, row, "mask")
+    assert isinstance(item, RejectedInput) and "ids" in item.detail
+
+
+def test_bulk_import_masks_too(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [talk(KEYS["AWS key"])])
+    source = ImportSource("messages", str(path), {"secrets": "mask"}, "set", None)
+    created = import_in_bulk(source, tmp_path / "spill", hashes={}, workers=1)
+    texts = [row["content"] for batch in created.tables["messages"] for row in batch.to_pylist()]
+    assert "KEY=[masked AWS key]" in texts

@@ -1,0 +1,51 @@
+"""One rank of a policy update on prepared samples: `python -m tests.support.rl_rank FOLDER`, FOLDER as of `worker_in`.
+
+Rank 0 writes the trained parameters to `after.safetensors`, and the steps' statistics and log lines to `after.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from etpi_resources.trainers.contracts import GrpoWorkerConfig
+from etpi_resources.trainers.workers import grpo_worker
+from etpi_resources.trainers.workers.device import Compute
+from etpi_resources.trainers.workers.reporting import Worker
+from tests.training.test_grpo import FixedLink, made_samples
+
+
+class Link(FixedLink):
+    def __init__(self, rollouts: int) -> None:
+        super().__init__(made_samples(rollouts))
+        self.statistics: list[tuple[int, str, str]] = []
+
+    def record(self, step, statistics) -> None:
+        self.statistics.append((step, statistics.logprobs.hex(), statistics.entropies.hex()))
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    worker = Worker(folder, GrpoWorkerConfig)
+    compute = Compute(False, "fp32")
+    link = Link(worker.config.rl.round_size)
+    trainer, _ = grpo_worker.build_trainer(worker, grpo_worker.load(worker.config, compute), link, compute=compute)
+    if (folder / "rows").exists():
+        trainer.no_trees = "the test wants rows"
+    trainer.add_callback(grpo_worker.statistics_callback(trainer, link))  # pyright: ignore[reportArgumentType]
+    log = grpo_worker.add_log(worker, trainer)
+    trainer.train(resume_from_checkpoint=grpo_worker.resume_folder(worker))
+    if whole := grpo_worker.gather(worker.config, trainer):
+        model = whole.accelerator.unwrap_model(whole.model)
+        tensors = {name: tensor.detach().clone().contiguous() for name, tensor in model.named_parameters()}
+        save_file(tensors, folder / "after.safetensors")
+        lines = [line.model_dump() for line in log.lines]
+        (folder / "after.json").write_text(json.dumps({"statistics": link.statistics, "log": lines}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

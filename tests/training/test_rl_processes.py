@@ -1,0 +1,148 @@
+"""A policy that several processes train: its updates, rollouts and checkpoints are those of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from etpi_assets.training import grpo
+from etpi_resources.trainers.pipes import WorkerFailed
+from etpi_resources.trainers.workers import ranks
+from tests.support import rl_rank
+from tests.support.reinforcement import KILLED, make, own_statistics, prepared, processes, rows
+from tests.support.tiny_training import make_speaking_base
+from tests.training.test_grpo import worker_in
+
+pytestmark = pytest.mark.slow
+ROLLOUTS = 16
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return make_speaking_base(tmp_path_factory.mktemp("base"))
+
+
+def trained(folder: Path, base: Path, processes: int, resume: int | None = None, **rl) -> tuple[dict, dict]:
+    """Train on prepared samples; return the parameters, and statistics and log."""
+    folder.mkdir(exist_ok=True)
+    layout = {"processes": processes, "accumulate": ROLLOUTS // 4 // processes}
+    if rl.pop("rows", False):
+        (folder / "rows").touch()
+    if processes == 1:
+        rl |= {"sharded": False}
+    steps = {"steps": 3, "optimizer": "adamw_torch", "learning_rate": 1e-3, "max_grad_norm": 1.0}
+    worker_in(folder, base, resume=resume, device_batch=4, engine="vllm", **layout, **steps | rl)
+    if processes == 1:
+        rl_rank.main(folder)
+    else:
+        command = [sys.executable, "-m", ranks.MODULE, str(processes), rl_rank.__name__, str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return load_file(folder / "after.safetensors"), json.loads((folder / "after.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"loss": "grpo", "beta": 0.04},
+        {"loss": "dapo", "beta": 0.04, "tuning": "lora"},
+        {"loss": "dapo", "rows": True},
+        {"loss": "grpo", "group_size": 16},
+        {"loss": "grpo", "iterations": 2, "steps": 4},
+        {"loss": "dapo", "sharded": True},
+        {"loss": "grpo", "beta": 0.04, "sharded": True},
+    ],
+    ids=lambda case: " ".join(f"{name}={value}" for name, value in case.items()),
+)
+def test_two_processes_take_the_steps_of_one(tmp_path, base, case):
+    (one, seen), (two, seen_by_two) = (trained(tmp_path / str(n), base, n, **case) for n in (1, 2))
+    start = load_file(base / "model.safetensors")
+    assert one.keys() == two.keys()
+    moved = {name: one[name] - start.get(name, torch.zeros(())) for name in one}
+    apart = {name: float((two[name] - one[name]).norm() / moved[name].norm()) for name in one if moved[name].any()}
+    print(f"{case}: {max(apart.values()):.1e} of what moved, over {len(apart)} tensors")
+    assert max(apart.values()) < 1e-4, apart
+    assert case.get("tuning") == "lora" or "model.embed_tokens.weight" in apart, "the tied head did not move"
+    for (step, *values), (other_step, *others) in zip(seen["statistics"], seen_by_two["statistics"], strict=True):
+        assert step == other_step
+        for value, other in zip(values, others, strict=True):
+            floats, by_two = (np.frombuffer(bytes.fromhex(text), "<f4") for text in (value, other))
+            np.testing.assert_allclose(floats, by_two, atol=1e-4)
+    for line, other in zip(seen["log"], seen_by_two["log"], strict=True):
+        measured = {name for name, value in line.items() if value is not None and "seconds" not in name}
+        expected = {name: line[name] for name in measured}
+        assert {name: other[name] for name in measured} == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+def test_sharded_policy_resumes_to_the_digit(tmp_path, base):
+    case = {"sharded": True, "loss": "dapo", "steps": 4}
+    whole, seen = trained(tmp_path / "run", base, 2, **case)
+    (tmp_path / "run" / "after.safetensors").unlink()
+    resumed, seen_after = trained(tmp_path / "run", base, 2, resume=2, **case)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert [line["step"] for line in seen_after["log"]] == [1, 2, 3, 4]
+    assert [line["loss"] for line in seen_after["log"]] == [line["loss"] for line in seen["log"]]
+
+
+RUN = {"device_batch": "4", "repeatable": "true", "steps": "6", "save_steps": "6", "beta": "0.04", "loss": '"dapo"'}
+
+
+def stored(lake) -> dict[str, list]:
+    """Return what is recorded of a run, but for times."""
+    log = [{k: v for k, v in line.items() if "seconds" not in k} for line in rows(lake, "training_log")]
+    turns = [turn["output_ids"] for turn in rows(lake, "turns")]
+    checkpoints = [row["checkpoint_id"] for row in rows(lake, "checkpoints")]
+    return {"samples": rows(lake, "rl_samples"), "log": log, "turns": turns, "checkpoints": checkpoints}
+
+
+def test_killed_run_of_two_processes_resumes_to_the_digit_with_the_rollouts_of_one(tmp_path, base):
+    lakes = {
+        name: prepared(tmp_path / name, base, processes=str(n), accumulate=str(2 // n), **RUN)
+        for name, n in {"one": 1, "two": 2, "killed": 2}.items()
+    }
+    outcomes = {name: make(tmp_path / name, lakes[name], "rl_checkpoint") for name in ("one", "two")}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "killed")], env=environment)
+    while not list((tmp_path / "killed").glob("data/scratch/reinforce/*/trl/checkpoint-3/whole")):
+        assert run.poll() is None
+        time.sleep(0.05)
+    workers = processes(lakes["killed"], base)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert not alive
+    outcomes["killed"] = make(tmp_path / "killed", lakes["killed"], "rl_checkpoint")
+    assert not any(outcome.manifest.blocked for outcome in outcomes.values())
+    assert outcomes["killed"].metadata["seed 0"]["resumed from step"] >= 3
+    one, two, killed = (stored(lakes[name]) for name in ("one", "two", "killed"))
+    assert two == killed
+    assert [s["rollout_id"] for s in one["samples"]] == [s["rollout_id"] for s in two["samples"]]
+    assert one["turns"] == two["turns"] and len(one["turns"]) == 48
+    own_statistics(lakes["two"])
+
+
+def test_death_of_a_rank_ends_the_others(tmp_path, base):
+    lake = prepared(tmp_path, base, processes="2", accumulate="1", **RUN)
+
+    def kill() -> None:
+        while not list(lake.root.glob("checkpoints/rounds/*/round-000001.jsonl")):
+            time.sleep(0.02)
+        ranked = [p for p in processes(lake, base) if p.cmdline()[1:3] == ["-m", grpo.WORKER]]
+        next(p for p in ranked if p.environ().get("RANK") == "1").kill()
+
+    threading.Thread(target=kill, daemon=True).start()
+    with pytest.raises(WorkerFailed, match="rank 1 of 2 was killed by SIGKILL"):
+        make(tmp_path, lake, "rl_checkpoint")
+    assert not processes(lake, base)
