@@ -133,7 +133,7 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("etpi_assets.evaluation.rollouts:_roll_out", "758b2234df92869f"): {
         "etpi_assets.evaluation.rollouts:_roll_out": "5f3011468f8c286d",
     },
-    ("etpi_assets.importers:_MODULES", "8094761142483388"): {
+    ("etpi_assets.importers:_MODULES", "b9a8ca926273ff25"): {
         "etpi_assets.importers:_MODULES": "0037b9559eb374c5",
     },
     ("etpi_assets.curation.default_prompt:DefaultPrompts.__init__", "74b747c91a8f88d4"): {
