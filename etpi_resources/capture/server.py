@@ -14,9 +14,8 @@ import secrets
 import socket as sockets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -256,8 +255,6 @@ class CaptureServer:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="capture", daemon=True)
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="capture call")
-        self._open, self._idle, self._running = threading.Event(), threading.Condition(), 0
-        self._open.set()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -267,7 +264,6 @@ class CaptureServer:
 
     def __exit__(self, *exc: object) -> None:
         self._server.should_exit = True
-        self._open.set()
         self._thread.join()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._socket.close()
@@ -275,17 +271,6 @@ class CaptureServer:
     def wait(self) -> None:
         """Wait until the server ends."""
         self._thread.join()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Hold new calls back until the context ends, once those under way are answered: weights may change."""
-        self._open.clear()
-        with self._idle:
-            self._idle.wait_for(lambda: self._running == 0)
-        try:
-            yield
-        finally:
-            self._open.set()
 
     async def _handle(self, request: HttpRequest) -> Response:
         attempt = self._attempt(request.path_params["name"])
@@ -337,20 +322,9 @@ class CaptureServer:
                 "headers": {key: request.headers[key] for key in _KEPT_HEADERS if key in request.headers},
             }
             loop = asyncio.get_running_loop()
-            work = loop.run_in_executor(self._pool, self._run, attempt, attempt.calls, row, body, DIALECTS[path])
+            work = loop.run_in_executor(self._pool, attempt.answer, attempt.calls, row, body, DIALECTS[path])
             call = attempt.last[digest] = _Call(attempt.calls, work, request)
         return await _deliver(request, call, body, DIALECTS[path])
-
-    def _run(self, attempt: Attempt, *call: Any) -> Turn | Refused:
-        self._open.wait()
-        with self._idle:
-            self._running += 1
-        try:
-            return attempt.answer(*call)
-        finally:
-            with self._idle:
-                self._running -= 1
-                self._idle.notify_all()
 
 
 _CONTENT = ("messages", "input", "instructions", "system", "tools")

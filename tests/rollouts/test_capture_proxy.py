@@ -392,15 +392,6 @@ def test_a_system_message_that_the_template_refuses_ends_the_attempt(world, monk
     assert "system message within" in str(world.attempts["a"].failure)
 
 
-def test_calls_wait_while_weights_change(world):
-    with world.server.paused(), ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(world.chat, begin())
-        time.sleep(0.1)
-        assert not waiting.done() and not world.calls()
-        world.server._open.set()
-        assert waiting.result()["tool_calls"]
-
-
 def test_calls_that_contradict_themselves_are_refused(world):
     world.chat(begin())
     (row,) = world.calls()

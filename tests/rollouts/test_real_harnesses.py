@@ -148,7 +148,7 @@ def test_a_student_is_trained_on_a_harness_and_evaluated_in_it(tmp_path):
     assert done.returncode == 0, done.stderr
     lake = Lake(tmp_path / "data")
     rows = lake.read(Ref("upweighted_dataset", "experiment", "student"), "dataset_rows")
-    assert min(rows["tokens"].to_pylist()) > 1000, "trained on the harness's prompts, not on etpi's"
+    assert min(rows["span_start"].to_pylist()) > 1000, "trained on the harness's prompts, not on etpi's"
     evaluated = lake.read(Ref("eval_rollouts", "experiment", "student"), "rollouts")
     assert evaluated["error"].null_count == evaluated.num_rows
     assert all("capture" in json.loads(text)["details"] for text in evaluated["outcome"].to_pylist())
