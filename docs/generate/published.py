@@ -46,7 +46,7 @@ def value(where: str, specs: Specs) -> Any:
     kind = next((kind for kind in MODELS if name in specs.keys(kind)), None)
     if kind is None:
         raise KeyError(where)
-    found = specs.get(kind, name).model_dump(mode="json", by_alias=False)
+    found: Any = specs.get(kind, name).model_dump(mode="json", by_alias=False)
     for part in key.split("."):
         if isinstance(found, list):
             found = {item.get("name") or item.get("function"): item for item in found}

@@ -51,7 +51,7 @@ _IN_SEVERAL_PROCESSES = {
     f"{_TRAINERS}.policy_servers:PolicyServers.__enter__": ("95962c41060a6f22", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers.__exit__": ("434fb39d9f08970c", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers._ask": ("fc42e2d9ecfdf35d", ""),
-    f"{_TRAINERS}.policy_servers:PolicyServers._load_adapter": ("90a98ec211428d59", ""),
+    f"{_TRAINERS}.policy_servers:PolicyServers._load_adapter": ("019db131dd88809a", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers._prove": ("de355def9d9462e5", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers._start": ("8ff82fdb2c047a30", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers.close": ("a6ed763e728e3fa7", ""),
