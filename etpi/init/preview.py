@@ -57,10 +57,10 @@ def parts(rollout: RolloutRecord, student: Student, *, native: bool, strips_thin
         cut = {turn.turn for turn in agent.turns if turn.finish_reason == "length"}
         kwargs = {"enable_thinking": False} if student.thinking_switch and strips_think else {}
         rows = map(vars, agent.messages)
-        made = retokenise(
+        rendered = retokenise(
             rows, student.chat, truncated=cut, tools=rollout.tools, template_kwargs=kwargs, bare=strips_think
         )
-        for turn in made:
+        for turn in rendered:
             prompt, output = turn.bare or (turn.prompt_ids, turn.output_ids)
             outputs[turn.turn] = (prompt, output, turn.fault or "")
     shown, before = list[Part](), ""

@@ -72,10 +72,12 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     for path in _ordered(nodes):
         role = "subagent" if alone else _role(nodes, path, session)
         whole = [inner for key in path for inner in (key, *(k for k in kept.get(key, ()) if k not in path))]
-        said = [entry for key in whole for entry in _copied(entries[key], key in shared or _is_copy(nodes[key], unit))]
+        messages = [
+            entry for key in whole for entry in _copied(entries[key], key in shared or _is_copy(nodes[key], unit))
+        ]
         shared.update(whole)
         name = _starter(unit) if alone else _name(nodes, path, role, session)
-        session.conversations.append(Conversation(f"agent1.{name}" if role == "subagent" else name, role, said))
+        session.conversations.append(Conversation(f"agent1.{name}" if role == "subagent" else name, role, messages))
     return session_rollout(session, unit, root, options)
 
 
@@ -126,8 +128,8 @@ def _preserved(lines: Sequence[Mapping[str, Any]], node_of: Mapping[str, str | N
         while uuid != first and (uuid := parents.get(uuid)) and uuid not in uuids:
             uuids[uuid] = None
         if anchor is not None and uuid == first:
-            found = (node_of.get(uuid or "") for uuid in reversed(uuids))
-            kept[anchor] = list(dict.fromkeys(key for key in found if key is not None))
+            keys = (node_of.get(uuid or "") for uuid in reversed(uuids))
+            kept[anchor] = list(dict.fromkeys(key for key in keys if key is not None))
     return kept
 
 
@@ -154,8 +156,10 @@ def _is_copy(node: _Node, unit: Path) -> bool:
 def _ordered(nodes: Mapping[str, _Node]) -> list[list[str]]:
     """Return the paths in the order of their roots; of each root, the one that was continued last comes first."""
     place = {key: number for number, key in enumerate(nodes)}
-    found = paths({key: node.parent for key, node in nodes.items()}, {k for k, node in nodes.items() if node.is_turn})
-    return sorted(found, key=lambda path: place[path[0]])
+    branches = paths(
+        {key: node.parent for key, node in nodes.items()}, {k for k, node in nodes.items() if node.is_turn}
+    )
+    return sorted(branches, key=lambda path: place[path[0]])
 
 
 def _role(nodes: Mapping[str, _Node], path: Sequence[str], session: Session) -> str:
@@ -201,8 +205,8 @@ def _entries(node: _Node, unit: Path, session: Session) -> list[ChatEntry]:
     parts = content_parts([b for b in blocks if field_of(b, "type") != "redacted_thinking"], name)
     if not node.is_turn:
         results = dict(reversed(parts.results))  # the first result of a call counts
-        said = [ChatEntry("tool", text, at=at, answers=call) for call, text in reversed(results.items())]
-        return [*said, ChatEntry("user", parts.text, at=at)] if parts.text or not said else said
+        answers = [ChatEntry("tool", text, at=at, answers=call) for call, text in reversed(results.items())]
+        return [*answers, ChatEntry("user", parts.text, at=at)] if parts.text or not answers else answers
     message = node.lines[-1]["message"]
     session.models.update([model] if (model := text_field(message, "model")) else [])
     session.add_usage(field_of(message, "usage"))

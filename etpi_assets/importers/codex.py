@@ -71,10 +71,10 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     for part in parts:
         number = 1 + sum(conversation.role == part.role for conversation in session.conversations)
         name = "agent1" if part.role == "solo" else f"agent1-{part.role}{number}"
-        context, own = part.items[: part.inherited], part.items[part.inherited :]
+        context, later = part.items[: part.inherited], part.items[part.inherited :]
         entries = [
             *response_entries(context, unit.name, is_context=True),
-            *response_entries(own, unit.name, is_context=part.is_lost),
+            *response_entries(later, unit.name, is_context=part.is_lost),
         ]
         role = "subagent" if "/" in session.id else part.role
         session.conversations.append(Conversation(name, role, instructed(system, entries)))
@@ -91,8 +91,8 @@ def _after_compaction(item: Mapping[str, Any]) -> _Part:
 
 def _without_questions(items: list[Mapping[str, Any]], count: Any) -> list[Mapping[str, Any]]:
     """Return the items before the user's last `count` messages."""
-    asked = [number for number, item in enumerate(items) if _is_question(item)]
-    return items[: asked[-count]] if type(count) is int and 0 < count <= len(asked) else list(items)
+    questions = [number for number, item in enumerate(items) if _is_question(item)]
+    return items[: questions[-count]] if type(count) is int and 0 < count <= len(questions) else list(items)
 
 
 def _read_meta(session: Session, meta: Mapping[str, Any]) -> None:

@@ -114,8 +114,8 @@ def _entries(message: Mapping[str, Any], name: str, seen: set[str], session: Ses
     ]
     calls = [{"id": c.get("id"), "function": {"name": c.get("name"), "arguments": c.get("args")}} for c in called]
     thoughts = as_list(message.get("thoughts") or [], f"{name}.thoughts")
-    said = (": ".join(filter(None, (text_field(t, "subject"), text_field(t, "description")))) for t in thoughts)
-    reasoning = "\n".join(filter(None, said)) or None
+    texts = (": ".join(filter(None, (text_field(t, "subject"), text_field(t, "description")))) for t in thoughts)
+    reasoning = "\n".join(filter(None, texts)) or None
     yield ChatEntry("assistant", text, tool_calls(calls, name), reasoning, at, learn=is_own)
     for call in called:
         if call.get("result") is not None:

@@ -76,11 +76,11 @@ _MISSING = object()
 
 def _value(value: Any, path: str, where: str) -> Any:
     """Return the value at a path. Raises Unreadable (`unknown_form`) if there is none."""
-    found = _at(value, path, _MISSING)
-    if found is _MISSING:
+    value_there = _at(value, path, _MISSING)
+    if value_there is _MISSING:
         keys = ", ".join(map(str, list(value)[:12]))
         raise Unreadable("unknown_form", f"{where} has nothing at {path!r}, which the map names; it has {keys}")
-    return found
+    return value_there
 
 
 def _at(value: Any, path: str, missing: Any = None) -> Any:

@@ -20,11 +20,11 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
     (row,) = rows
     request = as_mapping(row.get("responses_create_params"), f"{where}, responses_create_params")
     response = as_mapping(row.get("response"), f"{where}, response")
-    asked = request.get("input")
+    prompt = request.get("input")
     context = (
-        [ChatEntry("user", asked)]
-        if isinstance(asked, str)
-        else response_entries(as_list(asked, f"{where}, input"), f"{where}, input", is_context=True)
+        [ChatEntry("user", prompt)]
+        if isinstance(prompt, str)
+        else response_entries(as_list(prompt, f"{where}, input"), f"{where}, input", is_context=True)
     )
     output = response_entries(as_list(response.get("output"), f"{where}, output"), f"{where}, output")
     ended = text_field(response, "incomplete_details", "reason")

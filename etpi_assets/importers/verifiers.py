@@ -124,21 +124,21 @@ def _entries(
     before: list[int] = []
     for key, node in path:
         name = f"{where}, nodes[{key}]"
-        said = chat_entries([node.get("message")], name)
+        messages = chat_entries([node.get("message")], name)
         ids = as_list(node.get("token_ids") or [], f"{name}.token_ids")
-        for entry in said:
+        for entry in messages:
             entry.at = to_utc(node.get("timestamp"))
             if entry.role == "assistant":
                 entry.learn = _is_turn(node) and key not in shared
                 entry.finish_reason = finishes.get(key)
-        if said and said[-1].learn and said[-1].role == "assistant" and ids:
+        if messages and messages[-1].learn and messages[-1].role == "assistant" and ids:
             mask = as_list(node.get("mask"), f"{name}.mask")
             start = next((i for i, sampled in enumerate(mask) if sampled), len(ids))
-            said[-1].prompt_ids = token_ids([*before, *ids[:start]], f"{name}.token_ids")
-            said[-1].output_ids = token_ids(ids[start:], f"{name}.token_ids")
-            said[-1].logprobs = logprobs(node.get("logprobs"), len(ids) - start, f"{name}.logprobs")
+            messages[-1].prompt_ids = token_ids([*before, *ids[:start]], f"{name}.token_ids")
+            messages[-1].output_ids = token_ids(ids[start:], f"{name}.token_ids")
+            messages[-1].logprobs = logprobs(node.get("logprobs"), len(ids) - start, f"{name}.logprobs")
         before += ids
-        entries += said
+        entries += messages
     return entries
 
 
