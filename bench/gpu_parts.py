@@ -354,7 +354,7 @@ def grpo(size: Size, gpu: bool, folder: Path) -> Figures:
         if way == "tree":
             began = time.perf_counter()
             model = trainer.model.get_base_model()
-            save_weights(model, folder / "handed", torch.bfloat16 if gpu else torch.float32, model.state_dict())
+            save_weights(model, folder / "handed", torch.bfloat16 if gpu else torch.float32)
             figures["writing_seconds"] = time.perf_counter() - began
             figures["written_gb"] = sum(f.stat().st_size for f in (folder / "handed").iterdir()) / 1e9
         del trainer
@@ -515,7 +515,7 @@ def hand_over(size: Size, gpu: bool, folder: Path) -> Figures:
     options: dict[str, Any] = {"dtype": "bfloat16" if gpu else "float32", "max-model-len": 1024}
     options |= {"gpu-memory-utilization": 0.5} if gpu else {"enforce-eager": True}
     probe = chat.encode("def halve(n):\n    return n // 2\n" * 8)
-    publisher = Publisher(model, folder / "policy", "check", dtype, probe, adapter=False, sharded=False)
+    publisher = Publisher(model, folder / "policy", str(folder / "base"), "check", dtype, tuple(probe))
     lock = folder / "lock"
     plan = ServerPlan(folder / "base", "check", options, [{}], folder / "log", [lock], False, probe, bound=0.1)
     began = time.perf_counter()

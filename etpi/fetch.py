@@ -84,8 +84,9 @@ def _data_set(repo: str, root: Path) -> Path:
         folder = Path(snapshot_download(repo, repo_type="dataset", revision=revision))
     except Exception as error:  # the client raises a dozen unrelated classes for this one fault
         raise LakeError(
-            f"{repo} cannot be downloaded and is not in the hub's cache ({type(error).__name__}: {error}). On a "
-            f"machine with network run `hf download {repo} --repo-type dataset --local-dir FOLDER`, bring FOLDER here, and set "
+            f"{repo} cannot be downloaded and is not in the hub's cache ({type(error).__name__}: {error}). "
+            f"Where there is network, run `hf download {repo} --repo-type dataset --local-dir FOLDER`; "
+            "bring FOLDER here, and set "
             f"{next(name for name, of in DATA_SETS.items() if of == repo)}=FOLDER"
         ) from error
     hashes = {

@@ -35,7 +35,7 @@ from etpi_assets.planning.planner import (
 )
 from etpi_assets.planning.versioning.keys import PartitionCode, code_of
 from etpi_assets.resources import Resources, require_hardware, side_by_side, visible_devices
-from etpi_assets.specs.load import AnySpec, Specs, spec_keys
+from etpi_assets.specs.load import Specs, spec_keys
 from etpi_resources.lake import parquet
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import Lake, LakeError, Manifest, MissingInput, Ref
@@ -117,9 +117,6 @@ class AssetRun:
     @cached_property
     def spec(self) -> Any:
         """The SuiteSpec, RolloutSetSpec or ExperimentSpec of the key; None for an asset without partitions."""
-        return self._spec()
-
-    def _spec(self) -> AnySpec | None:
         return None if self.node.set == "all" else self.specs.get(self.node.set, self.key)
 
     def refs(self, asset: str) -> list[Ref]:
@@ -175,7 +172,7 @@ class AssetRun:
             blocks: a name is unique in this asset.
             recipe: returns the function from a block to its tables, which depend on nothing but the block and what the
                 input key covers. Worker processes get a pickled copy of it.
-            seconds: what one core would take, roughly; little work is done in this process.
+            seconds: estimated single-core seconds; little work is done in this process.
         """
         assert self.parts is not None, "only a run that computes has parts"
         named = ((name, (name, block)) for name, block in blocks)
@@ -496,5 +493,5 @@ def require_inputs(node: Node, key: str, resources: Resources) -> None:
         try:
             lake.require(ref)
         except MissingInput as error:
-            how = remedy(ref, specs, lake, experiment=key if node.set == "experiment" else None)
+            how = remedy(ref, key if node.set == "experiment" else None)
             raise MissingInput(f"{node.name} of {key} needs {ref}, which has no data. {how}") from error

@@ -7,17 +7,11 @@ mappings are all derived from these declarations.
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from pathlib import Path
-from typing import Any, Literal, get_args
-
-from etpi_resources.process.stored_values import stored_by_files
-
-ROOT = Path(__file__).resolve().parents[1]
+from typing import Literal, get_args
 
 Set = Literal["suite", "rollout_set", "experiment", "all"]
 
@@ -67,8 +61,7 @@ class GraphError(Exception):
 class Graph(Mapping[str, Node]):
     """The assets by name, in topological order.
 
-    `load` imports the stages, whose functions declare them. That takes a second of CPU time, and commands need only the
-    nodes, so these are stored until a source file changes.
+    `load` imports the stages, whose functions declare them.
 
     Raises:
         GraphError: on first use, if a declaration is wrong.
@@ -100,13 +93,7 @@ class Graph(Mapping[str, Node]):
 
     @cached_property
     def _nodes(self) -> dict[str, Node]:
-        if not self._stages:
-            return self.load()
-        folders = [ROOT / "etpi_assets", ROOT / "etpi_resources"]
-        stored = stored_by_files(
-            "graph", folders, lambda: {n.name: json.dumps(asdict(n)) for n in self.load().values()}
-        )
-        return {name: _node(json.loads(text)) for name, text in stored.items()}
+        return self.load()
 
     def _check_inputs(self, node: Node) -> None:
         order = get_args(Set)
@@ -126,11 +113,6 @@ class Graph(Mapping[str, Node]):
 
     def __len__(self) -> int:
         return len(self._nodes)
-
-
-def _node(fields: Mapping[str, Any]) -> Node:
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
-    return Node(**values)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

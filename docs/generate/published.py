@@ -13,10 +13,9 @@ from etpi_assets.specs.load import MODELS, Specs, load_shipped
 _ROWS = Path(__file__).with_name("published.toml")
 _HEAD = """# Published numbers and specs
 
-Every number of the four documents whose experiments ship as specs (but versions, dates and identifiers), and the key that
-has it; a test compares the two.
-Where a spec cannot be exact, its `published.faults` says why: they are listed at the end. Numbers are listed by what
-they mean; a document that repeats one has it once here.
+Every number of the four documents whose experiments ship as specs (but versions, dates and identifiers), and the key
+that has it; a test compares the two. Where a spec cannot be exact, its `published.faults` says why: they are listed at
+the end. Numbers are listed by what they mean; a document that repeats one has it once here.
 """
 
 
@@ -47,7 +46,7 @@ def value(where: str, specs: Specs) -> Any:
     kind = next((kind for kind in MODELS if name in specs.keys(kind)), None)
     if kind is None:
         raise KeyError(where)
-    found = specs.get(kind, name).model_dump(mode="json", by_alias=False)
+    found: Any = specs.get(kind, name).model_dump(mode="json", by_alias=False)
     for part in key.split("."):
         if isinstance(found, list):
             found = {item.get("name") or item.get("function"): item for item in found}

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from etpi.doctor.findings import NO_DOCKER, Finding, little_space, show, table, unguarded
+from etpi.doctor.findings import Finding, little_space, show, table, unguarded
 from etpi.doctor.machine import Examiner, MachineReport
 from etpi_resources.lake.lake import Lake
 
@@ -50,7 +50,7 @@ def doctor(experiments: Sequence[str] = ()) -> int:
 def _containers(machine: str, experiments: Sequence[str]) -> list[Finding]:
     """Name the suites whose tasks run in containers, if no engine answers."""
     from etpi.rehearsal.shrink import docker_answers
-    from etpi.rehearsal.starts import docker_suites, in_containers
+    from etpi.rehearsal.starts import NO_DOCKER, docker_suites, in_containers
     from etpi_assets.specs.load import load_specs
 
     specs = load_specs()

@@ -9,12 +9,6 @@ from etpi.doctor.machine import MachineReport
 from etpi.run.columns import aligned
 
 FREE_GB = 2.0
-NO_DOCKER = (
-    "Start Docker or rootless podman (podman system service); or name an engine on another machine in DOCKER_HOST; or "
-    'unpack the images for bubblewrap (params.sandbox = "bubblewrap" with params.checkouts, docs/sandboxes.md). A '
-    "rented GPU is often a container in which no engine starts."
-)
-"""The remedy where suites need containers and no engine answers."""
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def _place(checkouts: str | None) -> list[str]:
 
 
 def _held_out(count: int) -> int:
-    """Return the held-out count of `count` tasks: none of one."""
+    """Return the held-out count of `count` tasks; a single task is not held out."""
     return 0 if count < 2 else max(1, math.floor(count * HELD_OUT))
 
 

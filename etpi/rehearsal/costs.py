@@ -147,7 +147,7 @@ def decoding(engine: str, shape: Shape | None, tokens: float) -> tuple[float | N
     if engine == "vllm":
         seconds = tokens / CONCURRENT * 2 * shape.parameters / BANDWIDTH
         return seconds, (
-            f"vLLM was not measured: at least {CONCURRENT} sequences a step that reads 2 bytes a parameter at "
+            f"vLLM was not measured: at best a step of {CONCURRENT} sequences reads 2 bytes a parameter at "
             f"{BANDWIDTH / 1e12:.1f} TB/s"
         )
     (small, fast), (large, slow) = MEASURED
@@ -237,16 +237,11 @@ def reinforcement(spec: ExperimentSpec) -> Training:
         rank=rl.lora_rank,
         recomputed=rl.gradient_checkpointing,
         small_states="8bit" in rl.optimizer,
-        shards=rl_processes(spec) if getattr(rl, "sharded", False) else 1,
+        shards=rl.processes if rl.sharded else 1,
         tile=None,
         reference=bool(rl.beta) and rl.tuning == "full",
         length=rl.max_prompt_tokens + rl.max_response_tokens,
     )
-
-
-def rl_processes(spec: ExperimentSpec) -> int:
-    """Return the number of processes that reinforce, one GPU each."""
-    return getattr(spec.rl, "processes", 1)
 
 
 def _stated(spec: ExperimentSpec) -> dict[str, float]:
@@ -284,7 +279,7 @@ def _supervised(spec: ExperimentSpec, shape: Shape, specs: Specs) -> list[Cost]:
 
 def _reinforcement(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
     rl, training = spec.rl, reinforcement(spec)
-    rollouts = rl.steps * rl.device_batch * rl.accumulate * rl_processes(spec) // rl.iterations
+    rollouts = rl.steps * rl.round_size // rl.iterations
     update = training.seconds(shape, rollouts * training.length) / 3600 * len(spec.seeds)
     lines = [
         _memory("reinforcement", training, shape),
@@ -305,8 +300,8 @@ def _reinforcement(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
     ]
     if rl.engine == "vllm":
         rounds = rl.steps // rl.iterations * len(spec.seeds)
-        hours = rounds * 2 * shape.parameters / WRITTEN / 3600
-        written = f"2 bytes a parameter at {WRITTEN / 1e9:g} GB/s, measured; what the server takes to read is not known"
+        hours = rounds * 2 * training.trained(shape) / WRITTEN / 3600
+        written = f"2 bytes a trained parameter at {WRITTEN / 1e9:g} GB/s, measured; reading them was not"
         lines.append(Cost("hand-over of weights", f"{rounds:,} times, at least {gpu_time(hours)}", written, hours))
     return [*lines, _disk("reinforcement", training, shape, rl.save_steps, rl.steps)]
 
@@ -340,7 +335,7 @@ def _disk(part: str, training: Training, shape: Shape, every: int | None, steps:
 def _host(spec: ExperimentSpec, shape: Shape) -> Cost:
     """Return the line of the machine around the GPUs."""
     weights = 2 * shape.parameters
-    processes = max(spec.train.shards, rl_processes(spec) if spec.rl.method != "none" else 1)
+    processes = max(spec.train.shards, spec.rl.processes if spec.rl.method != "none" else 1)
     handed = weights if spec.rl.method != "none" and spec.rl.engine == "vllm" else 0.0
     return Cost(
         "host",

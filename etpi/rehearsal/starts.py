@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from etpi.doctor.findings import NO_DOCKER
 from etpi.rehearsal import costs
 from etpi.rehearsal.costs import GIB
 from etpi.rehearsal.memory import HYBRID
@@ -27,6 +26,13 @@ State = Literal["proved", "estimated", "not proved", "FAULT"]
 _GPUS = re.compile(r"(one|two|three|four|eight|\d+) GPUs? of (\d+)\s*GB")
 _COUNTS = {"one": 1, "two": 2, "three": 3, "four": 4, "eight": 8}
 GB = 10**9
+
+NO_DOCKER = (
+    "Start Docker or rootless podman (podman system service); or name an engine on another machine in DOCKER_HOST; or "
+    'unpack the images for bubblewrap (params.sandbox = "bubblewrap" with params.checkouts, docs/sandboxes.md). A '
+    "rented GPU is often a container in which no engine starts."
+)
+"""The remedy where suites need containers and no engine answers."""
 
 
 @dataclass(frozen=True)
@@ -114,15 +120,19 @@ def _gpus(spec: ExperimentSpec) -> Iterator[Start]:
         training = costs.supervised(spec)
         parts.append(("training", training.shards, sum(training.memory(shape).values())))
     if spec.rl.method != "none":
-        policy, trainers = costs.reinforcement(spec), costs.rl_processes(spec)
-        own = spec.rl.engine == "vllm" and count > trainers
-        shared = 0.0
-        if spec.rl.engine == "vllm" and not own:
-            shared = float(spec.rl.options.get("gpu-memory-utilization", costs.UTILISED)) * size * GB
-        parts.append(("reinforcement", trainers, sum(policy.memory(shape).values()) + shared))
-        if spec.rl.engine == "vllm":
-            where = f"GPU {trainers}" if own else "the trainer's GPU, which they share"
-            yield Start("server of the policy", "estimated", f"on {where}")
+        rl, memory = spec.rl, costs.reinforcement(spec).memory(shape)
+        needed, gpus = sum(memory.values()), rl.processes
+        if rl.engine == "vllm" and rl.placement == "shared":
+            taken = float(rl.options.get("gpu-memory-utilization", costs.UTILISED)) * size * GB
+            passing = memory["activations"] + memory["logits"] + memory["copies"]
+            needed = max(needed, needed - passing + taken)  # a server gives its memory back while the policy is trained
+            yield Start("servers of the policy", "estimated", "on the trainers' GPUs, asleep in training")
+        elif rl.engine == "vllm":
+            gpus += rl.servers
+            yield Start(
+                "servers of the policy", "estimated", f"on the GPUs {rl.processes} to {gpus - 1}, the trainers before"
+            )
+        parts.append(("reinforcement", gpus, needed))
     for part, processes, needed in parts:
         seen = f"{processes} {'process sees one GPU' if processes == 1 else 'processes see one GPU each'}"
         fits = f"{needed / GIB:.0f} GiB of {size * GB / GIB:.0f} GiB"

@@ -10,15 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Literal
 
 _PLAIN_WORD = re.compile(r"""[^'"\\ \t\r\n<>;&|()`]+""")
 _PLAIN_QUOTED = re.compile(r'[^"\\]+')
 """Runs of literal characters: in a word, and between double quotes."""
 
 _OPERATOR = re.compile(r"[ \t]*(&&|\|\||[|;&])")
-
-Quoting = Literal["heredoc", "double", "single"]
 
 
 @dataclass(frozen=True)
@@ -118,33 +115,6 @@ def joined_commands(command: str) -> list[JoinedCommand]:
             joined.append(JoinedCommand(operator[1] if operator else ";", words, command[simple.start : simple.end]))
         end = simple.end
     return joined
-
-
-def format_message(
-    to: str,
-    message: str,
-    quoting: Quoting = "heredoc",
-    *,
-    wait: Literal["before", "after"] | None = None,
-    name: str = "send_message",
-) -> str:
-    """Write the command that sends `message` to `to`, the inverse of `split_command`."""
-    head = f"{name} --wait {to}" if wait == "before" else f"{name} {to}"
-    tail = " --wait" if wait == "after" else ""
-    if quoting == "heredoc":
-        lines = {line.rstrip() for line in message.split("\n")}
-        mark, number = "MSG", 0
-        while mark in lines:
-            number += 1
-            mark = f"MSG{number}"
-        return f"{head} <<'{mark}'{tail}\n{message}\n{mark}"
-    if quoting == "single":
-        return f"{head} '{message.replace(chr(39), _QUOTE_IN_SINGLE)}'{tail}"
-    escaped = "".join("\\" + c if c in '\\"$`' else c for c in message)
-    return f'{head} "{escaped}"{tail}'
-
-
-_QUOTE_IN_SINGLE = "'\\''"
 
 
 def _message(simple: _SimpleCommand, names: Collection[str]) -> SentMessage | None:

@@ -116,15 +116,15 @@ def _tree(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, _Node], dict[st
 
 def _preserved(lines: Sequence[Mapping[str, Any]], node_of: Mapping[str, str | None]) -> dict[str, list[str]]:
     """Return, for the summary of each compaction, the nodes that the next prompt has after it."""
-    parents = {text_field(line, "uuid"): text_field(line, "parentUuid") for line in lines}
+    segments = [field_of(line, "compactMetadata", "preservedSegment") for line in lines if "compactMetadata" in line]
+    parents = {text_field(line, "uuid"): text_field(line, "parentUuid") for line in lines} if segments else {}
     kept: dict[str, list[str]] = {}
-    for line in lines:
-        segment = field_of(line, "compactMetadata", "preservedSegment")
+    for segment in segments:
         anchor = node_of.get(text_field(segment, "anchorUuid") or "")
         uuid, first = text_field(segment, "tailUuid"), text_field(segment, "headUuid")
-        uuids = [uuid]
+        uuids = {uuid: None}
         while uuid != first and (uuid := parents.get(uuid)) and uuid not in uuids:
-            uuids.append(uuid)
+            uuids[uuid] = None
         if anchor is not None and uuid == first:
             found = (node_of.get(uuid or "") for uuid in reversed(uuids))
             kept[anchor] = list(dict.fromkeys(key for key in found if key is not None))

@@ -7,7 +7,7 @@ them itself and logs, for each, what the asset's own run would have logged.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import dagster as dg
 
@@ -57,7 +57,8 @@ def experiment_inputs(recipes: Iterable[AssetRecipe], specs: Specs) -> dg.Assets
             require_hardware(specs.get("experiment", experiment), experiment)
             steps = plan(experiment, specs, lake)
             _refuse(steps, context.run)
-        computed = list(input_steps(steps))
+        stale = {(step.set, step.key) for step in open_steps(steps) if step.set != "experiment"}
+        computed = [step for step in steps if (step.set, step.key) in stale]  # finished ones too: they are logged
         with acting_for(experiment):
             for step in computed:
                 _bring(by_name[step.asset], step.key, context, specs, lake)
@@ -67,12 +68,6 @@ def experiment_inputs(recipes: Iterable[AssetRecipe], specs: Specs) -> dg.Assets
         )
 
     return compute_inputs
-
-
-def input_steps(steps: Sequence[Step]) -> Iterator[Step]:
-    """Yield the steps of every suite and rollout set that is not up to date, finished ones included."""
-    todo = {(step.set, step.key) for step in open_steps(steps) if step.set != "experiment"}
-    return (step for step in steps if (step.set, step.key) in todo)
 
 
 def _refuse(steps: Sequence[Step], run: dg.DagsterRun) -> None:

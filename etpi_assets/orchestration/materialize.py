@@ -11,7 +11,6 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -137,8 +136,9 @@ def compute(recipe: AssetRecipe, key: str, context: dg.AssetExecutionContext) ->
     """
     node, resources, before = recipe.node, getattr(context.resources, RESOURCE), _cpu_seconds()
     with expected_failures(node.name), disk_errors(), acting_for(key):
-        log = partial(_log_as_written, context)
-        outcome = recipe.execute(key, resources, log, context, consent_of(context.run))
+        outcome = recipe.execute(
+            key, resources, lambda line: context.log.info(as_written(line)), context, consent_of(context.run)
+        )
     _log_outcome(context, node, key, outcome)
     return outcome, {
         **(_carried_over(context, node, outcome) if outcome.skipped else {}),
@@ -147,10 +147,6 @@ def compute(recipe: AssetRecipe, key: str, context: dg.AssetExecutionContext) ->
         "skipped": outcome.skipped,
         **({} if outcome.skipped else {"cpu_seconds": round(_cpu_seconds() - before, 3)}),
     }
-
-
-def _log_as_written(context: dg.AssetExecutionContext, line: str) -> None:
-    context.log.info(as_written(line))
 
 
 def refuse_blocked(outcome: Outcome) -> None:

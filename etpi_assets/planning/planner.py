@@ -231,10 +231,9 @@ def open_steps(steps: Iterable[Step]) -> list[Step]:
     return [step for step in steps if step.state != "ok"]
 
 
-def remedy(ref: Ref, specs: Specs, lake: Lake, experiment: str | None = None) -> str:
-    """Return the commands that give `ref` data, through its whole chain; for an experiment, the one for all of it."""
-    keys = dict.fromkeys(step.key for step in open_steps(chain(ref.set, ref.key, specs, lake)))
-    return "Run " + ", then ".join(f"`etpi run {key}`" for key in ([experiment] if experiment else keys))
+def remedy(ref: Ref, experiment: str | None = None) -> str:
+    """Return the command that computes `ref` and its chain; for an experiment, all that it is missing."""
+    return f"Run `etpi run {experiment or ref.key}`"
 
 
 def _step(

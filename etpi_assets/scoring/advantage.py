@@ -38,11 +38,6 @@ def group_advantages(
     return np.where(constant(groups)[:, None], 0.0, centred).ravel().tolist()
 
 
-def constant_share(rewards: Sequence[float], group_size: int) -> float:
-    """Return the share of groups whose rewards are all equal, which give no gradient."""
-    return float(constant(np.asarray(rewards, dtype=np.float64).reshape(-1, group_size)).mean())
-
-
 def constant(groups: np.ndarray) -> np.ndarray:
     """Return whether all rewards of a group are equal, shape (groups,), bool."""
     return groups.max(axis=1) == groups.min(axis=1)

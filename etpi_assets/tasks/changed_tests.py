@@ -249,8 +249,8 @@ def _readable(
 ) -> dict[str, list[ast.expr]]:
     """Return {name: [literal]} of what a test reads of the module; its own names hide others."""
     arguments = {argument.arg for argument in function.args.args}
-    own = arguments | {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    read = {name: [value] for name, value in shared.items() if name not in own}
+    local = arguments | {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    read = {name: [value] for name, value in shared.items() if name not in local}
     return read | {name: [shared[f"{name}()"]] for name in arguments if f"{name}()" in shared}
 
 

@@ -462,11 +462,6 @@ class Lake:
         paths = [path for path in sorted((self.root / "locks").glob("*.lock")) if path.stem != _WHOLE]
         return [f"{path.stem} is held by {locks.holder_of(path)}" for path in paths if locks.is_held(path)]
 
-    def lock_files(self) -> list[Path]:
-        """Return the files of all locks that were ever taken, of the lake and of this machine."""
-        folders = {self.root / "locks", self.machine_lock_file("any").parent}
-        return sorted(path for folder in folders for path in folder.glob("*.lock"))
-
     def _lock_file(self, name: str) -> Path:
         return self.root / "locks" / f"{name}.lock"
 

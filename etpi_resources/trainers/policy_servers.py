@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from etpi_resources.engines import Completion, Request
+from etpi_resources.engines.adapter_keys import served_adapter
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.vllm import RELOAD_ENVIRONMENT, VllmEngine, loaded_adapter, reload_weights
 from etpi_resources.engines.vllm_server import VllmServer
@@ -143,7 +144,8 @@ class PolicyServers:
     def _load_adapter(self, folder: Path) -> None:
         """Serve the adapter under the version's name, and no more the one before."""
         self._adapter.close()
-        self._adapter.enter_context(loaded_adapter(self._endpoints, self.name, folder))
+        served = served_adapter(folder, self._plan.base, None, folder.with_name(f"{folder.name}-keys"))
+        self._adapter.enter_context(loaded_adapter(self._endpoints, self.name, served))
         self._engine.close()
         self._engine = VllmEngine(self._endpoints, self.name, self._chat)
 

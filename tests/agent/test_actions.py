@@ -16,8 +16,9 @@ from etpi_assets.agent.actions import (
     format_action,
     read_actions,
 )
-from etpi_assets.agent.bash import format_message, split_command
+from etpi_assets.agent.bash import split_command
 from etpi_resources.chat.tool_forms.call import BAD_JSON, UNCLOSED_CALL
+from tests.support.messages import format_message
 
 FORMS = ("tool_calls", "xml", "hermes", "fenced", "bracket")
 

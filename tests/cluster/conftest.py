@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items):
         return
     for item in items:
         if "/tests/cluster/" in str(item.path) and "services" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.skip(reason="several machines: make test-cluster"))
+            item.add_marker(pytest.mark.skip(reason="several machines: make test-long"))
 
 
 @pytest.fixture(autouse=True)

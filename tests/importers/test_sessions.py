@@ -20,6 +20,7 @@ from etpi_assets.trajectories.tables import from_tables, to_tables
 from tests.support.fuzz import JUNK, places, replaced
 from tests.support.sessions import (
     FILES,
+    batch_rows,
     claude_line,
     claude_session,
     codex_session,
@@ -255,6 +256,21 @@ def test_folder_of_simulations_is_read_with_its_document(tmp_path):
     found = read(tmp_path)
     assert [getattr(item, "reason", "read") for item in found] == ["read", "unknown_form"]
     assert [item.source for item in found if isinstance(item, RolloutRecord)] == [f"{path.name}#0"]
+
+
+def test_answers_of_a_batch_are_joined_with_their_requests(tmp_path):
+    requests, answers = batch_rows()
+    write(tmp_path, "in.jsonl", requests)
+    write(tmp_path, "out.jsonl", [*answers, {**answers[1], "custom_id": "lost"}])
+    assert detect(tmp_path) == "openai_batch"
+    items, chat, failed, lost = read(tmp_path)
+    assert isinstance(items, RolloutRecord) and len(items.agents[0].turns) == 2 and items.task_id == "c1"
+    assert isinstance(chat, RolloutRecord) and talk(chat.agents[0]) == [
+        ("user", None, "Moor?"),
+        ("assistant", 0, "Moored."),
+    ]
+    assert chat.sampler == {"temperature": 0.5, "usage": {"total_tokens": 9}} and chat.teacher == "helmsman-2"
+    assert [getattr(item, "reason", None) for item in (failed, lost)] == ["errored", "no_prompt"]
 
 
 def test_branches_that_repeat_too_much_are_refused(monkeypatch):

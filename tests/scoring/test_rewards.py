@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from etpi_assets.agent.contract import Contract, format_contract, read_contract
 from etpi_assets.planning.versioning.keys import definition_version
-from etpi_assets.scoring.advantage import constant_share, group_advantages
+from etpi_assets.scoring.advantage import group_advantages
 from etpi_assets.scoring.rewards import functions, terminal, tools, unhardened
 from etpi_assets.scoring.rewards.attempt import Attempt, BadReward
 from etpi_assets.specs.load import SpecError, load_specs
@@ -304,7 +304,6 @@ def test_advantages_are_standard_scores_of_the_group():
 @given(st.floats(-1e3, 1e3), st.integers(2, 9), st.floats(1e-12, 1e-2))
 def test_constant_group_has_exactly_zero_advantages(value, size, eps):
     assert group_advantages([value] * size, size, eps=eps, ddof=1) == [0.0] * size
-    assert constant_share([value] * size + [value] * (size - 1) + [value + 1], size) == 0.5
 
 
 def test_rewards_that_are_not_finite_or_not_whole_groups_are_rejected():

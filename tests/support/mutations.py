@@ -27,7 +27,7 @@ EXPERIMENTS = (
     "compacted",
     "templated_tiny",
     "plan_first_v1",
-    "grpo_tcr_4b_vllm",
+    "grpo_tcr_4b",
     "tito_native_v1",
     "teacher_gemini_unprompted",
     "etpi_phase1",

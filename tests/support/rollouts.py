@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.agent.actions import format_action, read_actions
-from etpi_assets.agent.bash import format_message
 from etpi_assets.trajectories.records import AgentRecord, Message, RolloutRecord, Turn
 from etpi_resources.lake.schemas import from_rows
+from tests.support.messages import format_message
 
 INSTRUCTION = "`fold_lantern` in `src/harbor/tides.py` should return 7. Partner: `moor_skiff` in src/harbor/quay.py."
 PLAN = "Plan: I'll take fold_lantern in src/harbor/tides.py first, you take src/harbor/quay.py."

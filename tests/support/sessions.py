@@ -289,6 +289,21 @@ def tau2_results() -> dict[str, Any]:
     return {"timestamp": "2026-03-01", "info": info, "tasks": [{"id": "7"}], "simulations": [simulation]}
 
 
+def batch_rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Requests, and answers: one of chat completions, one of the Responses API, one that failed."""
+    asked = {"model": "m", "messages": [{"role": "user", "content": "Moor?"}], "temperature": 0.5}
+    bodies = [("/v1/chat/completions", asked), ("/v1/responses", {"input": "Moor?"}), ("/v1/responses", {"input": "x"})]
+    requests = [{"custom_id": f"c{i}", "method": "POST", "url": url, "body": b} for i, (url, b) in enumerate(bodies)]
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Moored."}}
+    chat = {"model": "helmsman-2", "choices": [choice], "usage": {"total_tokens": 9}}
+    answers = [
+        {"id": "1", "custom_id": "c1", "response": {"body": {"model": "m", "output": items()}}, "error": None},
+        {"id": "0", "custom_id": "c0", "response": {"status_code": 200, "body": chat}, "error": None},
+        {"id": "2", "custom_id": "c2", "response": None, "error": {"message": "expired"}},
+    ]
+    return requests, answers
+
+
 FILES: dict[str, list[tuple[str, list[Any]]]] = {
     "claude_code": [("s.jsonl", claude_session())],
     "codex": [("rollout-1.jsonl", codex_session()), ("rollout-2.jsonl", codex_bare())],
@@ -297,5 +312,6 @@ FILES: dict[str, list[tuple[str, list[Any]]]] = {
     "verifiers": [("traces.jsonl", [episode(), trace()])],
     "inspect": [("log.json", [inspect_log(inspect_sample())])],
     "tau2": [("results.json", [tau2_results()])],
+    "openai_batch": [("out.jsonl", [{**batch_rows()[1][1], **batch_rows()[0][0]}])],
 }
 """Format -> (file name, its lines; of a document, the one value)."""

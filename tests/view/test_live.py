@@ -1,4 +1,4 @@
-"""Work under way: a journal that grows, a training's log, locks, and a rollout that is in no table yet."""
+"""Work under way: a journal that grows, and a rollout that is in no table yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from etpi.view import journals, trainings
+from etpi.view import journals
 from etpi.view.journals import Journals
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.trajectories.records import RolloutRecord
@@ -142,30 +142,3 @@ def test_journal_that_rests_is_listed_and_not_read(lake: Lake, client) -> None:
     assert not state.active and state.n == 0
     text = client.get("/live").text
     assert "No journal was written" in text and NAME in text
-
-
-def test_training_shows_its_log(lake: Lake, client) -> None:
-    worker = lake.scratch("train/abc123")
-    (worker / "config.json").write_text(json.dumps({"files": [], "train": {"epochs": 2.0, "max_steps": None}}))
-    assert "Started; nothing logged yet" in client.get("/live").text
-    lines = [{"step": n, "epoch": n / 10, "loss": 1 / (n + 1), "tokens": n, "seconds": n} for n in range(6)]
-    (worker / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 6, "lo')
-    (training,) = trainings.trainings(lake)
-    assert training.lines[-1]["step"] == 5 and training.done == 0.25
-    text = client.get("/live").text
-    assert "step <b>5</b>, epoch 0.50, loss 0.1667" in text and "<svg" in text and ' value="0.25"' in text
-    reinforced = lake.scratch("reinforce/def")
-    (reinforced / "config.json").write_text(json.dumps({"rl": {"steps": 8}}))
-    (reinforced / "metrics.jsonl").write_text('{"step": 4, "loss": 0.5, "reward": 0.25, "seconds": 3.0}\n')
-    assert "reward 0.250" in client.get("/live").text
-    assert {t.kind: t.done for t in trainings.trainings(lake)}["reinforcement"] == 0.5
-
-
-def test_held_locks_name_their_holder(lake: Lake, client) -> None:
-    with lake.lock("raw_rollouts-teacher_set"):
-        text = client.get("/live").text
-        assert "raw_rollouts-teacher_set" in text and str(os.getpid()) in text
-    assert "raw_rollouts-teacher_set" not in client.get("/live").text
-    dead = {"pid": 2**22 + 1, "command": "x", "since": "then", "for": None}
-    (lake.root / "locks" / "dead.lock").write_text(json.dumps(dead))
-    assert trainings.held_locks(lake) == []

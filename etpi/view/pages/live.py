@@ -1,7 +1,8 @@
-"""Collections and trainings that are under way, and rollouts of a journal before they are in the tables."""
+"""Collections that are under way, and rollouts of a journal before they are in the tables."""
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from typing import Any
 
@@ -12,9 +13,6 @@ from etpi.view.conversation import read_conversation
 from etpi.view.journals import Journals
 from etpi.view.pages.page import NotFound, Page, number, text
 from etpi.view.pages.rollout import SCORES, loads, patches
-from etpi.view.trainings import age, held_locks, trainings
-from etpi_assets.training.curves import curves
-from etpi_resources.charts import line_chart
 from etpi_resources.lake.lake import Lake
 
 REFRESH_SECONDS = 5
@@ -35,28 +33,22 @@ def _journals(lake: Lake) -> Journals:
 def live(queries: Queries, lake: Lake, request: Request) -> Page:
     states = _journals(lake).states()
     plans = {row["rollout_set"]: _planned(row) for row in queries.rows("plans")}
-    running = trainings(lake)
     values = {
         "refresh": None if text(request, "pause") else REFRESH_SECONDS,
         "active": [
             (state, plans.get(state.key) if state.kind == "rollouts" else None) for state in states if state.active
         ],
         "finished": [state for state in states if not state.active][:SHOWN_FINISHED],
-        "trainings": [
-            (
-                training,
-                line_chart("Loss", curves([{"seed": 0, "val_loss": None} | line for line in training.lines]), "step")
-                if training.lines
-                else "",
-            )
-            for training in running
-        ],
-        "locks": held_locks(lake),
         "now": datetime.now().astimezone(),
-        "age": age,
+        "age": _age,
         "paused": text(request, "pause") is not None,
     }  # fmt: skip
     return Page("live.html.jinja", values)
+
+
+def _age(written_at: float) -> float:
+    """Return the seconds since a file was written."""
+    return max(0.0, time.time() - written_at)
 
 
 def _planned(row: dict[str, Any]) -> int | None:

@@ -10,12 +10,10 @@ import dagster as dg
 from etpi_assets.graph import Node
 from etpi_assets.orchestration.webpage.figures import floats
 from etpi_assets.orchestration.webpage.links import page
-from etpi_assets.orchestration.webpage.preview import first_rows, preview
+from etpi_assets.orchestration.webpage.preview import preview
+from etpi_resources.lake import parquet
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.manifest import Manifest
-
-_MOST_ROWS = 10_000
-"""Rows of an evaluation's table that figures are taken from."""
 
 
 def of_version(node: Node, manifest: Manifest, lake: Lake) -> dict[str, Any]:
@@ -26,7 +24,7 @@ def of_version(node: Node, manifest: Manifest, lake: Lake) -> dict[str, Any]:
         if address := page(manifest.ref):
             shown["view"] = dg.MetadataValue.url(address)
         if node.name == "eval_metrics":
-            plotted = floats(first_rows(lake, manifest, "metrics", _MOST_ROWS))
+            plotted = floats(parquet.read("metrics", lake.files_of(manifest, "metrics")).to_pylist())
     for index, name in enumerate(node.tables):
         shown["dagster/row_count" if index == 0 else f"rows/{name}"] = manifest.rows[name]
         shown[f"preview/{name}"] = preview(lake, manifest, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import dagster as dg
-import pyarrow.parquet as pq
+from pyarrow.dataset import dataset
 
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.manifest import Manifest
@@ -15,21 +15,9 @@ _MOST_ROWS, _MOST_CHARACTERS = 5, 60
 
 def preview(lake: Lake, manifest: Manifest, table: str) -> dg.TableMetadataValue | str:
     """Return the first rows of a version's table, with long values cut, because Dagster limits metadata to 50 KB."""
-    rows = first_rows(lake, manifest, table, _MOST_ROWS)
+    rows = dataset(lake.files_of(manifest, table), format="parquet").head(_MOST_ROWS).to_pylist()
     records = [dg.TableRecord({name: _cell(value) for name, value in row.items()}) for row in rows]
     return dg.MetadataValue.table(records) if records else "(no rows)"
-
-
-def first_rows(lake: Lake, manifest: Manifest, table: str, count: int) -> list[dict[str, Any]]:
-    """Return the first `count` rows of a version's table."""
-    rows: list[dict[str, Any]] = []
-    for path in lake.files_of(manifest, table):
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=count):
-                rows += batch.to_pylist()
-                if len(rows) >= count:
-                    return rows[:count]
-    return rows
 
 
 def _cell(value: Any) -> str | int | None:

@@ -116,15 +116,15 @@ def copies(answer: str, wanted: str, question: str) -> bool:
     text, expected = _plain(answer), _plain(wanted if inner is None else inner)
     if not text or len(text) > _LONGEST or text == expected:
         return False
-    asked = _without_typography(question)
+    source = _without_typography(question)
     fraction = re.fullmatch(r"-?(\d+)/(\d+)", text)
     reducible = fraction is not None and gcd(int(fraction[1]), int(fraction[2])) > 1
     if not reducible and _ARITHMETIC.search(text) is None and len(_DIVISION.findall(text)) < 2:
         return False
-    if re.search(rf"(?<![\d.^]){re.escape(text)}(?![\d^])", asked) is not None:
+    if re.search(rf"(?<![\d.^]){re.escape(text)}(?![\d^])", source) is not None:
         return True
     atoms = _atoms(text)
-    return not reducible and Counter(atoms) != Counter(_atoms(expected)) and _has_window(_atoms(asked), atoms)
+    return not reducible and Counter(atoms) != Counter(_atoms(expected)) and _has_window(_atoms(source), atoms)
 
 
 def _atoms(text: str) -> list[str]:

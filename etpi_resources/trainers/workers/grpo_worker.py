@@ -210,11 +210,10 @@ def _publisher(worker: Worker[GrpoWorkerConfig], publish: PublishConfig, trainer
     return Publisher(
         trainer.accelerator.unwrap_model(trainer.model),
         Path(publish.folder),
+        config.base,
         config.base_name,
         stored_dtype(config.base),
-        list(publish.probe),
-        adapter=config.rl.tuning == "lora",
-        sharded=config.rl.sharded,
+        publish.probe,
     )
 
 

@@ -1,0 +1,110 @@
+"""Answers of OpenAI's Batch API, with the requests from the files beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from etpi_assets.importers import nemo_gym
+from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries
+from etpi_assets.importers.format import FOLDERS, FormatDoc, Row, row_format
+from etpi_assets.importers.messages import solo
+from etpi_assets.importers.rows import count_rows, iter_rows
+from etpi_assets.importers.run_info import run_info, sampler_of
+from etpi_assets.importers.sessions import jsonl_units
+from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, parse_json, text_field
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_resources.inside import open_file
+
+
+def claims(row: Row) -> bool:
+    return "custom_id" in row and (_is_answer(row) or {"method", "url", "body"} <= set(row))
+
+
+def _is_answer(row: Any) -> bool:
+    return isinstance(row, Mapping) and "custom_id" in row and "response" in row
+
+
+def units(root: Path) -> list[Path]:
+    """Return the files of answers; the root itself if it is a file."""
+    files = jsonl_units(root)
+    return [file for file in files if file == root or any(_is_answer(row) for _, row in islice(iter_rows(file), 1))]
+
+
+def iter_answers(unit: Path) -> Iterator[tuple[int, Any]]:
+    """Yield (number, {"answer": the row, "request": its body}) of each row, or an Unreadable."""
+    places = _places(unit)
+    for number, row in iter_rows(unit):
+        place = places.get(text_field(row, "custom_id") or "")
+        if isinstance(row, Unreadable) or place is None:
+            yield number, row if isinstance(row, Unreadable) else {"answer": row, "request": field(row, "body")}
+            continue
+        path, offset = place
+        with open_file(path) as file:
+            file.seek(offset)
+            request = parse_json(file.readline(), path.name)
+        yield number, {"answer": row, "request": field(request, "body")}
+
+
+def _places(unit: Path) -> dict[str, tuple[Path, int]]:
+    """Return the file and the offset of each request in the files beside the answers."""
+    places: dict[str, tuple[Path, int]] = {}
+    for path in jsonl_units(unit.parent):
+        with open_file(path) as file:
+            offset = 0
+            for line in file:
+                if b'"custom_id"' in line and b'"body"' in line and path != unit:
+                    try:
+                        row = parse_json(line, path.name)
+                    except Unreadable:
+                        row = None
+                    if (name := text_field(row, "custom_id")) and text_field(row, "url"):
+                        places[name] = (path, offset)
+                offset += len(line)
+    return places
+
+
+def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
+    """Read an answer. Raises Unreadable: `errored`, `no_prompt` without its request, or as `chat_entries`."""
+    answer, request = as_mapping(rows[0]["answer"], where), rows[0]["request"]
+    body = field(answer, "response", "body")
+    error = text_field(answer, "error", "message") or text_field(body, "error", "message")
+    if error or not isinstance(body, dict):
+        raise Unreadable("errored", f"{where}: {error or 'no response'}"[:300])
+    if not isinstance(request, dict):
+        raise Unreadable("no_prompt", f"{where}: no file beside it has the request {answer.get('custom_id')!r}")
+    if "output" in body:
+        gym = {"responses_create_params": request, "response": body, "instance_id": answer.get("custom_id")}
+        return nemo_gym.record([gym], where, options)
+    choice = as_mapping(next(iter(as_list(body.get("choices"), f"{where}, choices")), None), f"{where}, choices[0]")
+    context = chat_entries(as_list(request.get("messages"), f"{where}, messages"), f"{where}, messages")
+    context = [replace(entry, learn=False) for entry in context]
+    message = {**as_mapping(choice.get("message"), f"{where}, message"), "finish_reason": choice.get("finish_reason")}
+    entries: list[ChatEntry] = [*context, *chat_entries([message], f"{where}, message")]
+    facts = {"instance_id": answer.get("custom_id"), "model": body.get("model"), "tools": request.get("tools")}
+    rollout = solo(entries, run_info(facts, options), where, options)
+    rollout.sampler = sampler_of(request, body.get("usage"))
+    return rollout
+
+
+FORMAT = replace(
+    row_format(
+        "openai_batch",
+        FormatDoc(
+            title="Answers of OpenAI's Batch API, of chat completions and of the Responses API",
+            files="`.jsonl`: the answers, and beside them the plain file of the requests; one rollout per answer",
+            keeps="the request's messages as context, the first choice, calls, tool schemas, finish reason, model, "
+            "sampler, usage; `custom_id` is the task",
+            loses="further choices; answers whose request is not beside them, and errors, are quarantined",
+        ),
+        claims=claims,
+        record=record,
+        iter_rows=iter_answers,
+        count_rows=count_rows,
+        rank=FOLDERS,
+    ),
+    units=units,
+)
