@@ -67,9 +67,11 @@ def require_libraries(steps: Iterable[Step], specs: Specs) -> None:
 
 def harness_warnings(names: Iterable[str], specs: Specs) -> list[str]:
     """Return a line for each experiment whose student is evaluated in another harness than its rollouts came from."""
-    lines = []
+    lines, experiments = [], specs.experiments
     for name in names:
-        spec = specs.experiments[name]
+        spec = experiments.get(name)
+        if spec is None:
+            continue  # a rollout set or a suite, or an invalid spec
         agents = [specs.rollout_sets[key].agent for key in spec.rollout_sets]
         evaluated = _harness(spec.evaluate.agent) if spec.evaluate else None
         trained = {_harness(agent) for agent in agents}

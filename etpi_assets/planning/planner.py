@@ -168,8 +168,8 @@ def set_of(name: str, specs: Specs) -> str:
     Raises:
         SpecError: none has.
     """
-    found = next((set_name for set_name in reversed(SETS) if name in specs.keys(set_name)), None)
-    return found or specs.entry("experiment", name).set
+    named = next((set_name for set_name in reversed(SETS) if name in specs.keys(set_name)), None)
+    return named or specs.entry("experiment", name).set
 
 
 def chain(set: str, key: str, specs: Specs, lake: Lake) -> list[Step]:

@@ -99,8 +99,8 @@ def set_aside(lake: Lake, damages: Iterable[Damage]) -> Path:
     for damage in damages:
         pointers = [lake.partition_folder(ref) / name for ref in damage.refs for name in POINTERS]
         # Pointers first: a process killed in between leaves no pointer to a manifest that is gone.
-        own = [] if damage.kind == "version" else [damage.path]  # the folder has sound versions too
-        for path in [*pointers, *damage.manifests, *own]:
+        damaged = [] if damage.kind == "version" else [damage.path]  # the folder has sound versions too
+        for path in [*pointers, *damage.manifests, *damaged]:
             if path.exists():
                 moved = target / path.relative_to(lake.root)
                 moved.parent.mkdir(parents=True, exist_ok=True)
