@@ -254,7 +254,8 @@ def test_weights_gradients_and_moments_take_16_bytes_a_parameter():
     assert shape
     (line,) = [line for line in costs.costs("grpo_tcr_4b", SHIPPED) if line.part == "reinforcement memory"]
     sizes = dict(part.rsplit(" ", 1) for part in line.value.partition(": ")[2].split(", "))
-    total = sum(float(sizes[name]) for name in ("weights", "gradients", "optimiser")) * 2**30
+    each = sum(float(sizes[name]) for name in ("weights", "gradients", "optimiser")) * 2**30
+    total = each * costs.reinforcement(spec).shards
     assert total == pytest.approx(16 * 4e9, rel=0.01) and spec.rl.tuning == "full"
 
 
