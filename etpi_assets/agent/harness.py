@@ -224,16 +224,18 @@ def require_installed(harness: HarnessSection) -> Path:
     if kind == "npm":
         install = f"npm install --prefix {harness.folder} {name}@{harness.version}"
         manifest = folder / "node_modules" / name / "package.json"
-        found = json.loads(manifest.read_text())["version"] if manifest.is_file() else None
+        installed = json.loads(manifest.read_text())["version"] if manifest.is_file() else None
     elif kind == "pip":
         python = f"{harness.folder}/venv"
         install = f"/usr/bin/python3 -m venv {python} && {python}/bin/pip install {name}=={harness.version}"
         pattern = f"venv/lib/python*/site-packages/{name.replace('-', '_')}-*.dist-info"
-        found = next((path.name.removesuffix(".dist-info").rpartition("-")[2] for path in folder.glob(pattern)), None)
+        installed = next(
+            (path.name.removesuffix(".dist-info").rpartition("-")[2] for path in folder.glob(pattern)), None
+        )
     else:
-        install, found = "install it there", harness.version if folder.is_dir() else None
-    if found != harness.version:
-        state = f"has version {found}" if found else "has none"
+        install, installed = "install it there", harness.version if folder.is_dir() else None
+    if installed != harness.version:
+        state = f"has version {installed}" if installed else "has none"
         raise EngineUnavailable(f"{harness.name} {harness.version} is to run, but {harness.folder} {state}: {install}")
     return folder
 

@@ -13,7 +13,7 @@ from etpi_assets.importers.conversation import Options, chat_entries
 from etpi_assets.importers.format import FOLDERS, DetectionInput, FormatDoc, row_format
 from etpi_assets.importers.messages import solo
 from etpi_assets.importers.responses import function_schemas
-from etpi_assets.importers.run_info import repo_of, run_info
+from etpi_assets.importers.run_info import repo_of, reward_of, run_info, sampler_of
 from etpi_assets.importers.source import (
     MOST_ROW_BYTES,
     Unreadable,
@@ -38,7 +38,6 @@ _STARTED = "_journal/start.json"
 _ZSTD = 93
 _GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 _ATTACHED = "attachment://"
-_SAMPLER = ("temperature", "top_p", "max_tokens", "seed")
 
 
 def claims(source: DetectionInput) -> bool:
@@ -194,10 +193,7 @@ def record(rows: list[Mapping[str, Any]], where: str, options: Options) -> Rollo
     if rollout.outcome and len(scores) > 1:
         rollout.outcome["scores"] = scores
     settings = {**_mapping(field(log, "plan", "config")), **_mapping(field(log, "eval", "model_generate_config"))}
-    rollout.sampler = {key: settings[key] for key in _SAMPLER if settings.get(key) is not None}
-    if usage := _mapping(sample.get("model_usage")):
-        rollout.sampler["usage"] = usage
-    rollout.sampler = rollout.sampler or None
+    rollout.sampler = sampler_of(settings, sample.get("model_usage"))
     rollout.error = error[:500] if error else None
     rollout.started_at = to_utc(sample.get("started_at")) or rollout.started_at
     rollout.wall_seconds = number_field(sample, "total_time")
@@ -210,25 +206,22 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _message(raw: Any, name: str) -> dict[str, Any]:
     """Return a message as chat APIs have it, with the errors of tools and without encrypted reasoning."""
-    message = dict(as_mapping(raw, name))
+    message: dict[str, Any] = {"role": None, **as_mapping(raw, name)}
     content = message.get("content")
     if isinstance(content, list):
-        message["content"] = [_part(part) for part in content if not (isinstance(part, dict) and _is_encrypted(part))]
-    if message.get("role") == "tool" and not content and (error := text_field(message, "error", "message")):
-        message["content"] = error
-    if message.get("role") == "assistant" and message.get("source") == "input":
+        message["content"] = [part for p in content if (part := _readable(p)) is not None]
+    if message["role"] == "tool" and not content:
+        message["content"] = text_field(message, "error", "message") or content
+    if message["role"] == "assistant" and message.get("source") == "input":
         message["train"] = False
-    message.setdefault("role", None)
     return message
 
 
-def _is_encrypted(part: Mapping[str, Any]) -> bool:
-    return part.get("type") == "reasoning" and part.get("redacted") is True and not part.get("summary")
-
-
-def _part(part: Any) -> Any:
-    is_summarised = isinstance(part, dict) and part.get("type") == "reasoning" and part.get("redacted") is True
-    return {"type": "reasoning", "reasoning": part["summary"]} if is_summarised else part
+def _readable(part: Any) -> Any:
+    """Return a part of a message; of encrypted reasoning its summary, None if it has none."""
+    if not isinstance(part, dict) or part.get("type") != "reasoning" or part.get("redacted") is not True:
+        return part
+    return {"type": "reasoning", "reasoning": part["summary"]} if part.get("summary") else None
 
 
 def _attached(sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,13 +240,8 @@ def _attached(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 def _grade(value: Any) -> float | None:
     """Return the value of a score as a number: letters and words as Inspect reads them."""
-    if isinstance(value, str):
-        text = value.strip()
-        try:
-            return _GRADES[text] if text in _GRADES else number_field({"": float(text)}, "")
-        except ValueError:
-            return {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}.get(text.lower())
-    return float(value) if isinstance(value, bool) else number_field({"": value}, "")
+    letter = _GRADES.get(value.strip()) if isinstance(value, str) else None
+    return reward_of({"score": value}, "score") if letter is None else letter
 
 
 def _offered(sample: Mapping[str, Any]) -> list[dict[str, Any]] | None:

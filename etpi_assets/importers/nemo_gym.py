@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from etpi_assets.importers.conversation import ChatEntry, Options, accept_texts
 from etpi_assets.importers.format import FOLDERS, FormatDoc, Row, row_format
 from etpi_assets.importers.messages import solo
 from etpi_assets.importers.responses import function_schemas, instructed, response_entries
-from etpi_assets.importers.run_info import run_info
+from etpi_assets.importers.run_info import run_info, sampler_of
 from etpi_assets.importers.source import as_list, as_mapping, text_field
 from etpi_assets.trajectories.records import RolloutRecord
-
-_SAMPLER = ("temperature", "top_p", "max_output_tokens")
 
 
 def claims(row: Row) -> bool:
@@ -37,9 +33,7 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
     entries = [*instructed(request.get("instructions"), context), *output]
     rollout = solo(entries, run_info(facts, options), where, options)
     accept_texts(rollout.agents[0], entries)
-    settings: dict[str, Any] = {key: response.get(key, request.get(key)) for key in _SAMPLER}
-    settings["usage"] = response.get("usage")
-    rollout.sampler = {key: value for key, value in settings.items() if value is not None} or None
+    rollout.sampler = sampler_of({**request, **response}, response.get("usage"))
     return rollout
 
 

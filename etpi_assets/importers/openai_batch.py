@@ -13,13 +13,11 @@ from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries
 from etpi_assets.importers.format import FOLDERS, FormatDoc, Row, row_format
 from etpi_assets.importers.messages import solo
 from etpi_assets.importers.rows import count_rows, iter_rows
-from etpi_assets.importers.run_info import run_info
+from etpi_assets.importers.run_info import run_info, sampler_of
 from etpi_assets.importers.sessions import jsonl_units
 from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, parse_json, text_field
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.inside import open_file
-
-_SAMPLER = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed")
 
 
 def claims(row: Row) -> bool:
@@ -88,8 +86,7 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
     entries: list[ChatEntry] = [*context, *chat_entries([message], f"{where}, message")]
     facts = {"instance_id": answer.get("custom_id"), "model": body.get("model"), "tools": request.get("tools")}
     rollout = solo(entries, run_info(facts, options), where, options)
-    settings = {key: request.get(key) for key in _SAMPLER} | {"usage": body.get("usage")}
-    rollout.sampler = {key: value for key, value in settings.items() if value is not None} or None
+    rollout.sampler = sampler_of(request, body.get("usage"))
     return rollout
 
 

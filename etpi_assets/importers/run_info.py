@@ -40,6 +40,7 @@ _PATCH = ("model_patch", "generated_patch", "git_patch", "output_patch", "submis
 _TOOLS = ("tools", "functions", "tool_definitions", "available_tools", "oai_tools", "tool_defs")
 _TRUNCATED = ("length", "max_tokens", "max_output_tokens")
 _EXIT = ("exit_status", "exit_reason", "finish_reason", "status")
+_SAMPLER = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "max_output_tokens", "seed")
 _INSTANCE = re.compile(r"(?P<owner>.+?)__(?P<name>.+)-\d+")
 _SUBMITS = re.compile(r"\becho\s+['\"]?(?:COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT|MINI_SWE_AGENT_FINAL_OUTPUT)")
 _SUBMITTED_ON_EXIT = re.compile(r"submitted \((\w+)\)")
@@ -88,7 +89,7 @@ def run_info(row: Mapping[str, Any], options: Options) -> RunInfo:
         task_id=task,
         repo=options.repo or first(("repo", "repo_name")) or repo_of(task or ""),
         teacher=options.teacher or first(_TEACHER),
-        reward=next((r for place in places for name in _REWARD if (r := _reward(place, name)) is not None), None),
+        reward=next((r for place in places for name in _REWARD if (r := reward_of(place, name)) is not None), None),
         patch=first(_PATCH),
         exit_status=None if (ended := first(_EXIT)) in _TRUNCATED else exit_name(ended),
         truncated=ended in _TRUNCATED or row.get("is_truncated") is True,
@@ -134,6 +135,12 @@ def exit_by_action(last_actions: Sequence[Action]) -> str:
     return "Submitted" if submits else "unknown"
 
 
+def sampler_of(settings: Mapping[str, Any], usage: Any) -> dict[str, Any] | None:
+    """Return the sampling settings that a run recorded, and the usage of its responses; None if there are none."""
+    known = {key: settings[key] for key in _SAMPLER if settings.get(key) is not None}
+    return {**known, **({"usage": usage} if usage else {})} or None
+
+
 def repo_of(instance_id: str) -> str:
     """Return "owner/name" of a SWE-bench instance id "owner__name-123", and "unknown" for other ids.
 
@@ -153,7 +160,7 @@ def _object(value: Any) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None
 
 
-def _reward(place: Mapping[str, Any], name: str) -> float | None:
+def reward_of(place: Mapping[str, Any], name: str) -> float | None:
     """Return a number or a flag, which may be text. Raises Unreadable: `bad_reward` for a `reward` of another form."""
     value = place.get(name)
     if isinstance(value, bool):

@@ -17,6 +17,7 @@ from typing import Any
 from etpi_assets.importers.conversation import ChatEntry, Options, accept_texts, fill_agent
 from etpi_assets.importers.format import DetectionInput, source_of
 from etpi_assets.importers.rows import iter_rows
+from etpi_assets.importers.run_info import sampler_of
 from etpi_assets.importers.source import Unreadable, content_hash
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 
@@ -43,7 +44,6 @@ class Session:
     repo: str | None = None
     models: Counter[str] = field(default_factory=Counter)
     usage: Counter[str] = field(default_factory=Counter)
-    sampler: dict[str, Any] = field(default_factory=dict)
     tools: list[dict[str, Any]] | None = None
 
     def add_usage(self, usage: Any) -> None:
@@ -65,7 +65,6 @@ def session_rollout(session: Session, unit: Path, root: Path, options: Options) 
             agents.append(agent)
     if not agents:
         raise Unreadable("empty", f"{unit.name}: no answer of a model")
-    sampler = {**session.sampler, **({"usage": dict(session.usage)} if session.usage else {})}
     times = [message.at for agent in agents for message in agent.messages if message.at]
     return RolloutRecord(
         rollout_id=content_hash(source_of(unit, root), [unit]),
@@ -75,7 +74,7 @@ def session_rollout(session: Session, unit: Path, root: Path, options: Options) 
         repo=options.repo or session.repo or "unknown",
         agents=agents,
         teacher=options.teacher or next((model for model, _ in session.models.most_common(1)), None),
-        sampler=sampler or None,
+        sampler=sampler_of({}, dict(session.usage)),
         started_at=min(times, default=None),
         wall_seconds=(max(times) - min(times)).total_seconds() if times else None,
         tools=session.tools,

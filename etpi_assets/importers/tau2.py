@@ -11,7 +11,8 @@ from etpi_assets.importers.conversation import Options, accept_texts, chat_entri
 from etpi_assets.importers.format import FOLDERS, FormatDoc, row_format
 from etpi_assets.importers.messages import solo
 from etpi_assets.importers.responses import instructed
-from etpi_assets.importers.run_info import run_info
+from etpi_assets.importers.run_info import run_info, sampler_of
+from etpi_assets.importers.sessions import Session
 from etpi_assets.importers.source import (
     Unreadable,
     as_list,
@@ -105,14 +106,10 @@ def record(rows: list[Mapping[str, Any]], where: str, options: Options) -> Rollo
     entries = instructed(system, entries)
     rollout = solo(entries, run_info(facts, options), where, options)
     accept_texts(rollout.agents[0], entries)
-    settings = field(info, "agent_info", "llm_args")
-    usages = [usage for m in kept if field(m, "role") == "assistant" and isinstance(usage := field(m, "usage"), dict)]
-    keys = {key for usage in usages for key in usage}
-    usage = {key: sum(int(number_field(u, key) or 0) for u in usages) for key in sorted(keys)}
-    rollout.sampler = {
-        **(settings if isinstance(settings, dict) else {}),
-        **({"usage": usage} if usage else {}),
-    } or None
+    settings, sums = field(info, "agent_info", "llm_args"), Session("")
+    for message in kept:
+        sums.add_usage(field(message, "usage") if field(message, "role") == "assistant" else None)
+    rollout.sampler = sampler_of(settings if isinstance(settings, dict) else {}, dict(sums.usage))
     seed = simulation.get("seed")
     rollout.sample_seed = seed if type(seed) is int and abs(seed) < 2**31 else None
     rollout.started_at = to_utc(simulation.get("start_time")) or rollout.started_at

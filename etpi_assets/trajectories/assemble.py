@@ -49,17 +49,17 @@ class Assembled:
 
 @dataclass(eq=False)
 class _Node:
-    """One answered call. `said` are its messages with the answer, as harnesses repeat them."""
+    """One answered call. `repeated` are its messages with the answer, as harnesses repeat them."""
 
     row: Mapping[str, Any]
-    said: list[Any]
+    repeated: list[Any]
     parent: _Node | None = None
     link: str = "root"
     children: list[_Node] = field(default_factory=list)
 
     @property
     def asked(self) -> list[Any]:
-        return self.said[:-1]
+        return self.repeated[:-1]
 
     @property
     def ended(self) -> float:
@@ -135,9 +135,9 @@ def _require_consistent(row: Mapping[str, Any]) -> None:
     if logprobs is not None and len(logprobs) != len(output):
         raise CaptureError(f"call {row['call']}: {len(logprobs)} log-probabilities for {len(output)} output ids")
     names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
-    told = [message.get("content"), message.get("reasoning"), *names]
+    parts = [message.get("content"), message.get("reasoning"), *names]
     text = "".join(filter(str.isalnum, row["text"]))
-    if unlike := next((part for part in told if part and "".join(filter(str.isalnum, part)) not in text), None):
+    if unlike := next((part for part in parts if part and "".join(filter(str.isalnum, part)) not in text), None):
         raise CaptureError(f"call {row['call']}: the answer {unlike[:80]!r} is not in the text of its ids")
 
 
@@ -147,13 +147,17 @@ def _link(nodes: Sequence[_Node]) -> None:
         earlier = [other for other in nodes[:at] if other.ended <= node.row["at"] + 1e-3]
         exact = [other for other in earlier if begins_with(node.row["prompt_ids"], other.row["history"])]
         like = [other for other in earlier if other.row["tools_hash"] == node.row["tools_hash"]]
-        drift = [other for other in like if _begins(node.asked, other.said)]
+        drift = [other for other in like if _begins(node.asked, other.repeated)]
         again = [
             other for other in like if other.parent is None and other.children and _begins(node.asked, other.asked)
         ]
-        for link, found in (("exact", exact), ("drift", drift), ("rewritten", again if node.row["tools"] else [])):
-            if found:
-                parent = max(found, key=lambda other: (len(other.said), other.row["at"]))
+        for link, earlier_calls in (
+            ("exact", exact),
+            ("drift", drift),
+            ("rewritten", again if node.row["tools"] else []),
+        ):
+            if earlier_calls:
+                parent = max(earlier_calls, key=lambda other: (len(other.repeated), other.row["at"]))
                 while link == "rewritten" and parent.children:
                     parent = max(parent.children, key=_Node.after)
                 node.parent, node.link = parent, link
@@ -259,12 +263,12 @@ def _add_turns(agent: AgentRecord, chain: Sequence[_Node], read_actions: ReadAct
 
 def _exchanges(chain: Sequence[_Node]) -> Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
     """Yield each call of a conversation with the messages that are new in it."""
-    said: list[Any] = []
+    repeated: list[Any] = []
     for node in chain:
-        shared = zip(said, node.asked, strict=False)
-        known = next((at for at, (old, new) in enumerate(shared) if old != new), min(len(said), len(node.asked)))
+        shared = zip(repeated, node.asked, strict=False)
+        known = next((at for at, (old, new) in enumerate(shared) if old != new), min(len(repeated), len(node.asked)))
         yield node.row, node.row["messages"][known:]
-        said = node.said
+        repeated = node.repeated
 
 
 def _message(row: Mapping[str, Any], message: Mapping[str, Any], kind: str, turn: int | None = None) -> Message:

@@ -146,27 +146,27 @@ class Attempt:
 
     def count_tokens(self, body: Mapping[str, Any]) -> int:
         """Return the length of the prompt of a request."""
-        asked = _asked(body, DIALECTS["messages"])
-        return len(self._conversation.prompt(asked.messages, asked.tools).ids)
+        query = _asked(body, DIALECTS["messages"])
+        return len(self._conversation.prompt(query.messages, query.tools).ids)
 
-    def _generate(self, number: int, row: Mapping[str, Any], asked: Asked) -> Turn:
+    def _generate(self, number: int, row: Mapping[str, Any], query: Asked) -> Turn:
         self._require_budget(number)
         started = time.monotonic()
-        prompt = self._conversation.prompt(asked.messages, asked.tools)
+        prompt = self._conversation.prompt(query.messages, query.tools)
         room = self.budget.max_model_len - len(prompt.ids)
         if room < SMALLEST_OUTPUT:
             raise Refused(400, f"{_TOO_LONG}: {len(prompt.ids)} of {self.budget.max_model_len} tokens")
-        wanted = [self.sampler.max_tokens, room, *([asked.max_tokens] if asked.max_tokens else [])]
+        wanted = [self.sampler.max_tokens, room, *([query.max_tokens] if query.max_tokens else [])]
         sampler = replace(self.sampler, max_tokens=min(wanted))
         request = Request(
-            f"{self.session}/{number}", self.session, tuple(prompt.ids), asked.messages, sampler,
-            tools=asked.tools, privileged=self.privileged,
+            f"{self.session}/{number}", self.session, tuple(prompt.ids), query.messages, sampler,
+            tools=query.tools, privileged=self.privileged,
         )  # fmt: skip
         (completion,) = self.engine.complete([request])
-        output, prompt = self._checked(completion, prompt, len(asked.messages))
-        message = self._message(completion, prompt, output, asked)
+        output, prompt = self._checked(completion, prompt, len(query.messages))
+        message = self._message(completion, prompt, output, query)
         finish = "tool_calls" if message.get("tool_calls") else completion.finish_reason
-        self._conversation.add(number, prompt, output, [*asked.messages, message], asked.tools)
+        self._conversation.add(number, prompt, output, [*query.messages, message], query.tools)
         self.output_tokens += len(output)
         known = 0 if prompt.parent is None else prompt.parent.length
         call = {
@@ -174,7 +174,7 @@ class Attempt:
             "parent": None if prompt.parent is None else prompt.parent.call,
             "status": 200,
             "seconds": round(time.monotonic() - started, 4),
-            "messages": asked.messages[len(asked.messages) - prompt.new_messages :],
+            "messages": query.messages[len(query.messages) - prompt.new_messages :],
             "prompt_ids": prompt.ids[known:],
             "output_ids": output,
             "kept_ids": self.chat.as_history(output),
@@ -184,7 +184,7 @@ class Attempt:
             "finish": completion.finish_reason,
             "model": completion.model,
         }
-        self.log.append({**row, **call}, asked.tools)
+        self.log.append({**row, **call}, query.tools)
         return Turn(f"call-{self.name}-{number}", message, finish, len(prompt.ids), len(output))
 
     def _require_budget(self, number: int) -> None:
@@ -214,11 +214,11 @@ class Attempt:
         output, read = list(completion.output_ids), list(completion.prompt_ids)
         return output, prompt if read == prompt.ids else Prompt(read, None, messages)
 
-    def _message(self, completion: Completion, prompt: Prompt, output: list[int], asked: Asked) -> dict[str, Any]:
+    def _message(self, completion: Completion, prompt: Prompt, output: list[int], query: Asked) -> dict[str, Any]:
         if completion.message is not None:  # the server's own parsers
             return {key: value for key, value in completion.message.items() if value or key == "content"}
         opened = self.chat.tail_form(prompt.ids) == "open"
-        return output_message(self.chat, output, opened, asked.tools)
+        return output_message(self.chat, output, opened, query.tools)
 
 
 def _asked(body: Mapping[str, Any], dialect: Dialect) -> Asked:

@@ -78,6 +78,16 @@ def test_bytes_do_not_depend_on_chunks(tmp_path_factory: pytest.TempPathFactory,
     assert (folder / "whole").read_bytes() == (folder / "streamed").read_bytes()
 
 
+def test_later_columns_that_are_null_are_not_in_the_file(tmp_path: Path) -> None:
+    without = {"experiment": "e", "role": "sft", "seed": 0, "step": 1, "loss": 0.5}
+    for rows, stored in ([without], False), ([without | {"weight_mean": 1.0}], True):
+        path = tmp_path / f"{stored}.parquet"
+        parquet.write("training_log", from_rows("training_log", rows), path)
+        names = pq.read_schema(path).names
+        assert ("weight_mean" in names) == stored and "staleness_max" not in names and "loss" in names
+        assert parquet.read("training_log", [path]).to_pylist() == from_rows("training_log", rows).to_pylist()
+
+
 def test_a_stream_is_written_with_flat_memory(tmp_path: Path) -> None:
     ids = [list(range(2000))] * 256
     batch = from_rows("sequences", [{"sequence_id": "s", "input_ids": row} for row in ids]).to_batches()[0]

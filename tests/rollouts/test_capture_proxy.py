@@ -294,7 +294,7 @@ def test_an_undelivered_request_is_joined_and_a_delivered_one_is_sampled_again(w
 def test_two_equal_helpers_at_once_are_two_calls(world, monkeypatch):
     engine, both = world.attempts["a"].engine, threading.Barrier(2)
     complete = engine.complete
-    monkeypatch.setattr(engine, "complete", lambda requests: (both.wait(10), complete(requests))[1])
+    monkeypatch.setattr(engine, "complete", lambda requests: (both.wait(60), complete(requests))[1])
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda _: world.chat(begin("Read calc.py.")), range(2)))
     found = world.assembled("Read", train_helpers=True)

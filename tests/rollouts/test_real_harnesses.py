@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -29,7 +32,6 @@ from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.engines.vllm import VllmEngine
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
-from tests.command.test_tiny_run import run
 from tests.support.graph import write_spec
 from tests.support.serving import NEEDS_VLLM, make_models, start
 
@@ -121,6 +123,7 @@ format_exposure = 0
 first_turn_loss_share = "none"
 prompt_length_ratio = "none"
 template_distance = "none"
+override = { first_turn_parses = "two steps teach no student to parse" }
 [evaluate]
 suite = "fixes"
 tasks = 1
@@ -139,7 +142,9 @@ def test_a_student_is_trained_on_a_harness_and_evaluated_in_it(tmp_path):
     write_spec(specs, "suites", "fixes", 'extends = "repo_fix_tiny"\nparams = { train = 6, heldout = 2 }\n')
     write_spec(specs, "rollout_sets", "mini", SET.replace("FOLDER", folder))
     write_spec(specs, "experiments", "student", EXPERIMENT.replace("FOLDER", folder))
-    done = run(tmp_path, "run", "student")
+    environment = {**os.environ, "ETPI_DATA": str(tmp_path / "data"), "ETPI_SPECS": str(specs), "DAGSTER_HOME": ""}
+    command = [sys.executable, "-m", "etpi", "run", "student"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lake = Lake(tmp_path / "data")
     rows = lake.read(Ref("upweighted_dataset", "experiment", "student"), "dataset_rows")

@@ -38,7 +38,7 @@ def test_shipped_specs_are_valid():
 def test_reference_at_full_size_resolves_and_names_its_hardware(name, tmp_path, monkeypatch):
     specs = load_specs()
     assert {step.state for step in plan(name, specs, Lake(tmp_path))} == {"missing"}
-    assert re.search(r"GPU of \d+ GB", specs.experiments[name].notes)
+    assert re.search(r"GPUs? of \d+ GB", specs.experiments[name].notes)
     monkeypatch.setattr("etpi_assets.resources.ACCELERATORS", ())
     with pytest.raises(HardwareMissing, match=name):
         require_hardware(specs.experiments[name], name)
