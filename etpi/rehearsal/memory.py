@@ -52,7 +52,8 @@ def shape_of(model: str, config: Mapping[str, Any] | None) -> Shape | None:
         block = 2 * hidden * (queries + keys) + 3 * hidden * inner + 2 * hidden
         linear = 2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner)
         embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
-        attention = layers - list(config.get("layer_types") or ()).count("linear_attention")
+        kinds: list[str] = config.get("layer_types") or []
+        attention = layers - kinds.count("linear_attention")
         parameters = embeddings + layers * block
         return Shape(parameters, layers, attention, hidden, keys, linear, vocabulary, "its configuration")
     if match := _SIZE.search(model):
