@@ -39,10 +39,10 @@ def fetch(names: Sequence[str], specs: Specs, lake: Lake) -> int:
         LakeError: a file differs from its pin, or a model cannot be downloaded.
     """
     texts = [text for name in names for text in _texts(name, specs)]
-    for model in sorted({found for text in texts for found in _MODEL.findall(text)}):
+    for model in sorted({name for text in texts for name in _MODEL.findall(text)}):
         print(f"{model}: {checkpoint_folder(lake.root, model)}")
     missing = 0
-    for variable in sorted({found for text in texts for found in _VARIABLE.findall(text)}):
+    for variable in sorted({name for text in texts for name in _VARIABLE.findall(text)}):
         if path := os.environ.get(variable):
             print(f"{variable} is set: {path}")
         elif repo := DATA_SETS.get(variable):

@@ -197,17 +197,19 @@ def sequences_of(spec: ExperimentSpec, specs: Specs) -> tuple[float, str] | None
     if "train_rows" in stated:
         return float(stated["train_rows"]), "published conversations"
     sets = [specs.get("rollout_set", name) for name in spec.rollout_sets]
-    found = [s for s in sets if isinstance(s, RolloutSetSpec)]
-    agents = max(_agents(s.agent) for s in found)
+    rollout_sets = [s for s in sets if isinstance(s, RolloutSetSpec)]
+    agents = max(_agents(s.agent) for s in rollout_sets)
     for key, each in (("selected_pairs", agents), ("trajectories", 1)):
         if key in stated:
             return stated[key] * each * kept, f"{stated[key]:,} published {key.replace('_', ' ')} x {each} x {kept:g}"
-    counts = [s.tasks or (_counted(s.suite, specs, s.split) if s.suite else None) for s in found]
+    counts = [s.tasks or (_counted(s.suite, specs, s.split) if s.suite else None) for s in rollout_sets]
     if None in counts:
         return None
-    each = [2 if s.templated is None or s.templated.roles == "both" else 1 for s in found]
+    each = [2 if s.templated is None or s.templated.roles == "both" else 1 for s in rollout_sets]
     number = sum(
-        tasks * s.k * (min(e, _agents(s.agent))) for tasks, s, e in zip(counts, found, each, strict=True) if tasks
+        tasks * s.k * (min(e, _agents(s.agent)))
+        for tasks, s, e in zip(counts, rollout_sets, each, strict=True)
+        if tasks
     )
     return number * kept, f"at most all {number:,} conversations x {kept:g}"
 

@@ -99,10 +99,10 @@ def _docker(name: str, specs: Specs, machine: Machine) -> Iterator[Start]:
 
 def gpus_asked(spec: ExperimentSpec) -> tuple[int, int] | None:
     """Return the number of GPUs and the GB of each that the spec's notes ask for; None: they name none."""
-    found = _GPUS.search(" ".join(spec.notes.split()))
-    if found is None:
+    match = _GPUS.search(" ".join(spec.notes.split()))
+    if match is None:
         return None
-    return _COUNTS.get(found[1]) or int(found[1]), int(found[2])
+    return _COUNTS.get(match[1]) or int(match[1]), int(match[2])
 
 
 def _gpus(spec: ExperimentSpec) -> Iterator[Start]:
@@ -110,11 +110,11 @@ def _gpus(spec: ExperimentSpec) -> Iterator[Start]:
     shape = costs.student_shape(spec) if spec.base.kind not in ("tiny", "none") else None
     if spec.requires == "cpu" or shape is None:
         return
-    asked = gpus_asked(spec)
-    if asked is None:
+    stated = gpus_asked(spec)
+    if stated is None:
         yield Start("GPUs", "not proved", "the spec's notes do not say how many GPUs of how many GB it needs")
         return
-    count, size = asked
+    count, size = stated
     parts: list[tuple[str, int, float]] = []
     if spec.train.method != "none":
         training = costs.supervised(spec)
@@ -208,13 +208,13 @@ def _adapters(spec: ExperimentSpec) -> Iterator[Start]:
         yield Start(what, "not proved", f"{program} is not in an environment with Python")
         return
     line = [str(python), "-c", _MAPPED, WRAPPER, WEIGHT, WEIGHT.replace(".language_model", "")]
-    asked = subprocess.run(line, capture_output=True, text=True, timeout=300)
-    mapped = (asked.stdout.strip().splitlines() or [""])[-1].split()
-    if asked.returncode or len(mapped) != 2:
+    answer = subprocess.run(line, capture_output=True, text=True, timeout=300)
+    mapped = (answer.stdout.strip().splitlines() or [""])[-1].split()
+    if answer.returncode or len(mapped) != 2:
         yield Start(
             what,
             "not proved",
-            f"its mapper could not be read: {(asked.stderr.strip().splitlines() or ['no output'])[-1]}",
+            f"its mapper could not be read: {(answer.stderr.strip().splitlines() or ['no output'])[-1]}",
         )
     elif mapped[0].startswith("language_model."):
         yield Start(what, "proved", f"this vLLM maps {WEIGHT}, the form in which etpi serves them, to {mapped[0]}")

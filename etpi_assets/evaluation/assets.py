@@ -268,9 +268,9 @@ def _checkpoints(run: AssetRun) -> list[EvaluatedCheckpoint]:
 
 def _expected(serving: Serving, evaluated: EvaluatedCheckpoint, checkpoint: Checkpoint) -> ExpectedServing:
     name, folder = serving.expected(checkpoint)
-    adapter, own = folder != checkpoint.folder, folder in (checkpoint.folder, checkpoint.adapter)
+    adapter, trained = folder != checkpoint.folder, folder in (checkpoint.folder, checkpoint.adapter)
     content_hash = evaluated.adapter_hash if adapter else evaluated.checkpoint_id
-    verifiable = own and not evaluated.path.startswith((HUB, PACKAGE))  # a copy was verified when it was written
+    verifiable = trained and not evaluated.path.startswith((HUB, PACKAGE))  # a copy was verified when it was written
     return ExpectedServing(name, folder, content_hash or "", verifiable=verifiable)
 
 

@@ -133,13 +133,13 @@ class Writer:
         self._file.write_table(group.combine_chunks(), row_group_size=ROW_GROUP_ROWS)
 
 
+def _all_null(table: pa.Table, columns: Iterable[str]) -> list[str]:
+    return [name for name in columns if name in table.column_names and table[name].null_count == len(table)]
+
+
 def write(name: str, data: pa.Table | Iterable[pa.RecordBatch], path: Path) -> int:
     """Write the named table with `Writer`, but not its LATER columns that are all null; return its number of rows."""
-    left_out = [
-        column
-        for column in LATER.get(name, ())
-        if isinstance(data, pa.Table) and column in data.column_names and data[column].null_count == len(data)
-    ]
+    left_out = _all_null(data, LATER.get(name, ())) if isinstance(data, pa.Table) else []
     with Writer(name, path, left_out) as writer:
         for piece in [data] if isinstance(data, pa.Table) else (_as_table(name, batch) for batch in data):
             writer.add(piece)

@@ -174,7 +174,7 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("etpi_assets.evaluation.assets:_serving", "add9269f9251e49f"): {
         "etpi_assets.evaluation.assets:_serving": "15767a954b00ec7c",
     },
-    ("etpi_assets.evaluation.assets:_expected", "7523046054fb0bed"): {
+    ("etpi_assets.evaluation.assets:_expected", "0651fcc8214fcf6d"): {
         "etpi_assets.evaluation.assets:_expected": "3542e672c57f9203",
     },
     ("etpi_assets.specs.experiment:EvaluateSection.longest_context", "09d9b611c2caf6ae"): {},
