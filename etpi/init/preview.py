@@ -12,7 +12,7 @@ import click
 
 from etpi.init.student import Student
 from etpi_assets.curation.retokenise import retokenise
-from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn, own_messages
 
 _TURNS, _LINES, _WIDTH = 3, 8, 110
 """Turns, lines of a part and characters of a line that a terminal shows; `--json` has all of them."""
@@ -56,7 +56,7 @@ def parts(rollout: RolloutRecord, student: Student, *, native: bool, strips_thin
     else:
         cut = {turn.turn for turn in agent.turns if turn.finish_reason == "length"}
         kwargs = {"enable_thinking": False} if student.thinking_switch and strips_think else {}
-        rows = map(vars, agent.messages)
+        rows = map(vars, own_messages(agent))
         rendered = retokenise(
             rows, student.chat, truncated=cut, tools=rollout.tools, template_kwargs=kwargs, bare=strips_think
         )
@@ -80,7 +80,7 @@ def _dropped(turn: Turn) -> str:
 
 def _messages(agent: AgentRecord) -> Iterator[Part]:
     turns = {turn.turn: turn for turn in agent.turns}
-    for message in agent.messages:
+    for message in own_messages(agent):
         calls = f"\n{json.dumps(message.tool_calls, ensure_ascii=False)}" if message.tool_calls else ""
         turn = turns.get(message.turn) if message.role == "assistant" and message.turn is not None else None
         yield Part(f"[{message.role}]\n")

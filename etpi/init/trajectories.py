@@ -22,7 +22,7 @@ from etpi_assets.importers.rows import iter_rows, row_files
 from etpi_assets.importers.source import bytes_of
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
-from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn, own_messages
 from etpi_resources.chat.report import report
 from etpi_resources.chat.tool_forms import Call, parse_structured
 
@@ -206,11 +206,11 @@ def _length(result: Survey, agent: AgentRecord, tools: Sequence[Any] | None, stu
         return len(last.prompt_ids) + len(last.output_ids)
     if student.chat is not None:
         try:
-            messages, _ = conversation(map(vars, agent.messages), StudentForm(student.chat, tools))
+            messages, _ = conversation(map(vars, own_messages(agent)), StudentForm(student.chat, tools))
             return len(student.chat.prompt_ids(messages, tools=tools))
         except Exception as error:  # a template raises what its author chose
             result.unrendered[" ".join(str(error).split())] += 1
-    return sum(len(message.content) for message in agent.messages)
+    return sum(len(message.content) for message in own_messages(agent))
 
 
 def _licences(path: Path) -> Counter[str]:

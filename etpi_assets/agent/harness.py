@@ -8,6 +8,7 @@ are enforced from outside; whatever the workspace contains then is graded.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shlex
 import shutil
@@ -79,6 +80,7 @@ class HarnessLoop(AgentLoop):
                 "another harness, or a chat template that takes them"
             )
         self.figures: dict[str, Any] = {}
+        self.other_roles: set[str] = set()
 
     def start(self, stack: ExitStack) -> None:
         """Open the sandbox and the proxy."""
@@ -115,7 +117,7 @@ class HarnessLoop(AgentLoop):
 
         Raises:
             EngineUnavailable: a call failed in a way in which every other would.
-            RuntimeError: a call failed otherwise, or the harness made none.
+            RuntimeError: a call failed otherwise, the harness made none, or none of its conversations has the task.
         """
         self.stage = "harness"
         (agent,) = self.agents
@@ -137,6 +139,11 @@ class HarnessLoop(AgentLoop):
             raise failure
         if not self.figures["calls"]:
             raise RuntimeError(f"{self.harness.name} made no call, exit {result.exit_code}: {result.output[-_TAIL:]}")
+        if not agent.record.turns and "helper" in self.other_roles:
+            raise RuntimeError(
+                f"{self.harness.name} made {self.figures['calls']} calls, and no conversation contains the task, so "
+                "none is the main one; pass the text of {task_file} to the harness unchanged"
+            )
         agent.exit = self._exit(result)
 
     def grade(self) -> Verdict:
@@ -208,6 +215,7 @@ class HarnessLoop(AgentLoop):
         )
         self.record.agents[:] = assembled.agents
         self.record.tools, self.figures = assembled.tools, assembled.figures
+        self.other_roles = {*self.figures["untrained"], *(record.role for record in assembled.agents[1:])}
         for turn in (turn for record in assembled.agents for turn in record.turns):
             tail = self.chat.tail_form(turn.prompt_ids or [])
             turn.think_tokens = think_tokens(turn.output_ids or [], self.chat, tail)
@@ -242,10 +250,13 @@ def require_installed(harness: HarnessSection) -> Path:
 
 @contextmanager
 def _shown_folder() -> Iterator[Path]:
-    """Create the folder that the sandbox sees. Its name cannot be listed, so other users do not find the key in it."""
+    """Create the folder that the sandbox sees, with the key in it, closed to other users.
+
+    Sandboxes that root starts run as users of their own, so there only the random name keeps others out.
+    """
     private = Path(tempfile.mkdtemp(prefix="etpi-capture-"))
     try:
-        private.chmod(0o711)
+        private.chmod(0o711 if os.geteuid() == 0 else 0o700)
         shown = private / secrets.token_hex(8)
         shown.mkdir()
         shown.chmod(0o755)

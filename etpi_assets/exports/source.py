@@ -28,7 +28,7 @@ from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Task
 from etpi_assets.tasks.table import read_tasks
-from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, own_messages
 from etpi_assets.trajectories.tables import TABLES, from_tables, iter_prompts
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.lake.lake import Lake, Manifest, Ref
@@ -211,7 +211,7 @@ class ExportSource:
                 "reasoning": m.reasoning,
                 "tool_calls": json.dumps(m.tool_calls) if m.tool_calls else None,
             }
-            for m in agent.messages
+            for m in own_messages(agent)
         ]
         default = self._default(record, agent)
         if default is None:

@@ -13,7 +13,10 @@ at once are two.
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+import re
+from bisect import insort
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +24,7 @@ from typing import Any, Literal
 
 from etpi_assets.trajectories.records import Action, AgentRecord, Message, Turn
 from etpi_resources.capture.conversation import normalised
+from etpi_resources.chat.tool_forms.call import NO_CALL
 from etpi_resources.token_ids import begins_with
 
 Role = Literal["main", "helper", "summary", "side", "dropped", "retry"]
@@ -29,6 +33,9 @@ ReadActions = Callable[[str, Sequence[Any] | None], tuple[list[Action], str | No
 
 _HELPER_HEADERS = ("x-claude-code-agent-id", "x-parent-session-id", "x-openai-subagent", "x-codex-parent-thread-id")
 """Headers that a harness sends with requests of helpers alone."""
+
+
+_QUOTING = re.compile(r"[\s\"'\\]+")
 
 
 class CaptureError(ValueError):
@@ -49,25 +56,58 @@ class Assembled:
 
 @dataclass(eq=False)
 class _Node:
-    """One answered call. `repeated` are its messages with the answer, as harnesses repeat them."""
+    """One answered call.
+
+    Attributes:
+        path: a number for each beginning of its messages with the answer, from the empty one to all of them. Equal
+            beginnings of two calls have equal numbers.
+        after: the number of calls of its longest continuation, itself included, as `_count_after` sets it.
+    """
 
     row: Mapping[str, Any]
-    repeated: list[Any]
+    path: list[int]
     parent: _Node | None = None
     link: str = "root"
     children: list[_Node] = field(default_factory=list)
+    after: int = 1
 
     @property
-    def asked(self) -> list[Any]:
-        return self.repeated[:-1]
+    def asked(self) -> int:
+        """The number of its messages without the answer."""
+        return self.path[-2]
+
+    @property
+    def tools(self) -> str:
+        return self.row["tools_hash"]
 
     @property
     def ended(self) -> float:
         return self.row["at"] + self.row["seconds"]
 
-    def after(self) -> int:
-        """Return the number of calls of its longest continuation, itself included."""
-        return 1 + max((child.after() for child in self.children), default=0)
+    def asked_begins_with(self, other: _Node) -> bool:
+        """Return whether its messages begin with those of another call, whose answer apart."""
+        length = len(other.path) - 1
+        return length < len(self.path) and self.path[length - 1] == other.asked
+
+
+class _Paths:
+    """Numbers the beginnings of conversations, so that calls are compared in constant time."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, str], int] = {}
+        self._keys: dict[int, tuple[Any, str]] = {}  # rows share their messages; each is kept, so that its id is too
+
+    def of(self, messages: Iterable[Mapping[str, Any]]) -> list[int]:
+        path = [0]
+        for message in messages:
+            step = (path[-1], self._key(message))
+            path.append(self._numbers.setdefault(step, len(self._numbers) + 1))
+        return path
+
+    def _key(self, message: Mapping[str, Any]) -> str:
+        if id(message) not in self._keys:
+            self._keys[id(message)] = message, json.dumps(normalised(dict(message)), sort_keys=True)
+        return self._keys[id(message)][1]
 
 
 def assemble(
@@ -89,11 +129,11 @@ def assemble(
         CaptureError: a call's output, log-probabilities and text do not belong together.
     """
     counts: Counter[str] = Counter()
-    nodes: list[_Node] = []
+    nodes, paths = list[_Node](), _Paths()
     for row in rows:
         if "output_ids" in row:
             _require_consistent(row)
-            nodes.append(_Node(row, [normalised(m) for m in (*row["messages"], row["message"])]))
+            nodes.append(_Node(row, paths.of((*row["messages"], row["message"]))))
         elif "joined" in row:
             counts["joined"] += 1
         elif "call" in row:
@@ -143,30 +183,54 @@ def _require_consistent(row: Mapping[str, Any]) -> None:
 
 def _link(nodes: Sequence[_Node]) -> None:
     """Set parents, links and children. `nodes` are in the order of their requests."""
+    by_length: list[_Node] = []  # earlier calls; those with the most messages, then the latest, come last
+    answered: defaultdict[tuple[str, int], list[_Node]] = defaultdict(list)
+    roots: defaultdict[tuple[str, int], list[_Node]] = defaultdict(list)
     for at, node in enumerate(nodes):
-        earlier = [other for other in nodes[:at] if other.ended <= node.row["at"] + 1e-3]
-        exact = [other for other in earlier if begins_with(node.row["prompt_ids"], other.row["history"])]
-        like = [other for other in earlier if other.row["tools_hash"] == node.row["tools_hash"]]
-        drift = [other for other in like if _begins(node.asked, other.repeated)]
-        again = [
-            other for other in like if other.parent is None and other.children and _begins(node.asked, other.asked)
-        ]
-        for link, earlier_calls in (
-            ("exact", exact),
-            ("drift", drift),
-            ("rewritten", again if node.row["tools"] else []),
-        ):
-            if earlier_calls:
-                parent = max(earlier_calls, key=lambda other: (len(other.repeated), other.row["at"]))
-                while link == "rewritten" and parent.children:
-                    parent = max(parent.children, key=_Node.after)
-                node.parent, node.link = parent, link
-                parent.children.append(node)
-                break
+        link, parent = "exact", _exact(node, by_length)
+        if parent is None:
+            link, parent = "drift", _continued(node, answered)
+        if parent is None and node.row["tools"] and (parent := _continued(node, roots, with_children=True)):
+            link = "rewritten"
+            _count_after(nodes[:at])
+            while parent.children:
+                parent = max(parent.children, key=lambda child: child.after)
+        if parent is None:
+            roots[node.tools, node.asked].append(node)
+        else:
+            node.parent, node.link = parent, link
+            parent.children.append(node)
+        answered[node.tools, node.path[-1]].append(node)
+        insort(by_length, node, key=lambda other: (len(other.path), other.row["at"]))
+    _count_after(nodes)
 
 
-def _begins(messages: Sequence[Any], start: Sequence[Any]) -> bool:
-    return len(start) <= len(messages) and list(messages[: len(start)]) == list(start)
+def _exact(node: _Node, earlier: Sequence[_Node]) -> _Node | None:
+    """Return the last of the calls that the prompt continues id for id."""
+    for other in reversed(earlier):
+        if _has_ended(other, node) and begins_with(node.row["prompt_ids"], other.row["history"]):
+            return other
+    return None
+
+
+def _continued(
+    node: _Node, earlier: Mapping[tuple[str, int], Sequence[_Node]], *, with_children: bool = False
+) -> _Node | None:
+    """Return the latest call with the longest beginning of the node's messages."""
+    for beginning in reversed(node.path[:-1]):
+        for other in reversed(earlier.get((node.tools, beginning), ())):
+            if _has_ended(other, node) and (other.children or not with_children):
+                return other
+    return None
+
+
+def _has_ended(other: _Node, node: _Node) -> bool:
+    return other.ended <= node.row["at"] + 1e-3
+
+
+def _count_after(nodes: Sequence[_Node]) -> None:
+    for node in reversed(nodes):  # children come later
+        node.after = 1 + max((child.after for child in node.children), default=0)
 
 
 def _chains(nodes: Sequence[_Node]) -> list[list[_Node]]:
@@ -178,7 +242,7 @@ def _chains(nodes: Sequence[_Node]) -> list[list[_Node]]:
         chain = [starts.pop(0)]
         while following := chain[-1].children:
             _set_thrown_away(following)
-            goes_on = max(following, key=lambda node: (node.after(), node.link not in ("retry", "dropped")))
+            goes_on = max(following, key=lambda node: (node.after, node.link not in ("retry", "dropped")))
             starts += [node for node in following if node is not goes_on]
             if goes_on.link in ("retry", "dropped"):  # none of them goes on
                 starts.append(goes_on)
@@ -196,7 +260,7 @@ def _set_thrown_away(siblings: Sequence[_Node]) -> None:
         later = [other for other in siblings if other is not node and not _overlap(node, other) and _alike(node, other)]
         if any(other.asked == node.asked for other in later):
             node.link = "retry"
-        elif any(_begins(other.asked, node.asked) and other.row["at"] > node.row["at"] for other in later):
+        elif any(other.asked_begins_with(node) and other.row["at"] > node.row["at"] for other in later):
             node.link = "dropped"
 
 
@@ -210,12 +274,13 @@ def _overlap(node: _Node, other: _Node) -> bool:
 
 def _roles(chains: Sequence[Sequence[_Node]], task: str | None) -> list[Role]:
     with_tools = any(chain[0].row["tools"] for chain in chains)
+    heard = _heard(chains)
     roles: list[Role] = []
     for chain in chains:
         first = chain[0]
         if first.link in ("retry", "dropped") and len(chain) == 1:
             roles.append("retry" if first.link == "retry" else "dropped")
-        elif _returns_as_user(first, chains):
+        elif _returns_as_user(first, heard):
             roles.append("summary")
         elif with_tools and not first.row["tools"]:
             roles.append("side")
@@ -231,22 +296,31 @@ def _roles(chains: Sequence[Sequence[_Node]], task: str | None) -> list[Role]:
 def _has_task(row: Mapping[str, Any], task: str | None) -> bool:
     if any(name in row["headers"] for name in _HELPER_HEADERS):
         return False
-    return task is None or any(task in m["content"] for m in row["messages"] if m["role"] == "user")
+    users = (message["content"] for message in row["messages"] if message["role"] == "user")
+    return task is None or any(_letters(task) in _letters(content) for content in users)
 
 
-def _returns_as_user(node: _Node, chains: Sequence[Sequence[_Node]]) -> bool:
+def _letters(text: str) -> str:
+    """Return a text without the characters that harnesses add or change when they quote it."""
+    return _QUOTING.sub("", text)
+
+
+def _heard(chains: Sequence[Sequence[_Node]]) -> dict[str, float]:
+    """Return each user message and the time of the last request that has it."""
+    heard: dict[str, float] = {}
+    for node in sorted((node for chain in chains for node in chain), key=lambda node: node.row["at"]):
+        heard |= {m["content"]: node.row["at"] for m in node.row["messages"] if m["role"] == "user"}
+    return heard
+
+
+def _returns_as_user(node: _Node, heard: Mapping[str, float]) -> bool:
     """Return whether a later prompt tells the call's output in a user message, as a summary of the work so far."""
     text = (node.row["message"].get("content") or "").strip()
-    later = (other for chain in chains for other in chain if other.row["at"] > node.ended - 1e-3)
-    before = {message[1] for message in node.asked}
-    return (
-        len(node.asked) > 2
-        and bool(text)
-        and any(
-            m["role"] == "user" and text in m["content"] and m["content"].strip() not in before
-            for other in later
-            for m in other.row["messages"]
-        )
+    if not text or len(node.row["messages"]) <= 2:
+        return False
+    before = {(message.get("content") or "").strip() for message in node.row["messages"]}
+    return any(
+        at > node.ended - 1e-3 and text in content and content.strip() not in before for content, at in heard.items()
     )
 
 
@@ -263,12 +337,13 @@ def _add_turns(agent: AgentRecord, chain: Sequence[_Node], read_actions: ReadAct
 
 def _exchanges(chain: Sequence[_Node]) -> Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
     """Yield each call of a conversation with the messages that are new in it."""
-    repeated: list[Any] = []
+    path = [0]
     for node in chain:
-        shared = zip(repeated, node.asked, strict=False)
-        known = next((at for at, (old, new) in enumerate(shared) if old != new), min(len(repeated), len(node.asked)))
-        yield node.row, node.row["messages"][known:]
-        repeated = node.repeated
+        asked = node.path[:-1]
+        shared = enumerate(zip(path, asked, strict=False))
+        known = next((at for at, (old, new) in shared if old != new), min(len(path), len(asked)))
+        yield node.row, node.row["messages"][known - 1 :]
+        path = node.path
 
 
 def _message(row: Mapping[str, Any], message: Mapping[str, Any], kind: str, turn: int | None = None) -> Message:
@@ -278,6 +353,10 @@ def _message(row: Mapping[str, Any], message: Mapping[str, Any], kind: str, turn
 
 def _turn(number: int, row: Mapping[str, Any], read_actions: ReadActions) -> Turn:
     actions, error = read_actions(row["text"], row["message"].get("tool_calls"))
+    message = row["message"]
+    answers = row["tools"] and not message.get("tool_calls") and bool((message.get("content") or "").strip())
+    if error == NO_CALL and answers and row["finish"] != "length":
+        error = None  # an answer in words: the harness offers tools, and reads structured calls alone
     return Turn(
         turn=number,
         content=row["text"],
@@ -286,7 +365,7 @@ def _turn(number: int, row: Mapping[str, Any], read_actions: ReadActions) -> Tur
         logprobs=row["logprobs"],
         capture="native",
         finish_reason=row["finish"],
-        reasoning=row["message"].get("reasoning"),
+        reasoning=message.get("reasoning"),
         actions=actions,
         parse_error=error,
         at=_at(row),

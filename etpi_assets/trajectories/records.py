@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -77,6 +78,15 @@ class AgentRecord:
     turns: list[Turn] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     patch: str | None = None
+
+
+_UNTRAINED = re.compile(r"(helper|summary|side|dropped|retry)[0-9]+")
+"""The kinds of messages of other conversations, which a harness held beside the agent's own."""
+
+
+def own_messages(agent: AgentRecord) -> list[Message]:
+    """Return the messages of the agent's own conversation."""
+    return [message for message in agent.messages if not _UNTRAINED.fullmatch(message.kind)]
 
 
 @dataclass

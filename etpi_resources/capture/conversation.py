@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from etpi_resources.capture.dialects import Message
+from etpi_resources.capture.dialects import Message, without_surrogates
 from etpi_resources.chat.marks import THINK, split_thought
 from etpi_resources.chat.tool_forms import Call, ToolForm
 
@@ -200,7 +200,7 @@ def _structured(call: Call, form: ToolForm, tools: Sequence[Any]) -> dict[str, A
     for key, value in arguments.items() if not form.typed else ():
         if isinstance(value, str) and (properties.get(key) or {}).get("type", "string") != "string":
             arguments[key] = parse_json(value)
-    function = {"name": call.name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    function = {"name": call.name, "arguments": without_surrogates(json.dumps(arguments, ensure_ascii=False))}
     return {"id": f"call_{uuid.uuid4().hex[:20]}", "type": "function", "function": function}
 
 

@@ -25,6 +25,7 @@ Event = tuple[str | None, Any]
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
 """A line that Claude Code puts before its system prompt. It differs from call to call and is no part of the prompt."""
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NO_TEXT = ("image_url", "image", "input_image", "input_file", "document")
 
 
@@ -72,6 +73,11 @@ class Dialect:
 
     read: Callable[[Mapping[str, Any]], Asked]
     write: Callable[[Mapping[str, Any], Turn], Iterator[Event]]
+
+
+def without_surrogates(text: str) -> str:
+    """Return a text with U+FFFD for each half of a surrogate pair, which JSON can contain and no tokenizer takes."""
+    return _SURROGATE.sub("\ufffd", text)
 
 
 def _text(content: Any) -> str:
@@ -312,7 +318,9 @@ def _write_responses(body: Mapping[str, Any], turn: Turn) -> Iterator[Event]:
 
 
 def _items(body: Mapping[str, Any], turn: Turn) -> Iterator[dict[str, Any]]:
-    freeform = {tool["name"] for tool in body.get("tools") or () if tool["type"] == "custom"}
+    tools = body.get("tools") or ()
+    flat = {tool["name"] for tool in tools if tool["type"] in ("function", "custom")}
+    freeform = {tool["name"] for tool in tools if tool["type"] == "custom"}
     if reasoning := turn.message.get("reasoning"):
         content = [{"type": "reasoning_text", "text": reasoning}]
         yield {"type": "reasoning", "id": _new("rs"), "summary": [], "content": content, "encrypted_content": None}
@@ -325,7 +333,7 @@ def _items(body: Mapping[str, Any], turn: Turn) -> Iterator[dict[str, Any]]:
             text = str(_arguments(call).get("input", ""))
             yield {"type": "custom_tool_call", "id": _new("ctc"), "call_id": call["id"], "name": name, "input": text}
             continue
-        namespace, _, short = name.rpartition(_SEPARATOR)
+        namespace, _, short = ("", "", name) if name in flat else name.rpartition(_SEPARATOR)
         item = {"type": "function_call", "id": _new("fc"), "call_id": call["id"], "name": short or name}
         item |= {"arguments": arguments, "status": "completed"}
         yield item | ({"namespace": namespace} if namespace else {})

@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from etpi_resources.capture.conversation import Conversation, Prompt, output_message
-from etpi_resources.capture.dialects import DIALECTS, Asked, Dialect, Event, Refused, Turn
+from etpi_resources.capture.dialects import DIALECTS, Asked, Dialect, Event, Refused, Turn, without_surrogates
 from etpi_resources.capture.store import CallLog, read_log
 from etpi_resources.engines import Completion, Engine, EngineUnavailable, Request, Sampler
 from etpi_resources.engines.scripted import ScriptedEngine
@@ -43,6 +43,16 @@ KEEPALIVE_SECONDS = 10.0
 SMALLEST_OUTPUT = 16
 """A request is refused as too long if its prompt leaves fewer ids than this."""
 
+MOST_BODY_BYTES = 32 * 2**20
+"""A request with a larger body is refused before it is read whole."""
+
+MOST_AUX_ROWS = 1000
+"""The most requests of an attempt that are recorded without being calls."""
+
+_MOST_CHARACTERS = 2000
+"""The most characters of a value that a request brings into the log, messages and tools apart."""
+
+_MOST_SETTINGS = 64
 _AT_ONCE = 64
 _TOO_LONG = "the prompt exceeds this model's maximum context length"
 _KEPT_HEADERS = (
@@ -117,7 +127,7 @@ class Attempt:
     revoked: bool = False
 
     def __post_init__(self) -> None:
-        self.calls, self.output_tokens = 0, 0
+        self.calls, self.output_tokens, self.aux_rows = 0, 0, 0
         self.last: dict[str, _Call] = {}
         self._conversation = Conversation(self.chat, self.template_kwargs)
         for row in read_log(self.log.path):  # of an earlier process
@@ -138,10 +148,16 @@ class Attempt:
         except Exception as error:  # whatever fails, the runner decides what it means for the rollout
             self.failure = self.failure or error
             refused = Refused(500, f"{type(error).__name__}: {error}")
-        self.log.append({**row, "call": number, "status": refused.status, "error": str(refused)})
+        self.log.append({**row, "call": number, "status": refused.status, "error": _short(str(refused))})
         if self.failure or self.limit:
             self.over.set()
         return refused
+
+    def log_aux(self, request: str, **more: Any) -> None:
+        """Record a request that is no call."""
+        self.aux_rows += 1
+        if self.aux_rows <= MOST_AUX_ROWS:
+            self.log.append({"attempt": self.name, "aux": _short(request), **more})
 
     def count_tokens(self, body: Mapping[str, Any]) -> int:
         """Return the length of the prompt of a request."""
@@ -282,16 +298,16 @@ class CaptureServer:
         if path == "models":
             card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "etpi"}
             return JSONResponse({"object": "list", "data": [card]})
-        raw = await request.body()
-        try:
-            body = json.loads(raw or b"{}")
-        except ValueError:
-            body = None
+        raw = await _read_body(request)
+        if raw is None:
+            attempt.log_aux(f"{request.method} /{path}", status=413)
+            return _error(Refused(413, f"the request is larger than {MOST_BODY_BYTES >> 20} MiB"))
+        body = _parsed(raw)
         if path == "messages/count_tokens" and isinstance(body, dict):
-            attempt.log.append({"attempt": attempt.name, "aux": path})
+            attempt.log_aux(path)
             return await self._counted(attempt, body)
         if path not in DIALECTS or request.method != "POST" or not isinstance(body, dict):
-            attempt.log.append({"attempt": attempt.name, "aux": f"{request.method} /{path}", "status": 404})
+            attempt.log_aux(f"{request.method} /{path}", status=404)
             return _error(Refused(404, f"{request.method} /{path} is not captured"))
         return await self._answer(request, attempt, path, body, hashlib.sha256(raw).hexdigest()[:32])
 
@@ -318,8 +334,8 @@ class CaptureServer:
                 "dialect": path,
                 "stream": bool(body.get("stream")),
                 "body": digest,
-                "asked": {key: body[key] for key in body if key not in _CONTENT},
-                "headers": {key: request.headers[key] for key in _KEPT_HEADERS if key in request.headers},
+                "asked": _settings(body),
+                "headers": {key: _short(request.headers[key]) for key in _KEPT_HEADERS if key in request.headers},
             }
             loop = asyncio.get_running_loop()
             work = loop.run_in_executor(self._pool, attempt.answer, attempt.calls, row, body, DIALECTS[path])
@@ -329,6 +345,38 @@ class CaptureServer:
 
 _CONTENT = ("messages", "input", "instructions", "system", "tools")
 """Keys of a request that are recorded as messages and tools; the others are what the harness wishes."""
+
+
+def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
+    keys = [key for key in body if key not in _CONTENT]
+    return {_short(key): _short(body[key]) for key in keys[:_MOST_SETTINGS]}
+
+
+def _short(value: Any) -> Any:
+    """Return a value of a request; the beginning of its text if it is too long for the log."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS]
+
+
+async def _read_body(request: HttpRequest) -> bytes | None:
+    """Return the body of a request; None if it is too large."""
+    raw = bytearray()
+    async for piece in request.stream():
+        raw += piece
+        if len(raw) > MOST_BODY_BYTES:
+            return None
+    return bytes(raw)
+
+
+def _parsed(raw: bytes) -> Any:
+    """Return the value of a body, None if it is no JSON."""
+    try:
+        body = json.loads(raw or b"{}")
+        text = json.dumps(body, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None
+    whole = without_surrogates(text)
+    return body if whole == text else json.loads(whole)
 
 
 async def _deliver(request: HttpRequest, call: _Call, body: Mapping[str, Any], dialect: Dialect) -> Response:

@@ -33,13 +33,13 @@ class CallLog:
     def append(self, row: Mapping[str, Any], tools: list[Any] | None = None) -> None:
         """Write a row; `tools` are written at their first use, and the row gets their hash."""
         lines = [dict(row)]
-        if tools is not None:
-            lines[0]["tools_hash"] = key = json_hash(tools)
-            if key not in self._tools:
-                self._tools.add(key)
-                lines.insert(0, {"tools_hash": key, "tools": tools})
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        with self._lock:
+        with self._lock:  # also around the set of schemas: no row may come before those that it names
+            if tools is not None:
+                lines[0]["tools_hash"] = key = json_hash(tools)
+                if key not in self._tools:
+                    self._tools.add(key)
+                    lines.insert(0, {"tools_hash": key, "tools": tools})
+            text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
             if not self._file.closed:
                 self._file.write(text.encode("utf-8", "surrogatepass"))
                 self._file.flush()

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import httpx
+import numpy as np
 import pytest
 
+from etpi.init import preview
+from etpi.init.student import Student
 from etpi_assets.agent.actions import read_actions
+from etpi_assets.agent.harness import _shown_folder
+from etpi_assets.exports.source import ExportSource
 from etpi_assets.trajectories.assemble import CaptureError, assemble
-from etpi_assets.trajectories.records import AgentRecord
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 from etpi_resources.capture import server as server_module
+from etpi_resources.capture import store
+from etpi_resources.capture.dialects import DIALECTS, Turn
 from etpi_resources.capture.server import Attempt, Budget, CaptureServer
 from etpi_resources.capture.store import CallLog, read_log
 from etpi_resources.chat.format import load_chat_format
@@ -156,6 +165,42 @@ def test_later_prompts_extend_the_sampled_ids(world):
     assert [a.command for t in main.turns for a in t.actions] == ["ls 0", "ls 1"]
 
 
+def test_a_final_answer_in_words_is_no_parse_error(world):
+    converse(world, begin())
+    (main,) = world.assembled().agents
+    assert [(len(turn.actions), turn.parse_error) for turn in main.turns] == [(1, None), (1, None), (0, None)]
+    cut = [row | {"finish": "length"} for row in world.rows()]
+    again = AgentRecord("agent1", "f", "main", "Submitted")
+    assemble(cut, TASK, lambda text, calls: read_actions(text, calls), main=again)
+    assert again.turns[-1].parse_error == "no command found"
+
+
+def test_a_task_that_the_harness_quotes_is_found(world):
+    converse(world, begin('"Print \\"sum\\"\n of two."'), turns=1)
+    assert len(world.assembled('Print "sum" of two.').agents[0].turns) == 1
+
+
+def test_a_thousand_calls_are_assembled_in_linear_time():
+    tools, messages, ids, rows = TOOLS, begin(), np.arange(200, dtype=np.int32), []
+    for call in range(1000):
+        answer = {"role": "assistant", "content": f"answer {call}"}
+        history = np.append(ids, np.int32(call))
+        rows.append({
+            "call": call, "at": float(call), "seconds": 0.5, "messages": messages, "tools": tools, "tools_hash": "t",
+            "prompt_ids": ids, "history": history, "output_ids": [call], "logprobs": None, "text": answer["content"],
+            "message": answer, "finish": "stop", "headers": {},
+        })  # fmt: skip
+        ids = np.append(history, np.int32(7))
+        messages = [*messages, answer, {"role": "user", "content": f"go on {call}"}]
+        if call == 700:  # as after a compaction
+            messages, ids = [*begin(), {"role": "user", "content": "The work so far"}], np.arange(50, dtype=np.int32)
+    started = time.process_time()
+    main = AgentRecord("agent1", "f", "main", "Submitted")
+    found = assemble(rows, TASK, lambda text, calls: ([], None), main=main)
+    assert time.process_time() - started < 8
+    assert found.figures["links"] == {"root": 1, "exact": 998, "rewritten": 1} and len(main.turns) == 1000
+
+
 BILLED = "x-anthropic-billing-header: 1\nYou fix."
 MESSAGES = {
     "model": "policy",
@@ -224,6 +269,20 @@ def test_responses_dialect_whole_streamed_and_continued(world):
     assert [t["function"]["name"] for t in world.calls()[-1]["tools"]] == ["bash", "n__bash"]
 
 
+def test_only_names_in_namespaces_are_answered_with_a_namespace():
+    body = {"tools": [
+        {"type": "function", "name": "mcp__read"},
+        {"type": "namespace", "name": "files", "tools": [{"type": "function", "name": "read"}]},
+    ]}  # fmt: skip
+    calls = [
+        {"id": name, "function": {"name": name, "arguments": "{}"}} for name in ("mcp__read", "files__read", "other")
+    ]
+    turn = Turn("c", {"content": "", "tool_calls": calls}, "tool_calls", 1, 1)
+    _, whole = next(DIALECTS["responses"].write(body, turn))
+    named = [(item["name"], item.get("namespace")) for item in whole["output"]]
+    assert named == [("mcp__read", None), ("read", "files"), ("other", None)]
+
+
 def test_streamed_chat_is_kept_alive_and_whole(world, monkeypatch):
     monkeypatch.setattr(server_module, "KEEPALIVE_SECONDS", 0.05)
     engine = world.attempts["a"].engine
@@ -271,6 +330,42 @@ def test_other_paths_and_keys_are_refused(world):
     assert KEY not in (world.folder / "a.jsonl").read_text()
 
 
+def test_large_requests_are_refused_and_logs_are_bounded(world, monkeypatch):
+    monkeypatch.setattr(server_module, "MOST_BODY_BYTES", 20_000)
+    monkeypatch.setattr(server_module, "MOST_AUX_ROWS", 3)
+    headers = {"x-api-key": KEY}
+    large = world.client.post("/a/a/v1/chat/completions", content=iter([b"x" * 9_000] * 3), headers=headers)
+    assert large.status_code == 413 and not world.attempts["a"].calls
+    for _ in range(5):
+        assert world.client.get(f"/a/a/v1/{'x' * 9000}", headers=headers).status_code == 404
+    world.chat(begin(), metadata={"note": "y" * 9000})
+    assert world.post("chat/completions", {"messages": begin(), "n": 2, "user": "z" * 9000}).status_code == 400
+    aux, asked = ([row[key] for row in world.rows() if key in row] for key in ("aux", "asked"))
+    assert [len(request) for request in aux] == [len("POST /chat/completions"), 2000, 2000]
+    assert [len(asked[0]["metadata"]), len(asked[1]["user"])] == [2000, 2000]
+
+
+def test_half_a_surrogate_pair_is_replaced(world):
+    text = r'"a \ud83d, \ud83d\ude00"'
+    body = f'{{"messages": [{{"role": "user", "content": {text}}}], "model": "\\udc00"}}'
+    answer = world.client.post("/a/a/v1/chat/completions", content=body, headers={"x-api-key": KEY})
+    assert answer.status_code == 200 and world.calls()[0]["messages"][0]["content"] == "a \ufffd, \U0001f600"
+
+
+def test_schemas_come_before_all_rows_that_name_them(tmp_path, monkeypatch):
+    log, dumps = CallLog(tmp_path / "a.jsonl"), json.dumps
+    first, second = {"attempt": "a", "call": 1}, {"attempt": "a", "call": 2}
+    monkeypatch.setattr(store.json, "dumps", lambda row, **k: time.sleep(0.2 * ("tools" in row)) or dumps(row, **k))
+    writing = threading.Thread(target=log.append, args=(first, TOOLS))
+    writing.start()
+    time.sleep(0.05)
+    log.append(second, TOOLS)
+    writing.join()
+    log.close()
+    lines = [json.loads(line) for line in log.path.read_text().splitlines()]
+    assert ["tools" in line for line in lines] == [True, False, False]
+
+
 def test_an_undelivered_request_is_joined_and_a_delivered_one_is_sampled_again(world, monkeypatch):
     engine, release = world.attempts["a"].engine, threading.Event()
     complete = engine.complete
@@ -299,6 +394,13 @@ def test_two_equal_helpers_at_once_are_two_calls(world, monkeypatch):
         list(pool.map(lambda _: world.chat(begin("Read calc.py.")), range(2)))
     found = world.assembled("Read", train_helpers=True)
     assert [(agent.role, len(agent.turns)) for agent in found.agents] == [("main", 1), ("helper", 1)]
+
+
+def test_only_root_opens_the_folder_of_the_key_to_other_users(monkeypatch):
+    for user, mode in ((1000, 0o700), (0, 0o711)):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        with _shown_folder() as shown:
+            assert shown.parent.stat().st_mode & 0o777 == mode
 
 
 def test_budgets_refuse_further_calls(tmp_path, engine):
@@ -336,6 +438,11 @@ def test_side_requests_invented_messages_and_helpers_are_not_trained(world):
     spoken = {kind: [m.content for m in main.messages if m.kind == kind] for kind in ("prompt", "side1", "helper1")}
     assert "I am ready." in spoken["prompt"] and spoken["side1"][-1] == "Fix a sum" and len(spoken["helper1"]) == 5
     assert not any("ready" in turn.content for turn in main.turns)
+    record = RolloutRecord("r", "set", None, None, None, [main])
+    kept = [m.content for m in main.messages if m.kind in ("prompt", "action", "observation")]
+    captured = ExportSource._messages(SimpleNamespace(_default=lambda *_: None), record, main)  # type: ignore[arg-type]
+    shown = [part.text.rstrip("\n") for part in preview.parts(record, Student(), native=True, strips_think=False)]
+    assert [m["content"] for m in captured] == kept and "Fix a sum" not in shown and "I am ready." in shown
     trained = world.assembled(train_helpers=True)
     assert [(agent.agent_id, agent.role, len(agent.turns)) for agent in trained.agents] == [
         ("agent1", "main", 2),

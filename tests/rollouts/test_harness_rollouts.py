@@ -147,6 +147,11 @@ def test_a_harness_without_a_call_is_an_infrastructure_error(world):
     assert outcome.metadata["first_error"] == "harness: RuntimeError: custom made no call, exit 0: no model\n"
 
 
+def test_a_harness_that_changes_the_task_is_an_infrastructure_error(world):
+    (world.folder / "harness.py").write_text(HARNESS.replace("open(sys.argv[1]).read()", '"Do something."'))
+    assert "and no conversation contains the task" in world.collect().metadata["first_error"]
+
+
 def test_only_the_proxy_can_be_reached(world):
     probe = """
 import glob, socket, sys
