@@ -273,6 +273,22 @@ def test_answers_of_a_batch_are_joined_with_their_requests(tmp_path):
     assert [getattr(item, "reason", None) for item in (failed, lost)] == ["errored", "no_prompt"]
 
 
+def test_answer_whose_id_two_batches_use_is_refused_unless_one_file_has_all_requests(tmp_path):
+    requests, answers = batch_rows()
+    other = [{**row, "body": {**row["body"], "user": "2"}} for row in requests]
+    write(tmp_path, "in-1.jsonl", requests)
+    write(tmp_path, "in-2.jsonl", other[:1])
+    out = write(tmp_path, "out-1.jsonl", answers)
+    assert [getattr(item, "reason", "read") for item in read(out)] == ["read", "read", "errored"]
+    write(tmp_path, "in-2.jsonl", other)
+    refused = [item for item in read(out) if isinstance(item, RejectedInput)]
+    assert [item.reason for item in refused] == ["ambiguous_request", "ambiguous_request", "errored"]
+    second = refused[1]
+    assert "in-1.jsonl and in-2.jsonl have different requests 'c0'" in second.detail and "folder" in second.detail
+    write(tmp_path, "in-2.jsonl", requests)
+    assert [getattr(item, "reason", "read") for item in read(out)] == ["read", "read", "errored"], "equal requests"
+
+
 def test_branches_that_repeat_too_much_are_refused(monkeypatch):
     monkeypatch.setattr(sessions, "_MOST_COPIED", 1000)
     deep = {str(i): str(i - 1) if i else None for i in range(300)}
