@@ -89,7 +89,7 @@ def _places_in(path: Path, wanted: Set[str]) -> _Places:
                     row = parse_json(line, path.name)
                 except Unreadable:
                     row = None
-                if (name := text_field(row, "custom_id")) in wanted and text_field(row, "url"):
+                if (name := text_field(row, "custom_id") or "") in wanted and text_field(row, "url"):
                     digest = sha256(bytes_of(field(row, "body"))).digest()
                     places.setdefault(name, {}).setdefault(digest, (path, offset))
             offset += len(line)

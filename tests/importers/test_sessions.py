@@ -101,6 +101,30 @@ def test_claude_code_has_an_agent_for_each_branch_continuation_and_sub_agent(tmp
     )
 
 
+def test_history_that_resuming_copied_is_trained_once(tmp_path):
+    def session(name: str, *texts: str) -> list[dict[str, Any]]:
+        lines = [claude_line("u0", None, "user", "Moor the boat.")]
+        for n, text in enumerate(texts):
+            time, content = f"2026-03-01T10:00:0{n}Z", [{"type": "text", "text": text}]
+            lines.append(claude_line(f"a{n}", f"u{n}", "assistant", content, id=f"m{text}", timestamp=time))
+            lines.append(claude_line(f"u{n + 1}", f"a{n}", "user", "On."))
+        return [{**line, "sessionId": name} for line in lines]
+
+    write(tmp_path, "a.jsonl", session("a", "1", "2", "3"))
+    write(tmp_path, "b.jsonl", session("b", "1", "2"))
+    write(tmp_path, "c.jsonl", session("c", "1", "2"))
+    write(tmp_path, "other/d.jsonl", session("d", "1"))
+    longer, first, copy, other = read(tmp_path)
+    assert isinstance(longer, RolloutRecord) and isinstance(first, RolloutRecord) and isinstance(other, RolloutRecord)
+    trained = [[turn.content for turn in rollout.agents[0].turns] for rollout in (longer, first, other)]
+    assert trained == [["3"], ["1", "2"], ["1"]], "the file that ended first trains what several have"
+    assert [text for role, _, text in talk(longer.agents[0]) if role == "assistant"] == ["1", "2", "3"]
+    assert longer.outcome and longer.outcome["details"] == {"copied": 2, "from": ["b.jsonl"]}
+    assert isinstance(copy, RejectedInput) and (copy.reason, "b.jsonl" in copy.detail) == ("copied", True)
+    alone = only(tmp_path / "a.jsonl")
+    assert len(alone.agents[0].turns) == 3, "files beside the one that is imported are not"
+
+
 def test_file_of_a_sub_agent_names_its_session_and_call(tmp_path):
     lines = [
         claude_line("p1", None, "user", "Look.", isSidechain=True, agentId="ab1"),
