@@ -52,12 +52,12 @@ _Places = dict[str, dict[bytes, tuple[Path, int]]]
 def _request(row: Any, places: _Places) -> Any:
     """Return the body of an answer's request; an Unreadable if several have its id, None if none has."""
     name = text_field(row, "custom_id") or ""
-    found = list(places.get(name, {}).values())
-    if len(found) > 1:
-        files = " and ".join(sorted({path.name for path, _ in found}))
+    matching = list(places.get(name, {}).values())
+    if len(matching) > 1:
+        files = " and ".join(sorted({path.name for path, _ in matching}))
         remedy = "move the answers of each batch into a folder with their requests"
         return Unreadable("ambiguous_request", f"{files} have different requests {name!r}; {remedy}")
-    for path, offset in found:
+    for path, offset in matching:
         with open_file(path) as file:
             file.seek(offset)
             return field(parse_json(file.readline(), path.name), "body")
