@@ -124,7 +124,7 @@ def run(names: tuple[str, ...], dry_run: bool, data_only: bool, as_json: bool, r
 
     consent = _consent(rebuild, recollect)
     if dry_run:
-        return commands.dry_run(names, consent, as_json)
+        return commands.dry_run(names, consent, as_json, data_only)
     return commands.compare(names, consent, data_only, as_json)
 
 

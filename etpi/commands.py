@@ -52,7 +52,7 @@ def run_experiments(
     from etpi_resources.lake.lake import Lake
 
     specs, lake = load_specs(specs_folder), Lake.open()
-    plans = _plans(names, specs, lake)
+    plans = _plans(names, specs, lake, data_only)
     for line in harness_warnings(names, specs):
         print(f"etpi: {line}", file=sys.stderr)
     steps = list(dict.fromkeys(step for planned in plans.values() for step in planned))
@@ -99,14 +99,14 @@ def rehearse(names: Sequence[str], rate: float) -> int:
     return 1 if stopped else 0
 
 
-def dry_run(names: Sequence[str], consent: Collection[str] = (), as_json: bool = False) -> int:
+def dry_run(names: Sequence[str], consent: Collection[str] = (), as_json: bool = False, data_only: bool = False) -> int:
     """Print the states that `run_experiments` would start from, and why it would not; always 0. Raises SpecError as it
     does."""
     from etpi.run.console_table import states_table, steps_json
     from etpi_assets.planning.planner import consent_refusal
     from etpi_resources.lake.lake import Lake
 
-    plans = _plans(names, load_specs(), Lake.open())
+    plans = _plans(names, load_specs(), Lake.open(), data_only)
     if as_json:
         print(json.dumps([steps_json(name, steps) for name, steps in plans.items()], indent=1))
         return 0
@@ -117,17 +117,24 @@ def dry_run(names: Sequence[str], consent: Collection[str] = (), as_json: bool =
     return 0
 
 
-def _plans(names: Sequence[str], specs: Specs, lake: Lake) -> dict[str, list[Step]]:
-    """Return the plan of each experiment.
+def _plans(names: Sequence[str], specs: Specs, lake: Lake, data_only: bool) -> dict[str, list[Step]]:
+    """Return the plan of each experiment; with `data_only`, without the steps after its data set.
 
     Raises:
         SpecError: a spec of a chain is unknown or invalid.
         PathError: a step that is to run reads a path whose environment variable is not set.
     """
     from etpi.run.preflight import require_inputs
+    from etpi_assets.graph import JOBS
     from etpi_assets.planning.planner import plan
 
     plans = {name: plan(name, specs, lake) for name in names if name != CATALOG}
+    if data_only:
+        wanted = JOBS["build_dataset"][1]
+        plans = {
+            name: [step for step in steps if step.set != "experiment" or step.asset in wanted]
+            for name, steps in plans.items()
+        }
     if invalid := [step.reason for steps in plans.values() for step in steps if step.state == "invalid"]:
         raise SpecError("\n".join(dict.fromkeys(invalid)))
     require_inputs(dict.fromkeys(step for steps in plans.values() for step in steps), specs)
@@ -230,10 +237,12 @@ def export_experiment(name: str, format: str, to: Path) -> int:
 
 
 def compare(names: Sequence[str], consent: Collection[str] = (), data_only: bool = False, as_json: bool = False) -> int:
-    """Run experiments, rollout sets and suites; end with the table that compares the experiments that were run.
+    """Run experiments, rollout sets and suites; end with the table that compares the experiments that succeeded.
 
     Args:
-        as_json: print an object for programs instead: the failures of each name, and the metrics of each experiment.
+        data_only: train and evaluate nothing; metrics of earlier runs are not shown.
+        as_json: print an object for programs instead: the failures of each name, and the metrics of each experiment,
+            none of one that failed.
     """
     from etpi.run import columns
     from etpi.run.console_table import ending
@@ -241,30 +250,26 @@ def compare(names: Sequence[str], consent: Collection[str] = (), data_only: bool
     from etpi_assets.planning.planner import set_of
     from etpi_resources.lake.lake import Lake, Ref
 
-    failed: dict[str, list[str]] = {}
+    ended: dict[str, list[str]] = {}
     specs = load_specs()
     experiments = [name for name in names if name != CATALOG and set_of(name, specs) == "experiment"]
     code = run_experiments(
-        names,
-        consent=consent,
-        finished=lambda name, failures: failed.update({name: failures} if failures else {}),
-        data_only=data_only,
+        names, consent=consent, finished=lambda name, failures: ended.update({name: failures}), data_only=data_only
     )
+    # A run that is refused, or that finds nothing to do, ends no experiment.
+    evaluated = [name for name in experiments if not data_only and (not code or ended.get(name) == [])]
+    lake = Lake.open()
     if as_json:
-        lake, metrics = Lake.open(), {}
-        for name in experiments:
-            ref = Ref("eval_metrics", "experiment", name)
-            metrics[name] = lake.read(ref, "metrics").to_pylist() if lake.current(ref) else []
+        refs = {name: Ref("eval_metrics", "experiment", name) for name in experiments}
+        shown = {name: ref for name, ref in refs.items() if name in evaluated and lake.current(ref)}
+        metrics = {name: lake.read(ref, "metrics").to_pylist() if name in shown else [] for name, ref in refs.items()}
+        failed = {name: failures for name, failures in ended.items() if failures}
         print(json.dumps({"exit_code": code, "failures": failed, "metrics": metrics}, indent=1))
         return code
-    done = [name for name in experiments if name not in failed]
-    if code and (not failed or len(failed) == len(names)):
-        return code  # nothing was run, or nothing succeeded
-    lake = Lake.open()
-    if done:
-        print(f"\n{metrics_table(lake, done, columns.width())}")
+    if evaluated:
+        print(f"\n{metrics_table(lake, evaluated, columns.width())}")
     if not code:
-        print(f"\n{ending(lake, done)}")
+        print(f"\n{ending(lake, evaluated)}")
     return code
 
 

@@ -124,6 +124,8 @@ def survey(source: str, format: str, student: Student, columns: str | None = Non
     except (FileNotFoundError, ValueError) as error:
         raise SpecError(f"--from {source}: {error}") from error
     result.licences = _licences(path)
+    if result.native:
+        result.options["tokenizer"] = student.base.get("tokenizer", "tiny")
     if keys or result.secrets or result.format in ASSISTANTS:
         result.options["secrets"] = keys or "mask"
     return result

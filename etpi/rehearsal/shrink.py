@@ -218,6 +218,8 @@ def _few(spec: RolloutSetSpec) -> int:
 
 
 def _imported(name: str, spec: RolloutSetSpec, values: dict[str, Any], small: Rehearsal) -> None:
+    if tokenizer := spec.options.get("tokenizer"):
+        values["options"] = {**values["options"], "tokenizer": _chat_format(str(tokenizer), small)}
     missing = _missing(spec.path)
     if not missing:
         return

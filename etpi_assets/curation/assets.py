@@ -180,20 +180,24 @@ def _with_capture(run: AssetRun, raw_rollouts: Input) -> PairsSection:
     return spec.pairs.model_copy(update={"capture": capture})
 
 
+def _captured(rollout_set: RolloutSetSpec) -> str | None:
+    """Return the tokenizer of a set's ids; None for imported ids whose tokenizer the spec does not name."""
+    return rollout_set.options.get("tokenizer") if rollout_set.kind == "imported" else rollout_set.agent.tokenizer
+
+
 def _foreign(rollout_set: RolloutSetSpec, spec: ExperimentSpec) -> bool:
     """Return whether a set's ids are known to be of another tokenizer than the student's."""
-    return rollout_set.kind != "imported" and rollout_set.agent.tokenizer != spec.base.tokenizer
+    return _captured(rollout_set) not in (None, spec.base.tokenizer)
 
 
 def _require_same_vocabulary(
     name: str, rollout_set: RolloutSetSpec, spec: ExperimentSpec, section: PairsSection
 ) -> None:
     """Raise SpecError if native ids are of another tokenizer than the student's, which no check of ids could notice."""
-    captured = rollout_set.agent.tokenizer
     if section.capture == "native" and _foreign(rollout_set, spec):
         raise SpecError(
-            f"rollout set {name!r} was captured in the ids of {captured!r}, the student reads {spec.base.tokenizer!r}: "
-            'set pairs.capture = "retokenised", or use a base with that tokenizer'
+            f"rollout set {name!r} was captured in the ids of {_captured(rollout_set)!r}, the student reads "
+            f'{spec.base.tokenizer!r}: set pairs.capture = "retokenised", or use a base with that tokenizer'
         )
 
 

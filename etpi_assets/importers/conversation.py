@@ -102,7 +102,8 @@ class Options:
         receive_commands: shell commands that print received messages, as a JSON list of {"from", "content"}.
         teacher: name of the model, if the source does not record it.
         repo: the repository, if the source does not record it (CooperBench's folders do).
-        tokenizer: chat format of token ids in the source: "tiny", "qwen3" or a folder.
+        tokenizer: chat format of token ids in the source: "tiny", "qwen3" or a folder; ids of another than the
+            student's are not trained.
         capture: how those ids were captured, if the rows do not say: "native" or "retokenised".
         tools: schemas of the tools that prompts offer, as JSON text or tables, for runs that record none.
         map: columns of rows of the format `mapped`: key -> path.

@@ -71,7 +71,7 @@ def count_rows(path: Path) -> int:
         opened = _parquet(path)
         return 1 if isinstance(opened, Unreadable) else opened.metadata.num_rows
     if _plain_name(path).endswith(_LINES):
-        return sum(1 for _ in _lines(path))
+        return sum(1 for _ in raw_lines(path))
     return sum(1 for _ in _json_rows(path))
 
 
@@ -80,11 +80,11 @@ def _plain_name(path: Path) -> str:
 
 
 def _line_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(_lines(path)):
+    for number, line in enumerate(raw_lines(path)):
         yield number, line if isinstance(line, Unreadable) else _parsed(line, f"{path.name}, row {number}")
 
 
-def _lines(path: Path) -> Iterator[bytes | Unreadable]:
+def raw_lines(path: Path) -> Iterator[bytes | Unreadable]:
     """Yield non-empty lines, and at the end an Unreadable if the rest cannot be read."""
     number = 0
     try:

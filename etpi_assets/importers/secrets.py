@@ -40,23 +40,33 @@ _PATTERNS = {kind: (parts, re.compile(form, re.DOTALL)) for kind, (parts, form) 
 
 
 def found(record: RolloutRecord) -> Counter[str]:
-    """Count the secrets of each kind in a rollout's messages, schemas and patches."""
+    """Count the secrets of each kind in a rollout's messages, schemas, patches, error and outcome."""
     counts = Counter[str]()
     for agent in record.agents:
         for message in agent.messages:
             _masked([message.content, message.reasoning, message.tool_calls], counts)
         _masked(agent.patch, counts)
-    _masked(record.tools, counts)
+    _masked([record.tools, record.error, record.outcome], counts)
     return counts
 
 
 def without_secrets(item: ImportResult, choice: str) -> ImportResult:
-    """Return the rollout with its secrets masked, or its refusal. `choice`: one of CHOICES."""
-    if choice == "keep" or isinstance(item, RejectedInput) or not (counts := found(item)):
+    """Return the rollout with its secrets masked, or its refusal; that of a reader is masked unless the choice is
+    "keep". `choice`: one of CHOICES."""
+    if choice == "keep":
+        return item
+    if isinstance(item, RejectedInput):
+        return replace(item, detail=_masked(item.detail, Counter()))
+    if not (counts := found(item)):
         return item
     words = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
     remedy = 'replace them, or take options.secrets = "mask"'
     if choice == "mask":
+        # Secrets outside of the conversation can be masked beside token ids too.
+        error, outcome = _masked([item.error, item.outcome], Counter())
+        item = replace(item, error=error, outcome=outcome)
+        if not found(item):
+            return item
         ids = any(turn.output_ids is not None for agent in item.agents for turn in agent.turns)
         agents = [_masked_agent(agent) for agent in item.agents]
         if not ids and any(agent.turns for agent in agents):

@@ -25,6 +25,7 @@ REASONS = {
     "unknown": "nothing judged it",
 }
 """Verdict -> its reason in words."""
+_UNCOUNTED = "infrastructure"
 MOST_STEPS = 6
 """Steps of an attempt in the example."""
 _LONGEST = 160
@@ -57,25 +58,31 @@ def last_role(roles: Iterable[str | None]) -> str | None:
 
 
 def dominant(verdicts: Mapping[str, int]) -> str | None:
-    """Return the most frequent verdict of rollouts that did not pass; None if all passed."""
-    failed = {verdict: count for verdict, count in verdicts.items() if verdict != "passed"}
+    """Return the most frequent verdict of rollouts that count and did not pass; None if there is none."""
+    failed = {verdict: count for verdict, count in verdicts.items() if verdict not in ("passed", _UNCOUNTED)}
     return max(failed, key=lambda verdict: (failed[verdict], verdict), default=None)
 
 
 def why(role: str, verdicts: Mapping[str, int], teacher: Mapping[str, int]) -> str:
     """Return the sentence about a role's verdicts: how many passed, and the most frequent failure with its reason.
 
+    Infrastructure errors are in no total; a sentence of their own counts the role's.
+
     Args:
         verdicts, teacher: verdict -> rollouts, of the role in all decodings and of the experiment's rollout sets.
     """
-    total, verdict = sum(verdicts.values()), dominant(verdicts)
-    passed = f"{verdicts.get('passed', 0)} of {total} rollouts of {ROLES[role]} passed"
+    verdict, uncounted = dominant(verdicts), verdicts.get(_UNCOUNTED, 0)
+    apart = f" {uncounted} more ended as `{_UNCOUNTED}`: {REASONS[_UNCOUNTED]}." if uncounted else ""
+    passed = f"{verdicts.get('passed', 0)} of {_counted(verdicts)} rollouts of {ROLES[role]} passed"
     if verdict is None:
-        return f"{passed}."
+        return f"{passed}.{apart}"
     reason = f": {REASONS[verdict]}" if verdict in REASONS else ""
-    of_teacher = sum(teacher.values())
-    same = f" So did {teacher[verdict]} of the teacher's {of_teacher}." if teacher.get(verdict) else ""
-    return f"{passed}; {verdicts[verdict]} ended as `{verdict}`{reason}.{same}"
+    same = f" So did {teacher[verdict]} of the teacher's {_counted(teacher)}." if teacher.get(verdict) else ""
+    return f"{passed}; {verdicts[verdict]} ended as `{verdict}`{reason}.{same}{apart}"
+
+
+def _counted(verdicts: Mapping[str, int]) -> int:
+    return sum(verdicts.values()) - verdicts.get(_UNCOUNTED, 0)
 
 
 def verdicts_of(scores: pa.Table, rollouts: pa.Table, role: str | None) -> Counter[str]:
@@ -144,7 +151,7 @@ def _of_role(rollouts: pa.Table, role: str | None) -> list[dict[str, Any]]:
 
 
 def _verdict(score: Mapping[str, Any]) -> str:
-    return "infrastructure" if score["infrastructure_error"] else score["verdict"] or "unknown"
+    return _UNCOUNTED if score["infrastructure_error"] else score["verdict"] or "unknown"
 
 
 def _steps(turns: pa.Table, rollout_id: str) -> list[str]:

@@ -235,7 +235,9 @@ def test_recorded_ids_are_used_only_if_they_are_the_students(cwd, shift, capture
         message["extra"] = {"token_capture": {"prompt_token_ids": [1, 2], "output_token_ids": ids}}
     write_runs(cwd, [run])
     assert init("--model", "tiny") == 0
-    assert load_specs().experiments["runs"].pairs.capture == capture
+    specs, named = load_specs(), "tiny" if capture == "native" else None
+    options = specs.rollout_sets["runs"].options
+    assert (specs.experiments["runs"].pairs.capture, options.get("tokenizer")) == (capture, named)
 
 
 def test_rows_of_token_ids_are_read_with_the_students_tokenizer(cwd, capsys):

@@ -11,6 +11,7 @@ from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import BlockedInput, Ref
 from tests.support.curation import CURATION, RECIPES, SUITE, CurationLake
 from tests.support.faults_page import stopped
+from tests.support.rows import write_lines
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +162,20 @@ def test_native_ids_of_another_vocabulary_raise(curation):
         more='[base]\nkind = "none"\ntokenizer = "qwen3"\nchat_template = "qwen3"\n[pairs]\ncapture = "retokenised"\n',
     )
     assert curation.failures("again_in_qwen3") == {}
+
+
+def test_imported_ids_of_another_vocabulary_raise_if_the_spec_names_it(curation):
+    ids = {"token_capture": {"prompt_token_ids": [1, 2], "output_token_ids": [3, 4]}}
+    said = [{"role": "user", "content": "Moor?"}, {"role": "assistant", "content": "Moored.", "extra": ids}]
+    path = write_lines(curation.folder / "recorded.jsonl", [{"messages": said}])
+    text = f'title = "Recorded"\nkind = "imported"\nformat = "messages"\npath = "{path}"\n'
+    curation.write("rollout_sets", "recorded", f'{text}[options]\ntokenizer = "tiny"\n')
+    curation.make_set("recorded")
+    base = '[base]\nkind = "none"\ntokenizer = "qwen3"\nchat_template = "qwen3"\n[pairs]\ncapture = "native"\n'
+    top = 'title = "e"\nrollout_sets = ["recorded"]\nselect.min_reward = "none"\n'
+    curation.write("experiments", "recorded_native", top + base)
+    with pytest.raises(SpecError, match=r"ids of 'tiny', the student reads 'qwen3'"):
+        curation.failures("recorded_native")
 
 
 TOOLS = 'tools = ["bash", "send_message"]\n'

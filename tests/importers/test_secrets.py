@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ import pytest
 
 from etpi_assets.importers import import_runs
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
-from etpi_assets.importers.secrets import found
+from etpi_assets.importers.secrets import found, without_secrets
 from etpi_assets.tasks.family import RejectedInput
-from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.records import AgentRecord, Message, RolloutRecord, Turn
 from etpi_assets.trajectories.tables import from_tables, to_tables
 from tests.support.rows import called, write_lines
 
@@ -86,6 +87,22 @@ def test_recorded_ids_are_quarantined_because_they_cannot_be_masked(tmp_path):
     row["messages"][1]["extra"] = capture
     item = read(tmp_path, row, "mask")
     assert isinstance(item, RejectedInput) and "ids" in item.detail
+
+
+@pytest.mark.parametrize("ids", [None, [1, 2]])
+def test_error_outcome_and_details_of_refusals_are_masked(ids):
+    key = KEYS["AWS key"]
+    turn = Turn(0, "Moored.", prompt_ids=ids, output_ids=ids)
+    agent = AgentRecord("a", "", "solo", "Submitted", [turn], [Message("assistant", "Moored.", turn=0, kind="action")])
+    outcome = {"reward": 1.0, "verdict": "passed", "details": {"log": [key]}}
+    item = RolloutRecord("r", "set", None, "t", None, [agent], error=f"bad key {key}", outcome=outcome)
+    masked = without_secrets(item, "mask")
+    assert isinstance(masked, RolloutRecord) and masked.agents == item.agents and masked.outcome
+    assert (masked.error, masked.outcome["details"]) == ("bad key [masked AWS key]", {"log": ["[masked AWS key]"]})
+    assert isinstance(without_secrets(item, "quarantine"), RejectedInput) and without_secrets(item, "keep") is item
+    refusal = RejectedInput("a.jsonl", "bad_json", f"near {key}", 3)
+    for choice in ("mask", "quarantine"):
+        assert without_secrets(refusal, choice) == replace(refusal, detail="near [masked AWS key]")
 
 
 def test_bulk_import_masks_too(tmp_path):

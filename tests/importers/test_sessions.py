@@ -101,6 +101,30 @@ def test_claude_code_has_an_agent_for_each_branch_continuation_and_sub_agent(tmp
     )
 
 
+def test_history_that_resuming_copied_is_trained_once(tmp_path):
+    def session(name: str, *texts: str) -> list[dict[str, Any]]:
+        lines = [claude_line("u0", None, "user", "Moor the boat.")]
+        for n, text in enumerate(texts):
+            time, content = f"2026-03-01T10:00:0{n}Z", [{"type": "text", "text": text}]
+            lines.append(claude_line(f"a{n}", f"u{n}", "assistant", content, id=f"m{text}", timestamp=time))
+            lines.append(claude_line(f"u{n + 1}", f"a{n}", "user", "On."))
+        return [{**line, "sessionId": name} for line in lines]
+
+    write(tmp_path, "a.jsonl", session("a", "1", "2", "3"))
+    write(tmp_path, "b.jsonl", session("b", "1", "2"))
+    write(tmp_path, "c.jsonl", session("c", "1", "2"))
+    write(tmp_path, "other/d.jsonl", session("d", "1"))
+    longer, first, copy, other = read(tmp_path)
+    assert isinstance(longer, RolloutRecord) and isinstance(first, RolloutRecord) and isinstance(other, RolloutRecord)
+    trained = [[turn.content for turn in rollout.agents[0].turns] for rollout in (longer, first, other)]
+    assert trained == [["3"], ["1", "2"], ["1"]], "the file that ended first trains what several have"
+    assert [text for role, _, text in talk(longer.agents[0]) if role == "assistant"] == ["1", "2", "3"]
+    assert longer.outcome and longer.outcome["details"] == {"copied": 2, "from": ["b.jsonl"]}
+    assert isinstance(copy, RejectedInput) and (copy.reason, "b.jsonl" in copy.detail) == ("copied", True)
+    alone = only(tmp_path / "a.jsonl")
+    assert len(alone.agents[0].turns) == 3, "files beside the one that is imported are not"
+
+
 def test_file_of_a_sub_agent_names_its_session_and_call(tmp_path):
     lines = [
         claude_line("p1", None, "user", "Look.", isSidechain=True, agentId="ab1"),
@@ -271,6 +295,22 @@ def test_answers_of_a_batch_are_joined_with_their_requests(tmp_path):
     ]
     assert chat.sampler == {"temperature": 0.5, "usage": {"total_tokens": 9}} and chat.teacher == "helmsman-2"
     assert [getattr(item, "reason", None) for item in (failed, lost)] == ["errored", "no_prompt"]
+
+
+def test_answer_whose_id_two_batches_use_is_refused_unless_one_file_has_all_requests(tmp_path):
+    requests, answers = batch_rows()
+    other = [{**row, "body": {**row["body"], "user": "2"}} for row in requests]
+    write(tmp_path, "in-1.jsonl", requests)
+    write(tmp_path, "in-2.jsonl", other[:1])
+    out = write(tmp_path, "out-1.jsonl", answers)
+    assert [getattr(item, "reason", "read") for item in read(out)] == ["read", "read", "errored"]
+    write(tmp_path, "in-2.jsonl", other)
+    refused = [item for item in read(out) if isinstance(item, RejectedInput)]
+    assert [item.reason for item in refused] == ["ambiguous_request", "ambiguous_request", "errored"]
+    second = refused[1]
+    assert "in-1.jsonl and in-2.jsonl have different requests 'c0'" in second.detail and "folder" in second.detail
+    write(tmp_path, "in-2.jsonl", requests)
+    assert [getattr(item, "reason", "read") for item in read(out)] == ["read", "read", "errored"], "equal requests"
 
 
 def test_branches_that_repeat_too_much_are_refused(monkeypatch):

@@ -117,6 +117,13 @@ def test_most_frequent_failure_has_its_reason_in_words() -> None:
     )
 
 
+def test_infrastructure_errors_are_counted_apart() -> None:
+    said = answer.why("sft", Counter(infrastructure=9, no_patch=4, passed=3), Counter(infrastructure=5, no_patch=2))
+    assert said.startswith("3 of 7 rollouts of") and "; 4 ended as `no_patch`" in said
+    assert "So did 2 of the teacher's 2. 9 more ended as `infrastructure`: " in said
+    assert answer.dominant(Counter(infrastructure=9, passed=3)) is None
+
+
 @pytest.mark.parametrize(("rewards", "task", "verdicts"), [
     ({"a": (0.0, 0.0), "b": (0.0, 1.0), "c": (0.0, 1.0)}, "b", ["failed_tests", "passed"]),
     ({"a": (1.0, 1.0), "b": (0.0, 0.0), "c": (1.0, 0.0)}, "b", ["failed_tests", "failed_tests"]),

@@ -15,8 +15,8 @@ def listed(world, monkeypatch, capsys):
     monkeypatch.setenv("ETPI_DATA", str(world.lake.root))
     monkeypatch.setenv("ETPI_SPECS", str(world.specs_folder))
 
-    def lines(*names: str, consent=()) -> str:
-        assert dry_run(names, consent) == 0
+    def lines(*names: str, consent=(), data_only=False) -> str:
+        assert dry_run(names, consent, data_only=data_only) == 0
         return capsys.readouterr().out
 
     return lines
@@ -46,3 +46,11 @@ def test_dry_run_of_changed_code_reports_that_the_run_would_stop(world, code, li
     assert "would stop" in text and "--recollect" in text
     assert "would stop" not in listed("first", consent=("recollect", "rebuild"))
     assert world.made == []
+
+
+def test_run_of_the_data_alone_is_not_refused_for_changed_training_code(world, code, listed):
+    world.make_all()
+    code["sft_checkpoint"] = code["sft_checkpoint kept"] = "2"
+    assert "would stop" in listed("first")
+    text = listed("first", data_only=True)
+    assert "would stop" not in text and "upweighted_dataset" in text and "sft_checkpoint" not in text

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
+from etpi import commands
 from etpi.run.metrics_table import METRICS, metrics_table
 from etpi_assets.evaluation.metrics import measure
 from etpi_resources.lake.lake import Lake, Ref
@@ -103,3 +105,32 @@ def test_teacher_alone_has_its_interval(tmp_path):
     text = metrics_table(lake, ["e"])
     assert [line.split()[0] for line in text.splitlines()[2:5]] == list(METRICS)[:3]
     assert re.fullmatch(r"  plan_first +1000  0\.50 \[0\.40, 0\.60\]", _line(text, "  plan_first")), "pooled over seeds"
+
+
+@pytest.mark.parametrize(("code", "ended", "data_only", "shown"), [
+    (1, {"first": ["a step failed"], "second": []}, False, ["second"]),
+    (1, {}, False, []),
+    (0, {"first": [], "second": []}, True, []),
+    (0, {}, False, ["first", "second"]),
+])  # fmt: skip
+def test_run_ends_with_the_metrics_of_experiments_that_succeeded(
+    world, monkeypatch, capsys, code, ended, data_only, shown
+):
+    for name in ("first", "second"):
+        _evaluated(world.lake.root, {"base": 0.5, "sft": 1.0}, name)
+    monkeypatch.setenv("ETPI_DATA", str(world.lake.root))
+    monkeypatch.setenv("ETPI_SPECS", str(world.specs_folder))
+
+    def run(names, consent, finished, data_only):
+        for name, failures in ended.items():
+            finished(name, failures)
+        return code
+
+    monkeypatch.setattr(commands, "run_experiments", run)
+    assert commands.compare(("first", "second"), data_only=data_only, as_json=True) == code
+    printed = json.loads(capsys.readouterr().out)
+    assert [name for name, metrics in printed["metrics"].items() if metrics] == shown
+    assert printed["failures"] == {name: failures for name, failures in ended.items() if failures}
+    assert commands.compare(("first", "second"), data_only=data_only) == code
+    text = capsys.readouterr().out
+    assert [name for name in ("first", "second") if f"\n{name}\n" in text] == shown
