@@ -1,7 +1,8 @@
 """Compare mathematical answers with math-verify: a program, because a symbolic comparison may never end.
 
 `python equality.py SECONDS` answers each line of standard input, JSON [expected, answer, digits], with a line of JSON:
-whether they are equal, decimal numbers to that many digits, or the name of the error. It ends itself if a comparison takes longer.
+whether they are equal, decimal numbers to that many digits, or the name of the error. It ends itself if a
+comparison takes longer.
 """
 
 from __future__ import annotations

@@ -143,8 +143,8 @@ def copies(answer: str, wanted: str, question: str) -> bool:
 def _atoms(text: str) -> list[str]:
     """Return the numbers, names and operators of an expression, each with the minus, division or power before it.
 
-    What stands before a bracket is put before every atom in it: of `-(x-3)` the atoms are `-x` and `--3`. Brackets, plus
-    and times are silent.
+    What stands before a bracket is put before every atom in it: of `-(x-3)` the atoms are `-x` and `--3`. Brackets,
+    plus and times are silent.
     """
     atoms: list[str] = []
     outer: list[tuple[str, bool]] = []  # of every open bracket: what stood before it, and whether it is a numerator
