@@ -66,7 +66,7 @@ def validate(live: Mapping[str, Any], sandboxes: SandboxFactory) -> tuple[str, s
     """Return None for a valid task, else (no_environment, no_reference, reference_fails or null_passes; detail)."""
     try:
         _record(live, sandboxes)
-        with places.test_sandbox(live["place"], sandboxes, {}, (PATCHES,)) as sandbox:
+        with places.test_sandbox(live["place"], sandboxes, {}, (PATCHES,), prepare=_FORGET) as sandbox:
             base = _must(sandbox, "git rev-parse HEAD").output.strip()
             if live["combined"]:
                 _apply_reference(sandbox, live["combined"], "reference")
@@ -111,7 +111,7 @@ def _record(live: Mapping[str, Any], sandboxes: SandboxFactory) -> None:
         patch = live["patches"][number]
 
         def run(number: str = number, tests: str = tests, patch: str = patch) -> None:
-            with places.test_sandbox(live["place"], sandboxes, {}, (PATCHES,), record=True) as sandbox:
+            with places.test_sandbox(live["place"], sandboxes, {}, (PATCHES,), record=True, prepare=_FORGET) as sandbox:
                 base = _must(sandbox, "git rev-parse HEAD").output.strip()
                 _put(sandbox, {f"feature{number}.patch": patch})
                 _run_tests(live, sandbox, base, number, f"feature{number}.patch")

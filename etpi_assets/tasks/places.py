@@ -37,10 +37,18 @@ verdict, for metrics that need none; else they are quarantined.
 """
 
 FORGET_HISTORY = (
+    "ignored=$(git ls-files -ci --exclude-standard -z | base64) && "
+    "tag=$(git describe --tags --abbrev=0 2>/dev/null || true) && "
     "rm -rf .git && git init -q && mkdir -p .git/info && echo .venv >> .git/info/exclude && git add -A && "
-    "git -c user.name=etpi -c user.email=etpi@localhost commit -q --no-verify -m base"
+    'printf %s "$ignored" | base64 -d | git update-index --add --remove -z --stdin && '
+    "git -c user.name=etpi -c user.email=etpi@localhost commit -q --no-verify -m base && "
+    '{ [ -z "$tag" ] || git tag "$tag"; }'
 )
-"""Replaces the repository's history by one commit: later commits would contain the solution, and the hidden tests."""
+"""Replaces the repository's history by one commit: later commits would contain the solution, and the hidden tests.
+
+Tracked files that .gitignore excludes stay tracked, and the last tag before the commit names the new one: builds
+compute their version from it.
+"""
 
 
 def make_place(

@@ -177,6 +177,14 @@ def test_honest_command_that_does_not_run_earns_at_most_half(start):
         assert earned[start] == 0 < earned["honest"]
 
 
+def test_pipeline_of_a_requested_verb_and_another_is_in_form():
+    request = "How many files has harbor?"
+    for command, relevance in (("find harbor -type f | wc -l", 0.5), ("find harbor; grep harbor; wc harbor", 1 / 3)):
+        text = attempt(format_contract("I count.", command), request)
+        assert terminal.relevance(text) == relevance
+        assert terminal.form(text) == terminal.conciseness(text) == float(relevance == 0.5)
+
+
 DEGENERATE = {
     "silence": attempt("", turns=1, tool_turns=0, response_tokens=0, outcome=0.0),
     "idle calls": attempt("x", turns=40, tool_turns=39, response_tokens=4000, outcome=0.0),
@@ -270,6 +278,10 @@ def test_reward_that_is_not_finite_raises_with_row_and_function(monkeypatch):
 
 def test_unknown_reward_names_and_parameters_are_rejected():
     functions.check_terms([RewardTerm(function="conciseness", params={"free": 200})])
+    alike = [RewardTerm(function=name, params={"keywords": {"sort": ["sort"]}}) for name in ("format", "relevance")]
+    functions.check_terms(alike)
+    with pytest.raises(SpecError, match="relevance and conciseness have different keywords.*params.keywords"):
+        functions.check_terms([*alike, RewardTerm(function="conciseness")])
     with pytest.raises(SpecError, match="'formt'.*'format'"):
         functions.check_terms([RewardTerm(function="formt")])
     with pytest.raises(SpecError, match="conciseness.*fre"):

@@ -136,6 +136,25 @@ def test_expression_copied_from_the_question_earns_nothing_but_from_the_publishe
     assert reward(right) == reward(wanted) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("question", "wanted", "right"),
+    [
+        ("Let $f(x)=2x-3$. Find $-f(x)$.", "-(2x-3)", "3-2x"),
+        ("Simplify $-(a-b)$.", "-(a-b)", "b-a"),
+        ("Find the reciprocal of $\\frac{x-1}{2}$.", "-\\frac{2}{1-x}", "\\frac{2}{x-1}"),
+        ("Let $y=\\frac{x-2}{2}$. Find $4y+2$.", "2(x-1)", "2x-2"),
+    ],
+)
+def test_answer_of_the_questions_names_and_numbers_is_no_copy(question, wanted, right):
+    assert maths.judge(wanted, f"\\boxed{{{right}}}", "hardened", question).reward == 1.0
+
+
+def test_expression_reordered_within_its_brackets_is_a_copy():
+    question = "Simplify $-\\frac{\\frac{a}{b}+x^{n-1}}{x-y}$."
+    assert maths.copies("-\\frac{x^{-1+n}+\\frac{a}{b}}{-y+x}", "z", question)
+    assert not maths.copies("-\\frac{x-y}{x^{-1+n}+\\frac{a}{b}}", "z", question)
+
+
 def test_value_that_the_question_names_may_be_the_answer():
     question = "Is $\\pi/2$ or 0.5 or x^2-12 larger at 3?"
     for wanted, answer in (("\\frac{\\pi}{2}", "\\pi/2"), ("\\frac12", "0.5"), ("(x-1)(x+1)", "x^2-1")):
@@ -147,8 +166,22 @@ def test_decimal_number_is_right_where_it_is_exact_or_asked_for():
         ("Compute 1/2+1/4.", "\\frac34", "0.75"),
         ("Compute $\\sqrt{8}$ to six decimal places.", "2\\sqrt{2}", "2.828427"),
         ("Compute $\\sqrt{8}$.", "2.828427", "2.828427"),
+        ("How long is it?", "\\frac{5}{2} \\text{ cm}", "2.5"),
+        ("How long is it?", "1\\frac{1}{2}", "1.5"),
+        ("How likely is it?", "25\\%", "0.25"),
+        ("Compute $(\\frac52)^2$.", "(\\frac52)^2", "6.25"),
+        ("How long is it?", "\\frac{1}{1024} \\text{ m}", "0.0009765625"),
     ):
         assert maths.judge(wanted, f"\\boxed{{{answer}}}", "hardened", question).reward == 1.0
+
+
+def test_decimal_number_that_only_comes_near_is_wrong():
+    for wanted, answer in (
+        ("\\sqrt{6}", "2.44949"), ("\\frac{1}{3} \\text{ m}", "33.3333\\%"), ("10^{-7}", "0.0"),
+        ("\\sqrt{2}", "1.4142135623731"),
+    ):  # fmt: skip
+        result = maths.judge(wanted, f"\\boxed{{{answer}}}")
+        assert result.reward == 0.0 and "to a few digits" in result.details["why"], answer
 
 
 def test_comparison_that_never_ends_is_wrong_and_the_next_one_is_judged():

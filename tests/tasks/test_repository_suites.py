@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
-from etpi_assets.tasks import cooperbench, r2e, swe_bench
+from etpi_assets.tasks import cooperbench, places, r2e, swe_bench
 from etpi_assets.tasks.assets import tasks as tasks_asset
 from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.family import RejectedInput, Task
@@ -24,7 +26,7 @@ from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from etpi_resources.sandboxes.docker import DockerFactory
 from etpi_resources.sandboxes.docker_images import Images
 from tests.support.container_engine import IMAGE
-from tests.support.repositories import FILES, OFFLINE, Repository, solved
+from tests.support.repositories import FILES, GIT, OFFLINE, RUNNER, Repository, solved
 
 SMALL = {"memory_gib": 0.5, "disk_gib": 0.0625, "test_seconds": 60}
 
@@ -143,6 +145,14 @@ def test_a_task_whose_reference_fails_is_refused(factory, pair):
     tests = dict.fromkeys(("1", "2"), "diff --git a/x b/x\n")
     broken = Task(**{**vars(pair), "payload": {**pair.payload, "live": {**pair.payload["live"], "tests": tests}}})
     refusal = outcome(cooperbench.FAMILY, broken, factory)
+    assert isinstance(refusal, RejectedInput) and refusal.reason == "reference_fails"
+
+
+def test_a_task_whose_tests_need_the_history_is_refused(factory, pair):
+    runner = RUNNER.replace("/repo\n", "/repo\n[ $(git log -1 --format=%an) = a ] || exit 1\n")
+    live = {**pair.payload["live"], "runner": runner}
+    task = Task(**{**vars(pair), "payload": {**pair.payload, "live": live}})
+    refusal = outcome(cooperbench.FAMILY, task, factory)
     assert isinstance(refusal, RejectedInput) and refusal.reason == "reference_fails"
 
 
@@ -362,6 +372,22 @@ def _made(folder: Path) -> Path:
 )
 def test_files_that_decide_what_a_runner_installs_do_not_count(path):
     assert counted_changes({}, {"a.py": "1", path: "index-url = 'http://evil'"}) == {"a.py": "1"}
+
+
+@pytest.mark.parametrize("tag", ["", "v1.2"])
+def test_forgetting_the_history_keeps_ignored_tracked_files_and_the_last_tag(tmp_path, tag):
+    def bash(command: str) -> str:
+        environment = os.environ | GIT
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    bash("git init -q; printf 'build\n*.dat\n' > .gitignore; touch 'a b.dat' gone.dat ':(top)*.dat' src.py")
+    bash(f"git add -A -f; git commit -q -m one; {f'git tag {tag};' if tag else ''} git commit -q --allow-empty -m two")
+    bash("git tag solved; git checkout -q HEAD~1; rm gone.dat; mkdir build")
+    bash(f"touch build/x new.dat; {places.FORGET_HISTORY}")
+    assert bash("git ls-files -z").split("\0")[:-1] == [".gitignore", ":(top)*.dat", "a b.dat", "src.py"]
+    assert bash("git log --all --format=%s; git tag; git status --porcelain").split() == ["base", *filter(None, [tag])]
 
 
 def test_files_with_similar_names_count():

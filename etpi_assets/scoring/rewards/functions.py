@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 from etpi_assets.planning.versioning.keys import definition_version, plugin_code
 from etpi_assets.planning.versioning.source import digest_of
@@ -50,7 +51,8 @@ class Score:
 
 
 def check_terms(terms: Sequence[RewardTerm]) -> None:
-    """Raise SpecError if a term names an unknown function, or passes it an unknown parameter."""
+    """Raise SpecError if a term names an unknown function, or passes it an unknown parameter, or if terminal rewards
+    look for different keywords: `format` would be 0.0 for the very verbs that `relevance` counts."""
     for term in terms:
         parameters = [
             name
@@ -60,6 +62,13 @@ def check_terms(terms: Sequence[RewardTerm]) -> None:
         if unknown := sorted(set(term.params) - set(parameters)):
             raise SpecError(
                 f"rl.rewards: {term.function} has no parameter {', '.join(unknown)}; its parameters are {parameters}"
+            )
+    default = {verb: list(words) for verb, words in terminal.KEYWORDS.items()}
+    for one, other in pairwise(term for term in terms if term.function in ("format", "relevance", "conciseness")):
+        if one.params.get("keywords", default) != other.params.get("keywords", default):
+            raise SpecError(
+                f"rl.rewards: {one.function} and {other.function} have different keywords, so a verb that one asks for "
+                "counts against the other; give both the same params.keywords (default: docker, find, grep, tar, wc)"
             )
 
 

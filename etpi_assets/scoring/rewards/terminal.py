@@ -43,9 +43,10 @@ _COMMON = frozenset(
 def form(attempt: Attempt, *, keywords: Mapping[str, Sequence[str]] = KEYWORDS) -> float:
     """Return 1.0 if the turn follows the contract, adds nothing to it and serves the request, else 0.0.
 
-    It serves the request if it runs something with an argument of it, and if most verbs that it runs are requested.
+    It serves the request if it runs something with an argument of it, and if at least half of its verbs are requested:
+    `find src | wc -l` may count files.
     """
-    return float(_service(attempt, keywords).share > 0.5)
+    return float(_service(attempt, keywords).share >= 0.5)
 
 
 def relevance(attempt: Attempt, *, keywords: Mapping[str, Sequence[str]] = KEYWORDS) -> float:

@@ -30,8 +30,10 @@ class Comparer:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
-    def equal(self, wanted: str, answer: str) -> bool:
+    def equal(self, wanted: str, answer: str, digits: int = 6) -> bool:
         """Return whether an answer's LaTeX is mathematically equal to the expected one.
+
+        Decimal numbers are compared to `digits` after the point; six are math-verify's default.
 
         Raises:
             Undecided: math-verify took too long, needed too much memory, or failed on the texts.
@@ -42,7 +44,7 @@ class Comparer:
                 self._process = _start(self.seconds)
             assert self._process.stdin is not None and self._process.stdout is not None
             try:
-                self._process.stdin.write(json.dumps([wanted, answer]) + "\n")
+                self._process.stdin.write(json.dumps([wanted, answer, digits]) + "\n")
                 self._process.stdin.flush()
                 line = self._process.stdout.readline()
             except BrokenPipeError:

@@ -1,7 +1,8 @@
 """Compare mathematical answers with math-verify: a program, because a symbolic comparison may never end.
 
-`python equality.py SECONDS` answers each line of standard input, JSON [expected, answer], with a line of JSON: whether
-they are equal, or the name of the error. It ends itself if a comparison takes longer.
+`python equality.py SECONDS` answers each line of standard input, JSON [expected, answer, digits], with a line of JSON:
+whether they are equal, decimal numbers to that many digits, or the name of the error. It ends itself if a
+comparison takes longer.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ def serve(seconds: int) -> None:
     # Only the answers go to the pipe, whatever the libraries print.
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
-        wanted, answer = json.loads(line)
+        wanted, answer, digits = json.loads(line)
         signal.alarm(seconds)
         try:
-            result: bool | str = bool(verify(parsed(wanted), parsed(answer), strict=True, timeout_seconds=0))
+            result: bool | str = bool(
+                verify(parsed(wanted), parsed(answer), float_rounding=digits, strict=True, timeout_seconds=0)
+            )
         except Exception as error:
             result = type(error).__name__
         signal.alarm(0)

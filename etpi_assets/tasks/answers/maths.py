@@ -44,8 +44,11 @@ _DIVISION = re.compile(r"\\[dt]?frac|/")
 _DECIMAL = re.compile(r"-?\d*\.\d+")
 _ROUNDED = re.compile(r"(?i)decimal|approx|round|nearest|estimat|significant|digits|places|≈")
 """Words of a question that asks for a decimal number."""
-_ATOM = re.compile(r"\d*\.?\d+(?:/\d+)?|\\[a-zA-Z]+|[a-zA-Z]|[^\s\w(){}\[\]+*·×.,;:?]")
+_TOKEN = re.compile(r"\d*\.?\d+(?:/\d+)?|\\[a-zA-Z]+|[a-zA-Z]|[^\s\w+*·×.,;:?]")
 _SILENT = frozenset({r"\cdot", r"\times"})
+_FRACTIONS = frozenset({r"\frac", r"\dfrac", r"\tfrac"})
+_EXACT_DIGITS = 12
+"""Digits after the point to which an exact decimal number agrees; a double has few more."""
 _COPIED = "equal, but the answer is an expression of the question in its own form"
 _UNIT = re.compile(r"\\(?:text|mathrm)\s*\{[^{}]*\}(?:\s*\^\s*\{?\d\}?)?|\s")
 
@@ -72,12 +75,13 @@ def judge(wanted: str, text: str, grader: Grader = "hardened", question: str = "
     inner = boxed(wanted)
     expected = wanted if inner is None else inner
     try:
-        right = _COMPARER.equal(expected.replace("$", ""), answer.replace("$", ""))
+        right = _same_value(expected, answer)
+        rounded = right and grader == "hardened" and approximates(answer, expected, question)
     except Undecided as error:
         return Verdict(0.0, "wrong_answer", {**details, "why": str(error)})
     if right and grader == "hardened" and leaves_work(answer, expected):
         return Verdict(0.0, "wrong_answer", {**details, "why": "equal, but the answer leaves its value to compute"})
-    if right and grader == "hardened" and approximates(answer, expected, question):
+    if rounded:
         return Verdict(
             0.0, "wrong_answer", {**details, "why": "equal to a few digits, and an exact answer is expected"}
         )
@@ -101,10 +105,19 @@ def leaves_work(answer: str, wanted: str) -> bool:
 
 
 def approximates(answer: str, wanted: str, question: str) -> bool:
-    """Return whether an answer is a decimal number that only comes near the expected, exact expression."""
+    """Return whether an answer, equal to six digits, is a decimal number near the expected, exact expression.
+
+    Raises Undecided as the first comparison does.
+    """
     value = _plain(_UNIT.sub("", answer))
     exact = _DECIMAL.search(_plain(wanted)) is None and not _same(value, _plain(wanted))
-    return exact and _DECIMAL.fullmatch(value) is not None and _ROUNDED.search(question) is None
+    if not exact or _DECIMAL.fullmatch(value) is None or _ROUNDED.search(question) is not None:
+        return False
+    return len(value.partition(".")[2]) >= _EXACT_DIGITS or not _same_value(wanted, answer, _EXACT_DIGITS)
+
+
+def _same_value(wanted: str, answer: str, digits: int = 6) -> bool:
+    return _COMPARER.equal(wanted.replace("$", ""), answer.replace("$", ""), digits)
 
 
 def copies(answer: str, wanted: str, question: str) -> bool:
@@ -128,9 +141,29 @@ def copies(answer: str, wanted: str, question: str) -> bool:
 
 
 def _atoms(text: str) -> list[str]:
-    """Return the numbers, names and operators of an expression; brackets, plus and times are silent."""
-    atoms = (match[0] for match in _ATOM.finditer(re.sub(r"\\[dt]?frac", "/", text)))
-    return [str(_number(atom) or atom) for atom in atoms if atom not in _SILENT]
+    """Return the numbers, names and operators of an expression, each with the minus, division or power before it.
+
+    What stands before a bracket is put before every atom in it: of `-(x-3)` the atoms are `-x` and `--3`. Brackets,
+    plus and times are silent.
+    """
+    atoms: list[str] = []
+    outer: list[tuple[str, bool]] = []  # of every open bracket: what stood before it, and whether it is a numerator
+    before, numerator = "", False
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        if token in "([{":
+            outer.append((outer[-1][0] + before if outer else before, numerator))
+            before, numerator = "", False
+        elif token in ")]}":
+            before = "/" if outer and outer.pop()[1] else ""
+        elif token in "-/^":
+            before += token
+        elif token in _FRACTIONS:
+            numerator = True
+        elif token not in _SILENT:
+            atoms.append((outer[-1][0] if outer else "") + before + str(_number(token) or token))
+            before = ""
+    return atoms
 
 
 def _has_window(text: list[str], wanted: list[str]) -> bool:
