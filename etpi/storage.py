@@ -32,7 +32,8 @@ def verify(*, deep: bool, since: datetime | None, move: bool, as_json: bool = Fa
                 continue
             needed = f"needed by {', '.join(map(str, damage.refs))}" if damage.refs else "no pointer needs it"
             print(f"{damage.path.relative_to(lake.root)}: {damage.fault}; {needed}")
-        moved = set_aside(lake, result.damages) if move and result.damages else None
+        movable = [damage for damage in result.damages if damage.kind != "version"]
+        moved = set_aside(lake, movable) if move and movable else None
     if as_json:
         moved_to = str(moved) if moved else None
         print(json.dumps({"verified": dict(result.counts), "damaged": damages, "moved_to": moved_to}, indent=1))
@@ -40,7 +41,10 @@ def verify(*, deep: bool, since: datetime | None, move: bool, as_json: bool = Fa
     print(f"{lake.root}: {verified} verified", file=sys.stderr)
     if result.damages:
         remedy = f"moved to {moved}; runs compute them again" if moved else "docs/lake.md says how to repair them"
-        print(f"{len(result.damages)} damaged: {remedy}", file=sys.stderr)
+        if missing := len(result.damages) - len(movable):
+            print(f"{missing} missing: `etpi run` computes them again; what needs them stays", file=sys.stderr)
+        if movable:
+            print(f"{len(movable)} damaged: {remedy}", file=sys.stderr)
     return 1 if result.damages else 0
 
 

@@ -93,14 +93,14 @@ def _parts(lake: Lake, publication: Publication, deep: bool, known: dict[Path, D
 def set_aside(lake: Lake, damages: Iterable[Damage]) -> Path:
     """Move damaged parts, and the pointers and manifests that need them, to a folder of `.damaged`; return the folder.
 
-    The partitions then have no current version, so a run computes them again. Call under `lake.exclusive_lock`.
+    The partitions then have no current version, so a run computes them again. Versions whose inputs are gone (kind
+    "version") are sound and stay: they are current again once the input is computed. Call under `lake.exclusive_lock`.
     """
     target = lake.root / DAMAGED / datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
-    for damage in damages:
+    for damage in (damage for damage in damages if damage.kind != "version"):
         pointers = [lake.partition_folder(ref) / name for ref in damage.refs for name in POINTERS]
         # Pointers first: a process killed in between leaves no pointer to a manifest that is gone.
-        damaged = [] if damage.kind == "version" else [damage.path]  # the folder has sound versions too
-        for path in [*pointers, *damage.manifests, *damaged]:
+        for path in [*pointers, *damage.manifests, damage.path]:
             if path.exists():
                 moved = target / path.relative_to(lake.root)
                 moved.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from etpi import cli, commands
+from etpi import cli, commands, errors
 from etpi.dagster_home import SETTINGS, prepare_dagster_home
 from etpi_resources.lake.lake import LakeError
 
@@ -60,10 +60,7 @@ def test_expected_error_is_one_message(capsys):
 
 
 def test_unexpected_error_keeps_its_traceback(monkeypatch):
-    def broken() -> tuple[type[Exception], ...]:
-        return ()
-
-    monkeypatch.setattr(cli, "_expected_errors", broken)
+    monkeypatch.setattr(errors, "_expected", tuple)
     with pytest.raises(Exception, match="there is no experiment"):
         cli.main(["run", "plan_first_tinny"])
 
@@ -71,7 +68,7 @@ def test_unexpected_error_keeps_its_traceback(monkeypatch):
 def test_stopped_command_exits_with_130(monkeypatch, capsys):
     from etpi import commands
 
-    def stopped(names):
+    def stopped(*names, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(commands, "show_status", stopped)

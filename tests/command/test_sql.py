@@ -150,7 +150,7 @@ def test_damaged_catalog_is_one_line_with_the_remedy(tmp_path, monkeypatch, caps
     file.write_bytes(b"no catalog" * 1000)
     monkeypatch.setenv("ETPI_CATALOG", str(file))
     code, out, err = _run(capsys, "-c", "SELECT 1")
-    assert (code, out) == (1, "") and "cannot be opened" in err and "--assets catalog" in err
+    assert (code, out) == (1, "") and "cannot be opened" in err and "etpi run catalog" in err
 
 
 def _files(folder: Path) -> list[tuple[Path, int]]:

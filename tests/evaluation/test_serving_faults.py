@@ -115,7 +115,9 @@ class FaultyResources(Resources):
 
     fault: str = ""
 
-    def serving(self, section: ServingSection, chat: ChatFormat, checkpoints: Sequence[Checkpoint]) -> Serving:
+    def serving(
+        self, section: ServingSection, chat: ChatFormat, checkpoints: Sequence[Checkpoint], context: int | None = None
+    ) -> Serving:
         return FaultyServing(chat, self.fault)
 
 

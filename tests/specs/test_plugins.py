@@ -58,7 +58,14 @@ def site(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def fresh() -> None:
     """Forget what was read of installed code, as a new process would not know it."""
     importlib.invalidate_caches()
-    for cached in (plugins._plugins, keys.plugin_code, keys._codebase_of, keys._code_of, functions.version_of):
+    for cached in (
+        plugins._plugins,
+        keys.plugin_code,
+        keys._codebase_of,
+        keys._code_of,
+        keys._store,
+        functions.version_of,
+    ):
         cached.cache_clear()
 
 

@@ -33,7 +33,8 @@ def test_full_size_spec_has_the_references_settings(tmp_path):
     assert (train.method, train.epochs, train.use_epoch, train.dtype) == ("full", 10, 3, "bf16")
     assert train.shards == 2 and train.gradient_checkpointing
     assert FULL.dataset.max_length == 32768 and FULL.requires == "gpu"
-    assert (rl.group_size, rl.device_batch * rl.accumulate // rl.group_size, rl.learning_rate) == (8, 4, 1e-6)
+    assert (rl.group_size, rl.processes * rl.device_batch * rl.accumulate // rl.group_size) == (8, 4)
+    assert rl.learning_rate == 1e-6
     assert (rl.clip_low, rl.clip_high, rl.beta, rl.loss) == (0.2, 0.28, 0.0, "dapo")
     assert (rl.max_prompt_tokens, rl.max_response_tokens, rl.agent.max_steps) == (2560, 10480, 16)
     suite = SPECS.suites[rl.suite]
@@ -43,13 +44,13 @@ def test_full_size_spec_has_the_references_settings(tmp_path):
 
     arguments = grpo_worker.trainer_arguments(settings(rl), tmp_path, 0, Compute(gpu=False, dtype="bf16"))
     assert (arguments.num_generations, arguments.max_steps, arguments.learning_rate) == (8, 1500, 1e-6)
-    assert (arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps) == 32
+    assert rl.processes * arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps == 32
     assert (arguments.epsilon, arguments.epsilon_high, arguments.beta, arguments.loss_type) == (0.2, 0.28, 0.0, "dapo")
     assert arguments.max_completion_length == 10480
 
 
 def test_full_size_spec_names_its_hardware_and_marks_library_defaults():
-    assert "141 GB" in FULL.notes and "FSDP" in FULL.notes
+    assert "two GPUs of 80 GB" in FULL.notes and "FSDP" in FULL.notes
 
     text = (SHIPPED / "presets/tool_rl.toml").read_text()
     pinned = [line.split("=")[0].strip() for line in text.splitlines() if "library default, not stated" in line]
@@ -84,6 +85,7 @@ def test_both_rewards_add_up_before_the_group_is_normalised(turns, tool_turns, t
 def test_tiny_experiment_has_the_references_settings():
     check_terms(SPECS.experiments["grpo_tcr_tiny"].rl.rewards)
     rl = SPECS.experiments["grpo_tcr_tiny"].rl
+    assert rl.learning_rate == 1e-6
     assert (rl.clip_low, rl.clip_high, rl.beta, rl.loss, rl.group_size) == (0.2, 0.28, 0.0, "dapo", 8)
     assert rl.agent.max_steps <= 4 and 30 <= rl.steps <= 60
 
