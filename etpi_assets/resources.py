@@ -25,6 +25,7 @@ __all__ = ["EngineUnavailable", "HardwareMissing", "Resources", "require_hardwar
 CONCURRENCY = 2 * (os.cpu_count() or 1)
 """Rollouts wait for sandboxes half of the time, so two for each core keep the machine busy."""
 
+DEVICES = Path("/dev")
 ACCELERATORS = ("nvidia[0-9]*", "kfd")
 """Patterns of the device files of an NVIDIA or AMD accelerator."""
 
@@ -96,7 +97,15 @@ class Resources:
 
 def accelerators() -> bool:
     """Return whether this machine has an accelerator, judged by device files alone, without importing torch."""
-    return any(path for pattern in ACCELERATORS for path in Path("/dev").glob(pattern))
+    return any(path for pattern in ACCELERATORS for path in DEVICES.glob(pattern))
+
+
+def accelerator_count() -> int:
+    """Return how many accelerators this process may use: those it is restricted to, or all that have a device file."""
+    restricted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if restricted is not None:
+        return len([name for name in restricted.split(",") if name.strip()])
+    return len(list(DEVICES.glob("nvidia[0-9]*"))) or len(list(DEVICES.glob("dri/renderD*")))
 
 
 def serving_kind(section: ServingSection) -> str:

@@ -21,6 +21,7 @@ from etpi_cluster.session import connect, nodes
 from etpi_cluster.settings import Cluster, cluster, local_folder
 from etpi_resources.backend import BackendError
 from etpi_resources.engines import EngineUnavailable
+from etpi_resources.engines.vllm_options import accelerators_of
 from etpi_resources.secrets import read_secret
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 PLACE_SECONDS = 20.0
 """Time for a server to get its accelerators, once the first has them; the others are not started."""
 ANSWER_SECONDS, CLOSE_SECONDS = 10.0, 60.0
-
-_PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
-_SHORT = {"tp": _PARALLEL[0], "pp": _PARALLEL[1], "dp": _PARALLEL[2]}
 
 Log = Callable[[str], None]
 
@@ -227,16 +225,6 @@ class ServerActor:
         server, self._server = self._server, None
         if server is not None:
             server.close()
-
-
-def accelerators_of(options: Mapping[str, Any]) -> int:
-    """Return how many accelerators one server of these options of `vllm serve` takes."""
-    number = 1
-    for name, value in options.items():
-        name = name.replace("_", "-").removeprefix("--")
-        if _SHORT.get(name, name) in _PARALLEL:
-            number *= int(value)
-    return number
 
 
 def _sizes(folder: Path) -> dict[str, int]:

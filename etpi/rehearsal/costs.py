@@ -102,6 +102,10 @@ def _rollouts(name: str, specs: Specs, experiment: ExperimentSpec) -> Iterator[C
     spec = specs.get("rollout_set", name)
     assert isinstance(spec, RolloutSetSpec)
     part = f"rollouts {name}"
+    if spec.kind == "agent":
+        why = "a harness decides its calls and their lengths itself"
+        yield Cost(part, f"unknown: {spec.k} of each task", why, None)
+        return
     if spec.kind != "live" or spec.engine is None or spec.engine.kind not in ("vllm", "openai", "transformers"):
         yield Cost(part, "no generation", spec.kind)
         return

@@ -121,18 +121,16 @@ def _gpus(spec: ExperimentSpec) -> Iterator[Start]:
         parts.append(("training", training.shards, sum(training.memory(shape).values())))
     if spec.rl.method != "none":
         rl, memory = spec.rl, costs.reinforcement(spec).memory(shape)
-        needed, gpus = sum(memory.values()), rl.processes
+        needed = sum(memory.values())
         if rl.engine == "vllm" and rl.placement == "shared":
             taken = float(rl.options.get("gpu-memory-utilization", costs.UTILISED)) * size * GB
             passing = memory["activations"] + memory["logits"] + memory["copies"]
             needed = max(needed, needed - passing + taken)  # a server gives its memory back while the policy is trained
             yield Start("servers of the policy", "estimated", "on the trainers' GPUs, asleep in training")
         elif rl.engine == "vllm":
-            gpus += rl.servers
-            yield Start(
-                "servers of the policy", "estimated", f"on the GPUs {rl.processes} to {gpus - 1}, the trainers before"
-            )
-        parts.append(("reinforcement", gpus, needed))
+            where = f"on the GPUs {rl.processes} to {rl.gpus - 1}, the trainers before"
+            yield Start("servers of the policy", "estimated", where)
+        parts.append(("reinforcement", rl.gpus, needed))
     for part, processes, needed in parts:
         seen = f"{processes} {'process sees one GPU' if processes == 1 else 'processes see one GPU each'}"
         fits = f"{needed / GIB:.0f} GiB of {size * GB / GIB:.0f} GiB"

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from etpi_assets.specs.rollout_set import AgentSection, TinySection
 from etpi_assets.specs.section import Omitted, Operational, Section
 from etpi_assets.specs.server import ServerSection
+from etpi_resources.engines.vllm_options import accelerators_of
 from etpi_resources.packages import package_name
 from etpi_resources.trainers.contracts import Correction, Tracker
 from etpi_resources.trainers.precision import SpecDtype
@@ -335,3 +336,9 @@ class RLSection(ServerSection):
     def groups(self) -> int:
         """Return the number of tasks of a step."""
         return self.round_size // self.group_size
+
+    @property
+    def gpus(self) -> int:
+        """Return the number of GPUs of the trainer's processes and the servers together."""
+        served = self.servers * accelerators_of(self.options) if self.engine == "vllm" else 0
+        return max(self.processes, served) if self.placement == "shared" else self.processes + served

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from etpi_assets.agent.loop import Identity
-from etpi_assets.resources import HardwareMissing, accelerators
+from etpi_assets.resources import HardwareMissing, accelerator_count, accelerators
 from etpi_assets.specs.training import RLSection
 from etpi_assets.training import checkpoints
 from etpi_assets.training.checkpoints import GrpoReport, adopt_checkpoints
@@ -36,6 +36,7 @@ from etpi_assets.training.sft_checks import proofs
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
 from etpi_resources.backend import BackendError, backend
+from etpi_resources.engines.vllm_options import accelerators_of
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake import stored_trainings
 from etpi_resources.lake.lake import Lake
@@ -249,7 +250,7 @@ def _start_servers(
     opens them as an engine."""
     plan = server_plan(lake, request)
     echo(f"{request.label}: starting {len(plan.environments)} x vLLM, which logs to {plan.log}")
-    shared = stack.enter_context(weights_folder(request.key, folder))
+    shared = stack.enter_context(weights_folder(request.key, folder, request.base_folder))
     servers = stack.enter_context(PolicyServers(plan, request.environment.chat))
     return PublishConfig(folder=str(shared), probe=tuple(plan.probe), bound=plan.bound), servers.generating
 
@@ -278,7 +279,7 @@ def server_plan(lake: Lake, request: GrpoRequest) -> ServerPlan:
         base=request.base_folder,
         name=request.base_id,
         options=options,
-        environments=server_devices(section, int(options.get("tensor-parallel-size", 1))),
+        environments=server_devices(section),
         log=lake.scratch("servers") / f"policy-{request.key}.log",
         locks=[lake.machine_lock_file(f"server-{n}" if n else "server") for n in range(section.servers)],
         sleeping=section.placement == "shared",
@@ -287,7 +288,7 @@ def server_plan(lake: Lake, request: GrpoRequest) -> ServerPlan:
     )
 
 
-def server_devices(section: RLSection, tensor_parallel: int) -> list[dict[str, str]]:
+def server_devices(section: RLSection) -> list[dict[str, str]]:
     """Return the variable with each server's GPUs: those behind the trainer's, or with `placement = "shared"` the same.
 
     Raises:
@@ -295,15 +296,15 @@ def server_devices(section: RLSection, tensor_parallel: int) -> list[dict[str, s
     """
     if not accelerators():
         return [{} for _ in range(section.servers)]
-    first = 0 if section.placement == "shared" else section.processes
-    devices = [visible(first + n * tensor_parallel, tensor_parallel) for n in range(section.servers)]
-    if any(len(gpus.split(",")) < tensor_parallel or not gpus for each in devices for gpus in each.values()):
+    each, there = accelerators_of(section.options), accelerator_count()
+    if there < section.gpus:
         raise HardwareMissing(
-            f"rl.processes = {section.processes} and rl.servers = {section.servers} of {tensor_parallel} GPUs each "
-            f"need {first + section.servers * tensor_parallel} GPUs, and CUDA_VISIBLE_DEVICES names fewer; lower them, "
-            'or set rl.placement = "shared"'
+            f"rl.processes = {section.processes} and rl.servers = {section.servers} of {each} GPUs each need "
+            f"{section.gpus} GPUs, and this process may use {there} (CUDA_VISIBLE_DEVICES, or /dev/nvidia*); lower "
+            'them, or set rl.placement = "shared": then servers are on the trainer\'s GPUs and sleep while it trains'
         )
-    return devices
+    first = 0 if section.placement == "shared" else section.processes
+    return [visible(first + n * each, each) for n in range(section.servers)]
 
 
 # --- rows ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from etpi_assets.specs.load import AnySpec, Specs
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_cluster.nodes import CPU, Node, described, offered_together, serves
 from etpi_cluster.session import SANDBOXES
-from etpi_cluster.vllm_servers import accelerators_of
+from etpi_resources.engines.vllm_options import accelerators_of
 from etpi_resources.lake.lake import Lake
 
 EXPERIMENT_INPUTS = "experiment_inputs"
@@ -123,7 +123,8 @@ def _accelerators(asset: str, spec: AnySpec | None) -> tuple[float, bool]:
         return 0.0, False
     if by_server:
         return float(accelerators_of(spec.serving.options)), True
-    return float(spec.train.shards) if asset == "sft_checkpoint" else 1.0, False
+    trained = {"sft_checkpoint": spec.train.shards, "rl_checkpoint": spec.rl.gpus}
+    return float(trained.get(asset, 1)), False
 
 
 def _starts_server(spec: AnySpec | None) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from etpi_resources.engines import Completion, Request
+from etpi_resources.engines import Completion, EngineUnavailable, Request
 from etpi_resources.engines.adapter_keys import served_adapter
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.vllm import RELOAD_ENVIRONMENT, VllmEngine, loaded_adapter, reload_weights
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
 
 MEMORY = Path("/dev/shm")
+ROOM = 1.7
+"""Free memory that a hand-over needs, as a multiple of the base's files: tied weights are written under each name, and
+the embedding of a small model is up to 0.6 of it."""
 NEARER = 3.0
 """A server whose log-probs are this many times nearer to the previous policy's still has the old weights."""
 
@@ -79,7 +82,8 @@ class PolicyServers:
                 if not server.exception():
                     started.callback(server.result().close)
             servers = [server.result() for server in starting]
-            self._endpoints = Endpoints([server.url for server in servers], exit_reason=servers[0].exit_reason)
+            self._servers = servers
+            self._endpoints = Endpoints([server.url for server in servers], exit_reason=self._exit_reason)
             started.callback(self._endpoints.close)
             self._engine = VllmEngine(self._endpoints, servers[0].name, chat)
             started.callback(lambda: self._engine.close())
@@ -96,6 +100,10 @@ class PolicyServers:
     def close(self) -> None:
         """Stop the servers; a second call does nothing."""
         self._close()
+
+    def _exit_reason(self) -> str | None:
+        """Return why a server exited, the first that did; None while all run."""
+        return next((reason for server in self._servers if (reason := server.exit_reason())), None)
 
     def _start(self, number: int) -> VllmServer:
         plan = self._plan
@@ -117,9 +125,11 @@ class PolicyServers:
             step: optimiser steps done; completions name the model "name+step".
 
         Raises:
-            EngineUnavailable: a server did not load the weights.
+            EngineUnavailable: a server exited, or did not load the weights.
             HandOverFailed: it reported success, and generates from other weights.
         """
+        if reason := self._exit_reason():
+            raise EngineUnavailable(reason)
         self.name = f"{self._plan.name}+{step}"
         self._ask("/wake_up", tags="weights")
         if published.adapter:
@@ -157,7 +167,7 @@ class PolicyServers:
     def _prove(self, step: int, wanted: Sequence[float]) -> None:
         """Compare every server's log-probs of the probe with the policy's, now and before."""
         for url in self._endpoints.urls:
-            alone = Endpoints([url])
+            alone = Endpoints([url], exit_reason=self._exit_reason)
             with closing(VllmEngine(alone, self._engine.name, self._chat, release=alone.close)) as server:
                 logprobs = server.prompt_logprobs(self._plan.probe)
             gap = _mean_gap(logprobs, wanted)
@@ -189,10 +199,17 @@ def stored_dtype_name(base: Path) -> str:
 
 
 @contextmanager
-def weights_folder(name: str, otherwise: Path) -> Iterator[Path]:
-    """Create a folder in memory that only this user can open, or below `otherwise`; remove it in the end."""
-    folder = (MEMORY if MEMORY.is_dir() else otherwise) / f"etpi-policy-{name}"
-    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+def weights_folder(name: str, otherwise: Path, base: Path) -> Iterator[Path]:
+    """Create a folder that only this user can open, and remove it in the end.
+
+    It is in memory if the weights of `base` fit there (a container often has 64 MB), else below `otherwise`.
+    """
+    folder_name = f"etpi-policy-{name}"
+    shutil.rmtree(MEMORY / folder_name, ignore_errors=True)  # of a run that was killed
+    size = sum(path.stat().st_size for path in base.glob("*.safetensors"))
+    fits = MEMORY.is_dir() and ROOM * size <= shutil.disk_usage(MEMORY).free
+    folder = (MEMORY if fits else otherwise) / folder_name
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
     try:
         yield folder

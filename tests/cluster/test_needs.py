@@ -10,7 +10,7 @@ from etpi_assets.specs.load import Specs, load_specs
 from etpi_cluster.nodes import Node, serves
 from etpi_cluster.placement.needs import need_of
 from etpi_cluster.session import SANDBOXES
-from etpi_cluster.vllm_servers import accelerators_of
+from etpi_resources.engines.vllm_options import accelerators_of
 from tests.support.graph import write_spec
 from tests.support.small_specs import write_small_specs
 
@@ -68,6 +68,19 @@ def test_shards_are_taken_of_one_node_if_one_has_them_else_of_several(specs: Spe
     assert "GPU" not in wide.step and wide.ranks == {"GPU": 3.0}
     assert wide.missing(NODES, "head:6379")
     assert wide.missing([*NODES, node("more", CPU=1, GPU=1)], "head:6379") is None
+
+
+def test_reinforcement_takes_the_gpus_of_its_processes_and_its_servers(tmp_path: Path) -> None:
+    folder = write_small_specs(tmp_path)
+    layout = "[rl]\nrepeatable = false\nprocesses = 2\naccumulate = 1\n"
+    served = 'engine = "vllm"\nservers = 2\nplacement = "PLACE"\n[rl.options]\ntensor-parallel-size = 2\n'
+    start = f'extends = "terminal_grpo_tiny"\nrequires = "gpu"\n{layout}'
+    write_spec(folder, "experiments", "alone", start)
+    for place in ("apart", "shared"):
+        write_spec(folder, "experiments", place, start + served.replace("PLACE", place))
+    specs = load_specs(folder)
+    taken = {name: own(specs, "rl_checkpoint", name)["GPU"] for name in ("alone", "apart", "shared")}
+    assert taken == {"alone": 2, "apart": 6, "shared": 4}
 
 
 def test_evaluation_on_a_gpu_needs_it_and_sandboxes_on_one_node(specs: Specs) -> None:

@@ -26,6 +26,7 @@ from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+from tests.support.graph import write_spec
 
 CPU = Machine(docker=False, vllm=False)
 SHIPPED = load_shipped()
@@ -276,6 +277,14 @@ def test_unknown_amounts_are_no_zeros():
     assert seconds == pytest.approx(100, rel=0.02) and "measured" in source
 
 
+def test_time_of_a_harness_is_unknown(tmp_path):
+    harness = 'kind = "agent"\n[harness]\nname = "codex"\nversion = "1"\nfolder = "/opt/codex"\n'
+    write_spec(tmp_path, "rollout_sets", "by_codex", f'extends = "repo_fix_tiny_base"\n{harness}')
+    write_spec(tmp_path, "experiments", "of_codex", 'extends = "plan_first_tiny"\nrollout_sets = ["by_codex"]\n')
+    lines = {cost.part: cost for cost in costs.costs("of_codex", load_specs(tmp_path))}
+    assert lines["rollouts by_codex"].hours is None and "rollouts by_codex" in lines["GPU time"].formula
+
+
 def test_merged_sequences_make_the_steps_and_rollouts_are_at_least_the_published_ones():
     lines = {cost.part: cost for cost in costs.costs("tito_native_v4c", SHIPPED)}
     assert lines["training steps"].value == "80"  # 22 pairs of agents, 90 % of them, two epochs
@@ -325,6 +334,18 @@ def test_what_does_not_fit_or_asks_for_more_gpus_than_named_is_a_fault(tmp_path)
     assert "4 processes see one GPU each" in few.why
     small = starts.faults(list(start_lines("small", machine, specs).values()))
     assert "of 22 GiB" in small[0].why
+
+
+def test_servers_of_a_policy_need_all_gpus_of_their_tensor_parallelism(tmp_path):
+    rl = 'placement = "apart"\nservers = 1\noptions = { tensor-parallel-size = 2 }\n'
+    for name, number in (("few", "three"), ("enough", "four")):
+        notes = f'notes = "Needs {number} GPUs of 80 GB."\n'
+        write_spec(tmp_path, "experiments", name, f'extends = "grpo_tcr_4b"\n{notes}[rl]\n{rl}')
+    specs, machine = load_specs(tmp_path), Machine(docker=True, vllm=False)
+    enough = start_lines("enough", machine, specs)
+    assert not starts.faults(list(enough.values())) and "GPUs 2 to 3" in enough["servers of the policy"].why
+    (few,) = starts.faults(list(start_lines("few", machine, specs).values()))
+    assert few.what == "reinforcement on 3 GPUs"
 
 
 def test_first_stop_is_the_first_stage_that_would_block():

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,8 +21,9 @@ from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.slots import Slots
 from etpi_resources.lake.catalog import build, connect
 from etpi_resources.lake.lake import Lake, folder_hash
+from etpi_resources.trainers.contracts import PublishConfig
 from etpi_resources.trainers.policy_link import Sample
-from etpi_resources.trainers.workers import grpo_worker
+from etpi_resources.trainers.workers import grpo_worker, hand_over
 from etpi_resources.trainers.workers.checkpointing import load_model
 from etpi_resources.trainers.workers.device import Compute
 from tests.support.policy_updates import FixedLink, made_samples, worker_in
@@ -270,16 +272,34 @@ def test_statistics_are_of_the_policy_before_the_first_update_in_the_order_of_th
 
 
 def test_log_probs_of_another_policy_stop_the_update_if_there_is_a_bound(tmp_path, base):
-    worker, model = worker_in(tmp_path, base), load_model(base, torch.float32)
-    link, compute = FixedLink(made_samples()), Compute(gpu=False, dtype="fp32")
+    worker, model = worker_in(tmp_path, base, accumulate=4), load_model(base, torch.float32)
+    link, compute = FixedLink(made_samples(16)), Compute(gpu=False, dtype="fp32")
     trainer, engine = grpo_worker.build_trainer(worker, model, link, compute=compute)
-    trainer.largest_gap = 1e-3
+    trainer.largest_gap = 0.1
+    trainer._bound_gap(12.0, 12)  # one odd token of a short rollout
+    trainer._bound_gap(1.0, 300)
+    with pytest.raises(RuntimeError, match="nan nats a token"):
+        trainer._bound_gap(float("nan"), 12)
     try:
         with pytest.raises(RuntimeError, match=r"step 0: .*log-probs"):
             trainer.train()
     finally:
         engine.close()
     assert trainer.state.global_step == 0
+
+
+def test_every_rank_frees_its_memory_before_servers_wake(tmp_path, base, monkeypatch):
+    worker, events = worker_in(tmp_path, base, engine="vllm"), []
+    publish = PublishConfig(folder=str(tmp_path), probe=(1, 2), bound=1.0)
+    worker.config = worker.config.model_copy(update={"publish": publish})
+    link = SimpleNamespace(roll_out=lambda *_: events.append("servers wake"), publish_seconds=0.0)
+    model = load_model(base, torch.float32)
+    trainer, _ = grpo_worker.build_trainer(worker, model, link, compute=Compute(gpu=True, dtype="fp32"))
+    monkeypatch.setattr(hand_over.Publisher, "publish", lambda *_: events.append("published"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("freed"))
+    monkeypatch.setattr(trainer.accelerator, "wait_for_everyone", lambda: events.append("all ranks"))
+    trainer._roll_out(0, range(8))
+    assert events == ["published", "freed", "all ranks", "servers wake"]
 
 
 def test_full_size_spec_gives_valid_trainer_arguments(tmp_path):

@@ -5,21 +5,27 @@ Without vLLM a program of the same arguments and endpoints stands in for it, ove
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from etpi_assets import resources
 from etpi_assets.resources import HardwareMissing
 from etpi_assets.specs.training import RLSection
 from etpi_assets.training import grpo
 from etpi_assets.training.grpo import WORKER
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.vllm_server import PROGRAM_VARIABLE
+from etpi_resources.trainers import policy_servers
 from etpi_resources.trainers.pipes import WorkerFailed
-from etpi_resources.trainers.policy_link import JsonLines
-from etpi_resources.trainers.policy_servers import HandOverFailed
+from etpi_resources.trainers.policy_link import JsonLines, Published
+from etpi_resources.trainers.policy_servers import HandOverFailed, PolicyServers, ServerPlan, weights_folder
 from tests.support.reinforcement import BY_VLLM, LORA, judge, make, prepared, processes, rows
 from tests.support.tiny_training import make_speaking_base
 
@@ -88,13 +94,51 @@ def test_sharded_policy_is_served_on_the_devices_of_its_trainers(tmp_path, base,
     assert all(line["weight_mean"] == pytest.approx(1.0, abs=1e-3) for line in rows(lake, "training_log"))
 
 
-def test_too_few_gpus_are_refused_with_the_keys():
-    section = RLSection(engine="vllm", processes=2, servers=2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo, "accelerators", lambda: True)
-        patch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-        with pytest.raises(HardwareMissing, match=r"need 4 GPUs.*rl\.placement"):
-            grpo.server_devices(section, 1)
+def test_too_few_gpus_are_refused_with_the_keys(tmp_path, monkeypatch):
+    monkeypatch.setattr(grpo, "accelerators", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    with pytest.raises(HardwareMissing, match=r"need 4 GPUs.*may use 3 .*rl\.placement"):
+        grpo.server_devices(RLSection(engine="vllm", processes=2, servers=2))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(resources, "DEVICES", tmp_path)
+    for name in ("nvidia0", "nvidiactl"):
+        (tmp_path / name).touch()
+    with pytest.raises(HardwareMissing, match=r"need 2 GPUs.*may use 1 "):
+        grpo.server_devices(RLSection(engine="vllm"))
+    shared = grpo.server_devices(RLSection(engine="vllm", placement="shared"))
+    assert shared == [{"CUDA_VISIBLE_DEVICES": "0"}]
+
+
+def test_weights_are_handed_over_in_memory_only_if_they_fit_there(tmp_path, monkeypatch):
+    memory, base = tmp_path / "memory", tmp_path / "base"
+    memory.mkdir()
+    base.mkdir()
+    (base / "model.safetensors").write_bytes(bytes(1000))
+    monkeypatch.setattr(policy_servers, "MEMORY", memory)
+    for free, parent in ((1500, tmp_path / "run"), (1700, memory)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        with weights_folder("p", tmp_path / "run", base) as folder:
+            assert folder.parent == parent and folder.stat().st_mode & 0o777 == 0o700
+        assert not folder.exists()
+
+
+def test_server_that_ended_is_named_before_the_round(tmp_path, monkeypatch):
+    """Without a process: the second of two servers has exited."""
+    servers = [
+        SimpleNamespace(url=f"http://127.0.0.1:{n}", name="p", exit_reason=lambda why=why: why, close=lambda: None)
+        for n, why in enumerate((None, "the vLLM server was killed by signal 9"), 1)
+    ]
+    monkeypatch.setattr(PolicyServers, "_start", lambda self, number: servers[number])
+    monkeypatch.setattr(policy_servers, "VllmEngine", lambda *arguments: SimpleNamespace(close=lambda: None))
+    files = [tmp_path / "lock", tmp_path / "lock-1"]
+    plan = ServerPlan(tmp_path, "p", {}, [{}, {}], tmp_path / "log", files, False, (1, 2), 1.0)
+    chat = load_chat_format("tiny")
+    with (
+        PolicyServers(plan, chat) as running,
+        pytest.raises(EngineUnavailable, match="signal 9"),
+        running.generating(1, Published(str(tmp_path), False, [0.0])),
+    ):
+        pass
 
 
 def test_killed_worker_ends_its_server_and_the_run_resumes(tmp_path, base):

@@ -170,6 +170,8 @@ def build_trainer(
     def roll_out(step: int, rows: Any) -> Any:
         began = time.monotonic()
         published = publisher.publish(step, worker.is_rank_0) if publisher else None
+        if publisher:
+            leave_memory_to_servers(trainer, compute)
         if not worker.is_rank_0:
             return []
         with engine.generating(step) if engine else nullcontext():
@@ -199,6 +201,15 @@ def build_trainer(
         policy = unwrapped.get_base_model() if adapter else unwrapped
         engine = LiveEngine(policy, config.base_name, ChatFormat(config.base_name, tokenizer, config.chat_template))
     return trainer, engine
+
+
+def leave_memory_to_servers(trainer: PolicyTrainer, compute: Compute) -> None:
+    """Free the memory that PyTorch keeps for reuse, on all ranks: servers may be on their GPUs. Every rank calls it."""
+    import torch
+
+    if compute.gpu:
+        torch.cuda.empty_cache()
+    trainer.accelerator.wait_for_everyone()
 
 
 def _publisher(worker: Worker[GrpoWorkerConfig], publish: PublishConfig, trainer: PolicyTrainer) -> Publisher:

@@ -8,11 +8,13 @@ how far rollout and trainer log-probs differ, and keeps the log-probs and entrop
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+import torch.distributed as dist
+from accelerate.utils import gather_object
 from peft import PeftModel
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -23,6 +25,8 @@ from etpi_resources.trainers.workers.states import read_shards, write_shards
 from etpi_resources.trainers.workers.token_statistics import RoundStatistics
 from etpi_resources.trainers.workers.tree_attention import refuses_trees
 
+BOUND_TOKENS = 256
+"""Fewest tokens whose mean gap is compared with the bound: one token of a short rollout may be off by chance."""
 SCHEDULER = "scheduler.pt"
 
 RollOut = Callable[[int, Sequence[int]], Sequence[Sample]]
@@ -42,7 +46,8 @@ class PolicyTrainer(GRPOTrainer):
         weights: importance weights, for each pass (sum over tokens, tokens above the maximum, tokens); the log empties
             it.
         seconds: spent on publishing weights and on rollouts since the last log line, which empties it.
-        largest_gap: a mean difference above this stops the run before the update; None only logs it.
+        largest_gap: a mean difference above this, over passes of BOUND_TOKENS tokens, stops the run before the update;
+            None only logs it.
         statistics: log-probs and entropies of the share's tokens, from the first passes over it.
         sharded: whether each rank has a part of the policy's weights (FSDP2).
         no_trees: why the samples of a prompt are not packed as a tree (see `sample_trees`); None if they are.
@@ -59,9 +64,14 @@ class PolicyTrainer(GRPOTrainer):
         self.seconds: dict[str, float] = {}
         self._pass: dict[str, Any] = {}
         self.largest_gap: float | None = None
+        self._unchecked = 0.0, 0
         self.statistics = RoundStatistics()
         self._scores: tuple[torch.Tensor, torch.Tensor] | None = None
         super().__init__(rollout_func=self._rollouts, reward_funcs=[self._rewards], **arguments)
+        # Ranks wait for a round here, with a timeout of its own and without a kernel that spins on the GPU (NCCL).
+        self._waiting: Any = None
+        if self.accelerator.num_processes > 1:
+            self._waiting = dist.new_group(backend="gloo", timeout=self.args.ddp_timeout_delta)
         models: list[Any] = [m for m in (self.model, self.ref_model) if m is not None]
         # Without the wrapper of 16 bits accelerate would take TRL's fused head off too, whose `__wrapped__` it follows.
         unwrapped: list[Any] = [self.accelerator.unwrap_model(m) for m in models]
@@ -75,8 +85,8 @@ class PolicyTrainer(GRPOTrainer):
         self.generated_at = self.state.global_step
         rows = gather_object([int(prompt) for prompt in prompts])
         rounds = [self._roll_out(self.generated_at, rows)]
-        if self.accelerator.num_processes > 1:
-            broadcast_object_list(rounds)
+        if self._waiting is not None:
+            dist.broadcast_object_list(rounds, src=0, group=self._waiting)
         self.round = rounds[0]
         if len(self.round) != len(rows):
             raise RuntimeError(f"{len(rows)} prompts returned {len(self.round)} rollouts")
@@ -163,14 +173,27 @@ class PolicyTrainer(GRPOTrainer):
         gap = (logps - inputs["sampling_per_token_logps"]).abs()[mask]
         if gap.numel():
             self.gaps.append((float(gap.sum()), float(gap.max()), gap.numel(), staleness))
-            if staleness == 0 and self.largest_gap is not None and not float(gap.mean()) <= self.largest_gap:
-                raise RuntimeError(
-                    f"step {self.generated_at}: rollouts were sampled with log-probs that differ from the trainer's by "
-                    f"{float(gap.mean()):.2g} nats a token (bound {self.largest_gap:g}); the update was not applied. "
-                    "Generate in the dtype of training (rl.options.dtype), or set "
-                    'rl.engine = "transformers"'
-                )
+            if staleness == 0:
+                self._bound_gap(float(gap.sum()), gap.numel())
         return loss
+
+    def _bound_gap(self, total: float, tokens: int) -> None:
+        """Raise RuntimeError if the mean gap of the passes since the last comparison is above the bound.
+
+        Args:
+            total: sum of absolute differences over the tokens of a pass.
+        """
+        total, tokens = total + self._unchecked[0], tokens + self._unchecked[1]
+        self._unchecked = total, tokens
+        if self.largest_gap is None or (tokens < BOUND_TOKENS and isfinite(total)):
+            return
+        self._unchecked = 0.0, 0
+        if not total / tokens <= self.largest_gap:
+            raise RuntimeError(
+                f"step {self.generated_at}: rollouts were sampled with log-probs that differ from the trainer's by "
+                f"{total / tokens:.2g} nats a token (bound {self.largest_gap:g}); the update was not applied. "
+                'Generate in the dtype of training (rl.options.dtype), or set rl.engine = "transformers"'
+            )
 
     # Trainer would save rank 0's shards alone.
 
