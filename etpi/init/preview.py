@@ -68,10 +68,16 @@ def parts(rollout: RolloutRecord, student: Student, *, native: bool, strips_thin
         if turn.turn in outputs:
             prompt, output, fault = outputs[turn.turn]
             text, label = student.chat.decode(prompt), student.chat.decode(output)
-            shown.append(Part(text[len(os.path.commonprefix([before, text])) :]))
+            shown.append(Part(text[_shared(before, text) :]))
             shown.append(Part(label, turn.turn, _dropped(turn) or fault))
             before = text + label
     return shown
+
+
+def _shared(before: str, text: str) -> int:
+    """Return the length of the beginning that two texts share, in whole lines where `text` does not extend `before`."""
+    common = os.path.commonprefix([before, text])
+    return len(common) if common == before else common.rfind("\n") + 1
 
 
 def _dropped(turn: Turn) -> str:
@@ -100,7 +106,9 @@ def lines(shown: Sequence[Part]) -> list[str]:
         bar = "▌" if part.is_trained else " "
         for line in _shortened(part.text.strip("\n").split("\n")):
             text.append(
-                click.style(f"  {bar} {line}", fg="green" if part.is_trained else None, dim=not part.is_trained)
+                click.style(
+                    f"  {bar} {line}".rstrip(), fg="green" if part.is_trained else None, dim=not part.is_trained
+                )
             )
         if part.dropped:
             text.append(f"    (turn {part.turn} is not trained: {part.dropped})")

