@@ -339,9 +339,9 @@ def _exchanges(chain: Sequence[_Node]) -> Iterator[tuple[Mapping[str, Any], list
     """Yield each call of a conversation with the messages that are new in it."""
     path = [0]
     for node in chain:
-        asked = node.path[:-1]
-        shared = enumerate(zip(path, asked, strict=False))
-        known = next((at for at, (old, new) in shared if old != new), min(len(path), len(asked)))
+        prompt = node.path[:-1]
+        shared = enumerate(zip(path, prompt, strict=False))
+        known = next((at for at, (old, new) in shared if old != new), min(len(path), len(prompt)))
         yield node.row, node.row["messages"][known - 1 :]
         path = node.path
 
