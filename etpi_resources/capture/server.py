@@ -166,7 +166,6 @@ class Attempt:
 
     def _generate(self, number: int, row: Mapping[str, Any], query: Asked) -> Turn:
         self._require_budget(number)
-        started = time.monotonic()
         prompt = self._conversation.prompt(query.messages, query.tools)
         room = self.budget.max_model_len - len(prompt.ids)
         if room < SMALLEST_OUTPUT:
@@ -188,7 +187,7 @@ class Attempt:
             "call": number,
             "parent": None if prompt.parent is None else prompt.parent.call,
             "status": 200,
-            "seconds": round(time.monotonic() - started, 4),
+            "seconds": round(time.time() - row["at"], 4),
             "messages": query.messages[len(query.messages) - prompt.new_messages :],
             "prompt_ids": prompt.ids[known:],
             "output_ids": output,
