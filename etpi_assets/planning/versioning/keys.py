@@ -128,7 +128,7 @@ def input_key(node: Node, spec_hash: str, inputs: Mapping[str, str], code: str) 
 def _code_of(
     asset: str, selected: tuple[tuple[str, tuple[str, ...]], ...], computes: bool, code: Codebase
 ) -> PartitionCode:
-    store = _store() if code is CODE else None
+    store = _store(code) if code is CODE else None
     if store is None:
         return _walked(asset, selected, computes, code)
     node = GRAPH[asset]
@@ -145,11 +145,11 @@ def _code_of(
 
 
 @cache
-def _store() -> StoredValues | None:
+def _store(code: Codebase) -> StoredValues | None:
     """Return the stored digests of the running code; None with plugins, whose files may be anywhere."""
     if any(plugins_of(kind) for kind in GROUPS):
         return None
-    return StoredValues("partition_codes", signature_of([CODE.file("sql"), *(CODE.root / name for name in PACKAGES)]))
+    return StoredValues("partition_codes", signature_of([code.file("sql"), *(code.root / name for name in PACKAGES)]))
 
 
 def _walked(
