@@ -37,13 +37,13 @@ def texts() -> Iterator[str]:
 
 
 def main() -> int:
-    made = tokenizer.train(texts(), SIZE, SYLLABLES)
+    trained = tokenizer.train(texts(), SIZE, SYLLABLES)
     if len(sys.argv) > 1:
-        made.save(sys.argv[1])
+        trained.save(sys.argv[1])
         return 0
-    same = made.to_str(pretty=True) == SHIPPED.read_text(encoding="utf-8")
+    same = trained.to_str(pretty=True) == SHIPPED.read_text(encoding="utf-8")
     verdict = "the same" if same else "another: write it with an argument"
-    print(f"{made.get_vocab_size()} ids; the shipped file is {verdict}")
+    print(f"{trained.get_vocab_size()} ids; the shipped file is {verdict}")
     return not same
 
 

@@ -24,7 +24,7 @@ _KEY_FILE = "key"
 
 @dataclass(frozen=True)
 class CaptureOptions:
-    """What `etpi capture` serves and records; `to` is the folder of the logs."""
+    """Options of `etpi capture`; `to` is the folder of the logs."""
 
     url: str
     model: str

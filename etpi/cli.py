@@ -152,7 +152,9 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
     "--map", "columns", metavar="KEY=PATH,...", help="--from: columns of rows of no known format (docs/formats.md)"
 )
 @click.option(
-    "--secrets", type=click.Choice(["keep", "mask", "quarantine"]), help="--from: what is done with keys in the runs"
+    "--secrets",
+    type=click.Choice(["keep", "mask", "quarantine"]),
+    help="--from: keep, mask or quarantine keys in the runs",
 )
 @click.option("--json", "as_json", is_flag=True, help="--from: print what was seen as JSON, and write nothing")
 @click.option("--endpoint", metavar="URL", help="a server with an OpenAI-compatible interface, for the teacher")

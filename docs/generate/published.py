@@ -46,12 +46,12 @@ def value(where: str, specs: Specs) -> Any:
     kind = next((kind for kind in MODELS if name in specs.keys(kind)), None)
     if kind is None:
         raise KeyError(where)
-    found: Any = specs.get(kind, name).model_dump(mode="json", by_alias=False)
+    content: Any = specs.get(kind, name).model_dump(mode="json", by_alias=False)
     for part in key.split("."):
-        if isinstance(found, list):
-            found = {item.get("name") or item.get("function"): item for item in found}
-        found = found[part] if part in found or kind != "suite" else found["params"][part]
-    return found
+        if isinstance(content, list):
+            content = {item.get("name") or item.get("function"): item for item in content}
+        content = content[part] if part in content or kind != "suite" else content["params"][part]
+    return content
 
 
 def page() -> str:

@@ -7,9 +7,9 @@ import time
 from contextlib import suppress
 
 quiet = False
-"""Whether `etpi -q` keeps progress to itself."""
+"""True with `etpi -q`, which prints no progress."""
 verbose = False
-"""Whether `etpi -v` shows the stack traces of expected errors."""
+"""True with `etpi -v`, which prints the stack traces of expected errors too."""
 
 
 def say(text: str) -> None:

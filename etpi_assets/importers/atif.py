@@ -14,6 +14,7 @@ from typing import Any
 
 from etpi_assets.importers.conversation import ChatEntry, Options, accept_answers, fill_agent, finish_of, token_ids
 from etpi_assets.importers.format import ROWS, DetectionInput, FormatDoc, run_format, source_of
+from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.run_info import RunInfo, build_rollout, exit_by_action, exit_name, run_info
 from etpi_assets.importers.source import (
     Unreadable,
@@ -55,7 +56,7 @@ def is_document(value: Any) -> bool:
 
 def units(root: Path) -> list[Path]:
     """Return every JSON file that no other document refers to."""
-    files = sorted(f for f in root.rglob("*") if f.name.endswith(_JSON) and f.is_file()) if root.is_dir() else [root]
+    files = files_below(root, *_JSON)
     continued = {other for file in files for other in documents_beside(file)}
     return [file for file in files if file not in continued]
 

@@ -27,7 +27,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
         raise Unreadable("empty", f"{unit.name} has no call that was answered")
     agent = AgentRecord("agent1", "", "main", "unknown")
     try:
-        assembled = assemble(rows, None, lambda text, structured: read_actions(text, structured), main=agent)
+        assembled = assemble(rows, None, read_actions, main=agent)
     except CaptureError as error:
         raise Unreadable("bad_token_ids", f"{unit.name}: {error}") from error
     return RolloutRecord(

@@ -19,6 +19,7 @@ from etpi_assets.importers.sessions import (
     Conversation,
     Session,
     claims_lines,
+    folder_name,
     jsonl_units,
     paths,
     session_lines,
@@ -68,7 +69,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     alone = agent is not None and all(line.get("isSidechain", True) for line in lines if line.get("type") in _SPEAKERS)
     session = Session(f"{session_id}/{agent}" if alone else session_id)
     cwd = next((folder for line in lines if (folder := text_field(line, "cwd"))), None)
-    session.repo = cwd.replace("\\", "/").rstrip("/").rpartition("/")[2] if cwd else None
+    session.repo = folder_name(cwd) if cwd else None
     entries = {key: _entries(node, unit, session) for key, node in nodes.items()}
     owners = _owners(unit.parent, root, unit.parent.stat().st_mtime_ns) if unit != root else {}
     copies = {key: name for key in nodes if (name := owners.get(hash(key), unit.name)) != unit.name}
@@ -233,11 +234,9 @@ def _begins(conversation: Conversation, key: str, nodes: Mapping[str, _Node]) ->
 
 def _name(nodes: Mapping[str, _Node], path: Sequence[str], role: str, session: Session) -> str:
     """Return the agent's id, which names the agent or the call that it comes from."""
+    if role != "subagent":
+        return session.agent_id(role)
     number = 1 + sum(conversation.role == role for conversation in session.conversations)
-    if role in ("branch", "continuation"):
-        return f"agent1-{role}{number}"
-    if role == "solo":
-        return "agent1"
     first = nodes[path[0]].lines[0]
     prompt = content_parts(field_of(first, "message", "content"), "prompt").text
     calls = (b for node in nodes.values() if node.is_turn for line in node.lines for b in line["message"]["content"])
@@ -262,8 +261,7 @@ def _entries(node: _Node, unit: Path, session: Session) -> list[ChatEntry]:
         answers = [ChatEntry("tool", text, at=at, answers=call) for call, text in reversed(results.items())]
         return [*answers, ChatEntry("user", parts.text, at=at)] if parts.text or not answers else answers
     message = node.lines[-1]["message"]
-    session.models.update([model] if (model := text_field(message, "model")) else [])
-    session.add_usage(field_of(message, "usage"))
+    session.add_response(text_field(message, "model"), field_of(message, "usage"))
     stop = next((reason for line in node.lines if (reason := text_field(line, "message", "stop_reason"))), None)
     calls = tool_calls(list(parts.calls), name)
     return [ChatEntry("assistant", parts.text, calls, parts.reasoning, at, finish_reason=finish_of(stop))]

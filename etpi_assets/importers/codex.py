@@ -14,6 +14,7 @@ from etpi_assets.importers.sessions import (
     Conversation,
     Session,
     claims_lines,
+    folder_name,
     jsonl_units,
     session_lines,
     session_rollout,
@@ -58,26 +59,24 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
         elif kind == "response_item" and ("type" in item or "role" in item):
             parts[-1].items.append({**item, "timestamp": line.get("timestamp")})
         elif kind == "turn_context":
-            session.models.update([model] if (model := text_field(item, "model")) else [])
+            session.add_response(text_field(item, "model"))
         elif kind == "compacted":
             parts.append(_after_compaction(item))
         elif kind == "event_msg" and item.get("type") == "thread_rolled_back":
             kept = _without_questions(parts[-1].items, item.get("num_turns"))
             parts.append(_Part("branch", kept, len(kept), parts[-1].is_lost))
         elif kind == "event_msg" and item.get("type") == "token_count":
-            session.add_usage(field_of(item, "info", "last_token_usage"))
+            session.add_response(usage=field_of(item, "info", "last_token_usage"))
     _read_meta(session, meta)
     system = text_field(meta, "base_instructions", "text") or text_field(meta, "instructions")
     for part in parts:
-        number = 1 + sum(conversation.role == part.role for conversation in session.conversations)
-        name = "agent1" if part.role == "solo" else f"agent1-{part.role}{number}"
         context, later = part.items[: part.inherited], part.items[part.inherited :]
         entries = [
             *response_entries(context, unit.name, is_context=True),
             *response_entries(later, unit.name, is_context=part.is_lost),
         ]
         role = "subagent" if "/" in session.id else part.role
-        session.conversations.append(Conversation(name, role, instructed(system, entries)))
+        session.conversations.append(Conversation(session.agent_id(part.role), role, instructed(system, entries)))
     return session_rollout(session, unit, root, options)
 
 
@@ -99,7 +98,7 @@ def _read_meta(session: Session, meta: Mapping[str, Any]) -> None:
     name, parent = text_field(meta, "id"), text_field(meta, "source", "subagent", "thread_spawn", "parent_thread_id")
     session.id = "/".join(part for part in (parent, name) if part) or session.id
     if place := text_field(meta, "git", "repository_url") or text_field(meta, "cwd"):
-        session.repo = place.replace("\\", "/").rstrip("/").rpartition("/")[2].removesuffix(".git")
+        session.repo = folder_name(place).removesuffix(".git")
     session.tools = function_schemas(meta.get("dynamic_tools"))
 
 

@@ -32,7 +32,7 @@ class DetectionInput:
 
     @cached_property
     def files(self) -> list[Path]:
-        return sorted(f for f in self.root.rglob("*") if f.is_file()) if self.root.is_dir() else [self.root]
+        return rows.files_below(self.root)
 
     @cached_property
     def row(self) -> Row | None:
@@ -135,6 +135,7 @@ def row_format(
     record: Callable[[list[Row], str, Options], RolloutRecord],
     group: Callable[[Row], Any] | None = None,
     rank: int = ROWS,
+    units: Callable[[Path], list[Path]] = rows.units,
     iter_rows: Callable[[Path], Iterator[tuple[int, Any]]] = rows.iter_rows,
     count_rows: Callable[[Path], int] = rows.count_rows,
 ) -> Format:
@@ -144,7 +145,7 @@ def row_format(
         claims: whether a row has this format.
         record: (rows, name for errors, options) -> the rollout; raises Unreadable; any other error refuses the rows.
         group: consecutive rows with the same value of `group(row)` are one rollout; None: every row is one.
-        iter_rows, count_rows: read and count the rows of a unit, as those of `rows` do.
+        units, iter_rows, count_rows: list the units, read and count the rows of one, as those of `rows` do.
     """
 
     def count(unit: Path) -> int:
@@ -176,7 +177,7 @@ def row_format(
 
     per = "one rollout per row" if group is None else "one rollout per run of rows"
     files = doc.files or f"`.jsonl`, `.json`, `.parquet`, also with `.gz` or `.zst`; {per}"
-    return Format(name, replace(doc, files=files), rank, claims_first_row, rows.units, count, read)
+    return Format(name, replace(doc, files=files), rank, claims_first_row, units, count, read)
 
 
 def _check_row(value: Any, where: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from etpi_assets.importers.conversation import ChatEntry, Options
 from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format
+from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.sessions import Conversation, Session, session_lines, session_rollout
 from etpi_assets.importers.source import (
     Unreadable,
@@ -32,10 +33,7 @@ def claims(source: DetectionInput) -> bool:
 
 def units(root: Path) -> list[Path]:
     """Return the files of sessions below the root; the root itself if it is a file."""
-    if not root.is_dir():
-        return [root]
-    files = (path for path in root.rglob("*") if path.name.endswith(_JSON) and path.is_file())
-    return sorted(path for path in files if path.name != "logs.json")
+    return [path for path in files_below(root, *_JSON) if path == root or path.name != "logs.json"]
 
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
@@ -44,12 +42,10 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     facts: dict[str, Any] = {}
     session, seen = Session(unit.name.partition(".")[0]), set[str]()
     for role, messages in _histories(records, unit, facts):
-        number = 1 + sum(conversation.role == role for conversation in session.conversations)
         entries = [e for m in messages for e in _entries(m, f"{unit.name}, {text_field(m, 'id')}", seen, session)]
         seen.update(name for m in messages if (name := text_field(m, "id")))
-        agent_id = "agent1" if role == "solo" else f"agent1-{role}{number}"
         is_helper = facts.get("kind") == "subagent"
-        session.conversations.append(Conversation(agent_id, "subagent" if is_helper else role, entries))
+        session.conversations.append(Conversation(session.agent_id(role), "subagent" if is_helper else role, entries))
     session.id = text_field(facts, "sessionId") or session.id
     if facts.get("kind") == "subagent":
         session.id = f"{unit.parent.name}/{session.id}"
@@ -107,8 +103,7 @@ def _entries(message: Mapping[str, Any], name: str, seen: set[str], session: Ses
     text = _text(content, name)
     is_own = text_field(message, "id") not in seen
     if is_own:
-        session.models.update([model] if (model := text_field(message, "model")) else [])
-        session.add_usage(message.get("tokens"))
+        session.add_response(text_field(message, "model"), message.get("tokens"))
     called = [
         as_mapping(c, f"{name}.toolCalls[]") for c in as_list(message.get("toolCalls") or [], f"{name}.toolCalls")
     ]

@@ -13,6 +13,7 @@ from etpi_assets.importers.conversation import Options, chat_entries
 from etpi_assets.importers.format import FOLDERS, DetectionInput, FormatDoc, row_format
 from etpi_assets.importers.messages import solo
 from etpi_assets.importers.responses import function_schemas
+from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.run_info import repo_of, reward_of, run_info, sampler_of
 from etpi_assets.importers.source import (
     MOST_ROW_BYTES,
@@ -51,9 +52,7 @@ def _is_log(value: Any) -> bool:
 
 def units(root: Path) -> list[Path]:
     """Return the logs below the root, sorted; the root itself if it is a file."""
-    if not root.is_dir():
-        return [root]
-    return sorted(path for path in root.rglob("*") if path.suffix in (".eval", ".json") and path.is_file())
+    return files_below(root, ".eval", ".json")
 
 
 def iter_samples(unit: Path) -> Iterator[tuple[int, Any]]:
@@ -271,7 +270,7 @@ FORMAT = replace(
         iter_rows=iter_samples,
         count_rows=count_samples,
         rank=FOLDERS,
+        units=units,
     ),
     claims=claims,
-    units=units,
 )

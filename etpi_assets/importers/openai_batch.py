@@ -121,22 +121,20 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
     return rollout
 
 
-FORMAT = replace(
-    row_format(
-        "openai_batch",
-        FormatDoc(
-            title="Answers of OpenAI's Batch API, of chat completions and of the Responses API",
-            files="`.jsonl`: the answers, and beside them the plain file of the requests; one rollout per answer",
-            keeps="the request's messages as context, the first choice, calls, tool schemas, finish reason, model, "
-            "sampler, usage; `custom_id` is the task",
-            loses="further choices; quarantined are errors, and answers whose request is not beside them or is one of "
-            "several with its `custom_id`, which is unique in one batch only: give each batch a folder",
-        ),
-        claims=claims,
-        record=record,
-        iter_rows=iter_answers,
-        count_rows=count_rows,
-        rank=FOLDERS,
+FORMAT = row_format(
+    "openai_batch",
+    FormatDoc(
+        title="Answers of OpenAI's Batch API, of chat completions and of the Responses API",
+        files="`.jsonl`: the answers, and beside them the plain file of the requests; one rollout per answer",
+        keeps="the request's messages as context, the first choice, calls, tool schemas, finish reason, model, "
+        "sampler, usage; `custom_id` is the task",
+        loses="further choices; quarantined are errors, and answers whose request is not beside them or is one of "
+        "several with its `custom_id`, which is unique in one batch only: give each batch a folder",
     ),
+    claims=claims,
+    record=record,
+    iter_rows=iter_answers,
+    count_rows=count_rows,
+    rank=FOLDERS,
     units=units,
 )

@@ -40,11 +40,16 @@ def row_files(files: Iterable[Path]) -> list[Path]:
     return [path for path in files if _plain_name(path).endswith(_SUFFIXES)]
 
 
-def units(root: Path) -> list[Path]:
-    """Return every file below the root that can hold rows, sorted; the root itself if it is a file."""
+def files_below(root: Path, *endings: str) -> list[Path]:
+    """Return the files below the root whose names have one of the endings, sorted; the root itself if it is a file."""
     if not root.is_dir():
         return [root]
-    return sorted(path for path in row_files(root.rglob("*")) if path.is_file())
+    return sorted(path for path in root.rglob("*") if path.name.endswith(endings or "") and path.is_file())
+
+
+def units(root: Path) -> list[Path]:
+    """Return every file below the root that can hold rows, sorted; the root itself if it is a file."""
+    return row_files(files_below(root)) if root.is_dir() else [root]
 
 
 def is_parquet(path: Path) -> bool:

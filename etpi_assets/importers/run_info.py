@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -139,6 +140,13 @@ def sampler_of(settings: Mapping[str, Any], usage: Any) -> dict[str, Any] | None
     """Return the sampling settings that a run recorded, and the usage of its responses; None if there are none."""
     known = {key: settings[key] for key in _SAMPLER if settings.get(key) is not None}
     return {**known, **({"usage": usage} if usage else {})} or None
+
+
+def add_usage(total: Counter[str], usage: Any) -> None:
+    """Add the counts of tokens in the usage of one response, as far as there are any."""
+    for key, count in usage.items() if isinstance(usage, dict) else ():
+        if type(count) is int and 0 <= count < 2**53:
+            total[str(key)] += count
 
 
 def repo_of(instance_id: str) -> str:

@@ -16,8 +16,8 @@ from typing import Any
 
 from etpi_assets.importers.conversation import ChatEntry, Options, accept_texts, fill_agent
 from etpi_assets.importers.format import DetectionInput, source_of
-from etpi_assets.importers.rows import iter_rows
-from etpi_assets.importers.run_info import sampler_of
+from etpi_assets.importers.rows import files_below, iter_rows
+from etpi_assets.importers.run_info import add_usage, sampler_of
 from etpi_assets.importers.source import Unreadable, content_hash
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 
@@ -46,11 +46,15 @@ class Session:
     usage: Counter[str] = field(default_factory=Counter)
     tools: list[dict[str, Any]] | None = None
 
-    def add_usage(self, usage: Any) -> None:
-        """Add the counts of tokens in the usage of one response."""
-        for key, count in usage.items() if isinstance(usage, dict) else ():
-            if type(count) is int and 0 <= count < 2**53:
-                self.usage[str(key)] += count
+    def add_response(self, model: str | None = None, usage: Any = None) -> None:
+        """Add the model and the token counts of one response, as far as the file has them."""
+        self.models.update([model] if model else [])
+        add_usage(self.usage, usage)
+
+    def agent_id(self, role: str) -> str:
+        """Return the id of the next agent with a role."""
+        number = 1 + sum(conversation.role == role for conversation in self.conversations)
+        return "agent1" if role == "solo" else f"agent1-{role}{number}"
 
 
 def session_rollout(session: Session, unit: Path, root: Path, options: Options) -> RolloutRecord:
@@ -81,6 +85,11 @@ def session_rollout(session: Session, unit: Path, root: Path, options: Options) 
     )
 
 
+def folder_name(path: str) -> str:
+    """Return the last part of a path of any system, or of a URL."""
+    return path.replace("\\", "/").rstrip("/").rpartition("/")[2]
+
+
 def _unique(agent_id: str, agents: Sequence[AgentRecord]) -> str:
     taken = {agent.agent_id for agent in agents}
     return next(name for n in range(len(taken) + 1) if (name := f"{agent_id}_{n}" if n else agent_id) not in taken)
@@ -88,9 +97,7 @@ def _unique(agent_id: str, agents: Sequence[AgentRecord]) -> str:
 
 def jsonl_units(root: Path) -> list[Path]:
     """Return the files of JSON lines below the root, sorted; the root itself if it is a file."""
-    if not root.is_dir():
-        return [root]
-    return sorted(path for path in root.rglob("*") if path.name.endswith(_LINES) and path.is_file())
+    return files_below(root, *_LINES)
 
 
 def session_lines(unit: Path) -> list[Mapping[str, Any]]:

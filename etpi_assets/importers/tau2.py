@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ from etpi_assets.importers.conversation import Options, accept_texts, chat_entri
 from etpi_assets.importers.format import FOLDERS, FormatDoc, row_format
 from etpi_assets.importers.messages import solo
 from etpi_assets.importers.responses import instructed
-from etpi_assets.importers.run_info import run_info, sampler_of
-from etpi_assets.importers.sessions import Session
+from etpi_assets.importers.rows import files_below
+from etpi_assets.importers.run_info import add_usage, run_info, sampler_of
 from etpi_assets.importers.source import (
     Unreadable,
     as_list,
@@ -51,8 +51,8 @@ def units(root: Path) -> list[Path]:
     """Return the documents below the root, sorted; a folder of simulations belongs to the document beside it."""
     if not root.is_dir():
         return [root]
-    files = (path for path in root.rglob("*.json") if path.is_file())
-    return sorted(f for f in files if f.parent.name != _FOLDER or not (f.parent.parent / "results.json").is_file())
+    files = files_below(root, ".json")
+    return [f for f in files if f.parent.name != _FOLDER or not (f.parent.parent / "results.json").is_file()]
 
 
 def iter_simulations(unit: Path) -> Iterator[tuple[int, Any]]:
@@ -106,10 +106,10 @@ def record(rows: list[Mapping[str, Any]], where: str, options: Options) -> Rollo
     entries = instructed(system, entries)
     rollout = solo(entries, run_info(facts, options), where, options)
     accept_texts(rollout.agents[0], entries)
-    settings, sums = field(info, "agent_info", "llm_args"), Session("")
+    settings, usage = field(info, "agent_info", "llm_args"), Counter[str]()
     for message in kept:
-        sums.add_usage(field(message, "usage") if field(message, "role") == "assistant" else None)
-    rollout.sampler = sampler_of(settings if isinstance(settings, dict) else {}, dict(sums.usage))
+        add_usage(usage, field(message, "usage") if field(message, "role") == "assistant" else None)
+    rollout.sampler = sampler_of(settings if isinstance(settings, dict) else {}, dict(usage))
     seed = simulation.get("seed")
     rollout.sample_seed = seed if type(seed) is int and abs(seed) < 2**31 else None
     rollout.started_at = to_utc(simulation.get("start_time")) or rollout.started_at
@@ -130,23 +130,21 @@ def _is_of_user(message: Any) -> bool:
     return field(message, "role") == "user" and bool(field(message, "tool_calls"))
 
 
-FORMAT = replace(
-    row_format(
-        "tau2",
-        FormatDoc(
-            title="Results of tau2-bench",
-            files="`results.json` or another name, with its `simulations` in it or in a folder beside it, and single "
-            "simulations; one rollout per simulation",
-            keeps="messages, calls and results of the agent, the policy as the system prompt, reward, the reason of "
-            "the end, model, sampler, usage, times, seed; the greeting is context",
-            loses="calls of the simulated user. Not in the files: the agent's instructions around the policy, and "
-            "mostly the tool schemas (`options.tools`). Simulations of audio are quarantined",
-        ),
-        claims=claims,
-        record=record,
-        iter_rows=iter_simulations,
-        count_rows=lambda unit: sum(1 for _ in iter_simulations(unit)),
-        rank=FOLDERS,
+FORMAT = row_format(
+    "tau2",
+    FormatDoc(
+        title="Results of tau2-bench",
+        files="`results.json` or another name, with its `simulations` in it or in a folder beside it, and single "
+        "simulations; one rollout per simulation",
+        keeps="messages, calls and results of the agent, the policy as the system prompt, reward, the reason of "
+        "the end, model, sampler, usage, times, seed; the greeting is context",
+        loses="calls of the simulated user. Not in the files: the agent's instructions around the policy, and "
+        "mostly the tool schemas (`options.tools`). Simulations of audio are quarantined",
     ),
+    claims=claims,
+    record=record,
+    iter_rows=iter_simulations,
+    count_rows=lambda unit: sum(1 for _ in iter_simulations(unit)),
+    rank=FOLDERS,
     units=units,
 )

@@ -47,10 +47,6 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
         text for t in (row, *traces) for e in as_list(t.get("errors") or [], f"{where}, errors") if (text := _error(e))
     ]
     trained = [trace for trace in traces if field(trace, "agent", "trainable") is not False] or traces
-    if not trained:
-        raise Unreadable(
-            "errored" if errors else "empty", f"{where}: no trace; {'; '.join(errors)[:300] or 'no error'}"
-        )
     agents = [agent for number, trace in enumerate(trained) for agent in _agents(trace, number, where, options)]
     if not agents:
         raise Unreadable(
@@ -95,7 +91,7 @@ def _agents(trace: Mapping[str, Any], number: int, where: str, options: Options)
     turns = {str(i) for i, node in enumerate(nodes) if _is_turn(node)}
     finishes = {
         str(c.get("node")): finish_of(text_field(c, "finish_reason"))
-        for c in trace.get("calls") or ()
+        for c in as_list(trace.get("calls") or [], f"{where}, calls")
         if isinstance(c, dict)
     }
     name = text_field(trace, "agent", "name") or "agent"

@@ -123,8 +123,8 @@ class HarnessSection(Section):
     """The folder in which the harness is installed; sandboxes see it, read-only, under the same path. `${VARIABLE}` is
     replaced from the environment."""
     package: str = ""
-    """Where its version is read: `npm:NAME` below `folder`, or `pip:NAME` in the virtual environment `folder`/venv;
-    empty: nowhere."""
+    """The package whose version is checked: `npm:NAME` below `folder`, or `pip:NAME` in the virtual environment
+    `folder`/venv; empty: none."""
     command: str
     """The bash command that runs it in the workspace until the task is done. Never write `{key}` in it: other users of
     the machine see the arguments of processes."""
@@ -145,7 +145,7 @@ class HarnessSection(Section):
     address_gib: float = Field(default=64, gt=0)
     """Addresses that each process may reserve, which runtimes such as Node do far beyond the memory they use."""
     later_system: bool = False
-    """Whether it sends system messages within a conversation, which the student's template then has to take."""
+    """True: it sends system messages within a conversation, which the student's template then has to take."""
 
     @model_validator(mode="before")
     @classmethod

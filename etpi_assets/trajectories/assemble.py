@@ -24,16 +24,13 @@ from typing import Any, Literal
 
 from etpi_assets.trajectories.records import Action, AgentRecord, Message, Turn
 from etpi_resources.capture.conversation import normalised
+from etpi_resources.capture.dialects import HELPER_HEADERS
 from etpi_resources.chat.tool_forms.call import NO_CALL
 from etpi_resources.token_ids import begins_with
 
 Role = Literal["main", "helper", "summary", "side", "dropped", "retry"]
 ReadActions = Callable[[str, Sequence[Any] | None], tuple[list[Action], str | None]]
 """(text of a turn, its structured calls) -> its actions, and the reason if there are none."""
-
-_HELPER_HEADERS = ("x-claude-code-agent-id", "x-parent-session-id", "x-openai-subagent", "x-codex-parent-thread-id")
-"""Headers that a harness sends with requests of helpers alone."""
-
 
 _QUOTING = re.compile(r"[\s\"'\\]+")
 
@@ -294,7 +291,7 @@ def _roles(chains: Sequence[Sequence[_Node]], task: str | None) -> list[Role]:
 
 
 def _has_task(row: Mapping[str, Any], task: str | None) -> bool:
-    if any(name in row["headers"] for name in _HELPER_HEADERS):
+    if any(name in row["headers"] for name in HELPER_HEADERS):
         return False
     users = (message["content"] for message in row["messages"] if message["role"] == "user")
     return task is None or any(_letters(task) in _letters(content) for content in users)

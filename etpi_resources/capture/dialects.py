@@ -5,7 +5,7 @@ server-sent events. Chat messages are those of chat templates: {"role", "content
 "tool_call_id"?}, a call's arguments as JSON text.
 
 Sources: the API references of OpenAI (chat completions, responses) and Anthropic (messages), and the requests of the
-harnesses that `etpi_assets.agent.harness_presets` lists.
+harnesses that `etpi_assets.specs.harness` lists.
 """
 
 from __future__ import annotations
@@ -24,6 +24,14 @@ Event = tuple[str | None, Any]
 
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
 """A line that Claude Code puts before its system prompt. It differs from call to call and is no part of the prompt."""
+
+HELPER_HEADERS = (
+    "x-claude-code-agent-id",
+    "x-codex-parent-thread-id",
+    "x-openai-subagent",
+    "x-parent-session-id",
+)
+"""Headers that a harness sends with requests of helpers alone."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NO_TEXT = ("image_url", "image", "input_image", "input_file", "document")

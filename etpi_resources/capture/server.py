@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import re
 import secrets
 import socket as sockets
 import threading
@@ -26,7 +27,16 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from etpi_resources.capture.conversation import Conversation, Prompt, output_message
-from etpi_resources.capture.dialects import DIALECTS, Asked, Dialect, Event, Refused, Turn, without_surrogates
+from etpi_resources.capture.dialects import (
+    DIALECTS,
+    HELPER_HEADERS,
+    Asked,
+    Dialect,
+    Event,
+    Refused,
+    Turn,
+    without_surrogates,
+)
 from etpi_resources.capture.store import CallLog, read_log
 from etpi_resources.engines import Completion, Engine, EngineUnavailable, Request, Sampler
 from etpi_resources.engines.scripted import ScriptedEngine
@@ -55,15 +65,7 @@ _MOST_CHARACTERS = 2000
 _MOST_SETTINGS = 64
 _AT_ONCE = 64
 _TOO_LONG = "the prompt exceeds this model's maximum context length"
-_KEPT_HEADERS = (
-    "user-agent",
-    "x-stainless-retry-count",
-    "anthropic-beta",
-    "x-claude-code-agent-id",
-    "x-codex-parent-thread-id",
-    "x-openai-subagent",
-    "x-parent-session-id",
-)
+_KEPT_HEADERS = ("user-agent", "x-stainless-retry-count", "anthropic-beta", *HELPER_HEADERS)
 """Headers that say which part of a harness sends a request. No header with a key is among them."""
 
 
@@ -367,15 +369,17 @@ async def _read_body(request: HttpRequest) -> bytes | None:
     return bytes(raw)
 
 
+_ESCAPED = re.compile(rb"\\u[dD][89a-fA-F]")
+"""An escaped half of a surrogate pair; most bodies have none."""
+
+
 def _parsed(raw: bytes) -> Any:
     """Return the value of a body, None if it is no JSON."""
     try:
         body = json.loads(raw or b"{}")
-        text = json.dumps(body, ensure_ascii=False)
+        return json.loads(without_surrogates(json.dumps(body, ensure_ascii=False))) if _ESCAPED.search(raw) else body
     except (ValueError, RecursionError):
         return None
-    whole = without_surrogates(text)
-    return body if whole == text else json.loads(whole)
 
 
 async def _deliver(request: HttpRequest, call: _Call, body: Mapping[str, Any], dialect: Dialect) -> Response:

@@ -284,7 +284,7 @@ class GrpoSettings(LoraSettings):
 
 
 class PublishConfig(WorkerModel):
-    """How weights are handed to the servers that generate a policy's rollouts (`workers.hand_over`).
+    """The hand-over of weights to the servers that generate a policy's rollouts (`workers.hand_over`).
 
     Attributes:
         folder: for weights under way. probe: ids of the prompt that proves each hand-over. bound: the largest mean

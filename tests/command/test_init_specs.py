@@ -30,8 +30,8 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_training_is_switched_on(written) -> None:
-    own = written(trains=True)["own"]
-    assert own.train.method == "full" and own.evaluate is None and own.rl.method == "none"
+    spec = written(trains=True)["own"]
+    assert spec.train.method == "full" and spec.evaluate is None and spec.rl.method == "none"
 
 
 def test_reinforcement_has_suite_reward_evaluation_and_a_baseline_that_trains_nothing(written) -> None:

@@ -217,11 +217,11 @@ def test_shell_reads_the_catalog_in_utc_and_cannot_write(built):
     (built.parent / "a.csv").write_text("a\n1\n")
     before = _files(built.parent)
     others = [f"FROM '{built.parent}/a.csv';", f"COPY (SELECT 1) TO '{built.parent}/new.csv';", ".shell echo ran"]
-    asked = "\n".join([*others, f".output {built.parent}/new.txt", "SELECT 'still here' AS answer;", ""])
-    asked += "SELECT current_setting('TimeZone') AS zone, count(*) > 0 AS full FROM turns;\nDROP VIEW turns;\n"
+    typed = "\n".join([*others, f".output {built.parent}/new.txt", "SELECT 'still here' AS answer;", ""])
+    typed += "SELECT current_setting('TimeZone') AS zone, count(*) > 0 AS full FROM turns;\nDROP VIEW turns;\n"
     environment = {**os.environ, "ETPI_CATALOG": str(built), "TZ": "Asia/Tokyo"}
     shown = subprocess.run(
-        [sys.executable, "-m", "etpi", "sql"], input=asked, capture_output=True, text=True, env=environment, cwd=ROOT
+        [sys.executable, "-m", "etpi", "sql"], input=typed, capture_output=True, text=True, env=environment, cwd=ROOT
     )
     assert "UTC" in shown.stdout and "true" in shown.stdout and "still here" in shown.stdout, shown.stderr
     assert "ran" not in shown.stdout.split() and _files(built.parent) == before

@@ -54,6 +54,6 @@ def test_rebuilding_replaces_the_shipped_base(copied: Path, tmp_path: Path):
 
 @pytest.mark.parametrize(("section", "chat"), USED, ids=[section.world for section, _ in USED])
 def test_shipped_bases_were_trained_on_the_current_corpus(section: TinySection, chat: ChatFormat):
-    """Where this fails after a change of the corpus: run `etpi lab tiny-bases`."""
+    """If this fails after a change of the corpus, run `etpi lab tiny-bases`."""
     recipe = shipped_bases.find(section, chat)
     assert recipe is not None and recipe.corpus == tiny_base.corpus_of(tiny_base.corpus_rows(section, chat))

@@ -214,7 +214,7 @@ ROLLS_OUT: dict[str, Where] = {
     "eval_rollouts": every,
     "rl_checkpoint": every,
 }
-"""What the agent loop makes."""
+"""The assets whose rollouts the agent loop computes."""
 TOKENIZED: dict[str, Where] = {
     "raw_rollouts": both(live, sets(lambda s: s.agent.tokenizer == "tiny")),
     **chats("tiny"),

@@ -17,7 +17,7 @@ def claude_line(uuid: str, parent: str | None, kind: str, content: Any, **more: 
     if kind == "assistant":
         message |= {"id": more.pop("id"), "model": "claude-x", "stop_reason": more.pop("stop", "tool_use")}
         message["usage"] = {"input_tokens": 10, "output_tokens": 2}
-    facts = {"sessionId": SESSION, "cwd": "/work/pier", "timestamp": "2026-03-01T10:00:00Z", "isSidechain": False}
+    facts = {"sessionId": SESSION, "cwd": "/home/user/pier", "timestamp": "2026-03-01T10:00:00Z", "isSidechain": False}
     return {"type": kind, "uuid": uuid, "parentUuid": parent, "message": message, **facts, **more}
 
 
@@ -87,7 +87,7 @@ def codex_session() -> list[dict[str, Any]]:
     """A response, a question that is rolled back, and a compaction with its new history."""
     meta = {
         "id": "s1",
-        "cwd": "/work/pier",
+        "cwd": "/home/user/pier",
         "base_instructions": {"text": "You are a coder."},
         "source": {"subagent": {"thread_spawn": {"parent_thread_id": "s0"}}},
         "dynamic_tools": [{"name": "lookup", "description": "Look.", "parameters": {"type": "object"}}],
