@@ -59,7 +59,7 @@ def run_experiments(
     if refusal := consent_refusal(steps, consent):
         print(f"etpi: {refusal}", file=sys.stderr)
         return 1
-    if names != (CATALOG,) and not open_steps([*steps, *across(specs, lake)]) and default_path(lake).exists():
+    if CATALOG not in names and not open_steps([*steps, *across(specs, lake)]) and default_path(lake).exists():
         print(f"== {', '.join(names)}: nothing is missing or stale", file=sys.stderr)
         return 0
     if backend() is None:  # else placement names what no node offers

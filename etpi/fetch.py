@@ -6,7 +6,6 @@ Later fetches, and another machine that has that file, get the same bytes or an 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -14,10 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from etpi_assets.planning.planner import SETS, set_of
 from etpi_assets.specs.experiment import ExperimentSpec
-from etpi_assets.specs.load import SpecError, Specs
-from etpi_resources.checkpoints import HUB, checkpoint_folder
-from etpi_resources.lake.lake import Lake, LakeError
+from etpi_assets.specs.load import Specs
+from etpi_resources.checkpoints import COMMIT, HUB, checkpoint_folder
+from etpi_resources.lake.files import write_atomically
+from etpi_resources.lake.lake import Lake, LakeError, sha256_of
 
 DATA_SETS: Mapping[str, str] = {
     "ETPI_OPEN_AGENTRL": "y-ohtani/open_agentrl_grpo_2k",
@@ -28,7 +29,7 @@ DATA_SETS: Mapping[str, str] = {
 """Variable that a spec's path names -> data set of the hub."""
 
 LOCK = "fetched.json"
-_VARIABLE, _MODEL = re.compile(r"\$\{(\w+)\}"), re.compile(rf"{HUB}[\w./-]+@[0-9a-f]{{40}}")
+_VARIABLE, _MODEL = re.compile(r"\$\{(\w+)\}"), re.compile(rf"{HUB}[\w./-]+@{COMMIT.pattern}")
 
 
 def fetch(names: Sequence[str], specs: Specs, lake: Lake) -> int:
@@ -45,8 +46,8 @@ def fetch(names: Sequence[str], specs: Specs, lake: Lake) -> int:
     for variable in sorted({name for text in texts for name in _VARIABLE.findall(text)}):
         if path := os.environ.get(variable):
             print(f"{variable} is set: {path}")
-        elif repo := DATA_SETS.get(variable):
-            print(f"export {variable}={_data_set(repo, lake.root)}")
+        elif variable in DATA_SETS:
+            print(f"export {variable}={_data_set(variable, lake.root)}")
         else:
             missing += 1
             print(f"{variable} is not set, and the hub has no data for it: see docs/reference/environment.md")
@@ -55,28 +56,22 @@ def fetch(names: Sequence[str], specs: Specs, lake: Lake) -> int:
 
 def _texts(name: str, specs: Specs) -> Iterator[str]:
     """Yield the resolved specs that a name stands for, as JSON: its own, and those upstream of it."""
-    kind = next((kind for kind in ("experiment", "rollout_set", "suite") if name in specs.keys(kind)), None)
-    if kind is None:
-        raise SpecError(f"no experiment, rollout set or suite is named {name!r}; `etpi status` lists them")
-    sets = [(upstream, key) for upstream in ("rollout_set", "suite") for key in _upstream(kind, name, upstream, specs)]
-    for of_kind, key in {(kind, name), *sets}:
-        spec = specs.get(of_kind, key)
-        yield json.dumps(spec.model_dump(mode="json"))
-        if isinstance(spec, ExperimentSpec) and spec.base.kind == "hub":
-            yield f"{HUB}{spec.base.repo}@{spec.base.revision}"
+    kind = set_of(name, specs)
+    for upstream in SETS:
+        for key in specs.upstream_keys(kind, name, upstream):
+            spec = specs.get(upstream, key)
+            yield json.dumps(spec.model_dump(mode="json"))
+            if isinstance(spec, ExperimentSpec) and spec.base.kind == "hub":
+                yield f"{HUB}{spec.base.repo}@{spec.base.revision}"
 
 
-def _upstream(kind: str, name: str, upstream: str, specs: Specs) -> Sequence[str]:
-    return specs.upstream_keys(kind, name, upstream) if kind != "suite" and kind != upstream else ()
-
-
-def _data_set(repo: str, root: Path) -> Path:
+def _data_set(variable: str, root: Path) -> Path:
     """Return the folder of a data set at its pinned revision; pin it if this is its first fetch.
 
     Raises LakeError: it cannot be downloaded, or a file is not the pinned one."""
     from huggingface_hub import HfApi, snapshot_download
 
-    lock = root / LOCK
+    repo, lock = DATA_SETS[variable], root / LOCK
     pins: dict[str, Any] = json.loads(lock.read_text(encoding="utf-8")) if lock.is_file() else {}
     pin = pins.get(repo)
     try:
@@ -86,26 +81,15 @@ def _data_set(repo: str, root: Path) -> Path:
         raise LakeError(
             f"{repo} cannot be downloaded and is not in the hub's cache ({type(error).__name__}: {error}). "
             f"Where there is network, run `hf download {repo} --repo-type dataset --local-dir FOLDER`; "
-            "bring FOLDER here, and set "
-            f"{next(name for name, of in DATA_SETS.items() if of == repo)}=FOLDER"
+            f"bring FOLDER here, and set {variable}=FOLDER"
         ) from error
     hashes = {
-        file.relative_to(folder).as_posix(): _sha256(file) for file in sorted(folder.rglob("*")) if file.is_file()
+        file.relative_to(folder).as_posix(): sha256_of(file) for file in sorted(folder.rglob("*")) if file.is_file()
     }
     if pin and pin["files"] != hashes:
         changed = sorted(name for name in pin["files"].keys() | hashes if pin["files"].get(name) != hashes.get(name))
         raise LakeError(f"{folder}: {', '.join(changed)} differ from {lock}; remove the folder and fetch again")
     if not pin:
-        partial = lock.with_suffix(".new")
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(
-            json.dumps({**pins, repo: {"revision": revision, "files": hashes}}, indent=1), encoding="utf-8"
-        )
-        partial.replace(lock)
+        write_atomically(lock, json.dumps({**pins, repo: {"revision": revision, "files": hashes}}, indent=1))
         print(f"{repo} is pinned at {revision} in {lock}")
     return folder
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

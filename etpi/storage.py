@@ -28,10 +28,9 @@ def verify(*, deep: bool, since: datetime | None, move: bool, as_json: bool = Fa
         for damage in result.damages:
             path, refs = str(damage.path.relative_to(lake.root)), [*map(str, damage.refs)]
             damages.append({"path": path, "kind": damage.kind, "fault": damage.fault, "needed_by": refs})
-            if as_json:
-                continue
-            needed = f"needed by {', '.join(map(str, damage.refs))}" if damage.refs else "no pointer needs it"
-            print(f"{damage.path.relative_to(lake.root)}: {damage.fault}; {needed}")
+            if not as_json:
+                needed = f"needed by {', '.join(refs)}" if refs else "no pointer needs it"
+                print(f"{path}: {damage.fault}; {needed}")
         movable = [damage for damage in result.damages if damage.kind != "version"]
         moved = set_aside(lake, movable) if move and movable else None
     if as_json:

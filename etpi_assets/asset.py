@@ -29,7 +29,6 @@ from etpi_assets.planning.planner import (
     consent_for,
     differing,
     inputs_of,
-    remedy,
     upstream_refs,
     wanted,
 )
@@ -493,5 +492,5 @@ def require_inputs(node: Node, key: str, resources: Resources) -> None:
         try:
             lake.require(ref)
         except MissingInput as error:
-            how = remedy(ref, key if node.set == "experiment" else None)
-            raise MissingInput(f"{node.name} of {key} needs {ref}, which has no data. {how}") from error
+            command = f"etpi run {key}" if node.set == "experiment" else ref.command
+            raise MissingInput(f"{node.name} of {key} needs {ref}, which has no data. Run `{command}`") from error

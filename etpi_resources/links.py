@@ -72,7 +72,7 @@ def dataset_diff_page(experiment: str, old: str, new: str) -> str:
 
 
 def live_page() -> str:
-    """Return the path of the page of collections and trainings that are under way."""
+    """Return the path of the page of collections that are under way."""
     return "/live"
 
 

@@ -28,7 +28,7 @@ class Experiment:
         return f"Experiment({self.name!r}, {self.lake!r})"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the changes of the main metric, and a link to the page."""
+        """Return HTML for notebooks: the changes of the main metric, and a link to the page."""
         changed = self.lake.scan("changes", experiment=self.name).collect()
         rows = changed.filter(metric="solved") if "metric" in changed.columns else changed
         name, link = escape(self.name), escape(view_url(experiment_page(self.name)))

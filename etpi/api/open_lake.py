@@ -75,7 +75,7 @@ class OpenLake:
         return f"OpenLake({str(self.root)!r})"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the experiments, each with a link to its page."""
+        """Return HTML for notebooks: the experiments, each with a link to its page."""
         rows = self.scan("specs", columns=["kind", "name", "title"]).filter(kind="experiment").collect()
         items = (
             f'<li><a href="{escape(view_url(experiment_page(name)))}">{escape(name)}</a> {escape(title)}</li>'

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from etpi.rehearsal import RATE
 from etpi.rehearsal.memory import PEAK_FLOPS, UTILISATION, Shape, Training, shape_of
@@ -169,6 +170,7 @@ def _agents(agent: AgentSection) -> int:
     return 2 if agent.prompt.startswith("coop") else 1
 
 
+@lru_cache(maxsize=64)
 def _counted(name: str, specs: Specs, split: str) -> int | None:
     """Return the number of tasks of a split; None if the data are not here."""
     suite = specs.get("suite", name)
@@ -206,16 +208,18 @@ def sequences_of(spec: ExperimentSpec, specs: Specs) -> tuple[float, str] | None
     for key, each in (("selected_pairs", agents), ("trajectories", 1)):
         if key in stated:
             return stated[key] * each * kept, f"{stated[key]:,} published {key.replace('_', ' ')} x {each} x {kept:g}"
-    counts = [s.tasks or (_counted(s.suite, specs, s.split) if s.suite else None) for s in rollout_sets]
-    if None in counts:
+    numbers = [_conversations(rollout_set, specs) for rollout_set in rollout_sets]
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(numbers):
         return None
-    each = [2 if s.templated is None or s.templated.roles == "both" else 1 for s in rollout_sets]
-    number = sum(
-        tasks * s.k * (min(e, _agents(s.agent)))
-        for tasks, s, e in zip(counts, rollout_sets, each, strict=True)
-        if tasks
-    )
-    return number * kept, f"at most all {number:,} conversations x {kept:g}"
+    return sum(known) * kept, f"at most all {sum(known):,} conversations x {kept:g}"
+
+
+def _conversations(spec: RolloutSetSpec, specs: Specs) -> int | None:
+    """Return the number of a set's conversations; None if its number of tasks is not known here."""
+    tasks = spec.tasks or (_counted(spec.suite, specs, spec.split) if spec.suite else None)
+    both = spec.templated is None or spec.templated.roles == "both"
+    return None if tasks is None else tasks * spec.k * (_agents(spec.agent) if both else 1)
 
 
 def supervised(spec: ExperimentSpec) -> Training:

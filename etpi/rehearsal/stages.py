@@ -118,9 +118,7 @@ def run(rehearsal: Rehearsal) -> list[Stage]:
 def _report(chain: subprocess.Popen[bytes], rehearsal: Rehearsal, steps: Sequence[Step], started: float) -> None:
     """Print each finished asset, and the time left if the others take as long on average, until the chain ends."""
     lake = Lake(rehearsal.folder / "lake")
-    waiting = {
-        Ref(step.asset, step.set, step.key) for step in steps if step.state != "ok" and not step.asset.endswith("_spec")
-    }
+    waiting = {Ref(step.asset, step.set, step.key) for step in _of_assets(steps) if step.state != "ok"}
     total = len(waiting)
     while waiting:
         with suppress(subprocess.TimeoutExpired):
@@ -137,9 +135,18 @@ def _report(chain: subprocess.Popen[bytes], rehearsal: Rehearsal, steps: Sequenc
             return
 
 
+def _of_assets(steps: Sequence[Step]) -> list[Step]:
+    """Return the steps without those of the specs."""
+    return [step for step in steps if not step.asset.endswith("_spec")]
+
+
+def _manifest(lake: Lake, ref: Ref) -> Manifest | None:
+    return lake.blocked(ref) or lake.current(ref)
+
+
 def _published(lake: Lake, ref: Ref) -> float:
     """Return when an asset's last version was published (seconds since the epoch); 0: never."""
-    manifest = lake.blocked(ref) or lake.current(ref)
+    manifest = _manifest(lake, ref)
     return datetime.fromisoformat(manifest.created_at).timestamp() if manifest else 0.0
 
 
@@ -172,11 +179,9 @@ def _teacher(name: str, specs: Specs, port: int) -> TeacherServer:
 
 def _stages(rehearsal: Rehearsal, steps: Sequence[Step], failures: Sequence[str]) -> Iterator[Stage]:
     lake = Lake(rehearsal.folder / "lake")
-    for step in steps:
-        if step.asset.endswith("_spec"):
-            continue
+    for step in _of_assets(steps):
         ref = Ref(step.asset, step.set, step.key)
-        manifest = lake.blocked(ref) or lake.current(ref)
+        manifest = _manifest(lake, ref)
         error = next((line for line in failures if line.startswith((f"{step.asset}:", f"{step.asset} "))), None)
         key = step.key.removeprefix(PREFIX)
         needs = tuple(need.text for need in rehearsal.needs if (need.asset, need.key) == (step.asset, key))

@@ -1,4 +1,4 @@
-"""Would the real run start? One line for each thing that it needs, with what proves it or what is missing."""
+"""The things that the real run needs, a line each, with what proves it or what is missing."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.families import load_family
 from etpi_resources.engines import EngineUnavailable
+from etpi_resources.engines.vllm_options import named
 from etpi_resources.engines.vllm_server import vllm_program
 
 State = Literal["proved", "estimated", "not proved", "FAULT"]
@@ -123,7 +124,7 @@ def _gpus(spec: ExperimentSpec) -> Iterator[Start]:
         rl, memory = spec.rl, costs.reinforcement(spec).memory(shape)
         needed = sum(memory.values())
         if rl.engine == "vllm" and rl.placement == "shared":
-            taken = float(rl.options.get("gpu-memory-utilization", costs.UTILISED)) * size * GB
+            taken = float(named(rl.options).get("gpu-memory-utilization", costs.UTILISED)) * size * GB
             passing = memory["activations"] + memory["logits"] + memory["copies"]
             needed = max(needed, needed - passing + taken)  # a server gives its memory back while the policy is trained
             yield Start("servers of the policy", "estimated", "on the trainers' GPUs, asleep in training")
@@ -141,7 +142,7 @@ def _gpus(spec: ExperimentSpec) -> Iterator[Start]:
         else:
             yield Start(f"{part} on {count} x {size} GB", "estimated", f"{seen}; {fits}, by the formula above")
     if spec.evaluate is not None:
-        tensor = int(spec.serving.options.get("tensor-parallel-size", 1))
+        tensor = int(named(spec.serving.options).get("tensor-parallel-size", 1))
         room = costs.UTILISED * size * GB * tensor - 2 * shape.parameters
         longest = spec.evaluate.longest_context()
         at_once = int(room // costs.cache_bytes(shape, longest)) if room > 0 else 0
@@ -164,12 +165,7 @@ def _contexts(spec: ExperimentSpec, specs: Specs) -> Iterator[Start]:
     why = "etpi passes it as max-model-len, from the spec's budgets"
     for key in spec.rollout_sets:
         rollouts = specs.get("rollout_set", key)
-        if (
-            isinstance(rollouts, RolloutSetSpec)
-            and rollouts.engine
-            and rollouts.engine.kind == "vllm"
-            and not rollouts.engine.urls
-        ):
+        if isinstance(rollouts, RolloutSetSpec) and rollouts.starts_vllm:
             yield Start(f"context of the teacher of {key}", "proved", f"{rollouts.agent.max_model_len:,} tokens: {why}")
     if spec.serving.engine != "transformers" and spec.evaluate:
         yield Start("context of served checkpoints", "proved", f"{spec.evaluate.longest_context():,} tokens: {why}")

@@ -45,11 +45,13 @@ STOP_SECONDS = 30.0
 """Time for a terminated run to end in order."""
 LONGEST_REASON = 300
 """Characters of a failure in the summary of a run; the whole message was shown when the step failed."""
-DATA_ASSETS = ("experiment_inputs", *(name for name in JOBS["build_dataset"][1] if GRAPH[name].set != "all"))
-EXPERIMENT_ASSETS = ("experiment_inputs", *(name for name in JOBS["run_experiment"][1] if GRAPH[name].set != "all"))
-"""The assets of an experiment's run where one of several ends with the tables across experiments."""
+DATA_ASSETS, EXPERIMENT_ASSETS = (
+    ("experiment_inputs", *(name for name in JOBS[job][1] if GRAPH[name].set != "all"))
+    for job in ("build_dataset", "run_experiment")
+)
+"""The assets of an experiment's run that ends with its data set, and where one of several ends with the tables across
+experiments."""
 SERVER_KILLED = "Dagster's code server was killed, and its runs with it; the machine may have run out of memory"
-_JOBS = {"suite": "prepare_suite", "rollout_set": "collect_rollouts"}
 _DAGSTERS_OWN = ("[pipes]", "Dependencies for step ")
 """Prefixes of Dagster's messages without an event; a failed run's summary lists the steps that did not run."""
 
@@ -164,8 +166,9 @@ class Client:
         if set_name == "experiment":
             assets = DATA_ASSETS if self._data_only else None if alone else EXPERIMENT_ASSETS
             return self._run("run_experiment", name, assets)
-        suites = self._specs.upstream_keys(set_name, name, "suite") if set_name == "rollout_set" else []
-        for job, key in [*(("prepare_suite", suite) for suite in suites), (_JOBS[set_name], name)]:
+        jobs = [("prepare_suite", suite) for suite in self._specs.upstream_keys(set_name, name, "suite")]
+        jobs += [("collect_rollouts", name)] if set_name == "rollout_set" else []
+        for job, key in jobs:
             if lines := self._run(job, key, None):
                 return lines
         return []

@@ -48,7 +48,7 @@ def measure(
     Returns:
         A `metrics` table.
     """
-    groups = group_rollouts(rollouts, scores, agent_scores, teacher=teacher)
+    groups = _group_rollouts(rollouts, scores, agent_scores, teacher=teacher)
     rows = []
     for (role, seed, decoding), units in sorted(
         groups.items(), key=lambda item: (item[0][0], item[0][2], str(item[0][1]))
@@ -74,7 +74,7 @@ def measure(
     return from_rows("metrics", rows)
 
 
-def group_rollouts(
+def _group_rollouts(
     rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, *, teacher: bool
 ) -> dict[GroupKey, list[dict[str, Any]]]:
     """Group the rows of `scores`, each with its `agents` and `cluster`; the pooled group has those of all seeds."""
@@ -157,6 +157,7 @@ class PairedChange:
     Attributes:
         before, after: the metric's value over these tasks.
         change: after - before, with its interval; `n` is the smaller number of units, `clusters` that of tasks.
+        pairs: (total, size) before and after, of each of these tasks.
     """
 
     decoding: str
@@ -164,6 +165,7 @@ class PairedChange:
     before: float
     after: float
     change: Estimate
+    pairs: Sequence[tuple[tuple[float, float], tuple[float, float]]]
 
 
 def paired_changes(
@@ -179,12 +181,12 @@ def paired_changes(
         rollouts, scores, agent_scores: as for `measure`, of one experiment's evaluation.
         before, after: checkpoint roles, for example base and sft.
     """
-    groups = group_rollouts(rollouts, scores, agent_scores, teacher=False)
+    groups = _group_rollouts(rollouts, scores, agent_scores, teacher=False)
     changes = []
     for decoding in sorted({decoding for role, seed, decoding in groups if role == after and seed is None}):
         if (before, None, decoding) not in groups:
             continue
-        earlier, later = (values_by_task(groups[role, None, decoding]) for role in (before, after))
+        earlier, later = (_by_task(groups[role, None, decoding]) for role in (before, after))
         for metric in later:
             tasks = sorted(earlier.get(metric, {}).keys() & later[metric].keys())
             if not tasks:
@@ -192,11 +194,12 @@ def paired_changes(
             first, second = ([side[metric][task] for task in tasks] for side in (later, earlier))
             change = paired_difference(first, second, rates=metric not in MEANS)
             values = [sum(total for total, _ in side) / sum(size for _, size in side) for side in (second, first)]
-            changes.append(PairedChange(decoding, metric, values[0], values[1], change))
+            pairs = list(zip(second, first, strict=True))
+            changes.append(PairedChange(decoding, metric, values[0], values[1], change, pairs))
     return changes
 
 
-def values_by_task(units: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, tuple[float, float]]]:
+def _by_task(units: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, tuple[float, float]]]:
     """Return metric -> task -> (total, size); a task without a unit of the metric is not there."""
     tasks: dict[str, list[Mapping[str, Any]]] = {}
     for unit in units:

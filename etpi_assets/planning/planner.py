@@ -145,7 +145,7 @@ def expensive(node: Node, key: str, specs: Specs) -> bool:
         return False
     spec = specs.get(node.set, key)
     if isinstance(spec, RolloutSetSpec):
-        return spec.kind in ("live", "agent")
+        return spec.is_collected
     return True
 
 
@@ -229,11 +229,6 @@ def consent_refusal(steps: Iterable[Step], consent: Collection[str]) -> str:
 def open_steps(steps: Iterable[Step]) -> list[Step]:
     """Return the steps that are not ok."""
     return [step for step in steps if step.state != "ok"]
-
-
-def remedy(ref: Ref, experiment: str | None = None) -> str:
-    """Return the command that computes `ref` and its chain; for an experiment, all that it is missing."""
-    return f"Run `etpi run {experiment or ref.key}`"
 
 
 def _step(

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.reports.changes import ORDER
+from etpi_assets.scoring.rewards.verdict import INFRASTRUCTURE, UNKNOWN, read_reward
 from etpi_resources.links import REPORTED_VIEW, rollout_page, task_page
 
 ROLES = {"base": "the base", "sft": "the fine-tuned checkpoint (sft)", "rl": "the reinforced checkpoint (rl)"}
@@ -25,7 +26,6 @@ REASONS = {
     "unknown": "nothing judged it",
 }
 """Verdict -> its reason in words."""
-_UNCOUNTED = "infrastructure"
 MOST_STEPS = 6
 """Steps of an attempt in the example."""
 _LONGEST = 160
@@ -59,7 +59,7 @@ def last_role(roles: Iterable[str | None]) -> str | None:
 
 def dominant(verdicts: Mapping[str, int]) -> str | None:
     """Return the most frequent verdict of rollouts that count and did not pass; None if there is none."""
-    failed = {verdict: count for verdict, count in verdicts.items() if verdict not in ("passed", _UNCOUNTED)}
+    failed = {verdict: count for verdict, count in verdicts.items() if verdict not in ("passed", INFRASTRUCTURE)}
     return max(failed, key=lambda verdict: (failed[verdict], verdict), default=None)
 
 
@@ -71,8 +71,8 @@ def why(role: str, verdicts: Mapping[str, int], teacher: Mapping[str, int]) -> s
     Args:
         verdicts, teacher: verdict -> rollouts, of the role in all decodings and of the experiment's rollout sets.
     """
-    verdict, uncounted = dominant(verdicts), verdicts.get(_UNCOUNTED, 0)
-    apart = f" {uncounted} more ended as `{_UNCOUNTED}`: {REASONS[_UNCOUNTED]}." if uncounted else ""
+    verdict, uncounted = dominant(verdicts), verdicts.get(INFRASTRUCTURE, 0)
+    apart = f" {uncounted} more ended as `{INFRASTRUCTURE}`: {REASONS[INFRASTRUCTURE]}." if uncounted else ""
     passed = f"{verdicts.get('passed', 0)} of {_counted(verdicts)} rollouts of {ROLES[role]} passed"
     if verdict is None:
         return f"{passed}.{apart}"
@@ -82,7 +82,7 @@ def why(role: str, verdicts: Mapping[str, int], teacher: Mapping[str, int]) -> s
 
 
 def _counted(verdicts: Mapping[str, int]) -> int:
-    return sum(verdicts.values()) - verdicts.get(_UNCOUNTED, 0)
+    return sum(verdicts.values()) - verdicts.get(INFRASTRUCTURE, 0)
 
 
 def verdicts_of(scores: pa.Table, rollouts: pa.Table, role: str | None) -> Counter[str]:
@@ -93,7 +93,7 @@ def verdicts_of(scores: pa.Table, rollouts: pa.Table, role: str | None) -> Count
 
 def verdicts_of_outcomes(outcomes: Sequence[str | None]) -> Counter[str]:
     """Count the verdicts among the column `outcome` of a rollout set."""
-    return Counter(json.loads(outcome).get("verdict") or "unknown" for outcome in outcomes if outcome)
+    return Counter(read_reward(outcome, None).verdict for outcome in outcomes if outcome)
 
 
 def pick(pairs: Sequence[Mapping[str, Any]], verdict: str | None) -> Mapping[str, Any] | None:
@@ -151,7 +151,7 @@ def _of_role(rollouts: pa.Table, role: str | None) -> list[dict[str, Any]]:
 
 
 def _verdict(score: Mapping[str, Any]) -> str:
-    return _UNCOUNTED if score["infrastructure_error"] else score["verdict"] or "unknown"
+    return score["verdict"] or UNKNOWN
 
 
 def _steps(turns: pa.Table, rollout_id: str) -> list[str]:

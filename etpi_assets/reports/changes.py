@@ -13,7 +13,7 @@ from itertools import combinations
 
 import pyarrow as pa
 
-from etpi_assets.evaluation.metrics import group_rollouts, paired_changes, values_by_task
+from etpi_assets.evaluation.metrics import paired_changes
 from etpi_assets.reports.facts import HEADLINE
 from etpi_assets.scoring.published import BEHAVIOURS, COLUMNS
 from etpi_resources.lake.schemas import from_rows
@@ -113,36 +113,32 @@ def changes(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, metric
     Args:
         rollouts, scores, agent_scores: tables of one experiment's evaluation.
     """
-    groups = group_rollouts(rollouts, scores, agent_scores, teacher=False)
-    by_task = {key: values_by_task(units) for key, units in groups.items() if key[1] is None}
-    evaluated = [role for role in ORDER if any(role == key[0] for key in groups)]
+    evaluated = set(rollouts["checkpoint_role"].to_pylist())
     compared = []
-    for before, after in combinations(evaluated, 2):
+    for before, after in combinations([role for role in ORDER if role in evaluated], 2):
         for paired in paired_changes(rollouts, scores, agent_scores, before, after):
             if paired.metric not in metrics:
                 continue
-            sides = [by_task[role, None, paired.decoding][paired.metric] for role in (before, after)]
-            higher, lower, tasks = _count(*sides)
+            higher, lower = _count(paired.pairs)
             of = paired.change
             compared.append(
                 Change(
-                    paired.metric, paired.decoding, before, after, tasks, paired.before, paired.after, of.value,
-                    of.ci_low, of.ci_high, higher, lower, sign_test(higher, lower),
+                    paired.metric, paired.decoding, before, after, len(paired.pairs), paired.before, paired.after,
+                    of.value, of.ci_low, of.ci_high, higher, lower, sign_test(higher, lower),
                 )
             )  # fmt: skip
     return sorted(compared, key=lambda change: (metrics.index(change.metric), change.decoding))
 
 
-_Values = dict[str, tuple[float, float]]
-"""Task -> (total, size) of a metric."""
+_Value = tuple[float, float]
+"""(total, size) of a task's metric."""
 
 
-def _count(before: _Values, after: _Values) -> tuple[int, int, int]:
-    """Return the number of tasks whose value rose, that of those whose value fell, and that of all common tasks."""
-    common = before.keys() & after.keys()
+def _count(pairs: Sequence[tuple[_Value, _Value]]) -> tuple[int, int]:
+    """Return the number of tasks whose value rose, and that of those whose value fell."""
     # Compared as products: a quotient could differ between equal values.
-    signs = [after[task][0] * before[task][1] - before[task][0] * after[task][1] for task in common]
-    return sum(sign > _EQUAL for sign in signs), sum(sign < -_EQUAL for sign in signs), len(common)
+    signs = [after[0] * before[1] - before[0] * after[1] for before, after in pairs]
+    return sum(sign > _EQUAL for sign in signs), sum(sign < -_EQUAL for sign in signs)
 
 
 _EQUAL = 1e-9

@@ -335,3 +335,13 @@ class RolloutSetSpec(Section):
         if self.kind == "imported" and self.path is None:
             raise ValueError("an imported rollout set needs `path`")
         return self
+
+    @property
+    def is_collected(self) -> bool:
+        """Return whether a model acts in sandboxes, in the agent loop or in a harness."""
+        return self.kind in ("live", "agent")
+
+    @property
+    def starts_vllm(self) -> bool:
+        """Return whether etpi starts a vLLM server for its rollouts."""
+        return self.is_collected and self.engine is not None and self.engine.kind == "vllm" and not self.engine.urls

@@ -247,7 +247,7 @@ def _shared_literals(tree: ast.Module) -> dict[str, ast.expr]:
 def _readable(
     shared: Mapping[str, ast.expr], function: ast.FunctionDef | ast.AsyncFunctionDef
 ) -> dict[str, list[ast.expr]]:
-    """Return {name: [literal]} of what a test reads of the module; its own names hide others."""
+    """Return {name: [literal]} of the module's literals that a test can read; its own names hide others."""
     arguments = {argument.arg for argument in function.args.args}
     local = arguments | {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     read = {name: [value] for name, value in shared.items() if name not in local}

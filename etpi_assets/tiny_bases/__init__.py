@@ -1,1 +1,1 @@
-"""Tiny base models: the recipe that pretrains one on a world's corpus, and the pretrained weights in the package."""
+"""Tiny base models: their pretrained weights, and the recipe of each. The lab trains them."""

@@ -130,8 +130,7 @@ def _accelerators(asset: str, spec: AnySpec | None) -> tuple[float, bool]:
 def _starts_server(spec: AnySpec | None) -> bool:
     """Return whether etpi starts a vLLM server for the spec's rollouts."""
     if isinstance(spec, RolloutSetSpec):
-        engine = spec.engine
-        return spec.kind in ("live", "agent") and engine is not None and engine.kind == "vllm" and not engine.urls
+        return spec.starts_vllm
     return isinstance(spec, ExperimentSpec) and spec.serving.engine == "vllm"
 
 
@@ -148,7 +147,7 @@ def _fans_out(asset: str, spec: AnySpec | None) -> bool:
     An engine in the step's own process, transformers, keeps them on its node.
     """
     if asset == "raw_rollouts" and isinstance(spec, RolloutSetSpec):
-        collects = spec.kind in ("live", "agent") and not spec.templated
+        collects = spec.is_collected and not spec.templated
         return collects and spec.engine is not None and spec.engine.kind != "transformers"
     return asset == "eval_rollouts" and _starts_server(spec)
 

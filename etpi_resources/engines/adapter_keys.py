@@ -29,8 +29,8 @@ def served_adapter(adapter: Path, base: Path, trained: str | None, folder: Path)
     """
     from safetensors.torch import load_file, save_file
 
-    tensors, names = load_file(adapter / WEIGHTS), _weight_names(base)
-    modules = {key: key.removeprefix(PEFT).partition(".lora_")[0] for key in tensors}
+    names = _weight_names(base)
+    modules = {key: key.removeprefix(PEFT).partition(".lora_")[0] for key in _names_in(adapter / WEIGHTS)}
     if not names or all(f"{module}.weight" in names for module in modules.values()):
         return adapter
     wrapped = {key: module.replace("model.", f"model.{BELOW}", 1) for key, module in modules.items()}
@@ -43,6 +43,7 @@ def served_adapter(adapter: Path, base: Path, trained: str | None, folder: Path)
         raise EngineUnavailable(f"{adapter} is not the adapter that was trained ({trained}); restore it")
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(adapter, folder)
+    tensors = load_file(adapter / WEIGHTS)
     renamed = {key.replace(modules[key], wrapped[key], 1): tensor for key, tensor in tensors.items()}
     save_file(renamed, folder / WEIGHTS, metadata={"format": "pt"})
     return folder
@@ -50,13 +51,15 @@ def served_adapter(adapter: Path, base: Path, trained: str | None, folder: Path)
 
 def _weight_names(base: Path) -> set[str]:
     """Return the names of the weights in a checkpoint's safetensors files."""
-    from safetensors import safe_open
-
     index = base / "model.safetensors.index.json"
     if index.is_file():
         return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-    names: set[str] = set()
-    for file in base.glob("*.safetensors"):
-        with safe_open(file, "pt") as opened:
-            names |= set(opened.keys())
-    return names
+    return {name for file in base.glob("*.safetensors") for name in _names_in(file)}
+
+
+def _names_in(file: Path) -> list[str]:
+    """Return the names of the tensors in a safetensors file."""
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        return list(opened.keys())

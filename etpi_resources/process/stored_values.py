@@ -43,11 +43,7 @@ class StoredValues:
 
 
 def signature_of(folders: Iterable[Path]) -> str:
-    """Return a hash of the names, sizes and times of all files below the folders. Files named alone count as well."""
-    return _signature(folders)
-
-
-def _signature(folders: Iterable[Path]) -> str:
+    """Return a hash of the names, sizes and times of all files below the folders."""
     entries = []
     for folder in sorted(set(folders)):
         for path in sorted(folder.rglob("*")):

@@ -12,7 +12,7 @@ from etpi_assets.orchestration.materialize import EXPERIMENT_INPUTS
 
 SENSOR = "cheap_assets_follow_inputs"
 EXPENSIVE = frozenset({"tasks"} | {name for name, node in GRAPH.items() if node.lock in MACHINE_RESOURCES})
-"""Assets that run a model, sandboxes or a trainer; only a person, a schedule or a sensor of files starts them."""
+"""Assets that run a model, sandboxes or a trainer; only a person or a schedule starts them."""
 AUTOMATED = tuple(name for name in GRAPH if name not in EXPENSIVE)
 _REPORTS = ("experiment_report", "model_card")
 

@@ -318,7 +318,7 @@ def _of_rollout_set(spec: RolloutSetSpec, specs: Specs) -> Selection:
         family=family,
         policy=family if engine and engine.kind == "scripted" else [],
         engine=[*([engine.kind] if engine else []), *(["tiny"] if builds else [])],
-        sandbox=[spec.sandbox] if spec.kind in ("live", "agent") else [],
+        sandbox=[spec.sandbox] if spec.is_collected else [],
         harness=["foreign"] if spec.agent.harness else [],
         prompt=[spec.agent.prompt],
         template=_templates(spec.agent.tokenizer),

@@ -62,12 +62,13 @@ def code_of(node: Node, key: str, specs: Specs, code: Codebase | None = None) ->
 
 def asset_code(node: Node) -> str:
     """Return the code version that Dagster shows for an asset, 16 hex digits, over all code that a spec may select."""
-    return _asset_codes()[node.name]
+    return _asset_codes()[node.name] if _store(CODE) is None else _code_of(node.name, (), True, CODE).whole.digest
 
 
 @cache
 def _asset_codes() -> Mapping[str, str]:
-    """Return asset -> `asset_code`; every process of Dagster needs all of them at its start, so they are stored."""
+    """Return asset -> `asset_code`; every process of Dagster needs all of them at its start, so they are stored; where
+    `_store` has them, they are read there."""
     plugin_roots = [(p.root, p.module.split(".")[0]) for kind in GROUPS for p in plugins_of(kind)]
     files = [CODE.file("sql"), *(CODE.root / name for name in PACKAGES)] + [
         root / package for root, package in plugin_roots

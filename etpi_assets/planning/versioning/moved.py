@@ -33,8 +33,6 @@ MOVED: Mapping[str, str] = {
     "etpi_assets.asset:AssetRun": "etpi_assets.materialize:AssetRun",
     "etpi_assets.asset:Produced": "etpi_assets.materialize:Produced",
     "etpi_assets.asset:asset": "etpi_assets.materialize:etpi_asset",
-    "etpi_assets.evaluation.metrics:group_rollouts": "etpi_assets.evaluation.metrics:_group_rollouts",
-    "etpi_assets.evaluation.metrics:values_by_task": "etpi_assets.evaluation.metrics:_by_task",
     "etpi_assets.resolved_specs.assets": "etpi_assets.specs.assets",
     "etpi_assets.worlds.coop_tiny.emulated": "etpi_assets.worlds.emulated",
     "etpi_assets.worlds.coop_tiny.emulated:UnjudgedCoopTiny": (

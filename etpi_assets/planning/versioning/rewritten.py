@@ -186,6 +186,10 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
         "etpi_assets.evaluation.assets:_expected": "3542e672c57f9203",
     },
     ("etpi_assets.specs.experiment:EvaluateSection.longest_context", "09d9b611c2caf6ae"): {},
+    ("etpi_resources.engines.vllm_server:with_context", "a95b679ff048e195"): {},
+    ("etpi_assets.tasks.places:test_sandbox", "f8db0eaa1d00f176"): {
+        "etpi_assets.tasks.places:test_sandbox": "262f6649d0ff77f9",
+    },
 } | {(name, today): {name: before} if before else {} for name, (today, before) in _IN_SEVERAL_PROCESSES.items()}
 """(definition, its digest today) -> {definition: digest} that code versions contain in its place.
 

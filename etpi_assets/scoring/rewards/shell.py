@@ -1,4 +1,4 @@
-"""Which pipelines of a bash command surely run, read off its text; nothing is executed."""
+"""Find the pipelines of a bash command that surely run, from its text; nothing is executed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A worker's side of its launcher (`trainers.pipes`): reads its config, reports its progress, leaves its result.
 
-While a training runs, another process reads its steps from `metrics.jsonl` in its folder, `scratch/train/<key>` of the
+While a training runs, its steps are in `metrics.jsonl` in its folder, `scratch/train/<key>` of the
 lake or `scratch/reinforce/<key>`: a line of JSON as soon as a step is logged (SftLogLine, GrpoLogLine). `config.json`
 beside it has the label, seed and settings. The folder goes when the training is stored.
 
