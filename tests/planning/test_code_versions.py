@@ -262,6 +262,7 @@ PROGRAMS = {
 
 DATA = {
     "etpi_assets/checks.toml": "describes checks for the web page and the reference",
+    "etpi_assets/planning/versioning/rewritten.toml": "digests that code versions contain, which rewritten.py applies",
     "etpi_resources/sandboxes/downloads/requirements.txt": "make mitmproxy",
     "etpi_assets/tiny_bases/": "shipped checkpoints, which their content names",
     "sql/checks/": "questions that people ask the catalog",

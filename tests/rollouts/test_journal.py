@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -100,6 +100,24 @@ def test_rollout_is_written_only_once(tmp_path):
         pass
 
 
+def test_append_after_an_interrupted_one_overwrites_nothing(tmp_path, monkeypatch):
+    """The signal that stops a run raises KeyboardInterrupt in the thread that appends, most often while it syncs."""
+
+    def interrupted(descriptor):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    long = made(TASKS[0], 0, error="long" * 100)
+    with Journal(tmp_path, "spec") as journal:
+        monkeypatch.setattr(os, "fdatasync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            journal.append(long)
+        journal.append(made(TASKS[1], 0))
+        assert journal.get(TASKS[0], 0) == long
+    with Journal(tmp_path, "spec") as journal:
+        assert [journal.get(task, 0) for task in TASKS[:2]] == [long, made(TASKS[1], 0)]
+
+
 def test_journal_admits_one_process(tmp_path):
     with (
         Journal(tmp_path, "spec"),
@@ -180,6 +198,37 @@ def test_other_weights_stop_the_collection_and_finished_rollouts_are_kept(tmp_pa
         with pytest.raises(EngineUnavailable):
             collected(run, journal, 200, check=check)
         assert 3 <= len(journal) == len(started)
+
+
+def test_interrupted_collection_starts_no_rollout_while_it_keeps_running_ones(tmp_path):
+    futures: list[Future[RolloutRecord]] = []
+    started: list[int] = []
+    all_cancelled = threading.Event()
+
+    class Recorded(ThreadPoolExecutor):
+        def submit(self, fn, /, *args, **kwargs):
+            futures.append(super().submit(fn, *args, **kwargs))
+            return futures[-1]
+
+    def run(task, sample):
+        started.append(sample)
+        if sample:
+            all_cancelled.wait(5)
+        return made(task, sample)
+
+    def check():
+        while sum(future.running() for future in futures) < 5:
+            time.sleep(0.01)
+        waiting = [future for future in futures if not future.running() and not future.done()]
+        left = iter(range(len(waiting) - 1, -1, -1))
+        for future in waiting:
+            future.add_done_callback(lambda _: next(left) or all_cancelled.set())
+        raise KeyboardInterrupt
+
+    with Journal(tmp_path, "spec") as journal, Recorded(5) as executor:
+        with pytest.raises(KeyboardInterrupt):
+            collect(TASKS, 100, run, journal, executor=executor, check=check)
+        assert len(started) == len(journal) == 6
 
 
 def test_threads_do_not_tear_lines(tmp_path):
