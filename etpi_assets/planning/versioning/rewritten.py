@@ -164,10 +164,16 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
         "etpi_assets.worlds.coop_tiny_shared.policy:SharedSkill": "de8f0fea3dcdae29",
         "etpi_assets.worlds.coop_tiny_shared.policy:BASE_HABITS": "5f28c4b5aa0ea468",
     },
+    ("etpi_assets.rollouts.assets:_roll_out", "a16fb00dadaef91a"): {
+        "etpi_assets.rollouts.assets:_roll_out": "920c391378185c50",
+    },
+    ("etpi_assets.rollouts.assets:_family_and_sandboxes", "c1256f647aa2561d"): {
+        "etpi_assets.rollouts.assets:_family_and_sandboxes": "653895d4547d22d4",
+    },
     ("etpi_assets.rollouts.assets:_open_engine", "92321ba3a4e0b715"): {
         "etpi_assets.rollouts.assets:_open_engine": "f0e760a851b3479d",
     },
-    ("etpi_assets.rollouts.teachers:make_engine", "aaed70df53f66bce"): {
+    ("etpi_assets.rollouts.teachers:make_engine", "e4e5f25c328624ce"): {
         "etpi_assets.rollouts.teachers:make_engine": "a73ff195cd500a33",
     },
     ("etpi_assets.rollouts.models:model_engine", "67c35a3dbc3ed74b"): {
@@ -195,6 +201,7 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
 
 The rows are of functions that ask for the backend (`etpi_resources.backend`), of renamed keys, those
 that tell vLLM's server the budget of its requests, those of grammars, which now also take vocabularies
-without think tokens, the skills of policies, beside which stood the habits of a tiny base,
+without think tokens, the skills of policies, beside which stood the habits of a tiny base, those that opened
+emulated workspaces,
 and those that a foreign harness, its limit of addresses or its logs pass through.
 """
