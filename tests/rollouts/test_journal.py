@@ -22,8 +22,8 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
-from etpi_assets.worlds.coop_tiny import CoopTiny
-from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
+from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
+from etpi_assets.worlds.coop_tiny_shared.policy import CoopTinySharedPolicy, SharedSkill
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.scripted import ScriptedEngine
@@ -251,9 +251,11 @@ K = 2
 
 
 def collect_world(folder: Path, count: int = 10) -> list[RolloutRecord]:
-    family, chat = CoopTiny(), load_chat_format("tiny")
-    tasks = [task for task in family.load("coop_tiny", 1, {"train": count, "heldout": 0}) if isinstance(task, Task)]
-    engine = ScriptedEngine(CoopTinyPolicy(CoopTinySkill()), chat, "t")
+    family, chat = CoopTinyShared(), load_chat_format("tiny")
+    tasks = [
+        task for task in family.load("coop_tiny_shared", 1, {"train": count, "heldout": 0}) if isinstance(task, Task)
+    ]
+    engine = ScriptedEngine(CoopTinySharedPolicy(SharedSkill()), chat, "t")
     identity = Identity(spec_key="world", origin="set", engine="scripted")
     runtime = RolloutRuntime(family, engine, BubblewrapFactory(), chat)
     ran = folder / "ran"
