@@ -208,7 +208,7 @@ def _message(raw: Any, name: str) -> dict[str, Any]:
     message: dict[str, Any] = {"role": None, **as_mapping(raw, name)}
     content = message.get("content")
     if isinstance(content, list):
-        message["content"] = [part for p in content if (part := _readable(p)) is not None]
+        message["content"] = [part for p in content if (part := _readable(p, name)) is not None]
     if message["role"] == "tool" and not content:
         message["content"] = text_field(message, "error", "message") or content
     if message["role"] == "assistant" and message.get("source") == "input":
@@ -216,8 +216,14 @@ def _message(raw: Any, name: str) -> dict[str, Any]:
     return message
 
 
-def _readable(part: Any) -> Any:
-    """Return a part of a message; of encrypted reasoning its summary, None if it has none."""
+def _readable(part: Any, name: str) -> Any:
+    """Return a part of a message; of encrypted reasoning its summary, None if it has none.
+
+    Raises:
+        Unreadable: `unknown_form` for a call that the provider ran within the response.
+    """
+    if field(part, "type") == "tool_use":
+        raise Unreadable("unknown_form", f"{name} has a call whose result the provider added to the same response")
     if not isinstance(part, dict) or part.get("type") != "reasoning" or part.get("redacted") is not True:
         return part
     return {"type": "reasoning", "reasoning": part["summary"]} if part.get("summary") else None

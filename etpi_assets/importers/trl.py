@@ -34,7 +34,11 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
         before = _side(row.get("prompt"), "user", f"{where}, prompt")
         for entry in before:
             entry.learn, entry.kind = False, "prompt"
-        entries = [*before, *_side(row.get("completion"), "assistant", f"{where}, completion")]
+        after = _side(row.get("completion"), "assistant", f"{where}, completion")
+        shown = [(entry.role, entry.content) for entry in before]
+        if [(entry.role, entry.content) for entry in after[: len(shown)]] == shown:  # verifiers repeats it
+            after = after[len(shown) :]
+        entries = [*before, *after]
     return solo(entries, run_info(row, options), where, options)
 
 
