@@ -86,7 +86,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     turns = (entry for c in session.conversations for entry in c.entries if entry.role == "assistant")
     if files and not any(entry.learn for entry in turns):
         raise Unreadable("copied", f"{unit.name}: {', '.join(files)} has its responses; resuming copied them")
-    rollout = session_rollout(session, unit, root, options)
+    rollout = session_rollout(session, unit, options)
     if files:
         rollout.outcome = {"reward": None, "verdict": "unknown", "details": {"copied": len(copies), "from": files}}
     return rollout

@@ -78,7 +78,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
         ]
         role = "subagent" if "/" in session.id else part.role
         session.conversations.append(Conversation(session.agent_id(part.role), role, instructed(system, entries)))
-    return session_rollout(session, unit, root, options)
+    return session_rollout(session, unit, options)
 
 
 def _new_tokens(info: Any, counted: dict[str, int]) -> Any:

@@ -47,7 +47,7 @@ def claims(source: DetectionInput) -> bool:
 
 
 def _is_log(value: Any) -> bool:
-    return isinstance(value, Mapping) and {"eval", "status"} <= set(value) and "task" in (value["eval"] or ())
+    return field(value, "status") is not None and field(value, "eval", "task") is not None
 
 
 def units(root: Path) -> list[Path]:

@@ -20,12 +20,12 @@ from etpi_assets.importers.conversation import (
     is_trained,
     reasoning_of,
 )
-from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format, source_of
-from etpi_assets.importers.run_info import exit_name, repo_of
+from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format
+from etpi_assets.importers.rows import files_below
+from etpi_assets.importers.run_info import exit_name, imported, repo_of
 from etpi_assets.importers.source import (
     Unreadable,
     as_mapping,
-    content_hash,
     content_text,
     read_json,
     text_field,
@@ -39,12 +39,6 @@ _TRAJ = (".traj", ".traj.gz", ".traj.zst")
 
 def claims(source: DetectionInput) -> bool:
     return any(file.name.endswith(_TRAJ) for file in source.files)
-
-
-def units(root: Path) -> list[Path]:
-    """Return every `.traj` file, compressed or not."""
-    files = root.rglob("*") if root.is_dir() else [root]
-    return sorted(file for file in files if file.name.endswith(_TRAJ) and file.is_file())
 
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
@@ -61,13 +55,10 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     agent = AgentRecord("agent1", "", "solo", exit_status, patch=text_field(data, "info", "submission"))
     fill_agent(agent, entries, options)
     task_id = unit.name.removesuffix(".gz").removesuffix(".zst").removesuffix(".traj")
-    return RolloutRecord(
-        rollout_id=content_hash(source_of(unit, root), [unit]),
-        origin="set",
-        suite=None,
-        task_id=task_id,
-        repo=options.repo or repo_of(task_id),
-        agents=[agent],
+    return imported(
+        [agent],
+        task_id,
+        options.repo or repo_of(task_id),
         teacher=options.teacher or _model(data.get("replay_config")),
     )
 
@@ -128,6 +119,6 @@ FORMAT = run_format(
         loses="`trajectory` (states, execution times), costs, the environment's configuration",
     ),
     claims=claims,
-    units=units,
+    units=lambda root: files_below(root, *_TRAJ),
     record=record,
 )

@@ -13,7 +13,6 @@ from etpi_assets.importers.atif import logprobs
 from etpi_assets.importers.conversation import (
     ChatEntry,
     Options,
-    accept_texts,
     chat_entries,
     fill_agent,
     finish_of,
@@ -110,9 +109,7 @@ def _agents(trace: Mapping[str, Any], number: int, where: str, options: Options)
         shared.update(path)
         branch = f"{name}-branch{len(agents)}" if agents else name
         agent = AgentRecord(branch, "", role or ("branch" if agents else "solo"), "unknown")
-        fill_agent(agent, entries, options)
-        accept_texts(agent, entries)
-        agents.append(agent)
+        agents.append(fill_agent(agent, entries, options, answers="all"))
     return agents
 
 

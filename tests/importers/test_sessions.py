@@ -295,6 +295,11 @@ def test_inspect_reads_every_kind_of_log(tmp_path, kind):
     assert rollout.sampler == {"temperature": 0.5, "usage": {"m": {"output_tokens": 7}}}
 
 
+def test_document_whose_eval_is_a_number_is_no_log(tmp_path):
+    (item,) = read(write(tmp_path, "log.json", [{**inspect_log(), "eval": 1}]), "inspect")
+    assert isinstance(item, RejectedInput) and item.reason == "not_a_rollout"
+
+
 def test_archives_that_are_damaged_or_made_to_exhaust_memory_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(source, "_SMALL_BYTES", 1 << 16)
     path = write_archive(tmp_path / "log.eval", inspect_log(inspect_sample(), inspect_sample()))
