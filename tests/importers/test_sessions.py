@@ -126,6 +126,12 @@ def test_history_that_resuming_copied_is_trained_once(tmp_path):
     assert len(alone.agents[0].turns) == 3, "files beside the one that is imported are not"
 
 
+def test_session_in_which_another_model_went_on_is_read(tmp_path):
+    blocks = [{"type": "fallback", "from": {"model": "a"}, "to": {"model": "b"}}, {"type": "text", "text": "Moored."}]
+    lines = [claude_line("u", None, "user", "Moor."), claude_line("a", "u", "assistant", blocks, id="m")]
+    assert talk(only(write(tmp_path, "s.jsonl", lines)).agents[0])[1:] == [("assistant", 0, "Moored.")]
+
+
 def test_file_of_a_sub_agent_names_its_session_and_call(tmp_path):
     lines = [
         claude_line("p1", None, "user", "Look.", isSidechain=True, agentId="ab1"),
