@@ -222,10 +222,8 @@ def is_trained(message: Mapping[str, Any], what: str) -> bool:
 def _read_extra_keys(entry: ChatEntry, message: Mapping[str, Any], name: str) -> None:
     """Set the entry's fields from the keys of a message other than role and content."""
     calls = message.get("tool_calls")
-    if (
-        not calls and "function_call" in message and text_field(message, "function_call", "name")
-    ):  # OpenAI's older form of a call
-        calls = [{"function": message["function_call"]}]
+    if not calls and "function_call" in message and text_field(message, "function_call", "name"):
+        calls = [{"function": message["function_call"]}]  # OpenAI's older form of a call
     if calls is not None:
         entry.tool_calls = tool_calls(calls, name) or entry.tool_calls
     if not _REASONING.isdisjoint(message):

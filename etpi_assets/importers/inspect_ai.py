@@ -162,10 +162,7 @@ def _stream(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
 def record(rows: list[Mapping[str, Any]], where: str, options: Options) -> RolloutRecord:
     """Read a sample. Raises Unreadable: `empty`, `errored`, `no_prompt`, `non_text_content`, or as `chat_entries`."""
     log, sample = rows[0]["log"], as_mapping(rows[0]["sample"], where)
-    sample = {**sample, **_attached(sample)}
-    messages = [
-        _message(raw, f"{where}, messages[{i}]") for i, raw in enumerate(as_list(sample.get("messages"), where))
-    ]
+    messages = [_message(raw, f"{where}, messages[{i}]") for i, raw in enumerate(as_list(_messages(sample), where))]
     error = text_field(sample, "error", "message")
     if error and not any(message["role"] == "assistant" for message in messages):
         raise Unreadable("errored", f"{where}: no answer; {error[:300]}")
@@ -229,8 +226,8 @@ def _readable(part: Any, name: str) -> Any:
     return {"type": "reasoning", "reasoning": part["summary"]} if part.get("summary") else None
 
 
-def _attached(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the messages and events with their attachments put in."""
+def _messages(sample: Mapping[str, Any]) -> Any:
+    """Return the messages with their attachments put in."""
     attachments = _mapping(sample.get("attachments"))
 
     def resolved(value: Any) -> Any:
@@ -240,7 +237,7 @@ def _attached(sample: Mapping[str, Any]) -> dict[str, Any]:
             return {key: resolved(inner) for key, inner in value.items()}
         return [resolved(inner) for inner in value] if isinstance(value, list) else value
 
-    return {"messages": resolved(sample.get("messages"))} if attachments else {}
+    return resolved(sample.get("messages")) if attachments else sample.get("messages")
 
 
 def _grade(value: Any) -> float | None:
