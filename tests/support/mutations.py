@@ -258,7 +258,7 @@ EDITS = (
     Edit("etpi_assets/importers/cooperbench.py", 're.compile(r"API Error: \\d{3}\\b")', 're.compile(r"API Error")', "the cooperbench importer", {"raw_rollouts": imported("cooperbench")}),
     Edit("etpi_assets/importers/messages.py", '[entry for entry in entries if entry.role == "assistant" and entry.learn]', '[entry for entry in entries if entry.role == "assistant"]', "the messages importer", {"raw_rollouts": imported("messages")}),
     Edit("etpi_assets/importers/mini_swe_agent.py", "next((turn.at for turn in agent.turns if turn.at), None)", "None", "the mini-swe-agent importer", {"raw_rollouts": imported("mini_swe_agent")}),
-    Edit("etpi_assets/importers/swe_agent.py", 'split(maxsplit=1)[:1] == ["submit"]', 'split(maxsplit=1)[:1] == ["exit"]', "the SWE-agent importer", {"raw_rollouts": imported("swe_agent")}),
+    Edit("etpi_assets/importers/swe_agent.py", 'else "fenced"', 'else "xml"', "the SWE-agent importer", {"raw_rollouts": imported("swe_agent")}),
     # scoring
     Edit(f"{S}/behaviours.py", "EARLY_TURN = 5", "EARLY_TURN = 6", "which turns are early", {"scored_rollouts": every, "eval_metrics": every}),
     Edit(f"{S}/intervals.py", "Z = 1.959963984540054", "Z = 1.64", "the width of intervals", {"upweighted_dataset": every, "eval_metrics": every, "experiment_report": every}),
