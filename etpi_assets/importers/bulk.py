@@ -129,7 +129,7 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
     """Read units and spill their rows as part `number`.
 
     Returns:
-        The part's figures: those of the checks, and "exits", "drifted", "reasons", "errors", "first_error", "found".
+        The part's figures: those of the checks, and "exits", "drift", "reasons", "errors", "first_error", "found".
     """
     importer, root, options = importer_named(source.format), Path(source.root), read_options(source.options)
     figures: list[dict[str, Any]] = [{"found": sum(importer.found(unit, root) for unit in units)}]
@@ -217,7 +217,7 @@ def _figures(tables: Mapping[str, pa.Table], digests: Mapping[str, str]) -> dict
         "capture": checks.capture_figures(tables, live=False),
         "counts": checks.count_figures(tables),
         "exits": dict(Counter(rollouts["exit_status"].to_pylist())),
-        "drifted": turns.num_rows - turns["drift_at"].null_count,
+        "drift": checks.drift_figures(turns),
         "reasons": dict(Counter(tables["quarantined"]["reason"].to_pylist())),
         "errors": len(errors),
         "first_error": errors[:1],

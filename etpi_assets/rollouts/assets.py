@@ -34,6 +34,8 @@ from etpi_assets.trajectories.checks import (
     captures_outcome,
     counts_outcome,
     counts_reconcile,
+    drift_bounded,
+    drift_outcome,
     native_ids_present,
     prompts_outcome,
     prompts_reconstruct,
@@ -48,7 +50,7 @@ from etpi_resources.hashes import json_hash
 from etpi_resources.lake.schemas import empty
 from etpi_resources.sandboxes import SandboxFactory
 
-CHECKS = ("prompts_reconstruct", "native_ids_present", "counts_reconcile", "tasks_as_asked")
+CHECKS = ("prompts_reconstruct", "native_ids_present", "counts_reconcile", "drift_bounded", "tasks_as_asked")
 
 
 @asset(
@@ -240,12 +242,13 @@ def _import_set(run: AssetRun) -> Produced:
             prompts_outcome(figures["prompts"]),
             captures_outcome(figures["capture"], live=False),
             counts_outcome(figures["counts"], total=imported.total, quarantined=quarantined),
+            drift_outcome(figures["drift"]),
             tasks_as_asked(None, imported.total, spec.split),
         ),
         metadata={
             "exits": figures["exits"],
             "captures": figures["capture"]["captures"],
-            "turns_with_drift": figures["drifted"],
+            "turns_with_drift": figures["drift"]["drifted"],
             "quarantined": figures["reasons"],
             "infrastructure_errors": figures["errors"],
             "first_error": (figures["first_error"] or [""])[0],
@@ -279,6 +282,7 @@ def _result(
             prompts_reconstruct(digests, tables),
             native_ids_present(tables, live=live),
             counts_reconcile(tables, total=tasks * spec.k, quarantined=len(quarantined)),
+            drift_bounded(turns),
             tasks_as_asked(spec.tasks, tasks, spec.split),
         ),
         metadata={

@@ -14,7 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.trajectories.tables import iter_prompts, prompts_digest
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.checks import CheckOutcome, percent
+
+MOST_DRIFT = 0.1
+"""The share of later turns that compactions and edits of a history explain."""
 
 _SHOWN = 3
 
@@ -153,6 +156,30 @@ def tasks_as_asked(requested: int | None, had: int, split: str) -> CheckOutcome:
         f"Add tasks, repair those that the suite quarantined, or set tasks = {had}."
     )
     return CheckOutcome("tasks_as_asked", False, message, blocking=False, figures=figures)
+
+
+def drift_bounded(turns: pa.Table) -> CheckOutcome:
+    """Warn if many native turns have a prompt that does not extend the turn before, id for id."""
+    return drift_outcome(drift_figures(turns))
+
+
+def drift_figures(turns: pa.Table) -> dict[str, int]:
+    """Compute the figures of `drift_bounded`; the turns are those of whole agents."""
+    native = turns.filter(pc.field("capture") == "native")
+    agents = native.group_by(["rollout_id", "agent_id"]).aggregate([]).num_rows
+    return {"later": native.num_rows - agents, "drifted": native.num_rows - native["drift_at"].null_count}
+
+
+def drift_outcome(figures: Mapping[str, Any]) -> CheckOutcome:
+    """Judge the figures."""
+    drifted, later = figures["drifted"], figures["later"]
+    share = drifted / max(1, later)
+    message = (
+        f"{drifted} of {later} later turns drift: their prompt does not repeat the turn before id for id "
+        f"(bound {percent(MOST_DRIFT)})."
+    )
+    shown = {"later_turns": later, "with_drift": drifted, "share": share}
+    return CheckOutcome("drift_bounded", share <= MOST_DRIFT, message, blocking=False, figures=shown)
 
 
 def merged(figures: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

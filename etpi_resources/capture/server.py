@@ -111,6 +111,9 @@ class Attempt:
         limit: the budget that is used up.
         failure: the error that ended the attempt, if one did.
         revoked: whether its key is refused.
+
+    Raises:
+        Refused: its log has ids of another vocabulary.
     """
 
     name: str
@@ -132,7 +135,13 @@ class Attempt:
         self.calls, self.output_tokens, self.aux_rows = 0, 0, 0
         self.last: dict[str, _Call] = {}
         self._conversation = Conversation(self.chat, self.template_kwargs)
-        for row in read_log(self.log.path):  # of an earlier process
+        rows = list(read_log(self.log.path))  # of an earlier process
+        if not rows:
+            about = {"tokenizer": self.chat.name, "vocabulary": self.chat.vocabulary}
+            self.log.append({"attempt": self.name, **about})
+        elif rows[0].get("vocabulary") != self.chat.vocabulary:
+            raise Refused(409, f"{self.log.path.name} has ids of another vocabulary than {self.chat.name!r}'s")
+        for row in rows:
             self.calls = max(self.calls, row.get("call", 0))
             if "output_ids" in row:
                 prompt = Prompt(row["prompt_ids"].tolist(), None, 0)
@@ -290,7 +299,10 @@ class CaptureServer:
         self._thread.join()
 
     async def _handle(self, request: HttpRequest) -> Response:
-        attempt = self._attempt(request.path_params["name"])
+        try:
+            attempt = self._attempt(request.path_params["name"])
+        except Refused as refusal:
+            return _error(refusal)
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         key = bearer or request.headers.get("x-api-key", "")
         if attempt is None or attempt.revoked or not hmac.compare_digest(key.encode(), attempt.key.encode()):

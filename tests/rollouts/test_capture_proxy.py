@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import httpx
@@ -18,12 +19,15 @@ from etpi.init import preview
 from etpi.init.student import Student
 from etpi_assets.agent.actions import read_actions
 from etpi_assets.agent.harness import _shown_folder
+from etpi_assets.curation.pair_blocks import of_rollouts
+from etpi_assets.exports import atif
 from etpi_assets.exports.source import ExportSource
 from etpi_assets.trajectories.assemble import CaptureError, assemble
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
+from etpi_assets.trajectories.tables import to_tables
 from etpi_resources.capture import server as server_module
 from etpi_resources.capture import store
-from etpi_resources.capture.dialects import DIALECTS, Turn
+from etpi_resources.capture.dialects import DIALECTS, Refused, Turn
 from etpi_resources.capture.server import Attempt, Budget, CaptureServer
 from etpi_resources.capture.store import CallLog, read_log
 from etpi_resources.chat.format import load_chat_format
@@ -91,7 +95,9 @@ class World:
         return answer.json()["choices"][0]["message"]
 
     def rows(self, name="a"):
-        return list(read_log(self.folder / f"{name}.jsonl"))
+        about, *rows = read_log(self.folder / f"{name}.jsonl")
+        assert about["vocabulary"] == CHAT.vocabulary
+        return rows
 
     def calls(self):
         return [row for row in self.rows() if "output_ids" in row]
@@ -425,6 +431,14 @@ def test_a_killed_proxy_loses_no_written_call_and_continues_the_conversation(tmp
         assert world.assembled().figures["links"] == {"root": 1, "exact": 1}
 
 
+def test_a_log_is_not_continued_with_another_vocabulary(tmp_path, engine):
+    with World(tmp_path, engine) as world:
+        world.chat(begin())
+        attempt = world.attempts["a"]
+        with pytest.raises(Refused, match="another vocabulary"):
+            replace(attempt, chat=load_chat_format("tiny"))
+
+
 def test_side_requests_invented_messages_and_helpers_are_not_trained(world):
     world.chat([{"role": "user", "content": f"A title for: {TASK}"}], tools=[])
     invented = [*begin(), {"role": "assistant", "content": "I am ready."}, {"role": "user", "content": "Go."}]
@@ -443,6 +457,9 @@ def test_side_requests_invented_messages_and_helpers_are_not_trained(world):
     captured = ExportSource._messages(SimpleNamespace(_default=lambda *_: None), record, main)  # type: ignore[arg-type]
     shown = [part.text.rstrip("\n") for part in preview.parts(record, Student(), native=True, strips_think=False)]
     assert [m["content"] for m in captured] == kept and "Fix a sum" not in shown and "I am ready." in shown
+    assert "Fix a sum" not in json.dumps(atif.document(record)) and "I am ready." in json.dumps(atif.document(record))
+    kinds = of_rollouts(to_tables([record]), frozenset(["r"]))["messages"]["kind"].to_pylist()
+    assert len(kinds) == len(kept) and {"side1", "helper1"}.isdisjoint(kinds)
     trained = world.assembled(train_helpers=True)
     assert [(agent.agent_id, agent.role, len(agent.turns)) for agent in trained.agents] == [
         ("agent1", "main", 2),

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from etpi_assets.agent.loop import rollout_id
 from etpi_assets.rollouts.journal import from_line, to_line
 from etpi_assets.tasks.family import Task
-from etpi_assets.trajectories.checks import counts_reconcile, native_ids_present, prompts_reconstruct
+from etpi_assets.trajectories.checks import (
+    MOST_DRIFT,
+    counts_reconcile,
+    drift_bounded,
+    native_ids_present,
+    prompts_reconstruct,
+)
 from etpi_assets.trajectories.records import Action, AgentRecord, Message, RolloutRecord, Turn
 from etpi_assets.trajectories.tables import captured_digest, from_tables, prompts_of, to_tables, worst_exit
 from etpi_resources.lake.schemas import TABLES
@@ -183,6 +189,19 @@ def test_turns_without_ids_are_noticed():
     assert not native_ids_present(to_tables([record]), live=False).passed
     record.agents[0].turns.clear()
     assert not native_ids_present(to_tables([record]), live=True).passed
+
+
+def test_drift_is_counted_and_bounded():
+    grown = [([*range(n)], [n]) for n in range(1, 12)]  # ten later turns
+    once = [*grown[:6], ([7], [8]), *(([7, *range(8, n)], [n]) for n in range(9, 13))]
+    outcomes = [drift_bounded(to_tables([rollout(*turns)])["turns"]) for turns in (grown, once, [*once, ([1], [2])])]
+    assert [outcome.passed for outcome in outcomes] == [True, True, False]
+    assert [outcome.figures["with_drift"] for outcome in outcomes] == [0, 1, 2] and MOST_DRIFT == 0.1
+    assert [outcome.figures["later_turns"] for outcome in outcomes] == [10, 10, 11]
+    imported = rollout(*[([n], [n]) for n in range(4)])
+    for turn in imported.agents[0].turns:
+        turn.capture = "retokenised"
+    assert drift_bounded(to_tables([imported])["turns"]).passed, "ids that no model read"
 
 
 def test_lost_and_doubled_rows_are_noticed():
