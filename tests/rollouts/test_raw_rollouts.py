@@ -41,6 +41,7 @@ def test_live_rollouts_become_tables(resources):
         "prompts_reconstruct": True,
         "native_ids_present": True,
         "counts_reconcile": True,
+        "drift_bounded": True,
         "tasks_as_asked": True,
     }
     ref = Ref("raw_rollouts", "rollout_set", "little")
