@@ -24,7 +24,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read one log. Raises Unreadable: `empty`, `bad_token_ids`, `needs_tokenizer`."""
     rows = list(read_log(unit))
     about = rows[0] if rows else {}
-    if (chat := chat_format(options, unit.name)).vocabulary != about.get("vocabulary"):
+    if (chat := chat_format(options, unit.name)).vocabulary_hash != about.get("vocabulary"):
         recorded = f"the ids are {about.get('tokenizer')!r}'s, whose vocabulary is not that of {chat.name!r}"
         raise Unreadable("bad_token_ids", f"{unit.name}: {recorded}; set options.tokenizer to it")
     calls = [row for row in rows if "output_ids" in row]

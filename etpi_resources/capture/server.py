@@ -137,9 +137,9 @@ class Attempt:
         self._conversation = Conversation(self.chat, self.template_kwargs)
         rows = list(read_log(self.log.path))  # of an earlier process
         if not rows:
-            about = {"tokenizer": self.chat.name, "vocabulary": self.chat.vocabulary}
+            about = {"tokenizer": self.chat.name, "vocabulary": self.chat.vocabulary_hash}
             self.log.append({"attempt": self.name, **about})
-        elif rows[0].get("vocabulary") != self.chat.vocabulary:
+        elif rows[0].get("vocabulary") != self.chat.vocabulary_hash:
             raise Refused(409, f"{self.log.path.name} has ids of another vocabulary than {self.chat.name!r}'s")
         for row in rows:
             self.calls = max(self.calls, row.get("call", 0))
@@ -300,13 +300,16 @@ class CaptureServer:
 
     async def _handle(self, request: HttpRequest) -> Response:
         try:
-            attempt = self._attempt(request.path_params["name"])
+            return await self._respond(request)
         except Refused as refusal:
             return _error(refusal)
+
+    async def _respond(self, request: HttpRequest) -> Response:
+        attempt = self._attempt(request.path_params["name"])
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         key = bearer or request.headers.get("x-api-key", "")
         if attempt is None or attempt.revoked or not hmac.compare_digest(key.encode(), attempt.key.encode()):
-            return _error(Refused(401, "no attempt has this path and key"))
+            raise Refused(401, "no attempt has this path and key")
         path = request.path_params["path"].removeprefix("v1/")
         if path == "models":
             card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "etpi"}
@@ -314,22 +317,16 @@ class CaptureServer:
         raw = await _read_body(request)
         if raw is None:
             attempt.log_aux(f"{request.method} /{path}", status=413)
-            return _error(Refused(413, f"the request is larger than {MOST_BODY_BYTES >> 20} MiB"))
+            raise Refused(413, f"the request is larger than {MOST_BODY_BYTES >> 20} MiB")
         body = _parsed(raw)
         if path == "messages/count_tokens" and isinstance(body, dict):
             attempt.log_aux(path)
-            return await self._counted(attempt, body)
+            length = asyncio.get_running_loop().run_in_executor(self._pool, attempt.count_tokens, body)
+            return JSONResponse({"input_tokens": await length})
         if path not in DIALECTS or request.method != "POST" or not isinstance(body, dict):
             attempt.log_aux(f"{request.method} /{path}", status=404)
-            return _error(Refused(404, f"{request.method} /{path} is not captured"))
+            raise Refused(404, f"{request.method} /{path} is not captured")
         return await self._answer(request, attempt, path, body, hashlib.sha256(raw).hexdigest()[:32])
-
-    async def _counted(self, attempt: Attempt, body: Mapping[str, Any]) -> Response:
-        loop = asyncio.get_running_loop()
-        try:
-            return JSONResponse({"input_tokens": await loop.run_in_executor(self._pool, attempt.count_tokens, body)})
-        except Refused as refusal:
-            return _error(refusal)
 
     async def _answer(
         self, request: HttpRequest, attempt: Attempt, path: str, body: Mapping[str, Any], digest: str

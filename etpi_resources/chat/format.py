@@ -141,7 +141,7 @@ class ChatFormat:
         return max(self._core.get_vocab(with_added_tokens=True).values()) + 1
 
     @cached_property
-    def vocabulary(self) -> str:
+    def vocabulary_hash(self) -> str:
         """The hash of every id and its text."""
         return json_hash(self._core.get_vocab(with_added_tokens=True))
 

@@ -61,7 +61,7 @@ def test_a_killed_proxy_keeps_every_answered_call_and_goes_on(tmp_path):
         with Loopback("teacher", tiny := load_chat_format("tiny")) as other:
             with captured(tmp_path, other.url, "tiny") as (_, client):
                 assert ask(client, messages).status_code == 409
-            assert tiny.vocabulary != CHAT.vocabulary
+            assert tiny.vocabulary_hash != CHAT.vocabulary_hash
     (record,) = import_runs("capture", tmp_path, {"tokenizer": "qwen3"})
     assert isinstance(record, RolloutRecord)
     first, second = record.agents[0].turns

@@ -96,7 +96,7 @@ class World:
 
     def rows(self, name="a"):
         about, *rows = read_log(self.folder / f"{name}.jsonl")
-        assert about["vocabulary"] == CHAT.vocabulary
+        assert about["vocabulary"] == CHAT.vocabulary_hash
         return rows
 
     def calls(self):

@@ -24,8 +24,9 @@ from etpi_assets.trajectories.checks import (
     prompts_outcome,
 )
 from etpi_assets.trajectories.records import Action, AgentRecord, Message, RolloutRecord, Turn
-from etpi_assets.trajectories.tables import captured_digest, from_tables, prompts_of, to_tables, worst_exit
+from etpi_assets.trajectories.tables import captured_digest, from_tables, to_tables, worst_exit
 from etpi_resources.lake.schemas import TABLES
+from tests.support.rollouts import prompts_of
 
 IDS = st.lists(st.integers(0, 9), max_size=6)
 TEXT = st.text(st.characters(blacklist_categories=("Cs",)), max_size=8)
