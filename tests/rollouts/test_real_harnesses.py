@@ -38,6 +38,7 @@ from tests.support.serving import NEEDS_VLLM, make_models, start
 
 TASK = next(task for task in FAMILY.load("little", 0, {"train": 1, "heldout": 1}) if isinstance(task, Task))
 CHAT = load_chat_format("qwen3")
+PARSER = {"tool-call-parser": "hermes"}
 SHELLS = {"bash": "command", "Bash": "command", "run_shell_command": "command", "exec_command": "cmd"}
 
 
@@ -168,7 +169,7 @@ class TestVllm:
         again = 'messages += [message] + [{"role": "user", "content": "Go on."}] * (not message.get("tool_calls"))'
         (harness / "harness.py").write_text(HARNESS.replace("messages.append(message)", again))
         models = make_models(tmp_path / "models", CHAT)
-        with closing(start(models, tmp_path / "log")) as server, closing(Endpoints(server.urls)) as endpoints:
+        with closing(start(models, tmp_path / "log", **PARSER)) as server, closing(Endpoints(server.urls)) as endpoints:
             engine = VllmEngine(endpoints, server.name, CHAT)
             more = {"version": "1", "command": "python3 -B {folder}/harness.py {task_file}", "max_calls": 4}
             env = {"BASE": "{base_url}/v1", "KEY": "{key}"}

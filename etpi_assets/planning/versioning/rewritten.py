@@ -92,6 +92,22 @@ _IN_SEVERAL_PROCESSES = {
 """Definitions that since serve several processes, corrections and servers of the run: today's digest and that before;
 "" for one that is new. One process that generates itself computes the same as before."""
 
+_WITH_FURTHER_CHECKS = {
+    "etpi_assets.evaluation.assets:eval_rollouts": ("f62356ec4d204787", "645ecc69b114df72"),
+    "etpi_assets.evaluation.rollouts:harness_as_trained": ("226b77699b3439ef", ""),
+    "etpi_assets.rollouts.assets:CHECKS": ("b1af088f315fc638", "50d96a09981fa435"),
+    "etpi_assets.rollouts.assets:_import_set": ("0dc2f9b95d67b8d2", "8587ed1629d21b7b"),
+    "etpi_assets.specs.harness:_shown": ("6226b1e142bb62e7", ""),
+    "etpi_assets.specs.harness:harness_difference": ("2e3bc070e06c08d8", ""),
+    "etpi_assets.trajectories.checks:MOST_DRIFT": ("46f8093731461a11", ""),
+    "etpi_assets.trajectories.checks:drift_figures": ("baae7b7ae90d27c2", ""),
+    "etpi_assets.trajectories.checks:drift_outcome": ("4c754aeac5406e04", ""),
+    "etpi_assets.trajectories.checks:set_figures": ("3364c57753344a4c", ""),
+    "etpi_assets.trajectories.checks:set_metadata": ("0343253d56f97aab", ""),
+    "etpi_assets.trajectories.checks:set_outcomes": ("7e83b90960549360", ""),
+    "etpi_resources.sandboxes.docker:_Engine.host_config": ("0b5ac7af5c0c14b0", "6defad336bd06e69"),
+}
+
 REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("etpi_assets.training.device:trainer_gpu", "f1b2fc7621b85f39"): {
         "etpi_assets.training.device:trainer_gpu": "0c372c2ae694967e",
@@ -187,41 +203,23 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     },
     ("etpi_assets.specs.experiment:EvaluateSection.longest_context", "09d9b611c2caf6ae"): {},
     ("etpi_resources.engines.vllm_server:with_context", "a95b679ff048e195"): {},
-    ("etpi_assets.rollouts.assets:CHECKS", "b1af088f315fc638"): {
-        "etpi_assets.rollouts.assets:CHECKS": "50d96a09981fa435",
-    },
     ("etpi_assets.rollouts.assets:_result", "332fbd0f17a2aced"): {
         "etpi_assets.rollouts.assets:_result": "2a21cee5636f3e9c",
         "etpi_assets.trajectories.checks:counts_reconcile": "cef06512a3c18f22",
         "etpi_assets.trajectories.checks:native_ids_present": "b366f11f6b9d92ea",
         "etpi_assets.trajectories.checks:prompts_reconstruct": "8ca20ffdc3766d18",
     },
-    ("etpi_assets.rollouts.assets:_import_set", "0dc2f9b95d67b8d2"): {
-        "etpi_assets.rollouts.assets:_import_set": "8587ed1629d21b7b",
-    },
     ("etpi_assets.importers.bulk:read_part", "33159cb0c580ba4f"): {
         "etpi_assets.importers.bulk:read_part": "0e07061fabd3a0ba",
         "etpi_assets.importers.bulk:_figures": "156e48c575e1078b",
     },
-    ("etpi_assets.trajectories.checks:MOST_DRIFT", "46f8093731461a11"): {},
-    ("etpi_assets.trajectories.checks:drift_figures", "baae7b7ae90d27c2"): {},
-    ("etpi_assets.trajectories.checks:drift_outcome", "4c754aeac5406e04"): {},
-    ("etpi_assets.trajectories.checks:set_figures", "3364c57753344a4c"): {},
-    ("etpi_assets.trajectories.checks:set_metadata", "0343253d56f97aab"): {},
-    ("etpi_assets.trajectories.checks:set_outcomes", "7e83b90960549360"): {},
-    ("etpi_assets.evaluation.assets:eval_rollouts", "f62356ec4d204787"): {
-        "etpi_assets.evaluation.assets:eval_rollouts": "645ecc69b114df72",
-    },
-    ("etpi_assets.evaluation.rollouts:harness_as_trained", "226b77699b3439ef"): {},
-    ("etpi_assets.specs.harness:_shown", "6226b1e142bb62e7"): {},
-    ("etpi_assets.specs.harness:harness_difference", "2e3bc070e06c08d8"): {},
-    ("etpi_resources.sandboxes.docker:_Engine.host_config", "0b5ac7af5c0c14b0"): {
-        "etpi_resources.sandboxes.docker:_Engine.host_config": "6defad336bd06e69",
-    },
     ("etpi_assets.tasks.places:test_sandbox", "f8db0eaa1d00f176"): {
         "etpi_assets.tasks.places:test_sandbox": "262f6649d0ff77f9",
     },
-} | {(name, today): {name: before} if before else {} for name, (today, before) in _IN_SEVERAL_PROCESSES.items()}
+} | {
+    (name, today): {name: before} if before else {}
+    for name, (today, before) in (_IN_SEVERAL_PROCESSES | _WITH_FURTHER_CHECKS).items()
+}
 """(definition, its digest today) -> {definition: digest} that code versions contain in its place.
 
 The rows are of functions that ask for the backend (`etpi_resources.backend`), of renamed keys, those
