@@ -15,8 +15,9 @@ import secrets
 import socket as sockets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -98,6 +99,41 @@ class _Call:
         return not self.delivered and await self.request.is_disconnected()
 
 
+class Weights:
+    """The version of the engine's weights. New calls wait while they change, and a change waits for calls under way."""
+
+    def __init__(self, version: str = "") -> None:
+        self.version, self._calls, self._changes, self._idle = version, 0, False, threading.Condition()
+
+    @contextmanager
+    def used(self) -> Iterator[str]:
+        """Keep the version during a call."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._changes)
+            self._calls += 1
+        try:
+            yield self.version
+        finally:
+            with self._idle:
+                self._calls -= 1
+                self._idle.notify_all()
+
+    @contextmanager
+    def change(self, version: str) -> Iterator[None]:
+        """Hold calls back; those after it have the new version, unless it failed."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._changes)
+            self._changes = True
+            self._idle.wait_for(lambda: not self._calls)
+        try:
+            yield
+            self.version = version
+        finally:
+            with self._idle:
+                self._changes = False
+                self._idle.notify_all()
+
+
 @dataclass(eq=False)
 class Attempt:
     """One attempt at a task, or one session of a person.
@@ -107,6 +143,7 @@ class Attempt:
         session: as in `engines.Request`; the same in a later attempt, so that the same calls sample the same.
         sampler: the settings of sampling; those that a harness asks for are only recorded.
         privileged: for scripted policies, see `engines.Request`.
+        weights: shared by the attempts of an engine whose weights change.
         over: set when a budget is used up or a call failed.
         limit: the budget that is used up.
         failure: the error that ended the attempt, if one did.
@@ -126,6 +163,7 @@ class Attempt:
     session: str
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     privileged: Mapping[str, Any] = field(default_factory=dict)
+    weights: Weights = field(default_factory=Weights)
     over: threading.Event = field(default_factory=threading.Event)
     limit: str = ""
     failure: Exception | None = None
@@ -187,7 +225,8 @@ class Attempt:
             f"{self.session}/{number}", self.session, tuple(prompt.ids), query.messages, sampler,
             tools=query.tools, privileged=self.privileged,
         )  # fmt: skip
-        (completion,) = self.engine.complete([request])
+        with self.weights.used() as version:
+            (completion,) = self.engine.complete([request])
         output, prompt = self._checked(completion, prompt, len(query.messages))
         message = self._message(completion, prompt, output, query)
         finish = "tool_calls" if message.get("tool_calls") else completion.finish_reason
@@ -208,6 +247,7 @@ class Attempt:
             "message": message,
             "finish": completion.finish_reason,
             "model": completion.model,
+            "weights": version,
         }
         self.log.append({**row, **call}, query.tools)
         return Turn(f"call-{self.name}-{number}", message, finish, len(prompt.ids), len(output))

@@ -431,6 +431,37 @@ def test_a_killed_proxy_loses_no_written_call_and_continues_the_conversation(tmp
         assert world.assembled().figures["links"] == {"root": 1, "exact": 1}
 
 
+def test_calls_wait_while_the_weights_change_and_record_their_version(world, monkeypatch):
+    attempt, entered, release = world.attempts["a"], threading.Event(), threading.Event()
+    complete = attempt.engine.complete
+    monkeypatch.setattr(
+        attempt.engine, "complete", lambda requests: entered.set() or release.wait(20) and complete(requests)
+    )
+    changed = threading.Event()
+
+    def change() -> None:
+        with attempt.weights.change("step 1"):
+            changed.set()
+            time.sleep(0.3)
+            assert len(world.calls()) == 1, "no call is answered during the change"
+
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(world.chat, begin("one"))
+        entered.wait(20)
+        changing = pool.submit(change)
+        assert not changed.wait(0.3), "the change waits for the call under way"
+        second = pool.submit(world.chat, begin("two"))
+        time.sleep(0.1)
+        release.set()
+        for job in (first, changing, second):
+            job.result()
+    assert [row["weights"] for row in world.calls()] == ["", "step 1"]
+    with pytest.raises(OSError), attempt.weights.change("step 2"):
+        raise OSError
+    world.chat(begin("three"))
+    assert world.calls()[-1]["weights"] == "step 1"
+
+
 def test_a_log_is_not_continued_with_another_vocabulary(tmp_path, engine):
     with World(tmp_path, engine) as world:
         world.chat(begin())
@@ -498,6 +529,8 @@ def test_a_compaction_is_one_agent_with_its_summary_apart(world, monkeypatch):
     assert found.figures["untrained"] == {"summary": 1} and found.figures["links"]["rewritten"] == 1
     (main,) = found.agents
     assert len(main.turns) == 4
+    drift = to_tables([RolloutRecord("r", "set", None, None, None, [main])])["turns"]["drift_at"]
+    assert [at is not None for at in drift.to_pylist()] == [False, False, True, False]
 
 
 def test_missing_ids_end_the_attempt(world, monkeypatch):
