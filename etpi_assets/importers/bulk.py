@@ -129,7 +129,7 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
     """Read units and spill their rows as part `number`.
 
     Returns:
-        The part's figures: those of the checks, and "exits", "drifted", "reasons", "errors", "first_error", "found".
+        The part's figures (`checks.set_figures`), and "found".
     """
     importer, root, options = importer_named(source.format), Path(source.root), read_options(source.options)
     figures: list[dict[str, Any]] = [{"found": sum(importer.found(unit, root) for unit in units)}]
@@ -138,7 +138,8 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
 
         def flush() -> None:
             tables = _tables(inputs)
-            figures.append(_figures(tables, {i.rollout_id: i.digest for i in inputs if i.rollout_id}))
+            digests = {i.rollout_id: i.digest for i in inputs if i.rollout_id}
+            figures.append(checks.set_figures(tables, digests, live=False))
             out.write(tables)
             inputs.clear()
 
@@ -202,21 +203,6 @@ def _tables(inputs: list[_InputRows]) -> dict[str, pa.Table]:
             except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                 inputs[number] = _refusal_row(unconvertible(rows.source, error))
         return tables(inputs)
-
-
-def _figures(tables: Mapping[str, pa.Table], digests: Mapping[str, str]) -> dict[str, Any]:
-    rollouts, turns = tables["rollouts"], tables["turns"]
-    errors = [error for error in rollouts["error"].to_pylist() if error is not None]
-    return {
-        "prompts": checks.prompt_figures(digests, tables),
-        "capture": checks.capture_figures(tables, live=False),
-        "counts": checks.count_figures(tables),
-        "exits": dict(Counter(rollouts["exit_status"].to_pylist())),
-        "drifted": turns.num_rows - turns["drift_at"].null_count,
-        "reasons": dict(Counter(tables["quarantined"]["reason"].to_pylist())),
-        "errors": len(errors),
-        "first_error": errors[:1],
-    }
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format
 from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.run_info import imported
 from etpi_assets.importers.source import Unreadable
+from etpi_assets.importers.token_rows import chat_format
 from etpi_assets.trajectories.assemble import CaptureError, assemble
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 from etpi_resources.capture.store import is_log, read_log
@@ -21,8 +22,12 @@ def units(root: Path) -> list[Path]:
 
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
-    """Read one log. Raises Unreadable: `empty`, `bad_token_ids`."""
+    """Read one log. Raises Unreadable: `empty`, `bad_token_ids`, `needs_tokenizer`."""
     rows = list(read_log(unit))
+    about = rows[0] if rows else {}
+    if (chat := chat_format(options, unit.name)).vocabulary_hash != about.get("vocabulary"):
+        recorded = f"the ids are {about.get('tokenizer')!r}'s, whose vocabulary is not that of {chat.name!r}"
+        raise Unreadable("bad_token_ids", f"{unit.name}: {recorded}; set options.tokenizer to it")
     calls = [row for row in rows if "output_ids" in row]
     if not calls:
         raise Unreadable("empty", f"{unit.name} has no call that was answered")

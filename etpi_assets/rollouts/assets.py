@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -29,15 +28,7 @@ from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Family, Task
 from etpi_assets.tasks.table import read_tasks
-from etpi_assets.trajectories.checks import (
-    captures_outcome,
-    counts_outcome,
-    counts_reconcile,
-    native_ids_present,
-    prompts_outcome,
-    prompts_reconstruct,
-    tasks_as_asked,
-)
+from etpi_assets.trajectories.checks import set_figures, set_metadata, set_outcomes, tasks_as_asked
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import captured_digest, to_tables
 from etpi_resources.chat.format import ChatFormat, load_chat_format
@@ -46,7 +37,7 @@ from etpi_resources.hashes import json_hash
 from etpi_resources.lake.schemas import empty
 from etpi_resources.sandboxes import SandboxFactory
 
-CHECKS = ("prompts_reconstruct", "native_ids_present", "counts_reconcile", "tasks_as_asked")
+CHECKS = ("prompts_reconstruct", "native_ids_present", "counts_reconcile", "drift_bounded", "tasks_as_asked")
 
 
 @asset(
@@ -219,23 +210,13 @@ def _import_set(run: AssetRun) -> Produced:
             source, run.lake.scratch(f"import/{run.key}"), hashes=hashes, advance=progress.advance, log=run.log
         )
     figures = imported.figures
-    quarantined = sum(figures["reasons"].values())
     return Produced(
         tables=imported.tables,
         checks=(
-            prompts_outcome(figures["prompts"]),
-            captures_outcome(figures["capture"], live=False),
-            counts_outcome(figures["counts"], total=imported.total, quarantined=quarantined),
+            *set_outcomes(figures, total=imported.total, live=False),
             tasks_as_asked(None, imported.total, spec.split),
         ),
-        metadata={
-            "exits": figures["exits"],
-            "captures": figures["capture"]["captures"],
-            "turns_with_drift": figures["drifted"],
-            "quarantined": figures["reasons"],
-            "infrastructure_errors": figures["errors"],
-            "first_error": (figures["first_error"] or [""])[0],
-        },
+        metadata=set_metadata(figures),
         seeds=(spec.seed,),
     )
 
@@ -256,24 +237,13 @@ def _labelled(records: Iterator[RolloutRecord], digests: dict[str, str], rollout
 def _result(
     tables: dict[str, pa.Table], digests: dict[str, str], tasks: int, spec: RolloutSetSpec, *, live: bool
 ) -> Produced:
-    rollouts, turns = tables["rollouts"], tables["turns"]
-    quarantined = tables["quarantined"]["reason"].to_pylist()
-    errors = [error for error in rollouts["error"].to_pylist() if error is not None]
+    figures = set_figures(tables, digests, live=live)
     return Produced(
         tables=tables,
         checks=(
-            prompts_reconstruct(digests, tables),
-            native_ids_present(tables, live=live),
-            counts_reconcile(tables, total=tasks * spec.k, quarantined=len(quarantined)),
+            *set_outcomes(figures, total=tasks * spec.k, live=live),
             tasks_as_asked(spec.tasks, tasks, spec.split),
         ),
-        metadata={
-            "exits": dict(Counter(rollouts["exit_status"].to_pylist())),
-            "captures": dict(Counter(turns["capture"].to_pylist())),
-            "turns_with_drift": turns.num_rows - turns["drift_at"].null_count,
-            "quarantined": dict(Counter(quarantined)),
-            "infrastructure_errors": len(errors),
-            "first_error": errors[0] if errors else "",
-        },
+        metadata=set_metadata(figures),
         seeds=(spec.seed,),
     )

@@ -12,7 +12,7 @@ from etpi_assets.agent.loop import SUBMIT, Identity, RolloutJob, RolloutRuntime,
 from etpi_assets.agent.oracle import null_policy, reference_policy
 from etpi_assets.specs.rollout_set import AgentSection, GrammarSection
 from etpi_assets.tasks.family import Role, SandboxNeeds, Task, Verdict
-from etpi_assets.trajectories.tables import prompts_of, to_tables
+from etpi_assets.trajectories.tables import to_tables
 from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
@@ -20,6 +20,7 @@ from etpi_resources.engines import Request
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+from tests.support.rollouts import prompts_of
 
 CHAT = load_chat_format("tiny")
 BOX = BubblewrapFactory()

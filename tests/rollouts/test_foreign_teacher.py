@@ -20,7 +20,6 @@ from etpi_assets.definitions import build_defs
 from etpi_assets.resources import Resources
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task
-from etpi_assets.trajectories.tables import prompts_of
 from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
 from etpi_assets.worlds.coop_tiny_shared.policy import SharedSkill
 from etpi_resources.chat.format import load_chat_format
@@ -30,6 +29,7 @@ from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.support.graph import failures, write_spec
 from tests.support.hosted_teacher import HostedTeacher
+from tests.support.rollouts import prompts_of
 
 pytestmark = pytest.mark.slow
 

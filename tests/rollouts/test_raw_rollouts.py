@@ -12,9 +12,10 @@ from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.specs.load import SpecError
 from etpi_assets.tasks.assets import tasks
-from etpi_assets.trajectories.tables import from_tables, prompts_of
+from etpi_assets.trajectories.tables import from_tables
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import Lake, Ref
+from tests.support.rollouts import prompts_of
 
 SUITE = 'extends = "coop_tiny_shared"\n[params]\ntrain = 6\nheldout = 24\n'
 SET = 'extends = "coop_tiny_shared_strong"\nsuite = "little"\ntasks = 4\n'
@@ -41,6 +42,7 @@ def test_live_rollouts_become_tables(resources):
         "prompts_reconstruct": True,
         "native_ids_present": True,
         "counts_reconcile": True,
+        "drift_bounded": True,
         "tasks_as_asked": True,
     }
     ref = Ref("raw_rollouts", "rollout_set", "little")
