@@ -104,6 +104,7 @@ class TaskOptions:
     commits: int = 200
     split: str = "repository"
     checkouts: str | None = None
+    repos: str = ""
     rl: bool = False
 
 
@@ -125,6 +126,8 @@ def from_tasks(source: str, options: TaskOptions, answers: Answers) -> int:
         suite_tasks = tasks.from_git(place, name, options.python, options.commits)
     elif kind == "rows":
         suite_tasks = tasks.from_rows(place, options.split, options.checkouts)
+    elif kind == "cooperbench":
+        suite_tasks = tasks.from_cooperbench(place, [*filter(None, options.repos.split(","))], options.checkouts)
     else:
         suite_tasks = tasks.from_harbor(place, options.checkouts)
     click.echo("\n".join(suite_tasks.lines))

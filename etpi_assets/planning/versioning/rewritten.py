@@ -187,6 +187,9 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     },
     ("etpi_assets.specs.experiment:EvaluateSection.longest_context", "09d9b611c2caf6ae"): {},
     ("etpi_resources.engines.vllm_server:with_context", "a95b679ff048e195"): {},
+    ("etpi_assets.tasks.checks:_valid", "da29de9eab1179de"): {
+        "etpi_assets.tasks.checks:_valid": "363fd9a5c866cf51",
+    },
     ("etpi_assets.tasks.places:test_sandbox", "f8db0eaa1d00f176"): {
         "etpi_assets.tasks.places:test_sandbox": "262f6649d0ff77f9",
     },
@@ -196,5 +199,6 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
 The rows are of functions that ask for the backend (`etpi_resources.backend`), of renamed keys, those
 that tell vLLM's server the budget of its requests, those of grammars, which now also take vocabularies
 without think tokens, the skills of policies, beside which stood the habits of a tiny base,
-and those that a foreign harness, its limit of addresses or its logs pass through.
+the check that passes a suite with one bad task, and those that a foreign harness, its limit of
+addresses or its logs pass through.
 """
