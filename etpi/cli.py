@@ -445,11 +445,16 @@ def capture(**options: Any) -> int:
 @click.option("--port", type=PORT, help="port to listen on  [default: 3001, or the next that is free]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
 @NAMES
-def view(port: int | None, host: str, names: tuple[str, ...]) -> int:
+@click.option(
+    "--export", nargs=2, metavar="EXPERIMENT FOLDER", help="write an experiment's pages to a new folder, and end"
+)
+def view(port: int | None, host: str, names: tuple[str, ...], export: tuple[str, str] | None) -> int:
     """Serve pages that show rollouts, tokens, data sets and running work, until it is stopped (docs/view.md)."""
-    from etpi.view.serve import serve_view
+    from etpi.view.serve import export_view, serve_view
     from etpi.web.ports import free_port
 
+    if export:
+        return export_view(export[0], Path(export[1]))
     return serve_view(host, free_port(host, port or 3001, named=port is not None), names)
 
 

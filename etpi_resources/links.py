@@ -56,6 +56,11 @@ def dataset_page(experiment: str) -> str:
     return f"/dataset/{quote(experiment)}"
 
 
+def curves_page(experiment: str) -> str:
+    """Return the path of an experiment's loss and reward over steps."""
+    return f"/curves?{urlencode({'experiment': experiment})}"
+
+
 def report_page(experiment: str) -> str:
     """Return the path of an experiment's HTML report."""
     return f"/report/{quote(experiment)}"

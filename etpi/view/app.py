@@ -1,7 +1,7 @@
 """The web application of `etpi view`: routes, templates and protection. Read-only: every route answers GET alone.
 
 Transcripts are text that models and strangers wrote. So the templates escape everything, a Content-Security-Policy
-forbids scripts, and a loopback server refuses requests under another host name (DNS rebinding).
+forbids all scripts but `keys.js`, and a loopback server refuses requests under another host name (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from etpi.view import formats
 from etpi.view.catalog_file import CatalogFile, Queries
-from etpi.view.pages import datasets, live, overview, report, rollout, rollouts, tokens
+from etpi.view.pages import curves, datasets, live, overview, report, rollout, rollouts, tokens
 from etpi.view.pages.page import NotFound, Page
 from etpi_resources import links
 from etpi_resources.lake.catalog import default_path
@@ -30,9 +30,10 @@ from etpi_resources.lake.lake import Lake, LakeError
 
 TEMPLATES = Path(__file__).with_name("templates")
 POLICY = (
-    "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; base-uri 'none'; "
-    "frame-ancestors 'none'"
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
 )
+FILES = {"style.css": "text/css", "keys.js": "text/javascript"}
 REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; frame-ancestors 'none'"
 """A report is one file that has its style in itself; it has no script."""
 
@@ -63,13 +64,14 @@ def make_app(lake: Lake | None = None, catalog: Path | None = None) -> Starlette
         "/dataset/{experiment}": datasets.dataset,
         "/dataset/{experiment}/diff": datasets.diff,
         "/dataset/{experiment}/sequence/{sequence_id}": datasets.sequence,
+        "/curves": curves.curves,
         "/live": live.live,
         "/live/rollout": live.journal_rollout,
     }
     routes = [Route(path, _endpoint(view, build), methods=["GET"]) for path, build in pages.items()]
     routes += [
         Route("/report/{experiment}", _report_endpoint(view), methods=["GET"]),
-        Route("/style.css", _style, methods=["GET"]),
+        *(Route(f"/{name}", _file(name, kind), methods=["GET"]) for name, kind in FILES.items()),
         Route("/favicon.ico", lambda _: Response(status_code=204), methods=["GET"]),
     ]
     handlers: Any = {HTTPException: _http_error(view), NotFound: _not_found(view), LakeError: _lake_error(view)}
@@ -132,8 +134,11 @@ def _report_endpoint(view: _View) -> Any:
     return endpoint
 
 
-async def _style(request: Request) -> Response:
-    return FileResponse(TEMPLATES / "style.css", media_type="text/css", headers={"X-Content-Type-Options": "nosniff"})
+def _file(name: str, kind: str) -> Any:
+    async def respond(request: Request) -> Response:
+        return FileResponse(TEMPLATES / name, media_type=kind, headers={"X-Content-Type-Options": "nosniff"})
+
+    return respond
 
 
 # --- errors --------------------------------------------------------------------------------------------------------

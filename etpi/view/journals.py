@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -38,6 +39,9 @@ class Finished:
     verdict: str
     exit_status: str | None
     role: str | None
+    condition: str
+    experiment: str | None
+    suite: str | None
     turns: int
     finished_at: float | None
 
@@ -94,6 +98,19 @@ class Journals:
         now = time.time() if now is None else now
         states = [self._state(path, now) for path in self._paths()]
         return sorted((s for s in states if s), key=lambda state: -state.written_at)
+
+    def trainings(self, now: float | None = None) -> list[dict[str, Any]]:
+        """Return the logged steps of trainings under way, each with `curve`, the label of its training."""
+        now = time.time() if now is None else now
+        steps: list[dict[str, Any]] = []
+        for path in sorted(self._scratch.glob("*/*/metrics.jsonl")):
+            with suppress(OSError, ValueError):  # the folder goes when the training is stored
+                if now - path.stat().st_mtime < ACTIVE_SECONDS:
+                    config = json.loads(path.with_name("config.json").read_text())
+                    curve = f"{config.get('label', path.parent.name[:12])} {config.get('seed', '')}".strip()
+                    lines = path.read_text().splitlines(keepends=True)
+                    steps += [{"curve": curve} | json.loads(line) for line in lines if line.endswith("\n")]
+        return steps
 
     def rows(self, name: str, offset: int) -> dict[str, list[dict[str, Any]]] | None:
         """Return the rows of the rollout at a position of a journal; None if there is no such line."""
@@ -172,7 +189,8 @@ def _finished(line: bytes, offset: int) -> Finished | None:
         verdict = "infrastructure" if row.get("error") else str(outcome.get("verdict") or "unknown")
         return Finished(
             offset, str(row["rollout_id"]), row.get("task_id"), row.get("sample"), verdict, row.get("exit_status"),
-            row.get("checkpoint_role"), len(rows["turns"]), at,
+            row.get("checkpoint_role"), f"{row.get('decoding') or ''} sample {row.get('sample_seed') or 0}".strip(),
+            row.get("experiment"), row.get("suite"), len(rows["turns"]), at,
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None

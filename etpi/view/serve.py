@@ -1,8 +1,11 @@
-"""The command `etpi view`: serve the pages until it is stopped."""
+"""The command `etpi view`: serve the pages until it is stopped, or write those of an experiment to a folder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+
+import click
 
 from etpi.dagster_home import dagster_home
 from etpi.view.app import make_app
@@ -21,4 +24,20 @@ def serve_view(host: str, port: int, names: Sequence[str]) -> int:
     path = default_path(lake)
     connect(path).close()
     serve(make_app(lake, path), f"etpi view: {path}", host, port, names, dagster_home())
+    return 0
+
+
+def export_view(experiment: str, folder: Path) -> int:
+    """Write an experiment's pages to a new folder.
+
+    Raises:
+        LakeError: there is no catalog or experiment, or the folder exists.
+    """
+    from etpi.view.export import export
+
+    lake = Lake.open()
+    path = default_path(lake)
+    connect(path).close()
+    count = export(make_app(lake, path), experiment, folder)
+    click.echo(f"{count} pages: open {folder / 'index.html'}")
     return 0

@@ -22,9 +22,8 @@ from tests.support.repositories import Repository
 
 PAGE = (Path(__file__).parents[2] / "docs/real_suite.md").read_text(encoding="utf-8")
 HELD_OUT, TRAINED = "samuelcolvin_dirty_equals_task", "pallets_jinja_task"
-DOCKERFILE = (
-    "FROM python\nRUN git clone https://github.com/moor/moor.git repo && \\\n    cd repo && \\\n    git checkout {}\n"
-)
+URL = "https://github.com/moor/moor.git"
+DOCKERFILE = f"FROM python\nRUN git clone {URL} repo && \\\n    cd repo && \\\n    git checkout {{}}\n"
 
 
 def make_folder(root: Path) -> Repository:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from urllib.parse import urlencode
 
 from etpi_resources.lake import catalog
 from etpi_resources.lake.checks import CheckOutcome
@@ -53,6 +54,15 @@ def test_dataset_page_has_versions_loss_and_sequences(pages) -> None:
     assert sequence_page(STUDY, "seq1") in text
     assert "reward_below_minimum" in text
     assert "No" not in pages.get(f"{dataset_page(STUDY)}?rollout=none").text.split("Sequences")[1][:20]
+
+
+def test_sequences_show_their_text_and_are_filtered_by_it(pages) -> None:
+    def found(**filters: str) -> bool:
+        return sequence_page(STUDY, "seq1") in pages.get(f"{dataset_page(STUDY)}?{urlencode(filters)}").text
+
+    assert "&lt;20&gt;&lt;/script&gt;</a>" in pages.get(dataset_page(STUDY)).text, "the ids 20 and 40 are in the loss"
+    assert found(contains="ANSWER words", split="train", task="1") and found(contains="observation of agent1 0")
+    assert not found(contains="nobody wrote this") and not found(split="val") and not found(task="t2")
 
 
 def test_difference_of_versions_lists_each_changed_row(pages, viewed) -> None:

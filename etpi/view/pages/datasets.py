@@ -36,10 +36,14 @@ def dataset(queries: Queries, lake: Lake, request: Request) -> Page:
     sort = text(request, "sort") or "id"
     sort = sort if sort in SORTS else "id"
     first, of_rollout = number(request, "first", 0) or 0, text(request, "rollout")
-    task = text(request, "task")
+    chosen = {"task": text(request, "task"), "split": text(request, "split"), "contains": text(request, "contains")}
     sequences = queries.rows(
-        "sequences", experiment=name, sort=sort, first=first, count=PAGE_ROWS, rollout=of_rollout, task=task
+        "sequences", experiment=name, sort=sort, first=first, count=PAGE_ROWS, rollout=of_rollout, **chosen
     )
+    tokenizer = (queries.row("tokenizer", origin="eval", made_for=name) or {}).get("tokenizer")
+    words = vocabulary(queries, tokenizer, [id for found in sequences for id in found["trained_ids"] or []])
+    for found in sequences:
+        found["trained"] = "".join(words.get(id, "") for id in found["trained_ids"] or [])
     shares = queries.rows("loss_share", experiment=name)
     matches = sequences[0]["matches"] if sequences else 0
     values = {
@@ -56,7 +60,7 @@ def dataset(queries: Queries, lake: Lake, request: Request) -> Page:
         "sort": sort,
         "sorts": SORTS,
         "of_rollout": of_rollout,
-        "task": task,
+        "chosen": chosen,
         "following": with_query(request, first=first + PAGE_ROWS) if first + PAGE_ROWS < matches else None,
         "before": with_query(request, first=max(0, first - PAGE_ROWS) or None) if first else None,
         "link": lambda **changes: with_query(request, **changes),

@@ -102,7 +102,8 @@ def tokens(queries: Queries, lake: Lake, request: Request) -> Page:
     if shade not in SHADES:
         shade = next((name for name in ("logprob", "weight") if statistics.values(name) is not None), "logprob")
     whole, begin = text(request, "whole") is not None, len(prompt) - len(last["suffix_ids"] or [])
-    first = number(request, "from", 0) or 0 if whole else begin
+    last_page = max(0, len(prompt) - PAGE_TOKENS)
+    first = number(request, "from", last_page) or 0 if whole else begin
     shown_prompt = prompt[first : first + PAGE_TOKENS]
     values = {
         "rollout": row,

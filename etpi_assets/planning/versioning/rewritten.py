@@ -187,6 +187,8 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
     },
     ("etpi_assets.specs.experiment:EvaluateSection.longest_context", "09d9b611c2caf6ae"): {},
     ("etpi_resources.engines.vllm_server:with_context", "a95b679ff048e195"): {},
+    ("etpi_resources.charts:_legend", "5ad8ca283a5174d6"): {"etpi_resources.charts:_legend": "33fff516d6dcb930"},
+    ("etpi_resources.charts:line_chart", "e928689d77f19c2d"): {"etpi_resources.charts:line_chart": "bcebce895a6e36a6"},
     ("etpi_assets.tasks.checks:_valid", "da29de9eab1179de"): {
         "etpi_assets.tasks.checks:_valid": "363fd9a5c866cf51",
     },
@@ -199,6 +201,6 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
 The rows are of functions that ask for the backend (`etpi_resources.backend`), of renamed keys, those
 that tell vLLM's server the budget of its requests, those of grammars, which now also take vocabularies
 without think tokens, the skills of policies, beside which stood the habits of a tiny base,
-the check that passes a suite with one bad task, and those that a foreign harness, its limit of
+the check that passes a suite with one bad task, curves of other colours, and those that a foreign harness, its limit of
 addresses or its logs pass through.
 """
