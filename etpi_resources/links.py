@@ -71,11 +71,6 @@ def sequence_page(experiment: str, sequence_id: str) -> str:
     return f"{dataset_page(experiment)}/sequence/{quote(sequence_id)}"
 
 
-def dataset_diff_page(experiment: str, old: str, new: str) -> str:
-    """Return the path of the difference of two versions of an experiment's training data."""
-    return f"{dataset_page(experiment)}/diff?{urlencode({'old': old, 'new': new})}"
-
-
 def live_page() -> str:
     """Return the path of the page of collections that are under way."""
     return "/live"

@@ -74,15 +74,13 @@ class JournalState:
     name: str
     kind: str
     key: str
-    bytes: int
     written_at: float
-    active: bool
-    n: int = 0
-    verdicts: Counter[str] = field(default_factory=Counter)
-    newest: tuple[Finished, ...] = ()
-    read: float = 1.0
-    per_minute: float | None = None
-    unreadable: int = 0
+    n: int
+    verdicts: Counter[str]
+    newest: tuple[Finished, ...]
+    read: float
+    per_minute: float | None
+    unreadable: int
 
 
 class Journals:
@@ -94,7 +92,7 @@ class Journals:
         self._lock = threading.Lock()
 
     def states(self, now: float | None = None) -> list[JournalState]:
-        """Return all journals, the last written first. Those under way are read; of others size and time are shown."""
+        """Return the journals under way, the last written first."""
         now = time.time() if now is None else now
         states = [self._state(path, now) for path in self._paths()]
         return sorted((s for s in states if s), key=lambda state: -state.written_at)
@@ -141,15 +139,14 @@ class Journals:
             return None
         name = path.relative_to(self._scratch).as_posix()
         kind, key = name.split("/")[:2]
-        about = JournalState(name, kind, key, stat.st_size, stat.st_mtime, active=now - stat.st_mtime < ACTIVE_SECONDS)
-        if not about.active:
-            return about
+        if now - stat.st_mtime >= ACTIVE_SECONDS:
+            return None
         with self._lock:
             progress = self._read(path, name, stat.st_ino, stat.st_size)
             recent = [at for at in progress.times if at > now - WINDOW_SECONDS]
             span = now - min(recent) if recent else 0.0
             return JournalState(
-                name, kind, key, stat.st_size, stat.st_mtime, True, progress.n, Counter(progress.verdicts),
+                name, kind, key, stat.st_mtime, progress.n, Counter(progress.verdicts),
                 tuple(reversed(progress.newest)), progress.offset / stat.st_size if stat.st_size else 1.0,
                 60 * len(recent) / span if len(recent) > 1 and span else None, progress.unreadable,
             )  # fmt: skip

@@ -18,7 +18,6 @@ from etpi.view.pages.rollout import SCORES, loads, patches
 from etpi_resources.lake.lake import Lake, Ref
 
 REFRESH_SECONDS = 5
-SHOWN_FINISHED = 12
 ROLLOUT_COLUMNS = (
     "rollout_id", "origin", "rollout_set", "experiment", "checkpoint_role", "checkpoint_id", "seed", "sample_seed",
     "decoding", "suite", "task_id", "repo", "sample", "engine", "teacher", "exit_status", "started_at", "wall_seconds",
@@ -34,17 +33,14 @@ def _journals(lake: Lake) -> Journals:
 
 def live(queries: Queries, lake: Lake, request: Request) -> Page:
     journals = _journals(lake)
-    states = journals.states()
     plans = {row["rollout_set"]: _planned(row) for row in queries.rows("plans")}
-    active = [state for state in states if state.active]
     values = {
         "refresh": None if text(request, "pause") else REFRESH_SECONDS,
         "active": [
             (state, plans.get(state.key) if state.kind == "rollouts" else _evaluated(queries, lake, state))
-            for state in active
+            for state in journals.states()
         ],
         "charts": plots(journals.trainings()),
-        "finished": [state for state in states if not state.active][:SHOWN_FINISHED],
         "now": datetime.now().astimezone(),
         "age": _age,
         "paused": text(request, "pause") is not None,
