@@ -73,7 +73,7 @@ def make_app(lake: Lake | None = None, catalog: Path | None = None) -> Starlette
         Route("/favicon.ico", lambda _: Response(status_code=204), methods=["GET"]),
     ]
     errors: Sequence[Any] = (HTTPException, NotFound, LakeError, duckdb.Error)
-    app = Starlette(routes=routes, exception_handlers=dict.fromkeys(errors, _error_page(view)))
+    app = Starlette(routes=routes, exception_handlers={error: _error_page(view) for error in errors})
     app.state.catalog = view.catalog
     return app
 

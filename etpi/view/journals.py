@@ -105,7 +105,7 @@ class Journals:
             with suppress(OSError, ValueError):  # the folder goes when the training is stored
                 if now - path.stat().st_mtime < ACTIVE_SECONDS:
                     config = json.loads(path.with_name("config.json").read_text())
-                    curve = f"{config.get('label', path.parent.name[:12])} {config.get('seed', '')}".strip()
+                    curve = str(config.get("label", path.parent.name[:12]))
                     lines = path.read_text().splitlines(keepends=True)
                     steps += [{"curve": curve} | json.loads(line) for line in lines if line.endswith("\n")]
         return steps

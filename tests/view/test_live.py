@@ -85,11 +85,11 @@ def test_evaluation_has_a_name_its_tasks_and_the_time_left(lake: Lake, client) -
 def test_training_under_way_has_its_loss_and_reward(lake: Lake, client) -> None:
     folder = lake.root / "scratch/reinforce/key1"
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"label": "my student", "seed": 3}))
+    (folder / "config.json").write_text(json.dumps({"label": "rl of study, seed 3"}))
     steps = [{"step": step, "loss": 0.5, "reward": step / 4} for step in (1, 2, 3)]
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(step)}\n" for step in steps) + '{"step": 4, "lo')
     text = client.get("/live").text
-    assert text.count("<polyline") == 2 and "my student 3" in text and "Mean reward" in text
+    assert text.count("<polyline") == 2 and "rl of study, seed 3" in text and "Mean reward" in text
     os.utime(folder / "metrics.jsonl", (0, 0))
     assert "<polyline" not in client.get("/live").text
 
