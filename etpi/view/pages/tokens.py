@@ -91,9 +91,9 @@ def tokens(queries: Queries, lake: Lake, request: Request) -> Page:
         raise NotFound(f"Rollout {key['rollout']} has no turn {turn} of {agent!r}.")
     pieces, last = chain[:-1], chain[-1]
     pair, tokenizer = _pair(queries, key, agent, turn, text(request, "experiment"))
-    tokenizer = tokenizer or (queries.row("tokenizer", origin=key["origin"], made_for=key["made_for"]) or {}).get(
-        "tokenizer"
-    )
+    if last["suffix_ids"] is not None:  # ids that an engine captured are of its tokenizer, whatever a pair has
+        of_set = queries.row("tokenizer", origin=key["origin"], made_for=key["made_for"]) or {}
+        tokenizer = tokenizer or of_set.get("tokenizer")
     prompt = [*_history(pieces), *(last["suffix_ids"] or [])]
     output = [*(last["output_ids"] or [])]
     words = vocabulary(queries, tokenizer, [*prompt, *output, *pair.input_ids, *pair.output_ids])
