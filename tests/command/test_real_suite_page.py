@@ -67,6 +67,7 @@ def test_named_repositories_are_proved_and_the_smallest_is_held_out(work: Path) 
     assert {row["task_id"]: row["split"] for row in rows} == {
         f"{TRAINED}/7/f1_f2": "train", f"{HELD_OUT}/7/f1_f2": "heldout",
     }  # fmt: skip
+    assert not (work / "specs/experiments").exists(), "no student was named"
 
 
 @pytest.mark.long
