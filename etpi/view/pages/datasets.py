@@ -40,9 +40,9 @@ def dataset(queries: Queries, lake: Lake, request: Request) -> Page:
         "sequences", experiment=name, sort=sort, first=first, count=PAGE_ROWS, rollout=of_rollout, **chosen
     )
     tokenizer = (queries.row("tokenizer", origin="eval", made_for=name) or {}).get("tokenizer")
-    words = vocabulary(queries, tokenizer, [id for found in sequences for id in found["trained_ids"] or []])
-    for found in sequences:
-        found["trained"] = "".join(words.get(id, "") for id in found["trained_ids"] or [])
+    words = vocabulary(queries, tokenizer, [number for listed in sequences for number in listed["trained_ids"] or []])
+    for listed in sequences:
+        listed["trained"] = "".join(words.get(number, "") for number in listed["trained_ids"] or [])
     shares = queries.rows("loss_share", experiment=name)
     matches = sequences[0]["matches"] if sequences else 0
     values = {
