@@ -117,8 +117,8 @@ def build_rollout(agents: list[AgentRecord], info: RunInfo, where: str) -> Rollo
 
 
 def outcome_of(reward: float | None) -> dict[str, Any] | None:
-    """Derive a verdict from a bare reward; None if there is no reward."""
-    return None if reward is None else {"reward": reward, "verdict": "passed" if reward >= 1 else "failed_tests"}
+    """Derive a verdict from a bare reward, which says of no tests whether they ran; None if there is no reward."""
+    return None if reward is None else {"reward": reward, "verdict": "passed" if reward >= 1 else "low_reward"}
 
 
 def exit_name(status: str | None) -> str | None:
