@@ -54,10 +54,11 @@ _IN_SEVERAL_PROCESSES = {
     f"{_TRAINERS}.policy_servers:NEARER": ("c3299937a29609ae", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers.__enter__": ("95962c41060a6f22", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers.__exit__": ("434fb39d9f08970c", ""),
-    f"{_TRAINERS}.policy_servers:PolicyServers._ask": ("fc42e2d9ecfdf35d", ""),
+    f"{_TRAINERS}.policy_servers:PolicyServers._ask": ("cd46b3c57158545d", ""),
+    f"{_TRAINERS}.policy_servers:PolicyServers._clients": ("7f10625cf8777827", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers._exit_reason": ("5daabe17f95054fe", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers._load_adapter": ("019db131dd88809a", ""),
-    f"{_TRAINERS}.policy_servers:PolicyServers._prove": ("158cc88c93d83433", ""),
+    f"{_TRAINERS}.policy_servers:PolicyServers._prove": ("39d58ff346b7fc5c", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers._start": ("8ff82fdb2c047a30", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers.close": ("a6ed763e728e3fa7", ""),
     f"{_TRAINERS}.policy_servers:PolicyServers.complete": ("121574b823e4c473", ""),
@@ -110,7 +111,7 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
         "etpi_assets.training.rounds:read_rounds": "23634bbfe98c040a",
         "etpi_assets.training.rounds:SAMPLES_KEY": "1d6878f6abc5c866",
     },
-    (f"{_TRAINERS}.policy_servers:PolicyServers.__init__", "1e7fd9c09de577a1"): {
+    (f"{_TRAINERS}.policy_servers:PolicyServers.__init__", "108e2c62be31fae7"): {
         "etpi_assets.training.grpo:_server": "ad22b3bddbfffb09",
         f"{_TRAINERS}.contracts:PolicyServerConfig": "ead02a9d783ea805",
         f"{_HAND_OVER}:HandOverFailed": "2fce5a8316420119",
