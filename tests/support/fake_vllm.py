@@ -50,6 +50,7 @@ class FakeVllm(Loopback):
     def __init__(self, folder: Path, name: str, port: int = 0, deaf: bool = False, sleeps: bool = False) -> None:
         super().__init__(name, load_chat_format(str(folder)), port)
         self.root, self.deaf, self.sleeps = str(folder), deaf, sleeps
+        self.key = os.environ.get("VLLM_API_KEY", "")
         self.asleep: set[str] = set()
         self.adapters = {}
         self.own = self.engine_of(load_model(folder, torch.float32).eval())

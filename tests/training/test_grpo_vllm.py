@@ -99,6 +99,7 @@ def test_sharded_policy_is_served_on_the_devices_of_its_trainers_which_it_leaves
     tmp_path, base, gpus, monkeypatch
 ):
     monkeypatch.setenv("FAKE_VLLM", "0.26")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
     lake = prepared(tmp_path, base, **BY_VLLM, **SHARDED, correction='"token_truncate"')
     before_updates, send = [], JsonLines.send
 
@@ -168,7 +169,9 @@ def test_server_that_ended_is_named_before_the_round(tmp_path, monkeypatch):
         pass
 
 
-@pytest.mark.parametrize("layout", [{}, SHARDED], ids=["one process", "sharded over two"])
+@pytest.mark.parametrize(
+    "layout", [{**LORA, "placement": '"shared"'}, SHARDED], ids=["an adapter, one process", "sharded over two"]
+)
 def test_killed_worker_ends_its_server_and_the_run_resumes(tmp_path, base, layout):
     lake = prepared(tmp_path, base, **BY_VLLM, **layout)
 
