@@ -8,9 +8,9 @@ Three steps of 16 rollouts of the base on 16 tasks, the asset `rl_checkpoint` al
 - apart: one process on GPU 0, a vLLM server on GPU 1, with `rl.correction`.
 
 Expected of every stage, or the script fails: staleness 0; log-probs of rollouts within the bound of `docs/rl.md` from
-the trainer's; importance weights of 1 on average (to 0.05); in the first step no distance from the reference, and of
-`ddp` the rollouts of `one` and its gradient (to 2%). Expected on two H100, and printed alone: `update_seconds` of `ddp`
-and `sharded` below those of `one`, `publish_seconds` below 5.
+the trainer's; importance weights of 1 on average (to 0.05); in the first step no distance from the reference; of `ddp`
+the first rollouts of `one`, and after the first update its distance from the reference (to 20%). Expected on two H100,
+and printed alone: `update_seconds` of `ddp` and `sharded` below those of `one`, `publish_seconds` below 5.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 
 RL = {"steps": 3, "device_batch": 8, "accumulate": 2, "warmup_steps": 0, "group_size": 4, "beta": 0.04}
+REWARDS = [{"function": "conciseness_unhardened", "params": {"free": 0, "scale": 100}}]
+"""A reward with variance whatever a model writes."""
 ONLY_RL = {"train": {"method": "none"}, "evaluate": "none"}
 OPTIONS = {"gpu-memory-utilization": 0.3, "max-model-len": 1024}
 BY_VLLM = {"engine": "vllm", "repeatable": False, "options": OPTIONS}
@@ -44,7 +46,7 @@ ON_A_CPU = ("one", "ddp")
 def spec_of(name: str, cpu: bool) -> dict[str, Any]:
     """Return the spec of a stage."""
     base = "terminal_grpo_tiny" if cpu else "terminal_grpo_smol"
-    rl = {**RL, "repeatable": True, **STAGES[name]}
+    rl = {**RL, "rewards": REWARDS, "repeatable": True, **STAGES[name]}
     return {"extends": base, "title": f"two GPUs: {name}", **ONLY_RL, "rl": rl}
 
 
@@ -104,8 +106,9 @@ def faults(name: str, run: dict[str, Any], one: dict[str, Any], bound: float) ->
     if name == "ddp":
         if run["turns"] != one["turns"]:
             found.append("its first rollouts are not those of one process")
-        if abs(log[0]["loss"] - one["log"][0]["loss"]) > 2e-2 * max(1.0, abs(one["log"][0]["loss"])):
-            found.append(f"its first loss is {log[0]['loss']:.4g}, that of one process {one['log'][0]['loss']:.4g}")
+        moved, expected = log[1]["kl"], one["log"][1]["kl"]
+        if not 0.8 * expected < moved < 1.2 * expected:
+            found.append(f"its first update moves the policy by {moved:.4g}, that of one process by {expected:.4g}")
     return found
 
 

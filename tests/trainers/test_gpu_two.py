@@ -17,11 +17,13 @@ ROOT = Path(__file__).parents[2]
 def test_figures_that_are_not_expected_are_named(monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     check: Any = importlib.import_module("gpu_two")
-    line = {"staleness_max": 0, "logprob_gap": 1e-4, "kl": 0.0, "weight_mean": None, "loss": 1.0}
-    one = {"log": [line], "turns": [[1, 2]]}
+    line = {"staleness_max": 0, "logprob_gap": 1e-4, "kl": 0.0, "weight_mean": None}
+    after = line | {"kl": 0.5}
+    one = {"log": [line, after], "turns": [[1, 2]]}
     assert check.faults("ddp", one, one, 0.005) == []
-    for name, value in {"staleness_max": 1, "logprob_gap": 0.1, "kl": 0.1, "weight_mean": 0.9, "loss": 1.1}.items():
-        assert len(check.faults("ddp", {**one, "log": [line | {name: value}]}, one, 0.005)) == 1
+    for name, value in {"staleness_max": 1, "logprob_gap": 0.1, "kl": 0.1, "weight_mean": 0.9}.items():
+        assert len(check.faults("ddp", {**one, "log": [line | {name: value}, after]}, one, 0.005)) == 1
+    assert len(check.faults("ddp", {**one, "log": [line, line | {"kl": 0.2}]}, one, 0.005)) == 1
     assert len(check.faults("ddp", {**one, "turns": [[1, 3]]}, one, 0.005)) == 1
 
 
