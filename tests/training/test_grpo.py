@@ -24,7 +24,7 @@ from etpi_resources.lake.catalog import build, connect
 from etpi_resources.lake.lake import Lake, folder_hash
 from etpi_resources.trainers.contracts import PublishConfig
 from etpi_resources.trainers.policy_link import Sample
-from etpi_resources.trainers.workers import grpo_worker, hand_over
+from etpi_resources.trainers.workers import grpo_worker, hand_over, policy_trainer
 from etpi_resources.trainers.workers.checkpointing import load_model
 from etpi_resources.trainers.workers.device import Compute
 from tests.support.policy_updates import FixedLink, made_samples, worker_in
@@ -180,6 +180,21 @@ def test_policy_in_16_bits_trains_against_its_reference(tmp_path, base, tuning, 
         assert kl[0] == pytest.approx(0.0, abs=1e-2) and kl[1] > kl[0]
     assert {p.dtype for p in after.values()} == {torch.float32}
     assert 0 < (moved["bf16"] - moved["fp32"]).norm() < 0.1 * moved["fp32"].norm()
+
+
+def test_no_row_of_any_pass_has_more_samples_than_the_device_batch(tmp_path, base, monkeypatch):
+    """Passes of the reference and of the old log-probs score a whole round, of 8 samples here."""
+    packed, pack = [], policy_trainer.pack_samples
+    monkeypatch.setattr(
+        policy_trainer, "pack_samples", lambda ids, *rest: (packed.append(len(ids)), pack(ids, *rest))[1]
+    )
+    worker = worker_in(tmp_path, base, beta=0.04, iterations=2, steps=2)
+    trainer, engine = grpo_worker.build_trainer(
+        worker, load_model(base, torch.float32), FixedLink(made_samples()), compute=Compute(False, "fp32")
+    )
+    engine.close()
+    trainer.train()
+    assert set(packed) == {4} and len(packed) == 8, "two of each model for the round, two for each update"
 
 
 def naive_statistics(model, sample: Sample, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
