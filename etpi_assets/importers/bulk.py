@@ -32,8 +32,8 @@ _PART_BYTES = 8 << 20
 """Upper bounds of a part: units, and bytes of units that are files. A larger file is a part of its own."""
 _SECONDS_PER_UNIT, _SECONDS_PER_BYTE = 0.02, 1e-7
 """Estimated seconds of one core to read a unit that is a folder, or a byte of one that is a file."""
-_CHUNK_TURNS, _CHUNK_CHARACTERS = 1024, 64 << 20
-"""Turns, and characters of text, after which rows are written."""
+_CHUNK_TURNS, _CHUNK_CHARACTERS = 1024, 32 << 20
+"""Turns, and characters of messages (which turns repeat), after which rows are written."""
 _NAMES = (*TABLES, "quarantined")
 
 
@@ -148,7 +148,7 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
                 rows = _input_rows(without_secrets(item, options.secrets), source, options.tools)
                 inputs.append(rows)
                 turns += len(rows.tables.get("turns", ()))
-                characters += rows.characters
+                characters += sum(len(row["content"]) for row in rows.tables.get("messages", ()))
                 if turns >= _CHUNK_TURNS or characters > _CHUNK_CHARACTERS:
                     flush()
                     turns = characters = 0
@@ -158,17 +158,12 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
 
 @dataclass(frozen=True)
 class _InputRows:
-    """The rows of one rollout or refusal by table, the digest of what it captured, and its characters of text."""
+    """The rows of one rollout or refusal by table, and the digest of what it captured."""
 
     source: str
     tables: Mapping[str, Sequence[dict[str, Any]]]
     rollout_id: str = ""
     digest: str = ""
-
-    @property
-    def characters(self) -> int:
-        rows = (row for added in self.tables.values() for row in added)
-        return sum(len(value) for row in rows for value in row.values() if isinstance(value, str))
 
 
 def _input_rows(item: RolloutRecord | RejectedInput, source: ImportSource, tools: list[Any] | None) -> _InputRows:

@@ -24,7 +24,6 @@ from etpi_assets.rollouts.models import accelerated
 from etpi_assets.rollouts.plan_first import rollout as plan_first
 from etpi_assets.rollouts.served_weights import same_weights
 from etpi_assets.rollouts.teachers import SCRIPTED_KINDS, make_engine
-from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
@@ -41,7 +40,6 @@ from etpi_assets.trajectories.checks import (
 )
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import captured_digest, to_tables
-from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory, UnjudgedCoopTiny
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.engines import Engine
 from etpi_resources.hashes import json_hash
@@ -108,8 +106,6 @@ def _family_and_sandboxes(run: AssetRun, spec: RolloutSetSpec, family: str) -> t
     """Return what judges the set's rollouts, and what runs their commands."""
     if spec.templated:
         return load_family(family), plan_first.ScriptSandboxes()
-    if spec.kind == "templated":
-        return _emulated_world(family)
     return load_family(family), run.resources.sandboxes(spec.sandbox)
 
 
@@ -200,23 +196,13 @@ def _roll_out(
     job = RolloutJob(task, spec.agent, identity, sample, spec.seed)
     if spec.templated:
         return plan_first.run_plan_first(job, runtime, spec.templated)
-    record = run_rollout(job, runtime)
-    if spec.kind == "templated":
-        record.outcome = None  # the emulated family does not judge
-    return record
+    return run_rollout(job, runtime)
 
 
 def _run_harness(
     spec: RolloutSetSpec, identity: Identity, runtime: RolloutRuntime, calls: Path, task: Task, sample: int
 ) -> RolloutRecord:
     return run_harness(RolloutJob(task, spec.agent, identity, sample, spec.seed), runtime, calls)
-
-
-def _emulated_world(family: str) -> tuple[Family, SandboxFactory]:
-    """Return a family without verdicts and workspaces without processes, for scripted conversations in bulk."""
-    if family != "coop_tiny":
-        raise SpecError(f'kind = "templated": the family {family!r} has no emulated workspaces, only coop_tiny has')
-    return UnjudgedCoopTiny(), EmulatedFactory()
 
 
 def _import_set(run: AssetRun) -> Produced:

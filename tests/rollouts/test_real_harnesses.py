@@ -14,66 +14,22 @@ from pathlib import Path
 
 import pytest
 
-from etpi_assets.agent.harness import require_installed, run_harness
-from etpi_assets.agent.loop import SUBMIT, Identity, RolloutJob, RolloutRuntime
+from etpi_assets.agent.harness import run_harness
+from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime
 from etpi_assets.specs.harness import PRESETS
-from etpi_assets.specs.paths import PathError
-from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.checks import native_ids_present, prompts_reconstruct
 from etpi_assets.trajectories.tables import captured_digest, to_tables
 from etpi_assets.worlds.repo_fix_tiny import FAMILY
 from etpi_resources.capture.store import read_log
-from etpi_resources.chat.format import load_chat_format
-from etpi_resources.chat.tool_forms import Call
-from etpi_resources.engines import EngineUnavailable, Request, Sampler
+from etpi_resources.engines import Request, Sampler
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.engines.vllm import VllmEngine
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.support.graph import write_spec
+from tests.support.real_harnesses import CHAT, TASK, fixes, folder_of, section
 from tests.support.serving import NEEDS_VLLM, make_models, start
-
-TASK = next(task for task in FAMILY.load("little", 0, {"train": 1, "heldout": 1}) if isinstance(task, Task))
-CHAT = load_chat_format("qwen3")
-SHELLS = {"bash": "command", "Bash": "command", "run_shell_command": "command", "exec_command": "cmd"}
-
-
-def folder_of(name: str) -> str:
-    """Return the harness's folder as specs write it; skip where it is not installed."""
-    folder = f"${{ETPI_HARNESSES}}/{name}"
-    try:
-        require_installed(section(name, folder).harness)  # pyright: ignore[reportArgumentType]
-    except (EngineUnavailable, PathError) as missing:
-        pytest.skip(f"{name} is not installed: {missing}")
-    return folder
-
-
-def section(name: str, folder: str, **more) -> AgentSection:
-    harness = {"name": name, "folder": folder, "seconds": 400, **more}
-    return AgentSection.model_validate({"max_model_len": 60000, "max_tokens": 1000, "harness": harness})
-
-
-def fixes(request: Request) -> str:
-    """Run the reference solution through whatever shell the harness offers."""
-    tools = {tool["function"]["name"]: tool["function"] for tool in request.tools}
-    shell = next((name for name in SHELLS if name in tools), None)
-    if shell is None:
-        return "A title"
-    task, role = request.privileged["task"], request.privileged["role"]
-    commands = [
-        "ls -R",
-        *FAMILY.solve(task, role),
-        *([f"echo {SUBMIT}"] if shell == "bash" and len(tools) == 1 else []),
-    ]
-    turn = sum(message["role"] == "assistant" and "tool_calls" in message for message in request.messages)
-    if turn >= len(commands):
-        return "Done."
-    required = tools[shell]["parameters"].get("required", ())
-    more = {"description": "run a command", "is_background": False}
-    arguments = {SHELLS[shell]: commands[turn], **{key: more[key] for key in more if key in required}}
-    return "Next.\n" + CHAT.tool_form.render([Call(shell, arguments)])
 
 
 @pytest.mark.slow

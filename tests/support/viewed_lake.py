@@ -127,7 +127,7 @@ def dataset(rollout_id: str, weights: tuple[float, ...]) -> dict[str, list[dict[
 
 def make(root: Path) -> Lake:
     lake = Lake(root)
-    put(lake, "suite_spec", "coop", spec("suite", "coop", "Two agents", family="coop_tiny"))
+    put(lake, "suite_spec", "coop", spec("suite", "coop", "Two agents", family="coop_tiny_shared"))
     task = {"suite": "coop", "repo": "harbor", "split": "train", "instruction": f"fold it {HOSTILE}"}
     put(lake, "tasks", "coop", {"tasks": [task | {"task_id": name} for name in ("t1", "t2")]})
     content = {"kind": "live", "suite": "coop", "k": 1, "agent": {"tokenizer": "tiny"}, "engine": {"teacher": "strong"}}
