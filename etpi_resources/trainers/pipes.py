@@ -8,7 +8,6 @@ succeeded) and the worker's own files; `trainers.contracts` has the models of bo
 from __future__ import annotations
 
 import subprocess
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,8 +26,6 @@ from etpi_resources.trainers.workers import ranks
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, PROGRESS_MARK, RESULT_FILE
 
 LAST_LINES = 20
-STAGE_LOG_SECONDS = 30.0
-"""Interval at which the logs get a line of a worker's progress."""
 
 Result = TypeVar("Result", bound=BaseModel)
 
@@ -51,7 +48,7 @@ def run_worker(
     """Run `python -m module folder` to its end and return its result.
 
     The worker is supervised: however this process ends, no process of the worker stays behind. `worker.log` and
-    Dagster's log get a line of its progress every 30 s.
+    Dagster's log get a line of its progress now and then (`process.progress`), and when a stage is complete.
 
     Args:
         module: dotted name of a worker module.
@@ -82,15 +79,27 @@ def run_worker(
             if echo is not None and context is None:
                 echo(line)
 
-        stages = _Stages(_label(context, module))
+        def report(line: str) -> None:
+            if context is not None:
+                context.log.info(line)
+            write(line)
+
+        label, stages = _label(context, module), dict[str, Progress]()
         elsewhere = backend()
         if elsewhere and elsewhere.spans_nodes(processes):
             running = elsewhere.ranks(module, folder, processes, context=context, grace=grace, log=write)
         else:
             running = _on_this_node(module, folder, processes, context, grace)
         launched = stack.enter_context(running)
-        for line in _log_lines(launched.lines(), stages, context):
-            write(line)
+        for line in launched.lines():
+            if not line.startswith(PROGRESS_MARK):
+                write(line)
+                continue
+            update = StageProgress.model_validate_json(line.removeprefix(PROGRESS_MARK))
+            progress = stages.setdefault(update.stage, Progress(label, update.stage, update.total, report))
+            progress.advance(update.done - progress.done, update.note)
+            if update.done == update.total > 0:
+                report(progress.line(update.note))
         if failure := launched.failure():
             raise WorkerFailed(f"{module.rpartition('.')[2]} {failure}\nThe log is {folder / 'worker.log'}")
         text = launched.result()
@@ -161,40 +170,6 @@ class _LocalWorker:
 
     def result(self) -> str | None:
         return (self._folder / RESULT_FILE).read_text()
-
-
-def _log_lines(lines: Iterator[str], stages: _Stages, context: Any) -> Iterator[str]:
-    """Yield the worker's lines for its log. Progress becomes a log line only now and then."""
-    for text in lines:
-        if not text.startswith(PROGRESS_MARK):
-            yield text
-            continue
-        progress = stages.line(StageProgress.model_validate_json(text.removeprefix(PROGRESS_MARK)))
-        if progress is None:
-            continue
-        if context is not None:
-            context.log.info(progress)
-        yield progress
-
-
-class _Stages:
-    """Words a worker's progress for logs now and then."""
-
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self._name, self._logged = "", float("-inf")
-
-    def line(self, update: StageProgress) -> str | None:
-        """Return a line for the logs at most every 30 s and when the stage is complete."""
-        if self._name != update.stage:
-            self._name, self._logged = update.stage, time.monotonic()
-            self._progress = Progress(self._label, update.stage, update.total, lambda line: None)
-        self._progress.done = update.done
-        now = time.monotonic()
-        if not update.done or (now - self._logged < STAGE_LOG_SECONDS and update.done < update.total):
-            return None
-        self._logged = now
-        return self._progress.line(update.note)
 
 
 def _label(context: Any, module: str) -> str:

@@ -83,7 +83,7 @@ class PolicyServers:
                     started.callback(server.result().close)
             servers = [server.result() for server in starting]
             self._servers = servers
-            self._endpoints = Endpoints([server.url for server in servers], exit_reason=self._exit_reason)
+            self._endpoints = self._clients([server.url for server in servers])
             started.callback(self._endpoints.close)
             self._engine = VllmEngine(self._endpoints, servers[0].name, chat)
             started.callback(lambda: self._engine.close())
@@ -104,6 +104,9 @@ class PolicyServers:
     def _exit_reason(self) -> str | None:
         """Return why a server exited, the first that did; None while all run."""
         return next((reason for server in self._servers if (reason := server.exit_reason())), None)
+
+    def _clients(self, urls: Sequence[str]) -> Endpoints:
+        return Endpoints(urls, key_env=self._servers[0].key_env, exit_reason=self._exit_reason)
 
     def _start(self, number: int) -> VllmServer:
         plan = self._plan
@@ -160,14 +163,20 @@ class PolicyServers:
         self._engine = VllmEngine(self._endpoints, self.name, self._chat)
 
     def _ask(self, path: str, **query: str) -> None:
-        """Call every server, if they sleep between rounds."""
+        """Have every server sleep or wake, if they do so between rounds."""
         for url in self._endpoints.urls if self._plan.sleeping else ():
-            self._endpoints.request(url, "POST", f"{path}?{urlencode(query)}")
+            try:
+                self._endpoints.request(url, "POST", f"{path}?{urlencode(query)}")
+            except RuntimeError as error:
+                raise EngineUnavailable(
+                    f"{error}. If the GPU had too little memory beside the trainer, lower rl.options.gpu-memory-"
+                    f"utilization (vLLM takes 0.92 by default); the log is {self._plan.log}"
+                ) from None
 
     def _prove(self, step: int, wanted: Sequence[float]) -> None:
         """Compare every server's log-probs of the probe with the policy's, now and before."""
         for url in self._endpoints.urls:
-            alone = Endpoints([url], exit_reason=self._exit_reason)
+            alone = self._clients([url])
             with closing(VllmEngine(alone, self._engine.name, self._chat, release=alone.close)) as server:
                 logprobs = server.prompt_logprobs(self._plan.probe)
             gap = _mean_gap(logprobs, wanted)

@@ -19,6 +19,14 @@ SUBMITS = str(format_action(f"echo {SUBMIT}"))
 Fault = Callable[["_Handler"], None]
 
 
+class Refusal(RuntimeError):
+    """The reason of a server's answer with an HTTP status other than 200."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
 class Loopback:
     """A server of one model; a context manager.
 
@@ -79,7 +87,7 @@ class Loopback:
             return body["prompt"]
         return self.chat.prompt_ids(body["messages"], tools=body.get("tools"), **body.get("chat_template_kwargs", {}))
 
-    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         prompt = self.prompt_of(body)
         if "prompt_logprobs" in body:
             return {
@@ -129,12 +137,19 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None:
             return fault(self)
         time.sleep(self.owner.delay)
-        self.reply(200, self.owner.change(self.owner.answer(self.path, body)))
+        try:
+            answer = self.owner.answer(self.path, body)
+        except Refusal as refusal:
+            return self.reply(refusal.status, {"error": {"message": str(refusal)}})
+        self.reply(200, None if answer is None else self.owner.change(answer))
 
     def reply(self, status: int, answer: Any, **headers: str) -> None:
-        data = json.dumps(answer).encode()
+        """Send an answer as JSON; None: an answer without a body."""
+        data, kind = (
+            (b"", {}) if answer is None else (json.dumps(answer).encode(), {"content-type": "application/json"})
+        )
         self.send_response(status)
-        for name, value in {"content-type": "application/json", "content-length": str(len(data)), **headers}.items():
+        for name, value in {**kind, "content-length": str(len(data)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)

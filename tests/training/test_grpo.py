@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from etpi_resources.lake.catalog import build, connect
 from etpi_resources.lake.lake import Lake, folder_hash
 from etpi_resources.trainers.contracts import PublishConfig
 from etpi_resources.trainers.policy_link import Sample
-from etpi_resources.trainers.workers import grpo_worker, hand_over
+from etpi_resources.trainers.workers import grpo_worker, hand_over, policy_trainer
 from etpi_resources.trainers.workers.checkpointing import load_model
 from etpi_resources.trainers.workers.device import Compute
 from tests.support.policy_updates import FixedLink, made_samples, worker_in
@@ -154,20 +155,46 @@ def test_killed_run_resumes_from_its_last_checkpoint(tmp_path, base):
 # --- the gradient ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("hybrid", [False, True], ids=["dense", "hybrid"])
 @pytest.mark.parametrize("tuning", ["full", "lora"])
-def test_policy_in_16_bits_trains_against_its_reference(tmp_path, base, tuning):
+def test_policy_in_16_bits_trains_against_its_reference(tmp_path, base, tuning, hybrid):
     """Autocast to bfloat16 as on a GPU; a CPU's own training is in float32."""
-    worker = worker_in(tmp_path, base, beta=0.04, tuning=tuning, steps=2, dtype="bf16", learning_rate=1e-3)
-    trainer, engine = grpo_worker.build_trainer(
-        worker, load_model(base, torch.float32), FixedLink(made_samples()), compute=Compute(False, "bf16")
+    start = make_speaking_base(tmp_path / "hybrid", hybrid=True) if hybrid else base
+    moved = {}
+    for dtype in ("bf16", "fp32"):
+        rate = 1e-3 if tuning == "full" else 0.3
+        worker = worker_in(tmp_path, start, beta=0.04, tuning=tuning, steps=2, dtype=dtype, learning_rate=rate)
+        trainer, engine = grpo_worker.build_trainer(
+            worker, load_model(start, torch.float32), FixedLink(made_samples()), compute=Compute(False, dtype)
+        )
+        policy: Any = trainer.model
+        before = {name: p.detach().clone() for name, p in policy.named_parameters() if p.requires_grad}
+        try:
+            assert isinstance(engine._slots, Slots), "a wrapper of 16 bits must not cost the engine its cache"
+            trainer.train()
+        finally:
+            engine.close()
+        after = dict(policy.named_parameters())
+        moved[dtype] = torch.cat([(after[name].detach() - old).flatten() for name, old in before.items()])
+        kl = [line["kl"] for line in trainer.state.log_history[:2]]
+        assert kl[0] == pytest.approx(0.0, abs=1e-2) and kl[1] > kl[0]
+    assert {p.dtype for p in after.values()} == {torch.float32}
+    assert 0 < (moved["bf16"] - moved["fp32"]).norm() < 0.1 * moved["fp32"].norm()
+
+
+def test_no_row_of_any_pass_has_more_samples_than_the_device_batch(tmp_path, base, monkeypatch):
+    """Passes of the reference and of the old log-probs score a whole round, of 8 samples here."""
+    packed, pack = [], policy_trainer.pack_samples
+    monkeypatch.setattr(
+        policy_trainer, "pack_samples", lambda ids, *rest: (packed.append(len(ids)), pack(ids, *rest))[1]
     )
-    try:
-        assert isinstance(engine._slots, Slots), "a wrapper of 16 bits must not cost the engine its cache"
-        trainer.train()
-    finally:
-        engine.close()
-    assert trainer.state.log_history[0]["kl"] == pytest.approx(0.0, abs=1e-2)
-    assert trainer.state.log_history[1]["kl"] > trainer.state.log_history[0]["kl"]
+    worker = worker_in(tmp_path, base, beta=0.04, iterations=2, steps=2)
+    trainer, engine = grpo_worker.build_trainer(
+        worker, load_model(base, torch.float32), FixedLink(made_samples()), compute=Compute(False, "fp32")
+    )
+    engine.close()
+    trainer.train()
+    assert set(packed) == {4} and len(packed) == 8, "two of each model for the round, two for each update"
 
 
 def naive_statistics(model, sample: Sample, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -78,19 +79,44 @@ def test_an_adapter_is_served_by_two_servers_under_its_versions(tmp_path, base, 
     assert all(line["publish_seconds"] > 0 and line["rollout_seconds"] > 0 for line in log)
 
 
-def test_sharded_policy_is_served_on_the_devices_of_its_trainers(tmp_path, base, gpus):
-    layout = {
-        "processes": "2",
-        "device_batch": "4",
-        "sharded": "true",
-        "placement": '"shared"',
-        "optimizer": '"adamw_torch"',
-    }
-    lake = prepared(tmp_path, base, **BY_VLLM, **layout, correction='"token_truncate"')
+SHARDED: dict[str, Any] = {
+    "processes": "2",
+    "device_batch": "4",
+    "sharded": "true",
+    "placement": '"shared"',
+    "optimizer": '"adamw_torch"',
+}
+
+
+def calls_of_server(lake) -> list[str]:
+    """Return the routes that were called of the only server, in order; rollouts as one."""
+    [log] = lake.scratch("servers").glob("policy-*.log")
+    routes = [line.split()[0] for line in log.read_text().splitlines() if line.startswith("/")]
+    return [route for route, before in zip(routes, ["", *routes], strict=False) if route != before]
+
+
+def test_sharded_policy_is_served_on_the_devices_of_its_trainers_which_it_leaves_to_them(
+    tmp_path, base, gpus, monkeypatch
+):
+    monkeypatch.setenv("FAKE_VLLM", "0.26")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    lake = prepared(tmp_path, base, **BY_VLLM, **SHARDED, correction='"token_truncate"')
+    before_updates, send = [], JsonLines.send
+
+    def sent(self, message) -> None:
+        if message["do"] == "rolled_out":
+            before_updates.append(calls_of_server(lake)[-1])
+        send(self, message)
+
+    monkeypatch.setattr(JsonLines, "send", sent)
     outcome = make(tmp_path, lake, "rl_checkpoint")
     assert not outcome.manifest.blocked, outcome.manifest.failures
     judge(lake, base)
     assert devices_of_servers(lake) == [{"4"}]
+    wake = ["/wake_up?tags=weights", "/collective_rpc", "/reset_prefix_cache", "/wake_up?tags=kv_cache"]
+    calls = calls_of_server(lake)
+    assert calls == ["/sleep?level=1", *(len(calls) // 6 * [*wake, "/v1/completions", "/sleep?level=2"])]
+    assert before_updates == len(calls) // 6 * ["/sleep?level=2"]
     assert all(line["weight_mean"] == pytest.approx(1.0, abs=1e-3) for line in rows(lake, "training_log"))
 
 
@@ -125,7 +151,9 @@ def test_weights_are_handed_over_in_memory_only_if_they_fit_there(tmp_path, monk
 def test_server_that_ended_is_named_before_the_round(tmp_path, monkeypatch):
     """Without a process: the second of two servers has exited."""
     servers = [
-        SimpleNamespace(url=f"http://127.0.0.1:{n}", name="p", exit_reason=lambda why=why: why, close=lambda: None)
+        SimpleNamespace(
+            url=f"http://127.0.0.1:{n}", name="p", key_env=None, exit_reason=lambda why=why: why, close=lambda: None
+        )
         for n, why in enumerate((None, "the vLLM server was killed by signal 9"), 1)
     ]
     monkeypatch.setattr(PolicyServers, "_start", lambda self, number: servers[number])
@@ -141,17 +169,20 @@ def test_server_that_ended_is_named_before_the_round(tmp_path, monkeypatch):
         pass
 
 
-def test_killed_worker_ends_its_server_and_the_run_resumes(tmp_path, base):
-    lake = prepared(tmp_path, base, **BY_VLLM)
+@pytest.mark.parametrize(
+    "layout", [{**LORA, "placement": '"shared"'}, SHARDED], ids=["an adapter, one process", "sharded over two"]
+)
+def test_killed_worker_ends_its_server_and_the_run_resumes(tmp_path, base, layout):
+    lake = prepared(tmp_path, base, **BY_VLLM, **layout)
 
     def kill() -> None:
         while not list(lake.root.glob("checkpoints/rounds/*/round-000002.jsonl")):
             time.sleep(0.02)
-        [worker] = [p for p in processes(lake, base) if p.cmdline()[1:3] == ["-m", WORKER]]
-        worker.kill()
+        workers = [p for p in processes(lake, base) if p.cmdline()[1:3] == ["-m", WORKER]]
+        next(p for p in workers if p.environ().get("RANK", "0") == "0").kill()
 
     threading.Thread(target=kill, daemon=True).start()
-    with pytest.raises(WorkerFailed, match="signal 9"):
+    with pytest.raises(WorkerFailed, match="signal 9|SIGKILL"):
         make(tmp_path, lake, "rl_checkpoint")
     assert not processes(lake, base)
     outcome = make(tmp_path, lake, "rl_checkpoint")
