@@ -31,11 +31,13 @@ class DataSet:
     Attributes:
         only: the files that are rows of the set; others of its repository are other splits.
         pin: its revision, and the hashes of its files where public records agree on them; {}: no revision is known.
+        rows: the number of its rows, if known.
     """
 
     repo: str
     only: str | None = None
     pin: Mapping[str, Any] = field(default_factory=dict)
+    rows: int | None = None
 
 
 DATA_SETS: Mapping[str, DataSet] = {
@@ -43,7 +45,7 @@ DATA_SETS: Mapping[str, DataSet] = {
     "ETPI_OPEN_AGENTRL": DataSet("y-ohtani/open_agentrl_grpo_2k"),
     "ETPI_OPEN_AGENTRL_SFT": DataSet("y-ohtani/open_agentrl_like_sft"),
     "ETPI_R2E_GYM": DataSet(
-        "R2E-Gym/R2E-Gym-Lite", "data/train-*.parquet", {"revision": "8d3163011f01f9393bb3dc7700497a79a8686ae5"}
+        "R2E-Gym/R2E-Gym-Lite", "data/train-*.parquet", {"revision": "8d3163011f01f9393bb3dc7700497a79a8686ae5"}, 4578
     ),
     "ETPI_SWE_BENCH": DataSet(
         "princeton-nlp/SWE-bench_Verified",
@@ -56,7 +58,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         },
     ),
 }
-"""Variable that a spec's path names -> its data set. R2E-Gym-Lite has nine `dev` splits beside `train` (4,578 rows)."""
+"""Variable that a spec's path names -> its data set. R2E-Gym-Lite has nine `dev` splits beside `train`."""
 
 ELSEWHERE: Mapping[str, str] = {
     "ETPI_TERMINAL_BENCH": "git clone https://github.com/laude-institute/terminal-bench-2 FOLDER && git -C FOLDER "
@@ -66,6 +68,13 @@ ELSEWHERE: Mapping[str, str] = {
 
 LOCK = "fetched.json"
 _VARIABLE, _MODEL = re.compile(r"\$\{(\w+)\}"), re.compile(rf"{HUB}[\w./-]+@{COMMIT.pattern}")
+
+
+def rows_of(path: str) -> int | None:
+    """Return the number of rows of the public data set that a spec's path names; None if it is not known."""
+    match = _VARIABLE.fullmatch(path)
+    data = DATA_SETS.get(match[1]) if match else None
+    return data.rows if data else None
 
 
 def fetch(names: Sequence[str], specs: Specs, lake: Lake) -> int:

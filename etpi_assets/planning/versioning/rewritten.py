@@ -124,6 +124,9 @@ REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
         f"{_HAND_OVER}:PROBE_IDS": "e0f49b4a70184b62",
         f"{_HAND_OVER}:save_merged": "c12782036b3385ee",
     },
+    ("etpi_resources.engines.scripted:ScriptedEngine._complete", "e28b4034eccc272a"): {
+        "etpi_resources.engines.scripted:ScriptedEngine._complete": "f78739584a286884",
+    },
     (f"{_STATES}:_shards", "26aa2bb88790196b"): {f"{_STATES}:States._shards": "631dce090a636df0"},
     (f"{_STATES}:write_shards", "66edac000ee2d2cd"): {f"{_STATES}:States._write_shards": "e3f1cb77c2ed95e7"},
     ("etpi_resources.sandboxes:Limits", "fd8a08122c8ebd52"): {
