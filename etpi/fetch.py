@@ -138,8 +138,8 @@ def _data_set(variable: str, root: Path) -> Path:
         for file in sorted(folder.glob("**/*.parquet" if data.only else "**/*"))
         if file.is_file()
     }
-    if others := [name for name in hashes if data.only and not fnmatch(name, data.only)]:
-        raise LakeError(f"{folder} has other splits too, which would be read as rows: remove {', '.join(others)}")
+    if other_splits := [name for name in hashes if data.only and not fnmatch(name, data.only)]:
+        raise LakeError(f"{folder} has other splits too, which would be read as rows: remove {', '.join(other_splits)}")
     files = pin.get("files", hashes)
     if changed := sorted(name for name in files.keys() | hashes if files.get(name) != hashes.get(name)):
         known = lock if data.repo in pins else "the published ones"

@@ -48,9 +48,6 @@ LONG_STEP, SHORT_STEP = 0.02, 1e-4
 _LENGTH_REWARD = {"function": "conciseness_unhardened", "weight": 0.1, "params": {"free": 1, "scale": 4000}}
 """A random model earns the same reward in every rollout, which trains nothing; the lengths of its texts differ."""
 
-_BITSANDBYTES = ("8bit", "paged", "bnb")
-"""Parts of names of optimisers that bitsandbytes implements."""
-
 _WORLD_TASKS = {"train": 24, "heldout": 24}
 """The size of an embedded world. All repositories of `coop_tiny_shared` share four file names, which are too large a
 part (`heldout_names_unseen`) of the names of a few held-out tasks."""
@@ -71,22 +68,14 @@ _SKILLS = {
 """World -> the skill of the policy that replaces a teacher: plans, and thoughts in the slots of a grammar."""
 
 
-@dataclass(frozen=True)
-class Need:
-    """A need of the real run that the rehearsal replaced, with the asset and the real spec."""
-
-    asset: str
-    key: str
-    text: str
-
-
 @dataclass
 class Rehearsal:
     """The small specs of an experiment, as written.
 
     Attributes:
         name: the real experiment.
-        folder: everything of the rehearsal: specs, models, stand-ins, the lake.
+        folder: everything of the rehearsal: specs, models, the lake.
+        needs: (asset, real spec) -> the needs of the real run that the rehearsal replaced.
         worlds: suites that an embedded world replaces, with its name.
         scripted: whether a teacher, or recorded runs, are replaced.
     """
@@ -94,20 +83,14 @@ class Rehearsal:
     name: str
     folder: Path
     specs: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    needs: list[Need] = field(default_factory=list)
+    needs: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     worlds: dict[str, str] = field(default_factory=dict)
     scripted: bool = False
 
-    @property
-    def experiment(self) -> str:
-        """The name of the small experiment."""
-        return PREFIX + self.name
-
     def need(self, asset: str, text: str, key: str | None = None) -> None:
         """Record a need, once. `key`: the real spec; None: the experiment."""
-        need = Need(asset, self.name if key is None else key, text)
-        if need not in self.needs:
-            self.needs.append(need)
+        texts = self.needs.setdefault((asset, key or self.name), [])
+        texts += [] if text in texts else [text]
 
 
 @dataclass(frozen=True)
@@ -301,7 +284,7 @@ def _experiment(spec: ExperimentSpec, small: Rehearsal, machine: Machine) -> Non
     if spec.evaluate is not None:
         values["evaluate"] = _evaluate(values["evaluate"], small)
     values["gates"]["override"] = {**dict.fromkeys(OVERRIDABLE, REASON), **spec.gates.override}
-    small.specs["experiment", small.experiment] = values
+    small.specs["experiment", PREFIX + small.name] = values
 
 
 def model_name(base: BaseSection) -> str:
@@ -366,19 +349,13 @@ def _train(train: dict[str, Any], spec: ExperimentSpec, small: Rehearsal) -> dic
         "schedule": "constant",
         "warmup_ratio": 0.0,
     }
-    for option in ("loss_kernel", "layer_kernels"):
-        if train.get(option) == "liger" and not find_spec("liger_kernel"):
-            small.need(
-                "sft_checkpoint",
-                f"liger-kernel, for train.{option} (pip install 'etpi[gpu]'); the same is computed without it here",
-            )
+    kernels = [option for option in ("loss_kernel", "layer_kernels") if train.get(option) == "liger"]
+    if kernels and not find_spec("liger_kernel"):
+        small.need("sft_checkpoint", f"liger-kernel, for train.{', train.'.join(kernels)} (pip install 'etpi[gpu]')")
     if spec.base.kind == "hub" and students.is_hybrid(model_name(spec.base)) and not find_spec("fla"):
-        small.need(
-            "sft_checkpoint",
-            "flash-linear-attention (pip install 'etpi[gpu]'); without it linear attention is plain PyTorch, and slow",
-        )
+        small.need("sft_checkpoint", "flash-linear-attention (pip install 'etpi[gpu]'); training is slow without it")
     for name in missing_trackers(spec.train.report_to):
-        small.need("sft_checkpoint", f"{name}, for train.report_to (pip install {name}); a rehearsal reports nothing")
+        small.need("sft_checkpoint", f"{name}, for train.report_to (pip install {name})")
     if train.get("use_epoch") is not None or train.get("use_step") is not None:
         values |= {"use_epoch": None, "use_step": 1, "save_steps": 1}
     elif train.get("save_steps"):
@@ -388,9 +365,9 @@ def _train(train: dict[str, Any], spec: ExperimentSpec, small: Rehearsal) -> dic
 
 def _optimizer(name: str, asset: str, small: Rehearsal) -> str:
     """Return the optimiser, or the one that replaces an optimiser of bitsandbytes where that is not installed."""
-    if not any(part in name for part in _BITSANDBYTES) or find_spec("bitsandbytes"):
+    if not any(part in name for part in ("8bit", "paged", "bnb")) or find_spec("bitsandbytes"):
         return name
-    small.need(asset, f"bitsandbytes, for the optimiser {name} (pip install 'etpi[gpu]'); adamw_torch trains here")
+    small.need(asset, f"bitsandbytes, for the optimiser {name} (pip install 'etpi[gpu]')")
     return "adamw_torch"
 
 

@@ -78,13 +78,13 @@ def run(rehearsal: Rehearsal) -> list[Stage]:
     for variable in (CLUSTER_VARIABLE, "DAGSTER_HOME", "ETPI_CATALOG"):  # a rehearsal runs on this machine, by itself
         environment.pop(variable, None)
     paths = [str(result_file), str(rehearsal.folder / "exports")]
-    line = [sys.executable, "-m", "etpi.rehearsal.chain", rehearsal.experiment, *paths]
+    line = [sys.executable, "-m", "etpi.rehearsal.chain", PREFIX + rehearsal.name, *paths]
     with (
         (rehearsal.folder / "run.log").open("w", encoding="utf-8") as log,
         subprocess.Popen(supervised(line), env=environment, stdout=log, stderr=subprocess.STDOUT) as chain,
     ):
         try:
-            _report(chain, rehearsal, plan(rehearsal.experiment, specs, Lake(lake_folder)), started)
+            _report(chain, rehearsal, plan(PREFIX + rehearsal.name, specs, Lake(lake_folder)), started)
         except BaseException:
             chain.terminate()
             raise
@@ -92,7 +92,7 @@ def run(rehearsal: Rehearsal) -> list[Stage]:
     if not result_file.exists():
         raise RehearsalFailed(f"the run ended with status {code}; its log is {rehearsal.folder / 'run.log'}")
     result = json.loads(result_file.read_text(encoding="utf-8"))
-    steps = plan(rehearsal.experiment, specs, Lake(lake_folder))
+    steps = plan(PREFIX + rehearsal.name, specs, Lake(lake_folder))
     exports = [
         Stage(f"export {form}", rehearsal.name, "would block" if error else "passes", 0.0,
               (Finding("", error),) if error else ())
@@ -143,7 +143,7 @@ def _stages(rehearsal: Rehearsal, steps: Sequence[Step], failures: Sequence[str]
         manifest = _manifest(lake, ref)
         error = next((line for line in failures if line.startswith((f"{step.asset}:", f"{step.asset} "))), None)
         key = step.key.removeprefix(PREFIX)
-        needs = tuple(need.text for need in rehearsal.needs if (need.asset, need.key) == (step.asset, key))
+        needs = tuple(rehearsal.needs.get((step.asset, key), ()))
         if manifest is None:
             findings = (Finding("", error.partition(": ")[2]),) if error else ()
             yield Stage(step.asset, key, "would block" if error else "not reached", 0.0, findings, needs=needs)

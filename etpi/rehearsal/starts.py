@@ -212,11 +212,11 @@ def _adapters(spec: ExperimentSpec) -> Iterator[Start]:
     line = [str(python), "-c", _MAPPED, WRAPPER, WEIGHT, WEIGHT.replace(".language_model", "")]
     try:
         answer = subprocess.run(line, capture_output=True, text=True, timeout=300)
-        mapped, said = (answer.stdout.strip().splitlines() or [""])[-1].split(), answer.stderr
+        mapped, output = (answer.stdout.strip().splitlines() or [""])[-1].split(), answer.stderr
     except OSError as error:
-        mapped, said = [], str(error)
+        mapped, output = [], str(error)
     if len(mapped) != 2:
-        why = f"its mapper could not be read: {(said.strip().splitlines() or ['no output'])[-1]}"
+        why = f"its mapper could not be read: {(output.strip().splitlines() or ['no output'])[-1]}"
         yield Start(what, "not proved", why)
     elif mapped[0].startswith("language_model."):
         yield Start(what, "proved", f"this vLLM maps {WEIGHT}, the form in which etpi serves them, to {mapped[0]}")

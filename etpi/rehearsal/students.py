@@ -103,13 +103,15 @@ def is_hybrid(model: str) -> bool:
     return config is not None and str(config.get("model_type", "")).startswith("qwen3_5")
 
 
-@cache
-def hub_reachable() -> bool:
-    """Return whether the hub answers, so that repositories which are not cached can be read."""
-    from huggingface_hub.constants import HF_HUB_OFFLINE
+def tokenizer_here(name: str) -> bool:
+    """Return whether a chat format's files are here, or can be downloaded."""
+    repo, _, commit = name.removeprefix(HUB).partition("@")
+    return not name.startswith(HUB) or _hub_path(repo, commit, "tokenizer.json") is not None
 
-    if HF_HUB_OFFLINE:
-        return False
+
+@cache
+def _hub_reachable() -> bool:
+    """Return whether the hub answers: its client retries for half a minute a file."""
     try:
         socket.create_connection(("huggingface.co", 443), timeout=3).close()
     except OSError:
@@ -117,21 +119,14 @@ def hub_reachable() -> bool:
     return True
 
 
-def tokenizer_here(name: str) -> bool:
-    """Return whether a chat format's files are here, or can be downloaded."""
-    repo, _, commit = name.removeprefix(HUB).partition("@")
-    return not name.startswith(HUB) or _hub_path(repo, commit, "tokenizer.json") is not None
-
-
 def _hub_path(repo: str, revision: str, name: str) -> Path | None:
     """Return a file of a hub repository: the cached one, else downloaded where the hub answers; None if neither."""
-    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub import constants, try_to_load_from_cache
 
-    cached = try_to_load_from_cache(repo, name, revision=revision)
-    if isinstance(cached, str):
+    if isinstance(cached := try_to_load_from_cache(repo, name, revision=revision), str):
         return Path(cached)
     try:
-        return hub_file(repo, revision, name) if hub_reachable() else None
+        return None if constants.HF_HUB_OFFLINE or not _hub_reachable() else hub_file(repo, revision, name)
     except OSError:
         return None
 
