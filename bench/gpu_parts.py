@@ -159,11 +159,17 @@ def training_of(size: Size, gpu: bool, length: int) -> tuple[Any, Any]:
     from etpi_resources.trainers.workers.label_head import TILE
 
     training = Training(
-        full=True, rank=0, recomputed=gpu, small_states=False, shards=1, tile=TILE, reference=False, length=length
+        full=True,
+        rank=0,
+        recomputed=gpu,
+        small_states=False,
+        shards=1,
+        tile=TILE,
+        reference=False,
+        length=length,
+        scored=length,
     )
-    shape = shape_of("", config_of(size).to_dict())
-    assert shape is not None
-    return training, shape
+    return training, shape_of(config_of(size).to_dict())
 
 
 def fitting(size: Size, gpu: bool) -> Size:

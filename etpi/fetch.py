@@ -1,7 +1,8 @@
 """`etpi fetch`: public data sets and models that specs name, at a pinned revision and with the hash of every file.
 
-The first fetch of a data set pins it: the revision and the files' hashes go to `fetched.json` beside the lake's data.
-Later fetches, and another machine that has that file, get the same bytes or an error.
+A data set whose revision is known here is fetched at that revision; the first fetch of another pins its newest one. The
+files' hashes go to `fetched.json` beside the lake's data. Later fetches, and another machine that has that file, get
+the same bytes or an error.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +23,58 @@ from etpi_resources.checkpoints import COMMIT, HUB, checkpoint_folder
 from etpi_resources.lake.files import write_atomically
 from etpi_resources.lake.lake import Lake, LakeError, sha256_of
 
-DATA_SETS: Mapping[str, str] = {
-    "ETPI_OPEN_AGENTRL": "y-ohtani/open_agentrl_grpo_2k",
-    "ETPI_OPEN_AGENTRL_SFT": "y-ohtani/open_agentrl_like_sft",
-    "ETPI_R2E_GYM": "R2E-Gym/R2E-Gym-Lite",
-    "ETPI_SWE_BENCH": "princeton-nlp/SWE-bench_Verified",
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set of the hub.
+
+    Attributes:
+        only: the files that are rows of the set; others of its repository are other splits.
+        pin: its revision, and the hashes of its files where public records agree on them; {}: no revision is known.
+        rows: the number of its rows, if known.
+    """
+
+    repo: str
+    only: str | None = None
+    pin: Mapping[str, Any] = field(default_factory=dict)
+    rows: int | None = None
+
+
+DATA_SETS: Mapping[str, DataSet] = {
+    "ETPI_COOPERBENCH": DataSet("CodeConflict/cooperbench-dataset"),
+    "ETPI_OPEN_AGENTRL": DataSet("y-ohtani/open_agentrl_grpo_2k"),
+    "ETPI_OPEN_AGENTRL_SFT": DataSet("y-ohtani/open_agentrl_like_sft"),
+    "ETPI_R2E_GYM": DataSet(
+        "R2E-Gym/R2E-Gym-Lite", "data/train-*.parquet", {"revision": "8d3163011f01f9393bb3dc7700497a79a8686ae5"}, 4578
+    ),
+    "ETPI_SWE_BENCH": DataSet(
+        "princeton-nlp/SWE-bench_Verified",
+        "data/test-*.parquet",
+        {
+            "revision": "c104f840cc67f8b6eec6f759ebc8b2693d585d4a",
+            "files": {
+                "data/test-00000-of-00001.parquet": "a45b1fe4e2f0c8390b2b2938ac83e92ed5979000856808f3679c07812e9e6dcd"
+            },
+        },
+    ),
 }
-"""Variable that a spec's path names -> data set of the hub."""
+"""Variable that a spec's path names -> its data set. R2E-Gym-Lite has nine `dev` splits beside `train`."""
+
+ELSEWHERE: Mapping[str, str] = {
+    "ETPI_TERMINAL_BENCH": "git clone https://github.com/laude-institute/terminal-bench-2 FOLDER && git -C FOLDER "
+    "checkout 69671fbaac6d67a7ef0dfec016cc38a64ef7a77c (version 2.0 of Harbor's registry)"
+}
+"""Variable -> the command that brings its data."""
 
 LOCK = "fetched.json"
 _VARIABLE, _MODEL = re.compile(r"\$\{(\w+)\}"), re.compile(rf"{HUB}[\w./-]+@{COMMIT.pattern}")
+
+
+def rows_of(path: str) -> int | None:
+    """Return the number of rows of the public data set that a spec's path names; None if it is not known."""
+    match = _VARIABLE.fullmatch(path)
+    data = DATA_SETS.get(match[1]) if match else None
+    return data.rows if data else None
 
 
 def fetch(names: Sequence[str], specs: Specs, lake: Lake) -> int:
@@ -50,7 +95,10 @@ def fetch(names: Sequence[str], specs: Specs, lake: Lake) -> int:
             print(f"export {variable}={_data_set(variable, lake.root)}")
         else:
             missing += 1
-            print(f"{variable} is not set, and the hub has no data for it: see docs/reference/environment.md")
+            known = ELSEWHERE.get(
+                variable, "no public data set is known for it; docs/reference/environment.md says more"
+            )
+            print(f"{variable} is not set: {known}")
     return 1 if missing else 0
 
 
@@ -71,25 +119,32 @@ def _data_set(variable: str, root: Path) -> Path:
     Raises LakeError: it cannot be downloaded, or a file is not the pinned one."""
     from huggingface_hub import HfApi, snapshot_download
 
-    repo, lock = DATA_SETS[variable], root / LOCK
+    data, lock = DATA_SETS[variable], root / LOCK
     pins: dict[str, Any] = json.loads(lock.read_text(encoding="utf-8")) if lock.is_file() else {}
-    pin = pins.get(repo)
+    pin = pins.get(data.repo, data.pin)
     try:
-        revision = pin["revision"] if pin else str(HfApi().dataset_info(repo).sha)
-        folder = Path(snapshot_download(repo, repo_type="dataset", revision=revision))
+        revision = pin.get("revision") or str(HfApi().dataset_info(data.repo).sha)
+        folder = Path(snapshot_download(data.repo, repo_type="dataset", revision=revision, allow_patterns=data.only))
     except Exception as error:  # the client raises a dozen unrelated classes for this one fault
+        which = f" --revision {pin['revision']}" if pin else ""
+        which += f" --include '{data.only}'" if data.only else ""
         raise LakeError(
-            f"{repo} cannot be downloaded and is not in the hub's cache ({type(error).__name__}: {error}). "
-            f"Where there is network, run `hf download {repo} --repo-type dataset --local-dir FOLDER`; "
+            f"{data.repo} cannot be downloaded and is not in the hub's cache ({type(error).__name__}: {error}). "
+            f"Where there is network, run `hf download {data.repo} --repo-type dataset{which} --local-dir FOLDER`; "
             f"bring FOLDER here, and set {variable}=FOLDER"
         ) from error
     hashes = {
-        file.relative_to(folder).as_posix(): sha256_of(file) for file in sorted(folder.rglob("*")) if file.is_file()
+        file.relative_to(folder).as_posix(): sha256_of(file)
+        for file in sorted(folder.glob("**/*.parquet" if data.only else "**/*"))
+        if file.is_file()
     }
-    if pin and pin["files"] != hashes:
-        changed = sorted(name for name in pin["files"].keys() | hashes if pin["files"].get(name) != hashes.get(name))
-        raise LakeError(f"{folder}: {', '.join(changed)} differ from {lock}; remove the folder and fetch again")
-    if not pin:
-        write_atomically(lock, json.dumps({**pins, repo: {"revision": revision, "files": hashes}}, indent=1))
-        print(f"{repo} is pinned at {revision} in {lock}")
+    if other_splits := [name for name in hashes if data.only and not fnmatch(name, data.only)]:
+        raise LakeError(f"{folder} has other splits too, which would be read as rows: remove {', '.join(other_splits)}")
+    files = pin.get("files", hashes)
+    if changed := sorted(name for name in files.keys() | hashes if files.get(name) != hashes.get(name)):
+        known = lock if data.repo in pins else "the published ones"
+        raise LakeError(f"{folder}: {', '.join(changed)} differ from {known}; remove the folder and fetch again")
+    if data.repo not in pins:
+        write_atomically(lock, json.dumps({**pins, data.repo: {"revision": revision, "files": hashes}}, indent=1))
+        print(f"{data.repo} is pinned at {revision} in {lock}")
     return folder

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from etpi.rehearsal import RATE
+from etpi.fetch import rows_of
+from etpi.rehearsal import RATE, students
 from etpi.rehearsal.memory import PEAK_FLOPS, UTILISATION, Shape, Training, shape_of
-from etpi.rehearsal.students import published_config
+from etpi.rehearsal.shrink import model_name
 from etpi_assets.evaluation.rollouts import conditions
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
@@ -31,10 +32,6 @@ MEASURED = ((0.135e9, 1300.0), (4.0e9, 79.0))
 of Qwen3-4B's shape in reinforcement (bench/README.md)."""
 WRITTEN = 0.66e9
 """Bytes of weights that reinforcement merged and wrote in a second for vLLM, on the same H200."""
-TURN_BYTES = 2_000
-"""Bytes of a turn in all tables of the lake: 1,955 MB of 999,999 turns (`bench/report_queries.py`)."""
-UTILISED = 0.9
-"""Share of a GPU's memory that vLLM takes (its default)."""
 
 GIB = 1 << 30
 
@@ -53,96 +50,85 @@ def costs(name: str, specs: Specs, rate: float = RATE) -> list[Cost]:
     """Return the estimates for a real run of the experiment, in the order of its chain."""
     spec = specs.get("experiment", name)
     assert isinstance(spec, ExperimentSpec)
-    lines = [line for set_name in spec.rollout_sets for line in _rollouts(set_name, specs, spec)]
+    lines = [line for set_name in spec.rollout_sets for line in _rollouts(set_name, specs)]
     if spec.base.kind in ("tiny", "none"):
         lines.append(Cost("student", spec.base.kind, "no GPU is needed"))
         return [*lines, _total(lines, rate)] if any(line.hours != 0 for line in lines) else lines
     shape = student_shape(spec)
     if shape is None:
-        return [
-            *lines,
-            Cost("student", student_name(spec), "neither its configuration nor its name tells its size", None),
-        ]
+        return [*lines, Cost("student", model_name(spec.base), "its configuration is not here: no size is known", None)]
     size = f"{shape.parameters / 1e9:.1f} B parameters, {shape.layers} layers, width {shape.hidden}"
-    lines.append(Cost("student", f"{size}; {shape.attention} layers keep keys and values", shape.source))
+    counted = "as transformers builds its configuration, without a vision part"
+    lines.append(Cost("student", f"{size}; {shape.attention} layers keep keys and values", counted))
     if spec.train.method != "none":
         lines += _supervised(spec, shape, specs)
     if spec.rl.method != "none":
         lines += _reinforcement(spec, shape)
-    lines += _serving(spec, shape, specs)
-    lines.append(_host(spec, shape))
+    lines += _evaluation(spec, shape, specs)
+    lines.append(_host(spec, shape, specs))
     return [*lines, _total(lines, rate)]
 
 
 def _total(lines: list[Cost], rate: float) -> Cost:
     hours = sum(line.hours or 0 for line in lines)
     unknown = [line.part for line in lines if line.hours is None]
-    left_out = [*unknown, "start of programs", "probes and proofs", "grading", "failed attempts"]
+    left_out = [*unknown, "start of programs", "probes and proofs", "grading", "failed attempts", "GPUs that wait"]
     return Cost(
         "GPU time",
-        f"{hours:,.1f} h, ${hours * rate:,.2f} at ${rate:.2f} an hour, of the lines above with hours",
+        f"at least {hours:,.1f} h, ${hours * rate:,.2f} at ${rate:.2f} an hour, of the lines above with hours",
         f"to be added, since not known: {', '.join(left_out)}",
     )
 
 
-def student_name(spec: ExperimentSpec) -> str:
-    """Return the name of the base."""
-    return spec.base.repo or spec.base.package or str(spec.base.path)
-
-
 def student_shape(spec: ExperimentSpec) -> Shape | None:
-    """Return the student's sizes; None if nothing tells them."""
-    model = student_name(spec)
-    return shape_of(model, published_config(model, str(spec.base.revision)) if spec.base.kind == "hub" else None)
+    """Return the student's sizes; None if its configuration is not here."""
+    return model_shape(model_name(spec.base))
+
+
+@lru_cache(maxsize=16)
+def model_shape(model: str) -> Shape | None:
+    """Return the sizes of a model that a spec names; None if its configuration is not here."""
+    config = students.configuration(model)
+    return None if config is None else shape_of(config)
 
 
 # --- rollouts --------------------------------------------------------------------------------------------------------
 
 
-def _rollouts(name: str, specs: Specs, experiment: ExperimentSpec) -> Iterator[Cost]:
+def _rollouts(name: str, specs: Specs) -> Iterator[Cost]:
     spec = specs.get("rollout_set", name)
     assert isinstance(spec, RolloutSetSpec)
     part = f"rollouts {name}"
     if spec.kind == "agent":
-        why = "a harness decides its calls and their lengths itself"
-        yield Cost(part, f"unknown: {spec.k} of each task", why, None)
-        return
+        yield Cost(part, f"unknown: {spec.k} of each task", "a harness decides its calls and their lengths", None)
     if spec.kind != "live" or spec.engine is None or spec.engine.kind not in ("vllm", "openai", "transformers"):
-        yield Cost(part, "no generation", spec.kind)
         return
-    tasks, agents = spec.tasks or _counted(str(spec.suite), specs, spec.split), _agents(spec.agent)
-    counted = f"{tasks} tasks"
-    if tasks is None and experiment.select.shortest_correct and "trajectories" in _stated(experiment):
-        tasks = int(_stated(experiment)["trajectories"])
-        counted = f"at least {tasks} tasks (a published trajectory each)"
+    agents = _agents(spec.agent)
+    tasks = spec.tasks or _counted(str(spec.suite), specs, spec.split)
     if tasks is None:
         yield Cost(part, f"unknown: {spec.k} of each task", "the suite's data are not here to be counted", None)
         return
-    rollouts = tasks * spec.k * agents
-    turns = rollouts * spec.agent.max_steps
-    formula = f"{counted} x {spec.k} x {agents} agents x at most {spec.agent.max_steps} turns"
+    turns = tasks * spec.k * agents * spec.agent.max_steps
+    formula = f"{tasks:,} tasks x {spec.k} x {agents} agents x at most {spec.agent.max_steps} turns"
     if spec.engine.kind == "openai":
         price = "the price of a token is not known; " if spec.engine.api_key_env else ""
         yield Cost(part, f"at most {turns:,} calls of {spec.engine.model}", f"{price}{formula}", None)
-    else:
-        tokens = rollouts * min(spec.agent.max_model_len, spec.agent.max_steps * spec.agent.max_tokens)
-        shape = shape_of(str(spec.engine.model), None)
-        engine = "transformers" if spec.engine.kind == "transformers" else "vllm"
-        yield _generated(part, f"{turns:,} turns", tokens, engine, shape, formula)
-    yield Cost(f"lake {name}", f"at most {turns * TURN_BYTES / 1e6:,.0f} MB of disk", f"{TURN_BYTES:,} bytes a turn")
+        return
+    tokens = tasks * spec.k * agents * min(spec.agent.max_model_len, spec.agent.max_steps * spec.agent.max_tokens)
+    yield _generated(part, f"{turns:,} turns", tokens, spec.engine.kind, model_shape(str(spec.engine.model)), formula)
 
 
 def gpu_time(hours: float) -> str:
     """Return hours of a GPU as text; short times in minutes."""
-    return f"{hours:,.1f} GPU hours" if hours >= 1 else f"{max(1, math.ceil(hours * 60))} GPU minutes"
+    return f"{hours:,.1f} GPU hours" if hours >= 1 else f"{hours * 60:.1f} GPU minutes"
 
 
 def _generated(part: str, amount: str, tokens: float, engine: str, shape: Shape | None, formula: str) -> Cost:
     """Return the line of generating that number of tokens."""
     seconds, how = decoding(engine, shape, tokens)
     hours = None if seconds is None else seconds / 3600
-    shown = "unknown time" if hours is None else gpu_time(hours)
-    return Cost(part, f"at most {amount}, {tokens / 1e6:,.1f} M tokens, {shown}", f"{formula}; {how}", hours)
+    shown = "an unknown time" if hours is None else f"at least {gpu_time(hours)} for them"
+    return Cost(part, f"at most {amount}, {tokens / 1e6:,.1f} M tokens; {shown}", f"{formula}; {how}", hours)
 
 
 def decoding(engine: str, shape: Shape | None, tokens: float) -> tuple[float | None, str]:
@@ -172,14 +158,14 @@ def _agents(agent: AgentSection) -> int:
 
 @lru_cache(maxsize=64)
 def _counted(name: str, specs: Specs, split: str) -> int | None:
-    """Return the number of tasks of a split; None if the data are not here."""
+    """Return the number of tasks of a split: of the data here, else of the public data set, else None."""
     suite = specs.get("suite", name)
     assert isinstance(suite, SuiteSpec)
     try:
         items = load_family(suite.family).load(name, suite.seed, suite.params)
         return sum(isinstance(item, Task) and split in ("all", item.split) for item in items) or None
     except (OSError, ValueError):
-        return None
+        return rows_of(str(suite.params.get("path")))
 
 
 # --- training --------------------------------------------------------------------------------------------------------
@@ -197,22 +183,22 @@ def steps_of(spec: ExperimentSpec, sequences: float) -> int:
 
 def sequences_of(spec: ExperimentSpec, specs: Specs) -> tuple[float, str] | None:
     """Return the number of merged training sequences (an agent's conversation each) and its source; None: unknown."""
-    stated, kept = _stated(spec), 1 - spec.dataset.val_fraction
+    stated, kept = spec.published.get("stated", {}), 1 - spec.dataset.val_fraction
     if not spec.dataset.merge:
-        return (float(stated["rows"]), "published rows, not merged") if "rows" in stated else None
+        return (float(stated["rows"]), "rows, as many as published, not merged") if "rows" in stated else None
     if "train_rows" in stated:
-        return float(stated["train_rows"]), "published conversations"
+        return float(stated["train_rows"]), "conversations, as many as published"
     sets = [specs.get("rollout_set", name) for name in spec.rollout_sets]
     rollout_sets = [s for s in sets if isinstance(s, RolloutSetSpec)]
     agents = max(_agents(s.agent) for s in rollout_sets)
     for key, each in (("selected_pairs", agents), ("trajectories", 1)):
         if key in stated:
-            return stated[key] * each * kept, f"{stated[key]:,} published {key.replace('_', ' ')} x {each} x {kept:g}"
+            return stated[key] * each * kept, f"{stated[key] * each:,} conversations, as many as published, x {kept:g}"
     numbers = [_conversations(rollout_set, specs) for rollout_set in rollout_sets]
     known = [number for number in numbers if number is not None]
     if len(known) < len(numbers):
         return None
-    return sum(known) * kept, f"at most all {sum(known):,} conversations x {kept:g}"
+    return sum(known) * kept, f"at most all {sum(known):,} conversations, x {kept:g}"
 
 
 def _conversations(spec: RolloutSetSpec, specs: Specs) -> int | None:
@@ -226,7 +212,7 @@ def supervised(spec: ExperimentSpec) -> Training:
     """Return the experiment's supervised training."""
     from etpi_resources.trainers.workers.label_head import TILE  # imports torch
 
-    train = spec.train
+    train, length = spec.train, _row_length(spec)
     return Training(
         full=train.method == "full",
         rank=train.lora_rank,
@@ -235,27 +221,28 @@ def supervised(spec: ExperimentSpec) -> Training:
         shards=train.shards,
         tile=TILE,
         reference=False,
-        length=_row_length(spec),
+        length=length,
+        scored=length,
     )
 
 
-def reinforcement(spec: ExperimentSpec) -> Training:
-    """Return the experiment's reinforcement."""
-    rl = spec.rl
+def reinforcement(spec: ExperimentSpec, shape: Shape) -> Training:
+    """Return the experiment's reinforcement: the samples of a pass are a tree, or rows where a layer refuses trees."""
+    from etpi_resources.trainers.workers.label_head import TILE  # imports torch
+
+    rl, rows = spec.rl, not shape.only_full
+    scored = rl.device_batch * rl.max_response_tokens
     return Training(
         full=rl.tuning == "full",
         rank=rl.lora_rank,
         recomputed=rl.gradient_checkpointing,
         small_states="8bit" in rl.optimizer,
         shards=rl.processes if rl.sharded else 1,
-        tile=None,
+        tile=None if rows else TILE,
         reference=bool(rl.beta) and rl.tuning == "full",
-        length=rl.max_prompt_tokens + rl.max_response_tokens,
+        length=rl.max_prompt_tokens * (rl.device_batch if rows else 1) + scored,
+        scored=scored,
     )
-
-
-def _stated(spec: ExperimentSpec) -> dict[str, float]:
-    return spec.published.get("stated", {})
 
 
 def _row_length(spec: ExperimentSpec) -> int:
@@ -274,23 +261,19 @@ def _supervised(spec: ExperimentSpec, shape: Shape, specs: Specs) -> list[Cost]:
     longest = steps * (train.batch_sequences * training.length if train.batch_sequences else train.batch_tokens)
     tokens = min(longest, sequences * train.epochs * training.length)
     hours = training.seconds(shape, tokens) / 3600 * len(spec.seeds)
+    time = f"at most {tokens / 1e6:,.1f} M tokens; at least {gpu_time(hours)} for them"
     return [
         *lines,
-        Cost("training steps", f"{steps:,}", f"{source}, merged; {train.epochs:g} epochs"),
-        Cost(
-            "training time",
-            f"at most {tokens / 1e6:,.1f} M tokens, {gpu_time(hours)}",
-            f"{training.operations} parameters tokens / ({_PEAK})",
-            hours,
-        ),
-        _disk("training", training, shape, train.save_steps, steps),
+        Cost("training steps", f"{steps:,}", f"{source}; {train.epochs:g} epochs"),
+        Cost("training time", time, f"{training.operations} parameters tokens / ({_PEAK})", hours),
     ]
 
 
 def _reinforcement(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
-    rl, training = spec.rl, reinforcement(spec)
+    rl, training = spec.rl, reinforcement(spec, shape)
     rollouts = rl.steps * rl.round_size // rl.iterations
-    update = training.seconds(shape, rollouts * training.length) / 3600 * len(spec.seeds)
+    trained = rl.steps * rl.round_size * (rl.max_prompt_tokens + rl.max_response_tokens) * len(spec.seeds)
+    update = training.seconds(shape, trained) / 3600
     lines = [
         _memory("reinforcement", training, shape),
         _generated(
@@ -303,78 +286,35 @@ def _reinforcement(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
         ),
         Cost(
             "reinforcement updates",
-            gpu_time(update),
+            f"at most {trained / 1e6:,.1f} M tokens; at least {gpu_time(update)} for them",
             f"{training.operations} parameters tokens / ({_PEAK})",
             update,
         ),
     ]
     if rl.engine == "vllm":
-        rounds = rl.steps // rl.iterations * len(spec.seeds)
-        hours = rounds * 2 * training.trained(shape) / WRITTEN / 3600
-        written = f"2 bytes a trained parameter at {WRITTEN / 1e9:g} GB/s, measured; reading them was not"
-        lines.append(Cost("hand-over of weights", f"{rounds:,} times, at least {gpu_time(hours)}", written, hours))
-    return [*lines, _disk("reinforcement", training, shape, rl.save_steps, rl.steps)]
+        hours = rl.steps * 2 * training.trained(shape) / WRITTEN / 3600 * len(spec.seeds)
+        formula = f"2 bytes a trained parameter at {WRITTEN / 1e9:g} GB/s, measured; reading them was not"
+        lines.append(Cost("hand-over of weights", f"{rl.steps:,} times, at least {gpu_time(hours)}", formula, hours))
+    return lines
 
 
 def _memory(part: str, training: Training, shape: Shape) -> Cost:
-    state, shards = training.state_bytes, training.shards
-    parts = training.memory(shape)
-    shown = ", ".join(f"{name} {value / GIB:.1f}" for name, value in parts.items() if value)
+    parts, shards = training.memory(shape), training.shards
+    shown = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size / GIB >= 0.05)
     kept = "4 bytes a weight" if training.full else "2 bytes a frozen weight, 4 a trained one"
     formula = (
-        f"{kept}, 4 a gradient, {state} an optimiser state; activations of a sequence of {training.length:,} tokens "
-        f"({'recomputed' if training.recomputed else 'kept'}); 10 bytes a logit (2 as computed, 4 in "
-        "float32, 4 of gradient)"
-        f"{f', of which {training.tile:,} are held at a time' if training.tile else ''}"
+        f"{kept}, 4 a gradient, {training.state_bytes} an optimiser state; activations of {training.length:,} tokens "
+        f"({'recomputed' if training.recomputed else 'kept'}); 10 bytes a logit"
+        f"{f', {training.tile:,} at a time' if training.tile else f' of {training.scored:,} tokens'}"
         f"{'' if shards == 1 else f'; over {shards} GPUs, each'}"
     )
     return Cost(f"{part} memory", f"{sum(parts.values()) / GIB:.0f} GiB of each GPU: {shown}", formula)
 
 
-def _disk(part: str, training: Training, shape: Shape, every: int | None, steps: int) -> Cost:
-    kept = 1 + (steps // every if every else 0)
-    merged = "" if training.full else ", and the merged model"
-    total = kept * 2 * training.trained(shape) + (0 if training.full else 2 * shape.parameters)
-    return Cost(
-        f"{part} disk",
-        f"{total / 1e9:,.1f} GB",
-        f"{kept} checkpoints of 2 bytes a trained parameter{merged}",
-    )
-
-
-def _host(spec: ExperimentSpec, shape: Shape) -> Cost:
-    """Return the line of the machine around the GPUs."""
-    weights = 2 * shape.parameters
-    processes = max(spec.train.shards, spec.rl.processes if spec.rl.method != "none" else 1)
-    handed = weights if spec.rl.method != "none" and spec.rl.engine == "vllm" else 0.0
-    return Cost(
-        "host",
-        f"at least {(weights * processes + handed) / GIB:.0f} GiB of memory, {(weights + handed) / 1e9:.0f} GB of disk "
-        "for the base beside the lines above",
-        f"the base's files of 2 bytes a weight, read by {processes} processes"
-        f"{'; the weights that are handed over' if handed else ''}; sandboxes, images and data come on top, not known",
-    )
-
-
-# --- serving ---------------------------------------------------------------------------------------------------------
-
-
-def cache_bytes(shape: Shape, tokens: int) -> float:
-    """Return the bytes of keys and values of one sequence; the states of linear attention are left out."""
-    return 2.0 * shape.attention * shape.keys * 2 * tokens
-
-
-def _serving(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Iterator[Cost]:
+def _evaluation(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Iterator[Cost]:
     if spec.evaluate is None:
         return
-    evaluate, agent, longest = spec.evaluate, spec.evaluate.agent, spec.evaluate.longest_context()
-    weights, cache = 2 * shape.parameters, cache_bytes(shape, longest)
-    yield Cost(
-        "serving memory",
-        f"at least {(weights + cache) / GIB:.0f} GiB: weights {weights / GIB:.1f}, keys and values {cache / GIB:.1f} a "
-        "sequence",
-        f"2 bytes a weight; {longest:,} tokens x 2 x {shape.attention} layers x {shape.keys} keys x 2 bytes",
-    )
+    evaluate, agent = spec.evaluate, spec.evaluate.agent
     each = {
         role: len(conditions(evaluate, role)) * (1 if role == "base" else len(spec.seeds)) for role in evaluate.roles
     }
@@ -387,7 +327,49 @@ def _serving(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Iterator[Cost]
         return
     rollouts = tasks * sum(each.values()) * agents
     turns = max([agent.max_steps, *(budget.max_steps or 0 for budget in evaluate.budgets)])
-    tokens = rollouts * min(longest, turns * agent.max_tokens)
-    engine = "transformers" if spec.serving.engine == "transformers" else "vllm"
+    tokens = rollouts * min(evaluate.longest_context(), turns * agent.max_tokens)
     formula = f"{tasks} tasks x ({formula}) x {agents} agents"
-    yield _generated("evaluation", f"{rollouts:,} conversations", tokens, engine, shape, formula)
+    yield _generated("evaluation", f"{rollouts:,} conversations", tokens, spec.serving.engine, shape, formula)
+
+
+# --- the machine -----------------------------------------------------------------------------------------------------
+
+
+def teachers(spec: ExperimentSpec, specs: Specs) -> list[tuple[str, str, RolloutSetSpec]]:
+    """Return (rollout set, model, its spec) of the rollout sets for which etpi starts a vLLM server."""
+    sets = [(key, specs.get("rollout_set", key)) for key in spec.rollout_sets]
+    return [
+        (key, str(s.engine and s.engine.model), s) for key, s in sets if isinstance(s, RolloutSetSpec) and s.starts_vllm
+    ]
+
+
+def cache_bytes(shape: Shape, tokens: int) -> float:
+    """Return the bytes of keys and values of one sequence; the states of linear attention are left out."""
+    return 2.0 * shape.attention * shape.keys * 2 * tokens
+
+
+def checkpoints(training: Training, shape: Shape, number: int) -> float:
+    """Return the bytes of that number of checkpoints; the model of an adapter is merged once."""
+    return number * 2 * training.trained(shape) + (0 if training.full else 2 * shape.parameters)
+
+
+def _host(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Cost:
+    """Return the line of the machine around the GPUs."""
+    weights, handed, saved, processes = 2 * shape.parameters, 0.0, 0.0, 1
+    if spec.train.method != "none":
+        number = 2 if spec.train.use_epoch or spec.train.use_step else 1
+        saved, processes = checkpoints(supervised(spec), shape, number), spec.train.shards
+    if spec.rl.method != "none":
+        rl, training = spec.rl, reinforcement(spec, shape)
+        saved += checkpoints(training, shape, 1 + rl.steps // (rl.save_steps or rl.steps + 1))
+        processes = max(processes, rl.processes)
+        handed = 2 * training.trained(shape) if rl.engine == "vllm" else 0.0
+    models = {model_name(spec.base), *(model for _, model, _ in teachers(spec, specs))}
+    stored = sum(2 * other.parameters for other in map(model_shape, models) if other) + saved + handed
+    return Cost(
+        "host",
+        f"at least {(weights * processes + handed) / GIB:.0f} GiB of memory, {stored / 1e9:.0f} GB of disk",
+        f"models of 2 bytes a weight, read by {processes} {'process' if processes == 1 else 'processes'}; checkpoints "
+        f"{saved / 1e9:.0f} GB{'; weights that are handed over' if handed else ''}; to be added, since not known: "
+        "data, sandboxes, images of containers, the lake",
+    )

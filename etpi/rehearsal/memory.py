@@ -1,4 +1,4 @@
-"""A model's size, and the time and memory of training it: formulas alone, so that a GPU machine needs nothing else.
+"""A model's size, and the time and memory of training it.
 
 `costs` applies them to specs; `bench/gpu_check.py` compares them with what a GPU took.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,57 +15,52 @@ PEAK_FLOPS = 989e12
 UTILISATION = 0.35
 """Share of the peak that training reaches."""
 
-HYBRID = re.compile(r"qwen3\.[56]", re.IGNORECASE)
-"""Names of models that attend in one layer of four (`full_attention_interval` of Qwen3.5's configuration)."""
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*B(?![a-z])", re.IGNORECASE)
-
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder's sizes and where they are from.
+    """A decoder's sizes.
 
     Attributes:
         attention: layers that keep keys and values of every token; linear attention keeps none.
         keys: numbers in all keys of a token and layer.
-        linear: inputs and outputs of a layer's linear modules, added up: parameters that LoRA trains per rank.
+        only_full: whether all layers are full attention, so that samples of a prompt can be trained as a tree.
+        linear: inputs and outputs of all linear modules but the last, added up: parameters that LoRA trains per rank.
     """
 
-    parameters: float
+    parameters: int
     layers: int
     attention: int
+    only_full: bool
     hidden: int
     keys: int
-    linear: float
+    linear: int
     vocabulary: int
-    source: str
 
 
-def shape_of(model: str, config: Mapping[str, Any] | None) -> Shape | None:
-    """Return a model's sizes from its configuration, else estimated from the number in its name, else None."""
-    if config is not None and "hidden_size" in config:
-        hidden, layers, vocabulary = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
-        heads = config["num_attention_heads"]
-        size = config.get("head_dim") or hidden // heads
-        keys = (config.get("num_key_value_heads") or heads) * size
-        queries, inner = heads * size, config["intermediate_size"]
-        block = 2 * hidden * (queries + keys) + 3 * hidden * inner + 2 * hidden
-        linear = 2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner)
-        embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
-        kinds: list[str] = config.get("layer_types") or []
-        attention = layers - kinds.count("linear_attention")
-        parameters = embeddings + layers * block
-        return Shape(parameters, layers, attention, hidden, keys, linear, vocabulary, "its configuration")
-    if match := _SIZE.search(model):
-        parameters = float(match[1]) * 1e9
-        hidden = round((parameters * 80 / 12) ** (1 / 3))
-        layers = round(hidden / 80)
-        hybrid = bool(HYBRID.search(model))
-        source = f"the {match[0]} of its name: 12 layers hidden² parameters, 80 of width a layer, 4 heads a key" + (
-            ", attention in one layer of four" if hybrid else ""
-        )
-        attention = math.ceil(layers / 4) if hybrid else layers
-        return Shape(parameters, layers, attention, hidden, hidden // 4, 20 * hidden, 151_936, source)
-    return None
+def shape_of(config: Mapping[str, Any]) -> Shape:
+    """Return the sizes of the model that transformers builds from a configuration, without memory for its weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = dict(config)
+    built = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(built)
+    head = model.get_output_embeddings()
+    modules = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    layers, heads = built.num_hidden_layers, built.num_attention_heads
+    kinds = getattr(built, "layer_types", None) or []
+    size = getattr(built, "head_dim", None) or built.hidden_size // heads
+    return Shape(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        layers=layers,
+        attention=layers - kinds.count("linear_attention"),
+        only_full=set(kinds) <= {"full_attention"},
+        hidden=built.hidden_size,
+        keys=(getattr(built, "num_key_value_heads", None) or heads) * size,
+        linear=sum(module.in_features + module.out_features for module in modules),
+        vocabulary=built.vocab_size,
+    )
 
 
 @dataclass(frozen=True)
@@ -78,9 +72,10 @@ class Training:
         recomputed: whether activations are computed again in the backward pass.
         small_states: whether the optimiser keeps a byte a moment.
         shards: GPUs that share weights, gradients and moments (of LoRA the frozen weights).
-        tile: the most logits held at a time; None: those of all tokens.
+        tile: the most logits held at a time; None: those of all scored tokens.
         reference: whether the weights before training stay in memory.
-        length: tokens of a row.
+        length: tokens of a forward pass.
+        scored: those of them whose logits are computed.
     """
 
     full: bool
@@ -91,6 +86,7 @@ class Training:
     tile: int | None
     reference: bool
     length: int
+    scored: int
 
     @property
     def operations(self) -> int:
@@ -99,7 +95,7 @@ class Training:
 
     def trained(self, shape: Shape) -> float:
         """Return the number of trained parameters."""
-        return shape.parameters if self.full else self.rank * shape.linear * shape.layers
+        return shape.parameters if self.full else self.rank * shape.linear
 
     def seconds(self, shape: Shape, tokens: float) -> float:
         """Return the seconds of training on that number of tokens."""
@@ -128,6 +124,6 @@ class Training:
             "gradients": 4 * each,
             "optimiser": self.state_bytes * each,
             "activations": layers * self.length * shape.hidden,
-            "logits": 10 * min(self.length * shape.vocabulary, self.tile or math.inf),
+            "logits": 10 * min(self.scored * shape.vocabulary, self.tile or math.inf),
             "reference": 2 * shape.parameters if self.reference else 0.0,
         }

@@ -1,15 +1,13 @@
 """Shrink an experiment and everything that it reads to a size that a CPU runs in minutes.
 
-Methods, templates, parsers, checks and exports stay. Random models replace models, a server of reference solutions
-replaces teachers, and stand-ins of the same form replace absent data; each replacement is recorded as a need of the
-real run.
+Methods, templates, parsers, checks and exports stay. Random models replace models, embedded worlds with scripted
+policies replace absent data and teachers; each replacement is recorded as a need of the real run.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -19,22 +17,21 @@ from typing import Any
 
 import tomlkit
 
-from etpi.rehearsal import stand_ins, students
-from etpi.rehearsal.memory import HYBRID
+from etpi.rehearsal import students
 from etpi_assets.resources import Resources
 from etpi_assets.specs.check_names import OVERRIDABLE
-from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.experiment import BaseSection, ExperimentSpec
 from etpi_assets.specs.folders import FOLDERS
-from etpi_assets.specs.load import Specs
+from etpi_assets.specs.load import SpecError, Specs, load_shipped
 from etpi_assets.specs.paths import PathError, expand
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Task
 from etpi_resources.chat.format import load_chat_format
+from etpi_resources.checkpoints import HUB
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.vllm_server import vllm_program
-from etpi_resources.packages import package_folder
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.trainers.trackers import missing_trackers
 
@@ -51,21 +48,24 @@ LONG_STEP, SHORT_STEP = 0.02, 1e-4
 _LENGTH_REWARD = {"function": "conciseness_unhardened", "weight": 0.1, "params": {"free": 1, "scale": 4000}}
 """A random model earns the same reward in every rollout, which trains nothing; the lengths of its texts differ."""
 
-_BITSANDBYTES = ("8bit", "paged", "bnb")
-"""Parts of names of optimisers that bitsandbytes implements."""
-
 _WORLD_TASKS = {"train": 24, "heldout": 24}
 """The size of an embedded world. All repositories of `coop_tiny_shared` share four file names, which are too large a
 part (`heldout_names_unseen`) of the names of a few held-out tasks."""
 
+WORLDS = {
+    "cooperbench": "coop_tiny",
+    "r2e": "repo_fix_tiny",
+    "swe_bench": "repo_fix_tiny",
+    "harbor": "terminal_tiny",
+    "answers": "arithmetic_tiny",
+}
+"""Family -> the embedded world that replaces its tasks; a suite and a scripted policy have its name too."""
 
-@dataclass(frozen=True)
-class Need:
-    """A need of the real run that the rehearsal replaced, with the asset and the real spec."""
-
-    asset: str
-    key: str
-    text: str
+_SKILLS = {
+    "coop_tiny": {"plan_first": 1.0, "follow_through": 1.0, "verbose_think": 0.0, "wrong_edit": 0.0},
+    "repo_fix_tiny": {"compact": 1.0},
+}
+"""World -> the skill of the policy that replaces a teacher: plans, and thoughts in the slots of a grammar."""
 
 
 @dataclass
@@ -74,30 +74,23 @@ class Rehearsal:
 
     Attributes:
         name: the real experiment.
-        folder: everything of the rehearsal: specs, models, stand-ins, the lake.
-        served: rollout sets whose teacher the rehearsal serves, by name, with the port.
-        stand_in_suites: suites whose tasks are stand-ins.
-        stand_in_teacher: whether a teacher, or recorded runs, are stand-ins.
+        folder: everything of the rehearsal: specs, models, the lake.
+        needs: (asset, real spec) -> the needs of the real run that the rehearsal replaced.
+        worlds: suites that an embedded world replaces, with its name.
+        scripted: whether a teacher, or recorded runs, are replaced.
     """
 
     name: str
     folder: Path
     specs: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    needs: list[Need] = field(default_factory=list)
-    served: dict[str, int] = field(default_factory=dict)
-    stand_in_suites: set[str] = field(default_factory=set)
-    stand_in_teacher: bool = False
-
-    @property
-    def experiment(self) -> str:
-        """The name of the small experiment."""
-        return PREFIX + self.name
+    needs: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    worlds: dict[str, str] = field(default_factory=dict)
+    scripted: bool = False
 
     def need(self, asset: str, text: str, key: str | None = None) -> None:
         """Record a need, once. `key`: the real spec; None: the experiment."""
-        need = Need(asset, self.name if key is None else key, text)
-        if need not in self.needs:
-            self.needs.append(need)
+        texts = self.needs.setdefault((asset, key or self.name), [])
+        texts += [] if text in texts else [text]
 
 
 @dataclass(frozen=True)
@@ -136,8 +129,10 @@ def shrink(name: str, specs: Specs, folder: Path, machine: Machine) -> Rehearsal
     spec = specs.get("experiment", name)
     assert isinstance(spec, ExperimentSpec)
     small = Rehearsal(name, folder.resolve())
+    sets = [specs.get("rollout_set", key) for key in spec.rollout_sets]
+    taught = {s.suite for s in sets if isinstance(s, RolloutSetSpec) and _by_a_model(s)}
     for suite in specs.upstream_keys("experiment", name, "suite"):
-        _suite(suite, specs, small, machine)
+        _suite(suite, specs, small, machine, taught=suite in taught)
     for rollout_set in spec.rollout_sets:
         _rollout_set(rollout_set, specs, small, machine)
     _experiment(spec, small, machine)
@@ -148,24 +143,29 @@ def shrink(name: str, specs: Specs, folder: Path, machine: Machine) -> Rehearsal
 # --- suites ----------------------------------------------------------------------------------------------------------
 
 
-def _suite(name: str, specs: Specs, small: Rehearsal, machine: Machine) -> None:
+def _suite(name: str, specs: Specs, small: Rehearsal, machine: Machine, *, taught: bool) -> None:
+    """Add a suite. Args: taught: a model rolls out its tasks, which a scripted policy of a world replaces."""
     spec = specs.get("suite", name)
     assert isinstance(spec, SuiteSpec)
     family = load_family(spec.family)
-    params = {key: value for key, value in spec.params.items() if value is not None}
+    values, params = _dumped(spec), {key: value for key, value in spec.params.items() if value is not None}
     container = family.sandbox(params) == "docker"
     if container:
         small.need("tasks", "Docker, and the images of its tasks", name)
-    if "path" not in params:
-        params |= {key: min(value, _WORLD_TASKS[key]) for key, value in params.items() if key in _WORLD_TASKS}
-    elif (missing := _missing(params["path"])) or (container and not machine.docker):
-        if missing:
-            small.need("tasks", f"its data: {missing}", name)
-        params = stand_ins.replace_suite(spec.family, stand_ins.visible_folder(small.folder) / name, params)
-        small.stand_in_suites.add(name)
-    else:
+    missing = _missing(params["path"]) if "path" in params else ""
+    if missing:
+        small.need("tasks", f"its data: {missing}", name)
+    if missing or taught or (container and not machine.docker):
+        if (world := WORLDS.get(spec.family, spec.family if "path" not in params else "")) == "":
+            raise SpecError(f"suite {name}: no embedded world replaces tasks of the family {spec.family!r}")
+        if world != spec.family:
+            small.worlds[name] = world
+            values |= load_shipped().get("suite", world).model_dump(mode="json", include={"family", "seed", "params"})
+            params = values["params"]
+    elif "path" in params:
         params |= _few_tasks(name, spec, params)
-    small.specs["suite", PREFIX + name] = {**_dumped(spec), "params": params}
+    params |= {key: min(value, _WORLD_TASKS[key]) for key, value in params.items() if key in _WORLD_TASKS}
+    small.specs["suite", PREFIX + name] = {**values, "params": params}
 
 
 def _missing(path: object) -> str:
@@ -195,6 +195,11 @@ def _few_tasks(name: str, spec: SuiteSpec, params: Mapping[str, Any]) -> dict[st
 # --- rollout sets ----------------------------------------------------------------------------------------------------
 
 
+def _by_a_model(spec: RolloutSetSpec) -> bool:
+    """Return whether a model rolls out the set that no rehearsal can run."""
+    return spec.engine is not None and spec.engine.kind in ("vllm", "openai", "transformers") and not spec.engine.tiny
+
+
 def _rollout_set(name: str, specs: Specs, small: Rehearsal, machine: Machine) -> None:
     spec = specs.get("rollout_set", name)
     assert isinstance(spec, RolloutSetSpec)
@@ -207,8 +212,10 @@ def _rollout_set(name: str, specs: Specs, small: Rehearsal, machine: Machine) ->
     values["sandbox"] = _sandbox(spec.sandbox, spec.suite, small, machine)
     if spec.kind == "imported":
         _imported(name, spec, values, small)
-    if spec.engine is not None and spec.engine.kind in ("vllm", "openai", "transformers") and not spec.engine.tiny:
-        values["engine"] = _teacher(name, spec, small)
+    if _by_a_model(spec):
+        world = small.worlds.get(str(spec.suite), "")
+        values |= {"kind": "live", "harness": None, "engine": _teacher(name, spec, world, small)}
+        values["agent"] |= {"grammar": None, "harness": None}
     small.specs["rollout_set", PREFIX + name] = values
 
 
@@ -220,32 +227,39 @@ def _few(spec: RolloutSetSpec) -> int:
 def _imported(name: str, spec: RolloutSetSpec, values: dict[str, Any], small: Rehearsal) -> None:
     if tokenizer := spec.options.get("tokenizer"):
         values["options"] = {**values["options"], "tokenizer": _chat_format(str(tokenizer), small)}
-    missing = _missing(spec.path)
-    if not missing:
-        return
-    small.need("raw_rollouts", f"its runs: {missing}", name)
-    if file := stand_ins.replace_runs(spec.format, small.folder / "stand_ins" / name):
-        values["path"] = str(file)
-        small.stand_in_teacher = True
+    if missing := _missing(spec.path):
+        small.need("raw_rollouts", f"its runs: {missing}", name)
+        small.scripted = True
+        if spec.format == "messages":
+            values["path"] = str(file := small.folder / f"{name}.jsonl")
+            small.folder.mkdir(parents=True, exist_ok=True)
+            file.write_text("".join(json.dumps(_conversation(number)) + "\n" for number in range(8)), encoding="utf-8")
 
 
-def _teacher(name: str, spec: RolloutSetSpec, small: Rehearsal) -> dict[str, Any]:
-    """Return the engine section that asks the rehearsal's own server."""
+def _conversation(number: int) -> dict[str, Any]:
+    """Return a row of chat messages with two calls of code_interpreter and an answer."""
+    messages: list[dict[str, str]] = [{"role": "user", "content": f"What is {number + 3} times 17, plus {number}?"}]
+    value = (number + 3) * 17
+    for code, printed in ((f"print({number + 3} * 17)", value), (f"print({value} + {number})", value + number)):
+        call = json.dumps({"name": "code_interpreter", "arguments": {"code": code}})
+        messages.append({"role": "assistant", "content": f"I compute it.\n<tool_call>\n{call}\n</tool_call>"})
+        messages.append({"role": "tool", "content": f"{printed}\n"})
+    messages.append({"role": "assistant", "content": f"The result is \\boxed{{{value + number}}}."})
+    return {"messages": messages}
+
+
+def _teacher(name: str, spec: RolloutSetSpec, world: str, small: Rehearsal) -> dict[str, Any]:
+    """Return the engine section of the scripted policy that acts instead of a model."""
     engine = spec.engine
     assert engine is not None
-    small.stand_in_teacher = True
+    small.scripted = True
     if engine.api_key_env:
         small.need("raw_rollouts", f"the key {engine.api_key_env} and the endpoint {', '.join(engine.urls)}", name)
     elif engine.urls:
         small.need("raw_rollouts", f"the servers {', '.join(engine.urls)} with {engine.model}", name)
     else:
         small.need("raw_rollouts", f"a GPU that serves {engine.model}", name)
-    small.served[name] = port = 20000 + zlib.crc32(f"{small.folder}/{name}".encode()) % 20000
-    url = f"http://127.0.0.1:{port}"
-    values = engine.model_dump(mode="json")
-    if engine.kind == "openai":
-        return {**values, "urls": [f"{url}/v1"], "api_key_env": None}
-    return {**values, "kind": "vllm", "urls": [url], "options": {}, "sha256": None, "api_key_env": None}
+    return {"kind": "scripted", "teacher": engine.teacher, "skill": _SKILLS.get(world, {})}
 
 
 # --- the experiment --------------------------------------------------------------------------------------------------
@@ -270,7 +284,17 @@ def _experiment(spec: ExperimentSpec, small: Rehearsal, machine: Machine) -> Non
     if spec.evaluate is not None:
         values["evaluate"] = _evaluate(values["evaluate"], small)
     values["gates"]["override"] = {**dict.fromkeys(OVERRIDABLE, REASON), **spec.gates.override}
-    small.specs["experiment", small.experiment] = values
+    small.specs["experiment", PREFIX + small.name] = values
+
+
+def model_name(base: BaseSection) -> str:
+    """Return the base as models are named elsewhere: hub:REPO@COMMIT, package:NAME==VERSION@SHA256, or a folder."""
+    match base.kind:
+        case "hub":
+            return f"{HUB}{base.repo}@{base.revision}"
+        case "package":
+            return base.name_in_package
+    return str(base.path)
 
 
 def _base(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
@@ -278,18 +302,10 @@ def _base(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
     if spec.base.kind in ("tiny", "none"):
         chat = {key: _chat_format(base[key], small) for key in ("tokenizer", "chat_template")}
         return base if spec.base.kind == "tiny" else {**base, **chat}
-    model = spec.base.repo or str(spec.base.path)
-    if spec.base.kind == "package":
-        model = str(package_folder(spec.base.name_in_package))
-    if spec.base.kind == "hub":
-        small.need("base_checkpoint", f"the weights of {model}")
-        config = students.published_config(model, str(spec.base.revision))
-    else:
-        file = expand(model) / "config.json"
-        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-        if config is None:
-            small.need("base_checkpoint", f"the folder {model}")
-    kind = students.architecture(model, config)
+    model = model_name(spec.base)
+    if spec.base.kind != "package":
+        small.need("base_checkpoint", f"the weights of {model.removeprefix(HUB).partition('@')[0]}")
+    kind = students.architecture(model)
     tokenizer = _chat_format(spec.base.tokenizer, small)
     template = _chat_format(spec.base.chat_template, small)
     folder = small.folder / "students" / kind
@@ -302,12 +318,12 @@ def _chat_format(name: str, small: Rehearsal) -> str:
     """Return the name of an available chat format or template: itself, or the folder that replaces it."""
     if students.tokenizer_here(name):
         return name
-    repo = name.removeprefix(students.HUB).partition("@")[0]
-    small.need("base_checkpoint", f"the tokenizer and template of {repo}; Qwen3's vocabulary stands in")
-    kind = students.architecture(repo, None)
+    repo = name.removeprefix(HUB).partition("@")[0]
+    small.need("base_checkpoint", f"the tokenizer and template of {repo}; Qwen3's vocabulary replaces it")
+    kind = students.architecture(name)
     folder = small.folder / "tokenizers" / kind
     if not (folder / "tokenizer.json").is_file():
-        load_chat_format("qwen3", students.stand_in_template(kind)).save(folder)
+        load_chat_format("qwen3", "qwen3_6" if kind == "qwen3_5_text" else "qwen3").save(folder)
     return str(folder)
 
 
@@ -333,19 +349,13 @@ def _train(train: dict[str, Any], spec: ExperimentSpec, small: Rehearsal) -> dic
         "schedule": "constant",
         "warmup_ratio": 0.0,
     }
-    for option in ("loss_kernel", "layer_kernels"):
-        if train.get(option) == "liger" and not find_spec("liger_kernel"):
-            small.need(
-                "sft_checkpoint",
-                f"liger-kernel, for train.{option} (pip install 'etpi[gpu]'); the same is computed without it here",
-            )
-    if HYBRID.search(str(spec.base.repo)) and not find_spec("fla"):
-        small.need(
-            "sft_checkpoint",
-            "flash-linear-attention (pip install 'etpi[gpu]'); without it linear attention is plain PyTorch, and slow",
-        )
+    kernels = [option for option in ("loss_kernel", "layer_kernels") if train.get(option) == "liger"]
+    if kernels and not find_spec("liger_kernel"):
+        small.need("sft_checkpoint", f"liger-kernel, for train.{', train.'.join(kernels)} (pip install 'etpi[gpu]')")
+    if spec.base.kind == "hub" and students.is_hybrid(model_name(spec.base)) and not find_spec("fla"):
+        small.need("sft_checkpoint", "flash-linear-attention (pip install 'etpi[gpu]'); training is slow without it")
     for name in missing_trackers(spec.train.report_to):
-        small.need("sft_checkpoint", f"{name}, for train.report_to (pip install {name}); a rehearsal reports nothing")
+        small.need("sft_checkpoint", f"{name}, for train.report_to (pip install {name})")
     if train.get("use_epoch") is not None or train.get("use_step") is not None:
         values |= {"use_epoch": None, "use_step": 1, "save_steps": 1}
     elif train.get("save_steps"):
@@ -355,9 +365,9 @@ def _train(train: dict[str, Any], spec: ExperimentSpec, small: Rehearsal) -> dic
 
 def _optimizer(name: str, asset: str, small: Rehearsal) -> str:
     """Return the optimiser, or the one that replaces an optimiser of bitsandbytes where that is not installed."""
-    if not any(part in name for part in _BITSANDBYTES) or find_spec("bitsandbytes"):
+    if not any(part in name for part in ("8bit", "paged", "bnb")) or find_spec("bitsandbytes"):
         return name
-    small.need(asset, f"bitsandbytes, for the optimiser {name} (pip install 'etpi[gpu]'); adamw_torch trains here")
+    small.need(asset, f"bitsandbytes, for the optimiser {name} (pip install 'etpi[gpu]')")
     return "adamw_torch"
 
 
@@ -365,17 +375,26 @@ def _serving(spec: ExperimentSpec, small: Rehearsal, machine: Machine) -> dict[s
     suite = None if spec.evaluate is None else spec.evaluate.suite
     values = {**_dumped(spec.serving), "sandbox": _sandbox(spec.serving.sandbox, suite, small, machine)}
     if spec.serving.engine == "vllm" and not machine.vllm:
-        # The stand-in enforces no grammar.
-        grammar = spec.evaluate is not None and spec.evaluate.agent.grammar is not None
-        server = "the transformers engine" if grammar else "a stand-in that speaks its protocol"
-        small.need("serving_probe", f"vLLM (make vllm); {server} serves here")
-        values |= {"engine": "transformers", "options": {}} if grammar else {}
+        small.need("serving_probe", "vLLM (make vllm); the in-process engine serves here")
+        values |= {"engine": "transformers", "options": {}}
     return values
 
 
 def _sandbox(kind: str, suite: str | None, small: Rehearsal, machine: Machine) -> str:
-    """Return the kind of sandbox; stand-ins have no images."""
-    return "bubblewrap" if suite in small.stand_in_suites or not machine.docker else kind
+    """Return the kind of sandbox; embedded worlds have no images."""
+    return "bubblewrap" if suite in small.worlds or not machine.docker else kind
+
+
+_WITHOUT_VLLM = {
+    "engine": "transformers",
+    "options": {},
+    "servers": 1,
+    "placement": "apart",
+    "processes": 1,
+    "sharded": False,
+    "correction": "none",
+}
+"""Settings of [rl] that only servers have, as the in-process engine takes them."""
 
 
 def _rl(rl: dict[str, Any], small: Rehearsal, machine: Machine) -> dict[str, Any]:
@@ -401,7 +420,9 @@ def _rl(rl: dict[str, Any], small: Rehearsal, machine: Machine) -> dict[str, Any
     if rl.get("use_step") is not None:
         values["use_step"] = 1
     if rl.get("engine") == "vllm" and not machine.vllm:
-        small.need("rl_checkpoint", "vLLM (make vllm); a stand-in that speaks its protocol rolls out here")
+        one = "; its processes are one, which shards nothing" if rl.get("sharded") else ""
+        small.need("rl_checkpoint", f"vLLM (make vllm); the in-process engine rolls out here{one}")
+        values |= _WITHOUT_VLLM
     return values
 
 

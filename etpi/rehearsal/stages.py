@@ -4,35 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Literal
 
 from etpi.rehearsal.shrink import PREFIX, REASON, Rehearsal
-from etpi.rehearsal.teacher import TeacherServer
 from etpi_assets.planning.planner import Step, plan
-from etpi_assets.specs.load import Specs, load_specs
-from etpi_assets.specs.rollout_set import RolloutSetSpec
-from etpi_assets.specs.suite import SuiteSpec
-from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import Task
+from etpi_assets.specs.load import load_specs
 from etpi_resources.backend import CLUSTER_VARIABLE
-from etpi_resources.chat.format import load_chat_format
-from etpi_resources.engines import EngineUnavailable
-from etpi_resources.engines.vllm_server import PROGRAM_VARIABLE, vllm_program
 from etpi_resources.lake.lake import Lake, LakeError, Ref
 from etpi_resources.lake.manifest import Manifest
 from etpi_resources.process.supervise import supervised
 
 POLL_SECONDS = 1.0
-STAND_IN = "etpi.rehearsal.vllm_stand_in"
 Verdict = Literal["passes", "would block", "not reached", "not applicable"]
 
 
@@ -79,34 +68,31 @@ class Stage:
 
 
 def run(rehearsal: Rehearsal) -> list[Stage]:
-    """Run the chain in a process of its own, with the teachers that it asks; return its stages in order."""
+    """Run the chain in a process of its own; return its stages in order."""
     lake_folder, specs_folder = rehearsal.folder / "lake", rehearsal.folder / "specs"
     lake_folder.mkdir(parents=True, exist_ok=True)
     result_file = rehearsal.folder / "result.json"
     result_file.unlink(missing_ok=True)
-    started = time.time()
-    specs = load_specs(specs_folder)
-    with ExitStack() as stack, (rehearsal.folder / "run.log").open("w", encoding="utf-8") as log:
-        for name, port in rehearsal.served.items():
-            stack.enter_context(_teacher(PREFIX + name, specs, port))
-        environment = {**os.environ, "ETPI_DATA": str(lake_folder), "ETPI_SPECS": str(specs_folder)}
-        environment.pop(CLUSTER_VARIABLE, None)  # a rehearsal runs on this machine
-        environment |= _vllm(rehearsal)
-        environment.pop("DAGSTER_HOME", None)
-        environment.pop("ETPI_CATALOG", None)
-        paths = [str(result_file), str(rehearsal.folder / "exports")]
-        line = [sys.executable, "-m", "etpi.rehearsal.chain", rehearsal.experiment, *paths]
-        with subprocess.Popen(supervised(line), env=environment, stdout=log, stderr=subprocess.STDOUT) as chain:
-            try:
-                _report(chain, rehearsal, plan(rehearsal.experiment, specs, Lake(lake_folder)), started)
-            except BaseException:
-                chain.terminate()
-                raise
-            code = chain.wait()
+    started, specs = time.time(), load_specs(specs_folder)
+    environment = {**os.environ, "ETPI_DATA": str(lake_folder), "ETPI_SPECS": str(specs_folder)}
+    for variable in (CLUSTER_VARIABLE, "DAGSTER_HOME", "ETPI_CATALOG"):  # a rehearsal runs on this machine, by itself
+        environment.pop(variable, None)
+    paths = [str(result_file), str(rehearsal.folder / "exports")]
+    line = [sys.executable, "-m", "etpi.rehearsal.chain", PREFIX + rehearsal.name, *paths]
+    with (
+        (rehearsal.folder / "run.log").open("w", encoding="utf-8") as log,
+        subprocess.Popen(supervised(line), env=environment, stdout=log, stderr=subprocess.STDOUT) as chain,
+    ):
+        try:
+            _report(chain, rehearsal, plan(PREFIX + rehearsal.name, specs, Lake(lake_folder)), started)
+        except BaseException:
+            chain.terminate()
+            raise
+        code = chain.wait()
     if not result_file.exists():
         raise RehearsalFailed(f"the run ended with status {code}; its log is {rehearsal.folder / 'run.log'}")
     result = json.loads(result_file.read_text(encoding="utf-8"))
-    steps = plan(rehearsal.experiment, specs, Lake(lake_folder))
+    steps = plan(PREFIX + rehearsal.name, specs, Lake(lake_folder))
     exports = [
         Stage(f"export {form}", rehearsal.name, "would block" if error else "passes", 0.0,
               (Finding("", error),) if error else ())
@@ -150,33 +136,6 @@ def _published(lake: Lake, ref: Ref) -> float:
     return datetime.fromisoformat(manifest.created_at).timestamp() if manifest else 0.0
 
 
-def _vllm(rehearsal: Rehearsal) -> dict[str, str]:
-    """Return the variable that names the stand-in's program, where vLLM is not installed."""
-    try:
-        vllm_program()
-        return {}
-    except EngineUnavailable:
-        return {PROGRAM_VARIABLE: str(write_stand_in(rehearsal.folder / "bin" / "vllm"))}
-
-
-def write_stand_in(program: Path) -> Path:
-    """Write the program that takes the place of `vllm`, with this process's interpreter; return its path."""
-    program.parent.mkdir(parents=True, exist_ok=True)
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {STAND_IN} "$@"\n')
-    program.chmod(0o755)
-    return program
-
-
-def _teacher(name: str, specs: Specs, port: int) -> TeacherServer:
-    spec = specs.get("rollout_set", name)
-    assert isinstance(spec, RolloutSetSpec) and spec.suite is not None
-    suite = specs.get("suite", spec.suite)
-    assert isinstance(suite, SuiteSpec)
-    family = load_family(suite.family)
-    tasks = [item for item in family.load(spec.suite, suite.seed, suite.params) if isinstance(item, Task)]
-    return TeacherServer(spec, family, tasks, load_chat_format(spec.agent.tokenizer), port)
-
-
 def _stages(rehearsal: Rehearsal, steps: Sequence[Step], failures: Sequence[str]) -> Iterator[Stage]:
     lake = Lake(rehearsal.folder / "lake")
     for step in _of_assets(steps):
@@ -184,7 +143,7 @@ def _stages(rehearsal: Rehearsal, steps: Sequence[Step], failures: Sequence[str]
         manifest = _manifest(lake, ref)
         error = next((line for line in failures if line.startswith((f"{step.asset}:", f"{step.asset} "))), None)
         key = step.key.removeprefix(PREFIX)
-        needs = tuple(need.text for need in rehearsal.needs if (need.asset, need.key) == (step.asset, key))
+        needs = tuple(rehearsal.needs.get((step.asset, key), ()))
         if manifest is None:
             findings = (Finding("", error.partition(": ")[2]),) if error else ()
             yield Stage(step.asset, key, "would block" if error else "not reached", 0.0, findings, needs=needs)
@@ -223,8 +182,8 @@ def _unjudged(check: str, rehearsal: Rehearsal) -> bool:
     """Return whether a failure of the check says nothing: its cause is the rehearsal's size or replacements."""
     return (
         check in _BY_SIZE
-        or (check in _BY_TEACHER and rehearsal.stand_in_teacher)
-        or (check in _BY_TASKS and bool(rehearsal.stand_in_suites))
+        or (check in _BY_TEACHER and rehearsal.scripted)
+        or (check in _BY_TASKS and bool(rehearsal.worlds))
     )
 
 

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from etpi.rehearsal import costs
+from etpi.rehearsal import costs, students
 from etpi.rehearsal.costs import GIB
-from etpi.rehearsal.memory import HYBRID
-from etpi.rehearsal.shrink import Machine
+from etpi.rehearsal.memory import Shape
+from etpi.rehearsal.shrink import Machine, model_name
 from etpi.rehearsal.stages import Stage, first_stop
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
-from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.families import load_family
 from etpi_resources.engines import EngineUnavailable
-from etpi_resources.engines.vllm_options import named
+from etpi_resources.engines.vllm_options import accelerators_of, named
 from etpi_resources.engines.vllm_server import vllm_program
 
 State = Literal["proved", "estimated", "not proved", "FAULT"]
 
 _GPUS = re.compile(r"(one|two|three|four|eight|\d+) GPUs? of (\d+)\s*GB")
 _COUNTS = {"one": 1, "two": 2, "three": 3, "four": 4, "eight": 8}
-GB = 10**9
+UTILISED, USABLE = 0.9, 0.97
+"""Shares of a GPU's memory: what vLLM takes (its default), what the driver leaves. A card of "80 GB" has 80 GiB."""
 
 NO_DOCKER = (
     "Start Docker or rootless podman (podman system service); or name an engine on another machine in DOCKER_HOST; or "
@@ -52,8 +52,7 @@ def starts(name: str, specs: Specs, stages: Sequence[Stage], machine: Machine) -
     return [
         *_graph(stages),
         *_docker(name, specs, machine),
-        *_gpus(spec),
-        *_contexts(spec, specs),
+        *_gpus(spec, specs),
         *_adapters(spec),
         *(Start(f"{stage.asset} of {stage.key}", "not proved", need) for stage in stages for need in stage.needs),
     ]
@@ -106,69 +105,85 @@ def gpus_asked(spec: ExperimentSpec) -> tuple[int, int] | None:
     return _COUNTS.get(match[1]) or int(match[1]), int(match[2])
 
 
-def _gpus(spec: ExperimentSpec) -> Iterator[Start]:
-    """Yield the placement of each program on GPUs, and whether the estimates fit there."""
+@dataclass(frozen=True)
+class Program:
+    """A program on GPUs: how many it takes, the bytes that it needs on each at least, and how they are made up."""
+
+    name: str
+    gpus: int
+    needed: float
+    how: str
+
+
+def _gpus(spec: ExperimentSpec, specs: Specs) -> Iterator[Start]:
+    """Yield for each program the GPUs that it takes, and whether they are those that the spec's notes ask for."""
     shape = costs.student_shape(spec) if spec.base.kind not in ("tiny", "none") else None
     if spec.requires == "cpu" or shape is None:
         return
     stated = gpus_asked(spec)
+    programs = list(_programs(spec, specs, shape, stated[1] * GIB if stated else None))
     if stated is None:
-        yield Start("GPUs", "not proved", "the spec's notes do not say how many GPUs of how many GB it needs")
+        least = max(programs, key=lambda program: program.needed)
+        why = f"{max(program.gpus for program in programs)} of {least.needed / GIB:.0f} GiB or more ({least.name})"
+        yield Start(
+            "GPUs", "not proved", f"the spec's notes do not say how many of how many GB; {why}, by the formulas"
+        )
         return
     count, size = stated
-    parts: list[tuple[str, int, float]] = []
+    for program in programs:
+        what, room = f"{program.name} on {program.gpus} of {count} x {size} GB", size * GIB * USABLE
+        fits = f"{program.how}; {program.needed / GIB:.0f} GiB of {room / GIB:.0f} GiB on each"
+        if program.gpus > count:
+            yield Start(what, "FAULT", f"the spec's notes ask for {count} GPUs, and this takes {program.gpus}")
+        elif program.needed > room:
+            yield Start(what, "FAULT", f"{fits}: shard it (shards, tensor-parallel-size), or rent larger GPUs")
+        else:
+            yield Start(what, "estimated", fits)
+
+
+def _programs(spec: ExperimentSpec, specs: Specs, shape: Shape, size: float | None) -> Iterator[Program]:
+    """Yield the programs. Args: size: bytes of a GPU, if known."""
+    for key, model, rollouts in costs.teachers(spec, specs):
+        if teacher := costs.model_shape(model):
+            options = rollouts.engine.options if rollouts.engine else {}
+            yield _server(f"teacher of {key}", teacher, rollouts.agent.max_model_len, options, size)
     if spec.train.method != "none":
         training = costs.supervised(spec)
-        parts.append(("training", training.shards, sum(training.memory(shape).values())))
+        each = f"{training.shards} of them see one GPU each" if training.shards > 1 else "its process sees one GPU"
+        yield Program("training", training.shards, sum(training.memory(shape).values()), each)
     if spec.rl.method != "none":
-        rl, memory = spec.rl, costs.reinforcement(spec).memory(shape)
-        needed = sum(memory.values())
-        if rl.engine == "vllm" and rl.placement == "shared":
-            taken = float(named(rl.options).get("gpu-memory-utilization", costs.UTILISED)) * size * GB
+        rl, memory = spec.rl, costs.reinforcement(spec, shape).memory(shape)
+        needed, shared = sum(memory.values()), rl.engine == "vllm" and rl.placement == "shared"
+        how = f"{rl.processes} of them see one GPU each" if rl.processes > 1 else "its process sees one GPU"
+        if shared and size:
+            taken = float(named(rl.options).get("gpu-memory-utilization", UTILISED)) * size
             passing = memory["activations"] + memory["logits"] + memory["copies"]
             needed = max(needed, needed - passing + taken)  # a server gives its memory back while the policy is trained
-            yield Start("servers of the policy", "estimated", "on the trainers' GPUs, asleep in training")
-        elif rl.engine == "vllm":
-            where = f"on the GPUs {rl.processes} to {rl.gpus - 1}, the trainers before"
-            yield Start("servers of the policy", "estimated", where)
-        parts.append(("reinforcement", rl.gpus, needed))
-    for part, processes, needed in parts:
-        seen = f"{processes} {'process sees one GPU' if processes == 1 else 'processes see one GPU each'}"
-        fits = f"{needed / GIB:.0f} GiB of {size * GB / GIB:.0f} GiB"
-        if processes > count:
-            yield Start(f"{part} on {count} GPUs", "FAULT", f"{seen}, and the spec asks for {count}: mend its notes")
-        elif needed > size * GB:
-            yield Start(f"{part} on {count} x {size} GB", "FAULT", f"{seen}; it takes {fits}. Shard it, or rent more")
-        else:
-            yield Start(f"{part} on {count} x {size} GB", "estimated", f"{seen}; {fits}, by the formula above")
+            how += ", and its server, which sleeps in training"
+        if rl.engine == "vllm" and not shared:
+            context = rl.max_prompt_tokens + rl.max_response_tokens
+            yield _server("servers of the policy", shape, context, rl.options, size)
+            how += f"; {rl.gpus - rl.processes} more for its servers"
+        yield Program("reinforcement", rl.gpus, needed, how)
     if spec.evaluate is not None:
-        tensor = int(named(spec.serving.options).get("tensor-parallel-size", 1))
-        room = costs.UTILISED * size * GB * tensor - 2 * shape.parameters
-        longest = spec.evaluate.longest_context()
-        at_once = int(room // costs.cache_bytes(shape, longest)) if room > 0 else 0
-        what = f"serving on {tensor} x {size} GB"
-        if at_once < 1:
-            yield Start(
-                what,
-                "FAULT",
-                f"no sequence of {longest:,} tokens fits beside the weights; set serving.options.tensor-parallel-size",
-            )
-        else:
-            yield Start(what, "estimated", f"{at_once:,} sequences of {longest:,} tokens fit beside the weights")
+        served = spec.serving.engine != "transformers"
+        yield _server("evaluation", shape, spec.evaluate.longest_context(), spec.serving.options, size, vllm=served)
+
+
+def _server(
+    name: str, shape: Shape, context: int, options: Mapping[str, Any], size: float | None, *, vllm: bool = True
+) -> Program:
+    """Return a server of a model: weights, and the keys and values of at least one sequence of the longest budget."""
+    gpus = accelerators_of(options) if vllm else 1
+    weights, each = 2 * shape.parameters / gpus, costs.cache_bytes(shape, context) / gpus
+    how = f"weights {weights / GIB:.0f} GiB, {each / GIB:.2f} GiB a sequence of {context:,} tokens"
+    how += " (etpi passes max-model-len)" if vllm else ""
+    if size:
+        how += f", {max(0, int((UTILISED * size - weights) // each)):,} at once"
+    return Program(name, gpus, (weights + each) / UTILISED, how)
 
 
 # --- servers ---------------------------------------------------------------------------------------------------------
-
-
-def _contexts(spec: ExperimentSpec, specs: Specs) -> Iterator[Start]:
-    """Yield the context of each vLLM server that etpi starts."""
-    why = "etpi passes it as max-model-len, from the spec's budgets"
-    for key in spec.rollout_sets:
-        rollouts = specs.get("rollout_set", key)
-        if isinstance(rollouts, RolloutSetSpec) and rollouts.starts_vllm:
-            yield Start(f"context of the teacher of {key}", "proved", f"{rollouts.agent.max_model_len:,} tokens: {why}")
-    if spec.serving.engine != "transformers" and spec.evaluate:
-        yield Start("context of served checkpoints", "proved", f"{spec.evaluate.longest_context():,} tokens: {why}")
 
 
 _MAPPED = """
@@ -183,36 +198,28 @@ WRAPPER, WEIGHT = "Qwen3_5ForConditionalGeneration", "model.language_model.layer
 
 def _adapters(spec: ExperimentSpec) -> Iterator[Start]:
     """Yield whether vLLM applies the adapters of a model that is stored below a wrapper with a vision part."""
-    if (
-        spec.serving.engine == "transformers"
-        or spec.train.method != "lora"
-        or not HYBRID.search(costs.student_name(spec))
-    ):
+    if spec.serving.engine == "transformers" or spec.train.method != "lora":
+        return
+    if spec.base.kind != "hub" or not students.is_hybrid(model_name(spec.base)):
         return
     what = f"adapters of {WRAPPER} in vLLM"
     try:
-        program = vllm_program()
+        python = vllm_program().resolve().with_name("python")
     except EngineUnavailable:
-        yield Start(
-            what, "not proved", "there is no vLLM here; etpi writes their keys as the base's files name the weights"
-        )
-        return
-    python = program.resolve().with_name("python")
-    if not python.exists():
-        yield Start(what, "not proved", f"{program} is not in an environment with Python")
+        why = "there is no vLLM here; etpi writes their keys as the base's files name the weights"
+        yield Start(what, "not proved", why)
         return
     line = [str(python), "-c", _MAPPED, WRAPPER, WEIGHT, WEIGHT.replace(".language_model", "")]
-    answer = subprocess.run(line, capture_output=True, text=True, timeout=300)
-    mapped = (answer.stdout.strip().splitlines() or [""])[-1].split()
-    if answer.returncode or len(mapped) != 2:
-        yield Start(
-            what,
-            "not proved",
-            f"its mapper could not be read: {(answer.stderr.strip().splitlines() or ['no output'])[-1]}",
-        )
+    try:
+        answer = subprocess.run(line, capture_output=True, text=True, timeout=300)
+        mapped, output = (answer.stdout.strip().splitlines() or [""])[-1].split(), answer.stderr
+    except OSError as error:
+        mapped, output = [], str(error)
+    if len(mapped) != 2:
+        why = f"its mapper could not be read: {(output.strip().splitlines() or ['no output'])[-1]}"
+        yield Start(what, "not proved", why)
     elif mapped[0].startswith("language_model."):
         yield Start(what, "proved", f"this vLLM maps {WEIGHT}, the form in which etpi serves them, to {mapped[0]}")
     else:
-        yield Start(
-            what, "FAULT", f"this vLLM maps {WEIGHT} to {mapped[0]}, no module of the model; serve merged models"
-        )
+        why = f"this vLLM maps {WEIGHT} to {mapped[0]}, no module of the model; serve merged models"
+        yield Start(what, "FAULT", why)

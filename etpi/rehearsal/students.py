@@ -1,108 +1,117 @@
-"""Random checkpoints of two layers with a family's architecture, real vocabulary and chat template."""
+"""Configurations of published models, and random checkpoints of two layers in their architecture."""
 
 from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from etpi_assets.specs.load import SpecError
+from etpi_assets.specs.paths import expand
 from etpi_resources.chat.format import load_chat_format
-from etpi_resources.checkpoints import hub_file
+from etpi_resources.checkpoints import HUB, hub_file
 from etpi_resources.lake.lake import folder_hash
+from etpi_resources.packages import PACKAGE, package_folder
 
-HUB = "hub:"
-_SLIDING = ["sliding_attention", "full_attention"]
-
-
-def _qwen3(sizes: dict[str, Any]) -> Any:
-    from transformers import Qwen3Config
-
-    return Qwen3Config(**sizes, head_dim=32)
-
-
-def _qwen3_5(sizes: dict[str, Any]) -> Any:
-    from transformers import Qwen3_5TextConfig
-
-    linear: dict[str, Any] = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 32}
-    layers = ["linear_attention", "full_attention"]
-    return Qwen3_5TextConfig(**sizes, head_dim=32, linear_value_head_dim=32, layer_types=layers, **linear)
-
-
-def _llama(sizes: dict[str, Any]) -> Any:
-    from transformers import LlamaConfig
-
-    return LlamaConfig(**sizes)
-
-
-def _mistral(sizes: dict[str, Any]) -> Any:
-    from transformers import MistralConfig
-
-    return MistralConfig(**sizes, sliding_window=None)
-
-
-def _gemma3(sizes: dict[str, Any]) -> Any:
-    from transformers import Gemma3TextConfig
-
-    return Gemma3TextConfig(**sizes, head_dim=32, sliding_window=256, layer_types=_SLIDING)
-
-
-def _gemma4(sizes: dict[str, Any]) -> Any:
-    from transformers import Gemma4TextConfig
-
-    inputs: dict[str, Any] = {"vocab_size_per_layer_input": sizes["vocab_size"], "hidden_size_per_layer_input": 8}
-    heads: dict[str, Any] = {"head_dim": 32, "global_head_dim": 32, "num_kv_shared_layers": 0}
-    return Gemma4TextConfig(**sizes, **heads, **inputs, sliding_window=256, layer_types=_SLIDING)
-
-
-def _gpt_oss(sizes: dict[str, Any]) -> Any:
-    from transformers import GptOssConfig
-
-    experts: dict[str, Any] = {
+_SLIDING = {"head_dim": 32, "sliding_window": 256, "layer_types": ["sliding_attention", "full_attention"]}
+ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
+    "qwen3": {"head_dim": 32},
+    "qwen3_5_text": {
+        "head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "llama": {},
+    "mistral": {"sliding_window": None},
+    "gemma3_text": _SLIDING,
+    "gemma4_text": {**_SLIDING, "global_head_dim": 32, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 8},
+    "gpt_oss": {
+        **_SLIDING,
         "num_local_experts": 2,
         "num_experts_per_tok": 2,
         "rope_parameters": {"rope_type": "default"},
-    }
-    return GptOssConfig(**sizes, head_dim=32, sliding_window=256, layer_types=_SLIDING, **experts)
-
-
-ARCHITECTURES: Mapping[str, Callable[[dict[str, Any]], Any]] = {
-    "qwen3": _qwen3,
-    "qwen3_5": _qwen3_5,
-    "llama": _llama,
-    "mistral": _mistral,
-    "gemma3": _gemma3,
-    "gemma4": _gemma4,
-    "gpt_oss": _gpt_oss,
+    },
 }
-"""Architecture -> (sizes that all share) -> configuration of a small model."""
+"""`model_type` -> settings of a small model beside the sizes that all have."""
 
-_BY_NAME = {
-    "qwen3.5": "qwen3_5", "qwen3.6": "qwen3_5", "qwen3": "qwen3", "llama": "llama", "mistral": "mistral",
-    "gemma-3": "gemma3", "gemma-4": "gemma4", "gpt-oss": "gpt_oss",
-}  # fmt: skip
-"""Part of a repository's name -> architecture, where its configuration cannot be read; the first that occurs."""
+_LIKE = {"qwen2": "qwen3", "qwen3_5_moe_text": "qwen3_5_text"}
+"""`model_type` -> the one that is rehearsed in its place."""
 
-_BY_TYPE = {
-    "qwen3_5_text": "qwen3_5", "qwen3_5_moe": "qwen3_5", "gemma3_text": "gemma3", "gemma4_text": "gemma4",
-    "qwen2": "qwen3",
-}  # fmt: skip
-"""`model_type` of a configuration -> architecture, where the two names differ."""
+_KNOWN: Mapping[str, tuple[str, int, int, int, int, int, int]] = {
+    "Qwen/Qwen3-4B": ("qwen3", 2560, 36, 32, 8, 9728, 0),
+    "Qwen/Qwen3-4B-Instruct-2507": ("qwen3", 2560, 36, 32, 8, 9728, 0),
+    "Qwen/Qwen3-8B": ("qwen3", 4096, 36, 32, 8, 12288, 0),
+    "Qwen/Qwen3-14B": ("qwen3", 5120, 40, 40, 8, 17408, 0),
+    "Qwen/Qwen3.5-0.8B": ("qwen3_5_text", 1024, 24, 8, 2, 3584, 16),
+    "Qwen/Qwen3.5-2B": ("qwen3_5_text", 2048, 24, 8, 2, 6144, 16),
+    "Qwen/Qwen3.5-9B": ("qwen3_5_text", 4096, 32, 16, 4, 12288, 32),
+    "Qwen/Qwen3.5-27B": ("qwen3_5_text", 5120, 64, 24, 4, 17408, 48),
+    "Qwen/Qwen3.6-27B": ("qwen3_5_text", 5120, 64, 24, 4, 17408, 48),
+}
+"""Published sizes, for machines that cannot reach the hub: hidden size, layers, heads, key heads, width of the MLP,
+heads of linear attention."""
 
-_TEMPLATES = {"qwen3": "qwen3", "qwen3_5": "qwen3_6"}
-"""Architecture -> the template that stands in for that of a repository which cannot be reached."""
+
+def _known(repo: str) -> Mapping[str, Any] | None:
+    if repo not in _KNOWN:
+        return None
+    kind, hidden, layers, heads, keys, inner, linear = _KNOWN[repo]
+    qwen3 = kind == "qwen3"
+    return {
+        "model_type": kind,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys,
+        "intermediate_size": inner,
+        "vocab_size": 151_936 if qwen3 else 248_320,
+        "head_dim": 128 if qwen3 else 256,
+        "tie_word_embeddings": hidden < 4096,
+        **({} if qwen3 else {"linear_num_value_heads": linear}),
+    }
+
+
+def configuration(model: str) -> Mapping[str, Any] | None:
+    """Return the configuration of a model, its text part; None if it cannot be read here.
+
+    Args:
+        model: hub:REPO@COMMIT, package:NAME==VERSION@SHA256, or a folder.
+    """
+    if model.startswith(HUB):
+        repo, _, commit = model.removeprefix(HUB).partition("@")
+        if known := _known(repo):
+            return known
+        file = _hub_path(repo, commit, "config.json")
+    else:
+        folder = package_folder(model) if model.startswith(PACKAGE) else expand(model)
+        file = folder / "config.json"
+    if file is None or not file.is_file():
+        return None
+    config = json.loads(file.read_text(encoding="utf-8"))
+    return config.get("text_config", config)
+
+
+def is_hybrid(model: str) -> bool:
+    """Return whether a model has linear attention, and its text part is below a wrapper (Qwen3.5 and 3.6)."""
+    config = configuration(model)
+    return config is not None and str(config.get("model_type", "")).startswith("qwen3_5")
+
+
+def tokenizer_here(name: str) -> bool:
+    """Return whether a chat format's files are here, or can be downloaded."""
+    repo, _, commit = name.removeprefix(HUB).partition("@")
+    return not name.startswith(HUB) or _hub_path(repo, commit, "tokenizer.json") is not None
 
 
 @cache
-def hub_reachable() -> bool:
-    """Return whether the hub answers, so that repositories which are not cached can be read."""
-    from huggingface_hub.constants import HF_HUB_OFFLINE
-
-    if HF_HUB_OFFLINE:
-        return False
+def _hub_reachable() -> bool:
+    """Return whether the hub answers: its client retries for half a minute a file."""
     try:
         socket.create_connection(("huggingface.co", 443), timeout=3).close()
     except OSError:
@@ -110,52 +119,37 @@ def hub_reachable() -> bool:
     return True
 
 
-def tokenizer_here(name: str) -> bool:
-    """Return whether a chat format's files are here, or can be downloaded."""
-    if not name.startswith(HUB):
-        return True
-    repo, _, commit = name.removeprefix(HUB).partition("@")
-    return _hub_path(repo, commit, "tokenizer.json") is not None
-
-
-def published_config(repo: str, revision: str) -> Mapping[str, Any] | None:
-    """Return the configuration of a repository, its text part; None if it cannot be read here."""
-    file = _hub_path(repo, revision, "config.json")
-    if file is None:
-        return None
-    config = json.loads(file.read_text(encoding="utf-8"))
-    return config.get("text_config", config)
-
-
 def _hub_path(repo: str, revision: str, name: str) -> Path | None:
     """Return a file of a hub repository: the cached one, else downloaded where the hub answers; None if neither."""
-    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub import constants, try_to_load_from_cache
 
-    cached = try_to_load_from_cache(repo, name, revision=revision)
-    if isinstance(cached, str):
+    if isinstance(cached := try_to_load_from_cache(repo, name, revision=revision), str):
         return Path(cached)
     try:
-        return hub_file(repo, revision, name) if hub_reachable() else None
+        return None if constants.HF_HUB_OFFLINE or not _hub_reachable() else hub_file(repo, revision, name)
     except OSError:
         return None
 
 
-def architecture(model: str, config: Mapping[str, Any] | None) -> str:
-    """Return the key of ARCHITECTURES for a model: by its configuration, else by its name.
-
-    Raises:
-        SpecError: neither tells a known architecture.
-    """
-    if config is not None:
-        named = str(config.get("model_type", ""))
-        kind = _BY_TYPE.get(named, named)
-    else:
-        kind = next((kind for part, kind in _BY_NAME.items() if part in model.lower()), "")
-    if kind not in ARCHITECTURES:
+def architecture(model: str) -> str:
+    """Return the key of ARCHITECTURES for a model. Raises SpecError: its configuration is not here, or not known."""
+    config = configuration(model)
+    if config is None:
+        raise SpecError(f"{model}: its config.json is not here and the hub cannot be reached; run `etpi fetch` first")
+    kind = str(config.get("model_type", ""))
+    if (kind := _LIKE.get(kind, kind)) not in ARCHITECTURES:
         raise SpecError(
-            f"the architecture of {model} cannot be rehearsed: only {', '.join(ARCHITECTURES)} are known here"
+            f"the architecture of {model} cannot be rehearsed: {kind} is none of {', '.join(ARCHITECTURES)}"
         )
     return kind
+
+
+def small_config(kind: str, sizes: Mapping[str, Any]) -> Any:
+    """Return the configuration of a small model. Args: kind: a key of ARCHITECTURES. sizes: those that all share."""
+    from transformers import AutoConfig
+
+    inputs = {"vocab_size_per_layer_input": sizes["vocab_size"]} if kind == "gemma4_text" else {}
+    return AutoConfig.for_model(kind, **sizes, **ARCHITECTURES[kind], **inputs)
 
 
 def make_student(folder: Path, kind: str, tokenizer: str, template: str | None) -> str:
@@ -179,14 +173,9 @@ def make_student(folder: Path, kind: str, tokenizer: str, template: str | None) 
         "tie_word_embeddings": True, "eos_token_id": chat.end_id, "bos_token_id": None, "pad_token_id": chat.pad_id,
     }  # fmt: skip
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(ARCHITECTURES[kind](sizes))
+    model: Any = AutoModelForCausalLM.from_config(small_config(kind, sizes))
     partial = folder.with_name(f"{folder.name}.new")
     model.to(torch.float32).save_pretrained(partial)
     chat.save(partial)
     partial.rename(folder)
     return folder_hash(folder)
-
-
-def stand_in_template(kind: str) -> str:
-    """Return the template that stands in for a repository's own."""
-    return _TEMPLATES.get(kind, "qwen3")

@@ -71,6 +71,8 @@ class ScriptedEngine:
 
     def _complete(self, request: Request) -> Completion:
         text = self._policy(request)
+        if self._chat.tail_form(request.prompt_ids) == "open":  # the prompt has begun the think block
+            text = text.removeprefix("<think>\n") if text.startswith("<think>") else f"</think>\n\n{text}"
         rng = random.Random(f"{request.sampler.seed}/{request.request_id}")
         ids: list[int] = []
         for token in self._chat.encode(text):

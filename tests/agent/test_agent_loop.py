@@ -16,7 +16,7 @@ from etpi_assets.trajectories.tables import to_tables
 from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
-from etpi_resources.engines import Request
+from etpi_resources.engines import Request, Sampler
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
@@ -280,3 +280,16 @@ def test_equal_jobs_have_equal_rollout_ids_and_prompts():
     ids = [prompts_of(to_tables([record])["turns"]) for record in (one, two)]
     assert ids[0] == ids[1]
     assert rollout_id(TASK, 1, "spec") != one.rollout_id != rollout_id(TASK, 0, "other")
+
+
+@pytest.mark.parametrize("thought", ["<think>\nI look.\n</think>\n\n", ""])
+def test_scripted_engine_goes_on_in_a_think_block_that_the_prompt_opened(thought):
+    chat = load_chat_format("qwen3", "qwen3_6")
+    prompt = chat.prompt_ids([{"role": "user", "content": "?"}])
+    assert chat.decode(prompt).endswith("<think>\n")
+    engine = ScriptedEngine(lambda request: f"{thought}ls", chat, "t")
+    (done,) = engine.complete([Request("r", "s", prompt, (), Sampler(max_tokens=64))])
+    assert chat.decode(done.output_ids or ()).partition("</think>\n\n")[::2] == (
+        "I look.\n" if thought else "",
+        "ls<|im_end|>",
+    )

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from etpi.rehearsal.stages import write_stand_in
 from etpi_resources.backend import CLUSTER_VARIABLE
 from etpi_resources.process.supervise import supervised
 from tests.support import light_vllm, machines
 from tests.support.cluster_runs import EXPERIMENT, Runs, write_specs
 from tests.support.cluster_services import CORES, ClusterServices
 from tests.support.ray_nodes import CONNECTED, RayNodes, connected
+from tests.support.vllm_stand_in import write_stand_in
 
 VLLM_KEY = "the key of the servers"
 VARIABLE = "ETPI_TEST_CLUSTER"

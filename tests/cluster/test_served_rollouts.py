@@ -1,6 +1,6 @@
 """Rollouts, the serving probe and evaluation with vLLM servers that etpi starts on the nodes' GPUs.
 
-A program with vLLM's protocol serves a real small model (`etpi.rehearsal.vllm_stand_in`).
+A program with vLLM's protocol serves a real small model (`tests.support.vllm_stand_in`).
 """
 
 from __future__ import annotations

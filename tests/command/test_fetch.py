@@ -79,4 +79,13 @@ def test_offline_fetch_says_what_to_put_where(tmp_path):
     assert done.returncode == 1 and "hf download y-ohtani/open_agentrl_grpo_2k --repo-type dataset" in done.stderr
     assert "ETPI_OPEN_AGENTRL=FOLDER" in done.stderr and "Traceback" not in done.stderr
     done = fetch(tmp_path, "cooperbench", HF_HUB_OFFLINE="1")
-    assert done.returncode == 1 and "ETPI_COOPERBENCH is not set" in done.stdout
+    assert "hf download CodeConflict/cooperbench-dataset --repo-type dataset --local-dir" in done.stderr
+
+
+def test_a_known_revision_and_its_split_are_named_and_other_bytes_are_refused(tmp_path, hub):
+    done = fetch(tmp_path, "r2e_gym_lite", HF_HUB_OFFLINE="1")
+    assert "--revision 8d3163011f01f9393bb3dc7700497a79a8686ae5 --include 'data/train-*.parquet'" in done.stderr
+    done = fetch(tmp_path, "terminal_bench", HF_HUB_OFFLINE="1")
+    assert done.returncode == 1 and "checkout 69671fbaac6d67a7ef0dfec016cc38a64ef7a77c" in done.stdout
+    done = fetch(tmp_path, "swe_bench_verified", HF_ENDPOINT=hub, HF_HUB_DISABLE_XET="1")
+    assert done.returncode == 1 and "data/test-00000-of-00001.parquet differ from the published ones" in done.stderr

@@ -1,31 +1,19 @@
-"""Parts of a rehearsal: small specs, stand-ins, the teacher's server, estimates."""
+"""Parts of a rehearsal: small specs, worlds that replace data, estimates, and the lines that say what would start."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from etpi.rehearsal import costs, memory, stand_ins, starts, students
-from etpi.rehearsal.shrink import PREFIX, Machine, Rehearsal, shrink
+from etpi.rehearsal import costs, memory, starts, students
+from etpi.rehearsal.shrink import PREFIX, WORLDS, Machine, Rehearsal, shrink
 from etpi.rehearsal.stages import Finding, Stage, first_stop
-from etpi.rehearsal.teacher import TeacherServer
-from etpi_assets.agent.actions import read_actions
-from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError, Specs, load_shipped, load_specs
-from etpi_assets.specs.rollout_set import RolloutSetSpec
-from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import RejectedInput, Task
-from etpi_resources.chat.format import load_chat_format
-from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.support.graph import write_spec
 
 CPU = Machine(docker=False, vllm=False)
@@ -39,13 +27,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _without_data(monkeypatch):
-    monkeypatch.setattr(students, "hub_reachable", lambda: False)
+    monkeypatch.setattr(students, "_hub_path", lambda *name: None)
     for name in ("COOPERBENCH", "R2E_GYM", "SWE_BENCH", "TERMINAL_BENCH", "OPEN_AGENTRL", "TRAJECTORIES"):
         monkeypatch.delenv(f"ETPI_{name}", raising=False)
 
 
 def experiment(rehearsal: Rehearsal) -> ExperimentSpec:
-    spec = load_specs(rehearsal.folder / "specs").get("experiment", rehearsal.experiment)
+    spec = load_specs(rehearsal.folder / "specs").get("experiment", PREFIX + rehearsal.name)
     assert isinstance(spec, ExperimentSpec)
     return spec
 
@@ -63,18 +51,20 @@ def test_every_shipped_experiment_has_small_specs_that_load(name, folder):
     loaded = load_specs(small.folder / "specs")
     for set_name in ("suite", "rollout_set"):
         keys = SHIPPED.upstream_keys("experiment", name, set_name)
-        assert loaded.upstream_keys("experiment", small.experiment, set_name) == [PREFIX + key for key in keys]
+        assert loaded.upstream_keys("experiment", PREFIX + name, set_name) == [PREFIX + key for key in keys]
         for key in keys:
-            loaded.get(set_name, PREFIX + key)
+            assert loaded.get(set_name, PREFIX + key).title  # it loads
     if spec.base.kind == "hub":
-        assert written.base.kind == "path" and any("weights of" in need.text for need in small.needs)
+        assert written.base.kind == "path" and any(
+            "weights of" in text for texts in small.needs.values() for text in texts
+        )
 
 
 def test_replaced_parts_are_recorded_as_needs_of_their_asset(folder):
-    needs = {(need.asset, need.key): need.text for need in shrink("tito_retokenised_v1", SHIPPED, folder, CPU).needs}
-    assert "GEMINI_API_KEY" in needs["raw_rollouts", "cooperbench_gemini_prompted"]
-    assert "vLLM" in needs["serving_probe", "tito_retokenised_v1"]
-    assert "ETPI_COOPERBENCH" in needs["tasks", "cooperbench_pool_docker"]
+    needs = shrink("tito_retokenised_v1", SHIPPED, folder, CPU).needs
+    assert "GEMINI_API_KEY" in needs["raw_rollouts", "cooperbench_gemini_prompted"][0]
+    assert "vLLM" in needs["serving_probe", "tito_retokenised_v1"][0]
+    assert "ETPI_COOPERBENCH" in " ".join(needs["tasks", "cooperbench_pool_docker"])
 
 
 def test_kernels_that_are_missing_are_needs(folder, tmp_path, monkeypatch):
@@ -82,8 +72,8 @@ def test_kernels_that_are_missing_are_needs(folder, tmp_path, monkeypatch):
     (tmp_path / "experiments").mkdir()
     text = 'title = "t"\nextends = "etpi_phase1"\n[train]\nlayer_kernels = "liger"\n'
     (tmp_path / "experiments" / "fused.toml").write_text(text)
-    needs = " ".join(need.text for need in shrink("fused", load_specs(tmp_path), folder, CPU).needs)
-    assert "for train.loss_kernel" in needs and "for train.layer_kernels" in needs
+    needs = str(shrink("fused", load_specs(tmp_path), folder, CPU).needs)
+    assert "for train.loss_kernel, train.layer_kernels" in needs
 
 
 def test_trackers_that_are_missing_are_needs_and_a_rehearsal_reports_to_none(folder, tmp_path):
@@ -91,113 +81,49 @@ def test_trackers_that_are_missing_are_needs_and_a_rehearsal_reports_to_none(fol
     text = 'title = "t"\nextends = "plan_first_tiny"\n[train]\nreport_to = ["tensorboard", "mlflow"]\n'
     (tmp_path / "experiments" / "tracked.toml").write_text(text)
     small = shrink("tracked", load_specs(tmp_path), folder, CPU)
-    named = [need.text for need in small.needs if "train.report_to" in need.text]
+    named = [text for texts in small.needs.values() for text in texts if "train.report_to" in text]
     assert [text.split(",")[0] for text in named] == [n for n in ("tensorboard", "mlflow") if not find_spec(n)]
     assert experiment(small).train.report_to == ()
 
 
-def test_real_data_are_used_where_they_are(folder, tmp_path, monkeypatch):
-    stand_ins.replace_suite("cooperbench", tmp_path / "all", {})
-    shutil.copytree(tmp_path / "all" / "tasks", tmp_path / "data")
-    monkeypatch.setenv("ETPI_COOPERBENCH", str(tmp_path / "data"))
+def test_real_data_are_used_where_they_are_and_no_model_acts_on_them(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("ETPI_COOPERBENCH", str(tmp_path))
     small = shrink("plan_first_v5_tf", SHIPPED, folder, CPU)
     suite = load_specs(small.folder / "specs").suites[f"{PREFIX}cooperbench_pool"]
     assert suite.params["path"] == "${ETPI_COOPERBENCH}"
     # Its evaluation needs containers, which are not here.
-    assert small.stand_in_suites == {"cooperbench_two_pairs"}
+    assert small.worlds == {"cooperbench_two_pairs": "coop_tiny"}
+    assert "cooperbench_pool_docker" in shrink("tito_native_v4c", SHIPPED, folder, Machine(True, False)).worlds
 
 
-def test_unknown_architecture_is_refused():
+def test_a_scripted_policy_of_the_suites_world_acts_instead_of_a_model(folder):
+    small = shrink("etpi_phase1", SHIPPED, folder, CPU)
+    loaded = load_specs(small.folder / "specs")
+    teacher, suite = loaded.rollout_sets[f"{PREFIX}r2e_gym_lite_phase1"], loaded.suites[f"{PREFIX}r2e_gym_lite"]
+    assert (suite.family, teacher.engine and teacher.engine.kind) == ("repo_fix_tiny", "scripted")
+    assert teacher.agent.grammar is None and teacher.engine and teacher.engine.skill == {"compact": 1.0}
+    assert teacher.agent.prompt == SHIPPED.rollout_sets["r2e_gym_lite_phase1"].agent.prompt
+
+
+def test_family_without_a_world_is_named(folder, tmp_path):
+    write_spec(tmp_path, "suites", "mine", 'title = "t"\nfamily = "r2e"\n[params]\npath = "/nowhere"\n')
+    text = 'extends = "plan_first_tiny"\n[evaluate]\nsuite = "mine"\n'
+    write_spec(tmp_path, "experiments", "on_mine", text)
+    assert shrink("on_mine", load_specs(tmp_path), folder, CPU).worlds == {"mine": "repo_fix_tiny"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(WORLDS, "r2e")
+        with pytest.raises(SpecError, match="suite mine"):
+            shrink("on_mine", load_specs(tmp_path), folder, CPU)
+
+
+def test_unknown_architecture_is_refused(tmp_path):
+    with pytest.raises(SpecError, match="hub cannot be reached"):
+        students.architecture("hub:state-spaces/mamba-3B@" + "a" * 40)
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(SpecError, match="mamba"):
-        students.architecture("state-spaces/mamba-3B", None)
-    with pytest.raises(SpecError, match="mamba"):
-        students.architecture("mamba", {"model_type": "mamba"})
-    assert students.architecture("x", {"model_type": "qwen3_5_text"}) == "qwen3_5"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["cooperbench", "r2e", "swe_bench", "harbor", "answers"])
-def test_stand_ins_are_valid_tasks_of_their_family(family, tmp_path):
-    # Commands run as another user, who cannot enter the folders of pytest.
-    folder = stand_ins.visible_folder(tmp_path)
-    assert folder.is_relative_to(tempfile.gettempdir()) and not folder.is_relative_to(tmp_path)
-    assert stand_ins.visible_folder(tmp_path) == folder
-    sources = {"sources": ["deepscaler", "taco_code"], "per_source": 400, "unproven": True}
-    params = sources if family == "answers" else {"sandbox": "docker"}
-    suite = load_family(family)
-    items = list(suite.load("stand_ins", 0, stand_ins.replace_suite(family, folder / "data", params)))
-    tasks = [item for item in items if isinstance(item, Task)]
-    assert len(tasks) == len(items) >= 3
-    assert {task.split for task in tasks} >= ({"heldout"} if family not in ("answers",) else {"train"})
-    proven = list(suite.validate([tasks[0], tasks[-1]], BubblewrapFactory()))
-    shutil.rmtree(folder)
-    assert not [item for item in proven if isinstance(item, RejectedInput)]
-
-
-def test_stand_ins_are_the_same_every_time(tmp_path):
-    rows = []
-    for name in ("one", "two"):
-        params = stand_ins.replace_suite("r2e", tmp_path / name, {})
-        rows.append(Path(params["path"]).read_text())
-    assert rows[0] == rows[1]
-
-
-def test_family_without_stand_ins_is_named(tmp_path):
-    with pytest.raises(SpecError, match="pypi_bugs"):
-        stand_ins.replace_suite("pypi_bugs", tmp_path, {})
-
-
-# --- the teacher -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def tasks(tmp_path_factory) -> list[Task]:
-    params = stand_ins.replace_suite("cooperbench", tmp_path_factory.mktemp("pairs"), {"sandbox": "docker"})
-    return [item for item in load_family("cooperbench").load("pairs", 0, params) if isinstance(item, Task)]
-
-
-def conversation(tasks: list[Task], kind: str) -> list[dict[str, Any]]:
-    """The messages of an agent until it submits, as a client of the protocol sees them."""
-    spec = load_shipped().rollout_sets[f"cooperbench_{kind}_prompted"]
-    assert isinstance(spec, RolloutSetSpec)
-    chat, family = load_chat_format("qwen3"), load_family("cooperbench")
-    role = family.roles(tasks[0])[1]
-    messages: list[dict[str, Any]] = list(render_prompts(spec.agent, tasks[0], role))
-    with TeacherServer(spec, family, tasks, chat, port=0) as server:
-        url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
-        for _ in range(5):
-            body = {"model": "m", "messages": messages, "tools": None}
-            answer = httpx.post(url, json=body).json()
-            messages.append(answer["choices"][0]["message"])
-            messages.append({"role": "user", "content": "done"})
-        refused = httpx.post(url, json={"messages": [{"role": "user", "content": "another task"}]})
-        assert refused.status_code == 400 and "no task" in refused.text
-    return messages
-
-
-@pytest.mark.parametrize("kind", ["gemini", "qwen3_8b"])
-def test_teacher_plans_solves_and_submits_in_both_protocols(tasks, kind):
-    messages = conversation(tasks, kind)
-    turns = [message for message in messages if message["role"] == "assistant"]
-    actions = [read_actions(turn["content"] or "", turn.get("tool_calls"))[0] for turn in turns]
-    assert all(actions) and ("tool_calls" in turns[0]) == (kind == "gemini")
-    assert actions[0][0].kind == "send_message" and actions[0][0].to == "agent1"
-    commands = [action.command for (action, *_) in actions[1:]]
-    assert commands[0].startswith("cat cargo/") and "deck.py" in commands[1]
-    assert "COMPLETE_TASK" in commands[2] and commands[2] == commands[3]
-
-
-def test_teacher_closes_an_open_think_block_and_fills_the_grammars_slots(tasks):
-    spec = load_shipped().rollout_sets["r2e_gym_lite_phase1"]
-    family = load_family("cooperbench")
-    chat = load_chat_format("qwen3", "qwen3_6")
-    server = TeacherServer(spec, family, tasks, chat, port=0)
-    prompt = chat.prompt_ids(render_prompts(spec.agent, tasks[0], family.roles(tasks[0])[0]))
-    assert chat.decode(prompt).endswith("<think>\n")
-    (choice,) = server.answer("/v1/completions", {"prompt": prompt})["choices"]
-    server.close()
-    assert choice["text"].startswith("STATE: ") and choice["text"].count("</think>") == 1
-    assert choice["token_ids"] == chat.ended(chat.encode(choice["text"]))
+        students.architecture(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"text_config": {"model_type": "qwen3_5_text"}}')
+    assert students.architecture(str(tmp_path)) == "qwen3_5_text"
 
 
 # --- estimates -------------------------------------------------------------------------------------------------------
@@ -209,12 +135,20 @@ QWEN3_4B = {
 """Sizes of Qwen3-4B's published configuration."""
 
 
-def test_parameters_are_those_of_the_model():
-    shape = memory.shape_of("Qwen/Qwen3-4B", QWEN3_4B)
-    assert shape and shape.parameters == pytest.approx(4.022e9, rel=1e-3)  # model.safetensors.index.json: 8.04 GB, bf16
-    estimated = memory.shape_of("Qwen/Qwen3-4B", None)
-    assert estimated and estimated.parameters == 4e9 and estimated.hidden == pytest.approx(2560, rel=0.2)
-    assert memory.shape_of("some/model", None) is None
+def shape(model: str) -> memory.Shape:
+    found = costs.model_shape(f"hub:{model}@{'a' * 40}")
+    assert found is not None
+    return found
+
+
+def test_parameters_are_those_of_the_published_models():
+    # Bytes of model.safetensors.index.json in bfloat16: 8.04 GB and 16.4 GB; Qwen3.5's also have a vision part.
+    assert memory.shape_of(QWEN3_4B).parameters == pytest.approx(4.022e9, rel=1e-3)
+    assert shape("Qwen/Qwen3-4B").parameters == pytest.approx(4.022e9, rel=1e-3)
+    assert shape("Qwen/Qwen3-8B").parameters == pytest.approx(8.19e9, rel=1e-3)
+    for name, billions in (("Qwen3.5-0.8B", 0.87), ("Qwen3.5-2B", 2.27), ("Qwen3.6-27B", 27.79)):
+        assert 0.8 * billions < shape(f"Qwen/{name}").parameters / 1e9 < billions
+    assert costs.model_shape(f"hub:some/model-4B@{'a' * 40}") is None
 
 
 def test_parameters_agree_with_a_model_that_is_built(folder):
@@ -222,14 +156,14 @@ def test_parameters_agree_with_a_model_that_is_built(folder):
 
     students.make_student(folder / "qwen3", "qwen3", "qwen3", None)
     model: Any = AutoModelForCausalLM.from_pretrained(folder / "qwen3")
-    shape = memory.shape_of("small", json.loads((folder / "qwen3" / "config.json").read_text()))
-    assert shape and shape.parameters == pytest.approx(sum(p.numel() for p in model.parameters()), rel=1e-3)
+    built = costs.model_shape(str(folder / "qwen3"))
+    assert built and built.parameters == sum(p.numel() for p in model.parameters())
 
 
 def test_adapter_has_the_published_size():
     """The report: 132 MB, for rank 32 of all linear modules of Qwen3-4B."""
-    spec, shape = SHIPPED.experiments["plan_first_v5_tf"], memory.shape_of("", QWEN3_4B)
-    assert shape and 2 * costs.supervised(spec).trained(shape) / 1e6 == pytest.approx(132, abs=0.5)
+    spec = SHIPPED.experiments["plan_first_v5_tf"]
+    assert 2 * costs.supervised(spec).trained(shape("Qwen/Qwen3-4B")) / 1e6 == pytest.approx(132, abs=0.5)
 
 
 @pytest.mark.parametrize("name", ["plan_first_v1", "plan_first_v2", "plan_first_v5_tf"])
@@ -251,13 +185,23 @@ def test_training_time_is_the_published_one():
 
 def test_weights_gradients_and_moments_take_16_bytes_a_parameter():
     spec = SHIPPED.experiments["grpo_tcr_4b"]
-    shape = memory.shape_of("", QWEN3_4B)
-    assert shape
     (line,) = [line for line in costs.costs("grpo_tcr_4b", SHIPPED) if line.part == "reinforcement memory"]
     sizes = dict(part.rsplit(" ", 1) for part in line.value.partition(": ")[2].split(", "))
     each = sum(float(sizes[name]) for name in ("weights", "gradients", "optimiser")) * 2**30
-    total = each * costs.reinforcement(spec).shards
-    assert total == pytest.approx(16 * 4e9, rel=0.01) and spec.rl.tuning == "full"
+    total = each * costs.reinforcement(spec, shape("Qwen/Qwen3-4B")).shards
+    assert total == pytest.approx(16 * 4.02e9, rel=0.01) and spec.rl.tuning == "full"
+
+
+def test_samples_of_a_pass_are_a_tree_or_rows_where_layers_refuse_trees(tmp_path):
+    write_spec(tmp_path, "experiments", "many", 'extends = "etpi_phase2"\n[rl]\ndevice_batch = 8\naccumulate = 8\n')
+    spec = load_specs(tmp_path).experiments["many"]
+    tree, rows = (costs.reinforcement(spec, shape(f"Qwen/{name}")) for name in ("Qwen3-4B", "Qwen3.6-27B"))
+    assert (tree.length, rows.length) == (4096 + 8 * 12288, 8 * 16384) and (tree.tile is None, rows.tile) == (
+        False,
+        None,
+    )
+    faults = starts.faults(starts.starts("many", load_specs(tmp_path), [], Machine(True, False)))
+    assert [fault.what for fault in faults] == ["reinforcement on 2 of 2 x 141 GB"]
 
 
 def test_calls_of_paid_endpoints_are_counted_and_their_price_is_unknown():
@@ -270,10 +214,8 @@ def test_calls_of_paid_endpoints_are_counted_and_their_price_is_unknown():
 def test_unknown_amounts_are_no_zeros():
     lines = {cost.part: cost for cost in costs.costs("plan_first_v5_responder", SHIPPED)}
     assert lines["evaluation"].hours is None and "evaluation" in lines["GPU time"].formula
-    shape = memory.shape_of("", QWEN3_4B)
-    large = memory.shape_of("Qwen/Qwen3.6-27B", None)
-    assert costs.decoding("transformers", large, 1e6)[0] is None
-    seconds, source = costs.decoding("transformers", shape, 7900.0)
+    assert costs.decoding("transformers", shape("Qwen/Qwen3.6-27B"), 1e6)[0] is None
+    seconds, source = costs.decoding("transformers", shape("Qwen/Qwen3-4B"), 7900.0)
     assert seconds == pytest.approx(100, rel=0.02) and "measured" in source
 
 
@@ -285,19 +227,20 @@ def test_time_of_a_harness_is_unknown(tmp_path):
     assert lines["rollouts by_codex"].hours is None and "rollouts by_codex" in lines["GPU time"].formula
 
 
-def test_merged_sequences_make_the_steps_and_rollouts_are_at_least_the_published_ones():
+def test_merged_sequences_make_the_steps_and_tasks_are_those_of_the_public_data():
     lines = {cost.part: cost for cost in costs.costs("tito_native_v4c", SHIPPED)}
     assert lines["training steps"].value == "80"  # 22 pairs of agents, 90 % of them, two epochs
     lines = {cost.part: cost for cost in costs.costs("etpi_phase1", SHIPPED)}
-    assert "at least 318 tasks" in lines["rollouts r2e_gym_lite_phase1"].formula
+    assert "4,578 tasks x 4 " in lines["rollouts r2e_gym_lite_phase1"].formula
     hours = [cost.hours for cost in lines.values() if cost.hours is not None]
     assert len(hours) == len(lines) and sum(hours) > 2 * (lines["training time"].hours or 0)
 
 
 def test_linear_attention_keeps_no_keys():
     layers = ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 9
-    hybrid = memory.shape_of("", {**QWEN3_4B, "layer_types": layers})
-    assert hybrid and (hybrid.layers, hybrid.attention) == (36, 9)
+    sizes = {"num_hidden_layers": 36, "head_dim": 128, "num_key_value_heads": 8, "layer_types": layers}
+    hybrid = memory.shape_of({"model_type": "qwen3_5_text", **sizes})
+    assert (hybrid.layers, hybrid.attention) == (36, 9)
     assert costs.cache_bytes(hybrid, 16384) == 2 * 9 * 1024 * 2 * 16384
 
 
@@ -331,9 +274,17 @@ def test_what_does_not_fit_or_asks_for_more_gpus_than_named_is_a_fault(tmp_path)
         (tmp_path / "experiments" / f"{name}.toml").write_text(written)
     specs, machine = load_specs(tmp_path), Machine(docker=True, vllm=False)
     (few,) = starts.faults(list(start_lines("few", machine, specs).values()))
-    assert "4 processes see one GPU each" in few.why
+    assert "this takes 4" in few.why
     small = starts.faults(list(start_lines("small", machine, specs).values()))
-    assert "of 22 GiB" in small[0].why
+    assert "of 23 GiB" in small[0].why
+    unstated = start_lines("plan_first_v5_tf", machine)["GPUs"]
+    assert unstated.state == "not proved" and "1 of " in unstated.why
+
+
+def test_gpu_of_a_teacher_that_etpi_serves_is_checked(tmp_path):
+    write_spec(tmp_path, "experiments", "small", 'extends = "tito_native_v4c"\nnotes = "Needs one GPU of 48 GB."\n')
+    (fault,) = starts.faults(starts.starts("small", load_specs(tmp_path), [], Machine(True, False)))
+    assert fault.what.startswith("teacher of cooperbench_qwen3_5_27b_prompted")
 
 
 def test_servers_of_a_policy_need_all_gpus_of_their_tensor_parallelism(tmp_path):
@@ -343,9 +294,9 @@ def test_servers_of_a_policy_need_all_gpus_of_their_tensor_parallelism(tmp_path)
         write_spec(tmp_path, "experiments", name, f'extends = "grpo_tcr_4b"\n{notes}[rl]\n{rl}')
     specs, machine = load_specs(tmp_path), Machine(docker=True, vllm=False)
     enough = start_lines("enough", machine, specs)
-    assert not starts.faults(list(enough.values())) and "GPUs 2 to 3" in enough["servers of the policy"].why
+    assert not starts.faults(list(enough.values())) and "servers of the policy on 2 of 4 x 80 GB" in enough
     (few,) = starts.faults(list(start_lines("few", machine, specs).values()))
-    assert few.what == "reinforcement on 3 GPUs"
+    assert few.what == "reinforcement on 4 of 3 x 80 GB"
 
 
 def test_first_stop_is_the_first_stage_that_would_block():

@@ -1,4 +1,4 @@
-"""The program that takes the place of vLLM in rehearsals: the engine, the adapters and the hand-over cannot tell."""
+"""The program that takes the place of vLLM in tests: the engine, the adapters and the hand-over cannot tell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from etpi.rehearsal.stages import write_stand_in
 from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_resources.chat.format import load_chat_format
@@ -22,6 +21,7 @@ from etpi_resources.engines.vllm_server import LOOPBACK, PROGRAM_VARIABLE, VllmS
 from etpi_resources.lake.lake import folder_hash
 from etpi_resources.trainers.workers.checkpointing import attach_adapter
 from tests.support.serving import FAMILY, TASKS, Models, failed_probes, make_models, serving_lake, start
+from tests.support.vllm_stand_in import write_stand_in
 
 pytestmark = pytest.mark.slow
 CHAT = load_chat_format("qwen3")

@@ -9,13 +9,13 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from etpi.rehearsal.students import ARCHITECTURES
+from etpi.rehearsal.students import small_config
 from etpi_resources.chat.format import ChatFormat
 
 SMOLLM2 = os.environ.get("ETPI_SMOLLM2", "")
@@ -82,23 +82,27 @@ _GEMMA4 = (
 _HARMONY = "<|startoftext|> <|endoftext|> <|return|> <|start|> <|end|> <|message|> <|channel|> <|constrain|> <|call|>"
 
 FAMILIES = {
-    "qwen3": Family(lambda: trl_template("qwen3"), _CHATML, None, "<|im_end|>", ARCHITECTURES["qwen3"]),
-    "qwen3_6": Family(lambda: trl_template("qwen3_6"), _CHATML, None, "<|im_end|>", ARCHITECTURES["qwen3_5"]),
-    "llama3_1": Family(
-        lambda: trl_template("llama3_1"), _LLAMA, "<|begin_of_text|>", "<|eot_id|>", ARCHITECTURES["llama"]
+    "qwen3": Family(lambda: trl_template("qwen3"), _CHATML, None, "<|im_end|>", partial(small_config, "qwen3")),
+    "qwen3_6": Family(
+        lambda: trl_template("qwen3_6"), _CHATML, None, "<|im_end|>", partial(small_config, "qwen3_5_text")
     ),
-    "mistral_v3": Family(lambda: mistral_template("v3"), _MISTRAL, "<s>", "</s>", ARCHITECTURES["mistral"]),
-    "mistral_v11": Family(lambda: mistral_template("v11"), _MISTRAL, "<s>", "</s>", ARCHITECTURES["mistral"]),
+    "llama3_1": Family(
+        lambda: trl_template("llama3_1"), _LLAMA, "<|begin_of_text|>", "<|eot_id|>", partial(small_config, "llama")
+    ),
+    "mistral_v3": Family(lambda: mistral_template("v3"), _MISTRAL, "<s>", "</s>", partial(small_config, "mistral")),
+    "mistral_v11": Family(lambda: mistral_template("v11"), _MISTRAL, "<s>", "</s>", partial(small_config, "mistral")),
     "gemma3": Family(
         lambda: trl_template("gemma3"),
         "<pad> <bos> <eos> <start_of_turn> <end_of_turn>",
         "<bos>",
         "<eos>",
-        ARCHITECTURES["gemma3"],
+        partial(small_config, "gemma3_text"),
     ),
-    "gemma4": Family(lambda: trl_template("gemma4_v5"), _GEMMA4, "<bos>", "<eos>", ARCHITECTURES["gemma4"]),
+    "gemma4": Family(
+        lambda: trl_template("gemma4_v5"), _GEMMA4, "<bos>", "<eos>", partial(small_config, "gemma4_text")
+    ),
     "gpt_oss": Family(
-        lambda: trl_template("gptoss"), _HARMONY, "<|startoftext|>", "<|return|>", ARCHITECTURES["gpt_oss"]
+        lambda: trl_template("gptoss"), _HARMONY, "<|startoftext|>", "<|return|>", partial(small_config, "gpt_oss")
     ),
 }
 

@@ -1,26 +1,28 @@
-"""A program that takes the place of `vllm` where vLLM is not installed: the same command line, protocol and answers.
+"""A program that takes the place of `vllm`: the same command line, protocol and answers, over the in-process engine.
 
-    python -m etpi.rehearsal.vllm_stand_in serve FOLDER --served-model-name NAME --port N [options of vllm serve]
+    python vllm_stand_in.py serve FOLDER --served-model-name NAME --port N [options of vllm serve]
 
-So a rehearsal starts servers, loads adapters, hands weights over and reads token ids as the real run will, on the
-in-process engine. It enforces no grammar, and its chat answers are the text alone, as without parsers.
+It loads adapters, takes weights and reports token ids. It enforces no grammar, and its chat answers are the text alone,
+as without parsers.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from etpi.rehearsal.json_handler import JsonHandler
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Completion, Request, Sampler
 from etpi_resources.engines.live import LiveEngine
@@ -153,7 +155,9 @@ class StandIn:
         return done
 
 
-class _Handler(JsonHandler):
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
     @property
     def stand_in(self) -> StandIn:
         return self.server.stand_in  # pyright: ignore[reportAttributeAccessIssue]
@@ -163,11 +167,30 @@ class _Handler(JsonHandler):
         self.send(200, {"data": cards} if self.path == "/v1/models" else {})
 
     def do_POST(self) -> None:
-        body = self.read()
+        body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "{}")
         try:
             self.send(200, self.stand_in.answer(self.path, body))
         except Refused as error:
-            self.refuse(str(error))
+            self.send(400, {"error": {"message": str(error), "type": "stand-in", "code": 400}})
+
+    def send(self, status: int, content: Any) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Log nothing."""
+
+
+def write_stand_in(program: Path) -> Path:
+    """Write the program, with this process's interpreter; return its path."""
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(__file__)} "$@"\n')
+    program.chmod(0o755)
+    return program
 
 
 def main(arguments: list[str] | None = None) -> None:
