@@ -106,7 +106,8 @@ def test_only_verbs_in_command_position_count(command, verbs):
 
 RUNS_NOTHING = (
     "set -o errexit; false", "set -n", "set -o noexec", "eval 'exit 0'", "e=exit; $e", "$(echo exit)",
-    "trap exit DEBUG", "source /dev/stdin <<< exit", ". /dev/fd/0 <<< exit", "PATH=", "export PATH=/nowhere", "unset PATH", "kill $$",
+    "trap exit DEBUG", "source /dev/stdin <<< exit", ". /dev/fd/0 <<< exit", "PATH=", "export PATH=/nowhere",
+    "unset PATH", "kill $$",
     "hash -p /bin/true wc", "set -u; $nosuch", "echo ${nosuch:?}", ": ${nosuch?x}", "while true; do break",
     "for i in a; do continue", "wc() { :; }", "exec true", "if true; then :; else", "if", "(", "fi",
 )  # fmt: skip
