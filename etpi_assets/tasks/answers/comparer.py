@@ -40,14 +40,14 @@ class Comparer:
         """
         return self._ask(wanted, answer, digits)
 
-    def rewrites(self, wanted: str, answer: str, asked: str) -> bool:
+    def rewrites(self, wanted: str, answer: str, expression: str) -> bool:
         """Return whether a right answer is an expression of its question in another form (`equality.rewrites`).
 
         Raises:
             Undecided: math-verify took too long, needed too much memory, or failed on the texts.
             RuntimeError: it does not run on this machine.
         """
-        return self._ask(wanted, answer, asked)
+        return self._ask(wanted, answer, expression)
 
     def _ask(self, *request: str | int) -> bool:
         with self._lock:

@@ -23,7 +23,7 @@ MEMORY = 3 << 30
 _FRACTION = re.compile(r"\{(\d+)\}\s*\{(\d+)\}|(?<![\w^.])(\d+)\s*/\s*(\d+)(?![\d.])")
 
 
-def rewrites(asked: Any, wanted: Any, answer: Any) -> bool:
+def rewrites(expression: Any, wanted: Any, answer: Any) -> bool:
     """Return whether an answer is an expression of the question in another form, all three having one value.
 
     If it takes more than arithmetic to get from the expression to the expected answer, an answer that arithmetic gets
@@ -32,7 +32,7 @@ def rewrites(asked: Any, wanted: Any, answer: Any) -> bool:
     """
     from sympy import Add, Basic, Function, Mul, Pow, expand, fraction, preorder_traversal, together
 
-    if not all(isinstance(value, Basic) for value in (asked, wanted, answer)):
+    if not all(isinstance(value, Basic) for value in (expression, wanted, answer)):
         return False
 
     def evaluated(value: Any) -> Any:
@@ -48,15 +48,15 @@ def rewrites(asked: Any, wanted: Any, answer: Any) -> bool:
         parts = sorted(map(ordered, _flat(value) if isinstance(value, Add | Mul) else ()))
         return f"{value.func.__name__}({', '.join(parts or map(ordered, value.args)) or value})"
 
-    first, last, own = map(evaluated, (asked, wanted, answer))
+    first, last, result = map(evaluated, (expression, wanted, answer))
     if first != last:
-        (_, below), (above, own_below) = (fraction(together(value)) for value in (last, own))
+        (_, below), (above, result_below) = (fraction(together(value)) for value in (last, result))
         factors = [sum(bool(f.free_symbols) for f in Mul.make_args(value)) for value in (fraction(last)[0], above)]
         unfactored = first.is_Add and first == expand(first) and factors[1] < factors[0]
-        return own == first or unfactored or bool(own_below.free_symbols and not below.free_symbols)
-    if ordered(answer) == ordered(asked) != ordered(wanted):
+        return result == first or unfactored or bool(result_below.free_symbols and not below.free_symbols)
+    if ordered(answer) == ordered(expression) != ordered(wanted):
         return True
-    root = all(isinstance(value, Pow) for value in (asked, answer)) and not isinstance(wanted, Pow)
+    root = all(isinstance(value, Pow) for value in (expression, answer)) and not isinstance(wanted, Pow)
     return root or sums(answer) > sums(wanted) or bool(functions(answer) - functions(wanted))
 
 
@@ -99,10 +99,10 @@ def serve(seconds: int) -> None:
     def equal(wanted: str, answer: str, digits: Any = 6) -> bool:
         return bool(verify(parsed(wanted), parsed(answer), float_rounding=digits, strict=True, timeout_seconds=0))
 
-    def rewritten(wanted: str, answer: str, asked: Any) -> bool:
-        if not equal(wanted, asked):
+    def rewritten(wanted: str, answer: str, expression: Any) -> bool:
+        if not equal(wanted, expression):
             return False
-        values = [parsed(text)[0] for text in (asked, wanted, answer)]
+        values = [parsed(text)[0] for text in (expression, wanted, answer)]
         plain = not isinstance(values[0], Add) and reducible(answer, values[2]) and not reducible(wanted, values[1])
         return plain or rewrites(*values)
 

@@ -129,9 +129,9 @@ def copies(answer: str, wanted: str, question: str) -> bool:
     text, expected = _plain(answer), _plain(wanted if inner is None else inner)
     if text == expected or len(text) > _LONGEST or not _is_expression(text):
         return False
-    for asked in expressions_of(question):
+    for expression in expressions_of(question):
         try:
-            if _COMPARER.rewrites(expected, text, asked):
+            if _COMPARER.rewrites(expected, text, expression):
                 return True
         except Undecided:
             continue  # it cannot be proved that this expression is to be brought into another form
