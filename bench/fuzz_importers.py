@@ -97,6 +97,7 @@ def _fuzz(name: str, folder: Path, runs: int) -> None:
     from etpi_assets.trajectories.tables import from_tables, to_tables
 
     root, file, corpus = _sample(name, folder)
+    valid = file.read_bytes()
     figures = Counter[str]()
 
     def one_input(data: bytes) -> None:
@@ -114,12 +115,13 @@ def _fuzz(name: str, folder: Path, runs: int) -> None:
     arguments = [f"-runs={runs}", f"-max_len={LONGEST}", f"-artifact_prefix={folder}/", "-seed=1", "-rss_limit_mb=4096"]
 
     def mutate(data: bytes, longest: int, seed: int) -> bytes:
-        """Replace values of the JSON in three of four cases; otherwise change bytes."""
+        """Replace values of the input or of the sample in three of four cases; otherwise change bytes."""
         rng = random.Random(seed)
         if rng.random() < 0.75:
-            with contextlib.suppress(ValueError):
-                lines = [json.loads(line) for line in data.splitlines() if line.strip()]
-                return b"\n".join(_with_junk(lines, rng))[:longest]
+            for text in (data, valid) if rng.random() < 0.5 else (valid,):
+                with contextlib.suppress(ValueError):
+                    lines = [json.loads(line) for line in text.splitlines() if line.strip()]
+                    return b"\n".join(_with_junk(lines, rng))[:longest]
         return atheris.Mutate(data, longest)
 
     atheris.Setup([sys.argv[0], *arguments, str(corpus)], one_input, custom_mutator=mutate)

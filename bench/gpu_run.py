@@ -30,6 +30,7 @@ DEADLINE = 570
 """Seconds after which no stage begins."""
 
 FEW_PAIRS = {
+    "serving": {"engine": "transformers", "options": {}},
     "train": {"max_steps": 10},
     "evaluate": {"tasks": 12, "agent": {"max_steps": 4, "max_tokens": 128}},
     "gates": {"override": {"role_balance": "few"}},
@@ -38,6 +39,8 @@ FEW_ROUNDS = {
     "train": {"max_steps": 10},
     "evaluate": {"tasks": 8, "decodings": [{"name": "greedy"}]},
     "rl": {"steps": 3, "device_batch": 8, "accumulate": 1, "warmup_steps": 0, "beta": 0.04, "repeatable": False},
+    # After so little training all rewards of a group may be equal, and then nothing is trained.
+    "gates": {"override": {"weights_differ_from_base": "few"}},
 }
 LORA = {"train": {"method": "lora", "learning_rate": 1e-3}}
 ONLY_PIPELINE = {"probe": {"min_parse": 0.0, "min_differs": 0.0}}
@@ -48,7 +51,8 @@ def stages(cpu: bool) -> dict[str, dict[str, Any]]:
     """Return stage -> its spec; a stage without keys is not an experiment."""
     pairs, rounds = ("plan_first_tiny", "terminal_grpo_tiny") if cpu else ("plan_first_smol", "terminal_grpo_smol")
     rl_lora = {"rl": {**FEW_ROUNDS["rl"], "tuning": "lora", "learning_rate": 1e-4}}
-    options = {"enforce-eager": True, "gpu-memory-utilization": 0.3, "max-model-len": 2048}
+    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}  # starts without compiling
+    options = {"compilation-config": graphs, "gpu-memory-utilization": 0.3, "max-model-len": 2048}
     return {
         "base": {},
         "sft_full": {"extends": pairs, **FEW_PAIRS},
@@ -56,7 +60,10 @@ def stages(cpu: bool) -> dict[str, dict[str, Any]]:
         "grpo_full": {"extends": rounds, **FEW_ROUNDS},
         "grpo_lora": {"extends": rounds, **FEW_ROUNDS, **rl_lora},
         "vllm_lora": {"extends": "gpu_run_sft_lora", "serving": {"engine": "vllm", "options": options}},
-        "vllm_grpo": {"extends": "gpu_run_grpo_full", "rl": {"engine": "vllm", "options": options}},
+        "vllm_grpo": {
+            "extends": "gpu_run_grpo_full",
+            "rl": {"engine": "vllm", "placement": "shared", "options": options},
+        },
     }
 
 

@@ -53,11 +53,11 @@ RESTART = 3.0
 """Seconds that a run needs until it continues with the first unfinished asset."""
 
 SUITES = {
-    "kill_coop": 'extends = "coop_tiny"\n[params]\ntrain = 40\nheldout = 20\n',
+    "kill_coop": 'extends = "coop_tiny_shared"\n[params]\ntrain = 40\nheldout = 20\n',
     "kill_terminal": 'extends = "terminal_tiny"\n[params]\ntrain = 60\nheldout = 12\n',
 }
 ROLLOUT_SETS = {
-    "kill_coop_strong": 'extends = "coop_tiny_strong"\nsuite = "kill_coop"\ntasks = 24\nk = 1\n',
+    "kill_coop_strong": 'extends = "coop_tiny_shared_strong"\nsuite = "kill_coop"\ntasks = 24\nk = 1\n',
     "kill_terminal_teacher": 'extends = "terminal_tiny_teacher"\nsuite = "kill_terminal"\ntasks = 60\n',
 }
 _NO_GATES = "teacher = {}\nformat_exposure = 0\nrole_balance = 0.0\nplan_paths_in_task = 0.0\n"

@@ -23,7 +23,7 @@ from etpi_assets.rollouts.journal import Journal
 from etpi_assets.rollouts.teachers import make_engine
 from etpi_assets.specs.load import load_specs
 from etpi_assets.tasks.family import Task
-from etpi_assets.worlds.coop_tiny import CoopTiny
+from etpi_lab.worlds.coop_tiny import CoopTiny
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import Lake
 from etpi_resources.sandboxes import CommandResult, Environment, Limits

@@ -21,8 +21,8 @@ from etpi_assets.rollouts.collect import collect
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task
-from etpi_assets.worlds.coop_tiny import CoopTiny
-from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
+from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
+from etpi_assets.worlds.coop_tiny_shared.policy import CoopTinySharedPolicy, SharedSkill
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
@@ -60,9 +60,9 @@ def runs(command: str) -> None:
 
 
 def pairs(count: int, folder: Path) -> None:
-    family, chat = CoopTiny(), load_chat_format("tiny")
+    family, chat = CoopTinyShared(), load_chat_format("tiny")
     tasks = [t for t in family.load("bench", 0, {"train": count, "heldout": 0}) if isinstance(t, Task)]
-    engine, agent = ScriptedEngine(CoopTinyPolicy(CoopTinySkill()), chat, "bench"), AgentSection(steering=True)
+    engine, agent = ScriptedEngine(CoopTinySharedPolicy(SharedSkill()), chat, "bench"), AgentSection(steering=True)
     identity = Identity(spec_key="bench", origin="set", engine="scripted")
 
     runtime = RolloutRuntime(family, engine, BOXES, chat)

@@ -227,7 +227,9 @@ def show(row: Round) -> None:
 
 def soak(folder: Path, minutes: float, tasks: int, rate: float) -> list[Round]:
     """Play rounds for that number of minutes, at least one of each kind, and return them."""
-    write_spec(folder / "specs", "suites", "soak", f'extends = "coop_tiny"\n[params]\ntrain = {tasks}\nheldout = 4\n')
+    write_spec(
+        folder / "specs", "suites", "soak", f'extends = "coop_tiny_shared"\n[params]\ntrain = {tasks}\nheldout = 24\n'
+    )
     lake = Lake(folder / "data")
     tasks_asset.execute("soak", Resources(lake=lake, specs_folder=folder / "specs"), log=lambda line: None)
     rows, deadline = list[Round](), time.monotonic() + minutes * 60

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.worlds.coop_tiny.policy import BASE_HABITS, CoopTinySkill
 from etpi_assets.worlds.names import SYLLABLES
 from etpi_lab.tiny_bases import tokenizer
 from etpi_lab.tiny_bases.corpora.coop_tiny import transcripts
+from etpi_lab.worlds.coop_tiny.policy import BASE_HABITS, CoopTinySkill
 from etpi_resources.chat import tokenizers
 
 SHIPPED = Path(tokenizers.__file__).parent / "tiny" / "tokenizer.json"

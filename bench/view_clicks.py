@@ -34,7 +34,6 @@ from etpi_resources.lake import catalog
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.schemas import empty, from_rows
 from etpi_resources.links import (
-    dataset_diff_page,
     dataset_page,
     experiment_page,
     live_page,
@@ -255,7 +254,6 @@ def clicks(catalog_path: Path) -> dict[str, list[str]]:
         any_set, held = ids("origin = 'set'"), ids("origin = 'eval'")
         query = "SELECT rollout_id, sequence_id FROM sequences ORDER BY hash(sequence_id) LIMIT 6"
         trained = connection.execute(query).fetchall()
-        version = connection.execute("SELECT version FROM versions WHERE asset = 'upweighted_dataset'").fetchall()[0][0]
     pages = {
         "overview": ["/"] * 6,
         "experiment": [experiment_page(STUDY)] * 6,
@@ -282,7 +280,6 @@ def clicks(catalog_path: Path) -> dict[str, list[str]]:
         "data set": [dataset_page(STUDY)] * 6,
         "data set, by loss": [f"{dataset_page(STUDY)}?sort=loss"] * 6,
         "sequence": [sequence_page(STUDY, name) for _, name in trained],
-        "difference of versions": [dataset_diff_page(STUDY, version, version)] * 6,
         "live": [live_page()] * 6,
     }
     return pages

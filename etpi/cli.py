@@ -159,7 +159,12 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 @click.option("--json", "as_json", is_flag=True, help="--from: print what was seen as JSON, and write nothing")
 @click.option("--endpoint", metavar="URL", help="a server with an OpenAI-compatible interface, for the teacher")
 @click.option("--suite", metavar="SUITE", help="--endpoint: the suite whose tasks the teacher works on")
-@click.option("--tasks", metavar="PATH", help="a git repository, a folder of Harbor tasks, or rows of SWE-bench's form")
+@click.option(
+    "--tasks", metavar="PATH", help="a git repository, Harbor's or CooperBench's folder, or rows of SWE-bench's form"
+)
+@click.option(
+    "--repos", metavar="REPO,...", default="", help="--tasks: only these repositories of CooperBench's folder"
+)
 @click.option(
     "--python", metavar="FILE", help="--tasks: interpreter with the packages that a git repository's tests need"
 )
@@ -194,6 +199,7 @@ def init(
     commits: int,
     split: str,
     checkouts: str | None,
+    repos: str,
     train: bool,
     rl: bool,
     **options: Any,
@@ -210,7 +216,7 @@ def init(
     if train and source is None or rl and tasks is None:
         raise click.UsageError("--train belongs to --from PATH, and --rl to --tasks PATH")
     if tasks is not None:
-        chosen = command.TaskOptions(python, commits, split, checkouts, rl)
+        chosen = command.TaskOptions(python, commits, split, checkouts, repos, rl)
         return command.from_tasks(tasks, chosen, answers.with_student(model))
     if source is not None:
         seen = command.RunOptions(format, columns, secrets, as_json, train)
@@ -439,11 +445,16 @@ def capture(**options: Any) -> int:
 @click.option("--port", type=PORT, help="port to listen on  [default: 3001, or the next that is free]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
 @NAMES
-def view(port: int | None, host: str, names: tuple[str, ...]) -> int:
+@click.option(
+    "--export", nargs=2, metavar="EXPERIMENT FOLDER", help="write an experiment's pages to a new folder, and end"
+)
+def view(port: int | None, host: str, names: tuple[str, ...], export: tuple[str, str] | None) -> int:
     """Serve pages that show rollouts, tokens, data sets and running work, until it is stopped (docs/view.md)."""
-    from etpi.view.serve import serve_view
+    from etpi.view.serve import export_view, serve_view
     from etpi.web.ports import free_port
 
+    if export:
+        return export_view(export[0], Path(export[1]))
     return serve_view(host, free_port(host, port or 3001, named=port is not None), names)
 
 

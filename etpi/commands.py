@@ -27,6 +27,7 @@ def run_experiments(
     consent: Collection[str] = (),
     finished: Callable[[str, list[str]], None] = lambda name, failures: None,
     data_only: bool = False,
+    specs: Specs | None = None,
 ) -> int:
     """Bring experiments, rollout sets and suites up to date with everything they depend on, several at once.
 
@@ -34,6 +35,7 @@ def run_experiments(
         names: of specs; CATALOG is the catalog alone.
         data_only: end with the data sets of experiments.
         finished: called after each experiment with one line for each failed step.
+        specs: those of `specs_folder`, if they are loaded already.
 
     Returns:
         1 if any experiment failed, or if code changed since expensive results were made and `consent` ("rebuild",
@@ -51,7 +53,7 @@ def run_experiments(
     from etpi_resources.lake.catalog import default_path
     from etpi_resources.lake.lake import Lake
 
-    specs, lake = load_specs(specs_folder), Lake.open()
+    specs, lake = specs or load_specs(specs_folder), Lake.open()
     plans = _plans(names, specs, lake, data_only)
     for line in harness_warnings(names, specs):
         print(f"etpi: {line}", file=sys.stderr)
@@ -254,7 +256,11 @@ def compare(names: Sequence[str], consent: Collection[str] = (), data_only: bool
     specs = load_specs()
     experiments = [name for name in names if name != CATALOG and set_of(name, specs) == "experiment"]
     code = run_experiments(
-        names, consent=consent, finished=lambda name, failures: ended.update({name: failures}), data_only=data_only
+        names,
+        consent=consent,
+        finished=lambda name, failures: ended.update({name: failures}),
+        data_only=data_only,
+        specs=specs,
     )
     # A run that is refused, or that finds nothing to do, ends no experiment.
     evaluated = [name for name in experiments if not data_only and (not code or ended.get(name) == [])]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 COLOURS = {
@@ -48,10 +48,10 @@ def _line(x1: float, y1: float, x2: float, y2: float, colour: str = FAINT, width
     return f'<line {ends} stroke="{colour}" stroke-width="{width}"{style}/>'
 
 
-def _legend(names: Sequence[str], x: float, y: float) -> list[str]:
+def _legend(names: Sequence[str], x: float, y: float, colours: Mapping[str, str] = COLOURS) -> list[str]:
     parts = []
     for name in names:
-        parts.append(f'<circle cx="{x:.1f}" cy="{y - 4:.1f}" r="4" fill="{COLOURS.get(name, INK)}"/>')
+        parts.append(f'<circle cx="{x:.1f}" cy="{y - 4:.1f}" r="4" fill="{colours.get(name, INK)}"/>')
         parts.append(_text(x + 9, y, name))
         x += 22 + 7 * len(name)
     return parts
@@ -92,13 +92,18 @@ def interval_plot(
 
 
 def line_chart(
-    title: str, series: Sequence[tuple[str, Sequence[tuple[float, float]]]], x_label: str, log_y: bool = False
+    title: str,
+    series: Sequence[tuple[str, Sequence[tuple[float, float]]]],
+    x_label: str,
+    log_y: bool = False,
+    colours: Mapping[str, str] = COLOURS,
 ) -> str:
     """Plot curves over a shared axis.
 
     Args:
         series: (name, [(x, y), ...]) of each curve.
         log_y: logarithmic y axis; only positive y are drawn.
+        colours: of the curves, by name.
     """
     left, right, top, width, height = 52, 16, 28, 640, 260
     transform = math.log10 if log_y else float
@@ -115,7 +120,7 @@ def line_chart(
             height - 34 - (y - y0) / (y1 - y0) * (height - 34 - top),
         )
 
-    body = _legend(list(dict.fromkeys(name for name, _ in curves)), left, 16)
+    body = _legend(list(dict.fromkeys(name for name, _ in curves)), left, 16, colours)
     for i in range(5):
         y = y0 + (y1 - y0) * i / 4
         _, py = place(x0, y)
@@ -128,7 +133,7 @@ def line_chart(
     body.append(_text((left + width) / 2, height - 4, x_label, "middle", 11))
     for name, points in curves:
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in (place(x, y) for x, y in points))
-        body.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS.get(name, INK)}" stroke-width="1.8"/>')
+        body.append(f'<polyline points="{path}" fill="none" stroke="{colours.get(name, INK)}" stroke-width="1.8"/>')
     return _frame(width, height, title, body)
 
 

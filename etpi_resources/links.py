@@ -56,6 +56,11 @@ def dataset_page(experiment: str) -> str:
     return f"/dataset/{quote(experiment)}"
 
 
+def curves_page(experiment: str) -> str:
+    """Return the path of an experiment's loss and reward over steps."""
+    return f"/curves?{urlencode({'experiment': experiment})}"
+
+
 def report_page(experiment: str) -> str:
     """Return the path of an experiment's HTML report."""
     return f"/report/{quote(experiment)}"
@@ -64,11 +69,6 @@ def report_page(experiment: str) -> str:
 def sequence_page(experiment: str, sequence_id: str) -> str:
     """Return the path of one merged sequence of an experiment's training data."""
     return f"{dataset_page(experiment)}/sequence/{quote(sequence_id)}"
-
-
-def dataset_diff_page(experiment: str, old: str, new: str) -> str:
-    """Return the path of the difference of two versions of an experiment's training data."""
-    return f"{dataset_page(experiment)}/diff?{urlencode({'old': old, 'new': new})}"
 
 
 def live_page() -> str:

@@ -53,6 +53,29 @@ size, rows over 256 MiB, links that lead out of the import's folder.
 """
 
 
+_COMPARED = """## Public files that were compared
+
+Counts of the importer equal those of an independent reading of about twenty lines, for the files of these commits.
+
+| format | files | rollouts | turns | calls | results | rewards | quarantined |
+|---|---|---|---|---|---|---|---|
+| `claude_code` | `daaain/claude-code-log@a641071a1`, 4 of `test/test_data` | 3 | 12 | 5 | 5 | | 1 (a bare text) |
+| `claude_code` | `simonw/claude-code-transcripts@cad133d91`, `tests/sample_session.jsonl` | 1 | 3 | 2 | 2 | | 0 |
+| `claude_code` | `jazzyalex/agent-sessions@651e854f4`, 4 of `stage0/agents/claude` | 4 | 8 | 3 | 2 | | 0 |
+| `gemini_cli` | `jazzyalex/agent-sessions@651e854f4`, 3 of `stage0/agents/gemini` | 3 | 7 | 3 | 3 | | 0 |
+| `codex` | `jazzyalex/agent-sessions@651e854f4`, 7 made by hand | 0 | 0 | 0 | 0 | | 7 (no answer, unknown items) |
+| `nemo_gym` | `NVIDIA-NeMo/Gym@07d6b0d07`, 128 files | | 1,209 | 1,010 | 598 | 585 | 55 |
+| `inspect` | `UKGovernmentBEIS/inspect_ai@499e6152e`, 16 logs | | 49 | 9 | 9 | 30 | 1 |
+| `tau2` | `codesque16/tau2-bench@c9e1346e5`, `toolorchestra_nvidia` | 164 | 1,482 | 1,454 | 1,454 | 164 | 0 |
+| `tau2` | `yoheinakajima/activegraph-tau2-bench@2d8e2c251`, 16 of `tau2_output` | 29 | 166 | 98 | 98 | 29 | 0 |
+| `tau2` | `sierra-research/tau2-bench@a2c024725`, 3 of `tests/test_voice` | 0 | 0 | 0 | 0 | 0 | 3 (audio) |
+| `openai_batch` | `cho-groq/batch-processing@90b523049` (chat) | 3 | 3 | 0 | 0 | | 0 |
+| `openai_batch` | `Valzaak/openai-demo@0302dd50a` (Responses) | 3 | 3 | 0 | 0 | | 0 |
+
+Written by the programs themselves: `traces.jsonl` of verifiers 0.4.0 (4 episodes of its own `write_episode`: 3
+rollouts, 1 quarantined), and sessions of Claude Code 2.1.197, Codex 0.171.0 and Gemini CLI 0.61.0 against a stand-in
+for their server, which tests read back turn by turn.
+"""
 _HUB = """## To a Hugging Face Hub
 
 An export is a folder that huggingface-hub's own command uploads; it is installed with etpi:
@@ -88,7 +111,7 @@ def page() -> str:
         f"Known roles: {', '.join(f'`{role}`' for role in ROLES)}.",
         "",
     ]
-    lines += [_COMMON, _OUT]
+    lines += [_COMMON, _COMPARED, _OUT]
     for export in EXPORTS.values():
         back = f"the importer `{export.importer}`" if export.importer else "no importer"
         facts = {"Files": export.files, "Keeps": export.keeps, "Loses": export.loses}

@@ -104,6 +104,7 @@ class TaskOptions:
     commits: int = 200
     split: str = "repository"
     checkouts: str | None = None
+    repos: str = ""
     rl: bool = False
 
 
@@ -118,13 +119,18 @@ def from_tasks(source: str, options: TaskOptions, answers: Answers) -> int:
     place = Path(source).expanduser()
     kind = tasks.kind_of(place)
     name = answers.ask("name", "name of the new specs", spec_name(place.resolve().name.partition(".")[0]))
-    student = read_student(answers.ask("student", "the student, a folder or REPO@COMMIT of the hub", "tiny"))
+    # Patches of real repositories are longer than what the tiny base can read.
+    trains = kind != "cooperbench" or answers.student or options.rl
+    wanted = answers.ask("student", "the student, a folder or REPO@COMMIT of the hub", "tiny") if trains else "tiny"
+    student = read_student(wanted)
     if not answers.force:  # making tasks takes minutes
         refuse_existing([(set, name) for set in ("suite", "rollout_set", "experiment")])
     if kind == "git":
         suite_tasks = tasks.from_git(place, name, options.python, options.commits)
     elif kind == "rows":
         suite_tasks = tasks.from_rows(place, options.split, options.checkouts)
+    elif kind == "cooperbench":
+        suite_tasks = tasks.from_cooperbench(place, [*filter(None, options.repos.split(","))], options.checkouts)
     else:
         suite_tasks = tasks.from_harbor(place, options.checkouts)
     click.echo("\n".join(suite_tasks.lines))
@@ -133,13 +139,15 @@ def from_tasks(source: str, options: TaskOptions, answers: Answers) -> int:
     experiment = NewExperiment(
         name, student, native=True, min_reward=solved, preset=answers.preset, suite=name, rl_sandbox=sandbox
     )
-    new = [tasks.suite_spec(name, suite_tasks), tasks.reference_set_spec(name, suite_tasks), experiment.spec()]
+    new = [tasks.suite_spec(name, suite_tasks), tasks.reference_set_spec(name, suite_tasks)]
+    new += [experiment.spec()] if trains else []
     new += [experiment.baseline()] if options.rl else []
     files = write_specs(new, force=answers.force)  # reads them: a wrong suite or reward is refused before the proof
     if failures := _prove(name):
         raise SpecError("\n".join(["the tasks cannot be proved:", *failures]))
     click.echo("\n".join(tasks.proof(name)))
-    click.echo(announcement(files, name, first=[f"{name}_baseline"] if options.rl else []))
+    first = [f"{name}_baseline"] if options.rl else []
+    click.echo(announcement(files, name, export="trl" if trains else "", first=first))
     return 0
 
 

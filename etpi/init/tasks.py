@@ -1,4 +1,4 @@
-"""Specs for a folder of one's own tasks: a git repository, Harbor's task folders, or rows of SWE-bench's form."""
+"""Specs for tasks: a git repository, Harbor's or CooperBench's task folders, or rows of SWE-bench's form."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from etpi_resources.lake.lake import Lake, Ref
 
 HELD_OUT = 0.2
 """Share of the tasks, or of the repositories, that is held out."""
-Kind = Literal["git", "harbor", "rows"]
+Kind = Literal["git", "harbor", "cooperbench", "rows"]
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,21 @@ class OwnTasks:
         family, params: of the suite; params are lines of TOML.
         lines: the report for the user.
         sandbox: the kind that the suite runs in.
+        prompt: the agent's prompt templates.
     """
 
     family: str
     params: Sequence[str]
     lines: Sequence[str]
     sandbox: str
+    prompt: str = "solo"
 
 
 def kind_of(source: Path) -> Kind:
     """Return the kind of a folder or file of tasks.
 
     Raises:
-        SpecError: it is none of the three, or does not exist.
+        SpecError: it is none of the four, or does not exist.
     """
     if not source.exists():
         raise SpecError(f"--tasks {source}: there is nothing there")
@@ -52,6 +54,8 @@ def kind_of(source: Path) -> Kind:
         return "git"
     if source.is_dir() and next(source.rglob(TASK_FILE), None):
         return "harbor"
+    if next(source.glob("*/task*/feature*/feature.md"), None):
+        return "cooperbench"
     try:
         row = next(read_rows(source), None)
     except (FileNotFoundError, ValueError):
@@ -59,8 +63,8 @@ def kind_of(source: Path) -> Kind:
     if row and isinstance(row[1], dict) and {"instance_id", "test_patch"} <= set(row[1]):
         return "rows"
     raise SpecError(
-        f"--tasks {source}: neither a git repository, nor a folder with {TASK_FILE} at any depth (Harbor), nor rows "
-        "with instance_id and test_patch (SWE-bench)"
+        f"--tasks {source}: neither a git repository, nor a folder with {TASK_FILE} at any depth (Harbor) or "
+        "REPO/taskN/featureM (CooperBench), nor rows with instance_id and test_patch (SWE-bench)"
     )
 
 
@@ -103,6 +107,34 @@ def from_rows(source: Path, split: str, checkouts: str | None) -> OwnTasks:
         params.append(f"heldout_tasks = {json.dumps(latest)}   # the latest by created_at")
     lines = [f"{source}: {len(rows)} rows of {len(repositories)} repositories"]
     return OwnTasks("swe_bench", params, lines, "bubblewrap" if checkouts else "docker")
+
+
+def from_cooperbench(source: Path, repos: Sequence[str], checkouts: str | None) -> OwnTasks:
+    """Describe CooperBench's folder; the repositories with the fewest tasks are held out.
+
+    Args:
+        repos: only these folders of `source`; empty: all.
+
+    Raises:
+        SpecError: `source` has none of a repository.
+    """
+    folders = sorted({file.parents[1] for file in source.glob("*/task*/feature*/feature.md")})
+    tasks = Counter(folder.parent.name for folder in folders if not repos or folder.parent.name in repos)
+    if missing := sorted(set(repos) - set(tasks)):
+        known = ", ".join(sorted({folder.parent.name for folder in folders}))
+        raise SpecError(f"--repos {','.join(missing)}: not in {source}, which has {known}")
+    held_out = [name for name, _ in reversed(tasks.most_common())][: _held_out(len(tasks))]
+    params = [
+        f"path = {quoted(str(source.absolute()))}",
+        "pairs_per_task = 1   # the first two features of each folder; without this line, every pair of features",
+        f"heldout_repos = {json.dumps(held_out)}",
+        *([f"repos = {json.dumps(sorted(tasks))}"] if repos else []),
+        *_place(checkouts),
+    ]
+    if not checkouts and all((folder / "Dockerfile").is_file() for folder in folders if folder.parent.name in tasks):
+        params.append('images = "build"   # from the Dockerfiles; without this line, published images are pulled')
+    lines = [f"{source}: {tasks.total()} task folders of {len(tasks)} repositories"]
+    return OwnTasks("cooperbench", params, lines, "bubblewrap" if checkouts else "docker", "coop")
 
 
 def from_harbor(source: Path, checkouts: str | None) -> OwnTasks:
@@ -156,7 +188,7 @@ kind = "reference"   # types the solution of each task; a teacher of your own: `
 teacher = "reference"
 
 [agent]
-prompt = "solo"
+prompt = {quoted(tasks.prompt)}
 max_steps = 30
 max_tokens = 65536      # a reference types whole patches
 max_model_len = 131072

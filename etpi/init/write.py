@@ -83,14 +83,15 @@ def _file_of(set: str, name: str) -> Path:
     return folder / FOLDERS[set] / f"{name}.toml"
 
 
-def announcement(files: Sequence[Path], experiment: str, export: str = "trl", first: Sequence[str] = ()) -> str:
+def announcement(files: Sequence[Path], name: str, export: str = "trl", first: Sequence[str] = ()) -> str:
     """Return the text that ends `etpi init`: the files, the assets of a run, and the next commands.
 
     Args:
-        export: the format that the last command names.
+        name: of the experiment, or of the rollout set where there is none.
+        export: the format that the last command names; empty: no such command.
         first: experiments to run before.
     """
-    steps = open_steps(plan(experiment, load_specs(), Lake.open()))
+    steps = open_steps(plan(name, load_specs(), Lake.open()))
     shown = [file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file for file in files]
     return "\n".join(
         [
@@ -98,9 +99,13 @@ def announcement(files: Sequence[Path], experiment: str, export: str = "trl", fi
             f"A run will make {len(steps)} assets, or say why one does not apply:",
             *(textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in step_lines(steps)),
             "Next:",
-            f"  etpi run {experiment} --dry-run     # each asset and why it would be made",
-            *(f"  etpi run {name}     # how often the untrained student solves the tasks" for name in first),
-            f"  etpi run {experiment}",
-            f"  etpi export {experiment} --format {export} --to out     # docs/formats.md lists the formats",
+            f"  etpi run {name} --dry-run     # each asset and why it would be made",
+            *(f"  etpi run {other}     # how often the untrained student solves the tasks" for other in first),
+            f"  etpi run {name}",
+            *(
+                [f"  etpi export {name} --format {export} --to out     # docs/formats.md lists the formats"]
+                if export
+                else []
+            ),
         ]
     )

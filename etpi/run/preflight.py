@@ -10,9 +10,10 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.planning.planner import Step, open_steps
 from etpi_assets.scoring.rewards.functions import check_terms
 from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.harness import harness_difference
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import expand, external_path
-from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
+from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.families import load_family
 from etpi_resources.backend import backend
@@ -20,8 +21,6 @@ from etpi_resources.chat.bounds import TemplateUnbounded, require_bounded
 from etpi_resources.sandboxes import HostFactory, SandboxUnavailable
 from etpi_resources.trainers.interpreter import trainer_python
 from etpi_resources.trainers.trackers import TrackerMissing, require_trackers
-
-_OWN_LOOP = "etpi's own loop"
 
 
 def require_sandboxes(steps: Iterable[Step], specs: Specs, factory: Callable[[str], HostFactory]) -> None:
@@ -72,20 +71,10 @@ def harness_warnings(names: Iterable[str], specs: Specs) -> list[str]:
         spec = experiments.get(name)
         if spec is None:
             continue  # a rollout set or a suite, or an invalid spec
-        agents = [specs.rollout_sets[key].agent for key in spec.rollout_sets]
-        evaluated = _harness(spec.evaluate.agent) if spec.evaluate else None
-        trained = {_harness(agent) for agent in agents}
-        if spec.evaluate and (evaluated or any(trained)) and trained - {evaluated}:
-            seen = ", ".join(sorted(each or _OWN_LOOP for each in trained))
-            lines.append(
-                f"warning: {name} is evaluated in {evaluated or _OWN_LOOP} and trained on rollouts of "
-                f"{seen}: set [evaluate.harness] to the same name and version"
-            )
+        sets = [specs.rollout_sets[key] for key in spec.rollout_sets]
+        if spec.evaluate and (difference := harness_difference(spec.evaluate.agent, sets)):
+            lines.append(f"warning: {name} {difference}")
     return lines
-
-
-def _harness(agent: AgentSection) -> str | None:
-    return f"{agent.harness.name} {agent.harness.version}" if agent.harness else None
 
 
 def require_templates(steps: Iterable[Step], specs: Specs) -> None:

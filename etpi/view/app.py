@@ -1,12 +1,12 @@
 """The web application of `etpi view`: routes, templates and protection. Read-only: every route answers GET alone.
 
 Transcripts are text that models and strangers wrote. So the templates escape everything, a Content-Security-Policy
-forbids scripts, and a loopback server refuses requests under another host name (DNS rebinding).
+forbids all scripts but `keys.js`, and a loopback server refuses requests under another host name (DNS rebinding).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,14 @@ from typing import Any
 import duckdb
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import Route
 
 from etpi.view import formats
 from etpi.view.catalog_file import CatalogFile, Queries
-from etpi.view.pages import datasets, live, overview, report, rollout, rollouts, tokens
+from etpi.view.pages import curves, datasets, live, overview, report, rollout, rollouts, tokens
 from etpi.view.pages.page import NotFound, Page
 from etpi_resources import links
 from etpi_resources.lake.catalog import default_path
@@ -30,9 +29,10 @@ from etpi_resources.lake.lake import Lake, LakeError
 
 TEMPLATES = Path(__file__).with_name("templates")
 POLICY = (
-    "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; base-uri 'none'; "
-    "frame-ancestors 'none'"
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
 )
+FILES = {"style.css": "text/css", "keys.js": "text/javascript"}
 REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; frame-ancestors 'none'"
 """A report is one file that has its style in itself; it has no script."""
 
@@ -61,20 +61,19 @@ def make_app(lake: Lake | None = None, catalog: Path | None = None) -> Starlette
         "/rollout/{origin}/{made_for}/{rollout_id}": rollout.rollout,
         "/rollout/{origin}/{made_for}/{rollout_id}/tokens": tokens.tokens,
         "/dataset/{experiment}": datasets.dataset,
-        "/dataset/{experiment}/diff": datasets.diff,
         "/dataset/{experiment}/sequence/{sequence_id}": datasets.sequence,
+        "/curves": curves.curves,
         "/live": live.live,
         "/live/rollout": live.journal_rollout,
     }
     routes = [Route(path, _endpoint(view, build), methods=["GET"]) for path, build in pages.items()]
     routes += [
         Route("/report/{experiment}", _report_endpoint(view), methods=["GET"]),
-        Route("/style.css", _style, methods=["GET"]),
+        *(Route(f"/{name}", _file(name, kind), methods=["GET"]) for name, kind in FILES.items()),
         Route("/favicon.ico", lambda _: Response(status_code=204), methods=["GET"]),
     ]
-    handlers: Any = {HTTPException: _http_error(view), NotFound: _not_found(view), LakeError: _lake_error(view)}
-    handlers[duckdb.Error] = _lake_error(view)
-    app = Starlette(routes=routes, exception_handlers=handlers)
+    errors: Sequence[Any] = (HTTPException, NotFound, LakeError, duckdb.Error)
+    app = Starlette(routes=routes, exception_handlers={error: _error_page(view) for error in errors})
     app.state.catalog = view.catalog
     return app
 
@@ -93,21 +92,13 @@ def _endpoint(view: _View, build: Build) -> Any:
     def respond(request: Request) -> Response:
         with view.catalog.queries() as queries:
             page = build(queries, view.lake, request)
-        if page.redirect:
-            return RedirectResponse(page.redirect)
-        return _page(view, page.template, page.values, request=request)
+        return _page(view, page.template, page.values, request)
 
-    async def endpoint(request: Request) -> Response:
-        return await run_in_threadpool(respond, request)
-
-    return endpoint
+    return respond
 
 
-def _page(
-    view: _View, template: str, values: Mapping[str, Any], request: Request | None = None, status: int = 200
-) -> HTMLResponse:
-    path = request.url.path if request else "/"
-    text = view.templates.get_template(template).render({"path": path, "refresh": None} | dict(values))
+def _page(view: _View, template: str, values: Mapping[str, Any], request: Request, status: int = 200) -> HTMLResponse:
+    text = view.templates.get_template(template).render({"path": request.url.path, "refresh": None} | dict(values))
     return HTMLResponse(text, status_code=status, headers=_headers(POLICY))
 
 
@@ -126,45 +117,28 @@ def _report_endpoint(view: _View) -> Any:
             text = report.report(queries, view.lake, request.path_params["experiment"])
         return HTMLResponse(text, headers=_headers(REPORT_POLICY))
 
-    async def endpoint(request: Request) -> Response:
-        return await run_in_threadpool(respond, request)
-
-    return endpoint
+    return respond
 
 
-async def _style(request: Request) -> Response:
-    return FileResponse(TEMPLATES / "style.css", media_type="text/css", headers={"X-Content-Type-Options": "nosniff"})
+def _file(name: str, kind: str) -> Any:
+    return lambda _: FileResponse(TEMPLATES / name, media_type=kind, headers={"X-Content-Type-Options": "nosniff"})
 
 
-# --- errors --------------------------------------------------------------------------------------------------------
+def _error_page(view: _View) -> Any:
+    """Return the handler of errors: a page with their title, message and status."""
 
-
-def _not_found(view: _View) -> Any:
-    async def handle(request: Request, error: NotFound) -> Response:
-        values = {"title": "Not in this catalog", "message": str(error)}
-        return _page(view, "error.html.jinja", values, request, status=404)
-
-    return handle
-
-
-def _http_error(view: _View) -> Any:
-    async def handle(request: Request, error: HTTPException) -> Response:
-        message = "There is no page at this address." if error.status_code == 404 else str(error.detail)
-        return _page(view, "error.html.jinja", {"title": str(error.detail), "message": message}, request,
-                     status=error.status_code)  # fmt: skip
-
-    return handle
-
-
-def _lake_error(view: _View) -> Any:
-    async def handle(request: Request, error: Exception) -> Response:
-        message = str(error)
-        if isinstance(error, duckdb.Error):
+    def handle(request: Request, error: Exception) -> Response:
+        title, message, status = "The catalog cannot be read", str(error), 503
+        if isinstance(error, HTTPException):
+            title, message, status = str(error.detail), str(error.detail), error.status_code
+            message = "There is no page at this address." if status == 404 else message
+        elif isinstance(error, NotFound):
+            title, status = "Not in this catalog", 404
+        elif isinstance(error, duckdb.Error):
             message = (
                 f"{view.catalog.path}: DuckDB cannot answer: {message.splitlines()[0]}. If a file is missing, or the "
                 "catalog was written by another release of etpi, write it again: etpi run catalog"
             )
-        return _page(view, "error.html.jinja", {"title": "The catalog cannot be read", "message": message}, request,
-                     status=503)  # fmt: skip
+        return _page(view, "error.html.jinja", {"title": title, "message": message}, request, status)
 
     return handle

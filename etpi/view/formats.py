@@ -17,7 +17,7 @@ LONGEST = 200_000
 """Characters of one text on a page: a page of megabytes stops the browser, and the server while it writes it."""
 LONGEST_DIFF = 5_000
 """Lines of one patch on a page."""
-GOOD, BAD = ("passed", "Submitted"), ("failed_tests", "merge_conflict", "no_patch", "infrastructure")
+GOOD, BAD = ("passed", "Submitted"), ("failed_tests", "low_reward", "merge_conflict", "no_patch", "infrastructure")
 
 
 class ShownToken(Protocol):

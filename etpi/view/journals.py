@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -38,6 +39,9 @@ class Finished:
     verdict: str
     exit_status: str | None
     role: str | None
+    condition: str
+    experiment: str | None
+    suite: str | None
     turns: int
     finished_at: float | None
 
@@ -70,15 +74,13 @@ class JournalState:
     name: str
     kind: str
     key: str
-    bytes: int
     written_at: float
-    active: bool
-    n: int = 0
-    verdicts: Counter[str] = field(default_factory=Counter)
-    newest: tuple[Finished, ...] = ()
-    read: float = 1.0
-    per_minute: float | None = None
-    unreadable: int = 0
+    n: int
+    verdicts: Counter[str]
+    newest: tuple[Finished, ...]
+    read: float
+    per_minute: float | None
+    unreadable: int
 
 
 class Journals:
@@ -90,10 +92,23 @@ class Journals:
         self._lock = threading.Lock()
 
     def states(self, now: float | None = None) -> list[JournalState]:
-        """Return all journals, the last written first. Those under way are read; of others size and time are shown."""
+        """Return the journals under way, the last written first."""
         now = time.time() if now is None else now
         states = [self._state(path, now) for path in self._paths()]
         return sorted((s for s in states if s), key=lambda state: -state.written_at)
+
+    def trainings(self, now: float | None = None) -> list[dict[str, Any]]:
+        """Return the logged steps of trainings under way, each with `curve`, the label of its training."""
+        now = time.time() if now is None else now
+        steps: list[dict[str, Any]] = []
+        for path in sorted(self._scratch.glob("*/*/metrics.jsonl")):
+            with suppress(OSError, ValueError):  # the folder goes when the training is stored
+                if now - path.stat().st_mtime < ACTIVE_SECONDS:
+                    config = json.loads(path.with_name("config.json").read_text())
+                    curve = str(config.get("label", path.parent.name[:12]))
+                    lines = path.read_text().splitlines(keepends=True)
+                    steps += [{"curve": curve} | json.loads(line) for line in lines if line.endswith("\n")]
+        return steps
 
     def rows(self, name: str, offset: int) -> dict[str, list[dict[str, Any]]] | None:
         """Return the rows of the rollout at a position of a journal; None if there is no such line."""
@@ -124,15 +139,14 @@ class Journals:
             return None
         name = path.relative_to(self._scratch).as_posix()
         kind, key = name.split("/")[:2]
-        about = JournalState(name, kind, key, stat.st_size, stat.st_mtime, active=now - stat.st_mtime < ACTIVE_SECONDS)
-        if not about.active:
-            return about
+        if now - stat.st_mtime >= ACTIVE_SECONDS:
+            return None
         with self._lock:
             progress = self._read(path, name, stat.st_ino, stat.st_size)
             recent = [at for at in progress.times if at > now - WINDOW_SECONDS]
             span = now - min(recent) if recent else 0.0
             return JournalState(
-                name, kind, key, stat.st_size, stat.st_mtime, True, progress.n, Counter(progress.verdicts),
+                name, kind, key, stat.st_mtime, progress.n, Counter(progress.verdicts),
                 tuple(reversed(progress.newest)), progress.offset / stat.st_size if stat.st_size else 1.0,
                 60 * len(recent) / span if len(recent) > 1 and span else None, progress.unreadable,
             )  # fmt: skip
@@ -172,7 +186,8 @@ def _finished(line: bytes, offset: int) -> Finished | None:
         verdict = "infrastructure" if row.get("error") else str(outcome.get("verdict") or "unknown")
         return Finished(
             offset, str(row["rollout_id"]), row.get("task_id"), row.get("sample"), verdict, row.get("exit_status"),
-            row.get("checkpoint_role"), len(rows["turns"]), at,
+            row.get("checkpoint_role"), f"{row.get('decoding') or ''} sample {row.get('sample_seed') or 0}".strip(),
+            row.get("experiment"), row.get("suite"), len(rows["turns"]), at,
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None

@@ -23,6 +23,7 @@ from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.checks import merged
+from etpi_assets.trajectories.records import UNTRAINED
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.schemas import empty
@@ -226,7 +227,9 @@ def label_syntax(spec: ExperimentSpec) -> LabelSyntax:
 def of_rollouts(block: Mapping[str, pa.Table], rollout_ids: frozenset[str]) -> dict[str, pa.Table]:
     wanted = [name for name in block["rollouts"]["rollout_id"].to_pylist() if name in rollout_ids]
     is_wanted = pc.field("rollout_id").isin(pa.array(wanted, pa.string()))
-    return {name: table.filter(is_wanted) for name, table in block.items()}
+    chosen = {name: table.filter(is_wanted) for name, table in block.items()}
+    is_own = pc.invert(pc.match_substring_regex(chosen["messages"]["kind"], UNTRAINED))  # pyright: ignore[reportAttributeAccessIssue]
+    return chosen | {"messages": chosen["messages"].filter(is_own)}
 
 
 def _same_form(rollout_set: RolloutSetSpec, chat: ChatFormat) -> bool:

@@ -27,6 +27,7 @@ from etpi_assets.evaluation.rollouts import (
     EvaluationSetting,
     conditions,
     every_condition_ran,
+    harness_as_trained,
     infrastructure_held,
     read_checkpoints,
     roll_out,
@@ -105,7 +106,7 @@ def serving_probe(
         "etpi_assets.evaluation.rollouts:roll_out",
     ),
     lock="accelerator",
-    checks=("every_condition_ran", "infrastructure_held", "tasks_as_asked"),
+    checks=("every_condition_ran", "infrastructure_held", "harness_as_trained", "tasks_as_asked"),
     summary="Held-out rollouts of the base, the fine-tuned and the reinforced checkpoints.",
 )
 def eval_rollouts(
@@ -132,6 +133,7 @@ def eval_rollouts(
         checks=(
             every_condition_ran(tables["rollouts"], expected),
             infrastructure_held(tables["rollouts"]),
+            harness_as_trained(section.agent, (run.specs.rollout_sets[name] for name in spec.rollout_sets)),
             tasks_as_asked(section.tasks, count, section.split),
         ),
         metadata={"exits": dict(Counter(tables["agents"]["exit_status"].to_pylist()))},

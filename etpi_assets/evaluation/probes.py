@@ -203,7 +203,8 @@ def differs_from_base(trained: Sequence[Completion], base: BaseTurns, floor: flo
 
     They differ in neither if an adapter never loaded. A policy may end with the base's own answers, at higher
     probability. Probabilities differ if their difference exceeds twice that of two samples of the base; ids count
-    where the base repeats its own.
+    where the base repeats its own. In 16 bits it may repeat none (SmolLM2 by vLLM on an H200), so the probabilities
+    of the first ids that differ are compared too: they are near each other where rounding decided between them.
     """
     bound = max(LEAST_GAP, 2 * base.noise)
     same = [
@@ -220,15 +221,15 @@ def differs_from_base(trained: Sequence[Completion], base: BaseTurns, floor: flo
 
 
 def _mean_gap(one: Completion, other: Completion) -> float:
-    """Return the mean difference of two turns' log-probabilities over their common first ids, in nats a token; 0 if
-    the engine returned none."""
+    """Return the mean difference of two turns' log-probabilities, in nats a token, up to the first ids that differ,
+    those included; 0 if the engine returned none."""
     gaps = []
     for i, j, a, b in zip(
         one.output_ids or (), other.output_ids or (), one.logprobs or (), other.logprobs or (), strict=False
     ):
+        gaps.append(abs(a - b))
         if i != j:
             break
-        gaps.append(abs(a - b))
     return sum(gaps) / max(1, len(gaps))
 
 

@@ -8,7 +8,7 @@ roll it out only once.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,8 @@ from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
 from etpi_assets.rollouts.executors import rollout_executor
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.specs.experiment import Budget, Decoding, EvaluateSection
-from etpi_assets.specs.rollout_set import AgentSection
+from etpi_assets.specs.harness import harness_difference
+from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
 from etpi_assets.tasks.family import Family, Task
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.chat.format import ChatFormat
@@ -168,6 +169,13 @@ def every_condition_ran(rollouts: pa.Table, expected: Mapping[tuple[str, int | N
         "materialize eval_rollouts again",
         figures={"rollouts": rollouts.num_rows, "conditions": len(expected)},
     )
+
+
+def harness_as_trained(evaluated: AgentSection, rollout_sets: Iterable[RolloutSetSpec]) -> CheckOutcome:
+    """Warn if the student is evaluated in another harness than its rollouts came from."""
+    difference = harness_difference(evaluated, rollout_sets)
+    message = f"The student {difference}." if difference else "The harness is that of the rollouts."
+    return CheckOutcome("harness_as_trained", not difference, message, blocking=False)
 
 
 def infrastructure_held(rollouts: pa.Table, bound: float = 0.05) -> CheckOutcome:

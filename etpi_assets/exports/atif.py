@@ -17,7 +17,7 @@ from typing import Any
 from etpi_assets.exports.format import Export, Written
 from etpi_assets.exports.source import ExportSource
 from etpi_assets.importers.atif import EXPORT_KEY
-from etpi_assets.trajectories.records import AgentRecord, Message, RolloutRecord, Turn
+from etpi_assets.trajectories.records import AgentRecord, Message, RolloutRecord, Turn, own_messages
 
 VERSION = "ATIF-v1.7"
 
@@ -51,8 +51,9 @@ def _steps(agent: AgentRecord) -> Iterator[dict[str, Any]]:
     turns = {turn.turn: turn for turn in agent.turns}
     step: dict[str, Any] | None = None  # the current turn's step, to which its observations belong
     converted: set[int] = set()
-    answers = Counter(m.turn for m in agent.messages if m.role != "assistant")
-    for message in agent.messages:
+    messages = own_messages(agent)
+    answers = Counter(m.turn for m in messages if m.role != "assistant")
+    for message in messages:
         if message.role == "assistant" and message.kind == "action" and message.turn in turns:
             if message.turn not in converted:
                 if step is not None:
@@ -165,7 +166,7 @@ EXPORT = Export(
     files="`trajectories/<rollout_id>.json`, one document per rollout",
     keeps="every selected rollout as captured: all agents; turns with content, reasoning, tool calls, observations, "
     "ids, log-probabilities and times; prompts with steering; task, repository, model, reward, patch, exit status",
-    loses="the division of a turn into blocks; the verdict, except its reward",
+    loses="the division of a turn into blocks; the verdict, except its reward; untrained conversations of a harness",
     read_by="harbor.models.trajectories.Trajectory, atif.Trajectory",
     importer="atif",
     write=_write,

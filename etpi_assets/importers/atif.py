@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.conversation import ChatEntry, Options, accept_answers, fill_agent, finish_of, token_ids
+from etpi_assets.importers.conversation import ChatEntry, Options, fill_agent, finish_of, token_ids
 from etpi_assets.importers.format import ROWS, DetectionInput, FormatDoc, run_format, source_of
 from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.run_info import RunInfo, build_rollout, exit_by_action, exit_name, run_info
@@ -184,10 +184,9 @@ def _agent(part: _AgentDocument, options: Options, info: RunInfo) -> AgentRecord
         exit_status=exit_name(text_field(exported, "exit_status")) or info.exit_status or "unknown",
         patch=patch if isinstance(patch, str) else info.patch if part.agent_id == "agent1" else None,
     )
-    fill_agent(agent, entries, options, bare_calls=True)
+    fill_agent(agent, entries, options, bare_calls=True, answers="answered")
     if agent.exit_status == "unknown" and agent.turns:
         agent.exit_status = exit_by_action(agent.turns[-1].actions)
-    accept_answers(agent, entries)
     return agent
 
 

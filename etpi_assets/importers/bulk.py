@@ -32,8 +32,8 @@ _PART_BYTES = 8 << 20
 """Upper bounds of a part: units, and bytes of units that are files. A larger file is a part of its own."""
 _SECONDS_PER_UNIT, _SECONDS_PER_BYTE = 0.02, 1e-7
 """Estimated seconds of one core to read a unit that is a folder, or a byte of one that is a file."""
-_CHUNK_TURNS, _CHUNK_CHARACTERS = 1024, 64 << 20
-"""Turns, and characters of text, after which rows are written."""
+_CHUNK_TURNS, _CHUNK_CHARACTERS = 1024, 32 << 20
+"""Turns, and characters of messages (which turns repeat), after which rows are written."""
 _NAMES = (*TABLES, "quarantined")
 
 
@@ -129,7 +129,7 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
     """Read units and spill their rows as part `number`.
 
     Returns:
-        The part's figures: those of the checks, and "exits", "drifted", "reasons", "errors", "first_error", "found".
+        The part's figures (`checks.set_figures`), and "found".
     """
     importer, root, options = importer_named(source.format), Path(source.root), read_options(source.options)
     figures: list[dict[str, Any]] = [{"found": sum(importer.found(unit, root) for unit in units)}]
@@ -138,7 +138,8 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
 
         def flush() -> None:
             tables = _tables(inputs)
-            figures.append(_figures(tables, {i.rollout_id: i.digest for i in inputs if i.rollout_id}))
+            digests = {i.rollout_id: i.digest for i in inputs if i.rollout_id}
+            figures.append(checks.set_figures(tables, digests, live=False))
             out.write(tables)
             inputs.clear()
 
@@ -148,7 +149,7 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
                 rows = _input_rows(without_secrets(item, options.secrets), source, options.tools)
                 inputs.append(rows)
                 turns += len(rows.tables.get("turns", ()))
-                characters += rows.characters
+                characters += sum(len(row["content"]) for row in rows.tables.get("messages", ()))
                 if turns >= _CHUNK_TURNS or characters > _CHUNK_CHARACTERS:
                     flush()
                     turns = characters = 0
@@ -158,17 +159,12 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
 
 @dataclass(frozen=True)
 class _InputRows:
-    """The rows of one rollout or refusal by table, the digest of what it captured, and its characters of text."""
+    """The rows of one rollout or refusal by table, and the digest of what it captured."""
 
     source: str
     tables: Mapping[str, Sequence[dict[str, Any]]]
     rollout_id: str = ""
     digest: str = ""
-
-    @property
-    def characters(self) -> int:
-        rows = (row for added in self.tables.values() for row in added)
-        return sum(len(value) for row in rows for value in row.values() if isinstance(value, str))
 
 
 def _input_rows(item: RolloutRecord | RejectedInput, source: ImportSource, tools: list[Any] | None) -> _InputRows:
@@ -207,21 +203,6 @@ def _tables(inputs: list[_InputRows]) -> dict[str, pa.Table]:
             except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                 inputs[number] = _refusal_row(unconvertible(rows.source, error))
         return tables(inputs)
-
-
-def _figures(tables: Mapping[str, pa.Table], digests: Mapping[str, str]) -> dict[str, Any]:
-    rollouts, turns = tables["rollouts"], tables["turns"]
-    errors = [error for error in rollouts["error"].to_pylist() if error is not None]
-    return {
-        "prompts": checks.prompt_figures(digests, tables),
-        "capture": checks.capture_figures(tables, live=False),
-        "counts": checks.count_figures(tables),
-        "exits": dict(Counter(rollouts["exit_status"].to_pylist())),
-        "drifted": turns.num_rows - turns["drift_at"].null_count,
-        "reasons": dict(Counter(tables["quarantined"]["reason"].to_pylist())),
-        "errors": len(errors),
-        "first_error": errors[:1],
-    }
 
 
 @dataclass(frozen=True)

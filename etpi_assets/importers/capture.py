@@ -6,8 +6,11 @@ from pathlib import Path
 
 from etpi_assets.agent.actions import read_actions
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format, source_of
-from etpi_assets.importers.source import Unreadable, content_hash
+from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format
+from etpi_assets.importers.rows import files_below
+from etpi_assets.importers.run_info import imported
+from etpi_assets.importers.source import Unreadable
+from etpi_assets.importers.token_rows import chat_format
 from etpi_assets.trajectories.assemble import CaptureError, assemble
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 from etpi_resources.capture.store import is_log, read_log
@@ -15,13 +18,16 @@ from etpi_resources.capture.store import is_log, read_log
 
 def units(root: Path) -> list[Path]:
     """Return every log."""
-    files = root.rglob("*.jsonl") if root.is_dir() else [root]
-    return sorted(file for file in files if file.is_file() and is_log(file))
+    return [file for file in files_below(root, ".jsonl") if is_log(file)]
 
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
-    """Read one log. Raises Unreadable: `empty`, `bad_token_ids`."""
+    """Read one log. Raises Unreadable: `empty`, `bad_token_ids`, `needs_tokenizer`."""
     rows = list(read_log(unit))
+    about = rows[0] if rows else {}
+    if (chat := chat_format(options, unit.name)).vocabulary_hash != about.get("vocabulary"):
+        recorded = f"the ids are {about.get('tokenizer')!r}'s, whose vocabulary is not that of {chat.name!r}"
+        raise Unreadable("bad_token_ids", f"{unit.name}: {recorded}; set options.tokenizer to it")
     calls = [row for row in rows if "output_ids" in row]
     if not calls:
         raise Unreadable("empty", f"{unit.name} has no call that was answered")
@@ -30,13 +36,10 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
         assembled = assemble(rows, None, read_actions, main=agent)
     except CaptureError as error:
         raise Unreadable("bad_token_ids", f"{unit.name}: {error}") from error
-    return RolloutRecord(
-        rollout_id=content_hash(source_of(unit, root), [unit]),
-        origin="set",
-        suite=None,
-        task_id=unit.stem,
-        repo=options.repo or "unknown",
-        agents=assembled.agents,
+    return imported(
+        assembled.agents,
+        unit.stem,
+        options.repo or "unknown",
         teacher=options.teacher or calls[0]["model"],
         started_at=agent.turns[0].at if agent.turns else None,
         tools=assembled.tools,

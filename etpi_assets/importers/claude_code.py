@@ -42,6 +42,8 @@ _SPEAKERS = ("user", "assistant")
 _SYNTHETIC = "<synthetic>"
 """`model` of the harness's own messages, such as an error of the provider; they are not sent to the model."""
 _DELEGATES = ("Task", "Agent")
+_SILENT = ("redacted_thinking", "fallback")
+"""Blocks without text: encrypted thinking, and the change to another model."""
 
 
 @dataclass
@@ -86,7 +88,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     turns = (entry for c in session.conversations for entry in c.entries if entry.role == "assistant")
     if files and not any(entry.learn for entry in turns):
         raise Unreadable("copied", f"{unit.name}: {', '.join(files)} has its responses; resuming copied them")
-    rollout = session_rollout(session, unit, root, options)
+    rollout = session_rollout(session, unit, options)
     if files:
         rollout.outcome = {"reward": None, "verdict": "unknown", "details": {"copied": len(copies), "from": files}}
     return rollout
@@ -255,7 +257,7 @@ def _entries(node: _Node, unit: Path, session: Session) -> list[ChatEntry]:
     at, name = to_utc(node.lines[0].get("timestamp")), f"{unit.name}, {text_field(node.lines[0], 'uuid')}"
     contents = [field_of(line, "message", "content") for line in node.lines]
     blocks = [b for content in contents for b in (content if isinstance(content, list) else [{"text": content}])]
-    parts = content_parts([b for b in blocks if field_of(b, "type") != "redacted_thinking"], name)
+    parts = content_parts([b for b in blocks if field_of(b, "type") not in _SILENT], name)
     if not node.is_turn:
         results = dict(reversed(parts.results))  # the first result of a call counts
         answers = [ChatEntry("tool", text, at=at, answers=call) for call, text in reversed(results.items())]

@@ -51,6 +51,7 @@ def _is_question(item: Mapping[str, Any]) -> bool:
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read one session. Raises Unreadable: `empty`, or as `session_lines` and `response_entries`."""
     session, parts, meta = Session(unit.name.partition(".")[0]), [_Part("solo")], dict[str, Any]()
+    counted = dict[str, int]()
     for line in session_lines(unit):
         payload = line.get("payload")
         kind, item = (line.get("type"), payload) if isinstance(payload, dict) else ("response_item", line)
@@ -66,7 +67,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
             kept = _without_questions(parts[-1].items, item.get("num_turns"))
             parts.append(_Part("branch", kept, len(kept), parts[-1].is_lost))
         elif kind == "event_msg" and item.get("type") == "token_count":
-            session.add_response(usage=field_of(item, "info", "last_token_usage"))
+            session.add_response(usage=_new_tokens(item.get("info"), counted))
     _read_meta(session, meta)
     system = text_field(meta, "base_instructions", "text") or text_field(meta, "instructions")
     for part in parts:
@@ -77,7 +78,22 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
         ]
         role = "subagent" if "/" in session.id else part.role
         session.conversations.append(Conversation(session.agent_id(part.role), role, instructed(system, entries)))
-    return session_rollout(session, unit, root, options)
+    return session_rollout(session, unit, options)
+
+
+def _new_tokens(info: Any, counted: dict[str, int]) -> Any:
+    """Return the tokens since the event before: some events repeat the last response, or estimate a prompt.
+
+    Args:
+        counted: the session's tokens so far; updated.
+    """
+    last, total = field_of(info, "last_token_usage"), field_of(info, "total_token_usage")
+    if not isinstance(total, dict):
+        return last
+    new = {key: count for key, count in total.items() if type(count) is int}
+    added = {key: count - counted.get(key, 0) for key, count in new.items()} if counted else last
+    counted |= new
+    return added
 
 
 def _after_compaction(item: Mapping[str, Any]) -> _Part:

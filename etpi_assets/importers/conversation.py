@@ -29,6 +29,10 @@ from etpi_assets.importers.source import (
 from etpi_assets.trajectories.records import Action, AgentRecord, Message, Turn
 
 Role = Literal["system", "user", "assistant", "tool"]
+Answers = Literal["none", "last", "answered", "all"]
+"""Which texts of a conversation are answers: none, the last message, also those before a message of the user (not where
+results come as such messages: that message may be the harness's, which found no call), or all, where the program
+reads structured calls alone."""
 
 ROLES: Mapping[str, Role] = {
     "system": "system", "developer": "system",
@@ -218,8 +222,8 @@ def is_trained(message: Mapping[str, Any], what: str) -> bool:
 def _read_extra_keys(entry: ChatEntry, message: Mapping[str, Any], name: str) -> None:
     """Set the entry's fields from the keys of a message other than role and content."""
     calls = message.get("tool_calls")
-    if not calls and text_field(message, "function_call", "name"):  # OpenAI's older form of a call
-        calls = [{"function": message["function_call"]}]
+    if not calls and "function_call" in message and text_field(message, "function_call", "name"):
+        calls = [{"function": message["function_call"]}]  # OpenAI's older form of a call
     if calls is not None:
         entry.tool_calls = tool_calls(calls, name) or entry.tool_calls
     if not _REASONING.isdisjoint(message):
@@ -279,6 +283,7 @@ def fill_agent(
     *,
     blocks: bool = False,
     bare_calls: bool = False,
+    answers: Answers = "none",
 ) -> AgentRecord:
     """Add the messages and turns of a conversation to `record`, and return it.
 
@@ -287,12 +292,13 @@ def fill_agent(
     Args:
         blocks: consecutive assistant messages are content blocks of one response.
         bare_calls: `<function=NAME>` without a `<tool_call>` around it is a call; some harnesses accept it.
+        answers: which texts without a call are answers, not malformed calls.
 
     Raises:
         Unreadable: `no_prompt` if the conversation begins with the assistant.
     """
     turns: list[list[ChatEntry]] = []
-    answers: list[list[ChatEntry]] = []
+    results: list[list[ChatEntry]] = []
     in_turn = False
     for entry in in_call_order(entries):
         is_turn = entry.role == "assistant" and entry.learn
@@ -302,15 +308,17 @@ def fill_agent(
             )
         if is_turn and not (blocks and in_turn):
             turns.append([])
-            answers.append([])
+            results.append([])
         if is_turn:
             turns[-1].append(entry)
         elif turns and entry.role != "assistant":
-            answers[-1].append(entry)
+            results[-1].append(entry)
         in_turn = is_turn
         record.messages.append(_message(entry, len(turns) - 1 if turns else None))
-    for number, (group, answer) in enumerate(zip(turns, answers, strict=True)):
-        record.turns.append(_turn(number, group, answer, options, bare_calls))
+    for number, (group, result) in enumerate(zip(turns, results, strict=True)):
+        record.turns.append(_turn(number, group, result, options, bare_calls))
+    if answers != "none":
+        _accept_answers(record, entries, answers)
     return record
 
 
@@ -338,41 +346,25 @@ def in_call_order(entries: Sequence[ChatEntry]) -> Sequence[ChatEntry]:
     return ordered
 
 
-def accept_answer(record: AgentRecord, entries: Sequence[ChatEntry]) -> bool:
-    """Record a conversation that ends in a final answer as finished, and its last turn as readable; return whether so.
+def _accept_answers(record: AgentRecord, entries: Sequence[ChatEntry], answers: Answers) -> None:
+    """Record a conversation that ends in a final answer as finished, and turns that are answers as readable.
 
     A final answer is assistant text without a call, not truncated. A model trained without them does not learn to stop.
     """
     if not record.turns or record.exit_status not in ("unknown", "Submitted"):
-        return False
-    if accepted := _accept(record.turns[-1], entries[-1]):
+        ended = False
+    elif ended := _accept(record.turns[-1], entries[-1]):
         record.exit_status = "Submitted"
-    return accepted
-
-
-def accept_answers(record: AgentRecord, entries: Sequence[ChatEntry]) -> None:
-    """Do as `accept_answer`; then text before the next message of the user is an answer too.
-
-    Not where results come as messages of the user: there that message may be the harness's, which found no call. Each
-    assistant message that is trained is one turn.
-    """
-    if not accept_answer(record, entries):
-        return
-    spoken = ((e, next_entry) for e, next_entry in pairwise(entries) if e.role == "assistant" and e.learn)
-    answered = [
-        (turn, entry) for turn, (entry, after) in zip(record.turns, spoken, strict=False) if after.role == "user"
-    ]
-    if not any(turn.actions for turn, _ in answered):
-        for turn, entry in answered:
-            _accept(turn, entry)
-
-
-def accept_texts(record: AgentRecord, entries: Sequence[ChatEntry]) -> None:
-    """Do as `accept_answer`; then each text without a call is an answer too, as the program reads structured calls."""
-    accept_answer(record, entries)
-    spoken = (entry for entry in entries if entry.role == "assistant" and entry.learn)
-    for turn, entry in zip(record.turns, spoken, strict=True):
-        _accept(turn, entry)
+    if answers == "all" or (ended and answers == "answered"):
+        spoken = ((e, after) for e, after in pairwise([*entries, None]) if e and e.role == "assistant" and e.learn)
+        texts = [
+            (turn, entry)
+            for turn, (entry, after) in zip(record.turns, spoken, strict=True)
+            if answers == "all" or (after is not None and after.role == "user")
+        ]
+        if answers == "all" or not any(turn.actions for turn, _ in texts):
+            for turn, entry in texts:
+                _accept(turn, entry)
 
 
 def _accept(turn: Turn, entry: ChatEntry) -> bool:

@@ -15,8 +15,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.conversation import ChatEntry, Options, accept_answer, chat_entries, fill_agent
+from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries, fill_agent
 from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format
+from etpi_assets.importers.run_info import imported
 from etpi_assets.importers.source import (
     Unreadable,
     as_list,
@@ -91,15 +92,10 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     _date_messages(agents, conversation)
     repo = text_field(result, "repo") or unit.parent.parent.name
     task = text_field(result, "task_id") or unit.parent.name
-    return RolloutRecord(
-        rollout_id=content_hash(
-            unit.relative_to(root).as_posix(), sorted([*files, *_existing(unit, "result.json", "eval.json")])
-        ),
-        origin="set",
-        suite=None,
-        task_id=f"{repo}/{task}/{unit.name}",
-        repo=repo,
-        agents=agents,
+    rollout = imported(
+        agents,
+        f"{repo}/{task}/{unit.name}",
+        repo,
         teacher=options.teacher
         or text_field(result, "model")
         or next((m for d in files.values() if (m := text_field(d, "model"))), None),
@@ -108,6 +104,9 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
         wall_seconds=number_field(result, "duration_seconds"),
         error="; ".join(f"{name}: {error}" for name, error in errors.items()) or None,
     )
+    hashed = sorted([*files, *(file for name in _MARKERS if (file := unit / name).exists())])
+    rollout.rollout_id = content_hash(unit.relative_to(root).as_posix(), hashed)
+    return rollout
 
 
 def _check_agents(unit: Path, result: Mapping[str, Any], files: Mapping[Path, Mapping[str, Any]]) -> dict[str, str]:
@@ -173,10 +172,6 @@ def _trajectories(unit: Path) -> list[Path]:
     return sorted(path for path in unit.iterdir() if _TRAJECTORY.fullmatch(path.name))
 
 
-def _existing(unit: Path, *names: str) -> list[Path]:
-    return [unit / name for name in names if (unit / name).exists()]
-
-
 def _messages(data: Mapping[str, Any], path: Path) -> list[Any]:
     return as_list(data.get("messages"), f"{path.name}.messages")
 
@@ -214,9 +209,7 @@ def _agent(
         exit_status=status,
         patch=text_inside(unit, patch_file),
     )
-    fill_agent(agent, entries, options, blocks=flattened)
-    accept_answer(agent, entries)
-    return agent
+    return fill_agent(agent, entries, options, blocks=flattened, answers="last")
 
 
 def _unflatten(entry: ChatEntry) -> None:

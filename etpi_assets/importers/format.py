@@ -13,7 +13,7 @@ from typing import Any
 
 from etpi_assets.importers import rows
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.source import Unreadable, bytes_of, content_hash_of, without_padding
+from etpi_assets.importers.source import Unreadable, bytes_of, content_hash, content_hash_of, without_padding
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.inside import leads_inside
@@ -108,7 +108,8 @@ def run_format(
 ) -> Format:
     """Describe a format with one rollout per file or folder.
 
-    `record(unit, root, options)` returns the rollout, or raises Unreadable; any other error refuses its input alone.
+    `record(unit, root, options)` returns the rollout, or raises Unreadable; any other error refuses its input alone. A
+    rollout without an id gets the hash of its file.
     """
 
     def read(unit: Path, root: Path, options: Options) -> Iterator[ImportResult]:
@@ -121,7 +122,7 @@ def run_format(
         except Exception as error:
             yield unconvertible(source, error)
             return
-        rollout.source = source
+        rollout.source, rollout.rollout_id = source, rollout.rollout_id or content_hash(source, [unit])
         yield rollout
 
     return Format(name, doc, rank, claims, units, lambda unit: 1, read)

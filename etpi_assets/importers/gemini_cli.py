@@ -50,7 +50,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     if facts.get("kind") == "subagent":
         session.id = f"{unit.parent.name}/{session.id}"
     session.repo = text_field(facts, "projectHash")
-    return session_rollout(session, unit, root, options)
+    return session_rollout(session, unit, options)
 
 
 def _histories(

@@ -47,7 +47,7 @@ def claims(source: DetectionInput) -> bool:
 
 
 def _is_log(value: Any) -> bool:
-    return isinstance(value, Mapping) and {"eval", "status"} <= set(value) and "task" in (value["eval"] or ())
+    return field(value, "status") is not None and field(value, "eval", "task") is not None
 
 
 def units(root: Path) -> list[Path]:
@@ -162,10 +162,7 @@ def _stream(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
 def record(rows: list[Mapping[str, Any]], where: str, options: Options) -> RolloutRecord:
     """Read a sample. Raises Unreadable: `empty`, `errored`, `no_prompt`, `non_text_content`, or as `chat_entries`."""
     log, sample = rows[0]["log"], as_mapping(rows[0]["sample"], where)
-    sample = {**sample, **_attached(sample)}
-    messages = [
-        _message(raw, f"{where}, messages[{i}]") for i, raw in enumerate(as_list(sample.get("messages"), where))
-    ]
+    messages = [_message(raw, f"{where}, messages[{i}]") for i, raw in enumerate(as_list(_messages(sample), where))]
     error = text_field(sample, "error", "message")
     if error and not any(message["role"] == "assistant" for message in messages):
         raise Unreadable("errored", f"{where}: no answer; {error[:300]}")
@@ -208,7 +205,7 @@ def _message(raw: Any, name: str) -> dict[str, Any]:
     message: dict[str, Any] = {"role": None, **as_mapping(raw, name)}
     content = message.get("content")
     if isinstance(content, list):
-        message["content"] = [part for p in content if (part := _readable(p)) is not None]
+        message["content"] = [part for p in content if (part := _readable(p, name)) is not None]
     if message["role"] == "tool" and not content:
         message["content"] = text_field(message, "error", "message") or content
     if message["role"] == "assistant" and message.get("source") == "input":
@@ -216,15 +213,21 @@ def _message(raw: Any, name: str) -> dict[str, Any]:
     return message
 
 
-def _readable(part: Any) -> Any:
-    """Return a part of a message; of encrypted reasoning its summary, None if it has none."""
+def _readable(part: Any, name: str) -> Any:
+    """Return a part of a message; of encrypted reasoning its summary, None if it has none.
+
+    Raises:
+        Unreadable: `unknown_form` for a call that the provider ran within the response.
+    """
+    if field(part, "type") == "tool_use":
+        raise Unreadable("unknown_form", f"{name} has a call whose result the provider added to the same response")
     if not isinstance(part, dict) or part.get("type") != "reasoning" or part.get("redacted") is not True:
         return part
     return {"type": "reasoning", "reasoning": part["summary"]} if part.get("summary") else None
 
 
-def _attached(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the messages and events with their attachments put in."""
+def _messages(sample: Mapping[str, Any]) -> Any:
+    """Return the messages with their attachments put in."""
     attachments = _mapping(sample.get("attachments"))
 
     def resolved(value: Any) -> Any:
@@ -234,7 +237,7 @@ def _attached(sample: Mapping[str, Any]) -> dict[str, Any]:
             return {key: resolved(inner) for key, inner in value.items()}
         return [resolved(inner) for inner in value] if isinstance(value, list) else value
 
-    return {"messages": resolved(sample.get("messages"))} if attachments else {}
+    return resolved(sample.get("messages")) if attachments else sample.get("messages")
 
 
 def _grade(value: Any) -> float | None:

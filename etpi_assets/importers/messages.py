@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from etpi_assets.importers.conversation import ChatEntry, Options, accept_answers, chat_entries, fill_agent
+from etpi_assets.importers.conversation import Answers, ChatEntry, Options, Role, chat_entries, fill_agent
 from etpi_assets.importers.format import PLAIN, FormatDoc, Row, row_format
 from etpi_assets.importers.run_info import RunInfo, build_rollout, exit_by_action, run_info
 from etpi_assets.importers.source import Unreadable, as_list, field, parameters_of, text_field, tool_schemas_of
@@ -64,7 +64,22 @@ def listed(value: Any, name: str) -> list[Any]:
     return as_list(value, name)
 
 
-def solo(entries: Sequence[ChatEntry], info: RunInfo, where: str, options: Options) -> RolloutRecord:
+def text_entries(value: Any, role: Role, name: str) -> list[ChatEntry]:
+    """Parse messages, or one message's text."""
+    return [ChatEntry(role, value)] if isinstance(value, str) else chat_entries(listed(value, name), name)
+
+
+def prompt_entries(value: Any, name: str) -> list[ChatEntry]:
+    """Parse a prompt, messages or a text, as context."""
+    entries = text_entries(value, "user", name)
+    for entry in entries:
+        entry.learn, entry.kind = False, "prompt"
+    return entries
+
+
+def solo(
+    entries: Sequence[ChatEntry], info: RunInfo, where: str, options: Options, answers: Answers = "answered"
+) -> RolloutRecord:
     """Build the rollout of one agent. Raises Unreadable: `empty`, `no_prompt`."""
     spoken = [entry for entry in entries if entry.role == "assistant" and entry.learn]
     if not spoken:
@@ -73,10 +88,9 @@ def solo(entries: Sequence[ChatEntry], info: RunInfo, where: str, options: Optio
         spoken[-1].finish_reason = "length"
     _drop_padding(spoken, info.tools)
     agent = AgentRecord("agent1", "", "solo", info.exit_status or "unknown", patch=info.patch)
-    fill_agent(agent, entries, options, bare_calls=True)
-    if info.exit_status is None:
+    fill_agent(agent, entries, options, bare_calls=True, answers=answers)
+    if agent.exit_status == "unknown":
         agent.exit_status = exit_by_action(agent.turns[-1].actions)
-    accept_answers(agent, entries)
     return build_rollout([agent], info, where)
 
 

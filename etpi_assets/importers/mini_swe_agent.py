@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from etpi_assets.importers.conversation import Options, chat_entries, fill_agent
-from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format, source_of
-from etpi_assets.importers.run_info import exit_by_action, repo_of
-from etpi_assets.importers.source import Unreadable, as_list, content_hash, read_json, text_field
+from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format
+from etpi_assets.importers.rows import files_below
+from etpi_assets.importers.run_info import exit_by_action, imported, repo_of
+from etpi_assets.importers.source import Unreadable, as_list, read_json, text_field
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 
 _JSON = (".json", ".json.gz", ".json.zst")
@@ -16,12 +17,6 @@ _JSON = (".json", ".json.gz", ".json.zst")
 
 def claims(source: DetectionInput) -> bool:
     return any(".traj.json" in file.name and file.name.endswith(_JSON) for file in source.files)
-
-
-def units(root: Path) -> list[Path]:
-    """Return every JSON file, compressed or not."""
-    files = root.rglob("*") if root.is_dir() else [root]
-    return sorted(file for file in files if file.name.endswith(_JSON) and file.is_file())
 
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
@@ -51,13 +46,10 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
         agent.turns[-1].actions if agent.turns else []
     )
     task_id = text_field(data, "instance_id") or unit.name.partition(".")[0]
-    return RolloutRecord(
-        rollout_id=content_hash(source_of(unit, root), [unit]),
-        origin="set",
-        suite=None,
-        task_id=task_id,
-        repo=options.repo or repo_of(task_id),
-        agents=[agent],
+    return imported(
+        [agent],
+        task_id,
+        options.repo or repo_of(task_id),
         teacher=options.teacher or text_field(data, "info", "config", "model", "model_name"),
         started_at=next((turn.at for turn in agent.turns if turn.at), None),
     )
@@ -74,6 +66,6 @@ FORMAT = run_format(
         loses="costs, the configuration, the raw provider responses",
     ),
     claims=claims,
-    units=units,
+    units=lambda root: files_below(root, *_JSON),
     record=record,
 )

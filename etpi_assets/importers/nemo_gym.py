@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from etpi_assets.importers.conversation import ChatEntry, Options, accept_texts
+from etpi_assets.importers.conversation import ChatEntry, Options
 from etpi_assets.importers.format import FOLDERS, FormatDoc, Row, row_format
 from etpi_assets.importers.messages import solo
 from etpi_assets.importers.responses import function_schemas, instructed, response_entries
@@ -31,8 +31,7 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
     facts = {"model": response.get("model"), "finish_reason": ended, **row}
     facts["tools"] = function_schemas(request.get("tools") or response.get("tools"))
     entries = [*instructed(request.get("instructions"), context), *output]
-    rollout = solo(entries, run_info(facts, options), where, options)
-    accept_texts(rollout.agents[0], entries)
+    rollout = solo(entries, run_info(facts, options), where, options, "all")
     rollout.sampler = sampler_of({**request, **response}, response.get("usage"))
     return rollout
 

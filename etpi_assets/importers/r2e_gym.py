@@ -8,9 +8,7 @@ steps to the last message; the trajectory lacks that line, so the importer adds 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from etpi_assets.importers.conversation import ChatEntry, Options
 from etpi_assets.importers.format import FormatDoc, Row, row_format
@@ -59,7 +57,7 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
         info,
         task_id=task or info.task_id,
         repo=options.repo or repo or info.repo,
-        teacher=info.teacher or _model(row.get("agent_args")),
+        teacher=info.teacher or text_field(row, "agent_args", "llm_name"),
     )
     rollout = solo(entries, info, where, options)
     if rollout.outcome is not None:
@@ -71,10 +69,6 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
 def _filled(template: str, problem: str) -> str:
     """Fill the two fields that every scaffold's prompt template has."""
     return template.replace("{problem_statement}", problem).replace("{working_dir}", "/testbed")
-
-
-def _model(arguments: Any) -> str | None:
-    return text_field(arguments, "llm_name") if isinstance(arguments, Mapping) else None
 
 
 FORMAT = row_format(

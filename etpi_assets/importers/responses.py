@@ -23,9 +23,20 @@ _CALLS = {
     "custom_tool_call": "input",
     "mcp_call": "arguments",
     "local_shell_call": "action",
+    "tool_search_call": "arguments",
 }
 """Kind of an item that is a call -> its key of the arguments."""
-_SILENT = ("ghost_snapshot", "item_reference", "other", "web_search_call", "file_search_call", "image_generation_call")
+_SILENT = (
+    "ghost_snapshot",
+    "item_reference",
+    "other",
+    "web_search_call",
+    "file_search_call",
+    "image_generation_call",
+    "additional_tools",
+    "configuration_update",
+    "compaction_trigger",
+)
 """Kinds of items without text, or whose results stay with the provider."""
 
 
@@ -60,9 +71,11 @@ def response_entries(items: Iterable[Any], what: str, *, is_context: bool = Fals
         is_open = False
         if kind == "message":
             entries.append(ChatEntry(role, content_text(item.get("content"), name), at=at))
+        elif kind == "agent_message":  # of another agent
+            entries.append(ChatEntry("user", content_text(item.get("content"), name), at=at))
         elif kind.endswith("_output"):
-            answers = text_field(item, "call_id")
-            entries.append(ChatEntry("tool", _output(item.get("output"), name), at=at, answers=answers))
+            output = json.dumps(item.get("tools")) if "tools" in item else _output(item.get("output"), name)
+            entries.append(ChatEntry("tool", output, at=at, answers=text_field(item, "call_id")))
         else:
             raise Unreadable("unknown_form", f"{name} is an item of type {kind!r}, which is not known")
     return entries

@@ -98,15 +98,17 @@ def run_info(row: Mapping[str, Any], options: Options) -> RunInfo:
     )
 
 
+def imported(agents: list[AgentRecord], task_id: str, repo: str, **columns: Any) -> RolloutRecord:
+    """Build a rollout without a rollout id. `columns`: further fields of the record."""
+    return RolloutRecord("", "set", None, task_id, repo, agents, **columns)
+
+
 def build_rollout(agents: list[AgentRecord], info: RunInfo, where: str) -> RolloutRecord:
     """Build a rollout without a rollout id. `where` is the task id if the row has none."""
-    return RolloutRecord(
-        rollout_id="",
-        origin="set",
-        suite=None,
-        task_id=info.task_id or where,
-        repo=info.repo,
-        agents=agents,
+    return imported(
+        agents,
+        info.task_id or where,
+        info.repo,
         teacher=info.teacher,
         outcome=outcome_of(info.reward),
         started_at=next((turn.at for agent in agents for turn in agent.turns if turn.at), None),
@@ -115,8 +117,8 @@ def build_rollout(agents: list[AgentRecord], info: RunInfo, where: str) -> Rollo
 
 
 def outcome_of(reward: float | None) -> dict[str, Any] | None:
-    """Derive a verdict from a bare reward; None if there is no reward."""
-    return None if reward is None else {"reward": reward, "verdict": "passed" if reward >= 1 else "failed_tests"}
+    """Derive a verdict from a bare reward, which says of no tests whether they ran; None if there is no reward."""
+    return None if reward is None else {"reward": reward, "verdict": "passed" if reward >= 1 else "low_reward"}
 
 
 def exit_name(status: str | None) -> str | None:

@@ -14,11 +14,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.conversation import ChatEntry, Options, accept_texts, fill_agent
-from etpi_assets.importers.format import DetectionInput, source_of
+from etpi_assets.importers.conversation import ChatEntry, Options, fill_agent
+from etpi_assets.importers.format import DetectionInput
 from etpi_assets.importers.rows import files_below, iter_rows
-from etpi_assets.importers.run_info import add_usage, sampler_of
-from etpi_assets.importers.source import Unreadable, content_hash
+from etpi_assets.importers.run_info import add_usage, imported, sampler_of
+from etpi_assets.importers.source import Unreadable
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 
 _LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -57,26 +57,22 @@ class Session:
         return "agent1" if role == "solo" else f"agent1-{role}{number}"
 
 
-def session_rollout(session: Session, unit: Path, root: Path, options: Options) -> RolloutRecord:
+def session_rollout(session: Session, unit: Path, options: Options) -> RolloutRecord:
     """Build the rollout of a session. Raises Unreadable: `empty`, `no_prompt`."""
     agents: list[AgentRecord] = []
     for conversation in session.conversations:
         entries = conversation.entries
         if any(entry.role == "assistant" and entry.learn for entry in entries):
             agent = AgentRecord(_unique(conversation.agent_id, agents), "", conversation.role, "unknown")
-            fill_agent(agent, entries, options)
-            accept_texts(agent, entries)
+            fill_agent(agent, entries, options, answers="all")
             agents.append(agent)
     if not agents:
         raise Unreadable("empty", f"{unit.name}: no answer of a model")
     times = [message.at for agent in agents for message in agent.messages if message.at]
-    return RolloutRecord(
-        rollout_id=content_hash(source_of(unit, root), [unit]),
-        origin="set",
-        suite=None,
-        task_id=session.id,
-        repo=options.repo or session.repo or "unknown",
-        agents=agents,
+    return imported(
+        agents,
+        session.id,
+        options.repo or session.repo or "unknown",
         teacher=options.teacher or next((model for model, _ in session.models.most_common(1)), None),
         sampler=sampler_of({}, dict(session.usage)),
         started_at=min(times, default=None),

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from etpi_assets.importers.conversation import Options, chat_entries
+from etpi_assets.importers import messages
+from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import FormatDoc, Row, row_format
-from etpi_assets.importers.messages import listed, refuse_preference, solo, with_system
-from etpi_assets.importers.run_info import run_info
 from etpi_assets.importers.source import as_mapping
 from etpi_assets.trajectories.records import RolloutRecord
 
@@ -23,14 +22,10 @@ def claims(row: Row) -> bool:
 def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `preference`, `unknown_role`, `unknown_form`, `empty`, `no_prompt`."""
     (row,) = rows
-    refuse_preference(row, where)
-    name = f"{where}, conversations"
-    messages = listed(row.get("conversations"), name)
-    if any(isinstance(message, dict) and message.get("role") is not None for message in messages):
-        entries = chat_entries(messages, name)
-    else:
-        entries = chat_entries([_with_role(raw, f"{name}[{i}]") for i, raw in enumerate(messages)], name)
-    return solo(with_system(entries, row), run_info(row, options), where, options)
+    items = messages.listed(row.get("conversations"), f"{where}, conversations")
+    if not any(isinstance(item, dict) and item.get("role") is not None for item in items):
+        items = [_with_role(item, f"{where}, conversations[{i}]") for i, item in enumerate(items)]
+    return messages.record([{**row, "messages": items}], where, options)
 
 
 def _with_role(raw: Any, name: str) -> Mapping[str, Any]:

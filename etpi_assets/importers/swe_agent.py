@@ -7,31 +7,15 @@ is not parsed again. Demonstrations in the history are part of the prompt, not t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.conversation import (
-    ROLES,
-    ChatEntry,
-    Options,
-    answered_call,
-    fill_agent,
-    is_trained,
-    reasoning_of,
-)
-from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format, source_of
-from etpi_assets.importers.run_info import exit_name, repo_of
-from etpi_assets.importers.source import (
-    Unreadable,
-    as_mapping,
-    content_hash,
-    content_text,
-    read_json,
-    text_field,
-    to_utc,
-    tool_calls,
-)
+from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries, fill_agent
+from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format
+from etpi_assets.importers.rows import files_below
+from etpi_assets.importers.run_info import exit_by_action, exit_name, imported, repo_of
+from etpi_assets.importers.source import Unreadable, as_mapping, read_json, text_field
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 
 _TRAJ = (".traj", ".traj.gz", ".traj.zst")
@@ -41,12 +25,6 @@ def claims(source: DetectionInput) -> bool:
     return any(file.name.endswith(_TRAJ) for file in source.files)
 
 
-def units(root: Path) -> list[Path]:
-    """Return every `.traj` file, compressed or not."""
-    files = root.rglob("*") if root.is_dir() else [root]
-    return sorted(file for file in files if file.name.endswith(_TRAJ) and file.is_file())
-
-
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read one file. Raises Unreadable: `no_history`, `empty`, `unknown_role`, `unknown_form`, or as `read_json`."""
     data = as_mapping(read_json(unit), unit.name)
@@ -54,58 +32,38 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
         raise Unreadable(
             "no_history", f"{unit.name} has {', '.join(map(str, list(data)[:8])) or 'no keys'}, no `history`"
         )
-    entries = [_entry(raw, f"{unit.name}.history[{i}]") for i, raw in enumerate(data["history"])]
+    entries = [e for i, raw in enumerate(data["history"]) for e in _entries(raw, f"{unit.name}.history[{i}]")]
     if not any(entry.role == "assistant" and entry.learn for entry in entries):
         raise Unreadable("empty", f"{unit.name}: {len(entries)} message(s), none by the agent")
-    exit_status = _exit(text_field(data, "info", "exit_status"), entries)
-    agent = AgentRecord("agent1", "", "solo", exit_status, patch=text_field(data, "info", "submission"))
+    agent = AgentRecord("agent1", "", "solo", "unknown", patch=text_field(data, "info", "submission"))
     fill_agent(agent, entries, options)
+    status = text_field(data, "info", "exit_status")
+    agent.exit_status = exit_name(status) or exit_by_action(agent.turns[-1].actions)
     task_id = unit.name.removesuffix(".gz").removesuffix(".zst").removesuffix(".traj")
-    return RolloutRecord(
-        rollout_id=content_hash(source_of(unit, root), [unit]),
-        origin="set",
-        suite=None,
-        task_id=task_id,
-        repo=options.repo or repo_of(task_id),
-        agents=[agent],
+    return imported(
+        [agent],
+        task_id,
+        options.repo or repo_of(task_id),
         teacher=options.teacher or _model(data.get("replay_config")),
     )
 
 
-def _entry(raw: Any, name: str) -> ChatEntry:
+def _entries(raw: Any, name: str) -> Iterator[ChatEntry]:
     message = as_mapping(raw, name)
-    role = message.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise Unreadable("unknown_role", f"{name} has role {role!r}; known are {', '.join(ROLES)}")
     demo = message.get("is_demo") is True
-    content = content_text(message.get("content"), name)
-    calls = tool_calls(message.get("tool_calls"), name)
-    command = text_field(message, "action")
-    acts = ROLES[role] == "assistant" and not demo and command is not None and command.strip()
-    return ChatEntry(
-        role=ROLES[role],
-        content=content,
-        tool_calls=calls,
-        reasoning=reasoning_of(message, name),
-        at=to_utc(message.get("timestamp")),
-        learn=not demo and is_trained(message, name),
-        kind="prompt" if demo else None,
-        answers=answered_call(message),
-        actions=[Action("bash", command.strip(), form=_form(content, calls))] if acts and command else None,
-    )
+    command = (text_field(message, "action") or "").strip()
+    for entry in chat_entries([message], name):
+        if demo:
+            entry.learn, entry.kind = False, "prompt"
+        elif entry.role == "assistant" and command:
+            entry.actions = [Action("bash", command, form=_form(entry))]
+        yield entry
 
 
-def _form(content: str, calls: list[dict[str, Any]] | None) -> str:
-    if calls:
+def _form(entry: ChatEntry) -> str:
+    if entry.tool_calls:
         return "tool_calls"
-    return "xml" if "<command>" in content or "<tool_call>" in content else "fenced"
-
-
-def _exit(status: str | None, entries: list[ChatEntry]) -> str:
-    if status is None:  # no `info`: take the last command
-        last = next((e.actions[-1].command for e in reversed(entries) if e.actions), "")
-        return "Submitted" if last.split(maxsplit=1)[:1] == ["submit"] else "unknown"
-    return exit_name(status) or "unknown"
+    return "xml" if "<command>" in entry.content or "<tool_call>" in entry.content else "fenced"
 
 
 def _model(config: Any) -> str | None:
@@ -128,6 +86,6 @@ FORMAT = run_format(
         loses="`trajectory` (states, execution times), costs, the environment's configuration",
     ),
     claims=claims,
-    units=units,
+    units=lambda root: files_below(root, *_TRAJ),
     record=record,
 )

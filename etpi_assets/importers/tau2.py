@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.conversation import Options, accept_texts, chat_entries
+from etpi_assets.importers.conversation import Options, chat_entries
 from etpi_assets.importers.format import FOLDERS, FormatDoc, row_format
 from etpi_assets.importers.messages import solo
 from etpi_assets.importers.responses import instructed
@@ -104,8 +104,7 @@ def record(rows: list[Mapping[str, Any]], where: str, options: Options) -> Rollo
     }
     system = simulation.get("policy") or field(info, "environment_info", "policy")
     entries = instructed(system, entries)
-    rollout = solo(entries, run_info(facts, options), where, options)
-    accept_texts(rollout.agents[0], entries)
+    rollout = solo(entries, run_info(facts, options), where, options, "all")
     settings, usage = field(info, "agent_info", "llm_args"), Counter[str]()
     for message in kept:
         add_usage(usage, field(message, "usage") if field(message, "role") == "assistant" else None)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from etpi_assets.importers.conversation import ChatEntry, Options, accept_answer, fill_agent, token_ids
+from etpi_assets.importers.conversation import ChatEntry, Options, fill_agent, token_ids
 from etpi_assets.importers.format import FormatDoc, Row, row_format
 from etpi_assets.importers.messages import listed
 from etpi_assets.importers.run_info import build_rollout, run_info
@@ -66,8 +66,7 @@ def _agent(name: str, rows: list[Row], where: str, options: Options) -> AgentRec
         exit_status=text_field(metadata, "exit_status") or "unknown",
     )
     entries = [*entries, turns[-1]]
-    fill_agent(agent, entries, options)
-    accept_answer(agent, entries)
+    fill_agent(agent, entries, options, answers="last")
     numbers = [number if type(number := field(row, "metadata", "turn")) is int else i for i, row in enumerate(rows)]
     if numbers == sorted(set(numbers)):
         mapping = dict(enumerate(numbers))

@@ -5,11 +5,9 @@ Preferences are two answers to one prompt, not a trajectory; they are refused.
 
 from __future__ import annotations
 
-from typing import Any
-
-from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries, token_ids
+from etpi_assets.importers.conversation import ChatEntry, Options, token_ids
 from etpi_assets.importers.format import FormatDoc, Row, row_format
-from etpi_assets.importers.messages import listed, refuse_preference, solo
+from etpi_assets.importers.messages import prompt_entries, refuse_preference, solo, text_entries
 from etpi_assets.importers.run_info import run_info
 from etpi_assets.importers.source import Unreadable, as_list, text_field
 from etpi_assets.importers.token_rows import entries_of, spans_of
@@ -31,10 +29,12 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
     if "input_ids" in row:
         entries = _tokenised(row, where, options)
     else:
-        before = _side(row.get("prompt"), "user", f"{where}, prompt")
-        for entry in before:
-            entry.learn, entry.kind = False, "prompt"
-        entries = [*before, *_side(row.get("completion"), "assistant", f"{where}, completion")]
+        before = prompt_entries(row.get("prompt"), f"{where}, prompt")
+        after = text_entries(row.get("completion"), "assistant", f"{where}, completion")
+        shown = [(entry.role, entry.content) for entry in before]
+        if [(entry.role, entry.content) for entry in after[: len(shown)]] == shown:  # verifiers repeats it
+            after = after[len(shown) :]
+        entries = [*before, *after]
     return solo(entries, run_info(row, options), where, options)
 
 
@@ -54,12 +54,6 @@ def _tokenised(row: Row, where: str, options: Options) -> list[ChatEntry]:
     if not spans:
         raise Unreadable("empty", f"{where}: every label is -100, so there is no turn")
     return entries_of(ids, spans, options, where, text_field(row, "capture") or options.capture)
-
-
-def _side(value: Any, role: str, name: str) -> list[ChatEntry]:
-    if isinstance(value, str):
-        return [ChatEntry("user" if role == "user" else "assistant", value)]
-    return chat_entries(listed(value, name), name)
 
 
 FORMAT = row_format(

@@ -5,6 +5,7 @@ The older results (`prompt` and `completion`) are rows of the format `trl`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ from etpi_assets.importers.atif import logprobs
 from etpi_assets.importers.conversation import (
     ChatEntry,
     Options,
-    accept_texts,
     chat_entries,
     fill_agent,
     finish_of,
@@ -20,10 +20,12 @@ from etpi_assets.importers.conversation import (
 )
 from etpi_assets.importers.format import FOLDERS, FormatDoc, Row, row_format
 from etpi_assets.importers.responses import function_schemas
-from etpi_assets.importers.run_info import build_rollout, run_info
+from etpi_assets.importers.run_info import add_usage, build_rollout, run_info, sampler_of
 from etpi_assets.importers.sessions import paths
 from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, number_field, text_field, to_utc
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
+
+_LINKS = {"subagent_call": "subagent", "compaction": "continuation"}
 
 
 def claims(row: Row) -> bool:
@@ -61,11 +63,14 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
     facts |= {"instance_id": text_field(first, "task", "key") or text_field(facts, "instance_id")}
     facts |= {
         "teacher": next((m for c in calls if (m := text_field(c, "model"))), None),
-        "reward": _reward(first, where),
+        "reward": min((r for t in trained if (r := _reward(t, where)) is not None), default=None),
     }
     facts |= {"tools": function_schemas(first.get("tools"))}
     rollout = build_rollout(agents, run_info(facts, options), where)
-    rollout.sampler = next((s for c in calls if isinstance(s := c.get("sampling"), dict)), None)
+    usage = Counter[str]()
+    for call in calls:
+        add_usage(usage, call.get("usage"))
+    rollout.sampler = sampler_of(next((s for c in calls if isinstance(s := c.get("sampling"), dict)), {}), dict(usage))
     rollout.error = "; ".join(errors)[:500] or None
     return rollout
 
@@ -100,13 +105,18 @@ def _agents(trace: Mapping[str, Any], number: int, where: str, options: Options)
     agents: list[AgentRecord] = []
     for path in sorted(paths(parents, turns), key=lambda path: int(path[-1])):
         entries = _entries([(key, nodes[int(key)]) for key in path], shared, finishes, where)
+        role = _role([nodes[int(key)] for key in path if key not in shared], f"{where}, nodes")
         shared.update(path)
         branch = f"{name}-branch{len(agents)}" if agents else name
-        agent = AgentRecord(branch, "", "branch" if agents else "solo", "unknown")
-        fill_agent(agent, entries, options)
-        accept_texts(agent, entries)
-        agents.append(agent)
+        agent = AgentRecord(branch, "", role or ("branch" if agents else "solo"), "unknown")
+        agents.append(fill_agent(agent, entries, options, answers="all"))
     return agents
+
+
+def _role(nodes: Sequence[Mapping[str, Any]], name: str) -> str | None:
+    """Return the role that links between the conversations of a harness give to these nodes."""
+    links = [link for node in nodes for link in as_list(node.get("semantic_parents") or [], f"{name}.semantic_parents")]
+    return next((role for link in links if (role := _LINKS.get(text_field(link, "type") or ""))), None)
 
 
 def _is_turn(node: Mapping[str, Any]) -> bool:
@@ -144,9 +154,11 @@ FORMAT = row_format(
         title="Traces of verifiers and prime-rl (`traces.jsonl`), episodes or single traces; their older results "
         "are rows of `trl`",
         keeps="messages with the calls as JSON texts or objects, reasoning, token ids and log-probabilities, which "
-        "messages a model sampled, the weighted sum of the rewards, model, sampling, finish reasons, tools, times, "
-        "errors; each branch of a trace is an agent, and messages that branches share are context in all but one",
-        loses="traces of agents that are not trained, metrics, timing, advantages, expert routing",
+        "messages a model sampled, the weighted sum of the rewards (the lowest if several agents are trained), model, "
+        "sampling, usage, finish reasons, tools, times, errors; each branch of a trace, and each sub-agent and "
+        "continuation that the harness linked, is an agent, and messages that they share are context in all but one",
+        loses="traces of agents that are not trained, metrics, timing, advantages, expert routing, other tools of "
+        "a branch. Not in the files: where a harness that records no links began a sub-agent (it is a branch)",
     ),
     claims=claims,
     record=record,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries
+from etpi_assets.importers.conversation import ChatEntry, Options
 from etpi_assets.importers.format import FormatDoc, Row, row_format
-from etpi_assets.importers.messages import refuse_preference, solo
+from etpi_assets.importers.messages import prompt_entries, refuse_preference, solo
 from etpi_assets.importers.run_info import run_info
-from etpi_assets.importers.source import Unreadable, as_list, text_field
+from etpi_assets.importers.source import Unreadable, text_field
 from etpi_assets.trajectories.records import RolloutRecord
 
 
@@ -37,23 +35,10 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
         prompt, answer = row["extra_info"]["question"], row["extra_info"]["answer"]
     else:
         raise Unreadable("no_response", f"{where} is a prompt for training by reward; nobody has answered it")
-    return solo([*_prompt(prompt, where), ChatEntry("assistant", _text(answer, where))], info, where, options)
-
-
-def _prompt(value: Any, where: str) -> list[ChatEntry]:
-    if isinstance(value, str):
-        return [ChatEntry("user", value)]
-    entries = chat_entries(as_list(value, f"{where}, prompt"), f"{where}, prompt")
-    for entry in entries:
-        entry.learn, entry.kind = False, "prompt"
-    return entries
-
-
-def _text(value: Any, where: str) -> str:
-    text = text_field({"text": value}, "text")
+    text = text_field({"text": answer}, "text")
     if text is None:
         raise Unreadable("unknown_form", f"{where}: the response is no text")
-    return text
+    return solo([*prompt_entries(prompt, f"{where}, prompt"), ChatEntry("assistant", text)], info, where, options)
 
 
 FORMAT = row_format(

@@ -19,6 +19,7 @@ ROLES = {"base": "the base", "sft": "the fine-tuned checkpoint (sft)", "rl": "th
 REASONS = {
     "no_patch": "no agent changed a file that counts",
     "failed_tests": "the work was graded and is wrong",
+    "low_reward": "the recorded reward is below 1",
     "merge_conflict": "git could not merge the agents' changes",
     "cheated": "the patch also passed tests that were made wrong on purpose",
     "broken_by_agent": "the agent's files or commands broke its sandbox or the judge",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -24,31 +23,21 @@ from etpi_assets.rollouts.models import accelerated
 from etpi_assets.rollouts.plan_first import rollout as plan_first
 from etpi_assets.rollouts.served_weights import same_weights
 from etpi_assets.rollouts.teachers import SCRIPTED_KINDS, make_engine
-from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Family, Task
 from etpi_assets.tasks.table import read_tasks
-from etpi_assets.trajectories.checks import (
-    captures_outcome,
-    counts_outcome,
-    counts_reconcile,
-    native_ids_present,
-    prompts_outcome,
-    prompts_reconstruct,
-    tasks_as_asked,
-)
+from etpi_assets.trajectories.checks import set_figures, set_metadata, set_outcomes, tasks_as_asked
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import captured_digest, to_tables
-from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory, UnjudgedCoopTiny
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.engines import Engine
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake.schemas import empty
 from etpi_resources.sandboxes import SandboxFactory
 
-CHECKS = ("prompts_reconstruct", "native_ids_present", "counts_reconcile", "tasks_as_asked")
+CHECKS = ("prompts_reconstruct", "native_ids_present", "counts_reconcile", "drift_bounded", "tasks_as_asked")
 
 
 @asset(
@@ -108,8 +97,6 @@ def _family_and_sandboxes(run: AssetRun, spec: RolloutSetSpec, family: str) -> t
     """Return what judges the set's rollouts, and what runs their commands."""
     if spec.templated:
         return load_family(family), plan_first.ScriptSandboxes()
-    if spec.kind == "templated":
-        return _emulated_world(family)
     return load_family(family), run.resources.sandboxes(spec.sandbox)
 
 
@@ -200,23 +187,13 @@ def _roll_out(
     job = RolloutJob(task, spec.agent, identity, sample, spec.seed)
     if spec.templated:
         return plan_first.run_plan_first(job, runtime, spec.templated)
-    record = run_rollout(job, runtime)
-    if spec.kind == "templated":
-        record.outcome = None  # the emulated family does not judge
-    return record
+    return run_rollout(job, runtime)
 
 
 def _run_harness(
     spec: RolloutSetSpec, identity: Identity, runtime: RolloutRuntime, calls: Path, task: Task, sample: int
 ) -> RolloutRecord:
     return run_harness(RolloutJob(task, spec.agent, identity, sample, spec.seed), runtime, calls)
-
-
-def _emulated_world(family: str) -> tuple[Family, SandboxFactory]:
-    """Return a family without verdicts and workspaces without processes, for scripted conversations in bulk."""
-    if family != "coop_tiny":
-        raise SpecError(f'kind = "templated": the family {family!r} has no emulated workspaces, only coop_tiny has')
-    return UnjudgedCoopTiny(), EmulatedFactory()
 
 
 def _import_set(run: AssetRun) -> Produced:
@@ -233,23 +210,13 @@ def _import_set(run: AssetRun) -> Produced:
             source, run.lake.scratch(f"import/{run.key}"), hashes=hashes, advance=progress.advance, log=run.log
         )
     figures = imported.figures
-    quarantined = sum(figures["reasons"].values())
     return Produced(
         tables=imported.tables,
         checks=(
-            prompts_outcome(figures["prompts"]),
-            captures_outcome(figures["capture"], live=False),
-            counts_outcome(figures["counts"], total=imported.total, quarantined=quarantined),
+            *set_outcomes(figures, total=imported.total, live=False),
             tasks_as_asked(None, imported.total, spec.split),
         ),
-        metadata={
-            "exits": figures["exits"],
-            "captures": figures["capture"]["captures"],
-            "turns_with_drift": figures["drifted"],
-            "quarantined": figures["reasons"],
-            "infrastructure_errors": figures["errors"],
-            "first_error": (figures["first_error"] or [""])[0],
-        },
+        metadata=set_metadata(figures),
         seeds=(spec.seed,),
     )
 
@@ -270,24 +237,13 @@ def _labelled(records: Iterator[RolloutRecord], digests: dict[str, str], rollout
 def _result(
     tables: dict[str, pa.Table], digests: dict[str, str], tasks: int, spec: RolloutSetSpec, *, live: bool
 ) -> Produced:
-    rollouts, turns = tables["rollouts"], tables["turns"]
-    quarantined = tables["quarantined"]["reason"].to_pylist()
-    errors = [error for error in rollouts["error"].to_pylist() if error is not None]
+    figures = set_figures(tables, digests, live=live)
     return Produced(
         tables=tables,
         checks=(
-            prompts_reconstruct(digests, tables),
-            native_ids_present(tables, live=live),
-            counts_reconcile(tables, total=tasks * spec.k, quarantined=len(quarantined)),
+            *set_outcomes(figures, total=tasks * spec.k, live=live),
             tasks_as_asked(spec.tasks, tasks, spec.split),
         ),
-        metadata={
-            "exits": dict(Counter(rollouts["exit_status"].to_pylist())),
-            "captures": dict(Counter(turns["capture"].to_pylist())),
-            "turns_with_drift": turns.num_rows - turns["drift_at"].null_count,
-            "quarantined": dict(Counter(quarantined)),
-            "infrastructure_errors": len(errors),
-            "first_error": errors[0] if errors else "",
-        },
+        metadata=set_metadata(figures),
         seeds=(spec.seed,),
     )

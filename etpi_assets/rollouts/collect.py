@@ -59,14 +59,14 @@ def collect(
         journal.append(future.result())
         advance(1)
 
-    for task, sample in missing:
-        future = executor.submit(once, task, sample)
-        unfinished.add(future)
-        future.add_done_callback(cancel_others)
-        if failed.is_set():
-            future.cancel()
-            break
     try:
+        for task, sample in missing:
+            future = executor.submit(once, task, sample)
+            unfinished.add(future)
+            future.add_done_callback(cancel_others)
+            if failed.is_set():
+                future.cancel()
+                break
         for future in as_completed(unfinished):
             if future.cancelled():
                 continue  # another one failed, and is among the next
@@ -74,10 +74,9 @@ def collect(
             keep(future)
             check()
     except BaseException:
-        for future in tuple(unfinished):
-            if not future.cancel() and not future.cancelled():
-                with suppress(Exception):  # the first exception is the one to report
-                    keep(future)
+        for future in [future for future in unfinished if not future.cancel()]:
+            with suppress(Exception):  # the first exception is the one to report
+                keep(future)
         raise
     return (journal.get(task, sample) for task, sample in pairs)
 

@@ -57,7 +57,6 @@ class Journal:
         self.spec_key, self._wait = spec_key, wait
         self.path = folder / f"journal-{spec_key[:16]}.jsonl"
         self._entries: dict[str, _JournalLine] = {}
-        self._end = 0
         self._lock = threading.Lock()
         self._fd: int | None = None
 
@@ -124,10 +123,12 @@ class Journal:
         with self._lock:
             if self._fd is None:
                 raise JournalError(f"{self.path} is not open")
-            if record.rollout_id in self._entries:
-                raise JournalError(f"{self.path}: {record.rollout_id} is there already")
             if not self._held.still_held():
                 raise LockLost.of(self._held)
+            if os.fstat(self._fd).st_size != self._end:
+                self._read()  # an interrupt ended an earlier call between its write and its entry
+            if record.rollout_id in self._entries:
+                raise JournalError(f"{self.path}: {record.rollout_id} is there already")
             view, at = memoryview(line), self._end
             while view:
                 written = os.pwrite(self._fd, view, at)
@@ -156,15 +157,22 @@ class Journal:
                     file.write(lines)
                     file.flush()
                     os.fsync(file.fileno())
-                os.ftruncate(self._fd, size)
                 self._entries = {key: line for key, line in self._entries.items() if line.offset < size}
-                self._end = size
+                os.ftruncate(self._fd, size)
         return lines.count(b"\n"), path
 
+    @property
+    def _end(self) -> int:
+        """The position behind the last entry: no interrupt can come between an entry and its end."""
+        last = next(reversed(self._entries.values()), None)
+        return last.offset + last.length if last else 0
+
     def _read(self) -> None:
+        """Index the lines behind the last entry and cut off an incomplete last one."""
         assert self._fd is not None
         with open(self._fd, "rb", closefd=False) as file:
-            for number, line in enumerate(file, 1):
+            file.seek(self._end)
+            for number, line in enumerate(file, len(self._entries) + 1):
                 if not line.endswith(b"\n"):
                     break
                 try:
@@ -181,7 +189,6 @@ class Journal:
     def _note(self, record: RolloutRecord, length: int) -> None:
         digest = captured_digest(record)
         self._entries[record.rollout_id] = _JournalLine(self._end, length, _attempt(record), digest)
-        self._end += length
 
     def _close(self) -> None:
         if self._fd is not None:

@@ -12,7 +12,6 @@ from etpi_assets.specs.plugins import plugin
 from etpi_assets.specs.rollout_set import ENGINE_KINDS, EngineSection
 from etpi_assets.tasks.family import Family
 from etpi_assets.worlds.arithmetic_tiny.policy import ArithmeticSkill, ArithmeticTinyPolicy
-from etpi_assets.worlds.coop_tiny.surveys import SurveyingPolicy, SurveyingSkill
 from etpi_assets.worlds.coop_tiny_shared.policy import CoopTinySharedPolicy, SharedSkill
 from etpi_assets.worlds.repo_fix_tiny.policy import RepoFixPolicy, RepoFixSkill
 from etpi_assets.worlds.running_sum.policy import RunningSumPolicy
@@ -27,14 +26,13 @@ if TYPE_CHECKING:
 SCRIPTED_KINDS = ("scripted", "reference", "null")
 
 POLICIES: Mapping[str, Callable[[Mapping[str, float], int], Policy]] = {
-    "coop_tiny": lambda skill, seed: SurveyingPolicy(SurveyingSkill.of(skill), seed),
     "coop_tiny_shared": lambda skill, seed: CoopTinySharedPolicy(SharedSkill.of(skill), seed),
     "repo_fix_tiny": lambda skill, seed: RepoFixPolicy(RepoFixSkill.of(skill), seed),
     "running_sum": lambda skill, seed: RunningSumPolicy(skill),
     "arithmetic_tiny": lambda skill, seed: ArithmeticTinyPolicy(ArithmeticSkill.of(skill), seed),
     "terminal_tiny": lambda skill, seed: TerminalTinyPolicy(TerminalSkill.of(skill), seed),
 }
-"""Suite family -> (skill, seed) -> scripted policy."""
+"""Suite family -> (skill, seed) -> scripted policy. A plugin's family has a method `scripted_policy` instead."""
 
 
 def make_engine(
@@ -62,13 +60,14 @@ def make_engine(
     if named := plugin("engine", section.kind, ENGINE_KINDS):
         return named.load()(section, chat)
     if section.kind == "scripted":
-        if family_name not in POLICIES:
+        policy_of = POLICIES.get(family_name) or getattr(family, "scripted_policy", None)
+        if policy_of is None:
             raise SpecError(
                 f'engine.kind = "scripted": the family {family_name!r} has no policy, only {sorted(POLICIES)} have; '
                 'use engine.kind = "reference", or a model'
             )
         try:
-            policy = POLICIES[family_name](section.skill, seed)
+            policy = policy_of(section.skill, seed)
         except ValueError as error:
             raise SpecError(str(error)) from None
         settings = {"policy": family_name, "skill": dict(section.skill), "seed": seed}

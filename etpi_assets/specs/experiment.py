@@ -313,6 +313,19 @@ class ExperimentSpec(Section):
             raise ValueError("rl.agent.harness: reinforcement runs etpi's own agent loop; a harness evaluates only")
         return self
 
+    @model_validator(mode="after")
+    def _answers_keep_their_thoughts(self) -> ExperimentSpec:
+        agents = [
+            *([self.evaluate.agent] if self.evaluate else []),
+            *([self.rl.agent] if self.rl.method != "none" else []),
+        ]
+        if self.pairs.strip_think and any(agent.action_format == "thinking_bash" for agent in agents):
+            raise ValueError(
+                'pairs.strip_think cuts the <thinking> with which an answer of action_format = "thinking_bash" begins; '
+                "set pairs.strip_think = false"
+            )
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _lacking_base_is_explained(cls, values: Any) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
 from etpi_assets.specs.section import Section
+
+if TYPE_CHECKING:
+    from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
 
 _CODEX = """\
 model = "policy"
@@ -172,3 +175,19 @@ def with_harness(values: Any) -> Any:
     agent = values.get("agent") or {}
     agent = agent if isinstance(agent, dict) else agent.model_dump()
     return {**values, "agent": {**agent, "harness": values["harness"]}}
+
+
+def harness_difference(evaluated: AgentSection, rollout_sets: Iterable[RolloutSetSpec]) -> str:
+    """Return how the harness of an evaluation differs from those of the rollouts; "" if it does not. Imported runs are
+    left out, because their harness is unknown."""
+    trained = {_shown(each.agent) for each in rollout_sets if each.kind != "imported"}
+    if not trained - {_shown(evaluated)}:
+        return ""
+    return (
+        f"is evaluated in {_shown(evaluated)} and trained on rollouts of {', '.join(sorted(trained))}: set "
+        "[evaluate.harness] to the same name and version"
+    )
+
+
+def _shown(agent: AgentSection) -> str:
+    return f"{agent.harness.name} {agent.harness.version}" if agent.harness else "etpi's own loop"

@@ -276,8 +276,8 @@ class RolloutSetSpec(Section):
     """One line for people, shown in the catalog."""
     kind: Literal["live", "agent", "imported", "templated"]
     """Source of the rollouts: `live` runs an engine in sandboxes; `agent` runs a foreign harness there, whose model is
-    the engine; `imported` reads recorded runs; `templated` writes them from a script, in emulated workspaces and
-    without verdicts."""
+    the engine; `imported` reads recorded runs; `templated` writes them from a script, without
+    verdicts."""
     suite: str | None = None
     """The suite whose tasks are rolled out; required unless imported."""
     split: Literal["train", "heldout", "all"] = "train"
@@ -297,7 +297,7 @@ class RolloutSetSpec(Section):
     harness: Annotated[HarnessSection | None, Omitted(None)] = None
     """The harness of `kind = "agent"`."""
     templated: TemplatedSection | None = None
-    """Template for a templated set; "none": the suite's scripted policy writes the turns."""
+    """The template of `kind = "templated"`."""
     format: str = Field(default="auto", examples=["swe-agent"])
     """Imported: a format of docs/formats.md, or `auto` to recognise it."""
     path: str | None = Field(default=None, examples=["${ETPI_TRAJECTORIES}/swe-agent"])
@@ -324,10 +324,10 @@ class RolloutSetSpec(Section):
             raise ValueError('a harness is captured token for token, and engine.kind = "openai" gives no token ids')
         if self.kind != "imported" and (self.suite is None or self.engine is None):
             raise ValueError(f"a {self.kind} rollout set needs `suite` and an [engine] section")
-        if self.kind == "templated" and self.engine and self.engine.kind != "scripted":
+        if self.templated and self.engine and self.engine.kind != "scripted":
             raise ValueError('a templated rollout set is written by a script: engine.kind = "scripted"')
-        if self.templated and self.kind != "templated":
-            raise ValueError('a [templated] section needs kind = "templated"')
+        if (self.kind == "templated") != (self.templated is not None):
+            raise ValueError('kind = "templated" and a section [templated] belong together')
         if self.templated and self.engine and self.engine.skill:
             raise ValueError("engine.skill belongs to a scripted policy; a [templated] section has knobs of its own")
         if self.agent.grammar and (self.engine is None or self.engine.kind not in ("transformers", "vllm")):

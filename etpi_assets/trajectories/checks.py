@@ -1,6 +1,6 @@
 """The checks of `raw_rollouts` and `eval_rollouts`, as plain functions.
 
-Each check has figures that are computed per part of a set (`*_figures`), summed by `merged`, and judged by `*_outcome`.
+Figures are computed per part of a set (`*_figures`), summed by `merged`, and judged by `*_outcome`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,58 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.trajectories.tables import iter_prompts, prompts_digest
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.checks import CheckOutcome, percent
+
+MOST_DRIFT = 0.1
+"""The share of later turns that compactions and edits of a history explain."""
 
 _SHOWN = 3
 
 
-def prompts_reconstruct(digests: Mapping[str, str], tables: Mapping[str, pa.Table]) -> CheckOutcome:
-    """Check that every prompt decoded from `turns` equals the captured prompt, id for id.
+def set_figures(tables: Mapping[str, pa.Table], digests: Mapping[str, str], *, live: bool) -> dict[str, Any]:
+    """Compute the figures of a part of a rollout set, which has whole rollouts.
 
-    `digests`: rollout_id -> `tables.captured_digest` of the record, for every rollout.
+    Args:
+        digests: rollout_id -> `tables.captured_digest` of the record, for every rollout.
+        live: whether every turn has to be native.
     """
-    return prompts_outcome(prompt_figures(digests, tables))
+    errors = [error for error in tables["rollouts"]["error"].to_pylist() if error is not None]
+    return {
+        "prompts": prompt_figures(digests, tables),
+        "capture": capture_figures(tables, live=live),
+        "counts": count_figures(tables),
+        "drift": drift_figures(tables["turns"]),
+        "exits": dict(Counter(tables["rollouts"]["exit_status"].to_pylist())),
+        "reasons": dict(Counter(tables["quarantined"]["reason"].to_pylist())),
+        "errors": len(errors),
+        "first_error": errors[:1],
+    }
+
+
+def set_outcomes(figures: Mapping[str, Any], *, total: int, live: bool) -> list[CheckOutcome]:
+    """Judge the figures of a whole set of `total` rollouts and refusals."""
+    return [
+        prompts_outcome(figures["prompts"]),
+        captures_outcome(figures["capture"], live=live),
+        counts_outcome(figures["counts"], total=total, quarantined=sum(figures["reasons"].values())),
+        drift_outcome(figures["drift"]),
+    ]
+
+
+def set_metadata(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures that the asset shows."""
+    return {
+        "exits": figures["exits"],
+        "captures": figures["capture"]["captures"],
+        "turns_with_drift": figures["drift"]["drifted"],
+        "quarantined": figures["reasons"],
+        "infrastructure_errors": figures["errors"],
+        "first_error": (figures["first_error"] or [""])[0],
+    }
 
 
 def prompt_figures(digests: Mapping[str, str], tables: Mapping[str, pa.Table]) -> dict[str, Any]:
-    """Compute the figures of `prompts_reconstruct`; the tables hold whole rollouts."""
+    """Count the prompts decoded from `turns`, and name the rollouts with one that is not the captured one."""
     total, bad = 0, []
     seen: set[str] = set()
     captured = tables["turns"].filter(pc.field("suffix_ids").is_valid())  # most imported runs have no ids
@@ -57,13 +94,8 @@ def prompts_outcome(figures: Mapping[str, Any]) -> CheckOutcome:
     return CheckOutcome("prompts_reconstruct", not bad, message, figures=shown)
 
 
-def native_ids_present(tables: Mapping[str, pa.Table], *, live: bool) -> CheckOutcome:
-    """Check that native turns have ids; in a live set that there are turns and all are native."""
-    return captures_outcome(capture_figures(tables, live=live), live=live)
-
-
 def capture_figures(tables: Mapping[str, pa.Table], *, live: bool) -> dict[str, Any]:
-    """Compute the figures of `native_ids_present`."""
+    """Count the turns of each capture, and name native ones, in a live set all, that have no ids."""
     without: list[str] = []
     captures: Counter[str] = Counter()
     columns = ["rollout_id", "agent_id", "turn", "capture", "prompt_tokens", "output_tokens"]
@@ -92,13 +124,8 @@ def captures_outcome(figures: Mapping[str, Any], *, live: bool) -> CheckOutcome:
     return CheckOutcome("native_ids_present", not without, message, figures=shown)
 
 
-def counts_reconcile(tables: Mapping[str, pa.Table], *, total: int, quarantined: int) -> CheckOutcome:
-    """Check that rollouts + quarantined = total, ids are unique, and agents, turns and messages are complete."""
-    return counts_outcome(count_figures(tables), total=total, quarantined=quarantined)
-
-
 def count_figures(tables: Mapping[str, pa.Table]) -> dict[str, Any]:
-    """Compute the figures of `counts_reconcile`; the tables hold whole rollouts."""
+    """Count agents and turns, and describe those that are missing or of no rollout."""
     problems: list[str] = []
     rollouts = dict(zip(*(tables["rollouts"][name].to_pylist() for name in ("rollout_id", "agents")), strict=True))
     names = [tables["agents"][name].to_pylist() for name in ("rollout_id", "agent_id", "turns")]
@@ -153,6 +180,25 @@ def tasks_as_asked(requested: int | None, had: int, split: str) -> CheckOutcome:
         f"Add tasks, repair those that the suite quarantined, or set tasks = {had}."
     )
     return CheckOutcome("tasks_as_asked", False, message, blocking=False, figures=figures)
+
+
+def drift_figures(turns: pa.Table) -> dict[str, int]:
+    """Count the native turns after an agent's first, and those whose prompt does not extend the turn before."""
+    native = turns.filter(pc.field("capture") == "native")
+    agents = native.group_by(["rollout_id", "agent_id"]).aggregate([]).num_rows
+    return {"later": native.num_rows - agents, "drifted": native.num_rows - native["drift_at"].null_count}
+
+
+def drift_outcome(figures: Mapping[str, Any]) -> CheckOutcome:
+    """Warn if many turns drift."""
+    drifted, later = figures["drifted"], figures["later"]
+    share = drifted / max(1, later)
+    message = (
+        f"{drifted} of {later} later turns drift: their prompt does not repeat the turn before id for id "
+        f"(bound {percent(MOST_DRIFT)})."
+    )
+    shown = {"later_turns": later, "with_drift": drifted, "share": share}
+    return CheckOutcome("drift_bounded", share <= MOST_DRIFT, message, blocking=False, figures=shown)
 
 
 def merged(figures: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -80,13 +80,13 @@ class AgentRecord:
     patch: str | None = None
 
 
-_UNTRAINED = re.compile(r"(helper|summary|side|dropped|retry)[0-9]+")
+UNTRAINED = "^(helper|summary|side|dropped|retry)[0-9]+$"
 """The kinds of messages of other conversations, which a harness held beside the agent's own."""
 
 
 def own_messages(agent: AgentRecord) -> list[Message]:
     """Return the messages of the agent's own conversation."""
-    return [message for message in agent.messages if not _UNTRAINED.fullmatch(message.kind)]
+    return [message for message in agent.messages if not re.match(UNTRAINED, message.kind)]
 
 
 @dataclass

@@ -106,13 +106,8 @@ def to_record(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> RolloutRecord:
     return RolloutRecord(**columns, agents=list(agents.values()))
 
 
-def prompts_of(turns: Rows) -> dict[Key, list[int]]:
-    """Return (rollout_id, agent_id, turn) -> the turn's whole prompt, for turns with ids."""
-    return {key: prompt.tolist() for key, prompt in iter_prompts(turns)}
-
-
 def iter_prompts(turns: Rows) -> Iterator[tuple[Key, np.ndarray]]:
-    """Yield what `prompts_of` returns, as int32 arrays, in the order of the table."""
+    """Yield (rollout_id, agent_id, turn) and the turn's whole prompt, an int32 array, for turns with ids."""
     return ((key, prompt) for key, prompt, _ in iter_turns(turns))
 
 

@@ -151,23 +151,14 @@ def parse_json(text: Any) -> Any:
 
 def template_message(message: Message, chat: ChatFormat) -> dict[str, Any]:
     """Return a message in the form that the student's template renders."""
-    shown = {key: message[key] for key in ("role", "content", "tool_call_id") if message.get(key) is not None}
-    if reasoning := message.get("reasoning"):
-        shown["reasoning_content"] = reasoning
-    if not (calls := message.get("tool_calls")):
-        return shown
-    form = chat.tool_form
-    if chat.calls_in_content and form is not None:
-        parsed = [Call(call["function"]["name"], _object(call["function"]["arguments"])) for call in calls]
-        shown["content"] = "\n".join(filter(None, [message["content"], form.render(parsed)]))
-    elif chat.words.as_text:
-        shown["tool_calls"] = calls
-    else:
-        shown["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": _object(call["function"]["arguments"])}}
-            for call in calls
-        ]
-    return shown
+    if message["role"] != "assistant":
+        return {key: message[key] for key in ("role", "content", "tool_call_id") if message.get(key) is not None}
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    calls = [Call(function["name"], _object(function["arguments"])) for function in functions]
+    content, form = message.get("content") or "", chat.tool_form
+    if calls and chat.calls_in_content and form is not None:
+        content, calls = "\n".join(filter(None, [content, form.render(calls)])), []
+    return chat.words.message(content, calls, message.get("reasoning") or "")
 
 
 def output_message(chat: ChatFormat, output: Sequence[int], opened: bool, tools: Sequence[Any]) -> Message:

@@ -15,8 +15,9 @@ import secrets
 import socket as sockets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -98,6 +99,41 @@ class _Call:
         return not self.delivered and await self.request.is_disconnected()
 
 
+class Weights:
+    """The version of the engine's weights. New calls wait while they change, and a change waits for calls under way."""
+
+    def __init__(self, version: str = "") -> None:
+        self.version, self._calls, self._changes, self._idle = version, 0, False, threading.Condition()
+
+    @contextmanager
+    def used(self) -> Iterator[str]:
+        """Keep the version during a call."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._changes)
+            self._calls += 1
+        try:
+            yield self.version
+        finally:
+            with self._idle:
+                self._calls -= 1
+                self._idle.notify_all()
+
+    @contextmanager
+    def change(self, version: str) -> Iterator[None]:
+        """Hold calls back; those after it have the new version, unless it failed."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._changes)
+            self._changes = True
+            self._idle.wait_for(lambda: not self._calls)
+        try:
+            yield
+            self.version = version
+        finally:
+            with self._idle:
+                self._changes = False
+                self._idle.notify_all()
+
+
 @dataclass(eq=False)
 class Attempt:
     """One attempt at a task, or one session of a person.
@@ -107,10 +143,14 @@ class Attempt:
         session: as in `engines.Request`; the same in a later attempt, so that the same calls sample the same.
         sampler: the settings of sampling; those that a harness asks for are only recorded.
         privileged: for scripted policies, see `engines.Request`.
+        weights: shared by the attempts of an engine whose weights change.
         over: set when a budget is used up or a call failed.
         limit: the budget that is used up.
         failure: the error that ended the attempt, if one did.
         revoked: whether its key is refused.
+
+    Raises:
+        Refused: its log has ids of another vocabulary.
     """
 
     name: str
@@ -123,6 +163,7 @@ class Attempt:
     session: str
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     privileged: Mapping[str, Any] = field(default_factory=dict)
+    weights: Weights = field(default_factory=Weights)
     over: threading.Event = field(default_factory=threading.Event)
     limit: str = ""
     failure: Exception | None = None
@@ -132,7 +173,13 @@ class Attempt:
         self.calls, self.output_tokens, self.aux_rows = 0, 0, 0
         self.last: dict[str, _Call] = {}
         self._conversation = Conversation(self.chat, self.template_kwargs)
-        for row in read_log(self.log.path):  # of an earlier process
+        rows = list(read_log(self.log.path))  # of an earlier process
+        if not rows:
+            about = {"tokenizer": self.chat.name, "vocabulary": self.chat.vocabulary_hash}
+            self.log.append({"attempt": self.name, **about})
+        elif rows[0].get("vocabulary") != self.chat.vocabulary_hash:
+            raise Refused(409, f"{self.log.path.name} has ids of another vocabulary than {self.chat.name!r}'s")
+        for row in rows:
             self.calls = max(self.calls, row.get("call", 0))
             if "output_ids" in row:
                 prompt = Prompt(row["prompt_ids"].tolist(), None, 0)
@@ -178,7 +225,8 @@ class Attempt:
             f"{self.session}/{number}", self.session, tuple(prompt.ids), query.messages, sampler,
             tools=query.tools, privileged=self.privileged,
         )  # fmt: skip
-        (completion,) = self.engine.complete([request])
+        with self.weights.used() as version:
+            (completion,) = self.engine.complete([request])
         output, prompt = self._checked(completion, prompt, len(query.messages))
         message = self._message(completion, prompt, output, query)
         finish = "tool_calls" if message.get("tool_calls") else completion.finish_reason
@@ -199,6 +247,7 @@ class Attempt:
             "message": message,
             "finish": completion.finish_reason,
             "model": completion.model,
+            "weights": version,
         }
         self.log.append({**row, **call}, query.tools)
         return Turn(f"call-{self.name}-{number}", message, finish, len(prompt.ids), len(output))
@@ -290,11 +339,17 @@ class CaptureServer:
         self._thread.join()
 
     async def _handle(self, request: HttpRequest) -> Response:
+        try:
+            return await self._respond(request)
+        except Refused as refusal:
+            return _error(refusal)
+
+    async def _respond(self, request: HttpRequest) -> Response:
         attempt = self._attempt(request.path_params["name"])
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         key = bearer or request.headers.get("x-api-key", "")
         if attempt is None or attempt.revoked or not hmac.compare_digest(key.encode(), attempt.key.encode()):
-            return _error(Refused(401, "no attempt has this path and key"))
+            raise Refused(401, "no attempt has this path and key")
         path = request.path_params["path"].removeprefix("v1/")
         if path == "models":
             card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "etpi"}
@@ -302,22 +357,16 @@ class CaptureServer:
         raw = await _read_body(request)
         if raw is None:
             attempt.log_aux(f"{request.method} /{path}", status=413)
-            return _error(Refused(413, f"the request is larger than {MOST_BODY_BYTES >> 20} MiB"))
+            raise Refused(413, f"the request is larger than {MOST_BODY_BYTES >> 20} MiB")
         body = _parsed(raw)
         if path == "messages/count_tokens" and isinstance(body, dict):
             attempt.log_aux(path)
-            return await self._counted(attempt, body)
+            length = asyncio.get_running_loop().run_in_executor(self._pool, attempt.count_tokens, body)
+            return JSONResponse({"input_tokens": await length})
         if path not in DIALECTS or request.method != "POST" or not isinstance(body, dict):
             attempt.log_aux(f"{request.method} /{path}", status=404)
-            return _error(Refused(404, f"{request.method} /{path} is not captured"))
+            raise Refused(404, f"{request.method} /{path} is not captured")
         return await self._answer(request, attempt, path, body, hashlib.sha256(raw).hexdigest()[:32])
-
-    async def _counted(self, attempt: Attempt, body: Mapping[str, Any]) -> Response:
-        loop = asyncio.get_running_loop()
-        try:
-            return JSONResponse({"input_tokens": await loop.run_in_executor(self._pool, attempt.count_tokens, body)})
-        except Refused as refusal:
-            return _error(refusal)
 
     async def _answer(
         self, request: HttpRequest, attempt: Attempt, path: str, body: Mapping[str, Any], digest: str

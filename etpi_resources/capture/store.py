@@ -1,8 +1,9 @@
 """The log of one attempt: a line of JSON for each call, flushed before its answer.
 
 A call that continues an earlier one names it in `parent` and holds only the messages and ids that it adds, so a log
-grows with the conversation and not with its square. Lines of other kinds: {"tools": …} the schemas behind a hash,
-{"status": …} a refused call, {"joined": …} a request that asked again for a call, {"aux": …} other requests.
+grows with the conversation and not with its square. Lines of other kinds: {"vocabulary": …} the first, {"tools": …} the
+schemas behind a hash, {"status": …} a refused call, {"joined": …} a request that asked again for a call, {"aux": …}
+other requests.
 """
 
 from __future__ import annotations

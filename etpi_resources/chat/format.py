@@ -25,6 +25,7 @@ from etpi_resources.chat.prefixes import AppendOnlyProbe, tags
 from etpi_resources.chat.roles import Roles
 from etpi_resources.chat.tool_forms import FORMS, Call, ToolForm, message_calls
 from etpi_resources.chat.tool_forms.template import TemplateForm, UnknownToolForm
+from etpi_resources.hashes import json_hash
 from etpi_resources.packages import PACKAGE, PackageUnavailable, package_folder
 
 if TYPE_CHECKING:
@@ -138,6 +139,11 @@ class ChatFormat:
     def vocab_size(self) -> int:
         """The largest id plus one."""
         return max(self._core.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def vocabulary_hash(self) -> str:
+        """The hash of every id and its text."""
+        return json_hash(self._core.get_vocab(with_added_tokens=True))
 
     @cached_property
     def markers(self) -> TurnMarkers:

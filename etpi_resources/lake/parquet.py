@@ -163,7 +163,7 @@ def read(name: str, paths: Sequence[Path], columns: Sequence[str] | None = None)
         FileNotFoundError: a file is missing.
     """
     wanted = schema_of(name, columns)
-    parts = [wanted.empty_table()]
+    parts = [pa.Table.from_batches([], wanted)]  # `empty_table` would import pandas
     for path in paths:
         with opened(path) as file:
             parts.append(_typed(file.read(columns=_present(file, wanted)), wanted, path))

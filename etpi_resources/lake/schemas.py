@@ -171,7 +171,7 @@ TABLES: dict[str, Table] = {
             ("task_id", s, "the task"),
             ("repo", s, "the repository"),
             ("reward", f64, "the verifier's reward; null if there is no verdict"),
-            ("verdict", s, "passed, failed_tests, merge_conflict, no_patch, infrastructure, unknown"),
+            ("verdict", s, "passed, failed_tests, low_reward, merge_conflict, no_patch, infrastructure, unknown"),
             ("plan_first", b, "whether every agent sent the other a message before its first work in the repository"),
             ("plan_first_reason", s, "why plan_first is false"),
             ("plan_content", b, "whether the plans say who does what and name files or functions of the task"),

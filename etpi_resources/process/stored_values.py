@@ -7,25 +7,15 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 
-def stored_by_files(name: str, folders: Iterable[Path], compute: Callable[[], Mapping[str, str]]) -> Mapping[str, str]:
-    """Return the stored values if no file below the folders was changed since, otherwise compute and store them.
-
-    A file counts as changed if its size, its time of modification or its inode's time is another one. Without a folder
-    that can be written, the values are computed each time.
-    """
-    store = StoredValues(name, signature_of(folders))
-    if not store.values:
-        store.values |= compute()
-        store.write()
-    return store.values
-
-
 class StoredValues:
-    """Values of one signature in the user's cache folder; those of another signature are forgotten."""
+    """Values of one signature in the user's cache folder; those of another signature are forgotten.
+
+    Without a folder that can be written, nothing is stored.
+    """
 
     def __init__(self, name: str, signature: str) -> None:
         self._file, self._signature = _cache_folder() / f"{name}.json", signature
@@ -43,10 +33,10 @@ class StoredValues:
 
 
 def signature_of(folders: Iterable[Path]) -> str:
-    """Return a hash of the names, sizes and times of all files below the folders."""
+    """Return a hash of the names, sizes and times of all files below the folders; one of them may be a file itself."""
     entries = []
     for folder in sorted(set(folders)):
-        for path in sorted(folder.rglob("*")):
+        for path in [folder] if folder.is_file() else sorted(folder.rglob("*")):
             if path.is_file() and path.suffix != ".pyc":
                 stat = path.stat()
                 entries.append((str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))

@@ -189,6 +189,9 @@ class _Engine:
 
         disk = limits.file_bytes
         places = _places(environment)
+        shown: dict[str, str] = {}
+        if environment.downloads is not None:  # so the engine sees this machine's folders
+            shown = {str(tool): str(tool) for tool in environment.tools} | {str(environment.downloads): SHOWN_AT}
         memory = limits.memory_bytes + disk * (len(places) + 1) + OVERHEAD
         config = self.client.create_host_config(
             network_mode="none",
@@ -198,7 +201,7 @@ class _Engine:
             nano_cpus=int(limits.cores * 1e9),
             pids_limit=limits.processes + 1,
             shm_size=disk,
-            binds=None if environment.downloads is None else [f"{environment.downloads}:{SHOWN_AT}:ro"],
+            binds=[f"{folder}:{place}:ro" for folder, place in shown.items()] or None,
             tmpfs={
                 **dict.fromkeys(
                     () if _has_image(environment) else _PODMAN_TMPFS, "rw,noexec,nosuid,nodev,size=64k,mode=755"

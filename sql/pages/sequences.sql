@@ -1,6 +1,6 @@
 -- A page of the merged sequences of an experiment's data set: tokens, branches, rows and the weight of their loss. The
 -- page is chosen first, by narrow columns, so that only its token ids are read. sort: id, branches, loss. task:
--- a part of the task's name.
+-- a part of the task's name. contains: a part of a turn's text. trained_ids: the first ids in the loss.
 WITH weighed AS (
     SELECT
         sequence_id,
@@ -17,6 +17,20 @@ WITH weighed AS (
     WHERE
         experiment = getvariable('experiment')
         AND (getvariable('rollout') IS NULL OR rollout_id = getvariable('rollout'))
+        AND (getvariable('split') IS NULL OR split = getvariable('split'))
+        AND (
+            getvariable('contains') IS NULL
+            OR rollout_id IN (
+                SELECT u.rollout_id FROM turns AS u
+                WHERE
+                    u.rollout_id IN (
+                        SELECT v.rollout_id FROM selected AS v WHERE v.experiment = getvariable('experiment')
+                    )
+                    AND contains(
+                        lower(concat(u.content, ' ', u.observation)), lower(getvariable('contains')::VARCHAR)
+                    )
+            )
+        )
         AND (
             getvariable('task') IS NULL
             OR rollout_id IN (
@@ -41,8 +55,10 @@ SELECT
     c.*,
     s.rollout_set,
     s.task_id,
+    i.input_ids[i.span_starts[1] + 1:least(i.span_ends[1], i.span_starts[1] + 60)] AS trained_ids,
     (SELECT count(*) FROM weighed) AS matches
 FROM chosen AS c
+LEFT JOIN sequences AS i ON i.experiment = getvariable('experiment') AND c.sequence_id = i.sequence_id
 LEFT JOIN selected AS s ON s.experiment = getvariable('experiment') AND c.rollout_id = s.rollout_id
 ORDER BY
     CASE getvariable('sort') WHEN 'branches' THEN c.nodes WHEN 'loss' THEN c.loss END DESC NULLS LAST,

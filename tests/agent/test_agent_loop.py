@@ -12,14 +12,15 @@ from etpi_assets.agent.loop import SUBMIT, Identity, RolloutJob, RolloutRuntime,
 from etpi_assets.agent.oracle import null_policy, reference_policy
 from etpi_assets.specs.rollout_set import AgentSection, GrammarSection
 from etpi_assets.tasks.family import Role, SandboxNeeds, Task, Verdict
-from etpi_assets.trajectories.tables import prompts_of, to_tables
-from etpi_assets.worlds.coop_tiny import CoopTiny
+from etpi_assets.trajectories.tables import to_tables
+from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
 from etpi_resources.engines import Request
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+from tests.support.rollouts import prompts_of
 
 CHAT = load_chat_format("tiny")
 BOX = BubblewrapFactory()
@@ -261,8 +262,8 @@ def test_single_agent_rollout():
 
 
 def test_reference_and_null_prove_a_suite():
-    family = CoopTiny()
-    tasks = [task for task in family.load("coop_tiny", 3, {"train": 3, "heldout": 0}) if isinstance(task, Task)]
+    family = CoopTinyShared()
+    tasks = [task for task in family.load("coop_tiny_shared", 3, {"train": 3, "heldout": 0}) if isinstance(task, Task)]
     for policy, reward in ((reference_policy(family), 1.0), (null_policy, 0.0)):
         engine = ScriptedEngine(policy, CHAT, "t")
         section = AgentSection(max_tokens=2000, max_model_len=8000)

@@ -787,11 +787,11 @@ def attacks(targets: Any = None) -> list[Attack]:
             [{"runner.sh": "exit 0\n", "patches/runner.sh": "echo 1 passed\n", **in_module("#")}],
         ),
     ]
-    for family in ("terminal_tiny", "coop_tiny", "coop_tiny_shared", "pypi_bugs", "r2e", "cooperbench"):
+    for family in ("terminal_tiny", "coop_tiny_shared", "pypi_bugs", "r2e", "cooperbench"):
         found += _command_attacks(family)
     found += _harbor() + _command_attacks("harbor")
     if targets is not None:
-        for family in ("coop_tiny", "coop_tiny_shared", "repo_fix_tiny"):
+        for family in ("coop_tiny_shared", "repo_fix_tiny"):
             path = next(p for p in sorted(targets.start(family)) if p.endswith(".py"))
             found += _calls(family, path, "extra.py")
         source = targets.task("terminal_tiny").payload["slots"]["source"]

@@ -174,9 +174,6 @@ class Targets:
         loaded = load_family(family).load("attacked", 0, {})
         return next(item for item in loaded if isinstance(item, Task))
 
-    def _coop_tiny(self) -> Task:
-        return self._tiny("coop_tiny")
-
     def _coop_tiny_shared(self) -> Task:
         return self._tiny("coop_tiny_shared")
 

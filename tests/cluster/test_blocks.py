@@ -171,7 +171,7 @@ def test_versions_and_imports_over_nodes_are_those_of_one_process(
     on_cluster: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = CurationLake(tmp_path / "alone")
-    alone.write("suites", "small", "title = 's'\nfamily = 'coop_tiny'\n[params]\ntrain = 6\nheldout = 2\n")
+    alone.write("suites", "small", "title = 's'\nfamily = 'coop_tiny_shared'\n[params]\ntrain = 6\nheldout = 24\n")
     alone.rollout_set("good")
     alone.experiment("clean", more='[pairs]\ncapture = "native"\n')
     alone.make("tasks", "small")

@@ -179,8 +179,10 @@ def test_failed_collection_says_why_the_engines_servers_ended(on_cluster):
 
 
 def lake_with_tasks(folder: Path) -> Resources:
-    write_spec(folder / "specs", "suites", "little", f'extends = "coop_tiny"\n[params]\ntrain = {TASKS}\nheldout = 2\n')
-    text = f'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = {TASKS}\nk = 2\n'
+    write_spec(
+        folder / "specs", "suites", "little", f'extends = "coop_tiny_shared"\n[params]\ntrain = {TASKS}\nheldout = 24\n'
+    )
+    text = f'extends = "coop_tiny_shared_strong"\nsuite = "little"\ntasks = {TASKS}\nk = 2\n'
     write_spec(folder / "specs", "rollout_sets", "little", text)
     resources = Resources(lake=Lake(folder / "lake"), specs_folder=folder / "specs")
     tasks.execute("little", resources, log=lambda line: None)

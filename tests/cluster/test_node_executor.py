@@ -80,10 +80,10 @@ class FakeRay:
             get_step_context=lambda _: None,
         )
 
-    def launch(self, key: str = "tasks", partition: str = "coop_tiny") -> None:
+    def launch(self, key: str = "tasks", partition: str = "coop_tiny_shared") -> None:
         list(self.steps.launch_step(self.context(key, partition)))
 
-    def check(self, key: str = "tasks", partition: str = "coop_tiny", after: float = 2.0) -> str:
+    def check(self, key: str = "tasks", partition: str = "coop_tiny_shared", after: float = 2.0) -> str:
         """Return why the step is unhealthy after so many seconds; "" if it is healthy."""
         self.clock.now += after
         result = self.steps.check_step_health(self.context(key, partition))
@@ -146,7 +146,7 @@ def test_step_without_any_node_fails_at_once_naming_what_is_offered(ray: FakeRay
     ray.nodes[:] = [Node("h", "head", "10.0.0.1", True, {}, {})]
     ray.launch()
     reason = ray.check()
-    assert "tasks of coop_tiny" in reason and "etpi_sandbox" in reason and "head (nothing)" in reason
+    assert "tasks of coop_tiny_shared" in reason and "etpi_sandbox" in reason and "head (nothing)" in reason
     assert not ray.jobs.submitted and not ray.steps.is_lost("tasks")
 
 
@@ -197,9 +197,9 @@ def test_silent_ray_is_not_taken_for_a_lost_step_at_once(ray: FakeRay) -> None:
 def test_process_that_resumes_a_run_finds_its_jobs(ray: FakeRay) -> None:
     ray.launch()
     resumed = _NodeSteps(SETTINGS, ray.jobs, load_specs())  # pyright: ignore[reportArgumentType]
-    assert resumed.check_step_health(ray.context("tasks", "coop_tiny")).is_healthy
+    assert resumed.check_step_health(ray.context("tasks", "coop_tiny_shared")).is_healthy
     with pytest.raises(RuntimeError):  # Dagster then launches it
-        resumed.check_step_health(ray.context("raw_rollouts", "coop_tiny_strong"))
+        resumed.check_step_health(ray.context("raw_rollouts", "coop_tiny_shared_strong"))
 
 
 def test_lost_step_is_retried_three_times_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,9 @@ def environment_of_the_site(site: Site, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_lost_node_has_its_step_run_again_on_another(site: Site) -> None:
     """The run is launched by command; the node of its step is killed in the middle."""
-    write_spec(Path(site.environment["ETPI_SPECS"]), "suites", "long", 'extends = "coop_tiny"\n[params]\ntrain = 200\n')
+    write_spec(
+        Path(site.environment["ETPI_SPECS"]), "suites", "long", 'extends = "coop_tiny_shared"\n[params]\ntrain = 200\n'
+    )
     tags = json.dumps({"dagster/partition": "long"})
     launched = site.command(
         "dagster", "job", "launch", "-m", "etpi_assets.definitions", "-j", "prepare_suite", "--tags", tags,
@@ -193,9 +195,9 @@ def test_step_that_no_node_can_serve_fails_before_anything_runs(site: Site) -> N
 @pytest.mark.skipif(not os.environ.get("ETPI_TEST_CLUSTER"), reason="minutes: make test-cluster")
 def test_ctrl_c_stops_the_run_and_leaves_no_process(site: Site) -> None:
     specs = Path(site.environment["ETPI_SPECS"])
-    write_spec(specs, "suites", "slow", 'extends = "coop_tiny"\n[params]\ntrain = 800\n')
+    write_spec(specs, "suites", "slow", 'extends = "coop_tiny_shared"\n[params]\ntrain = 800\n')
     write_spec(
-        specs, "rollout_sets", "slow_strong", 'extends = "coop_tiny_strong"\nsuite = "slow"\ntasks = 24\nk = 1\n'
+        specs, "rollout_sets", "slow_strong", 'extends = "coop_tiny_shared_strong"\nsuite = "slow"\ntasks = 24\nk = 1\n'
     )
     write_spec(specs, "experiments", "slow", DATA_ALONE.replace("little_strong", "slow_strong"))
     printed = site.lake.parent / "ctrl-c.log"
@@ -222,7 +224,9 @@ def test_ctrl_c_stops_the_run_and_leaves_no_process(site: Site) -> None:
 @pytest.mark.skipif(not os.environ.get("ETPI_TEST_CLUSTER"), reason="minutes: make test-cluster")
 def test_run_stopped_from_the_page_in_the_middle_of_a_collection_leaves_no_process(site: Site) -> None:
     specs = Path(site.environment["ETPI_SPECS"])
-    write_spec(specs, "rollout_sets", "many", 'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 24\nk = 24\n')
+    write_spec(
+        specs, "rollout_sets", "many", 'extends = "coop_tiny_shared_strong"\nsuite = "little"\ntasks = 24\nk = 24\n'
+    )
     prepared = site.launched_from_page("prepare_suite", "little", ["suite_spec", "tasks"])
     assert site.ended(prepared) == "SUCCESS", site.told(prepared)
     run = site.launched_from_page("collect_rollouts", "many", ["rollout_set_spec", "raw_rollouts"])

@@ -7,8 +7,8 @@ import pytest
 from etpi import cli
 from etpi_assets.specs.load import load_specs
 from etpi_assets.tasks.family import Task
-from etpi_assets.worlds.coop_tiny import CoopTiny
-from etpi_assets.worlds.coop_tiny.policy import CoopTinySkill
+from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
+from etpi_assets.worlds.coop_tiny_shared.policy import SharedSkill
 from etpi_resources.lake.lake import Lake, Ref
 from tests.support.graph import write_spec
 from tests.support.hosted_teacher import HostedTeacher
@@ -21,7 +21,9 @@ SIZES = {"train": 2, "heldout": 0}
 @pytest.fixture
 def cwd(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_spec(tmp_path / "specs", "suites", "little", 'extends = "coop_tiny"\n[params]\ntrain = 2\nheldout = 0\n')
+    write_spec(
+        tmp_path / "specs", "suites", "little", 'extends = "coop_tiny_shared"\n[params]\ntrain = 2\nheldout = 0\n'
+    )
     return tmp_path
 
 
@@ -31,8 +33,8 @@ def init(url: str, *words: str) -> int:
 
 @pytest.mark.slow
 def test_rollouts_are_collected_with_the_written_specs(cwd, monkeypatch):
-    tasks = [task for task in CoopTiny().load("little", 0, SIZES) if isinstance(task, Task)]
-    skill = CoopTinySkill(plan_first=1.0, wrong_edit=0.0, notice=1.0)
+    tasks = [task for task in CoopTinyShared().load("little", 0, SIZES) if isinstance(task, Task)]
+    skill = SharedSkill(plan_first=1.0, wrong_edit=0.0)
     monkeypatch.setenv("TEACHER_KEY", "secret")
     monkeypatch.setenv("DAGSTER_HOME", str(cwd / "home"))
     with HostedTeacher(tasks, skill, steering=False) as server:

@@ -9,7 +9,7 @@ from etpi_assets.curation.strip_think import Stripped
 from etpi_assets.specs.load import SpecError
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import BlockedInput, Ref
-from tests.support.curation import CURATION, RECIPES, SUITE, CurationLake
+from tests.support.curation import CURATION, RECIPES, CurationLake
 from tests.support.faults_page import stopped
 from tests.support.rows import write_lines
 
@@ -25,7 +25,7 @@ def test_clean_run_passes_every_check_and_keeps_every_pair(curation):
         a: {t: curation.lake.read(Ref(a, "experiment", "clean"), t) for t in RECIPES[a].node.tables} for a in CURATION
     }
     selected, pairs, rows = (loaded[a][t] for a, t in zip(CURATION, ("selected", "pairs", "dataset_rows"), strict=True))
-    assert len(selected) == 24 and len(rows) == len(pairs) > 200
+    assert len(selected) == 24 and len(rows) == len(pairs) > 150
     assert set(rows["split"].to_pylist()) == {"train", "val"}
     assert sum(loaded["upweighted_dataset"]["sequences"]["rows"].to_pylist()) == len(rows)
 
@@ -116,10 +116,9 @@ def test_heldout_tasks_are_dropped_and_block_if_they_are_not(curation, monkeypat
 
 
 def test_short_training_prompts_for_long_evaluation_prompts_block(curation):
-    curation.write("suites", "long", SUITE.replace("train = 24", 'train = 2\nregisters = ["pull_request"]'))
-    curation.make("tasks", "long")
-    curation.experiment("short", gates="prompt_length_ratio = 1.2", suite="long")
-    failed = curation.failures("short")
+    failed = tooled(
+        curation, "short", gates="template_distance = 1.0"
+    )  # evaluation offers tools, whose descriptions are long
     assert set(failed) == {"prompt_length_ratio"} and "registers" in failed["prompt_length_ratio"]
 
 
@@ -144,10 +143,12 @@ def test_teacher_that_writes_fenced_blocks_blocks_for_lack_of_calls(curation):
 
 
 def test_empty_selection_blocks(curation):
-    curation.experiment("solved")
+    curation.rollout_set("wrong", "plan_first = 1.0, wrong_edit = 1.0")
+    curation.make_set("wrong")
+    curation.experiment("solved", "wrong")
     path = curation.folder / "specs" / "experiments" / "solved.toml"
     path.write_text(path.read_text().replace('min_reward = "none"', "min_reward = 1.0"))
-    assert "no_reward 24" in curation.failures("solved")["selection_reconciles"]
+    assert "low_reward 24" in curation.failures("solved")["selection_reconciles"]
 
 
 def test_native_ids_of_another_vocabulary_raise(curation):
@@ -214,7 +215,7 @@ def test_labels_in_another_syntax_than_the_prompts_block(curation):
 
 
 def test_tools_in_evaluation_only_block(curation):
-    failed = tooled(curation, "serving_alone", gates="template_distance = 0.2")
+    failed = tooled(curation, "serving_alone", gates="template_distance = 0.2\nprompt_length_ratio = 100.0")
     assert set(failed) == {"template_distance"}
 
 

@@ -18,7 +18,7 @@ from etpi_assets.specs.check_names import OVERRIDABLE
 from etpi_assets.specs.experiment import GatesSection, PairsSection
 from etpi_assets.specs.presets import preset_values
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.worlds.coop_tiny import FAMILY
+from etpi_lab.worlds.coop_tiny import FAMILY
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.schemas import TABLES, empty, from_rows
 from tests.support.datasets import CHAT, HELDOUT, TASKS, dataset, default

@@ -13,8 +13,8 @@ from etpi_assets.agent.prompts import render_prompts, steering_text
 from etpi_assets.curation.steering import FirstPrompt, SteeringNgrams, splice
 from etpi_assets.curation.strip_think import segments
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.worlds.coop_tiny import FAMILY
-from etpi_assets.worlds.coop_tiny.generate import generate_tasks
+from etpi_lab.worlds.coop_tiny import FAMILY
+from etpi_lab.worlds.coop_tiny.generate import generate_tasks
 from etpi_resources.chat.format import load_chat_format
 from tests.support.students import FAMILIES, chat_of
 

@@ -16,7 +16,7 @@ from tests.support.curation import STEPS, CurationLake
 @pytest.mark.slow
 def test_versions_are_the_same_from_one_process_and_from_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = CurationLake(tmp_path / "alone")
-    alone.write("suites", "small", "title = 's'\nfamily = 'coop_tiny'\n[params]\ntrain = 6\nheldout = 2\n")
+    alone.write("suites", "small", "title = 's'\nfamily = 'coop_tiny_shared'\n[params]\ntrain = 6\nheldout = 24\n")
     alone.rollout_set("good")
     alone.experiment("clean", more='[pairs]\ncapture = "native"\n')
     alone.experiment("written_again", more='[pairs]\ncapture = "retokenised"\n')

@@ -105,6 +105,17 @@ def test_other_ids_prove_nothing_where_the_base_does_not_repeat_its_own():
     assert not probes.differs_from_base(_turns(ids=[9]), drifting, 0.5).passed
 
 
+def _sure(ids: list[int], logprob: float) -> list[Completion]:
+    return [replace(turn, logprobs=[logprob] * len(ids)) for turn in _turns(ids=ids)]
+
+
+@pytest.mark.parametrize(("logprob", "passed"), [(-0.01, True), (-1.45, False)])
+def test_other_first_ids_at_another_probability_differ_where_the_base_repeats_nothing(logprob: float, passed: bool):
+    """A base that wavers between two first ids at -1.4 and -1.5; the trained turn begins with a third."""
+    wavering = probes.BaseTurns(_sure([7, 8], -1.4), _sure([9, 8], -1.5))
+    assert probes.differs_from_base(_sure([5, 6], logprob), wavering, 0.5).passed is passed
+
+
 def test_start_of_reinforcement_that_seldom_acts_blocks_nothing():
     failed, passed = (probes.parses("train", PROMPTS, _turns(text=text), 0.8) for text in ("", CALL))
     rows = [failed.row("c" * 16, "sft", 0), passed.row("d" * 16, "rl", 0)]

@@ -26,9 +26,9 @@ from tests.support.faults_page import stopped
 from tests.support.graph import write_spec
 
 RECIPES = recipes()
-SUITE = 'title = "s"\nfamily = "coop_tiny"\n[params]\ntrain = 96\nheldout = 4\nregisters = ["terse"]\n'
+SUITE = 'title = "s"\nfamily = "coop_tiny_shared"\n[params]\ntrain = 96\nheldout = 24\n'
 SET = """title = "t"
-kind = "templated"
+kind = "live"
 suite = "small"
 engine = {kind = "scripted", teacher = "made", skill = {plan_first = 1.0}}
 """

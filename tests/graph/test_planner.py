@@ -86,7 +86,7 @@ def test_staleness_propagates_through_the_chain(world):
 
 def test_unchanged_result_upstream_stales_nothing(world):
     world.make_all()
-    write_spec(world.specs_folder, "suites", "small", 'title = "s"\nfamily = "coop_tiny"\nnotes = "n"\n')
+    write_spec(world.specs_folder, "suites", "small", 'title = "s"\nfamily = "coop_tiny_shared"\nnotes = "n"\n')
     assert set(_not_ok(world)) == {"suite_spec"}, "no asset depends on notes"
 
 

@@ -119,10 +119,13 @@ def page(tmp_path_factory, chromium):
     folder = tmp_path_factory.mktemp("page")
     specs = folder / "specs"
     write_spec(
-        specs, "suites", "page_suite", 'title = "s"\nextends = "coop_tiny"\nparams = {train = 24, heldout = 4}\n'
+        specs,
+        "suites",
+        "page_suite",
+        'extends = "coop_tiny_shared"\nparams = {train = 24, heldout = 24}\n',
     )
     write_spec(
-        specs, "rollout_sets", "page_set", 'extends = "coop_tiny_strong"\nsuite = "page_suite"\ntasks = "none"\n'
+        specs, "rollout_sets", "page_set", 'extends = "coop_tiny_shared_strong"\nsuite = "page_suite"\ntasks = "none"\n'
     )
     write_spec(specs, "experiments", "page", EXPERIMENT)
     with socket.socket() as probe:

@@ -186,7 +186,7 @@ def test_openhands_events(tmp_path: Path) -> None:
     record = only(write_lines(tmp_path / "output.jsonl", [openhands_row()]))
     agent = record.agents[0]
     assert (record.task_id, record.repo, record.teacher) == ("pier__moor-12", "pier/moor", "helmsman-2")
-    assert record.outcome == {"reward": 0.0, "verdict": "failed_tests"}
+    assert record.outcome == {"reward": 0.0, "verdict": "low_reward"}
     assert agent.patch == "diff --git a/moor.py b/moor.py\n"
     assert commands(record) == [["ls", "pwd"], ['finish {"outputs": {"word": "done"}}']], (
         "two calls of one response are one turn"
@@ -485,7 +485,7 @@ def test_harbor_ids_of_the_trial_and_trials_without_a_trajectory(tmp_path: Path)
         ([1], [2], [-1.0]),
         ([1, 2, 3], [4], [-2.0]),
     ]
-    assert first.outcome == {"reward": 0.0, "verdict": "failed_tests", "rewards": {"reward": 0, "style": 1}}
+    assert first.outcome == {"reward": 0.0, "verdict": "low_reward", "rewards": {"reward": 0, "style": 1}}
     assert second.reason == "missing_trajectory"
 
 

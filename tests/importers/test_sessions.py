@@ -30,6 +30,7 @@ from tests.support.sessions import (
     inspect_sample,
     nemo_row,
     tau2_results,
+    trace,
     write_archive,
     write_zstd_archive,
 )
@@ -125,6 +126,12 @@ def test_history_that_resuming_copied_is_trained_once(tmp_path):
     assert len(alone.agents[0].turns) == 3, "files beside the one that is imported are not"
 
 
+def test_session_in_which_another_model_went_on_is_read(tmp_path):
+    blocks = [{"type": "fallback", "from": {"model": "a"}, "to": {"model": "b"}}, {"type": "text", "text": "Moored."}]
+    lines = [claude_line("u", None, "user", "Moor."), claude_line("a", "u", "assistant", blocks, id="m")]
+    assert talk(only(write(tmp_path, "s.jsonl", lines)).agents[0])[1:] == [("assistant", 0, "Moored.")]
+
+
 def test_file_of_a_sub_agent_names_its_session_and_call(tmp_path):
     lines = [
         claude_line("p1", None, "user", "Look.", isSidechain=True, agentId="ab1"),
@@ -166,6 +173,34 @@ def test_codex_has_an_agent_for_each_rollback_and_compaction(tmp_path):
     assert [turn.content for turn in continued.turns] == ["Done."]
     assert (rollout.task_id, rollout.teacher, rollout.repo) == ("s0/s1", "gpt-x", "pier")
     assert rollout.tools and rollout.tools[0]["function"]["name"] == "lookup"
+
+
+def test_tokens_that_codex_repeats_count_once(tmp_path):
+    def event(last: int, total: int) -> dict[str, Any]:
+        info = {"last_token_usage": {"input_tokens": last}, "total_token_usage": {"input_tokens": total}}
+        return {"type": "event_msg", "payload": {"type": "token_count", "info": info}}
+
+    lines = [*codex_session(), event(7, 100), event(7, 100), event(50, 100), event(3, 103)]
+    rollout = only(write(tmp_path, "rollout-1.jsonl", lines))
+    assert rollout.sampler == {"usage": {"input_tokens": 5 + 7 + 3, "output_tokens": 1}}, "a resumed session goes on"
+
+
+def test_codex_finds_tools_and_hears_other_agents(tmp_path):
+    found = {"type": "tool_search_output", "call_id": "s1", "tools": [{"name": "lookup"}]}
+    told = {"type": "agent_message", "author": "/root/a", "recipient": "/root", "content": [{"type": "input_text"}]}
+    told["content"][0]["text"] = "The pier is full."
+    payloads = [
+        {"type": "additional_tools", "tools": []},
+        {"type": "tool_search_call", "call_id": "s1", "execution": "client", "arguments": {"query": "look"}},
+        found,
+        told,
+    ]
+    lines = [*codex_session()[:4], *({"type": "response_item", "payload": payload} for payload in payloads)]
+    agent = only(write(tmp_path, "rollout-1.jsonl", lines)).agents[0]
+    assert [
+        (call["function"]["name"], call["function"]["arguments"]) for call in agent.messages[3].tool_calls or ()
+    ] == [("tool_search", {"query": "look"})]
+    assert talk(agent)[4:] == [("tool", 0, '[{"name": "lookup"}]'), ("user", 0, "The pier is full.")]
 
 
 def test_turns_after_a_compaction_without_its_history_are_no_turns(tmp_path):
@@ -217,6 +252,37 @@ def test_verifiers_has_a_branch_for_each_leaf_and_the_weighted_reward(tmp_path):
     assert rollout.outcome == {"reward": 1.0, "verdict": "passed"} and rollout.task_id == "moor-1"
 
 
+def test_verifiers_has_the_lowest_reward_of_several_agents_and_all_usage(tmp_path):
+    traces = [trace(), {**trace(), "agent": {"name": "other"}, "rewards": {"solved": {"score": 0.25}}}]
+    for number, one in enumerate(traces):
+        one["calls"][0]["usage"] = {"prompt_tokens": 5, "completion_tokens": 2, "cost": None}
+        one["nodes"][5]["semantic_parents"] = [{"node": 1, "type": ("subagent_call", "compaction")[number]}]
+    rollout = only(write(tmp_path, "traces.jsonl", [{**episode(), "traces": traces}]))
+    assert rollout.outcome and rollout.outcome["reward"] == 0.25
+    assert rollout.sampler == {"temperature": 1.0, "usage": {"prompt_tokens": 10, "completion_tokens": 4}}
+    assert [agent.role for agent in rollout.agents] == ["solo", "subagent", "solo", "continuation"]
+
+
+def test_completion_that_repeats_its_prompt_is_the_rest(tmp_path):
+    asked = {"role": "user", "content": "Moor?"}
+    row = {
+        "prompt": [asked],
+        "completion": [{**asked, "tool_calls": None}, {"role": "assistant", "content": "Moored."}],
+    }
+    assert talk(only(write(tmp_path, "results.jsonl", [row])).agents[0]) == [
+        ("user", None, "Moor?"),
+        ("assistant", 0, "Moored."),
+    ]
+
+
+def test_call_that_the_provider_ran_is_refused_in_logs_of_inspect(tmp_path):
+    sample = inspect_sample()
+    part = {"type": "tool_use", "tool_type": "web_search", "name": "web_search", "arguments": "{}", "result": "found"}
+    sample["messages"][5]["content"] = [part, {"type": "text", "text": "Moored."}]
+    (item,) = read(write(tmp_path, "log.json", [inspect_log(sample)]))
+    assert isinstance(item, RejectedInput) and item.reason == "unknown_form"
+
+
 @pytest.mark.parametrize("kind", ["json", "deflate", "stored", "zstd"])
 def test_inspect_reads_every_kind_of_log(tmp_path, kind):
     log, path = inspect_log(inspect_sample()), tmp_path / f"log.{'json' if kind == 'json' else 'eval'}"
@@ -233,6 +299,11 @@ def test_inspect_reads_every_kind_of_log(tmp_path, kind):
     assert rollout.outcome == {"reward": 1.0, "verdict": "passed", "scores": {"match": 1.0, "speed": 0.25}}
     assert (rollout.task_id, rollout.repo) == ("moor/pier__moor-12", "pier/moor")
     assert rollout.sampler == {"temperature": 0.5, "usage": {"m": {"output_tokens": 7}}}
+
+
+def test_document_whose_eval_is_a_number_is_no_log(tmp_path):
+    (item,) = read(write(tmp_path, "log.json", [{**inspect_log(), "eval": 1}]), "inspect")
+    assert isinstance(item, RejectedInput) and item.reason == "not_a_rollout"
 
 
 def test_archives_that_are_damaged_or_made_to_exhaust_memory_are_refused(tmp_path, monkeypatch):

@@ -15,13 +15,13 @@ from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rol
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory, UnknownCommand
-from etpi_assets.worlds.coop_tiny.policy import CoopTinySkill
 from etpi_assets.worlds.repo_fix_tiny import FAMILY
 from etpi_assets.worlds.repo_fix_tiny.generate import NOTES, generate_tasks
 from etpi_assets.worlds.repo_fix_tiny.policy import RepoFixPolicy, RepoFixSkill
 from etpi_lab.tiny_bases import tokenizer
 from etpi_lab.tiny_bases.corpora import arithmetic_tiny, coop_tiny, coop_tiny_shared, repo_fix_tiny
+from etpi_lab.worlds.coop_tiny.emulated import EmulatedFactory, UnknownCommand
+from etpi_lab.worlds.coop_tiny.policy import CoopTinySkill
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Request, Sampler
 from etpi_resources.engines.scripted import ScriptedEngine

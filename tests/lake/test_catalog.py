@@ -148,7 +148,7 @@ def test_specs_become_nouns(db: duckdb.DuckDBPyConnection) -> None:
         ("strong_set", "coop", "strong", 2),
         ("weak_set", "coop", "weak", 2),
     ]
-    assert rows(db, "SELECT suite, family FROM suites") == [("coop", "coop_tiny")]
+    assert rows(db, "SELECT suite, family FROM suites") == [("coop", "coop_tiny_shared")]
 
 
 def test_checks_and_versions_show_blocked_versions(db: duckdb.DuckDBPyConnection) -> None:

@@ -88,7 +88,7 @@ def specs() -> Specs:
 @pytest.fixture(scope="module")
 def codes(specs):
     """code -> {asset: the code behind one partition}."""
-    (rollout_set,), suite = specs.upstream_keys("experiment", "plan_first_tiny", "rollout_set"), "coop_tiny"
+    (rollout_set,), suite = specs.upstream_keys("experiment", "plan_first_tiny", "rollout_set"), "coop_tiny_shared"
     keys = {"experiment": "plan_first_tiny", "rollout_set": rollout_set, "suite": suite, "all": "all"}
     return lambda code: {name: code_of(node, keys[node.set], specs, code) for name, node in GRAPH.items()}
 

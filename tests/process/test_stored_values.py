@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from etpi_resources.process.stored_values import stored_by_files
+from etpi_resources.process.stored_values import StoredValues, signature_of
 
 
 @pytest.fixture
@@ -18,11 +18,12 @@ def computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def value(tmp_path: Path, computed: list[int]) -> str:
-    def compute() -> dict[str, str]:
+    store = StoredValues("test", signature_of([tmp_path / "code", tmp_path / "single.py"]))
+    if "x" not in store.values:
         computed.append(1)
-        return {"x": (tmp_path / "code" / "a.py").read_text()}
-
-    return stored_by_files("test", [tmp_path / "code"], compute)["x"]
+        store.values["x"] = (tmp_path / "code" / "a.py").read_text()
+        store.write()
+    return store.values["x"]
 
 
 def test_values_are_computed_once_until_a_file_changes(tmp_path: Path, computed: list[int]) -> None:
@@ -33,6 +34,9 @@ def test_values_are_computed_once_until_a_file_changes(tmp_path: Path, computed:
     (tmp_path / "code" / "b.py").write_text("")
     value(tmp_path, computed)
     assert len(computed) == 3
+    (tmp_path / "single.py").write_text("")
+    value(tmp_path, computed)
+    assert len(computed) == 4
 
 
 def test_damaged_store_is_replaced(tmp_path: Path, computed: list[int]) -> None:

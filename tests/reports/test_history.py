@@ -408,7 +408,7 @@ def test_tasks_that_name_one_file_fall_back_by_name_and_are_stopped(curation, tm
 
 
 def test_the_templates_work_on_the_embedded_suite_too(curation):
-    curation.write("suites", "tiny", 'extends = "coop_tiny"\n[params]\ntrain = 6\nheldout = 2\n')
+    curation.write("suites", "tiny", 'extends = "coop_tiny_shared"\n[params]\ntrain = 6\nheldout = 24\n')
     curation.make("tasks", "tiny")
     failed, raw = failures(curation, "v5", suite="tiny")
     assert failed == {} and raw.notes["fell_back"] == []

@@ -290,7 +290,7 @@ def test_page_and_markdown_show_the_same_figures_of_the_trained_role(tables):
     assert "reward_below" in page and "reward_below" in markdown
 
 
-def _evaluated_spec(title: str, suite: str = "coop_tiny", **published) -> ExperimentSpec:
+def _evaluated_spec(title: str, suite: str = "coop_tiny_shared", **published) -> ExperimentSpec:
     return ExperimentSpec.model_validate(
         {
             **SPEC.model_dump(),
@@ -310,12 +310,12 @@ def test_experiments_of_a_suite_are_compared_with_published_ones(tables):
         "elsewhere": _evaluated_spec("Elsewhere", suite="other", plan_first=1.0),
         "unfinished": _evaluated_spec("Unfinished"),
     }
-    chosen = iterations("coop_tiny", specs, {"demo": tables.metrics})
+    chosen = iterations("coop_tiny_shared", specs, {"demo": tables.metrics})
     assert [i.name for i in chosen] == ["demo", "earlier", "later"]
     assert {i["checkpoint_role"] for i in chosen[0].ours.values()} == {"sft"}
     board = iterations_board(chosen, 10_000)
     assert "| later | Published | published 0.50 (1 of 2) |" in board and "| demo | Ours | 1.00 [" in board
-    assert iterations("coop_tiny", {"demo": specs["demo"]}, {"demo": tables.metrics}) == []
+    assert iterations("coop_tiny_shared", {"demo": specs["demo"]}, {"demo": tables.metrics}) == []
 
 
 def test_published_figures_stand_beside_the_published_reading_and_both_readings_are_shown(tables):
@@ -341,7 +341,7 @@ def test_experiment_is_compared_in_the_reading_of_its_spec(tables):
         "hardened": ours,
         "published": ours.model_copy(update={"metrics": ours.metrics.model_copy(update={"reading": "published"})}),
     }
-    rows = iterations("coop_tiny", specs, {"hardened": tables.metrics, "published": tables.metrics})
+    rows = iterations("coop_tiny_shared", specs, {"hardened": tables.metrics, "published": tables.metrics})
     assert {row.name: row.ours["plan_first"]["metric"] for row in rows} == {
         "hardened": "plan_first",
         "published": "plan_first_published",
@@ -573,9 +573,9 @@ def test_cost_counts_teacher_rollouts(tables):
     assert (figures["training wall time"], figures["evaluation rollouts"]) == ("9 s", "24")
 
 
-SUITE = 'title = "s"\nfamily = "coop_tiny"\n[params]\ntrain = 8\nheldout = 2\n'
+SUITE = 'title = "s"\nfamily = "coop_tiny_shared"\n[params]\ntrain = 8\nheldout = 24\n'
 SET = """title = "t"
-kind = "templated"
+kind = "live"
 suite = "small"
 engine = {kind = "scripted", teacher = "made", skill = {plan_first = 1.0}}
 """
@@ -616,7 +616,7 @@ def test_assets_show_their_reports_as_markdown_metadata(tmp_path):
     assert f'<td class="long">{collected}</td>' in page, "lineage"
     assert "Not evaluated</h2>" in page and "Held-out" not in page and "held out" in page
     assert page.count("<details><summary>collected") == page.count("<details><summary>trained") == 2, "two agents"
-    assert "<td>templated</td>" in page and "the result is a data set of" in page
+    assert "<td>live</td>" in page and "the result is a data set of" in page
     card = shown["model_card"]["card"]
     assert "Not evaluated." in card and "held-out" not in card and "| plan_first | 100.0 %" in card
 

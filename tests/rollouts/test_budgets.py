@@ -12,7 +12,7 @@ from tests.support.graph import EXPERIMENT, write_spec
 
 SECTION = EvaluateSection.model_validate(
     {
-        "suite": "coop_tiny",
+        "suite": "coop_tiny_shared",
         "decodings": [{"name": "greedy"}, {"name": "t1", "temperature": 1.0}],
         "sample_seeds": [0, 1],
         "steering_probe": True,

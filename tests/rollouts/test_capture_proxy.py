@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import httpx
@@ -18,12 +19,15 @@ from etpi.init import preview
 from etpi.init.student import Student
 from etpi_assets.agent.actions import read_actions
 from etpi_assets.agent.harness import _shown_folder
+from etpi_assets.curation.pair_blocks import of_rollouts
+from etpi_assets.exports import atif
 from etpi_assets.exports.source import ExportSource
 from etpi_assets.trajectories.assemble import CaptureError, assemble
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
+from etpi_assets.trajectories.tables import to_tables
 from etpi_resources.capture import server as server_module
 from etpi_resources.capture import store
-from etpi_resources.capture.dialects import DIALECTS, Turn
+from etpi_resources.capture.dialects import DIALECTS, Refused, Turn
 from etpi_resources.capture.server import Attempt, Budget, CaptureServer
 from etpi_resources.capture.store import CallLog, read_log
 from etpi_resources.chat.format import load_chat_format
@@ -91,7 +95,9 @@ class World:
         return answer.json()["choices"][0]["message"]
 
     def rows(self, name="a"):
-        return list(read_log(self.folder / f"{name}.jsonl"))
+        about, *rows = read_log(self.folder / f"{name}.jsonl")
+        assert about["vocabulary"] == CHAT.vocabulary_hash
+        return rows
 
     def calls(self):
         return [row for row in self.rows() if "output_ids" in row]
@@ -425,6 +431,45 @@ def test_a_killed_proxy_loses_no_written_call_and_continues_the_conversation(tmp
         assert world.assembled().figures["links"] == {"root": 1, "exact": 1}
 
 
+def test_calls_wait_while_the_weights_change_and_record_their_version(world, monkeypatch):
+    attempt, entered, release = world.attempts["a"], threading.Event(), threading.Event()
+    complete = attempt.engine.complete
+    monkeypatch.setattr(
+        attempt.engine, "complete", lambda requests: entered.set() or release.wait(20) and complete(requests)
+    )
+    changed = threading.Event()
+
+    def change() -> None:
+        with attempt.weights.change("step 1"):
+            changed.set()
+            time.sleep(0.3)
+            assert len(world.calls()) == 1, "no call is answered during the change"
+
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(world.chat, begin("one"))
+        entered.wait(20)
+        changing = pool.submit(change)
+        assert not changed.wait(0.3), "the change waits for the call under way"
+        second = pool.submit(world.chat, begin("two"))
+        time.sleep(0.1)
+        release.set()
+        for job in (first, changing, second):
+            job.result()
+    assert [row["weights"] for row in world.calls()] == ["", "step 1"]
+    with pytest.raises(OSError), attempt.weights.change("step 2"):
+        raise OSError
+    world.chat(begin("three"))
+    assert world.calls()[-1]["weights"] == "step 1"
+
+
+def test_a_log_is_not_continued_with_another_vocabulary(tmp_path, engine):
+    with World(tmp_path, engine) as world:
+        world.chat(begin())
+        attempt = world.attempts["a"]
+        with pytest.raises(Refused, match="another vocabulary"):
+            replace(attempt, chat=load_chat_format("tiny"))
+
+
 def test_side_requests_invented_messages_and_helpers_are_not_trained(world):
     world.chat([{"role": "user", "content": f"A title for: {TASK}"}], tools=[])
     invented = [*begin(), {"role": "assistant", "content": "I am ready."}, {"role": "user", "content": "Go."}]
@@ -443,6 +488,9 @@ def test_side_requests_invented_messages_and_helpers_are_not_trained(world):
     captured = ExportSource._messages(SimpleNamespace(_default=lambda *_: None), record, main)  # type: ignore[arg-type]
     shown = [part.text.rstrip("\n") for part in preview.parts(record, Student(), native=True, strips_think=False)]
     assert [m["content"] for m in captured] == kept and "Fix a sum" not in shown and "I am ready." in shown
+    assert "Fix a sum" not in json.dumps(atif.document(record)) and "I am ready." in json.dumps(atif.document(record))
+    kinds = of_rollouts(to_tables([record]), frozenset(["r"]))["messages"]["kind"].to_pylist()
+    assert len(kinds) == len(kept) and {"side1", "helper1"}.isdisjoint(kinds)
     trained = world.assembled(train_helpers=True)
     assert [(agent.agent_id, agent.role, len(agent.turns)) for agent in trained.agents] == [
         ("agent1", "main", 2),
@@ -481,6 +529,8 @@ def test_a_compaction_is_one_agent_with_its_summary_apart(world, monkeypatch):
     assert found.figures["untrained"] == {"summary": 1} and found.figures["links"]["rewritten"] == 1
     (main,) = found.agents
     assert len(main.turns) == 4
+    drift = to_tables([RolloutRecord("r", "set", None, None, None, [main])])["turns"]["drift_at"]
+    assert [at is not None for at in drift.to_pylist()] == [False, False, True, False]
 
 
 def test_missing_ids_end_the_attempt(world, monkeypatch):

@@ -19,8 +19,8 @@ from etpi_assets.tasks.assets import tasks
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes.docker import DockerFactory
 
-SUITE = 'extends = "coop_tiny"\n[params]\ntrain = 3\nheldout = 1\nsandbox = "docker"\n'
-SET = 'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 3\nk = 1\nsandbox = "docker"\n'
+SUITE = 'extends = "coop_tiny_shared"\n[params]\ntrain = 3\nheldout = 24\nsandbox = "docker"\n'
+SET = 'extends = "coop_tiny_shared_strong"\nsuite = "little"\ntasks = 3\nk = 1\nsandbox = "docker"\n'
 COLLECT = """
 import sys
 from pathlib import Path

@@ -20,9 +20,8 @@ from etpi_assets.definitions import build_defs
 from etpi_assets.resources import Resources
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task
-from etpi_assets.trajectories.tables import prompts_of
-from etpi_assets.worlds.coop_tiny import CoopTiny
-from etpi_assets.worlds.coop_tiny.policy import CoopTinySkill
+from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
+from etpi_assets.worlds.coop_tiny_shared.policy import SharedSkill
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Request
 from etpi_resources.engines.scripted import ScriptedEngine
@@ -30,16 +29,17 @@ from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.support.graph import failures, write_spec
 from tests.support.hosted_teacher import HostedTeacher
+from tests.support.rollouts import prompts_of
 
 pytestmark = pytest.mark.slow
 
 KEY = "sk-planted-0815"
-CHAT, FAMILY = load_chat_format("tiny"), CoopTiny()
-SIZES = {"train": 8, "heldout": 2}
+CHAT, FAMILY = load_chat_format("tiny"), CoopTinyShared()
+SIZES = {"train": 8, "heldout": 24}
 TASKS = {task.task_id: task for task in FAMILY.load("little", 0, SIZES) if isinstance(task, Task)}
 STUDENT = AgentSection(max_steps=12)
 
-SUITE = 'extends = "coop_tiny"\n[params]\n' + "".join(f"{split} = {n}\n" for split, n in SIZES.items())
+SUITE = 'extends = "coop_tiny_shared"\n[params]\n' + "".join(f"{split} = {n}\n" for split, n in SIZES.items())
 HOSTED = """
 title = "A hosted teacher, told to plan first"
 kind = "live"
@@ -56,7 +56,7 @@ api_key_env = "TEACHER_KEY"
 steering = true
 tools = ["bash"]
 """
-NATIVE = 'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 8\nk = 1\n'
+NATIVE = 'extends = "coop_tiny_shared_strong"\nsuite = "little"\ntasks = 8\nk = 1\n[engine]\nnoncanonical = 0.1\n'
 EXPERIMENT = """
 extends = "plan_first_tiny"
 rollout_sets = ["{set}"]
@@ -81,7 +81,7 @@ def created(tmp_path_factory) -> SimpleNamespace:
     handler = logging.Handler()
     handler.emit = lambda record: log_lines.append(record.getMessage())  # type: ignore[method-assign]
     log.addHandler(handler)
-    skill = CoopTinySkill(plan_first=1.0, markdown=0.1, malformed=0.1, wrong_edit=0.3, notice=1.0)
+    skill = SharedSkill(plan_first=1.0, markdown=0.1, malformed=0.1, wrong_edit=0.0, look_around=1.0)
     with pytest.MonkeyPatch.context() as patch, HostedTeacher(TASKS.values(), skill) as server:
         patch.setenv("TEACHER_KEY", KEY)
         write_spec(root / "specs", "suites", "little", SUITE)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
+from etpi_assets.evaluation.rollouts import harness_as_trained
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.specs.experiment import EvaluateSection
@@ -141,6 +147,75 @@ def test_a_harness_that_takes_too_long_is_ended_and_graded(world):
     assert [json.loads(row["outcome"])["reward"] for row in world.rows("rollouts")] == [1.0, 1.0]
 
 
+def test_a_killed_harness_is_graded_by_what_it_left(world):
+    (world.folder / "harness.py").write_text(HARNESS.replace("sys.exit(0)", "os.kill(os.getpid(), 9)"))
+    world.collect()
+    assert [row["exit_status"] for row in world.rows("rollouts")] == ["HarnessError"] * 2
+    assert [json.loads(row["outcome"])["reward"] for row in world.rows("rollouts")] == [1.0, 1.0]
+    assert len(world.rows("turns")) == 4
+
+
+def test_a_harness_in_a_container_reaches_only_the_proxy(engine, world):
+    reach = "import socket; s = socket.socket(); s.settimeout(1); print('REACHED', s.connect_ex(('1.1.1.1', 80)))"
+    (world.folder / "harness.py").write_text(
+        HARNESS.replace("        sys.exit(0)", f"            {reach}; sys.exit(0)")
+    )
+    spec = SPEC.format(folder=world.folder, more="", env="")
+    world.write("rollout_sets", "foreign", spec.replace('kind = "agent"', 'kind = "agent"\nsandbox = "docker"'))
+    resources = Resources(lake=world.lake, specs_folder=world.root / "specs")
+    outcome = raw_rollouts.execute("foreign", resources, log=world.said.append)
+    assert outcome.metadata["captures"] == {"native": 4}, outcome.metadata
+    assert [json.loads(row["outcome"])["reward"] for row in world.rows("rollouts")] == [1.0, 1.0]
+
+
+COLLECT = """
+import sys
+from pathlib import Path
+from tests.rollouts.test_harness_rollouts import Resources, Lake, raw_rollouts
+root = Path(sys.argv[1])
+raw_rollouts.execute("foreign", Resources(lake=Lake(root / "lake"), specs_folder=root / "specs", concurrency=1))
+"""
+
+
+def test_a_killed_run_loses_no_call_mixes_none_and_is_continued(world):
+    slow = HARNESS.replace(
+        "    for call in", "    import time; time.sleep(float(os.environ['PAUSE']))\n    for call in"
+    )
+    (world.folder / "harness.py").write_text(slow)
+    world.write("rollout_sets", "foreign", SPEC.format(folder=world.folder, more="", env=', PAUSE = "2"'))
+    run = subprocess.Popen([sys.executable, "-c", COLLECT, str(world.root)], start_new_session=True)
+
+    def answered(log: Path) -> list[list[int]]:
+        return [row["output_ids"] for row in read_log(log) if "output_ids" in row]
+
+    def journaled() -> list[str]:
+        return [json.loads(line)["key"] for file in world.root.rglob("journal-*.jsonl") for line in file.open()]
+
+    deadline = time.monotonic() + 120
+    while not (len(world.logs()) == 2 and journaled() and all(map(answered, world.logs()))):
+        assert run.poll() is None and time.monotonic() < deadline, "the premise: it is killed in its second attempt"
+        time.sleep(0.05)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    (kept,), before = journaled(), {log: answered(log) for log in world.logs()}
+    deadline = time.monotonic() + 20
+    while any(str(world.folder / "harness.py") in process.info["cmdline"] for process in _processes()):
+        assert time.monotonic() < deadline, "no harness outlives its run"
+        time.sleep(0.2)
+    world.collect()
+    again = [log for log in world.logs() if log not in before]
+    assert len(again) == 1 and not again[0].name.startswith(kept)
+    assert {log: answered(log) for log in before} == before, "calls of a killed attempt stay, and nothing joins them"
+    assert [json.loads(row["outcome"])["details"]["capture"]["calls"] for row in world.rows("rollouts")] == [2, 2]
+    finished = [log for log in world.logs() if log.name.startswith(kept)] + again
+    sampled = [ids for log in finished for ids in answered(log)]
+    assert sorted(sampled) == sorted(row["output_ids"] for row in world.rows("turns"))
+
+
+def _processes():
+    return [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"]]
+
+
 def test_a_harness_without_a_call_is_an_infrastructure_error(world):
     (world.folder / "harness.py").write_text("print('no model')")
     outcome = world.collect()
@@ -234,3 +309,22 @@ def test_specs_of_harnesses():
     ):  # fmt: skip
         with pytest.raises(ValueError, match=why):
             RolloutSetSpec.model_validate({**HEAD, **wrong})
+
+
+def test_an_evaluation_in_another_harness_or_version_warns():
+    def of(**more):
+        return RolloutSetSpec.model_validate({**HEAD, "kind": "agent", "harness": {**CUSTOM, **more}})
+
+    live = RolloutSetSpec.model_validate({**HEAD, "kind": "live"})
+    imported = RolloutSetSpec.model_validate({"title": "t", "kind": "imported", "format": "capture", "path": "x"})
+    own, harness = EvaluateSection(suite="s").agent, of().agent
+    for agent, sets, same in (
+        (harness, [of(max_calls=9)], True),
+        (harness, [of(version="2")], False),
+        (harness, [of(), live], False),
+        (own, [of()], False),
+        (own, [live], True),
+        (harness, [imported], True),
+    ):
+        outcome = harness_as_trained(agent, sets)
+        assert (outcome.passed, outcome.blocking) == (same, False), outcome.message

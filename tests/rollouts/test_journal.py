@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,8 +22,8 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
-from etpi_assets.worlds.coop_tiny import CoopTiny
-from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
+from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
+from etpi_assets.worlds.coop_tiny_shared.policy import CoopTinySharedPolicy, SharedSkill
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.scripted import ScriptedEngine
@@ -98,6 +98,24 @@ def test_rollout_is_written_only_once(tmp_path):
     path.write_bytes(path.read_bytes() * 2)
     with pytest.raises(JournalError, match="occurs twice"), Journal(tmp_path, "spec"):
         pass
+
+
+def test_append_after_an_interrupted_one_overwrites_nothing(tmp_path, monkeypatch):
+    """The signal that stops a run raises KeyboardInterrupt in the thread that appends, most often while it syncs."""
+
+    def interrupted(descriptor):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    long = made(TASKS[0], 0, error="long" * 100)
+    with Journal(tmp_path, "spec") as journal:
+        monkeypatch.setattr(os, "fdatasync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            journal.append(long)
+        journal.append(made(TASKS[1], 0))
+        assert journal.get(TASKS[0], 0) == long
+    with Journal(tmp_path, "spec") as journal:
+        assert [journal.get(task, 0) for task in TASKS[:2]] == [long, made(TASKS[1], 0)]
 
 
 def test_journal_admits_one_process(tmp_path):
@@ -182,6 +200,37 @@ def test_other_weights_stop_the_collection_and_finished_rollouts_are_kept(tmp_pa
         assert 3 <= len(journal) == len(started)
 
 
+def test_interrupted_collection_starts_no_rollout_while_it_keeps_running_ones(tmp_path):
+    futures: list[Future[RolloutRecord]] = []
+    started: list[int] = []
+    all_cancelled = threading.Event()
+
+    class Recorded(ThreadPoolExecutor):
+        def submit(self, fn, /, *args, **kwargs):
+            futures.append(super().submit(fn, *args, **kwargs))
+            return futures[-1]
+
+    def run(task, sample):
+        started.append(sample)
+        if sample:
+            all_cancelled.wait(5)
+        return made(task, sample)
+
+    def check():
+        while sum(future.running() for future in futures) < 5:
+            time.sleep(0.01)
+        waiting = [future for future in futures if not future.running() and not future.done()]
+        left = iter(range(len(waiting) - 1, -1, -1))
+        for future in waiting:
+            future.add_done_callback(lambda _: next(left) or all_cancelled.set())
+        raise KeyboardInterrupt
+
+    with Journal(tmp_path, "spec") as journal, Recorded(5) as executor:
+        with pytest.raises(KeyboardInterrupt):
+            collect(TASKS, 100, run, journal, executor=executor, check=check)
+        assert len(started) == len(journal) == 6
+
+
 def test_threads_do_not_tear_lines(tmp_path):
     with Journal(tmp_path, "spec") as journal:
         threads = [
@@ -202,9 +251,11 @@ K = 2
 
 
 def collect_world(folder: Path, count: int = 10) -> list[RolloutRecord]:
-    family, chat = CoopTiny(), load_chat_format("tiny")
-    tasks = [task for task in family.load("coop_tiny", 1, {"train": count, "heldout": 0}) if isinstance(task, Task)]
-    engine = ScriptedEngine(CoopTinyPolicy(CoopTinySkill()), chat, "t")
+    family, chat = CoopTinyShared(), load_chat_format("tiny")
+    tasks = [
+        task for task in family.load("coop_tiny_shared", 1, {"train": count, "heldout": 0}) if isinstance(task, Task)
+    ]
+    engine = ScriptedEngine(CoopTinySharedPolicy(SharedSkill()), chat, "t")
     identity = Identity(spec_key="world", origin="set", engine="scripted")
     runtime = RolloutRuntime(family, engine, BubblewrapFactory(), chat)
     ran = folder / "ran"

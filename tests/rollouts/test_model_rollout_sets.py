@@ -13,14 +13,14 @@ from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.specs.load import SpecError
 from etpi_assets.tasks.family import Task
 from etpi_assets.tasks.table import task_table
-from etpi_assets.worlds.coop_tiny import CoopTiny
+from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.lake.lake import Lake, LakeError, Ref
 from tests.support.loopback import SUBMITS, Loopback, echo_key, status
 from tests.support.small_lake import put
 
-TASKS = [t for t in CoopTiny().load("little", 0, {"train": 2, "heldout": 1}) if isinstance(t, Task)]
+TASKS = [t for t in CoopTinyShared().load("little", 0, {"train": 2, "heldout": 1}) if isinstance(t, Task)]
 KEY = "sk-planted-4711"
 LISTS = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
 
@@ -37,7 +37,7 @@ class World:
         self.root, self.server, self.said = root, server, list[str]()
         self.lake = Lake(root / "lake")
         put(self.lake, "tasks", "little", {"tasks": task_table(TASKS).to_pylist()})
-        self.write("suites", "little", 'extends = "coop_tiny"\n')
+        self.write("suites", "little", 'extends = "coop_tiny_shared"\n')
 
     def write(self, kind: str, name: str, text: str) -> None:
         path = self.root / "specs" / kind / f"{name}.toml"

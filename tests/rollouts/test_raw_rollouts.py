@@ -12,12 +12,13 @@ from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.specs.load import SpecError
 from etpi_assets.tasks.assets import tasks
-from etpi_assets.trajectories.tables import from_tables, prompts_of
+from etpi_assets.trajectories.tables import from_tables
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import Lake, Ref
+from tests.support.rollouts import prompts_of
 
-SUITE = 'extends = "coop_tiny"\n[params]\ntrain = 6\nheldout = 2\n'
-SET = 'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 4\n'
+SUITE = 'extends = "coop_tiny_shared"\n[params]\ntrain = 6\nheldout = 24\n'
+SET = 'extends = "coop_tiny_shared_strong"\nsuite = "little"\ntasks = 4\n'
 
 
 def specs(folder: Path, **files: str) -> Path:
@@ -34,13 +35,14 @@ def resources(tmp_path):
 
 
 def test_live_rollouts_become_tables(resources):
-    assert tasks.execute("little", resources).manifest.rows == {"tasks": 8, "quarantined": 0}
+    assert tasks.execute("little", resources).manifest.rows == {"tasks": 30, "quarantined": 0}
     outcome = raw_rollouts.execute("little", resources)
     assert not outcome.manifest.blocked
     assert {check["name"]: check["passed"] for check in outcome.manifest.checks} == {
         "prompts_reconstruct": True,
         "native_ids_present": True,
         "counts_reconcile": True,
+        "drift_bounded": True,
         "tasks_as_asked": True,
     }
     ref = Ref("raw_rollouts", "rollout_set", "little")
@@ -48,9 +50,8 @@ def test_live_rollouts_become_tables(resources):
     rollouts = tables["rollouts"].to_pylist()
     assert Counter(row["sample"] for row in rollouts) == {0: 4, 1: 4}
     assert {row["origin"] for row in rollouts} == {"set"} and {row["rollout_set"] for row in rollouts} == {"little"}
-    assert {row["teacher"] for row in rollouts} == {"scripted_strong"} and len(
-        set(tables["rollouts"]["rollout_id"])
-    ) == 8
+    assert {row["teacher"] for row in rollouts} == {"scripted_shared_strong"}
+    assert len(set(tables["rollouts"]["rollout_id"])) == 8
     chat = load_chat_format("tiny")
     for record in from_tables(tables):
         for agent in record.agents:
@@ -73,19 +74,8 @@ def test_more_rollouts_leave_earlier_ones_unchanged(resources, tmp_path):
     assert all(rows[row["rollout_id"]] == row for row in first.to_pylist()), "what the journal held ran again"
 
 
-def test_templated_rollouts_need_no_process(resources, tmp_path):
-    specs(tmp_path / "specs", rollout_sets__little=SET + 'kind = "templated"\n')
-    tasks.execute("little", resources)
-    templated = Resources(lake=resources.lake, specs_folder=tmp_path / "specs")
-    assert not raw_rollouts.execute("little", templated).manifest.blocked
-    rollouts = resources.lake.read(Ref("raw_rollouts", "rollout_set", "little"), "rollouts").to_pylist()
-    assert len(rollouts) == 8 and all(row["outcome"] is None for row in rollouts)
-
-
 def test_fewer_tasks_than_requested_only_warn(resources, tmp_path):
-    specs(
-        tmp_path / "specs", rollout_sets__little=SET.replace("tasks = 4", "tasks = 23") + 'kind = "templated"\nk = 1\n'
-    )
+    specs(tmp_path / "specs", rollout_sets__little=SET.replace("tasks = 4", "tasks = 23") + "k = 1\n")
     tasks.execute("little", resources)
     manifest = raw_rollouts.execute("little", Resources(resources.lake, specs_folder=tmp_path / "specs")).manifest
     (check,) = (check for check in manifest.checks if check["name"] == "tasks_as_asked")

@@ -10,70 +10,28 @@ import os
 import subprocess
 import sys
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-from etpi_assets.agent.harness import require_installed, run_harness
-from etpi_assets.agent.loop import SUBMIT, Identity, RolloutJob, RolloutRuntime
+from etpi_assets.agent.harness import run_harness
+from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime
 from etpi_assets.specs.harness import PRESETS
-from etpi_assets.specs.paths import PathError
-from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.tasks.family import Task
-from etpi_assets.trajectories.checks import native_ids_present, prompts_reconstruct
+from etpi_assets.trajectories.checks import set_figures, set_outcomes
 from etpi_assets.trajectories.tables import captured_digest, to_tables
 from etpi_assets.worlds.repo_fix_tiny import FAMILY
 from etpi_resources.capture.store import read_log
-from etpi_resources.chat.format import load_chat_format
-from etpi_resources.chat.tool_forms import Call
-from etpi_resources.engines import EngineUnavailable, Request, Sampler
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.engines.vllm import VllmEngine
 from etpi_resources.lake.lake import Lake, Ref
+from etpi_resources.lake.schemas import empty
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+from tests.rollouts.test_harness_rollouts import HARNESS
 from tests.support.graph import write_spec
+from tests.support.real_harnesses import CHAT, TASK, fixes, folder_of, section
 from tests.support.serving import NEEDS_VLLM, make_models, start
 
-TASK = next(task for task in FAMILY.load("little", 0, {"train": 1, "heldout": 1}) if isinstance(task, Task))
-CHAT = load_chat_format("qwen3")
-SHELLS = {"bash": "command", "Bash": "command", "run_shell_command": "command", "exec_command": "cmd"}
-
-
-def folder_of(name: str) -> str:
-    """Return the harness's folder as specs write it; skip where it is not installed."""
-    folder = f"${{ETPI_HARNESSES}}/{name}"
-    try:
-        require_installed(section(name, folder).harness)  # pyright: ignore[reportArgumentType]
-    except (EngineUnavailable, PathError) as missing:
-        pytest.skip(f"{name} is not installed: {missing}")
-    return folder
-
-
-def section(name: str, folder: str, **more) -> AgentSection:
-    harness = {"name": name, "folder": folder, "seconds": 400, **more}
-    return AgentSection.model_validate({"max_model_len": 60000, "max_tokens": 1000, "harness": harness})
-
-
-def fixes(request: Request) -> str:
-    """Run the reference solution through whatever shell the harness offers."""
-    tools = {tool["function"]["name"]: tool["function"] for tool in request.tools}
-    shell = next((name for name in SHELLS if name in tools), None)
-    if shell is None:
-        return "A title"
-    task, role = request.privileged["task"], request.privileged["role"]
-    commands = [
-        "ls -R",
-        *FAMILY.solve(task, role),
-        *([f"echo {SUBMIT}"] if shell == "bash" and len(tools) == 1 else []),
-    ]
-    turn = sum(message["role"] == "assistant" and "tool_calls" in message for message in request.messages)
-    if turn >= len(commands):
-        return "Done."
-    required = tools[shell]["parameters"].get("required", ())
-    more = {"description": "run a command", "is_background": False}
-    arguments = {SHELLS[shell]: commands[turn], **{key: more[key] for key in more if key in required}}
-    return "Next.\n" + CHAT.tool_form.render([Call(shell, arguments)])
+PARSER = {"tool-call-parser": "hermes"}
 
 
 @pytest.mark.slow
@@ -93,10 +51,10 @@ def test_an_unmodified_harness_is_captured_token_for_token(name, tmp_path):
         == figures["calls"]
     )
     later = [turn for turn in main.turns if turn.turn]
-    tables = to_tables([record], CHAT.decode)
+    tables = to_tables([record], CHAT.decode) | {"quarantined": empty("quarantined")}
     assert tables["turns"]["prefix_turn"].null_count == 1 and len(later) == len(main.turns) - 1
-    assert prompts_reconstruct({record.rollout_id: captured_digest(record)}, tables).passed
-    assert native_ids_present(tables, live=True).passed
+    figures = set_figures(tables, {record.rollout_id: captured_digest(record)}, live=True)
+    assert all(outcome.passed for outcome in set_outcomes(figures, total=1, live=True))
     sampled = [row["output_ids"] for log in tmp_path.glob("*.jsonl") for row in read_log(log) if "output_ids" in row]
     assert all(sampled.count(turn.output_ids) == 1 for turn in main.turns)
 
@@ -159,27 +117,27 @@ class TestVllm:
 
     pytestmark = NEEDS_VLLM
 
-    def test_served_ids_equal_direct_completions(self, tmp_path):
+    def test_served_ids_equal_direct_completions_and_extend_exactly(self, tmp_path):
         harness = tmp_path / "harness"
         harness.mkdir()
         for path in (harness, *harness.parents[:2]):
             path.chmod(0o755)
-        text = (Path(__file__).parent / "test_harness_rollouts.py").read_text()
-        (harness / "harness.py").write_text(text.split("HARNESS = r'''")[1].split("'''")[0])
+        again = 'messages += [message] + [{"role": "user", "content": "Go on."}] * (not message.get("tool_calls"))'
+        (harness / "harness.py").write_text(HARNESS.replace("messages.append(message)", again))
         models = make_models(tmp_path / "models", CHAT)
-        with closing(start(models, tmp_path / "log")) as server:
-            endpoints = Endpoints(server.urls)
-            engine = VllmEngine(endpoints, server.name, CHAT, release=endpoints.close)
-            command = "python3 -B {folder}/harness.py {task_file}"
+        with closing(start(models, tmp_path / "log", **PARSER)) as server, closing(Endpoints(server.urls)) as endpoints:
+            engine = VllmEngine(endpoints, server.name, CHAT)
+            more = {"version": "1", "command": "python3 -B {folder}/harness.py {task_file}", "max_calls": 4}
             env = {"BASE": "{base_url}/v1", "KEY": "{key}"}
-            more = {"version": "1", "command": command, "env": env, "max_calls": 4, "max_output_tokens": 200}
-            agent = section("custom", str(harness), **more)
+            agent = section("custom", str(harness), env=env, **more)
             agent = agent.model_copy(update={"temperature": 0.0, "max_tokens": 40, "max_model_len": 3000})
             runtime = RolloutRuntime(FAMILY, engine, BubblewrapFactory(), CHAT)
             record = run_harness(RolloutJob(TASK, agent, Identity("k", "set", "vllm")), runtime)
-            assert record.agents[0].turns
-            for turn in record.agents[0].turns:
-                direct = Request("direct", "direct", tuple(turn.prompt_ids or ()), (), Sampler(0.0, 1.0, 40))
-                assert engine.complete([direct])[0].output_ids == turn.output_ids
-                assert len(turn.logprobs or ()) == len(turn.output_ids or ())
             engine.close()
+            assert record.error is None and record.outcome
+            assert record.outcome["details"]["capture"]["links"] == {"root": 1, "exact": 3}
+            for turn in record.agents[0].turns:
+                body = {"prompt": turn.prompt_ids, "max_tokens": 40, "temperature": 0.0, "return_token_ids": True}
+                direct = endpoints.post("/v1/completions", {"model": server.name, **body})["choices"][0]
+                assert (direct["prompt_token_ids"], direct["token_ids"]) == (turn.prompt_ids, turn.output_ids)
+                assert len(turn.logprobs or ()) == len(turn.output_ids or ())

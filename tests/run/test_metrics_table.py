@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -107,6 +109,18 @@ def test_teacher_alone_has_its_interval(tmp_path):
     assert re.fullmatch(r"  plan_first +1000  0\.50 \[0\.40, 0\.60\]", _line(text, "  plan_first")), "pooled over seeds"
 
 
+def test_table_imports_neither_pandas_nor_dagster(tmp_path):
+    """They cost a run that has nothing to do half a second and two."""
+    _evaluated(tmp_path, {"base": 0.5, "sft": 1.0})
+    code = (
+        "import sys; from pathlib import Path; from etpi.run.metrics_table import metrics_table; "
+        "from etpi_resources.lake.lake import Lake; assert 'solved' in metrics_table(Lake(Path(sys.argv[1])), ['e']); "
+        "print([name for name in ('pandas', 'dagster', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize(("code", "ended", "data_only", "shown"), [
     (1, {"first": ["a step failed"], "second": []}, False, ["second"]),
     (1, {}, False, []),
@@ -121,11 +135,14 @@ def test_run_ends_with_the_metrics_of_experiments_that_succeeded(
     monkeypatch.setenv("ETPI_DATA", str(world.lake.root))
     monkeypatch.setenv("ETPI_SPECS", str(world.specs_folder))
 
-    def run(names, consent, finished, data_only):
+    def run(names, consent, finished, data_only, specs):
+        assert specs is loaded[-1], "they are read once"
         for name, failures in ended.items():
             finished(name, failures)
         return code
 
+    loaded, load_specs = [], commands.load_specs
+    monkeypatch.setattr(commands, "load_specs", lambda *folder: loaded.append(load_specs(*folder)) or loaded[-1])
     monkeypatch.setattr(commands, "run_experiments", run)
     assert commands.compare(("first", "second"), data_only=data_only, as_json=True) == code
     printed = json.loads(capsys.readouterr().out)

@@ -82,9 +82,9 @@ def test_the_message_names_the_cause_and_the_remedy(tmp_path: Path, machine, wor
 @pytest.mark.parametrize(
     ("asset", "set_name", "key", "kind"),
     [
-        ("tasks", "suite", "coop_tiny", "bubblewrap"),
-        ("raw_rollouts", "rollout_set", "coop_tiny_strong", "bubblewrap"),
-        ("raw_rollouts", "rollout_set", "templated_tiny", None),
+        ("tasks", "suite", "coop_tiny_shared", "bubblewrap"),
+        ("raw_rollouts", "rollout_set", "coop_tiny_shared_strong", "bubblewrap"),
+        ("raw_rollouts", "rollout_set", "plan_first_templated_v1", None),
         ("raw_rollouts", "rollout_set", "cooperbench_logs", None),
         ("eval_rollouts", "experiment", "plan_first_tiny", "bubblewrap"),
         ("rl_checkpoint", "experiment", "plan_first_tiny", None),
@@ -109,7 +109,7 @@ class _Refusing:
 def test_preflight_checks_once_per_run_and_not_without_open_steps(tmp_path: Path):
     specs, refusing = load_specs(), _Refusing()
     steps = plan("plan_first_tiny", specs, Lake(tmp_path))
-    with pytest.raises(SandboxUnavailable, match="(?s)tasks of coop_tiny.*the cause and the remedy"):
+    with pytest.raises(SandboxUnavailable, match="(?s)tasks of coop_tiny_shared.*the cause and the remedy"):
         require_sandboxes(steps, specs, lambda kind: refusing)  # pyright: ignore[reportArgumentType]
     assert refusing.asked == 1
     done = [Step(step.asset, step.set, step.key, "ok") for step in steps]

@@ -76,7 +76,7 @@ def test_file_that_would_not_be_read_is_an_error_with_remedy(cwd, monkeypatch, f
 
 
 def test_misspelt_subfolder_is_an_error_that_names_the_right_one(cwd):
-    write_spec(cwd / "specs", "suites", "ok", 'extends = "coop_tiny"\n')
+    write_spec(cwd / "specs", "suites", "ok", 'extends = "coop_tiny_shared"\n')
     write_spec(cwd / "specs", "experiment", "mine", MINE)
     with pytest.raises(SpecError, match=r"experiment/mine\.toml.*experiments/"):
         load_specs()

@@ -10,9 +10,9 @@ from etpi_assets.specs.load import SpecError, load_specs
 from tests.support.graph import write_spec
 
 PARENT = 'extends = "plan_first_tiny"\n'
-ROLLOUTS = 'extends = "coop_tiny_strong"\n'
+ROLLOUTS = 'extends = "coop_tiny_shared_strong"\n'
 ENGINE = 'engine = {kind = "openai", teacher = "t", model = "m", urls = ["%s"]}'
-OPENAI = f'title = "t"\nkind = "live"\nsuite = "coop_tiny"\n{ENGINE}\n'
+OPENAI = f'title = "t"\nkind = "live"\nsuite = "coop_tiny_shared"\n{ENGINE}\n'
 
 
 def symlink_loop(path: Path) -> None:

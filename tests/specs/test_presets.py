@@ -86,7 +86,7 @@ def test_unknown_preset_names_the_file_and_the_presets(folder, name):
 
 
 def test_suites_and_rollout_sets_have_no_preset(folder):
-    write_spec(folder, "suites", "other", 'preset = "plan_first"\ntitle = "s"\nfamily = "coop_tiny"\n')
+    write_spec(folder, "suites", "other", 'preset = "plan_first"\ntitle = "s"\nfamily = "coop_tiny_shared"\n')
     assert "preset: unknown key" in str(load_specs(folder).entry("suite", "other").error)
 
 

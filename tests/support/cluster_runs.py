@@ -20,7 +20,7 @@ EXPERIMENT = "trained"
 """A small experiment with a training, on the rollout set `little_strong`."""
 CASES = ("worker", "head", "postgres", "readonly", "publish", "twice", "shipped")
 """Cases that have a rollout set `many_CASE` each."""
-_MANY = 'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 24\nk = 4\n'
+_MANY = 'extends = "coop_tiny_shared_strong"\nsuite = "little"\ntasks = 24\nk = 4\n'
 MANY = 96
 """Rollouts of each of these sets."""
 _TRAINED = """

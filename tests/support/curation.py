@@ -20,11 +20,11 @@ STEPS = (
 """The assets, with their partitions, in which workers share the work."""
 
 
-SUITE = 'title = "s"\nfamily = "coop_tiny"\n[params]\ntrain = 24\nheldout = 8\n'
+SUITE = 'title = "s"\nfamily = "coop_tiny_shared"\n[params]\ntrain = 24\nheldout = 24\n'
 
 
 SET = """title = "t"
-kind = "templated"
+kind = "live"
 suite = "SUITE"
 split = "SPLIT"
 [engine]

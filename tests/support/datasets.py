@@ -23,10 +23,10 @@ from etpi_assets.specs.experiment import DatasetSection, PairsSection, SelectSec
 from etpi_assets.specs.rollout_set import AgentSection, ScoringSection
 from etpi_assets.tasks.table import task_table
 from etpi_assets.trajectories.tables import to_tables
-from etpi_assets.worlds.coop_tiny import FAMILY
-from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory, UnjudgedCoopTiny
-from etpi_assets.worlds.coop_tiny.generate import generate_tasks
-from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
+from etpi_lab.worlds.coop_tiny import FAMILY
+from etpi_lab.worlds.coop_tiny.emulated import EmulatedFactory, UnjudgedCoopTiny
+from etpi_lab.worlds.coop_tiny.generate import generate_tasks
+from etpi_lab.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 

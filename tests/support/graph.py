@@ -28,7 +28,7 @@ from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.schemas import TABLES, empty, from_rows
 
-SUITE = 'title = "s"\nfamily = "coop_tiny"\n'
+SUITE = 'title = "s"\nfamily = "coop_tiny_shared"\n'
 ROLLOUT_SET = 'title = "r"\nkind = "live"\nsuite = "small"\nengine = {kind = "scripted", teacher = "t"}\n'
 EXPERIMENT = 'title = "e"\nrollout_sets = ["few"]\nevaluate = {suite = "small"}\nbase = {kind = "tiny"}\n'
 _MADE = TemporaryDirectory(prefix="etpi-made-")

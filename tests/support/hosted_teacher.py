@@ -1,4 +1,4 @@
-"""A hosted teacher for `coop_tiny`: a scripted policy behind HTTP, in the form of an endpoint with parsers.
+"""A hosted teacher for `coop_tiny_shared`: a scripted policy behind HTTP, in the form of an endpoint with parsers.
 
 Thoughts are in `reasoning_content`, calls are structured, and answers have no ids. It recognises a task by its first
 messages.
@@ -13,8 +13,8 @@ from etpi_assets.agent.actions import after_think, format_action
 from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task
-from etpi_assets.worlds.coop_tiny import CoopTiny
-from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
+from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
+from etpi_assets.worlds.coop_tiny_shared.policy import CoopTinySharedPolicy, SharedSkill
 from etpi_resources.engines import Request, Sampler
 from tests.support.loopback import Loopback
 
@@ -23,14 +23,14 @@ FILLER = "See the last result."
 
 
 class HostedTeacher(Loopback):
-    """Answers as the steered `CoopTinyPolicy` does for these tasks, with two calls in its first turn."""
+    """Answers as the steered `CoopTinySharedPolicy` does for these tasks, with two calls in its first turn."""
 
-    def __init__(self, tasks: Iterable[Task], skill: CoopTinySkill, port: int = 0, steering: bool = True) -> None:
+    def __init__(self, tasks: Iterable[Task], skill: SharedSkill, port: int = 0, steering: bool = True) -> None:
         super().__init__(port=port)
         self.owned_by = "example"
-        self._policy, self._roles = CoopTinyPolicy(skill), {}
+        self._policy, self._roles = CoopTinySharedPolicy(skill), {}
         for task in tasks:
-            for role in CoopTiny().roles(task):
+            for role in CoopTinyShared().roles(task):
                 prompt = render_prompts(AgentSection(steering=steering), task, role)
                 self._roles[tuple(message["content"] for message in prompt)] = task, role
         self.say, self.message, self.change = self._text, self._message, _without_ids

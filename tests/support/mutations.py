@@ -25,7 +25,6 @@ EXPERIMENTS = (
     "grpo_tcr_tiny",
     "terminal_grpo_tiny",
     "compacted",
-    "templated_tiny",
     "plan_first_v1",
     "grpo_tcr_4b",
     "tito_native_v1",
@@ -38,7 +37,7 @@ EXPERIMENTS = (
 """Experiments, shipped or own, that together have every family but pypi_bugs, every engine and every kind of training."""
 SUITES = ("pypi_bugs",)
 OWN = {
-    "experiments/native": 'extends = "templated_tiny"\nrollout_sets = ["coop_tiny_strong"]\n[pairs]\ncapture = "native"\n',
+    "experiments/native": 'extends = "plan_first_tiny"\n[dataset]\nupweight_factor = 4\n',
     "experiments/retokenised": 'extends = "native"\n[pairs]\ncapture = "retokenised"\n',
     "experiments/compacted": 'extends = "running_sum_tiny"\nrollout_sets = ["compacted"]\n[evaluate.agent]\ncompact_after = 3\n',
     "rollout_sets/compacted": 'extends = "running_sum"\n[agent]\ncompact_after = 3\n',
@@ -227,7 +226,7 @@ G, B, K = "etpi_resources/engines", "etpi_resources/sandboxes", "etpi_resources/
 
 EDITS = (
     # suite families
-    Edit("etpi_assets/worlds/coop_tiny/judge.py", "if not any(patched.values()):", "if not all(patched.values()):", "coop_tiny's judge", judged_later("coop_tiny", "coop_tiny_shared")),
+    Edit("etpi_assets/worlds/coop_tiny_shared/judge.py", "if not any(patched.values()):", "if not all(patched.values()):", "coop_tiny_shared's judge", judged_later("coop_tiny_shared")),
     Edit("etpi_assets/worlds/repo_fix_tiny/judge.py", "return bool(outcomes) and bool(expected) and not wrong, wrong", "return bool(outcomes) and not wrong, wrong", "repo_fix_tiny's judge", judged("repo_fix_tiny")),
     Edit("etpi_assets/worlds/terminal_tiny/judge.py", "return expected.rstrip() == actual.rstrip()", "return expected == actual", "terminal_tiny's judge", judged("terminal_tiny")),
     Edit(f"{T}/answers/maths.py", "_LONGEST = 2000", "_LONGEST = 1000", "how long an answer is compared", judged("answers", "arithmetic_tiny")),
@@ -237,7 +236,7 @@ EDITS = (
     Edit(f"{T}/harbor/verifier.py", "0.0 <= reward <= 1.0", "0.0 <= reward < 1.0", "harbor's reward", judged("harbor")),
     Edit(f"{T}/r2e.py", "return bool(outcomes) and bool(wanted) and not wrong,", "return bool(wanted) and not wrong,", "r2e's verdict", judged("r2e")),
     Edit(f"{T}/swe_bench.py", 'outcomes.get(name) != "PASSED"', 'outcomes.get(name) == "FAILED"', "swe_bench's verdict", judged("swe_bench")),
-    Edit(f"{T}/hidden_tests.py", "except Exception:", "except BaseException:", "the program that runs hidden tests", judged("coop_tiny", "coop_tiny_shared", "repo_fix_tiny")),
+    Edit(f"{T}/hidden_tests.py", "except Exception:", "except BaseException:", "the program that runs hidden tests", judged("coop_tiny_shared", "repo_fix_tiny")),
     Edit("etpi_assets/worlds/arithmetic_tiny/__init__.py", 'return f"({rng.randint(12, 99)} *', 'return f"({rng.randint(11, 99)} *', "numbers of arithmetic tasks", {"tasks": suites("arithmetic_tiny")}),
     Edit(f"{T}/table.py", "for row in table.to_pylist() if split in", "for row in table.to_pylist()[1:] if split in", "which tasks are taken", {"raw_rollouts": spoken, **dict.fromkeys(("scored_rollouts", "tito_pairs", "upweighted_dataset", "rl_checkpoint", "rl_rewards", "serving_probe", "eval_rollouts", "eval_metrics"), every)}),
     # rollouts
@@ -251,7 +250,6 @@ EDITS = (
     Edit("etpi_assets/agent/prompts/solo/user.md", "$instruction", "Task: $instruction", "the solo prompt", {"raw_rollouts": both(spoken, set_prompt("solo")), "tito_pairs": draws_on(set_prompt("solo")), **dict.fromkeys(("upweighted_dataset", "serving_probe", "eval_rollouts"), asks("solo"))}),
     Edit("etpi_assets/agent/tools.py", '"Run Python code. What', '"Run Python. What', "what a tool says of itself", {**ROLLS_OUT, **dict.fromkeys(("tito_pairs", "upweighted_dataset", "serving_probe"), every)}),
     Edit("etpi_assets/agent/interpreter_cell.py", "print(repr(value))", "print(value)", "how a cell shows its value", ROLLS_OUT),
-    Edit("etpi_assets/worlds/coop_tiny/policy.py", 'if "INBOX" in observation and', 'if "INBOX" not in observation and', "coop_tiny's policy", {"raw_rollouts": both(engine("scripted"), set_family("coop_tiny"))}),
     Edit("etpi_assets/worlds/coop_tiny_shared/policy.py", 'if "INBOX" in observation else None', "if observation else None", "coop_tiny_shared's policy", {"raw_rollouts": both(engine("scripted"), set_family("coop_tiny_shared"))}),
     Edit("etpi_assets/worlds/running_sum/policy.py", 'return str(format_action("sh next"))', 'return str(format_action("sh  next"))', "running_sum's policy", {"raw_rollouts": set_family("running_sum")}),
     Edit(f"{R}/teachers.py", "SCRIPTED_KINDS = (", 'SCRIPTED_KINDS = ("openai", ', "which engines are scripts", {"raw_rollouts": spoken}),
@@ -260,7 +258,7 @@ EDITS = (
     Edit("etpi_assets/importers/cooperbench.py", 're.compile(r"API Error: \\d{3}\\b")', 're.compile(r"API Error")', "the cooperbench importer", {"raw_rollouts": imported("cooperbench")}),
     Edit("etpi_assets/importers/messages.py", '[entry for entry in entries if entry.role == "assistant" and entry.learn]', '[entry for entry in entries if entry.role == "assistant"]', "the messages importer", {"raw_rollouts": imported("messages")}),
     Edit("etpi_assets/importers/mini_swe_agent.py", "next((turn.at for turn in agent.turns if turn.at), None)", "None", "the mini-swe-agent importer", {"raw_rollouts": imported("mini_swe_agent")}),
-    Edit("etpi_assets/importers/swe_agent.py", 'split(maxsplit=1)[:1] == ["submit"]', 'split(maxsplit=1)[:1] == ["exit"]', "the SWE-agent importer", {"raw_rollouts": imported("swe_agent")}),
+    Edit("etpi_assets/importers/swe_agent.py", 'else "fenced"', 'else "xml"', "the SWE-agent importer", {"raw_rollouts": imported("swe_agent")}),
     # scoring
     Edit(f"{S}/behaviours.py", "EARLY_TURN = 5", "EARLY_TURN = 6", "which turns are early", {"scored_rollouts": every, "eval_metrics": every}),
     Edit(f"{S}/intervals.py", "Z = 1.959963984540054", "Z = 1.64", "the width of intervals", {"upweighted_dataset": every, "eval_metrics": every, "experiment_report": every}),
@@ -319,12 +317,12 @@ EDITS = (
 
 SAME: tuple[tuple[str, str, str], ...] = (
     (
-        "etpi_assets/worlds/coop_tiny/judge.py",
+        "etpi_assets/worlds/coop_tiny_shared/judge.py",
         "    merged = base\n",
         "    # Nothing is merged yet.\n    merged = base\n",
     ),
     (
-        "etpi_assets/worlds/coop_tiny/judge.py",
+        "etpi_assets/worlds/coop_tiny_shared/judge.py",
         '"""Tasks validated in one sandbox."""',
         '"""Tasks that share a sandbox."""',
     ),

@@ -32,7 +32,7 @@ RL = {
 def prepared(folder: Path, base: Path, name: str = "first", **rl: str) -> Lake:
     """A lake in which everything that rl_checkpoint of `name` reads stands, and specs beside it."""
     lake = Lake(folder / "data")
-    write_spec(folder / "specs", "suites", "small", SUITE.replace("coop_tiny", "terminal_tiny"))
+    write_spec(folder / "specs", "suites", "small", SUITE.replace("coop_tiny_shared", "terminal_tiny"))
     write_spec(folder / "specs", "rollout_sets", "few", ROLLOUT_SET)
     section = "\n".join(f"{key} = {value}" for key, value in {**RL, **rl}.items())
     text = f"{EXPERIMENT}[rl]\n{section}\n"

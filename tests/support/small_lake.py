@@ -191,7 +191,7 @@ def metric(experiment: str, role: str, name: str, value: float) -> dict[str, Any
 
 def make(root: Path) -> Lake:
     lake = Lake(root)
-    put(lake, "suite_spec", "coop", spec("suite", "coop", "Two agents", family="coop_tiny"))
+    put(lake, "suite_spec", "coop", spec("suite", "coop", "Two agents", family="coop_tiny_shared"))
     task = {"task_id": "t1", "suite": "coop", "repo": "harbor", "split": "train", "instruction": "fold the lantern"}
     refused = {"asset": "tasks", "source": "t2", "reason": "reference_fails", "detail": "mend the task"}
     put(lake, "tasks", "coop", {"tasks": [task], "quarantined": [refused]})

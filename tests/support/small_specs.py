@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests.support.graph import write_spec
 
-SUITE = 'extends = "coop_tiny"\n[params]\ntrain = 40\nheldout = 20\n'
-ROLLOUT_SET = 'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 24\nk = 1\n'
+SUITE = 'extends = "coop_tiny_shared"\n[params]\ntrain = 40\nheldout = 20\n'
+ROLLOUT_SET = 'extends = "coop_tiny_shared_strong"\nsuite = "little"\ntasks = 24\nk = 1\n'
 DATA_ALONE = """
 extends = "plan_first_tiny"
 rollout_sets = ["little_strong"]

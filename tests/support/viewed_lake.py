@@ -127,7 +127,7 @@ def dataset(rollout_id: str, weights: tuple[float, ...]) -> dict[str, list[dict[
 
 def make(root: Path) -> Lake:
     lake = Lake(root)
-    put(lake, "suite_spec", "coop", spec("suite", "coop", "Two agents", family="coop_tiny"))
+    put(lake, "suite_spec", "coop", spec("suite", "coop", "Two agents", family="coop_tiny_shared"))
     task = {"suite": "coop", "repo": "harbor", "split": "train", "instruction": f"fold it {HOSTILE}"}
     put(lake, "tasks", "coop", {"tasks": [task | {"task_id": name} for name in ("t1", "t2")]})
     content = {"kind": "live", "suite": "coop", "k": 1, "agent": {"tokenizer": "tiny"}, "engine": {"teacher": "strong"}}
@@ -145,7 +145,8 @@ def make(root: Path) -> Lake:
     version = put(lake, "upweighted_dataset", STUDY, dataset(NAMES["teacher"], (12.0, 1.0))).version
     put(lake, "base_checkpoint", STUDY, {"checkpoints": [checkpoint("base0", STUDY, "base")]})
     sft = checkpoint("sft1", STUDY, "sft", parent_id="base0", dataset_version=version, seed=0, step=7)
-    put(lake, "sft_checkpoint", STUDY, {"checkpoints": [sft]})
+    log = [{"experiment": STUDY, "role": "sft", "seed": 0, "step": step, "loss": 1.0 / step} for step in (1, 2, 3)]
+    put(lake, "sft_checkpoint", STUDY, {"checkpoints": [sft], "training_log": log})
     metrics = [metric(STUDY, role, "solved", value) for role, value in (("base", 1.0), ("sft", 0.5))]
     scores = [score(NAMES["base"], 1.0, False), score(NAMES["student"], 0.0, True)]
     pooled = {"metrics": [row | {"seed": None} for row in metrics], "scores": [s | {"task_id": "t2"} for s in scores]}

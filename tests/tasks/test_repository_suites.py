@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -264,7 +265,9 @@ def test_excluded_repositories_are_counted_and_do_not_make_the_suite_invalid(rep
     assert checks["tasks_valid"].passed and checks["tasks_accounted"].passed
     assert checks["tasks_valid"].figures["excluded"] == 3
     broken = RejectedInput("x", "reference_fails", "it fails")
-    assert not check_tasks(5, tasks, [*left_out, broken], r2e.FAMILY)[1].passed
+    assert check_tasks(5, tasks, [*left_out, broken], r2e.FAMILY)[1].passed, "one bad task of a small suite only warns"
+    blocked = check_tasks(6, tasks, [*left_out, broken, replace(broken, source="y")], r2e.FAMILY)[1]
+    assert not blocked.passed and "x: it fails" in blocked.message and "y: it fails" in blocked.message
 
 
 # --- SWE-bench -----------------------------------------------------------------------------------------------------

@@ -12,14 +12,44 @@ from hypothesis import strategies as st
 from etpi_assets.agent.loop import rollout_id
 from etpi_assets.rollouts.journal import from_line, to_line
 from etpi_assets.tasks.family import Task
-from etpi_assets.trajectories.checks import counts_reconcile, native_ids_present, prompts_reconstruct
+from etpi_assets.trajectories.checks import (
+    MOST_DRIFT,
+    capture_figures,
+    captures_outcome,
+    count_figures,
+    counts_outcome,
+    drift_figures,
+    drift_outcome,
+    prompt_figures,
+    prompts_outcome,
+)
 from etpi_assets.trajectories.records import Action, AgentRecord, Message, RolloutRecord, Turn
-from etpi_assets.trajectories.tables import captured_digest, from_tables, prompts_of, to_tables, worst_exit
+from etpi_assets.trajectories.tables import captured_digest, from_tables, to_tables, worst_exit
 from etpi_resources.lake.schemas import TABLES
+from tests.support.rollouts import prompts_of
 
 IDS = st.lists(st.integers(0, 9), max_size=6)
 TEXT = st.text(st.characters(blacklist_categories=("Cs",)), max_size=8)
 TIMES = st.none() | st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1)).map(lambda t: t.replace(tzinfo=UTC))
+
+
+def prompts_reconstruct(digests, tables):
+    return prompts_outcome(prompt_figures(digests, tables))
+
+
+def native_ids_present(tables, *, live):
+    return captures_outcome(capture_figures(tables, live=live), live=live)
+
+
+def drift_bounded(*turns, **more):
+    record = rollout(*turns)
+    for turn in record.agents[0].turns:
+        turn.capture = more.get("capture", "native")
+    return drift_outcome(drift_figures(to_tables([record])["turns"]))
+
+
+def counts_reconcile(tables, *, total, quarantined):
+    return counts_outcome(count_figures(tables), total=total, quarantined=quarantined)
 
 
 @st.composite
@@ -183,6 +213,19 @@ def test_turns_without_ids_are_noticed():
     assert not native_ids_present(to_tables([record]), live=False).passed
     record.agents[0].turns.clear()
     assert not native_ids_present(to_tables([record]), live=True).passed
+
+
+def test_drift_is_counted_and_bounded():
+    grown = [([*range(n)], [n]) for n in range(1, 12)]  # ten later turns
+    once = [*grown[:6], ([7], [8]), *(([7, *range(8, n)], [n]) for n in range(9, 13))]
+    outcomes = [
+        drift_outcome(drift_figures(to_tables([rollout(*turns)])["turns"]))
+        for turns in (grown, once, [*once, ([1], [2])])
+    ]
+    assert [outcome.passed for outcome in outcomes] == [True, True, False]
+    assert [outcome.figures["with_drift"] for outcome in outcomes] == [0, 1, 2] and MOST_DRIFT == 0.1
+    assert [outcome.figures["later_turns"] for outcome in outcomes] == [10, 10, 11]
+    assert drift_bounded(([1], [2]), ([3], [4]), capture="retokenised").passed, "no model read these prompts"
 
 
 def test_lost_and_doubled_rows_are_noticed():

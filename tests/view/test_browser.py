@@ -19,10 +19,11 @@ import pytest
 
 from tests.support import viewed_lake
 from tests.support.hostile_page import NAME, RESOLVES_HERE, attack, hostile_page
-from tests.support.viewed_lake import NAMES, STUDY
+from tests.support.viewed_lake import NAMES, SET, STUDY
 
 selenium = pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support import wait  # noqa: E402
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -114,6 +115,29 @@ def test_form_finds_rollouts(address: str, browser: Any) -> None:
     wait.WebDriverWait(browser, 20).until(lambda opened: "text=answer+words" in opened.current_url)
     assert "verdict=failed_tests" in browser.current_url
     assert len(browser.find_elements(By.TAG_NAME, "mark")) == 2
+
+
+def test_keys_move_along_rows_and_turns(address: str, browser: Any) -> None:
+    def press(keys: str) -> None:
+        browser.find_element(By.TAG_NAME, "body").send_keys(keys)
+
+    browser.get(f"{address}/rollouts?sort=task")
+    press("jjk")
+    assert len(browser.find_elements(By.CSS_SELECTOR, "tr.at")) == 1
+    press(Keys.ENTER)
+    wait.WebDriverWait(browser, 20).until(lambda opened: "/rollout/" in opened.current_url)
+    press("jj")
+    assert browser.find_element(By.CSS_SELECTOR, "article.at").get_attribute("id").startswith("agent")
+    browser.get(f"{address}/rollout/set/{SET}/{NAMES['teacher']}")
+    press("n")
+    wait.WebDriverWait(browser, 20).until(lambda opened: opened.current_url.endswith(NAMES["dropped"]))
+    press("p")
+    wait.WebDriverWait(browser, 20).until(lambda opened: opened.current_url.endswith(NAMES["teacher"]))
+    browser.get(f"{address}/rollouts")
+    press("/")
+    assert browser.switch_to.active_element.get_attribute("name") == "text"
+    browser.switch_to.active_element.send_keys("jn")
+    assert browser.switch_to.active_element.get_attribute("value") == "jn", "keys are letters in a field"
 
 
 def test_narrow_page_stacks_agents_and_does_not_scroll_sideways(address: str, browser: Any) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from urllib.parse import urlencode
 
-from etpi_resources.lake import catalog
 from etpi_resources.lake.checks import CheckOutcome
-from etpi_resources.links import dataset_diff_page, dataset_page, sequence_page, tokens_page
+from etpi_resources.links import dataset_page, sequence_page, tokens_page
 from tests.support import viewed_lake
 from tests.support.small_lake import put
 from tests.support.viewed_lake import NAMES, SET, STUDY
@@ -55,24 +55,16 @@ def test_dataset_page_has_versions_loss_and_sequences(pages) -> None:
     assert "No" not in pages.get(f"{dataset_page(STUDY)}?rollout=none").text.split("Sequences")[1][:20]
 
 
-def test_difference_of_versions_lists_each_changed_row(pages, viewed) -> None:
-    _, path = viewed
-    with catalog.connect(path) as connection:
-        query = "SELECT version, state FROM manifests WHERE asset = 'upweighted_dataset'"
-        states = {state: version for version, state in connection.execute(query).fetchall()}
-    text = pages.get(dataset_diff_page(STUDY, states["past"], states["current"])).text
-    for count in ("1 removed", "0 added", "1 changed", "1 equal"):
-        assert count in text
-    rows = re.findall(r"<tr><td><span[^>]*>(\w+)</span></td>.*?turn (\d+)</td>.*?<td>([^<]*)</td>", text, re.DOTALL)
-    assert [(kind, turn) for kind, turn, _ in rows] == [("removed", "2"), ("changed", "0")]
-    assert "1.0 → 12.0" in text and "1.0 → –" in text
-    back = pages.get(dataset_diff_page(STUDY, states["current"], states["past"])).text
-    assert "1 added" in back
-    same = pages.get(dataset_diff_page(STUDY, states["current"], states["current"])).text
-    assert "The versions have the same rows" in same and "2 equal" in same
+def test_sequences_show_their_text_and_are_filtered_by_it(pages) -> None:
+    def found(**filters: str) -> bool:
+        return sequence_page(STUDY, "seq1") in pages.get(f"{dataset_page(STUDY)}?{urlencode(filters)}").text
+
+    assert "&lt;20&gt;&lt;/script&gt;</a>" in pages.get(dataset_page(STUDY)).text, "the ids 20 and 40 are in the loss"
+    assert found(contains="ANSWER words", split="train", task="1") and found(contains="observation of agent1 0")
+    assert not found(contains="nobody wrote this") and not found(split="val") and not found(task="t2")
 
 
-def test_blocked_version_is_marked_and_is_the_newer_side_of_the_difference(tmp_path) -> None:
+def test_blocked_version_is_marked(tmp_path) -> None:
     lake = viewed_lake.make(tmp_path / "data")
     refused = viewed_lake.dataset(NAMES["teacher"], (3.0, 1.0))
     blocked = put(lake, "upweighted_dataset", STUDY, refused, (CheckOutcome("turns_lost", False, "Too many."),)).version
@@ -80,4 +72,4 @@ def test_blocked_version_is_marked_and_is_the_newer_side_of_the_difference(tmp_p
     text = unescape(pages.get(dataset_page(STUDY)).text)
     (mark,) = re.findall(r"<code>(\w+)</code> <span class=\"tag bad\">blocked by a check</span>", text)
     (current,) = re.findall(r"<code>(\w+)</code> <span class=\"tag good\">current</span>", text)
-    assert mark == blocked and dataset_diff_page(STUDY, current, blocked) in text
+    assert mark == blocked != current and f"diff_datasets experiment={STUDY} old={blocked}" in text

@@ -16,9 +16,10 @@ from etpi.view import journals
 from etpi.view.journals import Journals
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_resources.lake.lake import Lake
+from etpi_resources.lake.lake import Lake, Ref
 from tests.support import viewed_lake
 from tests.support.rollouts import planning_pair
+from tests.support.viewed_lake import STUDY
 
 KEY = "0123456789abcdef"
 NAME = f"rollouts/teacher_set/code1/journal-{KEY}.jsonl"
@@ -66,6 +67,31 @@ def test_page_follows_a_growing_journal(lake: Lake, client) -> None:
         journal.append(finished(2))
         text = client.get("/live").text
         assert "<b>3</b>" in text and text.index("task2") < text.index("task1")
+
+
+def test_evaluation_has_a_name_its_tasks_and_the_time_left(lake: Lake, client) -> None:
+    suite = {"suite": "coop", "repo": "dock", "split": "heldout", "instruction": "x"}
+    before = lake.current(Ref("tasks", "suite", "coop"))
+    assert before is not None
+    record = finished(0)
+    record.suite, record.experiment, record.checkpoint_role, record.decoding = "coop", STUDY, "sft", "greedy"
+    with Journal(lake.root / "scratch/evaluations/code1", KEY) as journal:
+        journal.append(record)
+        text = client.get("/live").text
+    assert re.search(rf"Evaluation of {STUDY}: sft greedy sample 0", text), suite
+    assert "of 3 rollouts finished" not in text and "<b>1</b> rollouts finished" in text, "the suite holds nothing out"
+
+
+def test_training_under_way_has_its_loss_and_reward(lake: Lake, client) -> None:
+    folder = lake.root / "scratch/reinforce/key1"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"label": "rl of study, seed 3"}))
+    steps = [{"step": step, "loss": 0.5, "reward": step / 4} for step in (1, 2, 3)]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(step)}\n" for step in steps) + '{"step": 4, "lo')
+    text = client.get("/live").text
+    assert text.count("<polyline") == 2 and "rl of study, seed 3" in text and "Mean reward" in text
+    os.utime(folder / "metrics.jsonl", (0, 0))
+    assert "<polyline" not in client.get("/live").text
 
 
 def test_rollout_of_a_journal_can_be_opened(lake: Lake, client) -> None:
@@ -133,12 +159,10 @@ def test_large_journal_is_read_in_parts(lake: Lake, monkeypatch) -> None:
     assert counts == sorted(counts) and counts[0] < 4 and counts[-1] == 4
 
 
-def test_journal_that_rests_is_listed_and_not_read(lake: Lake, client) -> None:
+def test_journal_that_rests_is_not_shown(lake: Lake, client) -> None:
     with Journal(folder(lake), KEY) as journal:
         journal.append(finished(0))
         path = journal.path
     os.utime(path, (0, 0))
-    (state,) = Journals(lake).states()
-    assert not state.active and state.n == 0
-    text = client.get("/live").text
-    assert "No journal was written" in text and NAME in text
+    assert Journals(lake).states() == []
+    assert "No journal was written" in client.get("/live").text

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from etpi.view import text_search
 from etpi.view.pages import rollouts
-from etpi_resources.links import rollouts_page
+from etpi_resources.links import rollout_page, rollouts_page
+from tests.support import viewed_lake
 from tests.support.viewed_lake import NAMES, SET, STUDY
 
 ALL = set(NAMES.values())
@@ -52,7 +54,10 @@ def test_filter_leaves_its_rollouts(pages, filters: dict[str, str], expected: se
 def test_menus_count_the_values(pages) -> None:
     text = pages.get(rollouts_page(verdict="passed")).text
     assert '<option value="passed" selected>passed (3)</option>' in text
-    assert f'<option value="{SET}">{SET} (2)</option>' in text
+    assert f'<option value="{SET}">{SET} (1)</option>' in text, "of its two rollouts one passed"
+    both = pages.get(rollouts_page(verdict="passed", made_for=SET)).text
+    assert '<option value="passed" selected>passed (1)</option>' in both
+    assert f'<option value="{STUDY}">{STUDY} (2)</option>' in both, "the column's own filter does not count"
 
 
 def test_order_of_the_list(pages) -> None:
@@ -102,3 +107,20 @@ def test_search_stops_in_time_and_goes_on_where_it_stopped(viewed, monkeypatch) 
     assert sorted(rollout for _, rollout in seen) == sorted(ALL) and clicks > 1
     nothing = text_search.search(lake, "answer words", seconds=-1.0)
     assert nothing.hits == [] and nothing.resume == "0.0" and nothing.turns == 0
+
+
+def test_rollouts_lead_to_those_beside_them(tmp_path: Path) -> None:
+    lake = viewed_lake.make(tmp_path / "data")
+    client = viewed_lake.client(lake, viewed_lake.build(lake, tmp_path / "etpi.duckdb"))
+    first = client.get(rollout_page("set", SET, NAMES["teacher"])).text
+    second = client.get(rollout_page("set", SET, NAMES["dropped"])).text
+    assert f'rel="next" href="{rollout_page("set", SET, NAMES["dropped"])}"' in first and 'rel="prev"' not in first
+    assert f'rel="prev" href="{rollout_page("set", SET, NAMES["teacher"])}"' in second and 'rel="next"' not in second
+    alone = client.get(rollout_page("eval", STUDY, NAMES["student"])).text
+    assert 'rel="next"' not in alone and 'rel="prev"' not in alone, "the base's rollout is of another checkpoint"
+
+
+def test_curves_of_experiments_are_overlaid(pages) -> None:
+    text = pages.get(f"/curves?experiment={STUDY}&experiment=none").text
+    assert text.count("<polyline") == 1 and f"{STUDY} sft 0" in text
+    assert "<polyline" not in pages.get("/curves").text

@@ -1,10 +1,9 @@
-"""The training data of an experiment: its versions, its sequences as prefix trees, and the diff of two versions."""
+"""The training data of an experiment: its versions, and its sequences as prefix trees."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.requests import Request
 
@@ -36,10 +35,14 @@ def dataset(queries: Queries, lake: Lake, request: Request) -> Page:
     sort = text(request, "sort") or "id"
     sort = sort if sort in SORTS else "id"
     first, of_rollout = number(request, "first", 0) or 0, text(request, "rollout")
-    task = text(request, "task")
+    chosen = {"task": text(request, "task"), "split": text(request, "split"), "contains": text(request, "contains")}
     sequences = queries.rows(
-        "sequences", experiment=name, sort=sort, first=first, count=PAGE_ROWS, rollout=of_rollout, task=task
+        "sequences", experiment=name, sort=sort, first=first, count=PAGE_ROWS, rollout=of_rollout, **chosen
     )
+    tokenizer = (queries.row("tokenizer", origin="eval", made_for=name) or {}).get("tokenizer")
+    words = vocabulary(queries, tokenizer, [number for listed in sequences for number in listed["trained_ids"] or []])
+    for listed in sequences:
+        listed["trained"] = "".join(words.get(number, "") for number in listed["trained_ids"] or [])
     shares = queries.rows("loss_share", experiment=name)
     matches = sequences[0]["matches"] if sequences else 0
     values = {
@@ -56,7 +59,7 @@ def dataset(queries: Queries, lake: Lake, request: Request) -> Page:
         "sort": sort,
         "sorts": SORTS,
         "of_rollout": of_rollout,
-        "task": task,
+        "chosen": chosen,
         "following": with_query(request, first=first + PAGE_ROWS) if first + PAGE_ROWS < matches else None,
         "before": with_query(request, first=max(0, first - PAGE_ROWS) or None) if first else None,
         "link": lambda **changes: with_query(request, **changes),
@@ -175,33 +178,3 @@ def _stretch(
     tail = 0 if weight else most // 2
     end = shown(ids[stop - tail : stop], words, position + length - tail) if tail else ()
     return Stretch(weight, rows, shown(ids[begin : begin + head], words, position), length - head - tail, end, length)
-
-
-# --- two versions --------------------------------------------------------------------------------------------------
-
-
-def diff(queries: Queries, lake: Lake, request: Request) -> Page:
-    name = request.path_params["experiment"]
-    row = find_experiment(queries, name)
-    versions = queries.rows("dataset_versions", experiment=name)
-    known = [version["version"] for version in versions if version["n_rows"]]
-    new = text(request, "new") or (known[0] if known else None)
-    old = text(request, "old") or next((version for version in known if version != new), None)
-    for version in (old, new):
-        if version is not None and version not in known:
-            raise NotFound(f"The lake has no version {version!r} of the data set of {name}; it has {', '.join(known)}.")
-    first = number(request, "first", 0) or 0
-    changes: list[Row] = []
-    counts: dict[str, int] = {}
-    if old and new:
-        changes = queries.rows("dataset_changes", old=old, new=new, first=first, count=PAGE_ROWS)
-        counts = {kind: changes[0][f"n_{kind}"] for kind in ("removed", "added", "changed", "equal")}
-        changes = [change for change in changes if change["pair_id"]]
-    matches = sum(n for kind, n in counts.items() if kind != "equal")
-    values: dict[str, Any] = {
-        "experiment": row, "versions": versions, "old": old, "new": new, "changes": changes, "counts": counts,
-        "matches": matches, "first": first,
-        "following": with_query(request, first=first + PAGE_ROWS) if first + PAGE_ROWS < matches else None,
-        "before": with_query(request, first=max(0, first - PAGE_ROWS) or None) if first else None,
-    }  # fmt: skip
-    return Page("diff.html.jinja", values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from datetime import datetime
 from typing import Any
@@ -10,13 +11,13 @@ from starlette.requests import Request
 
 from etpi.view.catalog_file import Queries
 from etpi.view.conversation import read_conversation
-from etpi.view.journals import Journals
+from etpi.view.journals import Journals, JournalState
+from etpi.view.pages.curves import plots
 from etpi.view.pages.page import NotFound, Page, number, text
 from etpi.view.pages.rollout import SCORES, loads, patches
-from etpi_resources.lake.lake import Lake
+from etpi_resources.lake.lake import Lake, Ref
 
 REFRESH_SECONDS = 5
-SHOWN_FINISHED = 12
 ROLLOUT_COLUMNS = (
     "rollout_id", "origin", "rollout_set", "experiment", "checkpoint_role", "checkpoint_id", "seed", "sample_seed",
     "decoding", "suite", "task_id", "repo", "sample", "engine", "teacher", "exit_status", "started_at", "wall_seconds",
@@ -31,14 +32,15 @@ def _journals(lake: Lake) -> Journals:
 
 
 def live(queries: Queries, lake: Lake, request: Request) -> Page:
-    states = _journals(lake).states()
+    journals = _journals(lake)
     plans = {row["rollout_set"]: _planned(row) for row in queries.rows("plans")}
     values = {
         "refresh": None if text(request, "pause") else REFRESH_SECONDS,
         "active": [
-            (state, plans.get(state.key) if state.kind == "rollouts" else None) for state in states if state.active
+            (state, plans.get(state.key) if state.kind == "rollouts" else _evaluated(queries, lake, state))
+            for state in journals.states()
         ],
-        "finished": [state for state in states if not state.active][:SHOWN_FINISHED],
+        "charts": plots(journals.trainings()),
         "now": datetime.now().astimezone(),
         "age": _age,
         "paused": text(request, "pause") is not None,
@@ -57,6 +59,20 @@ def _planned(row: dict[str, Any]) -> int | None:
     limit = row["limit_of_tasks"]
     tasks = min(row["tasks"], int(limit)) if limit and limit.isdigit() else row["tasks"]
     return tasks * row["k"] or None
+
+
+def _evaluated(queries: Queries, lake: Lake, state: JournalState) -> int | None:
+    """Return the number of rollouts of an evaluation's journal, which has one checkpoint under one condition."""
+    newest = next(iter(state.newest), None)
+    if newest is None or not newest.experiment:
+        return None
+    ref = Ref("experiment_spec", "experiment", newest.experiment)
+    specs = lake.read(ref, "specs")["spec"].to_pylist() if lake.current(ref) else []
+    section = (json.loads(specs[0]).get("evaluate") or {}) if specs else {}
+    tasks = next((row for row in queries.rows("suites") if row["suite"] == newest.suite), None)
+    counted = tasks[section.get("split", "heldout")] if tasks else None
+    limit = section.get("tasks")
+    return min(counted, limit) if counted and isinstance(limit, int) else counted
 
 
 def journal_rollout(queries: Queries, lake: Lake, request: Request) -> Page:
@@ -85,6 +101,6 @@ def journal_rollout(queries: Queries, lake: Lake, request: Request) -> Page:
         "rollout": row, "conversation": read_conversation(agents, turns, prompts), "outcome": outcome,
         "sampler": loads(row["sampler"]) if isinstance(row["sampler"], str) else row["sampler"],
         "patches": patches(row, agents), "scores": [(score, None, None) for score, _ in SCORES],
-        "fates": [], "trained_on": [], "reinforced": [], "live": True,
+        "fates": [], "trained_on": [], "reinforced": [], "live": True, "neighbours": None,
     }  # fmt: skip
     return Page("rollout.html.jinja", values)

@@ -17,11 +17,10 @@ class NotFound(LakeError):
 
 @dataclass(frozen=True)
 class Page:
-    """A template with its values, or an address to go to."""
+    """A template with its values."""
 
     template: str
     values: dict[str, Any] = field(default_factory=dict)
-    redirect: str | None = None
 
 
 def text(request: Request, name: str) -> str | None:

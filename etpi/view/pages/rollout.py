@@ -53,6 +53,7 @@ def rollout(queries: Queries, lake: Lake, request: Request) -> Page:
         "fates": queries.rows("fate", rollout=key["rollout"]) if of_set else [],
         "trained_on": _trained_on(queries, key["rollout"]) if of_set else [],
         "reinforced": queries.rows("reinforced_on", rollout=key["rollout"], made_for=key["made_for"]) if of_rl else [],
+        "neighbours": queries.row("neighbours", **key, role=row["checkpoint_role"], decoding=row["decoding"]),
         "live": False,
     }
     return Page("rollout.html.jinja", values)

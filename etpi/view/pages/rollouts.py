@@ -40,7 +40,8 @@ def rollouts(queries: Queries, lake: Lake, request: Request) -> Page:
     if searched:
         rows = [row for row in rows if (row["origin"], row["made_for"], row["rollout_id"]) in hits]
     values: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    for row in queries.kept_rows("filter_values"):
+    narrowed = any(value is not None for value in chosen.values())
+    for row in queries.rows("filter_values", **chosen) if narrowed else queries.kept_rows("filter_values"):
         if len(values[row["name"]]) < LISTED_VALUES or row["value"] == chosen[row["name"]]:
             values[row["name"]].append((row["value"], row["n"]))
     matches = len(rows) if searched else rows[0]["matches"] if rows else 0

@@ -91,9 +91,9 @@ def tokens(queries: Queries, lake: Lake, request: Request) -> Page:
         raise NotFound(f"Rollout {key['rollout']} has no turn {turn} of {agent!r}.")
     pieces, last = chain[:-1], chain[-1]
     pair, tokenizer = _pair(queries, key, agent, turn, text(request, "experiment"))
-    tokenizer = tokenizer or (queries.row("tokenizer", origin=key["origin"], made_for=key["made_for"]) or {}).get(
-        "tokenizer"
-    )
+    if last["suffix_ids"] is not None:  # ids that an engine captured are of its tokenizer, whatever a pair has
+        of_set = queries.row("tokenizer", origin=key["origin"], made_for=key["made_for"]) or {}
+        tokenizer = tokenizer or of_set.get("tokenizer")
     prompt = [*_history(pieces), *(last["suffix_ids"] or [])]
     output = [*(last["output_ids"] or [])]
     words = vocabulary(queries, tokenizer, [*prompt, *output, *pair.input_ids, *pair.output_ids])
@@ -102,7 +102,8 @@ def tokens(queries: Queries, lake: Lake, request: Request) -> Page:
     if shade not in SHADES:
         shade = next((name for name in ("logprob", "weight") if statistics.values(name) is not None), "logprob")
     whole, begin = text(request, "whole") is not None, len(prompt) - len(last["suffix_ids"] or [])
-    first = number(request, "from", 0) or 0 if whole else begin
+    last_page = max(0, len(prompt) - PAGE_TOKENS)
+    first = number(request, "from", last_page) or 0 if whole else begin
     shown_prompt = prompt[first : first + PAGE_TOKENS]
     values = {
         "rollout": row,

@@ -167,7 +167,6 @@ CHOICES = (
             live=(f"{_ROLLOUTS}.assets:_roll_out_set", "etpi_assets.agent.loop:run_rollout"),
             engine=(f"{_ROLLOUTS}.teachers:make_engine",),
             imported=(f"{_ROLLOUTS}.assets:_import_set",),
-            emulated=(f"{_ROLLOUTS}.assets:_emulated_world",),
             plan_first=(f"{_ROLLOUTS}.plan_first.rollout:*", f"{_ROLLOUTS}.plan_first.rollout:"),
         ),
     ),
@@ -312,7 +311,7 @@ def _of_rollout_set(spec: RolloutSetSpec, specs: Specs) -> Selection:
         "imported": ["imported"],
         "live": ["live", "engine"],
         "agent": ["live", "engine"],
-        "templated": ["live", *(["plan_first"] if spec.templated else ["engine", "emulated"])],
+        "templated": ["live", "plan_first"],
     }
     return _frozen(
         family=family,

@@ -24,7 +24,7 @@ from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.plugins import GROUPS, Plugin, plugin, plugin_names, plugins_of
 from etpi_resources.lake.schemas import LATER, TABLES
-from etpi_resources.process.stored_values import StoredValues, signature_of, stored_by_files
+from etpi_resources.process.stored_values import StoredValues, signature_of
 
 CODE = Codebase()
 """The sources of the running code."""
@@ -62,20 +62,7 @@ def code_of(node: Node, key: str, specs: Specs, code: Codebase | None = None) ->
 
 def asset_code(node: Node) -> str:
     """Return the code version that Dagster shows for an asset, 16 hex digits, over all code that a spec may select."""
-    return _asset_codes()[node.name] if _store(CODE) is None else _code_of(node.name, (), True, CODE).whole.digest
-
-
-@cache
-def _asset_codes() -> Mapping[str, str]:
-    """Return asset -> `asset_code`; every process of Dagster needs all of them at its start, so they are stored; where
-    `_store` has them, they are read there."""
-    plugin_roots = [(p.root, p.module.split(".")[0]) for kind in GROUPS for p in plugins_of(kind)]
-    files = [CODE.file("sql"), *(CODE.root / name for name in PACKAGES)] + [
-        root / package for root, package in plugin_roots
-    ]
-    return stored_by_files(
-        "asset_codes", files, lambda: {name: _code_of(name, (), True, CODE).whole.digest for name in GRAPH}
-    )
+    return _code_of(node.name, (), True, CODE).whole.digest
 
 
 def definition_version(target: str) -> str:
@@ -129,10 +116,9 @@ def input_key(node: Node, spec_hash: str, inputs: Mapping[str, str], code: str) 
 def _code_of(
     asset: str, selected: tuple[tuple[str, tuple[str, ...]], ...], computes: bool, code: Codebase
 ) -> PartitionCode:
-    store = _store(code) if code is CODE else None
-    if store is None:
+    if code is not CODE:
         return _walked(asset, selected, computes, code)
-    node = GRAPH[asset]
+    node, store = GRAPH[asset], _store()
     name = digest_of(json.dumps([asset, node.tables, node.kept, selected, computes, [*map(_columns, node.tables)]]))
     if name not in store.values:
         walked = _walked(asset, selected, computes, code)
@@ -146,11 +132,13 @@ def _code_of(
 
 
 @cache
-def _store(code: Codebase) -> StoredValues | None:
-    """Return the stored digests of the running code; None with plugins, whose files may be anywhere."""
-    if any(plugins_of(kind) for kind in GROUPS):
-        return None
-    return StoredValues("partition_codes", signature_of([code.file("sql"), *(code.root / name for name in PACKAGES)]))
+def _store() -> StoredValues:
+    """Return the stored digests of the running code, which last until a file of etpi's or of a plugin's changes."""
+    plugins = [plugin for kind in GROUPS for plugin in plugins_of(kind)]
+    modules = [plugin.root / plugin.module.split(".")[0] for plugin in plugins]
+    files = [path for module in modules for path in (module, module.with_suffix(".py"))]
+    signature = signature_of([CODE.file("sql"), *(CODE.root / name for name in PACKAGES), *files])
+    return StoredValues("partition_codes", digest_of(f"{signature} {plugins}"))
 
 
 def _walked(

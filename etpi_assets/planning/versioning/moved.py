@@ -34,10 +34,9 @@ MOVED: Mapping[str, str] = {
     "etpi_assets.asset:Produced": "etpi_assets.materialize:Produced",
     "etpi_assets.asset:asset": "etpi_assets.materialize:etpi_asset",
     "etpi_assets.resolved_specs.assets": "etpi_assets.specs.assets",
-    "etpi_assets.worlds.coop_tiny.emulated": "etpi_assets.worlds.emulated",
-    "etpi_assets.worlds.coop_tiny.emulated:UnjudgedCoopTiny": (
-        "etpi_assets.worlds.coop_tiny.conversations:UnjudgedCoopTiny"
-    ),
+    "etpi_assets.worlds.coop_tiny_shared.features": "etpi_assets.worlds.coop_tiny.features",
+    "etpi_assets.worlds.coop_tiny_shared.judge": "etpi_assets.worlds.coop_tiny.judge",
+    "etpi_assets.worlds.coop_tiny_shared.merge": "etpi_assets.worlds.coop_tiny.merge",
     "etpi_resources.backend:backend": "etpi_resources.cluster.settings:cluster",
     "etpi_resources.trainers.precision": "etpi_resources.trainers.workers.precision",
 }

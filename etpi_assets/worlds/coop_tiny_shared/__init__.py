@@ -13,7 +13,7 @@ from typing import Any
 
 from etpi_assets.tasks.commands import write_commands
 from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
-from etpi_assets.worlds.coop_tiny import judge as verdicts
+from etpi_assets.worlds.coop_tiny_shared import judge as verdicts
 from etpi_assets.worlds.coop_tiny_shared.generate import divided_solution, entities, generate_tasks
 from etpi_resources.sandboxes import SandboxFactory
 

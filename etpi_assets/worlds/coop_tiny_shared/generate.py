@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from etpi_assets.tasks.family import Task
-from etpi_assets.worlds.coop_tiny.features import Formula, sample_formula
+from etpi_assets.worlds.coop_tiny_shared.features import Formula, sample_formula
 from etpi_assets.worlds.coop_tiny_shared.texts import InstructionFields, write_text
 from etpi_assets.worlds.names import NameGenerator
 from etpi_resources.hashes import json_hash

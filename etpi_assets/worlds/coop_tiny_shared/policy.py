@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from etpi_assets.agent.actions import format_action
-from etpi_assets.worlds.coop_tiny.features import NUMBERS, OPERATIONS, Formula
+from etpi_assets.worlds.coop_tiny_shared.features import NUMBERS, OPERATIONS, Formula
 from etpi_assets.worlds.coop_tiny_shared.generate import AGENTS, definition, export, wanted_formula
 from etpi_assets.worlds.skill import PolicySkill
 from etpi_resources.engines import Request

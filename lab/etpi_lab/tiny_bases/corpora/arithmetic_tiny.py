@@ -11,8 +11,8 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task
 from etpi_assets.worlds.arithmetic_tiny import FAMILY
 from etpi_assets.worlds.arithmetic_tiny.policy import ArithmeticSkill, ArithmeticTinyPolicy, answer
-from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory, EmulatedSandbox, UnknownCommand
 from etpi_lab.tiny_bases.corpora.transcripts import transcripts as roll_out
+from etpi_lab.worlds.coop_tiny.emulated import EmulatedFactory, EmulatedSandbox, UnknownCommand
 
 SUITE = "arithmetic_tiny_base"
 """Suite name for the corpus's tasks, so that they differ from those of a suite with the same seed."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory, UnjudgedCoopTiny
-from etpi_assets.worlds.coop_tiny.generate import generate_tasks
-from etpi_assets.worlds.coop_tiny.policy import BASE_HABITS, CoopTinyPolicy, CoopTinySkill
 from etpi_lab.tiny_bases.corpora.transcripts import transcripts as roll_out
+from etpi_lab.worlds.coop_tiny.emulated import EmulatedFactory, UnjudgedCoopTiny
+from etpi_lab.worlds.coop_tiny.generate import generate_tasks
+from etpi_lab.worlds.coop_tiny.policy import BASE_HABITS, CoopTinyPolicy, CoopTinySkill
 
 SUITE = "coop_tiny_base"
 """Suite name for the corpus's tasks, so that they differ from those of a suite with the same seed."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory
-from etpi_assets.worlds.coop_tiny_shared.emulated import SharedSandbox, UnjudgedCoopTinyShared
+from etpi_assets.tasks.family import Task, Verdict
+from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
 from etpi_assets.worlds.coop_tiny_shared.generate import generate_tasks
 from etpi_assets.worlds.coop_tiny_shared.policy import CoopTinySharedPolicy, SharedSkill
 from etpi_lab.tiny_bases.corpora.transcripts import transcripts as roll_out
+from etpi_lab.worlds.coop_tiny.emulated import EmulatedFactory, EmulatedSandbox
+from etpi_resources.sandboxes import SandboxFactory
 
 SUITE = "coop_tiny_shared_base"
 """Suite name for the corpus's tasks, so that they differ from those of a suite with the same seed."""
@@ -49,3 +52,24 @@ def conversations(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, 
 def exercises(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
     """Yield a task and the work of an agent alone, without thoughts: most of a conversation is other text."""
     return transcripts(seed, n, DILIGENT, AgentSection(tokenizer=tokenizer))
+
+
+_APPEND = re.compile(r"echo '([^']*)' >> (\w+\.py)|cat >> (\w+\.py) <<'EOF'\n(.*\n)EOF", re.DOTALL)
+
+
+class SharedSandbox(EmulatedSandbox):
+    """An emulated sandbox that also runs this world's commands, which append lines to a file."""
+
+    def _answer(self, command: str) -> tuple[str, int]:
+        if match := _APPEND.fullmatch(command):
+            path, text = (match[2], f"{match[1]}\n") if match[2] else (match[3], match[4])
+            self._files[path] = self._files.get(path, "") + text
+            return "", 0
+        return super()._answer(command)
+
+
+class UnjudgedCoopTinyShared(CoopTinyShared):
+    """The family without its judge, for conversations that need no reward."""
+
+    def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
+        return Verdict(0.0, "unknown", {})

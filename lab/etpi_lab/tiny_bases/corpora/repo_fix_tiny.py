@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from etpi_assets.agent.actions import format_action
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task, Verdict
-from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory, EmulatedSandbox
 from etpi_assets.worlds.repo_fix_tiny import RepoFixTiny
 from etpi_assets.worlds.repo_fix_tiny.generate import NOTES, generate_tasks
 from etpi_assets.worlds.repo_fix_tiny.policy import HOPS, RepoFixPolicy, RepoFixSkill
 from etpi_lab.tiny_bases.corpora.transcripts import transcripts as roll_out
+from etpi_lab.worlds.coop_tiny.emulated import EmulatedFactory, EmulatedSandbox
 from etpi_resources.sandboxes import SandboxFactory
 
 SUITE = "repo_fix_tiny_base"

@@ -12,7 +12,7 @@ from typing import Any
 
 from etpi_assets.tasks.calls import CallResults, FunctionCall, run_calls
 from etpi_assets.tasks.family import RejectedInput, Task, Verdict
-from etpi_assets.worlds.coop_tiny.merge import MergeConflict, merge_trees
+from etpi_assets.worlds.coop_tiny_shared.merge import MergeConflict, merge_trees
 from etpi_resources.sandboxes import SandboxFactory
 
 REFERENCE_RUNS = 3

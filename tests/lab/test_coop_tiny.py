@@ -17,18 +17,16 @@ from hypothesis import strategies as st
 from etpi_assets.agent.prompts import render_prompts, steering_text
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.tasks.calls import run_calls
 from etpi_assets.tasks.checks import NAMES, check_tasks
 from etpi_assets.tasks.families import known_families, load_family
 from etpi_assets.tasks.family import RejectedInput, Task, Verdict
 from etpi_assets.tasks.table import read_tasks, rejected_table, task_table
-from etpi_assets.worlds.coop_tiny import FAMILY
-from etpi_assets.worlds.coop_tiny.features import OPERATIONS, Formula, parse_formula
-from etpi_assets.worlds.coop_tiny.generate import generate_tasks
-from etpi_assets.worlds.coop_tiny.merge import MergeConflict, merge_texts, merge_trees
-from etpi_assets.worlds.coop_tiny.repositories import LAYOUTS, check_text, read_check
-from etpi_assets.worlds.coop_tiny.texts import REGISTERS
+from etpi_assets.worlds.coop_tiny_shared.features import parse_formula
 from etpi_assets.worlds.names import is_heldout
+from etpi_lab.worlds.coop_tiny import FAMILY
+from etpi_lab.worlds.coop_tiny.generate import generate_tasks
+from etpi_lab.worlds.coop_tiny.repositories import LAYOUTS, check_text, read_check
+from etpi_lab.worlds.coop_tiny.texts import REGISTERS
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.sandboxes import Environment, Limits, Sandbox
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
@@ -166,75 +164,11 @@ def test_tasks_survive_their_table():
     assert rejected_table([RejectedInput("a", "b", "c")]).to_pylist()[0]["reason"] == "b"
 
 
-@given(st.sampled_from(sorted(OPERATIONS)), st.integers(2, 99), st.integers(-1000, 1000))
-def test_code_means_what_it_computes(operation: str, number: int, x: int):
-    behaviour = Formula(operation, number)
-    assert eval(behaviour.code, {"x": x, "max": max, "min": min}) == behaviour(x)
-    assert parse_formula(behaviour.code) == behaviour
-
-
-def test_parse_formula_rejects_unknown_code():
-    with pytest.raises(ValueError, match="x \\*\\* 2"):
-        parse_formula("x ** 2")
-
-
 def test_read_check_accepts_only_visible_checks():
     cases = {"ka_lo": ("a/b.py", 3, 21), "mi_ra": ("c.py", -2, 5)}
     assert read_check(check_text(cases)) == cases
     with pytest.raises(ValueError, match="visible check"):
         read_check(check_text(cases) + "print(1)\n")
-
-
-# --- merging ---------------------------------------------------------------------------------------------------------
-
-LINES = st.lists(st.text("abcxyz \t", max_size=6), min_size=1, max_size=12, unique=True)
-
-
-@given(LINES, st.data())
-def test_changes_apart_from_each_other_merge_and_the_sides_are_equal(lines: list[str], data: st.DataObject):
-    base = "".join(f"{line}\n" for line in lines)
-    cut = data.draw(st.integers(0, len(lines)))
-    top, rest = lines[:cut], lines[cut + 1 :]
-    kept = lines[cut : cut + 1]
-
-    def changed(part: list[str], mark: str) -> list[str]:
-        return [f"{mark}{index}" if data.draw(st.booleans()) else line for index, line in enumerate(part)]
-
-    new_top, new_rest = changed(top, "<"), changed(rest, ">")
-    ours, theirs, both = (
-        "".join(f"{line}\n" for line in parts)
-        for parts in ([*new_top, *kept, *rest], [*top, *kept, *new_rest], [*new_top, *kept, *new_rest])
-    )
-    if not kept:
-        theirs = base
-        both = ours
-    assert merge_texts(base, ours, theirs) == merge_texts(base, theirs, ours) == both
-    assert merge_texts(base, ours, ours) == ours
-
-
-def test_hunks_that_touch_or_overlap_conflict():
-    base = "one\ntwo\nthree\nfour\n"
-    for ours, theirs in (
-        ("ONE\ntwo\nthree\nfour\n", "1\ntwo\nthree\nfour\n"),
-        ("ONE\ntwo\nthree\nfour\n", "one\nTWO\nthree\nfour\n"),
-        ("one\nthree\nfour\n", "one\nTWO\nthree\nfour\n"),
-        ("a\none\ntwo\nthree\nfour\n", "b\none\ntwo\nthree\nfour\n"),
-    ):
-        for sides in ((ours, theirs), (theirs, ours)):
-            with pytest.raises(MergeConflict, match=r"x\.py: both changed lines"):
-                merge_texts(base, *sides, "x.py")
-    assert merge_texts(base, "ONE\ntwo\nthree\nfour\n", "one\ntwo\nTHREE\nfour\n") == "ONE\ntwo\nTHREE\nfour\n"
-
-
-def test_trees_merge_added_and_removed_files():
-    base = {"a": "1\n", "b": "2\n", "c": "3\n"}
-    assert merge_trees(base, {"a": "1\n", "c": "3\n", "d": "4\n"}, {**base, "a": "9\n"}) == {
-        "a": "9\n", "c": "3\n", "d": "4\n",
-    }  # fmt: skip
-    with pytest.raises(MergeConflict, match="removed"):
-        merge_trees(base, {"b": "2\n"}, {**base, "a": "9\n"})
-    with pytest.raises(MergeConflict, match="added"):
-        merge_trees(base, {**base, "d": "4\n"}, {**base, "d": "5\n"})
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------
@@ -383,21 +317,6 @@ def test_hidden_values_never_enter_the_sandbox():
     hidden = [[x, y + 1_000_003] for x, y in task.payload["features"]["f1"]["hidden"]]
     FAMILY.judge(with_feature(task, hidden=hidden), reference(task), Spy())
     assert Spy.seen and not any(str(y) in text for _, y in hidden for text in Spy.seen)
-
-
-def test_hidden_calls_report_integers_under_the_keys_they_were_given():
-    tree = {
-        "a.py": "def half(x):\n    return x // 2\ndef text(x):\n    return str(x)\ndef length(x):\n    return len(x)\n"
-    }
-    calls = {
-        'quoted "ü"\n': ("a.py", "half", [-4, 2**70]),
-        "text": ("a.py", "text", [1]),
-        "missing": ("a.py", "absent", [1]),
-        "nested": ("a.py", "length", [[None, True, "\U0001f600"], "\U0001f600"]),
-    }
-    assert run_calls({"tree": tree}, {"job": ("tree", calls)}, SANDBOXES) == {
-        "job": {'quoted "ü"\n': [-2, 2**69], "text": None, "missing": None, "nested": [3, 1]}
-    }
 
 
 @settings(max_examples=20)

@@ -7,15 +7,15 @@ import itertools
 import pytest
 
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
-from etpi_assets.rollouts.teachers import POLICIES
-from etpi_assets.specs.load import load_shipped
+from etpi_assets.specs.load import load_installed
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_assets.worlds.coop_tiny.emulated import UnjudgedCoopTiny
-from etpi_assets.worlds.coop_tiny.generate import generate_tasks
-from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
-from etpi_assets.worlds.coop_tiny.surveys import SurveyingSkill
+from etpi_lab.worlds.coop_tiny import FAMILY
+from etpi_lab.worlds.coop_tiny.emulated import UnjudgedCoopTiny
+from etpi_lab.worlds.coop_tiny.generate import generate_tasks
+from etpi_lab.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
+from etpi_lab.worlds.coop_tiny.surveys import SurveyingSkill
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import Policy, ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
@@ -37,7 +37,7 @@ def texts(record: RolloutRecord) -> list[list[str]]:
 
 
 def policy(**skill: float) -> Policy:
-    return POLICIES["coop_tiny"]({**SKILL, **skill}, 7)
+    return FAMILY.scripted_policy({**SKILL, **skill}, 7)
 
 
 def test_agent_without_a_survey_is_the_policy_that_existed_before():
@@ -69,7 +69,7 @@ def test_survey_of_half_a_turn_is_refused(turns: float):
 
 
 def test_conversation_with_a_long_survey_fits_4096_tokens():
-    spec = load_shipped().rollout_sets["coop_tiny_strong"]
+    spec = load_installed().rollout_sets["coop_tiny_strong"]
     assert spec.engine
     record = roll(TASKS[0], policy(**{**spec.engine.skill, "survey_turns": 28}))
     for agent in record.agents:

@@ -1,6 +1,6 @@
 """The family `coop_tiny`: two agents implement two features in one small Python repository.
 
-`generate` builds tasks from `features`, `repositories` and `texts`; `judge` merges and tests the patches.
+`generate` builds tasks from `repositories` and `texts`. Formulas, judge and merge are those of `coop_tiny_shared`.
 It is a toy model: results on it describe the pipeline, not language models.
 """
 
@@ -12,9 +12,11 @@ from typing import Any
 
 from etpi_assets.tasks.commands import write_commands
 from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
-from etpi_assets.worlds.coop_tiny import judge as verdicts
-from etpi_assets.worlds.coop_tiny.generate import entities, generate_tasks
-from etpi_assets.worlds.coop_tiny.texts import REGISTERS
+from etpi_assets.worlds.coop_tiny_shared import judge as verdicts
+from etpi_lab.worlds.coop_tiny.generate import entities, generate_tasks
+from etpi_lab.worlds.coop_tiny.surveys import SurveyingPolicy, SurveyingSkill
+from etpi_lab.worlds.coop_tiny.texts import REGISTERS
+from etpi_resources.engines.scripted import Policy
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 1000, "heldout": 100, "registers": tuple(REGISTERS), "sandbox": "bubblewrap"}
@@ -62,6 +64,10 @@ class CoopTiny:
 
     def entities(self, task: Task) -> Sequence[str]:
         return entities(task.payload)
+
+    def scripted_policy(self, skill: Mapping[str, float], seed: int) -> Policy:
+        """Return the policy of an engine of kind "scripted"."""
+        return SurveyingPolicy(SurveyingSkill.of(skill), seed)
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         return verdicts.validate(tasks, sandboxes)

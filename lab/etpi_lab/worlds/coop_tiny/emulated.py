@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Self
 
 from etpi_assets.tasks.family import Task, Verdict
-from etpi_assets.worlds.coop_tiny import CoopTiny, features
-from etpi_assets.worlds.coop_tiny.repositories import read_check
+from etpi_assets.worlds.coop_tiny_shared import features
+from etpi_lab.worlds.coop_tiny import CoopTiny
+from etpi_lab.worlds.coop_tiny.repositories import read_check
 from etpi_resources.sandboxes import CommandResult, Environment, Limits, SandboxFactory
 
 _SED = re.compile(r"sed -i '(?:/def (\w+)/,/return/)?s/return \.\*/(return [\w +*%(),-]+)/' (\S+)")

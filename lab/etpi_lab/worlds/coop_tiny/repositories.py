@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
 
-from etpi_assets.worlds.coop_tiny import features
-from etpi_assets.worlds.coop_tiny.features import Formula
+from etpi_assets.worlds.coop_tiny_shared import features
+from etpi_assets.worlds.coop_tiny_shared.features import Formula
 from etpi_assets.worlds.names import NameGenerator
 
 

@@ -16,10 +16,10 @@ from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rol
 from etpi_assets.specs.rollout_set import AgentSection, ScoringSection
 from etpi_assets.tasks.family import Task, Verdict
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
-from etpi_assets.worlds.coop_tiny import FAMILY, CoopTiny
-from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory, EmulatedSandbox, UnknownCommand
-from etpi_assets.worlds.coop_tiny.generate import generate_tasks
-from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
+from etpi_lab.worlds.coop_tiny import FAMILY, CoopTiny
+from etpi_lab.worlds.coop_tiny.emulated import EmulatedFactory, EmulatedSandbox, UnknownCommand
+from etpi_lab.worlds.coop_tiny.generate import generate_tasks
+from etpi_lab.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import SandboxFactory

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from etpi_assets.agent.actions import format_action
-from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
+from etpi_lab.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
 from etpi_resources.engines import Request
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from string import Template
 
-from etpi_assets.worlds.coop_tiny.features import Formula
+from etpi_assets.worlds.coop_tiny_shared.features import Formula
 
 
 @dataclass(frozen=True)

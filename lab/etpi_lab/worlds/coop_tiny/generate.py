@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from etpi_assets.tasks.family import Task
-from etpi_assets.worlds.coop_tiny import features
-from etpi_assets.worlds.coop_tiny.features import Formula
-from etpi_assets.worlds.coop_tiny.repositories import (
+from etpi_assets.worlds.coop_tiny_shared import features
+from etpi_assets.worlds.coop_tiny_shared.features import Formula
+from etpi_assets.worlds.names import NameGenerator
+from etpi_lab.worlds.coop_tiny.repositories import (
     LAYOUTS,
     Function,
     GeneratedRepository,
@@ -26,8 +27,7 @@ from etpi_assets.worlds.coop_tiny.repositories import (
     generate_repository,
     module_texts,
 )
-from etpi_assets.worlds.coop_tiny.texts import REGISTERS, InstructionFields, write_text
-from etpi_assets.worlds.names import NameGenerator
+from etpi_lab.worlds.coop_tiny.texts import REGISTERS, InstructionFields, write_text
 from etpi_resources.hashes import json_hash
 
 AGENTS = ("agent1", "agent2")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from etpi_assets.agent.actions import format_action
-from etpi_assets.worlds.coop_tiny import features
-from etpi_assets.worlds.coop_tiny.features import Formula
+from etpi_assets.worlds.coop_tiny_shared import features
+from etpi_assets.worlds.coop_tiny_shared.features import Formula
 from etpi_assets.worlds.skill import PolicySkill
 from etpi_resources.engines import Request
 

@@ -1,0 +1,76 @@
+"""`etpi capture`: what it records survives its death, and is imported with the ids of its own vocabulary alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from etpi.init.student import Student
+from etpi.init.trajectories import survey
+from etpi_assets.importers import import_runs
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_resources.chat.format import load_chat_format
+from tests.support.loopback import Loopback
+
+CHAT = load_chat_format("qwen3")
+TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
+
+
+@contextmanager
+def captured(folder: Path, url: str, tokenizer: str = "qwen3"):
+    """Run the command; yield the process, and a client of the path /a/work/v1."""
+    options = ["--url", url, "--model", "teacher", "--tokenizer", tokenizer, "--to", str(folder), "--port", "0"]
+    command = [sys.executable, "-m", "etpi", "capture", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+        assert process.stderr
+        base = process.stderr.readline().partition("base URL ")[2].partition("/a/")[0]
+        headers = {"authorization": f"Bearer {(folder / 'key').read_text()}"}
+        with httpx.Client(base_url=f"{base}/a/work/v1", headers=headers, trust_env=False, timeout=30) as client:
+            yield process, client
+        process.kill()
+
+
+def ask(client: httpx.Client, messages: list) -> httpx.Response:
+    return client.post("/chat/completions", json={"model": "policy", "messages": messages, "tools": TOOLS})
+
+
+@pytest.mark.slow
+def test_a_killed_proxy_keeps_every_answered_call_and_goes_on(tmp_path):
+    with Loopback("teacher", CHAT) as upstream:
+        upstream.say = lambda body: f"answer {len(upstream.seen)}"
+        messages = [{"role": "user", "content": "Fix it."}]
+        with captured(tmp_path, upstream.url) as (process, client):
+            first = ask(client, messages).json()["choices"][0]["message"]
+            messages += [first, {"role": "user", "content": "Go on."}]
+            upstream.delay = 5.0
+            threading.Timer(1.0, process.kill).start()
+            with pytest.raises(httpx.HTTPError):
+                ask(client, messages)
+        upstream.delay = 0.0
+        with (tmp_path / "work.jsonl").open("a") as log:
+            log.write('{"attempt": "work", "call": 2, "outp')
+        with captured(tmp_path, upstream.url) as (process, client):
+            messages.append(ask(client, messages).json()["choices"][0]["message"])
+        with Loopback("teacher", tiny := load_chat_format("tiny")) as other:
+            with captured(tmp_path, other.url, "tiny") as (_, client):
+                assert ask(client, messages).status_code == 409
+            assert tiny.vocabulary_hash != CHAT.vocabulary_hash
+    (record,) = import_runs("capture", tmp_path, {"tokenizer": "qwen3"})
+    assert isinstance(record, RolloutRecord)
+    first, second = record.agents[0].turns
+    assert [turn.content for turn in (first, second)] == ["answer 1", "answer 3"]
+    assert second.prompt_ids and second.prompt_ids[: len(first.prompt_ids or ())] == first.prompt_ids
+    assert record.outcome and record.outcome["details"]["capture"]["links"] == {"root": 1, "exact": 1}
+    for options, reason in (({}, "needs_tokenizer"), ({"tokenizer": "tiny"}, "bad_token_ids")):
+        (refused,) = import_runs("capture", tmp_path, options)
+        assert not isinstance(refused, RolloutRecord) and refused.reason == reason
+    student = Student({"tokenizer": "qwen3", "chat_template": "qwen3"}, CHAT)
+    found = survey(str(tmp_path), "capture", student)
+    assert found.native and found.options == {"tokenizer": "qwen3"}

@@ -1,0 +1,32 @@
+"""`etpi view --export`: an experiment's pages as files."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from etpi.cli import main
+from tests.support.viewed_lake import NAMES, STUDY
+
+
+def test_exported_pages_link_to_each_other_and_to_nothing_else(
+    viewed: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake, catalog = viewed
+    monkeypatch.setenv("ETPI_DATA", str(lake.root))
+    monkeypatch.setenv("ETPI_CATALOG", str(catalog))
+    folder = tmp_path / "share"
+    assert main(["view", "--export", STUDY, str(folder)]) == 0
+    pages = {file.name: file.read_text() for file in folder.glob("*.html")}
+    assert f"{len(pages)} pages" in capsys.readouterr().out
+    targets = {unescape(t) for text in pages.values() for t in re.findall(r'(?:href|src)="([^"#]+)', text)}
+    assert targets and all((folder / target).is_file() for target in targets)
+    assert sum(NAMES["student"] in text for text in pages.values()) > 2
+    titles = " ".join(re.findall(r"<h1>(.*?)</h1>", "".join(pages.values()), re.DOTALL))
+    assert "Data set" in titles and "Regressions" in titles and "as tokens" not in titles
+    assert "<form" not in "".join(pages.values())
+    assert main(["view", "--export", STUDY, str(folder)]) == 1, "a folder that exists is left alone"
+    assert main(["view", "--export", "none", str(tmp_path / "other")]) == 1 and not (tmp_path / "other").exists()
