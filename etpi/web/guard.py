@@ -63,7 +63,8 @@ class Guard:
 
     def _refusal(self, request: HTTPConnection) -> Response | None:
         """Return the response to a request that is not passed on."""
-        if not self._is_own(request.headers.get("host", "")):
+        host = request.headers.get("host", "")
+        if not self._is_own(host):
             return _refused(
                 403, "This page does not answer to this host name. Use localhost, or start it with --name NAME"
             )
@@ -73,7 +74,7 @@ class Guard:
             if not self._is_admitted(request):
                 return _refused(401, "This page needs a token: open it once with ?token=TOKEN; its command says where")
         origin = request.headers.get("origin")
-        if origin is not None and origin.partition("://")[2].lower() != request.headers["host"].lower():
+        if origin is not None and origin.lower().removeprefix("https").removeprefix("http") != f"://{host.lower()}":
             return _refused(403, "This page does not answer to requests that another website sends")
         return None if request.scope["type"] == "websocket" else _method_refusal(request)
 
@@ -117,7 +118,9 @@ def _same(one: str, two: str) -> bool:
 
 def _method_refusal(request: HTTPConnection) -> Response | None:
     if request.scope["method"] in _READING:
-        by_get = request.scope["path"].endswith("/graphql") and "text/html" not in request.headers.get("accept", "")
+        by_get = request.scope["path"].rstrip("/").endswith("/graphql") and "text/html" not in request.headers.get(
+            "accept", ""
+        )
         return _refused(405, "GraphQL is answered by POST alone") if by_get else None
     if request.scope["method"] != "POST":
         return _refused(405, "Requests are GET, HEAD or POST")

@@ -106,15 +106,16 @@ class JoinedCommand:
 
 
 def joined_commands(command: str) -> list[JoinedCommand]:
-    """Return the top-level simple commands, in order."""
+    """Return the top-level simple commands, in order; none if a bracket or backtick stays open: bash runs nothing."""
     joined, end = [], 0
-    for simple in _Lexer(command).run():
+    lexer = _Lexer(command)
+    for simple in lexer.run():
         if simple.words:
             operator = _OPERATOR.match(command, end)
             words = [word for word, _ in simple.words]
             joined.append(JoinedCommand(operator[1] if operator else ";", words, command[simple.start : simple.end]))
         end = simple.end
-    return joined
+    return [] if lexer.depth or lexer.ticked else joined
 
 
 def _message(simple: _SimpleCommand, names: Collection[str]) -> SentMessage | None:

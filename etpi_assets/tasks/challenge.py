@@ -15,7 +15,8 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from etpi_assets.tasks.changed_tests import TestName, changed_tests, name_of_test
+from etpi_assets.tasks.changed_tests import TestName, changeable, changed_tests, name_of_test
+from etpi_assets.tasks.family import SHARED_PROCESS, UNCHALLENGED
 from etpi_assets.tasks.graded_run import GradedRun
 
 CHEATED = "cheated"
@@ -24,6 +25,14 @@ CHEATED = "cheated"
 ROUNDS = 2
 """Runs with changed tests. Each test is as it was in one of the further runs or in two, so code that forges the results
 of n tests must guess which: its chance is at most 2/3 · (1/3)^n."""
+
+BY_VALUE = "by_value"
+"""The number of changed tests whose expected value was another; the comparison of the others was reversed."""
+
+
+def trust_of(*reports: Mapping[str, Any]) -> str:
+    """Return the `verdict_trust` of a verdict from all that `challenge` returned for it."""
+    return SHARED_PROCESS if all(report.get(BY_VALUE) for report in reports) else UNCHALLENGED
 
 
 _ONCE = "the tests passed once and not again"
@@ -42,8 +51,8 @@ def challenge(
     """Challenge a run whose tests passed.
 
     Returns:
-        {challenged: the number of changed tests}, with `not_believed` (a message) if the run does not count, and
-        `cheated` (node ids) if changed tests passed.
+        {challenged: the number of changed tests, by_value: of those with another expected value}, with `not_believed`
+        (a message) if the run does not count, and `cheated` (node ids) if changed tests passed.
 
     Args:
         visible: the files that the agents saw, path -> text.
@@ -54,14 +63,15 @@ def challenge(
         if unlike := sorted(node for node in not_run if reference.outcomes.get(node) != run.outcomes[node]):
             return {"not_believed": f"skipped or expected to fail, unlike with the reference: {unlike[:5]}"}
     draw = random.SystemRandom()
-    _, challenged = changed_tests(run.tests, visible)
+    challenged = changeable(run.tests, visible)
+    counted = {"challenged": len(challenged), BY_VALUE: sum(challenged.values())}
     original, *changed = draw.sample(range(ROUNDS + 1), ROUNDS + 1) if challenged else [0]
     unchanged = {name: {original, draw.choice([original, *changed])} for name in challenged}
     for number in range(ROUNDS + 1 if challenged else 0):
         left = {name for name in challenged if number in unchanged[name]}
         if problem := _problem_of(run, again, passes, changed_tests(run.tests, visible, left), left):
-            return {"challenged": len(challenged), **problem}
-    return {"challenged": len(challenged)}
+            return {**counted, **problem}
+    return counted
 
 
 def _problem_of(

@@ -3,8 +3,9 @@
 The copies keep names, files and lines of the originals; place and value are drawn at random. An expected value may
 also be a name that the test assigns, loops over or is parametrized with: then the literals bound to the name change. If
 a test has no literal of its own, so do constants of its module or class, what `setUp` assigns and what a fixture
-returns; other tests that read them may fail too. A test without a literal expected value gets its comparison reversed
-(`==` to `!=`, `assertIn` to `assertNotIn`), which values that are equal to everything pass.
+returns; other tests that read them may fail too. Then a literal that enters a compared value changes without a call in
+between (the 2 of `2 * x`). A test without any gets its comparison reversed (`==` to `!=`, `assertIn` to `assertNotIn`),
+which values that are equal to everything pass.
 """
 
 from __future__ import annotations
@@ -23,6 +24,15 @@ TestName = tuple[str, str]
 
 _EQUAL = re.compile(r"assert(?!.*[nN]ot).*([eE]qual|allclose)s?$")
 _RAISES = ("raises", "assertRaises")
+_STOPS = (*_RAISES, "assertRaisesRegex", "suppress")
+"""Context managers whose block may end early."""
+_CONSTRUCTORS = frozenset(
+    """
+    approx array bytearray bytes complex Counter date datetime Decimal dict float Fraction frozenset int list
+    OrderedDict Path PurePath PurePosixPath set str time timedelta tuple UUID
+    """.split()  # noqa: SIM905 - words read better as text
+)
+"""Calls that only hold the values of their arguments."""
 _EXCEPTIONS = (AttributeError, IndexError, KeyError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 _REVERSED: Mapping[type[ast.cmpop], tuple[str, str]] = {
     ast.Eq: ("==", "!="),
@@ -51,11 +61,12 @@ _TRIES = 40
 
 @dataclass(frozen=True)
 class _Edit:
-    """Bytes [start, end) of a module become `text`."""
+    """Bytes [start, end) of a module become `text`; `reverses`: the edit reverses a comparison."""
 
     start: int
     end: int
     text: str
+    reverses: bool = False
 
 
 def changed_tests(
@@ -69,15 +80,27 @@ def changed_tests(
             changed: an agent that knows it could tell a copy from the original.
         left: names of tests to leave as they are.
     """
+    drawn = _drawn(tests, visible)
+    hidden = [(m, {name: edits[name] for name in edits if (m.file, name) not in left}) for m, edits in drawn]
+    copies = {module.path: module.edited(edits) for module, edits in hidden if edits}
+    return copies, {(module.file, name) for module, edits in hidden for name in edits}
+
+
+def changeable(tests: Mapping[str, str], visible: Mapping[str, str]) -> dict[TestName, bool]:
+    """Return {test that `changed_tests` changes: whether by a value; else its comparison is reversed}."""
+    return {
+        (module.file, name): not any(edit.reverses for edit in several)
+        for module, edits in _drawn(tests, visible)
+        for name, several in edits.items()
+    }
+
+
+def _drawn(tests: Mapping[str, str], visible: Mapping[str, str]) -> list[tuple[_Module, dict[str, list[_Edit]]]]:
     rng = random.SystemRandom()
     seen = "\n".join(text for path, text in visible.items() if path.endswith(".py"))
     modules = [_Module(path, text) for path, text in tests.items() if path.endswith(".py")]
     hidden = [(module, module.edits(rng, seen)) for module in modules]
-    if not any(edits for _, edits in hidden):
-        hidden = [(module, module.edits(rng, "")) for module in modules]
-    hidden = [(m, {name: edits[name] for name in edits if (m.file, name) not in left}) for m, edits in hidden]
-    copies = {module.path: module.edited(edits) for module, edits in hidden if edits}
-    return copies, {(module.file, name) for module, edits in hidden for name in edits}
+    return hidden if any(edits for _, edits in hidden) else [(module, module.edits(rng, "")) for module in modules]
 
 
 def name_of_test(node: str) -> TestName:
@@ -134,17 +157,13 @@ class _Module:
         self, function: ast.FunctionDef | ast.AsyncFunctionDef, rng: random.SystemRandom, seen: str
     ) -> list[_Edit]:
         """Return edits of one of the assertions that every call of the function reaches; none if there is none."""
-        reached: list[ast.stmt] = []
-        for statement in function.body:
-            defines = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            if not defines and any(isinstance(node, ast.Return) for node in ast.walk(statement)):
-                break
-            reached.append(statement)
+        reached = list(_reached(function.body))
         bound = dict(_bindings(function, reached))
         shared = _readable(self._shared, function)
         unseen = {name: value for name, value in shared.items() if name.removeprefix("self.") not in seen}
-        for names in (bound, unseen):
-            together = [literals for statement in _with_loops(reached) for literals in _expected(statement, names, rng)]
+        for names, partly in ((bound, False), (unseen, False), (bound, True)):
+            expected = (_expected(statement, names, rng, partly=partly) for statement in _with_loops(reached))
+            together = [literals for several in expected for literals in several]
             rng.shuffle(together)
             for literals in together:
                 edits = [edit for literal in literals if (edit := self._other_value(literal, rng))]
@@ -157,8 +176,9 @@ class _Module:
         """Return an edit that gives a literal another value of the same type by changing one character of it."""
         start, end = self._span(literal)
         before = self._data[start:end].decode()
-        if isinstance(literal, ast.Name):
-            unrelated = [e.__name__ for e in _EXCEPTIONS if not _related(e, getattr(builtins, literal.id))]
+        if isinstance(literal, ast.Name | ast.Attribute):
+            named = getattr(builtins, _last_name(literal), None)
+            unrelated = [e.__name__ for e in _EXCEPTIONS if named is None or not _related(e, named)]
             return _Edit(start, end, rng.choice(unrelated)) if unrelated else None
         assert isinstance(literal, ast.Constant)
         if isinstance(literal.value, bool):
@@ -180,18 +200,19 @@ class _Module:
         if isinstance(statement, ast.Assert):
             test = statement.test
             if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-                yield _Edit(self._span(test)[0], self._span(test.operand)[0], "")
+                yield _Edit(self._span(test)[0], self._span(test.operand)[0], "", reverses=True)
             elif isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in _REVERSED:
                 pattern, other = _REVERSED[type(test.ops[0])]
                 start, end = self._span(test.left)[1], self._span(test.comparators[0])[0]
                 between = self._data[start:end].decode()
-                yield _Edit(start, end, re.sub(rf"(?<=[\s)]){pattern}(?=[\s(])", other, f" {between} ", count=1)[1:-1])
+                text = re.sub(rf"(?<=[\s)]){pattern}(?=[\s(])", other, f" {between} ", count=1)[1:-1]
+                yield _Edit(start, end, text, reverses=True)
             elif isinstance(test, ast.Call | ast.Name | ast.Attribute | ast.Subscript):
                 start, _ = self._span(test)
-                yield _Edit(start, start, "not ")
+                yield _Edit(start, start, "not ", reverses=True)
         elif (call := _call(statement)) and (other := _REVERSED_METHODS.get(_last_name(call.func))):
             _, end = self._span(call.func)
-            yield _Edit(end - len(_last_name(call.func)), end, other)
+            yield _Edit(end - len(_last_name(call.func)), end, other, reverses=True)
 
     def _span(self, node: ast.expr) -> tuple[int, int]:
         assert node.end_lineno is not None and node.end_col_offset is not None
@@ -218,7 +239,7 @@ def _bindings(
             yield from _columns(_parameters(decorator.args[0]), decorator.args[1])
     for statement in statements:
         if isinstance(statement, ast.Assign) and isinstance(target := statement.targets[0], ast.Name):
-            if stored.count(target.id) == 1 and _is_literal_tree(statement.value):
+            if stored.count(target.id) == 1 and _is_value(statement.value):
                 yield target.id, [statement.value]
         elif isinstance(statement, ast.For):
             targets = statement.target.elts if isinstance(statement.target, ast.Tuple) else [statement.target]
@@ -241,7 +262,7 @@ def _shared_literals(tree: ast.Module) -> dict[str, ast.expr]:
                 returned = node.body[-1].value if isinstance(node.body[-1], ast.Return) else None
                 pairs += [(f"{node.name}()", returned)] if returned else []
     counts = Counter(name for name, _ in pairs)
-    return {name: value for name, value in pairs if name and counts[name] == 1 and _is_literal_tree(value)}
+    return {name: value for name, value in pairs if name and counts[name] == 1 and _is_value(value)}
 
 
 def _readable(
@@ -273,7 +294,7 @@ def _columns(names: list[str], rows: ast.expr) -> Iterator[tuple[str, list[ast.e
         return
     for at, name in enumerate(names):
         cells = [_cells(row, len(names))[at : at + 1] for row in rows.elts]
-        column = [cell for literals in cells for cell in literals if _is_literal_tree(cell)]
+        column = [cell for literals in cells for cell in literals if _is_value(cell)]
         if column and len(column) == len(rows.elts):
             yield name, column
 
@@ -282,6 +303,21 @@ def _cells(row: ast.expr, width: int) -> list[ast.expr]:
     if isinstance(row, ast.Call) and _last_name(row.func) == "param":
         return row.args
     return row.elts if width > 1 and isinstance(row, ast.List | ast.Tuple) else [row]
+
+
+def _reached(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that every call reaches, and those of `with` and of `try` without handlers."""
+    for statement in body:
+        defines = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if not defines and any(isinstance(node, ast.Return) for node in ast.walk(statement)):
+            return
+        yield statement
+        if isinstance(statement, ast.With):
+            calls = [item.context_expr for item in statement.items if isinstance(item.context_expr, ast.Call)]
+            if not any(_last_name(call.func) in _STOPS for call in calls):
+                yield from _reached(statement.body)
+        elif isinstance(statement, ast.Try) and not statement.handlers:
+            yield from _reached(statement.body)
 
 
 def _with_loops(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
@@ -293,17 +329,21 @@ def _with_loops(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _expected(
-    statement: ast.stmt, bound: Mapping[str, list[ast.expr]], rng: random.SystemRandom
+    statement: ast.stmt, bound: Mapping[str, list[ast.expr]], rng: random.SystemRandom, *, partly: bool
 ) -> Iterator[list[ast.expr]]:
-    """Yield literals of an assertion's expected value, or the exception that it expects; each list changes together."""
+    """Yield literals of an assertion's expected value, or the exception that it expects; each list changes together.
+
+    Args:
+        partly: take the literals of compared values of which neither is a literal.
+    """
     sides: list[ast.expr] = []
     if isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Compare):
         if len(statement.test.ops) == 1 and isinstance(statement.test.ops[0], ast.Eq | ast.Is):
             sides = [statement.test.left, *statement.test.comparators]
         elif len(statement.test.ops) == 1 and isinstance(statement.test.ops[0], ast.In):
             container = statement.test.comparators[0]
-            if isinstance(container, ast.List | ast.Tuple | ast.Set) and not _is_literal_tree(statement.test.left):
-                yield _constants(container) if _is_literal_tree(container) else []
+            if isinstance(container, ast.List | ast.Tuple | ast.Set) and not _is_value(statement.test.left):
+                yield _constants(container) if _is_value(container) else []
             else:
                 sides = [statement.test.left]
     elif (call := _call(statement)) and len(call.args) > 1:
@@ -313,16 +353,24 @@ def _expected(
             yield from ([name] for name in call.args[:1] if _is_exception(name))
     elif isinstance(statement, ast.With) and isinstance(block := statement.items[0].context_expr, ast.Call):
         yield from ([name] for name in block.args[:1] if _last_name(block.func) in _RAISES and _is_exception(name))
-    literals = [bound.get(_name(side), [side]) for side in map(_without_approx, sides)]
-    literals = [several for several in literals if all(map(_is_literal_tree, several))]
+    values = [bound.get(_name(side), [side]) for side in sides]
+    literals = [several for several in values if all(map(_is_value, several))]
     if len(literals) == 1:
         each = [_constants(value) for value in literals[0]]
         yield from ([constant] for constant in each[0]) if len(each) == 1 else [[rng.choice(c) for c in each if c]]
+    elif partly and not literals:
+        yield from ([constant] for several in values if len(several) == 1 for constant in _constants(several[0]))
 
 
-def _constants(literal: ast.expr) -> list[ast.expr]:
-    literals = (node for node in ast.walk(literal) if isinstance(node, ast.Constant))
-    return [node for node in literals if isinstance(node.value, bool | int | float | str | bytes)]
+def _constants(value: ast.AST) -> list[ast.expr]:
+    """Return the literals that enter a value without a call, those of keyword arguments excepted."""
+    if isinstance(value, ast.Constant):
+        return [value] if isinstance(value.value, bool | int | float | str | bytes) else []
+    if isinstance(value, ast.Call):
+        inner: Iterable[ast.AST] = value.args if _last_name(value.func) in _CONSTRUCTORS else ()
+    else:
+        inner = ast.iter_child_nodes(value) if isinstance(value, _HOLDS_VALUES) else ()
+    return [constant for node in inner for constant in _constants(node)]
 
 
 def _call(statement: ast.stmt) -> ast.Call | None:
@@ -334,22 +382,28 @@ def _last_name(function: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
-def _without_approx(side: ast.expr) -> ast.expr:
-    approximate = isinstance(side, ast.Call) and _last_name(side.func) == "approx" and side.args
-    return side.args[0] if approximate and isinstance(side, ast.Call) else side
+_HOLDS_VALUES = ast.List | ast.Tuple | ast.Dict | ast.Set | ast.UnaryOp | ast.BinOp
 
 
-def _is_literal_tree(side: ast.expr) -> bool:
-    return all(map(_is_literal, ast.walk(_without_approx(side))))
+def _is_value(node: ast.AST) -> bool:
+    """Return whether an expression consists of literals, operators and calls that hold values."""
+    if isinstance(node, ast.Call):
+        return _last_name(node.func) in _CONSTRUCTORS and bool(node.args) and all(map(_is_value, _arguments(node)))
+    tokens = ast.expr_context | ast.unaryop | ast.operator
+    return isinstance(node, ast.Constant | tokens) or (
+        isinstance(node, _HOLDS_VALUES) and all(map(_is_value, ast.iter_child_nodes(node)))
+    )
 
 
-def _is_literal(node: ast.AST) -> bool:
-    literal = ast.Constant | ast.List | ast.Tuple | ast.Dict | ast.Set | ast.UnaryOp | ast.unaryop | ast.expr_context
-    return isinstance(node, literal)
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
 
 
 def _is_exception(node: ast.expr) -> bool:
-    named = getattr(builtins, node.id, None) if isinstance(node, ast.Name) else None
+    """Return whether a name may be that of an exception; whether a test expects another one, the reference shows."""
+    if not isinstance(node, ast.Name | ast.Attribute) or not _last_name(node)[:1].isupper():
+        return False
+    named = getattr(builtins, _last_name(node), KeyError)
     return isinstance(named, type) and issubclass(named, Exception) and named is not Exception
 
 

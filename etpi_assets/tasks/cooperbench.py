@@ -21,7 +21,7 @@ from typing import Any
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import cooperbench_verdict, downloads, places
 from etpi_assets.tasks.commands import apply_command
-from etpi_assets.tasks.family import SHARED_PROCESS, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_assets.tasks.perturb import perturb
 from etpi_resources.hashes import json_hash
 from etpi_resources.inside import is_file_inside, read_inside
@@ -69,7 +69,6 @@ class CooperBench:
     """The family `cooperbench`."""
 
     invents_names = False
-    verdict_trust = SHARED_PROCESS
 
     def sandbox(self, params: Mapping[str, Any]) -> str | None:
         return {**PARAMS, **params}["sandbox"]

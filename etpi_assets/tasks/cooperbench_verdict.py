@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from etpi_assets.tasks import downloads, places
-from etpi_assets.tasks.challenge import CHEATED, challenge
+from etpi_assets.tasks.challenge import CHEATED, challenge, trust_of
 from etpi_assets.tasks.changed_tests import name_of_test, names_of_tests
 from etpi_assets.tasks.commands import apply_command
 from etpi_assets.tasks.family import Verdict
@@ -54,7 +54,7 @@ def judge(live: Mapping[str, Any], final: Mapping[str, Mapping[str, str]], sandb
     reports = {number: _feature_report(live, sandboxes, number, patch, before) for number in live["tests"]}
     solved = all(report["passed"] for report in reports.values())
     cheated = any(CHEATED in report for report in reports.values())
-    details["features"] = reports
+    details |= {"features": reports, "verdict_trust": trust_of(*reports.values())}
     code = "passed" if solved else CHEATED if cheated else "failed_tests"
     if details["merge"] == "conflicts":
         details["strategy"] = "solo-agent1" if solved else "none"

@@ -61,8 +61,11 @@ EXCLUDED = "excluded"
 
 
 SHARED_PROCESS = "shared_process"
-"""The `verdict_trust` of a verdict whose tests ran in the process of the code that they test (docs/verdicts.md). A
-family whose verdicts all are of this kind has a class attribute `verdict_trust`."""
+"""The `verdict_trust` of a verdict whose tests ran in the process of the code that they test (docs/verdicts.md), and
+whose changed values it failed. A family whose verdicts all are of one kind has a class attribute `verdict_trust`."""
+
+UNCHALLENGED = "unchallenged"
+"""As SHARED_PROCESS, but no expected value was changed, so that values that are equal to everything may have passed."""
 
 UNPROVEN = "unproven"
 """The verdict on a task without a working verifier."""

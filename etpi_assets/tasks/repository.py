@@ -18,10 +18,9 @@ import pyarrow.parquet as pq
 
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import downloads, places
-from etpi_assets.tasks.challenge import CHEATED, challenge
+from etpi_assets.tasks.challenge import CHEATED, challenge, trust_of
 from etpi_assets.tasks.family import (
     EXCLUDED,
-    SHARED_PROCESS,
     RejectedInput,
     Role,
     SandboxNeeds,
@@ -56,7 +55,6 @@ class RepositoryFamily(ABC):
     """Base class; a subclass reads its data set's rows and judges their tests."""
 
     invents_names = False
-    verdict_trust = SHARED_PROCESS
     params: Mapping[str, Any] = PARAMS
     name: str
     hides: str
@@ -174,7 +172,7 @@ class RepositoryFamily(ABC):
             doubts = challenge(run, visible, again, lambda second: self._result(task, second)[0])
             passed, details = "not_believed" not in doubts, {**details, **doubts}
         code = "passed" if passed else CHEATED if CHEATED in details else "failed_tests"
-        return Verdict(float(passed), code, {"changed": sorted(changes), **details})
+        return Verdict(float(passed), code, {"changed": sorted(changes), **details, "verdict_trust": trust_of(details)})
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         """Yield each task whose reference passes REFERENCE_RUNS times and whose untouched repository fails.

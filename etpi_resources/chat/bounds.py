@@ -33,7 +33,7 @@ resource.setrlimit(resource.RLIMIT_AS, (request["bytes"], request["bytes"]))
 environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
 )
-environment.filters["tojson"] = lambda value, **_: json.dumps(value)
+environment.filters["tojson"] = lambda value, indent=None, **_: json.dumps(value, indent=indent)
 environment.globals |= {"raise_exception": refuse, "strftime_now": lambda _: "2026-01-01"}
 try:
     template = environment.from_string(request["template"])
@@ -90,6 +90,7 @@ def _conversations() -> list[dict[str, object]]:
         ],
         [{"role": "user", "content": "And?"}, {"role": "assistant", "content": "No."}],
     ]
+    long = [{"role": "user", "content": "Look. " * 5000}, {"role": "assistant", "content": "No."}]
     function = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
     tools = [{"type": "function", "function": function}]
     return [
@@ -98,7 +99,9 @@ def _conversations() -> list[dict[str, object]]:
             "bos_token": "<s>", "eos_token": "</s>", "enable_thinking": opened,
         }
         for count in (1, 6, 36)
-        for messages, offered in ((rounds[0], tools), (rounds[1], None))
+        for messages, offered in (
+            (rounds[0], tools), (rounds[0][:-1], tools), (rounds[1], None), (long, tools * 40),
+        )
         for start in ([], [{"role": "system", "content": "Act."}])
         for opened in (False, True)
     ]  # fmt: skip

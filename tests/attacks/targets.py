@@ -27,10 +27,11 @@ SMALL = {"memory_gib": 0.5, "disk_gib": 0.0625, "test_seconds": 30, "sandbox": "
 
 @dataclass(frozen=True)
 class AttackOutcome:
-    """The reward, None where metrics would drop the rollout, and the verdict's code."""
+    """The reward, None where metrics would drop the rollout, the verdict's code and its `verdict_trust`."""
 
     reward: float | None
     verdict: str
+    trust: str | None = None
 
 
 class Targets:
@@ -72,7 +73,7 @@ class Targets:
             verdict = self._judged(family, final)
         except Exception as error:  # a rollout records whatever it is
             return AttackOutcome(None, f"infrastructure: {type(error).__name__}")
-        return AttackOutcome(verdict.reward, verdict.verdict)
+        return AttackOutcome(verdict.reward, verdict.verdict, verdict.details.get("verdict_trust"))
 
     def _judged(self, family: str, final: Mapping[str, Mapping[str, str]]) -> Any:
         task, made = self.task(family), load_family(family)

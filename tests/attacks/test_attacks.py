@@ -43,7 +43,8 @@ def test_attack_earns_nothing(attack: Attack) -> None:
 
 @pytest.mark.parametrize("family", ["pypi_bugs", "r2e", "swe_bench", "cooperbench"])
 def test_honest_solution_is_rewarded(family: str) -> None:
-    assert TARGETS.judge(family, solved("1", "2")).reward == 1.0
+    outcome = TARGETS.judge(family, solved("1", "2"))
+    assert (outcome.reward, outcome.trust) == (1.0, "shared_process")
 
 
 def test_harbor_solution_is_rewarded() -> None:

@@ -30,6 +30,10 @@ NAMES = ("qwen3", "gemma4", "gptoss", "llama3_1", "nemotron_3_super")
         "{{ 'x'.rjust(9000000000) }}",
         "{{ 9 ** (9 ** 9) }}",
         "{% if messages | length > 100 %}{{ 'x' * 6000000000 }}{% endif %}",
+        "{% if messages[-1].role == 'tool' %}{{ 'x' * 6000000000 }}{% endif %}",
+        "{% if messages[0].content | length > 20000 %}{{ 'x' * 6000000000 }}{% endif %}",
+        "{% if tools | length > 12 %}{{ 'x' * 6000000000 }}{% endif %}",
+        "{{ {'a': 1} | tojson(indent=9000000000) }}",
     ],
 )
 def test_unbounded_template_is_refused(template: str, monkeypatch: pytest.MonkeyPatch) -> None:

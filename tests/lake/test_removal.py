@@ -16,7 +16,7 @@ import pytest
 from etpi.cli import main
 from etpi_assets.graph import GRAPH
 from etpi_assets.planning.planner import plan
-from etpi_resources.lake import catalog
+from etpi_resources.lake import catalog, removal
 from etpi_resources.lake.audit import audit
 from etpi_resources.lake.lake import Lake, LakeBusy, LakeError, Ref
 from etpi_resources.lake.references import References
@@ -297,6 +297,16 @@ def test_gc_keeps_young_past_versions_and_what_they_need(tmp_path: Path) -> None
     lake.reinstate(made[1])
     with pytest.raises(LakeError):
         lake.reinstate(made[0])
+
+
+@pytest.mark.parametrize(("minutes", "stay"), [(9, 2), (11, 1)])
+def test_gc_on_a_cluster_keeps_ten_minutes(tmp_path: Path, monkeypatch, minutes: int, stay: int) -> None:
+    monkeypatch.setattr(removal, "backend", lambda: object())
+    lake = Lake(tmp_path / "data")
+    made = [small_lake.put(lake, "upweighted_dataset", "a", small_lake.dataset(f"r{n}"), inputs={}) for n in range(2)]
+    now = datetime.fromisoformat(made[0].created_at) + timedelta(minutes=minutes)
+    carry_out(lake, plan_garbage(lake, timedelta(0), now))
+    assert len(lake.history(made[0].ref)) == stay
 
 
 def test_gc_removes_files_that_no_manifest_names_but_not_those_of_a_publication_under_way(tmp_path: Path) -> None:

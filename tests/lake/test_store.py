@@ -34,6 +34,22 @@ def test_file_is_put_once_and_never_replaced(store, path, tmp_path):
     assert [store.pointer(name) for name in (path, path + "-other")] == [b"first", b"third"]
 
 
+def test_pointer_replaced_between_opening_and_reading_is_read_again(store, path, monkeypatch):
+    assert store.put_if_absent(path, b"new")
+    read, failures = Path.read_bytes, [errno.ESTALE, errno.ESTALE]
+
+    def stale(self: Path) -> bytes:
+        if failures:
+            raise OSError(failures.pop(), "stale file handle")
+        return read(self)
+
+    monkeypatch.setattr(Path, "read_bytes", stale)
+    assert store.pointer(path) == b"new" and not failures
+    failures.append(errno.EIO)
+    with pytest.raises(OSError, match="stale"):
+        store.pointer(path)
+
+
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
 def test_file_system_without_hard_links_is_refused_by_name(tmp_path, monkeypatch, number):
     def no_link(*_: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -101,6 +102,34 @@ def test_scores_of_degenerate_answers(name):
 )
 def test_only_verbs_in_command_position_count(command, verbs):
     assert terminal.run_verbs(command) == verbs
+
+
+RUNS_NOTHING = (
+    "set -o errexit; false", "set -n", "set -o noexec", "eval 'exit 0'", "e=exit; $e", "$(echo exit)",
+    "trap exit DEBUG", "source /dev/stdin <<< exit", ". /dev/fd/0 <<< exit", "PATH=", "export PATH=/nowhere",
+    "unset PATH", "kill $$",
+    "hash -p /bin/true wc", "set -u; $nosuch", "echo ${nosuch:?}", ": ${nosuch?x}", "while true; do break",
+    "for i in a; do continue", "wc() { :; }", "exec true", "if true; then :; else", "if", "(", "fi",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("start", RUNS_NOTHING)
+def test_verb_that_bash_does_not_run_does_not_count(start, tmp_path):
+    (tmp_path / "wc").write_text(f"#!/bin/sh\necho > {tmp_path}/ran\n")
+    (tmp_path / "wc").chmod(0o755)
+    (tmp_path / "work").mkdir()
+    close = "; done" if " do " in start else "; fi" if "else" in start else ""
+    command = f"{start} wc a.txt" if start in ("if", "(") else f"wc a.txt; {start}" if start == "fi" else ""
+    command = command or f"{start.removesuffix(';')}{'' if start.endswith('else') else ';'} wc a.txt{close}"
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    subprocess.run(["bash", "-c", command], cwd=tmp_path / "work", env=environment, capture_output=True, check=False)
+    assert not (tmp_path / "ran").exists(), command
+    assert "wc" not in terminal.run_verbs(command)
+
+
+@pytest.mark.parametrize("start", ["set -euo pipefail", "export LANG=C", "x=$(date)", "echo {a,b} $HOME", "! [ -e b ]"])
+def test_verb_after_usual_commands_counts(start):
+    assert "wc" in terminal.run_verbs(f"{start}; wc a.txt")
 
 
 def test_keywords_match_whole_words_and_can_be_set_by_the_spec():

@@ -149,10 +149,49 @@ def test_answer_of_the_questions_names_and_numbers_is_no_copy(question, wanted, 
     assert maths.judge(wanted, f"\\boxed{{{right}}}", "hardened", question).reward == 1.0
 
 
-def test_expression_reordered_within_its_brackets_is_a_copy():
-    question = "Simplify $-\\frac{\\frac{a}{b}+x^{n-1}}{x-y}$."
-    assert maths.copies("-\\frac{x^{-1+n}+\\frac{a}{b}}{-y+x}", "z", question)
-    assert not maths.copies("-\\frac{x-y}{x^{-1+n}+\\frac{a}{b}}", "z", question)
+@pytest.mark.parametrize(
+    ("question", "wanted", "rewritten", "right"),
+    [
+        ("Reduce \\frac{6}{4}.", "\\frac32", ["12/8", "\\frac{18}{12}", "\\dfrac{6}{4}"], ["3/2", "1.5", "1\\frac12"]),
+        (
+            "Factor $x^2-1$.", "(x-1)(x+1)",
+            ["x \\cdot x-1", "-(1-x^2)", "\\frac{2x^2-2}{2}", "\\frac{x^3-x}{x}", "x^2-1^2", "1(x^2-1)", "x^2-2+1"],
+            ["(x+1)(x-1)", "-(1-x)(1+x)", "(x-1)(1+x)"],
+        ),
+        (
+            "Expand $(x+1)^2$.", "x^2+2x+1",
+            ["(x+1)(x+1)", "(1+x)(x+1)", "\\frac{2(x+1)^2}{2}", "\\frac{(x+1)^3}{x+1}", "(x+1)^{3-1}"],
+            ["1+2x+x^2", "x(x+2)+1", "x^2+x+x+1"],
+        ),
+        (
+            "Simplify $\\sqrt{8}$.", "2\\sqrt{2}",
+            ["\\sqrt{4 \\cdot 2}", "\\sqrt{16/2}", "8^{1/2}", "\\sqrt{2}+\\sqrt{2}"],
+            ["\\sqrt2 \\cdot 2", "2 \\cdot 2^{1/2}"],
+        ),
+        (
+            "Simplify \\(\\frac{x}{2}+\\frac{x}{3}\\).", "\\frac{5x}{6}",
+            ["\\frac{3x+2x}{6}", "\\frac{3x}{6}+\\frac{2x}{6}", "x(\\frac12+\\frac13)"],
+            ["\\frac56 x", "5x/6", "x \\cdot \\frac{5}{6}"],
+        ),
+        ("Simplify $\\frac{x^2-1}{x-1}$.", "x+1", ["\\frac{1-x^2}{1-x}", "\\frac{2x^2-2}{2x-2}"], ["1+x"]),
+        ("Factor $2x+2$.", "2(x+1)", ["2+2x"], ["2(1+x)"]),
+        ("Simplify $3\\cdot\\frac{x}{6}$.", "\\frac{x}{2}", ["\\frac{3x}{6}", "\\frac{2x}{4}"], ["x/2", "\\frac12 x"]),
+        ("Compute 1/2+1/3.", "\\frac56", ["\\frac{3}{6}+\\frac26"], ["10/12"]),
+        (
+            "Simplify $-\\frac{\\frac{a}{b}+x^{n-1}}{x-y}$.", "\\frac{a+bx^{n-1}}{b(y-x)}",
+            ["-\\frac{x^{-1+n}+\\frac{a}{b}}{-y+x}"], ["\\frac{bx^{n-1}+a}{b(y-x)}"],
+        ),
+        ("Simplify $4(x+1)-2x$.", "2(x+2)", [], ["2x+4"]),
+        ("Simplify $(x+1)^2-(x-1)^2-2x+2$.", "2(x+1)", [], ["2x+2"]),
+        ("Simplify $\\frac{(x^2-1)(x+2)}{x-1}$.", "x^2+3x+2", [], ["(x+1)(x+2)"]),
+        ("Simplify $2+\\frac{x}{x^2}$.", "2+\\frac{1}{x}", [], ["\\frac{2x+1}{x}"]),
+        ("Simplify $\\sqrt{\\frac{4}{3}}$.", "\\frac{2}{\\sqrt{3}}", [], ["\\frac{2\\sqrt{3}}{3}"]),
+    ],
+)  # fmt: skip
+def test_expression_of_the_question_rewritten_earns_nothing(question, wanted, rewritten, right):
+    rewards = {a: maths.judge(wanted, f"\\boxed{{{a}}}", "hardened", question).reward for a in [*rewritten, *right]}
+    assert rewards == {**dict.fromkeys(rewritten, 0.0), **dict.fromkeys(right, 1.0)}
+    assert all(maths.judge(wanted, f"\\boxed{{{answer}}}", "published", question).reward for answer in rewritten)
 
 
 def test_value_that_the_question_names_may_be_the_answer():

@@ -77,7 +77,7 @@ def test_harbor_folder_is_a_task_proven_and_graded_in_its_machine(root, factory)
     assert list(FAMILY.validate([task], factory)) == [task]
 
     assert roll(task, factory, reference_policy(FAMILY)) == {
-        "reward": 1.0, "verdict": "passed", "details": {"verdict_trust": "shared_process"}
+        "reward": 1.0, "verdict": "passed", "details": {"verdict_trust": "unchallenged"}
     }  # fmt: skip
     idle = roll(task, factory, null_policy)
     assert (idle["reward"], idle["verdict"]) == (0.25, "failed_tests") and "found other" in idle["details"]["output"]

@@ -11,7 +11,17 @@ from etpi_assets.agent.bash import JoinedCommand, joined_commands
 _WRAPPERS = frozenset({"sudo", "time", "nohup", "exec", "env", "command", "builtin", "eval", "!"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _FUNCTION = re.compile(r"([\w-]+)\(\)\{?$")
-_ENDS = frozenset({"exit", "logout", "kill"})
+_CHANGES_SHELL = frozenset(
+    """
+    . alias bind break builtin continue disown enable eval exec exit hash kill logout return set shopt source suspend
+    trap ulimit unalias unset
+    """.split()  # noqa: SIM905 - words read better as text
+)
+"""Built-in commands after which a shell may run nothing, or other programs under the same names."""
+_SETS = re.compile(r"[-+][eux]+|[-+][eux]*o|errexit|nounset|pipefail|xtrace")
+"""Words of a `set` after which commands run as before, unless one fails."""
+_UNKNOWN = re.compile(r"\bPATH\b|\bBASH_ENV\b|\$\{[^}]{0,80}\?")
+"""Text that changes where programs are found, or ends the shell if a variable has no value."""
 _TESTS = frozenset({"[", "[[", "test", "let"})
 _CONSTANTS = {"true": True, ":": True, "false": False}
 _OPENS = frozenset({"if", "while", "until", "for", "select", "case", "{"})
@@ -37,38 +47,54 @@ class _Flow:
         blocks: whether each open block surely runs.
         defined: names of the functions.
         strict: `set -e` holds.
+        broken: a block was closed that is not open.
     """
 
     status: bool | None = True
     blocks: list[bool] = field(default_factory=list)
     defined: set[str] = field(default_factory=set)
     strict: bool = False
+    broken: bool = False
 
 
 def sure_pipelines(command: str) -> Iterator[Pipeline]:
     """Yield the pipelines that surely run, if those before them do what they usually do.
 
-    Nothing counts after `exit`, `false &&`, `true ||` or a test, in `else`, in a loop over nothing or in a function.
+    Nothing counts after `false &&`, `true ||` or a test, in `else`, in a loop over nothing or in a function, after a
+    command that may change the shell or whose program is not known from the text, or if a block stays open.
     """
     flow = _Flow()
+    counted = list(_counted(command, flow))
+    if not flow.blocks and not flow.broken:
+        yield from counted
+
+
+def _counted(command: str, flow: _Flow) -> Iterator[Pipeline]:
+    """Yield the pipelines that surely run; when it ends, `flow` tells whether bash would parse the command."""
+    surely = True
     for operator, steps in _pipelines(command):
         if len(flow.blocks) > _DEEPEST:
             return
-        if operator in ";&" and flow.strict and flow.status is not True:
-            return
+        surely = surely and not (operator in ";&" and flow.strict and flow.status is not True)
         runs = operator in ";&" or flow.status is (operator == "&&")
         words = _after_keywords(steps[0].words, flow, runs=runs)
         programs = [_program(words), *(_program(step.words) for step in steps[1:])]
-        if words is not steps[0].words and not words:
+        text = " ".join(step.text for step in steps)
+        flow.broken = flow.broken or (words[-1:] == [")"] and text.count("(") < text.count(")"))
+        if (words is not steps[0].words and not words) or not surely or not runs or not all(flow.blocks):
             continue
-        if not runs or not all(flow.blocks):
+        if _UNKNOWN.search(text) or not re.fullmatch(r"[\w.+\[:({!=-]*", programs[0]):
+            surely = False
             continue
         flow.status = _status(words if len(steps) == 1 else steps[-1].words, programs[-1])
-        flow.strict = flow.strict or (words[0] == "set" and any(re.match(r"-\w*e", word) for word in words))
-        yield Pipeline([name for name in programs if name not in flow.defined], " ".join(s.text for s in steps))
-        reads_only = words[0] == "set" and any(re.match(r"-\w*n", word) for word in words)
-        if programs[0] in _ENDS or reads_only or (words[0] == "exec" and programs[0]):
-            return
+        yield Pipeline([name for name in programs if name not in flow.defined], text)
+        changing = {words[0], programs[0]} & _CHANGES_SHELL
+        if changing == {"set"} and all(map(_SETS.fullmatch, words[1:])):
+            flow.strict = flow.strict or any("e" in word for word in words[1:] if word != "pipefail")
+        elif changing in ({"break"}, {"continue"}) and flow.blocks:
+            flow.blocks[-1] = False
+        elif changing and (changing != {"exec"} or programs[0]):
+            surely = False
 
 
 def _pipelines(command: str) -> Iterator[tuple[str, list[JoinedCommand]]]:
@@ -103,6 +129,7 @@ def _after_keywords(words: list[str], flow: _Flow, *, runs: bool) -> list[str]:
         elif word in ("else", "elif"):
             flow.blocks[-1:] = [False]
         elif word in _CLOSES:
+            flow.broken = flow.broken or not flow.blocks
             flow.blocks[-1:] = []
             flow.status = True
         else:

@@ -36,15 +36,26 @@ class Comparer:
         Decimal numbers are compared to `digits` after the point; six are math-verify's default.
 
         Raises:
+            As `rewrites`.
+        """
+        return self._ask(wanted, answer, digits)
+
+    def rewrites(self, wanted: str, answer: str, expression: str) -> bool:
+        """Return whether a right answer is an expression of its question in another form (`equality.rewrites`).
+
+        Raises:
             Undecided: math-verify took too long, needed too much memory, or failed on the texts.
             RuntimeError: it does not run on this machine.
         """
+        return self._ask(wanted, answer, expression)
+
+    def _ask(self, *request: str | int) -> bool:
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._process = _start(self.seconds)
             assert self._process.stdin is not None and self._process.stdout is not None
             try:
-                self._process.stdin.write(json.dumps([wanted, answer, digits]) + "\n")
+                self._process.stdin.write(json.dumps(request) + "\n")
                 self._process.stdin.flush()
                 line = self._process.stdout.readline()
             except BrokenPipeError:

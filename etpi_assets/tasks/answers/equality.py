@@ -1,27 +1,89 @@
 """Compare mathematical answers with math-verify: a program, because a symbolic comparison may never end.
 
-`python equality.py SECONDS` answers each line of standard input, JSON [expected, answer, digits], with a line of JSON:
-whether they are equal, decimal numbers to that many digits, or the name of the error. It ends itself if a
-comparison takes longer.
+`python equality.py SECONDS` answers each line of standard input with a line of JSON, or the name of the error:
+[expected, answer, digits]: whether they are equal, decimal numbers to that many digits.
+[expected, answer, expression]: whether the answer rewrites this expression of its question (`rewrites`).
+It ends itself if a comparison takes longer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import resource
 import signal
 import sys
+from collections.abc import Iterator
+from math import gcd, prod
 from typing import Any
 
 MEMORY = 3 << 30
 """Bytes of the process's addresses."""
+_FRACTION = re.compile(r"\{(\d+)\}\s*\{(\d+)\}|(?<![\w^.])(\d+)\s*/\s*(\d+)(?![\d.])")
+
+
+def rewrites(expression: Any, wanted: Any, answer: Any) -> bool:
+    """Return whether an answer is an expression of the question in another form, all three having one value.
+
+    If it takes more than arithmetic to get from the expression to the expected answer, an answer that arithmetic gets
+    from the expression rewrites it, and one with fewer factors or with a denominator that was to vanish. Else one does
+    that is the expression in another order, is a root like it, or has more sums or other functions than expected.
+    """
+    from sympy import Add, Basic, Function, Mul, Pow, expand, fraction, preorder_traversal, together
+
+    if not all(isinstance(value, Basic) for value in (expression, wanted, answer)):
+        return False
+
+    def evaluated(value: Any) -> Any:
+        return value.func(*map(evaluated, value.args)) if value.args else value
+
+    def sums(value: Any) -> int:
+        return sum(len(node.args) - 1 for node in preorder_traversal(value) if isinstance(node, Add))
+
+    def functions(value: Any) -> set[Any]:
+        return {node.func for node in preorder_traversal(value) if isinstance(node, Function)}
+
+    def ordered(value: Any) -> str:
+        parts = sorted(map(ordered, _flat(value) if isinstance(value, Add | Mul) else ()))
+        return f"{value.func.__name__}({', '.join(parts or map(ordered, value.args)) or value})"
+
+    first, last, result = map(evaluated, (expression, wanted, answer))
+    if first != last:
+        (_, below), (above, result_below) = (fraction(together(value)) for value in (last, result))
+        factors = [sum(bool(f.free_symbols) for f in Mul.make_args(value)) for value in (fraction(last)[0], above)]
+        unfactored = first.is_Add and first == expand(first) and factors[1] < factors[0]
+        return result == first or unfactored or bool(result_below.free_symbols and not below.free_symbols)
+    if ordered(answer) == ordered(expression) != ordered(wanted):
+        return True
+    root = all(isinstance(value, Pow) for value in (expression, answer)) and not isinstance(wanted, Pow)
+    return root or sums(answer) > sums(wanted) or bool(functions(answer) - functions(wanted))
+
+
+def reducible(text: str, value: Any) -> bool:
+    """Return whether an answer has a fraction of whole numbers with a common divisor."""
+    from sympy import Integer, Mul, Pow, preorder_traversal
+
+    pairs = [(int(m[1] or m[3]), int(m[2] or m[4])) for m in _FRACTION.finditer(text)]
+    for node in preorder_traversal(value):
+        if isinstance(node, Mul):
+            factors = list(_flat(node))
+            below = [f.base for f in factors if isinstance(f, Pow) and f.exp == -1 and isinstance(f.base, Integer)]
+            pairs.append((prod(int(f) for f in factors if isinstance(f, Integer)), prod(map(int, below))))
+    return any(gcd(*pair) > 1 for pair in pairs)
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """Yield the terms of sums of sums, or the factors of products of products."""
+    for part in value.args:
+        yield from _flat(part) if part.func is value.func else (part,)
 
 
 def serve(seconds: int) -> None:
     """Answer until standard input ends."""
     from math_verify import parse, verify
     from math_verify.parser import LatexExtractionConfig
+    from sympy import Add
 
     # Plain expressions would go through Python's parser, which runs code; LaTeX goes through a grammar.
     latex = [LatexExtractionConfig(boxed_match_priority=0)]
@@ -33,13 +95,22 @@ def serve(seconds: int) -> None:
         resource.setrlimit(name, (limit, limit))
     # Only the answers go to the pipe, whatever the libraries print.
     answers, sys.stdout = sys.stdout, sys.stderr
+
+    def equal(wanted: str, answer: str, digits: Any = 6) -> bool:
+        return bool(verify(parsed(wanted), parsed(answer), float_rounding=digits, strict=True, timeout_seconds=0))
+
+    def rewritten(wanted: str, answer: str, expression: Any) -> bool:
+        if not equal(wanted, expression):
+            return False
+        values = [parsed(text)[0] for text in (expression, wanted, answer)]
+        plain = not isinstance(values[0], Add) and reducible(answer, values[2]) and not reducible(wanted, values[1])
+        return plain or rewrites(*values)
+
     for line in sys.stdin:
-        wanted, answer, digits = json.loads(line)
+        wanted, answer, other = json.loads(line)
         signal.alarm(seconds)
         try:
-            result: bool | str = bool(
-                verify(parsed(wanted), parsed(answer), float_rounding=digits, strict=True, timeout_seconds=0)
-            )
+            result: bool | str = (rewritten if isinstance(other, str) else equal)(wanted, answer, other)
         except Exception as error:
             result = type(error).__name__
         signal.alarm(0)

@@ -6,17 +6,14 @@ or lists whose items are equal in order. Answers of another form are compared by
 
 math-verify also computes what the answer leaves to compute: the question's own sum or integral, put into the box, is
 equal to the expected answer. So is the question's own expression where it is to be factored, expanded or simplified.
-`leaves_work` and `copies` recognise such answers, `approximates` a decimal number for an exact expression; the grader
-"hardened" refuses them, "published" does not. An expression of the question that is rewritten and not only reordered
-is not recognised (`x \cdot x-1` for `x^2-1`).
+`leaves_work` and `copies` recognise such answers, rewritten ones too (`12/8` for `6/4`, `x \cdot x-1` for `x^2-1`), and
+`approximates` a decimal number for an exact expression; the grader "hardened" refuses them, "published" does not.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from fractions import Fraction
-from math import gcd
 from typing import Literal
 
 from etpi_assets.tasks.answers.comparer import Comparer, Undecided
@@ -44,9 +41,11 @@ _DIVISION = re.compile(r"\\[dt]?frac|/")
 _DECIMAL = re.compile(r"-?\d*\.\d+")
 _ROUNDED = re.compile(r"(?i)decimal|approx|round|nearest|estimat|significant|digits|places|≈")
 """Words of a question that asks for a decimal number."""
-_TOKEN = re.compile(r"\d*\.?\d+(?:/\d+)?|\\[a-zA-Z]+|[a-zA-Z]|[^\s\w+*·×.,;:?]")
-_SILENT = frozenset({r"\cdot", r"\times"})
-_FRACTIONS = frozenset({r"\frac", r"\dfrac", r"\tfrac"})
+_MATHS = re.compile(r"\$+([^$]+)\$+|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_BETWEEN = re.compile(r"=|[<>]|\\(?:l|g|n)eq?(?![a-z])")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}|[?;]|[.,:](?=\s|$)")
+_EXPRESSIONS = 6
+"""The most expressions of a question that an answer is compared with."""
 _EXACT_DIGITS = 12
 """Digits after the point to which an exact decimal number agrees; a double has few more."""
 _COPIED = "equal, but the answer is an expression of the question in its own form"
@@ -65,9 +64,10 @@ def judge(wanted: str, text: str, grader: Grader = "hardened", question: str = "
     if answer is None:
         return Verdict(0.0, "no_answer", {"found": None})
     details = {"found": answer[:200]}
-    copied = grader == "hardened" and copies(answer, wanted, question)
+    copy = Verdict(0.0, "wrong_answer", {**details, "why": _COPIED})
     if equal(answer, wanted):
-        return Verdict(0.0, "wrong_answer", {**details, "why": _COPIED}) if copied else Verdict(1.0, "passed", details)
+        copied = grader == "hardened" and copies(answer, wanted, question)
+        return copy if copied else Verdict(1.0, "passed", details)
     if all(number is not None and number.denominator == 1 for number in map(_number, map(_plain, (answer, wanted)))):
         return Verdict(0.0, "wrong_answer", details)  # two integers need no algebra
     if len(answer) > _LONGEST:
@@ -85,8 +85,8 @@ def judge(wanted: str, text: str, grader: Grader = "hardened", question: str = "
         return Verdict(
             0.0, "wrong_answer", {**details, "why": "equal to a few digits, and an exact answer is expected"}
         )
-    if right and copied:
-        return Verdict(0.0, "wrong_answer", {**details, "why": _COPIED})
+    if right and grader == "hardened" and copies(answer, wanted, question):
+        return copy
     return Verdict(float(right), "passed" if right else "wrong_answer", details)
 
 
@@ -121,62 +121,35 @@ def _same_value(wanted: str, answer: str, digits: int = 6) -> bool:
 
 
 def copies(answer: str, wanted: str, question: str) -> bool:
-    """Return whether an answer in another form than the expected one is an expression of the question, in any order.
+    """Return whether a right answer in another form than the expected one is an expression of the question, rewritten.
 
-    An expression has an operation, or is a fraction that can be reduced: a value that the question names may be right.
+    An expression has an operation or a fraction: a value that the question names may be right.
     """
     inner = boxed(wanted)
     text, expected = _plain(answer), _plain(wanted if inner is None else inner)
-    if not text or len(text) > _LONGEST or text == expected:
+    if text == expected or len(text) > _LONGEST or not _is_expression(text):
         return False
-    source = _without_typography(question)
-    fraction = re.fullmatch(r"-?(\d+)/(\d+)", text)
-    reducible = fraction is not None and gcd(int(fraction[1]), int(fraction[2])) > 1
-    if not reducible and _ARITHMETIC.search(text) is None and len(_DIVISION.findall(text)) < 2:
-        return False
-    if re.search(rf"(?<![\d.^]){re.escape(text)}(?![\d^])", source) is not None:
-        return True
-    atoms = _atoms(text)
-    return not reducible and Counter(atoms) != Counter(_atoms(expected)) and _has_window(_atoms(source), atoms)
-
-
-def _atoms(text: str) -> list[str]:
-    """Return the numbers, names and operators of an expression, each with the minus, division or power before it.
-
-    What stands before a bracket is put before every atom in it: of `-(x-3)` the atoms are `-x` and `--3`. Brackets,
-    plus and times are silent.
-    """
-    atoms: list[str] = []
-    outer: list[tuple[str, bool]] = []  # of every open bracket: what stood before it, and whether it is a numerator
-    before, numerator = "", False
-    for match in _TOKEN.finditer(text):
-        token = match[0]
-        if token in "([{":
-            outer.append((outer[-1][0] + before if outer else before, numerator))
-            before, numerator = "", False
-        elif token in ")]}":
-            before = "/" if outer and outer.pop()[1] else ""
-        elif token in "-/^":
-            before += token
-        elif token in _FRACTIONS:
-            numerator = True
-        elif token not in _SILENT:
-            atoms.append((outer[-1][0] if outer else "") + before + str(_number(token) or token))
-            before = ""
-    return atoms
-
-
-def _has_window(text: list[str], wanted: list[str]) -> bool:
-    """Return whether neighbours in `text` are the items of `wanted`, in any order."""
-    surplus = Counter(text[: len(wanted)])
-    surplus.subtract(wanted)
-    for at in range(len(wanted), len(text) + 1):
-        if not any(surplus.values()):
-            return True
-        if at < len(text):
-            surplus[text[at]] += 1
-            surplus[text[at - len(wanted)]] -= 1
+    for expression in expressions_of(question):
+        try:
+            if _COMPARER.rewrites(expected, text, expression):
+                return True
+        except Undecided:
+            continue  # it cannot be proved that this expression is to be brought into another form
     return False
+
+
+def expressions_of(question: str) -> list[str]:
+    """Return the expressions with an operation or a fraction in a question, between `$`, in `\\(` or among words."""
+    inside = [part for match in _MATHS.finditer(question) for part in match.groups() if part]
+    outside = [part for text in _MATHS.sub("?", question).split("?") for part in _WORD.split(text)]
+    parts = [part.strip(" .,:;\n") for text in [*inside, *outside] for part in _BETWEEN.split(text)]
+    kept = dict.fromkeys(part for part in parts if len(part) <= _LONGEST and _is_expression(part))
+    return list(kept)[:_EXPRESSIONS]
+
+
+def _is_expression(text: str) -> bool:
+    text = _without_typography(text)
+    return _ARITHMETIC.search(text) is not None or _DIVISION.search(text) is not None
 
 
 def as_answer(answer: str) -> str:

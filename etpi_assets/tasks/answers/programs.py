@@ -18,7 +18,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from etpi_assets.tasks.family import SHARED_PROCESS, Verdict
+from etpi_assets.tasks.family import UNCHALLENGED, Verdict
 from etpi_resources.sandboxes import Limits, Sandbox, SandboxFactory
 
 _BLOCK = re.compile(r"```(?:python3?|py)?[ \t]*\n(.*?)\n?```", re.DOTALL)
@@ -83,7 +83,7 @@ def judge(tests: Mapping[str, Any], text: str, limits: Limits, sandboxes: Sandbo
     source = f"{tests['prelude']}\n{program}" if tests.get("prelude") else program
     with sandboxes.create({"solution.py": source + "\n"}, limits) as sandbox:
         problem = _checked(tests, sandbox) if "test" in tests else _compared(tests, sandbox)
-    trust = {"verdict_trust": SHARED_PROCESS} if "test" in tests else {}
+    trust = {"verdict_trust": UNCHALLENGED} if "test" in tests else {}
     return Verdict(
         float(problem is None), "passed" if problem is None else "failed_tests", {**(problem or {}), **trust}
     )

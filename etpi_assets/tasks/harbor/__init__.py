@@ -18,7 +18,7 @@ from typing import Any
 
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import downloads, places
-from etpi_assets.tasks.family import SHARED_PROCESS, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import UNCHALLENGED, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_assets.tasks.frozen import RESERVED, put_changes
 from etpi_assets.tasks.harbor import snapshot, verifier
 from etpi_assets.tasks.harbor.folder import TASK_FILE, UnreadableTask, read_folder
@@ -49,7 +49,7 @@ class Harbor:
     """The family `harbor`."""
 
     invents_names = False
-    verdict_trust = SHARED_PROCESS
+    verdict_trust = UNCHALLENGED
 
     def sandbox(self, params: Mapping[str, Any]) -> str | None:
         return {**PARAMS, **params}["sandbox"]
