@@ -24,7 +24,8 @@ WITH weighed AS (
                 SELECT u.rollout_id FROM turns AS u
                 WHERE
                     u.rollout_id IN (
-                        SELECT v.rollout_id FROM selected AS v WHERE v.experiment = getvariable('experiment')
+                        SELECT v.rollout_id FROM selected AS v
+                        WHERE v.experiment = getvariable('experiment')
                     )
                     AND contains(
                         lower(concat(u.content, ' ', u.observation)), lower(getvariable('contains')::VARCHAR)
