@@ -53,7 +53,7 @@ _WORLD_TASKS = {"train": 24, "heldout": 24}
 part (`heldout_names_unseen`) of the names of a few held-out tasks."""
 
 WORLDS = {
-    "cooperbench": "coop_tiny",
+    "cooperbench": "coop_tiny_shared",
     "r2e": "repo_fix_tiny",
     "swe_bench": "repo_fix_tiny",
     "harbor": "terminal_tiny",
@@ -62,7 +62,7 @@ WORLDS = {
 """Family -> the embedded world that replaces its tasks; a suite and a scripted policy have its name too."""
 
 _SKILLS = {
-    "coop_tiny": {"plan_first": 1.0, "follow_through": 1.0, "verbose_think": 0.0, "wrong_edit": 0.0},
+    "coop_tiny_shared": {"plan_first": 1.0, "follow_through": 1.0, "verbose_think": 0.0, "wrong_edit": 0.0},
     "repo_fix_tiny": {"compact": 1.0},
 }
 """World -> the skill of the policy that replaces a teacher: plans, and thoughts in the slots of a grammar."""

@@ -92,7 +92,7 @@ def test_real_data_are_used_where_they_are_and_no_model_acts_on_them(folder, tmp
     suite = load_specs(small.folder / "specs").suites[f"{PREFIX}cooperbench_pool"]
     assert suite.params["path"] == "${ETPI_COOPERBENCH}"
     # Its evaluation needs containers, which are not here.
-    assert small.worlds == {"cooperbench_two_pairs": "coop_tiny"}
+    assert small.worlds == {"cooperbench_two_pairs": "coop_tiny_shared"}
     assert "cooperbench_pool_docker" in shrink("tito_native_v4c", SHIPPED, folder, Machine(True, False)).worlds
 
 

@@ -26,9 +26,8 @@ from etpi_resources.engines.vllm import VllmEngine
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.schemas import empty
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
-from tests.rollouts.test_harness_rollouts import HARNESS
 from tests.support.graph import write_spec
-from tests.support.real_harnesses import CHAT, TASK, fixes, folder_of, section
+from tests.support.real_harnesses import CHAT, HARNESS, TASK, fixes, folder_of, section
 from tests.support.serving import NEEDS_VLLM, make_models, start
 
 PARSER = {"tool-call-parser": "hermes"}

@@ -1,8 +1,8 @@
 """The family `coop_tiny_shared`: two agents add a function each, and both functions must be exported from one file.
 
 Each agent can do its feature alone, and then both append a line at the end of the shared file, which git cannot merge.
-Agents that agree who edits that file, and keep to it, avoid the conflict. `generate` builds tasks from `texts`; the
-judge is that of `coop_tiny`. It is a toy model: results on it describe the pipeline, not language models.
+Agents that agree who edits that file, and keep to it, avoid the conflict. `generate` builds tasks from `texts`, and
+`judge` runs the hidden tests on the merge. It is a toy model: results on it describe the pipeline, not language models.
 """
 
 from __future__ import annotations

@@ -86,10 +86,6 @@ class Formula:
     def __call__(self, x: int) -> int:
         return OPERATIONS[self.operation].compute(x, self.number)
 
-    def phrase(self, rng: random.Random) -> str:
-        """Return the formula in words, as a completion of "it should …"."""
-        return rng.choice(OPERATIONS[self.operation].phrases).format(n=self.number)
-
 
 def parse_formula(expression: str) -> Formula:
     """Parse an expression. Raises ValueError if it is no formula."""

@@ -1,4 +1,4 @@
-"""Judge `coop_tiny`: take both patches, merge them, and run both features' hidden tests on the merge in a sandbox.
+"""Judge a pair: take both patches, merge them, and run both features' hidden tests on the merge in a sandbox.
 
 The hidden tests run after the patches are taken. Edited tests, checks and start-up files are never copied.
 """
