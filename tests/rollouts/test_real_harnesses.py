@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import closing
 
 import pytest
@@ -109,6 +110,57 @@ def test_a_student_is_trained_on_a_harness_and_evaluated_in_it(tmp_path):
     evaluated = lake.read(Ref("eval_rollouts", "experiment", "student"), "rollouts")
     assert evaluated["error"].null_count == evaluated.num_rows
     assert all("capture" in json.loads(text)["details"] for text in evaluated["outcome"].to_pylist())
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["codex", "claude-code"])
+def test_pairs_of_an_unmodified_harness_are_what_was_sampled_in_it(name, tmp_path):
+    specs = tmp_path / "specs"
+    write_spec(specs, "suites", "fixes", 'extends = "repo_fix_tiny"\nparams = { train = 2, heldout = 1 }\n')
+    roomy = SET.replace("max_model_len = 4000, max_tokens = 400", "max_model_len = 90000, max_tokens = 1000")
+    write_spec(specs, "rollout_sets", "mini", roomy.replace("mini-swe-agent", name).replace("FOLDER", folder_of(name)))
+    data = EXPERIMENT[: EXPERIMENT.index("[evaluate]")].replace("max_length = 4000", "max_length = 90000")
+    # The reference policy calls `bash`, which these harnesses do not offer.
+    data = data.replace("shortest_correct = false", 'shortest_correct = false, min_reward = "none"')
+    write_spec(specs, "experiments", "student", data)
+    environment = {**os.environ, "ETPI_DATA": str(tmp_path / "data"), "ETPI_SPECS": str(specs), "DAGSTER_HOME": ""}
+    command = [sys.executable, "-m", "etpi", "run", "student", "--data-only"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    lake = Lake(tmp_path / "data")
+    manifest = lake.current(Ref("tito_pairs", "experiment", "student"))
+    assert manifest and not manifest.blocked, done.stderr
+    assert {check["name"]: check["passed"] for check in manifest.checks}["history_as_captured"]
+    pairs = lake.read(Ref("tito_pairs", "experiment", "student"), "pairs")
+    logs = (tmp_path / "data").rglob("calls/*.jsonl")
+    sampled = [row["output_ids"] for log in logs for row in read_log(log) if "output_ids" in row]
+    assert pairs.num_rows >= 4 and all(sampled.count(ids) >= 1 for ids in pairs["output_ids"].to_pylist())
+
+
+class Stalls(ScriptedEngine):
+    """Answers two calls, and none after them for two minutes."""
+
+    answered = 0
+
+    def complete(self, requests):
+        self.answered += len(requests)
+        if self.answered > 2:
+            time.sleep(120)
+        return super().complete(requests)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("name", PRESETS)
+def test_an_unmodified_harness_is_ended_within_five_seconds_and_graded(name, tmp_path):
+    agent = section(name, folder_of(name), seconds=40)
+    runtime = RolloutRuntime(FAMILY, Stalls(fixes, CHAT, "t"), BubblewrapFactory(), CHAT)
+    started = time.monotonic()
+    record = run_harness(RolloutJob(TASK, agent, Identity("k", "set", "scripted")), runtime, tmp_path)
+    print(f"{name}: ended and graded {time.monotonic() - started - 40:.1f} s after its 40 s")
+    assert time.monotonic() - started < 40 + 5 + 5, "five seconds to end it, and some to start and to grade"
+    assert record.agents[0].exit_status == "LimitsExceeded" and record.outcome
 
 
 class TestVllm:
