@@ -134,16 +134,15 @@ def test_a_killed_harness_is_graded_by_what_it_left(world):
 
 
 def test_a_harness_in_a_container_reaches_only_the_proxy(engine, world):
-    reach = "import socket; s = socket.socket(); s.settimeout(1); print('REACHED', s.connect_ex(('1.1.1.1', 80)))"
-    (world.folder / "harness.py").write_text(
-        HARNESS.replace("        sys.exit(0)", f"            {reach}; sys.exit(0)")
-    )
+    reach = "import socket; s = socket.socket(); s.settimeout(1); sys.exit(9 * (s.connect_ex(('1.1.1.1', 80)) == 0))"
+    (world.folder / "harness.py").write_text(HARNESS.replace("        sys.exit(0)", f"            {reach}"))
     spec = SPEC.format(folder=world.folder, more="", env="")
     world.write("rollout_sets", "foreign", spec.replace('kind = "agent"', 'kind = "agent"\nsandbox = "docker"'))
     resources = Resources(lake=world.lake, specs_folder=world.root / "specs")
     outcome = raw_rollouts.execute("foreign", resources, log=world.said.append)
     assert outcome.metadata["captures"] == {"native": 4}, outcome.metadata
     assert [json.loads(row["outcome"])["reward"] for row in world.rows("rollouts")] == [1.0, 1.0]
+    assert [row["exit_status"] for row in world.rows("rollouts")] == ["Submitted"] * 2
 
 
 COLLECT = """
