@@ -319,7 +319,11 @@ class ExperimentSpec(Section):
             *([self.evaluate.agent] if self.evaluate else []),
             *([self.rl.agent] if self.rl.method != "none" else []),
         ]
-        if self.pairs.strip_think and any(agent.action_format == "thinking_bash" for agent in agents):
+        if (
+            self.train.method != "none"
+            and self.pairs.strip_think
+            and any(agent.action_format == "thinking_bash" for agent in agents)
+        ):
             raise ValueError(
                 'pairs.strip_think cuts the <thinking> with which an answer of action_format = "thinking_bash" begins; '
                 "set pairs.strip_think = false"

@@ -18,8 +18,8 @@ def test_versions_are_the_same_from_one_process_and_from_two(tmp_path: Path, mon
     alone = CurationLake(tmp_path / "alone")
     alone.write("suites", "small", "title = 's'\nfamily = 'coop_tiny_shared'\n[params]\ntrain = 6\nheldout = 24\n")
     alone.rollout_set("good")
-    alone.experiment("clean", more='[pairs]\ncapture = "native"\n')
-    alone.experiment("written_again", more='[pairs]\ncapture = "retokenised"\n')
+    alone.experiment("clean", more='[gates]\nformat_exposure = 5\n[pairs]\ncapture = "native"\n')
+    alone.experiment("written_again", more='[gates]\nformat_exposure = 5\n[pairs]\ncapture = "retokenised"\n')
     alone.make("tasks", "small")
     alone.make("raw_rollouts", "good")
     shutil.copytree(alone.folder, tmp_path / "shared")
@@ -34,7 +34,7 @@ def test_versions_are_the_same_from_one_process_and_from_two(tmp_path: Path, mon
     for workers, world in ((1, alone), (2, CurationLake(tmp_path / "shared"))):
         monkeypatch.setenv(pool.WORKERS_VARIABLE, str(workers))
         made[workers] = [world.make(*step).manifest for step in STEPS]
-        assert not any(manifest.blocked for manifest in made[workers])
+        assert not [m.failures for m in made[workers] if m.blocked]
         assert len(started) == (0 if workers == 1 else 14), "two each for scores; for pairs, leaks and rows of both"
     assert [(m.version, m.checks) for m in made[2]] == [(m.version, m.checks) for m in made[1]]
     assert {m.tables["pairs"]["rows"] > 0 for m in made[2] if "pairs" in m.tables} == {True}

@@ -49,7 +49,7 @@ def test_killed_collection_leaves_no_container_and_resumes(engine, tmp_path):
         (tmp_path / "specs" / kind).mkdir(parents=True)
         (tmp_path / "specs" / kind / "little.toml").write_text(text)
     resources = Resources(lake=Lake(tmp_path / "lake"), specs_folder=tmp_path / "specs", concurrency=1)
-    assert tasks.execute("little", resources).manifest.rows == {"tasks": 4, "quarantined": 0}
+    assert tasks.execute("little", resources).manifest.rows == {"tasks": 27, "quarantined": 0}
     before = set(engine.containers())
 
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -35,7 +35,7 @@ def prepared(folder: Path, base: Path, name: str = "first", **rl: str) -> Lake:
     write_spec(folder / "specs", "suites", "small", SUITE.replace("coop_tiny_shared", "terminal_tiny"))
     write_spec(folder / "specs", "rollout_sets", "few", ROLLOUT_SET)
     section = "\n".join(f"{key} = {value}" for key, value in {**RL, **rl}.items())
-    text = f"{EXPERIMENT}[rl]\n{section}\n"
+    text = f"{EXPERIMENT}pairs = {{strip_think = false}}\n[rl]\n{section}\n"
     write_spec(folder / "specs", "experiments", name, text)
     row = {
         "checkpoint_id": folder_hash(base), "experiment": name, "role": "base", "step": 0, "final": True,
