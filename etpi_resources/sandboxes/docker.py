@@ -191,7 +191,9 @@ class _Engine:
         places = _places(environment)
         shown: dict[str, str] = {}
         if environment.downloads is not None:  # so the engine sees this machine's folders
-            shown = {str(tool): str(tool) for tool in environment.tools} | {str(environment.downloads): SHOWN_AT}
+            # What a runner installs goes into the image's own packages.
+            tools = () if environment.installs else environment.tools
+            shown = {str(tool): str(tool) for tool in tools} | {str(environment.downloads): SHOWN_AT}
         memory = limits.memory_bytes + disk * (len(places) + 1) + OVERHEAD
         config = self.client.create_host_config(
             network_mode="none",
