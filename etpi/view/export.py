@@ -72,8 +72,9 @@ def _belongs(address: str, experiment: str) -> bool:
         return query.get("experiment") == [experiment] and query.keys() <= {"experiment", "first"}
     if parts.path.startswith("/rollout/"):
         return not parts.path.endswith("/tokens")
-    if parts.path.startswith(f"/dataset/{name}"):
-        return not parts.path.endswith("/diff") and query.keys() <= {"first"}
+    data = links.dataset_page(experiment)
+    if parts.path == data or parts.path.startswith(f"{data}/"):
+        return query.keys() <= {"first"}
     return parts.path in {f"/{page}/{name}" for page in ("experiment", "regressions", "report", "task")}
 
 

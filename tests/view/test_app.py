@@ -1,4 +1,4 @@
-"""What every page keeps to: it escapes, forbids scripts but its own, and reads nothing else."""
+"""Check that every page escapes texts, forbids scripts but its own, and reads nothing else."""
 
 from __future__ import annotations
 

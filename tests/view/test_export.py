@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from etpi.cli import main
+from etpi.view import export
 from tests.support.viewed_lake import NAMES, STUDY
 
 
@@ -30,3 +31,10 @@ def test_exported_pages_link_to_each_other_and_to_nothing_else(
     assert "<form" not in "".join(pages.values())
     assert main(["view", "--export", STUDY, str(folder)]) == 1, "a folder that exists is left alone"
     assert main(["view", "--export", "none", str(tmp_path / "other")]) == 1 and not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "belongs"), [("/dataset/a", True), ("/dataset/a/sequence/s", True), ("/dataset/ab/sequence/s", False)]
+)
+def test_data_of_an_experiment_whose_name_begins_alike_are_not_exported(address: str, belongs: bool) -> None:
+    assert export._belongs(address, "a") is belongs
