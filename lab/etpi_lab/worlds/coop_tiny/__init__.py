@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from etpi_assets.tasks.commands import write_commands
-from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import RejectedInput, Role, Task, with_defaults
+from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
 from etpi_assets.worlds.coop_tiny_shared import judge as verdicts
 from etpi_lab.worlds.coop_tiny.generate import entities, generate_tasks
 from etpi_lab.worlds.coop_tiny.surveys import SurveyingPolicy, SurveyingSkill
@@ -24,13 +24,8 @@ PARAMS: Mapping[str, Any] = {"train": 1000, "heldout": 100, "registers": tuple(R
 sandbox that validates the tasks."""
 
 
-class CoopTiny:
-    """The family `coop_tiny`."""
-
-    invents_names = True
-
-    def sandbox(self, params: Mapping[str, Any]) -> str | None:
-        return str({**PARAMS, **params}["sandbox"])
+class CoopTiny(CoopTinyShared):
+    """The family `coop_tiny`: each feature has a reference solution of its own."""
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         chosen = with_defaults(suite, "coop_tiny", params, PARAMS)
@@ -40,27 +35,9 @@ class CoopTiny:
         for split in ("train", "heldout"):
             yield from islice(generate_tasks(suite, seed, split, registers), int(chosen[split]))
 
-    def roles(self, task: Task) -> Sequence[Role]:
-        return [
-            Role(role["agent_id"], role["feature_id"], role["instruction"], role["partner"])
-            for role in task.payload["roles"]
-        ]
-
-    def needs(self, task: Task) -> SandboxNeeds:
-        return SandboxNeeds()
-
-    def workspace(self, task: Task, role: Role) -> dict[str, str]:
-        return dict(task.payload["files"])
-
-    def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
-        return verdicts.judge(task, final, sandboxes)
-
     def reference(self, task: Task, role: Role) -> dict[str, str]:
         """Return the files after the reference solution."""
         return verdicts.solution(task, role.feature_id)
-
-    def solve(self, task: Task, role: Role) -> Sequence[str]:
-        return write_commands(self.workspace(task, role), self.reference(task, role))
 
     def entities(self, task: Task) -> Sequence[str]:
         return entities(task.payload)
