@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from etpi_assets.importers.conversation import ChatEntry, Options, fill_agent, finish_of, token_ids
 from etpi_assets.importers.format import ROWS, DetectionInput, FormatDoc, run_format, source_of
 from etpi_assets.importers.rows import files_below
@@ -278,7 +280,9 @@ def _read_token_ids(entry: ChatEntry, metrics: Any, name: str) -> None:
 
 
 def logprobs(value: Any, count: int, name: str) -> list[float] | None:
-    """Return one log-probability per output id; None if there are none. Raises Unreadable: `bad_logprobs`."""
+    """Return one log-probability per output id, as a float32 column holds it; None if there are none.
+
+    Raises Unreadable: `bad_logprobs`."""
     if not value:
         return None
     numbers = value if isinstance(value, list) else []
@@ -286,7 +290,7 @@ def logprobs(value: Any, count: int, name: str) -> list[float] | None:
         isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= _MOST_LOGPROB for x in numbers
     ):
         raise Unreadable("bad_logprobs", f"{name}: not one log-probability for each of the {count} output ids")
-    return [float(x) for x in numbers]
+    return np.asarray(numbers, np.float32).tolist()
 
 
 FORMAT = run_format(

@@ -7,11 +7,13 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.importers import count_found, detect, import_runs, sessions, source
+from etpi_assets.importers.atif import logprobs
 from etpi_assets.importers.sessions import paths
 from etpi_assets.importers.source import Unreadable
 from etpi_assets.tasks.family import RejectedInput
@@ -186,14 +188,14 @@ def test_tokens_that_codex_repeats_count_once(tmp_path):
 
 
 def test_codex_finds_tools_and_hears_other_agents(tmp_path):
-    found = {"type": "tool_search_output", "call_id": "s1", "tools": [{"name": "lookup"}]}
-    told = {"type": "agent_message", "author": "/root/a", "recipient": "/root", "content": [{"type": "input_text"}]}
-    told["content"][0]["text"] = "The pier is full."
+    tools = {"type": "tool_search_output", "call_id": "s1", "tools": [{"name": "lookup"}]}
+    message = {"type": "agent_message", "author": "/root/a", "recipient": "/root", "content": [{"type": "input_text"}]}
+    message["content"][0]["text"] = "The pier is full."
     payloads = [
         {"type": "additional_tools", "tools": []},
         {"type": "tool_search_call", "call_id": "s1", "execution": "client", "arguments": {"query": "look"}},
-        found,
-        told,
+        tools,
+        message,
     ]
     lines = [*codex_session()[:4], *({"type": "response_item", "payload": payload} for payload in payloads)]
     agent = only(write(tmp_path, "rollout-1.jsonl", lines)).agents[0]
@@ -264,10 +266,10 @@ def test_verifiers_has_the_lowest_reward_of_several_agents_and_all_usage(tmp_pat
 
 
 def test_completion_that_repeats_its_prompt_is_the_rest(tmp_path):
-    asked = {"role": "user", "content": "Moor?"}
+    question = {"role": "user", "content": "Moor?"}
     row = {
-        "prompt": [asked],
-        "completion": [{**asked, "tool_calls": None}, {"role": "assistant", "content": "Moored."}],
+        "prompt": [question],
+        "completion": [{**question, "tool_calls": None}, {"role": "assistant", "content": "Moored."}],
     }
     assert talk(only(write(tmp_path, "results.jsonl", [row])).agents[0]) == [
         ("user", None, "Moor?"),
@@ -405,3 +407,7 @@ def test_no_value_anywhere_breaks_an_importer(tmp_path_factory, data: st.DataObj
     (root / name).write_text(text[:cut])
     results = read(root, format)
     assert all(item.reason != "unconvertible" for item in results if isinstance(item, RejectedInput)), results
+
+
+def test_log_probs_are_those_that_a_column_holds():
+    assert logprobs([-0.1, 1e-240], 2, "x") == [float(np.float32(-0.1)), 0.0]
