@@ -71,9 +71,9 @@ def reinforce(folder: Path, name: str, cpu: bool) -> None:
     lake.publish(Ref("tasks", "suite", "terminal_tiny"), {**tasks, "quarantined": empty("quarantined")}, **inputs)
     lake.publish(Ref("sft_checkpoint", "experiment", experiment), nothing, **inputs)
     for asset in ("base_checkpoint", "rl_checkpoint"):
-        made = recipes()[asset].execute(experiment, Resources(lake=lake, specs_folder=specs), log=print)
-        if made.manifest.blocked:
-            raise RuntimeError(f"{asset} is blocked: {made.manifest.failures}")
+        outcome = recipes()[asset].execute(experiment, Resources(lake=lake, specs_folder=specs), log=print)
+        if outcome.manifest.blocked:
+            raise RuntimeError(f"{asset} is blocked: {outcome.manifest.failures}")
 
 
 def recorded(folder: Path, name: str) -> dict[str, Any]:
@@ -94,22 +94,22 @@ def faults(name: str, run: dict[str, Any], one: dict[str, Any], bound: float) ->
     Args:
         one: the run of the stage `one`. bound: of log-probs, in nats a token.
     """
-    log, found = run["log"], []
+    log, faults = run["log"], []
     if any(line["staleness_max"] for line in log):
-        found.append("rollouts are of earlier weights")
+        faults.append("rollouts are of earlier weights")
     if (gap := max(line["logprob_gap"] for line in log)) > bound:
-        found.append(f"log-probs of rollouts differ by {gap:.2g}")
+        faults.append(f"log-probs of rollouts differ by {gap:.2g}")
     if log[0]["kl"] > 1e-2:
-        found.append(f"the first step is {log[0]['kl']:.2g} from the reference")
+        faults.append(f"the first step is {log[0]['kl']:.2g} from the reference")
     if any(abs((line["weight_mean"] or 1.0) - 1.0) > 0.05 for line in log):
-        found.append("importance weights are not 1 on average")
+        faults.append("importance weights are not 1 on average")
     if name == "ddp":
         if run["turns"] != one["turns"]:
-            found.append("its first rollouts are not those of one process")
+            faults.append("its first rollouts are not those of one process")
         moved, expected = log[1]["kl"], one["log"][1]["kl"]
         if not 0.8 * expected < moved < 1.2 * expected:
-            found.append(f"its first update moves the policy by {moved:.4g}, that of one process by {expected:.4g}")
-    return found
+            faults.append(f"its first update moves the policy by {moved:.4g}, that of one process by {expected:.4g}")
+    return faults
 
 
 def main() -> int:

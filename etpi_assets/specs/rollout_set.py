@@ -276,8 +276,7 @@ class RolloutSetSpec(Section):
     """One line for people, shown in the catalog."""
     kind: Literal["live", "agent", "imported", "templated"]
     """Source of the rollouts: `live` runs an engine in sandboxes; `agent` runs a foreign harness there, whose model is
-    the engine; `imported` reads recorded runs; `templated` writes them from a script, without
-    verdicts."""
+    the engine; `imported` reads recorded runs; `templated` writes them from a script, without verdicts."""
     suite: str | None = None
     """The suite whose tasks are rolled out; required unless imported."""
     split: Literal["train", "heldout", "all"] = "train"

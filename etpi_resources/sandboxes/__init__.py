@@ -51,7 +51,7 @@ class Environment:
         build: a folder with a Dockerfile to build the image from if it does not exist; None: the image is pulled.
         checkout: a folder whose tree is copied into the workspace.
         tools: folders mounted read-only at their own paths, in bubblewrap with the `bin` of each first on PATH; in
-            docker only beside `downloads`.
+            docker only beside `downloads`, and not if commands install software.
         installs: whether commands install software: tools are then copies of the sandbox's own, and root in a task's
             image keeps the capabilities that package managers need.
         downloads: the folder of a `downloads.proxy`, the only way out of the sandbox, shown at its SHOWN_AT.

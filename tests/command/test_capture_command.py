@@ -72,5 +72,5 @@ def test_a_killed_proxy_keeps_every_answered_call_and_goes_on(tmp_path):
         (refused,) = import_runs("capture", tmp_path, options)
         assert not isinstance(refused, RolloutRecord) and refused.reason == reason
     student = Student({"tokenizer": "qwen3", "chat_template": "qwen3"}, CHAT)
-    found = survey(str(tmp_path), "capture", student)
-    assert found.native and found.options == {"tokenizer": "qwen3"}
+    runs = survey(str(tmp_path), "capture", student)
+    assert runs.native and runs.options == {"tokenizer": "qwen3"}

@@ -136,9 +136,9 @@ QWEN3_4B = {
 
 
 def shape(model: str) -> memory.Shape:
-    found = costs.model_shape(f"hub:{model}@{'a' * 40}")
-    assert found is not None
-    return found
+    shape = costs.model_shape(f"hub:{model}@{'a' * 40}")
+    assert shape is not None
+    return shape
 
 
 def test_parameters_are_those_of_the_published_models():

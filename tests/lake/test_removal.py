@@ -303,10 +303,10 @@ def test_gc_keeps_young_past_versions_and_what_they_need(tmp_path: Path) -> None
 def test_gc_on_a_cluster_keeps_ten_minutes(tmp_path: Path, monkeypatch, minutes: int, stay: int) -> None:
     monkeypatch.setattr(removal, "backend", lambda: object())
     lake = Lake(tmp_path / "data")
-    made = [small_lake.put(lake, "upweighted_dataset", "a", small_lake.dataset(f"r{n}"), inputs={}) for n in range(2)]
-    now = datetime.fromisoformat(made[0].created_at) + timedelta(minutes=minutes)
+    two = [small_lake.put(lake, "upweighted_dataset", "a", small_lake.dataset(f"r{n}"), inputs={}) for n in range(2)]
+    now = datetime.fromisoformat(two[0].created_at) + timedelta(minutes=minutes)
     carry_out(lake, plan_garbage(lake, timedelta(0), now))
-    assert len(lake.history(made[0].ref)) == stay
+    assert len(lake.history(two[0].ref)) == stay
 
 
 def test_gc_removes_files_that_no_manifest_names_but_not_those_of_a_publication_under_way(tmp_path: Path) -> None:
