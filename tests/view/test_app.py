@@ -87,6 +87,15 @@ def test_every_link_of_a_page_leads_to_a_page(pages) -> None:
     assert len(seen) > 30
 
 
+def test_pages_write_nothing(viewed, pages) -> None:
+    _, built = viewed
+    before = {path: path.stat().st_mtime_ns for path in built.parent.rglob("*")}
+    assert len(before) > 50
+    for path in PAGES.values():
+        pages.get(path)
+    assert {path: path.stat().st_mtime_ns for path in built.parent.rglob("*")} == before
+
+
 def test_nothing_but_reading_is_answered(pages) -> None:
     for path in ("/", "/rollouts", "/live"):
         assert pages.post(path).status_code == 405
