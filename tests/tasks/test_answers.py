@@ -382,3 +382,9 @@ def test_the_embedded_questions_are_proven_and_their_answers_spread():
             assert plus and reward == float(answer.endswith(".0")), (task.instruction, answer)
     wrong = Task(**{**vars(result[0]), "payload": {**result[0].payload, "answer": "x"}})
     assert isinstance(next(iter(family.validate([wrong], BOX))), RejectedInput)
+
+
+@pytest.mark.parametrize("part", ["$", "$$", "\\(", "\\[", "$a", "\\(a", "?"])
+def test_question_of_megabytes_is_read(part):
+    assert maths.expressions_of(part * 300_000) == []
+    assert maths.expressions_of(f"$1+2$ and {part * 10_000}")[:1] == ["1+2"]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from itertools import islice
 from typing import Literal
 
 from etpi_assets.tasks.answers.comparer import Comparer, Undecided
@@ -41,7 +42,7 @@ _DIVISION = re.compile(r"\\[dt]?frac|/")
 _DECIMAL = re.compile(r"-?\d*\.\d+")
 _ROUNDED = re.compile(r"(?i)decimal|approx|round|nearest|estimat|significant|digits|places|≈")
 """Words of a question that asks for a decimal number."""
-_MATHS = re.compile(r"\$+([^$]+)\$+|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_MATHS = re.compile(r"(?<!\$)\$++([^$]++)\$++|\\\(((?:(?!\\[()]).)++)\\\)|\\\[((?:(?!\\[\[\]]).)++)\\\]", re.DOTALL)
 _BETWEEN = re.compile(r"=|[<>]|\\(?:l|g|n)eq?(?![a-z])")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}|[?;]|[.,:](?=\s|$)")
 _EXPRESSIONS = 6
@@ -143,8 +144,8 @@ def expressions_of(question: str) -> list[str]:
     inside = [part for match in _MATHS.finditer(question) for part in match.groups() if part]
     outside = [part for text in _MATHS.sub("?", question).split("?") for part in _WORD.split(text)]
     parts = [part.strip(" .,:;\n") for text in [*inside, *outside] for part in _BETWEEN.split(text)]
-    kept = dict.fromkeys(part for part in parts if len(part) <= _LONGEST and _is_expression(part))
-    return list(kept)[:_EXPRESSIONS]
+    kept = (part for part in dict.fromkeys(parts) if len(part) <= _LONGEST and _is_expression(part))
+    return list(islice(kept, _EXPRESSIONS))
 
 
 def _is_expression(text: str) -> bool:
