@@ -58,13 +58,12 @@ def _expected() -> tuple[type[BaseException], ...]:
     from etpi_assets.specs.load import SpecError
     from etpi_assets.specs.paths import PathError
     from etpi_resources.backend import BackendError
-    from etpi_resources.gguf_converter import NotConverted
     from etpi_resources.lake.lake import LakeError
     from etpi_resources.process.locks import LockLost
     from etpi_resources.sandboxes import SandboxUnavailable
     from etpi_resources.trainers.trackers import TrackerMissing
 
     return (
-        SpecError, PathError, LakeError, NotConverted, SandboxUnavailable, EngineUnavailable, HardwareMissing,
+        SpecError, PathError, LakeError, SandboxUnavailable, EngineUnavailable, HardwareMissing,
         TrackerMissing, BackendError, LockLost, CodeServerError, PortTaken,
     )  # fmt: skip

@@ -254,7 +254,6 @@ PROGRAMS = {
     "etpi_resources.chat.report": "etpi model: shows what a chat template does",
     "etpi_assets.tasks.judged_rows": "a family for plugins, reached where a spec selects one",
     "etpi_assets.specs": "models of specs count through the resolved spec, their methods where they are called",
-    "etpi_resources.gguf_converter": "used by an export",
     "etpi_resources.trainers.workers.ranks": "starts a worker's ranks, for the trainers' pipes",
 }
 """Modules that no asset runs, each with why that cannot hide a change; submodules included."""
