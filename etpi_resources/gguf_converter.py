@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from etpi_resources.errors import ExpectedError
 from etpi_resources.process.supervise import supervised
 
 CONVERTER_VARIABLE = "ETPI_GGUF_CONVERTER"
@@ -36,7 +37,7 @@ _REASONS = {
 """Pattern in the converter's output -> its cause."""
 
 
-class NotConverted(RuntimeError):
+class NotConverted(ExpectedError, RuntimeError):
     """There is no converter, or it failed; the message says what to do."""
 
 

@@ -238,7 +238,6 @@ class Machines:
         return {
             "HOME": str(HOME),
             "PATH": f"{Path(sys.prefix) / 'bin'}:/usr/lib/postgresql/15/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-            "PYTHONPATH": str(ROOT),  # an editable installation may be of another checkout
             "LANG": "C.UTF-8",
             "OMP_WAIT_POLICY": "PASSIVE",
             "TOKENIZERS_PARALLELISM": "false",
