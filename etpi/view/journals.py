@@ -113,7 +113,7 @@ class Journals:
     def trainings(self, now: float | None = None) -> list[Training]:
         """Return the trainings under way."""
         now = time.time() if now is None else now
-        found: list[Training] = []
+        trainings: list[Training] = []
         for path in sorted(self._scratch.glob("*/*/metrics.jsonl")):
             with suppress(OSError, ValueError):  # the folder goes when the training is stored
                 if now - path.stat().st_mtime < ACTIVE_SECONDS:
@@ -121,8 +121,8 @@ class Journals:
                     lines = path.read_text().splitlines(keepends=True)
                     label = str(config.get("label", path.parent.name[:12]))
                     steps = [{"curve": label} | json.loads(line) for line in lines if line.endswith("\n")]
-                    found.append(Training(label, steps, _share(config, steps[-1]) if steps else 0.0))
-        return found
+                    trainings.append(Training(label, steps, _share(config, steps[-1]) if steps else 0.0))
+        return trainings
 
     def rows(self, name: str, offset: int) -> dict[str, list[dict[str, Any]]] | None:
         """Return the rows of the rollout at a position of a journal; None if there is no such line."""
