@@ -30,7 +30,7 @@ from etpi_assets.tasks.family import Role, Verdict
 from etpi_assets.trajectories.assemble import assemble
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 from etpi_resources.capture.conversation import SystemRefused
-from etpi_resources.capture.server import Attempt, Budget, CaptureServer, new_key
+from etpi_resources.capture.server import HIDDEN, Attempt, Budget, CaptureServer, new_key
 from etpi_resources.capture.store import CallLog, read_log
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.sandboxes import CommandResult, Environment
@@ -138,7 +138,8 @@ class HarnessLoop(AgentLoop):
                 raise EngineUnavailable(str(failure)) from failure
             raise failure
         if not self.figures["calls"]:
-            raise RuntimeError(f"{self.harness.name} made no call, exit {result.exit_code}: {result.output[-_TAIL:]}")
+            output = result.output.replace(self.attempt.key, HIDDEN)[-_TAIL:]
+            raise RuntimeError(f"{self.harness.name} made no call, exit {result.exit_code}: {output}")
         if not agent.record.turns and "helper" in self.other_roles:
             raise RuntimeError(
                 f"{self.harness.name} made {self.figures['calls']} calls, and no conversation contains the task, so "
