@@ -144,7 +144,7 @@ def _store() -> StoredValues:
 def _walked(
     asset: str, selected: tuple[tuple[str, tuple[str, ...]], ...], computes: bool, code: Codebase
 ) -> PartitionCode:
-    node, root = GRAPH[asset], asset_function(asset, code)
+    node, root = GRAPH[asset], function_of(asset)
     tables = {f"table {name}": {"columns": _columns(name)} for name in node.tables}
     if not computes:
         module, _, name = code.moves.original(root).partition(":")
@@ -182,25 +182,9 @@ def _selected_plugins(version: CodeVersion, options: Selection) -> list[Plugin]:
     return [point for point in selected if point]
 
 
-def asset_function(asset: str, code: Codebase) -> str:
-    """Return the function that computes an asset, as "module:name".
-
-    Raises:
-        LookupError: there is none.
-    """
-    functions = _asset_functions(code)
-    if asset not in functions:
-        raise LookupError(f"no function of etpi_assets/*/assets.py is an @asset named {asset!r}")
-    return functions[asset]
-
-
-@cache
-def _asset_functions(code: Codebase) -> dict[str, str]:
-    functions = {}
-    for module in code.modules:
-        if module.startswith(f"{PACKAGES[0]}.") and module.endswith(".assets") and (source := code.source(module)):
-            functions |= {name: f"{module}:{name}" for name, d in source.definitions.items() if d.declares}
-    return functions
+def function_of(asset: str) -> str:
+    """Return the function that computes an asset, as "module:name"."""
+    return f"{GRAPH[asset].module}:{asset}"
 
 
 @cache
