@@ -408,7 +408,7 @@ def test_two_equal_requests_after_a_lost_one_are_one_joined_and_one_new():
         await asyncio.sleep(0)
         return True
 
-    async def both() -> tuple[bool, bool]:
+    async def both() -> list[bool]:
         call = server_module._Call(1, asyncio.Future(), SimpleNamespace(is_disconnected=gone))  # type: ignore[arg-type]
 
         async def asks() -> bool:
@@ -416,9 +416,9 @@ def test_two_equal_requests_after_a_lost_one_are_one_joined_and_one_new():
                 call.request = SimpleNamespace(is_disconnected=gone)  # type: ignore[assignment]
             return joins
 
-        return await asyncio.gather(asks(), asks())
+        return list(await asyncio.gather(asks(), asks()))
 
-    assert asyncio.run(both()) == (True, False)
+    assert asyncio.run(both()) == [True, False]
 
 
 def test_the_key_is_in_no_prompt_and_no_log(world):
