@@ -79,9 +79,7 @@ def capture(options: CaptureOptions) -> int:
     options.to.mkdir(parents=True, exist_ok=True)
     key = _key(options.to / _KEY_FILE)
     if FileLocks().try_lock(options.to / _KEY_FILE, "captured calls", shared=False) is None:  # until this process ends
-        raise click.ClickException(
-            f"another `etpi capture` writes the logs in {options.to}; stop it, or name another --to"
-        )
+        raise click.ClickException(f"another `etpi capture` writes to {options.to}; stop it, or name another --to")
     port = free_port("127.0.0.1", options.port, named=True)
     endpoints = Endpoints([options.url], key_env=options.key_env)
     engine = VllmEngine(endpoints, options.model, load_chat_format(options.tokenizer), release=endpoints.close)

@@ -67,7 +67,7 @@ def test_a_killed_proxy_keeps_every_answered_call_and_goes_on(tmp_path):
         with captured(tmp_path, upstream.url) as (process, client):
             messages.append(ask(client, messages).json()["choices"][0]["message"])
             port = int(client.base_url.port or 0)
-            assert "another `etpi capture` writes the logs" in refusal(tmp_path, upstream.url, 0)
+            assert "another `etpi capture` writes to" in refusal(tmp_path, upstream.url, 0)
             assert f"port {port} of 127.0.0.1 is in use" in refusal(tmp_path / "other", upstream.url, port)
             files = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
             for name in range(20):

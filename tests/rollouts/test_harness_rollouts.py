@@ -121,6 +121,23 @@ def _keys(monkeypatch) -> list[str]:
     return keys
 
 
+def test_attempts_wait_for_the_memory_of_others(world, monkeypatch):
+    monkeypatch.setattr(harness, "_MEMORY", memory := harness._Memory(3))
+    running, most = set[int](), list[int]()
+    answer = ScriptedEngine.complete
+
+    def complete(self, requests):
+        running.add(threading.get_ident())
+        most.append(len(running))
+        time.sleep(0.3)
+        running.discard(threading.get_ident())
+        return answer(self, requests)
+
+    monkeypatch.setattr(ScriptedEngine, "complete", complete)
+    assert world.collect("memory_gib = 2").metadata["captures"] == {"native": 4} and max(most) == 1
+    assert memory._free == 3 and world.collect("memory_gib = 8").metadata["captures"] == {"native": 4}
+
+
 def test_no_process_of_the_machine_shows_a_key_in_its_arguments(world, monkeypatch):
     keys, seen, over = _keys(monkeypatch), set[str](), threading.Event()
 
