@@ -30,7 +30,11 @@ class Answers:
     force: bool = False
 
     def __post_init__(self) -> None:
-        """Raise SpecError for an unknown preset."""
+        """Raise SpecError for an unknown preset, or a name that cannot be a file's."""
+        if self.name is not None and spec_name(self.name) != self.name:
+            raise SpecError(
+                f"--name {self.name}: a name has letters, digits, `_`, `.` and `-`, such as {spec_name(self.name)}"
+            )
         try:
             if self.preset is not None:
                 preset_file(self.preset)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from docs.generate import history
 from etpi_assets.agent.actions import read_actions
 from etpi_assets.asset import recipes
-from etpi_assets.curation import gates
 from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.evaluation.probes import prompt_parity
 from etpi_assets.graph import GRAPH
@@ -35,6 +34,7 @@ from etpi_resources.lake import catalog
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.schemas import empty
 from etpi_resources.trainers.workers.plan import PlanSettings, make_plan
+from tests.support import whole_checks
 from tests.support.curation import CurationLake
 from tests.support.faults_page import stopped
 from tests.support.patches import PATCH
@@ -192,7 +192,7 @@ def test_gate_thresholds_separate_published_failures_from_successes(name):
     agents, total = 2 * stated["selected_pairs"], stated["rows"]
     assert (agents, total) == (stated["first_turn_rows"], 571) == (38, 571)
     rows, pairs = made_rows(agents, total // agents, total, factor)
-    outcomes = [gates.turn_loss_share(rows, section), gates.format_exposure(rows, pairs, section)]
+    outcomes = [whole_checks.turn_loss_share(rows, section), whole_checks.format_exposure(rows, pairs, section)]
     failed = {outcome.name for outcome in outcomes if not outcome.passed}
     assert failed == set(spec(name).published["answered_by"]) & {"turn_loss_share", "format_exposure"}
     assert loss_share_by_turn(made_rows(agents, total // agents, total, 1)[0])[0] == pytest.approx(38 / 571)
