@@ -212,7 +212,7 @@ def init(
 
     answers = command.Answers(**options)
     if sum(start is not None for start in (source, endpoint, tasks)) != 1:
-        raise click.UsageError("say what to start from: --from PATH, --endpoint URL, or --tasks PATH")
+        raise click.UsageError("give one of --from PATH, --endpoint URL and --tasks PATH")
     if train and source is None or rl and tasks is None:
         raise click.UsageError("--train belongs to --from PATH, and --rl to --tasks PATH")
     if tasks is not None:

@@ -126,11 +126,13 @@ def line_chart(
         )
 
     body = _legend(list(dict.fromkeys(name for name, _ in curves)), left, 16, colours)
+    digits = max(0, 2 - math.floor(math.log10(y1 - y0)))
     for i in range(5):
         y = y0 + (y1 - y0) * i / 4
         _, py = place(x0, y)
         shown = 10**y if log_y else (0.0 if abs(y) < (y1 - y0) / 1000 else y)
-        body += [line_between(left, py, width - right, py), text_at(left - 6, py + 4, f"{shown:.3g}", "end", 11)]
+        text = f"{shown:.1e}" if log_y or digits > 4 else f"{shown:,.{digits}f}"
+        body += [line_between(left, py, width - right, py), text_at(left - 6, py + 4, text, "end", 11)]
         x = x0 + (x1 - x0) * i / 4
         x = round(x) if x1 - x0 >= 8 else x  # whole steps
         px, _ = place(x, y0)

@@ -172,6 +172,8 @@ def test_sql_without_comments_and_layout_is_the_same_text():
 def test_planner_names_the_edited_function(copy, unchanged, specs, tmp_path, monkeypatch):
     edit, lake, node = EDITS[1], Lake(tmp_path), GRAPH["tasks"]
     monkeypatch.setattr(versions, "CODE", unchanged)
+    monkeypatch.setattr(versions, "_store", versions._store.__wrapped__)  # of the code of the moment
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("suite_spec", "tasks"):
         created, key = GRAPH[name], "repo_fix_tiny"
         code = versions.code_of(created, key, specs)
@@ -279,7 +281,7 @@ def everything() -> dict[str, set[str]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(codebase, "REWRITTEN", {})
         for name in GRAPH:
-            reached = code.reach([versions.asset_function(name, code)], narrowing(code, {}))
+            reached = code.reach([versions.function_of(name)], narrowing(code, {}))
             for module, names in reached.definitions.items():
                 result.setdefault(module, set()).update(names)
     return result
