@@ -25,11 +25,10 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.planning import planner
 from etpi_assets.planning.versioning import codebase
 from etpi_assets.planning.versioning import keys as versions
-from etpi_assets.planning.versioning.choices import CHOICES, INFRASTRUCTURE, infrastructure, narrowing
+from etpi_assets.planning.versioning.choices import CHOICES, INFRASTRUCTURE, is_infrastructure, narrowing
 from etpi_assets.planning.versioning.codebase import CALLED_ELSEWHERE, PACKAGES, ROOT, Codebase, normal_text
 from etpi_assets.planning.versioning.keys import PartitionCode
-from etpi_assets.planning.versioning.moved import Moves
-from etpi_assets.planning.versioning.rewritten import REWRITTEN
+from etpi_assets.planning.versioning.moved import REWRITTEN, Moves
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.manifest import RunRecord
@@ -263,7 +262,7 @@ PROGRAMS = {
 
 DATA = {
     "etpi_assets/checks.toml": "describes checks for the web page and the reference",
-    "etpi_assets/planning/versioning/rewritten.toml": "digests that code versions contain, which rewritten.py applies",
+    "etpi_assets/planning/versioning/rewritten.toml": "digests that code versions contain, which moved.py applies",
     "etpi_resources/sandboxes/downloads/requirements.txt": "make mitmproxy",
     "etpi_assets/tiny_bases/": "shipped checkpoints, which their content names",
     "sql/checks/": "questions that people ask the catalog",
@@ -301,7 +300,7 @@ def test_every_module_is_reached_or_explained(everything):
         for m in versions.CODE.modules
         if (s := versions.CODE.source(m)) and not any(d.digest for d in s.definitions.values())
     }
-    left = set(versions.CODE.modules) - everything.keys() - empty - infrastructure(versions.CODE)
+    left = {m for m in versions.CODE.modules if not is_infrastructure(m)} - everything.keys() - empty
     assert {m for m in left if not _explained(m, PROGRAMS)} == set(), "unreached; see etpi_assets/planning/versioning"
     assert {name for name in PROGRAMS if not any(_explained(m, [name]) for m in left)} == set(), "these are reached now"
 

@@ -1,4 +1,5 @@
-"""The earlier names of code that was moved or renamed, so that a move makes nothing stale.
+"""The earlier names of code that was moved or renamed, and the earlier digests of code that was rewritten and returns
+the same, so that neither makes anything stale.
 
 Code versions contain names: of modules, of definitions and of what these import. They use the right side of `MOVED`, so
 a version that was recorded before a move stays equal to the one computed after it.
@@ -13,13 +14,18 @@ To move or rename something, add a row with today's name on the left and the nam
 A second move changes the left side of the row; nothing ever changes its right side. A longer name overrides a shorter
 one, so a module may leave a package that moves. To rename a method or a field is to edit the code that uses it: the
 table has no rows for them.
+
+A row of `rewritten.toml` holds for exactly one text of a definition: any later edit changes its digest, and then counts
+as usual.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 MOVED: Mapping[str, str] = {
     "etpi_assets.planning.planner": "etpi_assets.planner",
@@ -41,6 +47,14 @@ MOVED: Mapping[str, str] = {
     "etpi_resources.trainers.precision": "etpi_resources.trainers.workers.precision",
 }
 """Today's name -> the name in code versions."""
+
+_ROWS = tomllib.loads(Path(__file__).with_name("rewritten.toml").read_text("utf-8"))
+
+REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
+    **{(name, today): dict(zip([name], before, strict=False)) for name, (today, *before) in _ROWS["rewritten"].items()},
+    **{(name, row.pop("today")): row for name, row in _ROWS["replaces"].items()},
+}
+"""(definition, its digest today) -> {definition: digest} that code versions contain in its place."""
 
 
 @dataclass(frozen=True)
