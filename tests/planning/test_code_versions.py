@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +39,7 @@ from tests.support.mutations import EDITS, EXPERIMENTS, OWN, SAME, SUITES
 
 Partition = tuple[str, str]
 MOST_OVER_REPORTED = 0.10
+_REWRITTEN = "etpi_assets/planning/versioning/rewritten.toml"
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +264,7 @@ PROGRAMS = {
 
 DATA = {
     "etpi_assets/checks.toml": "describes checks for the web page and the reference",
-    "etpi_assets/planning/versioning/rewritten.toml": "digests that code versions contain, which moved.py applies",
+    _REWRITTEN: "digests that code versions contain, which moved.py applies",
     "etpi_resources/sandboxes/downloads/requirements.txt": "make mitmproxy",
     "etpi_assets/tiny_bases/": "shipped checkpoints, which their content names",
     "sql/checks/": "questions that people ask the catalog",
@@ -403,6 +405,20 @@ def test_rewritten_definitions_are_those_of_today():
     today = {target: f"{versions.CODE.moves.today(module)}:{name}" for target, (module, _, name) in names.items()}
     digests = {(target, _digest(name)) for target, name in today.items()}
     assert digests == REWRITTEN.keys(), "edited since: remove its row, or prove again that it returns the same"
+
+
+def test_every_rewritten_definition_has_the_test_that_proves_its_row():
+    proofs = tomllib.loads((ROOT / _REWRITTEN).read_text("utf-8"))["proofs"]
+
+    def place(name: str) -> str:
+        parts = name.partition(":")[0].split(".")
+        places = [name, *(".".join(parts[:n]) for n in range(len(parts), 0, -1))]
+        return next((place for place in places if place in proofs), f"no test for {name}")
+
+    used = {place(name) for name, _ in REWRITTEN}
+    assert used == proofs.keys()
+    split = [(test, *test.split("::")) for test in proofs.values()]
+    assert [t for t, file, name in split if f"def {name}(" not in (ROOT / file).read_text("utf-8")] == []
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.kind)
