@@ -191,11 +191,6 @@ class AssetRun:
         return recorded.get("kept_root", self.code.kept.digest) if same else self.code.kept.digest
 
     @property
-    def keeps_older(self) -> bool:
-        """Return whether expensive results of an older, accepted code version may be part of this version."""
-        return self.code.kept is not None and self.kept_code != self.code.kept.digest
-
-    @property
     def label(self) -> str:
         """The asset and its partition, for messages."""
         return label(self.node.name, self.key)
@@ -297,6 +292,8 @@ class AssetRecipe:
             run.parts = Parts(run.lake.scratch(f"parts/{self.node.name}-{key}"), new.input_key)
             produced = self.function(run, **{name: Input(run, name) for name in self.node.upstream})
             self._verify(run, produced, new)
+            # Expensive results of an older, accepted code version may be part of this one.
+            older = run.code.kept is not None and run.kept_code != run.code.kept.digest
             manifest = run.lake.publish(
                 ref,
                 produced.tables,
@@ -308,9 +305,9 @@ class AssetRecipe:
                 notes=produced.notes,
                 run=RunRecord(
                     spec=new.spec,
-                    code={**run.code.to_json(), **({"kept_root": run.kept_code} if run.keeps_older else {})},
+                    code={**run.code.to_json(), **({"kept_root": run.kept_code} if older else {})},
                     cause=_cause(change),
-                    accepted=before.accepted if before and run.keeps_older else (),
+                    accepted=before.accepted if before and older else (),
                     began=start,
                 ),
             )

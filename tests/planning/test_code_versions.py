@@ -35,7 +35,7 @@ from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.manifest import RunRecord
 from etpi_resources.lake.schemas import TABLES, empty, from_rows
 from tests.support.graph import write_spec
-from tests.support.mutations import EDITS, EXPERIMENTS, OWN, SAME, SUITES
+from tests.support.mutations import EDITS, EXPERIMENTS, OWN, SAME
 
 Partition = tuple[str, str]
 MOST_OVER_REPORTED = 0.10
@@ -67,7 +67,7 @@ def unchanged(copy) -> Codebase:
 @pytest.fixture(scope="module")
 def before(specs, unchanged) -> dict[Partition, PartitionCode]:
     """The code of every asset partition that the table's experiments and suites rest on."""
-    keys: dict[str, set[str]] = {"experiment": set(EXPERIMENTS), "rollout_set": set(), "suite": set(SUITES)}
+    keys: dict[str, set[str]] = {"experiment": set(EXPERIMENTS), "rollout_set": set(), "suite": set()}
     for experiment in EXPERIMENTS:
         for kind in ("rollout_set", "suite"):
             keys[kind] |= set(specs.upstream_keys("experiment", experiment, kind))
@@ -257,7 +257,6 @@ PROGRAMS = {
     "etpi_resources.chat.report": "etpi model: shows what a chat template does",
     "etpi_assets.tasks.judged_rows": "a family for plugins, reached where a spec selects one",
     "etpi_assets.specs": "models of specs count through the resolved spec, their methods where they are called",
-    "etpi_resources.gguf_converter": "used by an export",
     "etpi_resources.trainers.workers.ranks": "starts a worker's ranks, for the trainers' pipes",
 }
 """Modules that no asset runs, each with why that cannot hide a change; submodules included."""
