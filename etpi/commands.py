@@ -279,12 +279,12 @@ def compare(names: Sequence[str], consent: Collection[str] = (), data_only: bool
     return code
 
 
-def explain_partition(asset: str, key: str, between: Sequence[str]) -> int:
-    """Print the inputs of a partition's key, and how two of its versions differ; always 0."""
+def explain_partition(asset: str, key: str) -> int:
+    """Print the parts of a partition's key, and what changed in them; always 0."""
     from etpi_assets.planning.explain import explain
     from etpi_resources.lake.lake import Lake
 
-    for line in explain(asset, key, load_specs(), Lake.open(), between):
+    for line in explain(asset, key, load_specs(), Lake.open()):
         print(line)
     return 0
 
