@@ -87,15 +87,15 @@ def rehearse(names: Sequence[str], rate: float) -> int:
     Raises:
         SpecError: an experiment does not exist, or cannot be rehearsed.
     """
-    from etpi.rehearsal import page, record, shrink
+    from etpi.rehearsal import record
     from etpi.rehearsal.starts import faults
     from etpi_resources.lake.lake import Lake
 
-    specs, machine, root = load_specs(), shrink.this_machine(), Lake.open().root / "rehearsals"
+    specs, root = load_specs(), Lake.open().root / "rehearsals"
     stopped = False
     for name in names:
-        rehearsal = record.rehearse(name, specs, root / name, machine, rate)
-        for line in page.lines(rehearsal, root / name):
+        rehearsal = record.rehearse(name, specs, root / name, rate)
+        for line in record.lines(rehearsal, root / name):
             print(line)
         stopped |= bool(faults(rehearsal.starts))
     return 1 if stopped else 0
