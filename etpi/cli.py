@@ -333,7 +333,7 @@ def verify(deep: bool, since: datetime | None, set_aside: bool, as_json: bool) -
 
 @etpi.command()
 @click.argument("experiment")
-@click.option("--format", required=True, metavar="FORMAT", help="trl, verl, atif, hub, gguf, ...: see docs/formats.md")
+@click.option("--format", required=True, metavar="FORMAT", help="trl, verl, atif, hub, ...: see docs/formats.md")
 @click.option("--to", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="a new or empty folder")
 def export(experiment: str, format: str, to: Path) -> int:
     """Write an experiment's data or models in another program's format (docs/formats.md)."""
