@@ -151,7 +151,8 @@ def from_tasks(source: str, options: TaskOptions, answers: Answers) -> int:
         raise SpecError("\n".join(["the tasks cannot be proved:", *failures]))
     click.echo("\n".join(tasks.proof(name)))
     first = [f"{name}_baseline"] if options.rl else []
-    click.echo(announcement(files, name, export="trl" if trains else "", first=first))
+    export = "model" if options.rl else "trl" if trains else ""
+    click.echo(announcement(files, name, export=export, first=first))
     return 0
 
 

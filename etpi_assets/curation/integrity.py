@@ -22,7 +22,7 @@ from etpi_assets.curation.merge import expand, turns_of
 from etpi_assets.curation.pairs import label_text
 from etpi_assets.curation.steering import NGRAM_IDS, SteeringNgrams
 from etpi_assets.curation.strip_think import close_tail, last_turn, thinks_in_history, without_tail
-from etpi_assets.specs.experiment import PairsSection
+from etpi_assets.specs.experiment import DatasetSection, PairsSection
 from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.marks import THINK, THINK_END, other_block, without_code
@@ -52,6 +52,18 @@ def dataset_reconciles_outcome(figures: Mapping[str, Any], training: int) -> Che
     """Check that rows + dropped are the pairs, each once, and that there are training rows."""
     balance = f"{figures['offered']} pairs = {figures['kept']} rows + {figures['dropped']} dropped"
     return _reconcile("dataset_reconciles", figures, training, balance)
+
+
+def validation_outcome(rows: Mapping[str, int], section: DatasetSection) -> CheckOutcome:
+    """Warn if `val_fraction` leaves no row for validation, given the number of rows of each split."""
+    count, unit = rows.get("val", 0), {"repository": "repositories"}.get(section.val_by, "conversations")
+    message = f"{count} of {sum(rows.values())} rows validate (dataset.val_fraction = {section.val_fraction:g})"
+    passed = bool(count) or not section.val_fraction
+    if not passed:
+        message += f": that share of so few {unit} rounds to none; raise it, set it to 0" + (
+            ', or set dataset.val_by = "conversation"' if unit == "repositories" else ""
+        )
+    return CheckOutcome("validation_rows", passed, message, blocking=False, figures=dict(rows))
 
 
 def reconcile_figures(offered: pa.Table, kept: pa.Table, dropped: pa.Table) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, make_pairs
 from etpi_assets.curation.steering import SteeringNgrams
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.specs.check_names import OVERRIDABLE
-from etpi_assets.specs.experiment import GatesSection, PairsSection
+from etpi_assets.specs.experiment import DatasetSection, GatesSection, PairsSection
 from etpi_assets.specs.presets import preset_values
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_lab.worlds.coop_tiny import FAMILY
@@ -101,6 +101,14 @@ def test_rollouts_without_the_capture_fail_and_name_the_option():
     tables = make_pairs(agents, SECTION, CHAT)
     outcome = whole.pairs_reconcile(offered(created), tables["pairs"], tables["dropped"])
     fails(outcome, 'pairs.capture = "retokenised"', reasons={"not_captured": 69})
+
+
+@pytest.mark.parametrize(
+    ("fraction", "rows", "passed"), [(0.1, {"train": 9}, False), (0.0, {"train": 9}, True), (0.1, {"val": 1}, True)]
+)
+def test_share_for_validation_that_is_no_row_warns(fraction: float, rows: dict[str, int], passed: bool):
+    outcome = integrity.validation_outcome(rows, DatasetSection(val_fraction=fraction))
+    assert (outcome.passed, outcome.blocking) == (passed, False)
 
 
 def test_dataset_reconciles_fails_on_a_missing_row_and_without_training_rows():

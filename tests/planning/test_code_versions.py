@@ -35,7 +35,7 @@ from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.manifest import RunRecord
 from etpi_resources.lake.schemas import TABLES, empty, from_rows
 from tests.support.graph import write_spec
-from tests.support.mutations import EDITS, EXPERIMENTS, OWN, SAME, SUITES
+from tests.support.mutations import EDITS, EXPERIMENTS, OWN, SAME
 
 Partition = tuple[str, str]
 MOST_OVER_REPORTED = 0.10
@@ -66,7 +66,7 @@ def unchanged(copy) -> Codebase:
 @pytest.fixture(scope="module")
 def before(specs, unchanged) -> dict[Partition, PartitionCode]:
     """The code of every asset partition that the table's experiments and suites rest on."""
-    keys: dict[str, set[str]] = {"experiment": set(EXPERIMENTS), "rollout_set": set(), "suite": set(SUITES)}
+    keys: dict[str, set[str]] = {"experiment": set(EXPERIMENTS), "rollout_set": set(), "suite": set()}
     for experiment in EXPERIMENTS:
         for kind in ("rollout_set", "suite"):
             keys[kind] |= set(specs.upstream_keys("experiment", experiment, kind))

@@ -316,8 +316,6 @@ def curation(tmp_path_factory):
     params = f'[params]\npath = "{pool}"\nheldout_repos = ["dspy_task"]\n'
     curation.write("suites", "pool", f'extends = "cooperbench_pool"\n{params}')
     assert curation.make("tasks", "pool").manifest.rows == {"tasks": 4, "quarantined": 0}
-    curation.write("suites", "perturbed", f'extends = "cooperbench_pool_perturbed"\n{params}')
-    assert curation.make("tasks", "perturbed").manifest.rows == {"tasks": 4 + 3 * 4, "quarantined": 0}
     return curation
 
 
@@ -347,11 +345,6 @@ def test_v5_passes_and_everything_is_counted(curation):
     assert len(turns) == 12 * 6, "a message, then read, edit, diff, test, submit: the report plans six turns"
     scores = curation.lake.read(Ref("scored_rollouts", "rollout_set", "v5_pool"), "scores").to_pylist()
     assert all(row["plan_first"] and row["plan_content"] and row["follow_through"] == 1 for row in scores)
-
-
-def test_conversations_about_perturbed_tasks_pass_and_name_what_those_tasks_name(curation):
-    failed, raw = failures(curation, "perturbed", suite="perturbed")
-    assert failed == {} and raw.notes["fell_back"] == [] and raw.rows["rollouts"] == 2 * 15
 
 
 def test_short_synthetic_prompts_are_stopped(curation):

@@ -35,8 +35,7 @@ EXPERIMENTS = (
     "terminal_grpo_0_8b",
     "opened",
 )
-"""Experiments, shipped or own, that together have every family but pypi_bugs, every engine and every kind of training."""
-SUITES = ("pypi_bugs",)
+"""Experiments, shipped or own, that together have every shipped family, every engine and every kind of training."""
 OWN = {
     "experiments/native": 'extends = "plan_first_tiny"\n[dataset]\nupweight_factor = 4\n',
     "experiments/retokenised": 'extends = "native"\n[pairs]\ncapture = "retokenised"\n',

@@ -375,8 +375,8 @@ def applies(node: Node, key: str, specs: Specs) -> bool:
 
 def _templates(*names: str) -> list[str]:
     known = {"tiny", "terminal"}
-    others = set(names) - known
-    return [*(known & set(names)), *(["others"] if others else []), *(["opens_think"] if others - {"qwen3"} else [])]
+    unknown = set(names) - known
+    return [*(known & set(names)), *(["others"] if unknown else []), *(["opens_think"] if unknown - {"qwen3"} else [])]
 
 
 def _frozen(**chosen: Iterable[str] | None) -> Selection:
