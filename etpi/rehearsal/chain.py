@@ -1,6 +1,6 @@
-"""Run the chain of one experiment, export its data, and write what failed as JSON.
+"""Run the chain of one experiment, export its data, and write its failures as JSON.
 
-`python -m etpi.rehearsal.chain NAME FILE EXPORTS`: a process of its own, because the lake, the specs and Dagster's home
+`python -m etpi.rehearsal.chain NAME FILE EXPORTS` is a separate process, because the lake, the specs and Dagster's home
 are in its environment.
 """
 

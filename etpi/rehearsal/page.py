@@ -14,7 +14,7 @@ WIDTH = 118
 
 
 def lines(record: Record, folder: Path) -> Iterator[str]:
-    """Yield the table of stages, the estimates of the real run, and what proves that it would start."""
+    """Yield the table of stages, the estimates of the real run, and the proofs that it would start."""
     yield f"Rehearsal of {record.experiment}: {record.seconds:.0f} s, in {folder}"
     yield ""
     width = max(len(f"{stage.asset} of {stage.key}") for stage in record.stages)
@@ -28,12 +28,12 @@ def lines(record: Record, folder: Path) -> Iterator[str]:
         if stage.accepted:
             yield from _wrapped(f"fails, and the spec accepts it: {', '.join(stage.accepted)}", 6)
     yield ""
-    yield "What the real run will take (amounts at most; GPU times at least, for those amounts):"
+    yield "Estimates for the real run (amounts are upper bounds, GPU times lower bounds for these amounts):"
     for cost in record.costs:
         yield from _wrapped(f"{cost.part}: {cost.value}", 2)
         yield from _wrapped(f"= {cost.formula}", 6)
     yield ""
-    yield "Would the real run start? Line by line, with what proves it:"
+    yield "Would the real run start? Each need, with its proof:"
     for line in record.starts:
         yield from _wrapped(f"{line.state:10}  {line.what}: {line.why}", 2)
     yield ""

@@ -16,7 +16,7 @@ from etpi_assets.specs.experiment import DatasetSection
 from etpi_assets.specs.training import BaseSection
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.checkpoints import hub_file
-from etpi_resources.lake.checks import BadData
+from etpi_resources.lake.check_outcome import BadData
 
 STEPS = (2048, 4096, 8192, 16384, 32768)
 """Lengths, in tokens, above which rows are counted."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from etpi_assets.exports.experiment_data import CHECKPOINTS, ExportSource
 from etpi_assets.exports.format import Export, Written
-from etpi_assets.exports.source import CHECKPOINTS, ExportSource
 from etpi_resources.checkpoints import checkpoint_folder
 from etpi_resources.gguf_converter import NotConverted, convert
 

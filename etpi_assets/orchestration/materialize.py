@@ -17,7 +17,7 @@ import dagster as dg
 
 from etpi_assets.asset import (
     CONSENT_TAG,
-    AssetRecipe,
+    AssetDefinition,
     Markdown,
     Outcome,
     label,
@@ -34,7 +34,7 @@ from etpi_assets.specs.paths import PathError, as_written
 from etpi_resources.backend import BackendError, backend
 from etpi_resources.chat.format import TokenizerUnavailable
 from etpi_resources.chat.markers import NoTurnEnd
-from etpi_resources.lake.checks import BadData
+from etpi_resources.lake.check_outcome import BadData
 from etpi_resources.lake.files import disk_errors
 from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.schemas import TABLES
@@ -70,9 +70,9 @@ EXPECTED_FAILURES = (
 warnings.filterwarnings("ignore", message="Specifying a partitions_def on an AssetCheckSpec")
 
 
-def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
-    """Build the Dagster asset of a recipe; its partitions and mappings come from the specs."""
-    node = recipe.node
+def build_asset(definition: AssetDefinition, specs: Specs) -> dg.AssetsDefinition:
+    """Build the Dagster asset of a definition; its partitions and mappings come from the specs."""
+    node = definition.node
 
     @dg.asset(
         name=node.name,
@@ -93,7 +93,7 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
                 blocking=is_blocking(node.name, check),
                 partitions_def=partition_sets(specs).get(node.set),
             )
-            for check in recipe.checks
+            for check in definition.checks
         ],
         required_resource_keys={RESOURCE},
     )
@@ -101,11 +101,11 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
         resources = getattr(context.resources, RESOURCE)
         with expected_failures(node.name):
             key = partition_of(context, node.set, resources.specs)
-        outcome, metadata = compute(recipe, key, context)
+        outcome, metadata = compute(definition, key, context)
         yield dg.MaterializeResult(
             data_version=dg.DataVersion(outcome.manifest.version),
             metadata=metadata,
-            check_results=check_results(recipe, key, outcome),
+            check_results=check_results(definition, key, outcome),
         )
         refuse_blocked(outcome)
 
@@ -128,15 +128,15 @@ def expected_failures(asset: str) -> Iterator[None]:
         raise dg.Failure(f"{asset}: {as_written(text)}") from None
 
 
-def compute(recipe: AssetRecipe, key: str, context: dg.AssetExecutionContext) -> tuple[Outcome, dict[str, Any]]:
+def compute(definition: AssetDefinition, key: str, context: dg.AssetExecutionContext) -> tuple[Outcome, dict[str, Any]]:
     """Bring a partition up to date; return its outcome and the metadata of its materialization.
 
     Raises:
         dg.Failure: it cannot be computed, for one of EXPECTED_FAILURES.
     """
-    node, resources, before = recipe.node, getattr(context.resources, RESOURCE), _cpu_seconds()
+    node, resources, before = definition.node, getattr(context.resources, RESOURCE), _cpu_seconds()
     with expected_failures(node.name), disk_errors(), acting_for(key):
-        outcome = recipe.execute(
+        outcome = definition.execute(
             key, resources, lambda line: context.log.info(as_written(line)), context, consent_of(context.run)
         )
     _log_outcome(context, node, key, outcome)
@@ -245,14 +245,14 @@ def _carried_over(context: dg.AssetExecutionContext, node: Node, outcome: Outcom
     return {}
 
 
-def check_results(recipe: AssetRecipe, key: str, outcome: Outcome) -> list[dg.AssetCheckResult]:
+def check_results(definition: AssetDefinition, key: str, outcome: Outcome) -> list[dg.AssetCheckResult]:
     """Return a result for every declared check; a check that does not apply passes, with a note.
 
     A figure's label names the partition, because the page draws one plot for each label.
     """
     reported = {check["name"]: check for check in outcome.manifest.checks}
     results = []
-    for name in recipe.checks:
+    for name in definition.checks:
         check = reported.get(name)
         results.append(
             dg.AssetCheckResult(
@@ -277,11 +277,12 @@ def _shown(value: Any) -> Any:
 
 
 def _log_outcome(context: dg.AssetExecutionContext, node: Node, key: str, outcome: Outcome) -> None:
-    """Log what took long and which checks warn; everything else is in the events of the materialization."""
+    """Log a slow computation and the checks that warn; the events of the materialization have the rest."""
     name, manifest = label(node.name, key), outcome.manifest
     if not outcome.skipped and outcome.seconds >= CONSOLE_SECONDS:
         rows = ", ".join(f"{n} {table}" for table, n in manifest.rows.items() if n)
-        context.log.info(f"{name} made in {outcome.seconds:.1f} s" + (f"; {rows or 'no rows'}" if node.tables else ""))
+        shown = f"; {rows or 'no rows'}" if node.tables else ""
+        context.log.info(f"{name} computed in {outcome.seconds:.1f} s{shown}")
     for check in manifest.checks:
         if not check["passed"] and not check["blocking"]:
             context.log.warning(as_written(f"{name}: {check['name']}: {check['message']}"))

@@ -43,8 +43,8 @@ PARAMS: Mapping[str, Any] = {
 
 path: the folder of repositories. subset: a file below it that lists pairs
 ({"tasks": [{"repo", "task_id", "pairs"}]}). pairs: task ids. Neither: every combination, or the first
-`pairs_per_task` of each folder. variants: so many more tasks of each training task, under other names (`perturb`), for
-templated sets; not with a sandbox, since a repository keeps its names. repos: only these. heldout_repos: their tasks
+`pairs_per_task` of each folder. variants: the number of copies of each training task, under other names (`perturb`),
+for templated sets; not with a sandbox, where names are fixed. repos: only these. heldout_repos: their tasks
 are the split heldout, all others train. images: the name of a task's image, {repo} without `_task` and with hyphens;
 or "build": from the Dockerfile in the task's folder. The key of a checkout is `<repo>/task<id>`.
 """

@@ -13,7 +13,7 @@ import pytest
 from etpi.cli import main
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.gguf_converter import CONVERTER_VARIABLE, NotConverted, convert, converter
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import BlockedInput, MissingInput
 from tests.support.models import make_base
 from tests.support.trained import Trained

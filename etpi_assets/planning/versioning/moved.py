@@ -33,11 +33,20 @@ MOVED: Mapping[str, str] = {
     "etpi_assets.asset:AssetRun": "etpi_assets.materialize:AssetRun",
     "etpi_assets.asset:Produced": "etpi_assets.materialize:Produced",
     "etpi_assets.asset:asset": "etpi_assets.materialize:etpi_asset",
+    "etpi_assets.curation.dataset_blocks:DatasetFactory": "etpi_assets.curation.dataset_blocks:DatasetRecipe",
+    "etpi_assets.curation.leaks:_LeakFactory": "etpi_assets.curation.leaks:_LeakRecipe",
+    "etpi_assets.curation.pair_blocks:PairFactory": "etpi_assets.curation.pair_blocks:PairRecipe",
+    "etpi_assets.exports.experiment_data": "etpi_assets.exports.source",
+    "etpi_assets.planning.versioning.definitions": "etpi_assets.versioning.source",
     "etpi_assets.resolved_specs.assets": "etpi_assets.specs.assets",
+    "etpi_assets.scoring.score_checks": "etpi_assets.scoring.checks",
+    "etpi_assets.tasks.task_checks": "etpi_assets.tasks.checks",
+    "etpi_assets.trajectories.rollout_checks": "etpi_assets.trajectories.checks",
     "etpi_assets.worlds.coop_tiny_shared.features": "etpi_assets.worlds.coop_tiny.features",
     "etpi_assets.worlds.coop_tiny_shared.judge": "etpi_assets.worlds.coop_tiny.judge",
     "etpi_assets.worlds.coop_tiny_shared.merge": "etpi_assets.worlds.coop_tiny.merge",
     "etpi_resources.backend:backend": "etpi_resources.cluster.settings:cluster",
+    "etpi_resources.lake.check_outcome": "etpi_resources.lake.checks",
     "etpi_resources.trainers.precision": "etpi_resources.trainers.workers.precision",
 }
 """Today's name -> the name in code versions."""
@@ -88,7 +97,7 @@ class Moves:
         return name
 
     def original_import(self, target: Import) -> str:
-        """Return the dotted name in code versions of what an import binds."""
+        """Return the dotted name, in code versions, of an import's target."""
         moved = self.rows.get(f"{target.module}:{target.attribute}")
         return moved.replace(":", ".") if moved else self.original(str(target))
 
