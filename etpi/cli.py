@@ -212,7 +212,7 @@ def init(
 
     answers = command.Answers(**options)
     if sum(start is not None for start in (source, endpoint, tasks)) != 1:
-        raise click.UsageError("say what to start from: --from PATH, --endpoint URL, or --tasks PATH")
+        raise click.UsageError("give one of --from PATH, --endpoint URL and --tasks PATH")
     if train and source is None or rl and tasks is None:
         raise click.UsageError("--train belongs to --from PATH, and --rl to --tasks PATH")
     if tasks is not None:
@@ -332,7 +332,7 @@ def verify(deep: bool, since: datetime | None, set_aside: bool, as_json: bool) -
 
 @etpi.command()
 @click.argument("experiment")
-@click.option("--format", required=True, metavar="FORMAT", help="trl, verl, atif, hub, gguf, ...: see docs/formats.md")
+@click.option("--format", required=True, metavar="FORMAT", help="trl, verl, atif, hub, ...: see docs/formats.md")
 @click.option("--to", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="a new or empty folder")
 def export(experiment: str, format: str, to: Path) -> int:
     """Write an experiment's data or models in another program's format (docs/formats.md)."""

@@ -47,7 +47,7 @@ def run_experiments(
         TrackerMissing: a tracker of `train.report_to` is not installed; nothing was run.
         CodeServerError: Dagster cannot launch runs.
     """
-    from etpi.run.preflight import harness_warnings, require_libraries, require_sandboxes, require_templates
+    from etpi.run.preflight import plan_warnings, require_libraries, require_sandboxes, require_templates
     from etpi_assets.planning.planner import across, consent_refusal, open_steps
     from etpi_assets.resources import Resources
     from etpi_resources.lake.catalog import default_path
@@ -55,7 +55,7 @@ def run_experiments(
 
     specs, lake = specs or load_specs(specs_folder), Lake.open()
     plans = _plans(names, specs, lake, data_only)
-    for line in harness_warnings(names, specs):
+    for line in plan_warnings(names, specs):
         print(f"etpi: {line}", file=sys.stderr)
     steps = list(dict.fromkeys(step for planned in plans.values() for step in planned))
     if refusal := consent_refusal(steps, consent):
@@ -156,7 +156,7 @@ def show_status(names: Sequence[str], everything: bool = False, as_json: bool = 
         1 if a folder has files that would not be read; then no experiment is shown.
     """
     from etpi.run.console_table import folders_table, lost_lines, states_table, steps_json
-    from etpi.run.preflight import harness_warnings
+    from etpi.run.preflight import plan_warnings
     from etpi_assets.planning.planner import plan
     from etpi_resources.lake.lake import Lake
 
@@ -177,7 +177,7 @@ def show_status(names: Sequence[str], everything: bool = False, as_json: bool = 
         print(folders_table(folders, specs))
     for name in wanted:
         steps = plan(name, specs, lake)
-        print("\n".join([states_table(name, steps, everything=bool(names)), *harness_warnings([name], specs)]))
+        print("\n".join([states_table(name, steps, everything=bool(names)), *plan_warnings([name], specs)]))
         if names and (lost := lost_lines(steps, lake)):
             print("\n".join(lost))
     if more := len(all_names) - len(wanted) if not names else 0:

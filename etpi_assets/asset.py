@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -24,9 +24,10 @@ from etpi_assets.planning.planner import (
     SPEC_CHANGED,
     Change,
     Consent,
+    Step,
     Wanted,
     compare,
-    consent_for,
+    consent_refusal,
     differing,
     inputs_of,
     upstream_refs,
@@ -57,9 +58,6 @@ class CodeChanged(LakeError):
 
 MACHINE_RESOURCES = ("accelerator", "sandboxes")
 """The locks of nodes that exclude processes of the same machine only."""
-
-CONSENT_TAG = "etpi/"
-"""Prefix of the run tags that give consent: etpi/rebuild, etpi/recollect."""
 
 
 class Markdown(str):
@@ -325,15 +323,10 @@ class AssetDefinition:
         self, before: Manifest, new: Wanted, change: Change, consent: AbstractSet[Consent], lake: Lake
     ) -> None:
         """Raise CodeChanged if an expensive result would be recomputed only because code changed, without consent."""
-        option = consent_for(self.node.name)
-        needed = change.needs_consent(before, new)
-        if needed and option not in consent and lake.blocked(before.ref) is None:
-            cost = f" It took {before.seconds:.0f} s last time." if before.seconds else ""
-            raise CodeChanged(
-                f"{new.key}: {change.reason}.{cost} Compute it again with --{option} (as a run tag: "
-                f'{CONSENT_TAG}{option}: "true"), or, if the change cannot matter, keep the version: '
-                f'etpi accept {self.node.name} {new.key} --because "..."'
-            )
+        needed = change.needs_consent(before, new) and lake.blocked(before.ref) is None
+        step = Step(self.node.name, self.node.set, new.key, change.state, change.reason, needed, before.seconds)
+        if refusal := consent_refusal([step], consent):
+            raise CodeChanged(refusal)
 
     def _unchanged(self, lake: Lake, ref: Ref, input_key: str) -> Manifest | None:
         """Return the version with this input key, or None; an earlier version becomes current again."""
@@ -387,15 +380,6 @@ class _KeptParts:
         return lambda named: self.parts.get(named[0], lambda: function(named[1]))
 
 
-class _Options(TypedDict, total=False):
-    """The fields of a Node that most assets leave out."""
-
-    kept: tuple[str, ...]
-    lock: str
-    reads_path: bool
-    kinds: tuple[str, ...]
-
-
 def asset(
     *,
     set: Set,
@@ -404,7 +388,10 @@ def asset(
     tables: tuple[str, ...] = (),
     sections: tuple[str, ...] = (),
     checks: tuple[str, ...] = (),
-    **options: Unpack[_Options],
+    kept: tuple[str, ...] = (),
+    lock: str | None = None,
+    reads_path: bool = False,
+    kinds: tuple[str, ...] = ("parquet",),
 ) -> Callable[[Callable[..., Produced]], AssetDefinition]:
     """Declare the asset that a function computes: it has the function's name and reads the function's parameters.
 
@@ -422,7 +409,9 @@ def asset(
         _require_known(name, "table", tables, TABLES)
         _require_known(name, f"key of a spec ({set})", unknown, keys)
         _require_known(name, "check", checks, CHECKS.get(name, {}))
-        node = Node(name, set, group, tables, summary, upstream, sections, **options)
+        node = Node(
+            name, set, group, tables, summary, function.__module__, upstream, sections, kept, lock, reads_path, kinds
+        )
         GRAPH.declare(node)
         _DEFINITIONS[name] = AssetDefinition(node, function, checks)
         return _DEFINITIONS[name]

@@ -36,9 +36,8 @@ names every data version behind the export (tasks, rollouts, selection, pairs, d
 their rows and sha256, what was left out, and notes for readers. Blocked versions are not exported. Rows have the splits
 of training.
 
-`gguf` runs `convert_hf_to_gguf.py` of an installed llama.cpp: the one on `PATH`, or the command in
-`ETPI_GGUF_CONVERTER` (the script, or an interpreter and the script). The source distribution of llama-cpp-python
-contains the script too; it runs in etpi's own environment after `pip install sentencepiece`.
+For llama.cpp, its own script converts an exported `model`:
+`python convert_hf_to_gguf.py out/model --outfile student.gguf --outtype bf16`.
 """
 _COMMON = """## What every importer accepts
 

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from etpi.init.foreign_git import git, objects_of
+from etpi.run.console import say
 from etpi.sandbox_python import PYTHON, make_tools
 from etpi_assets.specs.load import SpecError
 from etpi_assets.tasks.family import Task
 from etpi_assets.tasks.frozen import METADATA_FILE, RUNNER_FILE, TEST_FILE
 from etpi_assets.tasks.reports import pytest_outcomes
 from etpi_assets.tasks.swe_bench import FAMILY, WORKDIR
+from etpi_resources.process.progress import Progress
 from etpi_resources.sandboxes import EnvironmentUnavailable, SandboxFactory
 
 MAX_CHANGED = 20
@@ -96,9 +98,11 @@ def _mine(
             mined.passed_over[item] += 1
     roots = ["src"] if any((repository / "src").glob("*/__init__.py")) else []
     _tools(folder / "checkouts" / "tools", python, roots)
+    progress = Progress(f"--tasks {repository}", "commits tested", len(candidates), say)
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         judged = threads.map(lambda c: _row(c, objects, repository, folder, roots, sandboxes), reversed(candidates))
         for candidate, row in zip(reversed(candidates), judged, strict=True):
+            progress.advance()
             if isinstance(row, str):
                 reason, _, detail = row.partition(": ")
                 mined.refused.setdefault(reason, []).append(f"{candidate.commit[:10]} {detail}".strip())

@@ -26,7 +26,7 @@ from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn, o
 from etpi_resources.chat.report import report
 from etpi_resources.chat.tool_forms import Call, parse_structured
 
-ASSISTANTS = ("claude_code", "codex", "gemini_cli")
+ASSISTANTS = ("claude_code", "codex", "gemini_cli", "qwen_code")
 """Formats of sessions of coding assistants, whose keys are masked unless the user chooses otherwise."""
 LOOK_ROLLOUTS = 1000
 LOOK_SECONDS = 20.0

@@ -27,11 +27,10 @@ import dagster as dg
 from etpi.run import CATALOG, CodeServerError
 from etpi.run.code_server import CodeServer, code_server
 from etpi.run.console import say
-from etpi_assets.asset import CONSENT_TAG
 from etpi_assets.graph import GRAPH, JOBS
 from etpi_assets.orchestration.jobs import failure_reason
 from etpi_assets.orchestration.partitions import PARTITION_TAG
-from etpi_assets.planning.planner import Step, open_steps, plan, set_of
+from etpi_assets.planning.planner import CONSENT_TAG, Step, open_steps, plan, set_of
 from etpi_assets.resources import side_by_side
 from etpi_assets.specs.folders import VARIABLE, user_folders
 from etpi_assets.specs.load import Specs

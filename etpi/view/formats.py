@@ -83,7 +83,7 @@ def moment(value: datetime | None) -> str:
 def seconds(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:.1f} s" if value < 120 else f"{value / 60:.0f} min"
+    return f"{value:.{1 if value < 10 else 0}f} s" if value < 120 else f"{value / 60:.0f} min"
 
 
 def diff_lines(text: str) -> list[tuple[str, str]]:

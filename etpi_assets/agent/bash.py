@@ -106,16 +106,35 @@ class JoinedCommand:
 
 
 def joined_commands(command: str) -> list[JoinedCommand]:
-    """Return the top-level simple commands, in order; none if a bracket or backtick stays open: bash runs nothing."""
+    """Return the top-level simple commands, in order; none if a bracket or backtick stays open, or an operator lacks a
+    command: bash runs nothing."""
     joined, end = [], 0
     lexer = _Lexer(command)
-    for simple in lexer.run():
+    simples = lexer.run()
+    if not _operators_have_commands(command, simples):
+        return []
+    for simple in simples:
         if simple.words:
             operator = _OPERATOR.match(command, end)
             words = [word for word, _ in simple.words]
             joined.append(JoinedCommand(operator[1] if operator else ";", words, command[simple.start : simple.end]))
         end = simple.end
     return [] if lexer.depth or lexer.ticked else joined
+
+
+def _operators_have_commands(command: str, simples: list[_SimpleCommand]) -> bool:
+    """Return whether every operator has the commands that it needs beside it."""
+    between, end = [], 0
+    bodies = [(*body, "\n") for simple in simples for body in simple.bodies]
+    for start, stop, mark in sorted([*((simple.start, simple.end, "x") for simple in simples), *bodies]):
+        between += [command[end:start], mark]
+        end = max(end, stop)
+    before = "\n"
+    for token in re.findall(r"&&|\|[|&]?|;[;&]*|[x&\n]", re.sub(r"#[^\n]*", "", "".join([*between, command[end:]]))):
+        if token != "\n" and token != "x" and before != "x" or token.startswith((";;", ";&")) and "esac" not in command:
+            return False
+        before = before if token == "\n" and before in ("&&", "||", "|", "|&") else token
+    return before not in ("&&", "||", "|", "|&")
 
 
 def _message(simple: _SimpleCommand, names: Collection[str]) -> SentMessage | None:

@@ -304,6 +304,7 @@ def _dataset_checks(
     rows = figures["reconcile"]["kept"]
     return [
         integrity.dataset_reconciles_outcome(figures["reconcile"], figures["splits"].get("train", 0)),
+        integrity.validation_outcome(figures["splits"], spec.dataset),
         integrity.label_outcome(figures["labels"]),
         integrity.heldout_outcome(figures["heldout"], heldout_repos, heldout_tasks, spec.dataset.val_by),
         gates.teacher_gate(rollouts, scores, agent_scores, spec.gates),

@@ -11,7 +11,6 @@ from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import FormatDoc, run_format
 from etpi_assets.importers.responses import function_schemas, instructed, response_entries
 from etpi_assets.importers.sessions import (
-    Conversation,
     Session,
     claims_lines,
     folder_name,
@@ -77,7 +76,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
             *response_entries(later, unit.name, is_context=part.is_lost),
         ]
         role = "subagent" if "/" in session.id else part.role
-        session.conversations.append(Conversation(session.agent_id(part.role), role, instructed(system, entries)))
+        session.begin(role, instructed(system, entries), session.agent_id(part.role))
     return session_rollout(session, unit, options)
 
 

@@ -65,8 +65,21 @@ def listed(value: Any, name: str) -> list[Any]:
 
 
 def text_entries(value: Any, role: Role, name: str) -> list[ChatEntry]:
-    """Parse messages, or one message's text."""
-    return [ChatEntry(role, value)] if isinstance(value, str) else chat_entries(listed(value, name), name)
+    """Parse messages, which may be JSON text, or one message's text."""
+    if isinstance(value, str):
+        return chat_entries(written, name) if (written := _written(value)) else [ChatEntry(role, value)]
+    return chat_entries(listed(value, name), name)
+
+
+def _written(text: str) -> list[Any] | None:
+    """Return the messages that a text is the JSON of; None for any other text."""
+    if not text.startswith("[{"):
+        return None
+    try:
+        items = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return items if all(isinstance(item, dict) and "role" in item and "content" in item for item in items) else None
 
 
 def prompt_entries(value: Any, name: str) -> list[ChatEntry]:
@@ -99,7 +112,9 @@ def _drop_padding(entries: Sequence[ChatEntry], tools: Sequence[Any] | None) -> 
 
     JSON that was written from a table has them; a null of an argument of the tool itself is a value.
     """
-    declared = {text_field(tool.get("function", tool), "name"): parameters_of(tool) for tool in tools or ()}
+    if not tools:
+        return
+    declared = {text_field(tool.get("function", tool), "name"): parameters_of(tool) for tool in tools}
     names = {name for of_tool in declared.values() for name in of_tool or ()}
     for call in (call for entry in entries for call in entry.tool_calls or ()):
         function = call["function"] if isinstance(call.get("function"), dict) else call

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import dagster as dg
 
-from etpi_assets.asset import CONSENT_TAG, AssetDefinition
+from etpi_assets.asset import AssetDefinition
 from etpi_assets.checks import is_blocking
 from etpi_assets.graph import GRAPH
 from etpi_assets.orchestration.materialize import (
@@ -80,7 +80,7 @@ def _refuse(steps: Sequence[Step], run: dg.DagsterRun) -> None:
     if invalid := [step.reason for step in steps if step.state == "invalid"]:
         raise SpecError("\n".join(invalid))
     if refusal := consent_refusal(steps, consent_of(run)):
-        raise LakeError(f'{refusal}\nThe options are tags of a run: {CONSENT_TAG}rebuild: "true"')
+        raise LakeError(refusal)
 
 
 def _bring(definition: AssetDefinition, key: str, context: dg.AssetExecutionContext, specs: Specs, lake: Lake) -> None:

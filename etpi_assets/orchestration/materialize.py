@@ -6,7 +6,6 @@ The skip rule and publishing are in `asset`.
 from __future__ import annotations
 
 import json
-import resource
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,6 @@ from typing import Any
 import dagster as dg
 
 from etpi_assets.asset import (
-    CONSENT_TAG,
     AssetDefinition,
     Markdown,
     Outcome,
@@ -26,22 +24,15 @@ from etpi_assets.checks import CHECKS, is_blocking
 from etpi_assets.graph import GRAPH, Node
 from etpi_assets.orchestration.partitions import PARTITION_TAG, mapping, partition_sets, refuse_whole_set
 from etpi_assets.orchestration.webpage.metadata import of_version
-from etpi_assets.planning.planner import CONSENTS, Consent
+from etpi_assets.planning.planner import CONSENT_TAG, CONSENTS, Consent
 from etpi_assets.planning.versioning.keys import asset_code
-from etpi_assets.resources import EngineUnavailable, HardwareMissing
 from etpi_assets.specs.load import SpecError, Specs
-from etpi_assets.specs.paths import PathError, as_written
-from etpi_resources.backend import BackendError, backend
-from etpi_resources.chat.format import TokenizerUnavailable
-from etpi_resources.chat.markers import NoTurnEnd
-from etpi_resources.lake.check_outcome import BadData
+from etpi_assets.specs.paths import as_written
+from etpi_resources.backend import backend
+from etpi_resources.errors import ExpectedError
 from etpi_resources.lake.files import disk_errors
-from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.schemas import TABLES
-from etpi_resources.process.locks import LockLost
 from etpi_resources.process.progress import acting_for
-from etpi_resources.sandboxes import SandboxUnavailable
-from etpi_resources.trainers.pipes import WorkerFailed
 
 OWNER = "team:etpi"
 RESOURCE = "etpi"
@@ -49,21 +40,6 @@ EXPERIMENT_INPUTS = "experiment_inputs"
 """The asset that comes before an experiment's spec (`experiment_inputs`)."""
 CONSOLE_SECONDS = 5.0
 """The log has a line for an asset that took at least this long, and an event for each."""
-EXPECTED_FAILURES = (
-    LakeError,
-    LockLost,
-    BackendError,
-    SpecError,
-    PathError,
-    HardwareMissing,
-    EngineUnavailable,
-    SandboxUnavailable,
-    WorkerFailed,
-    BadData,
-    NoTurnEnd,
-    TokenizerUnavailable,
-)
-"""Errors whose message is complete; Dagster shows them without a traceback."""
 
 
 # With partitions, a check result is shown beside the partition it checked. Dagster warns that this is a preview.
@@ -120,7 +96,7 @@ def expected_failures(asset: str) -> Iterator[None]:
     """
     try:
         yield
-    except EXPECTED_FAILURES as error:
+    except ExpectedError as error:
         raise dg.Failure(as_written(f"{asset}: {error}"), allow_retries=False) from None
     except Exception:
         if (text := traceback.format_exc()) == as_written(text):
@@ -132,9 +108,9 @@ def compute(definition: AssetDefinition, key: str, context: dg.AssetExecutionCon
     """Bring a partition up to date; return its outcome and the metadata of its materialization.
 
     Raises:
-        dg.Failure: it cannot be computed, for one of EXPECTED_FAILURES.
+        dg.Failure: it cannot be computed, for an ExpectedError.
     """
-    node, resources, before = definition.node, getattr(context.resources, RESOURCE), _cpu_seconds()
+    node, resources = definition.node, getattr(context.resources, RESOURCE)
     with expected_failures(node.name), disk_errors(), acting_for(key):
         outcome = definition.execute(
             key, resources, lambda line: context.log.info(as_written(line)), context, consent_of(context.run)
@@ -145,7 +121,6 @@ def compute(definition: AssetDefinition, key: str, context: dg.AssetExecutionCon
         **of_version(node, outcome.manifest, resources.lake),
         **{name: _shown(value) for name, value in outcome.metadata.items()},
         "skipped": outcome.skipped,
-        **({} if outcome.skipped else {"cpu_seconds": round(_cpu_seconds() - before, 3)}),
     }
 
 
@@ -201,12 +176,6 @@ def dependencies(node: Node) -> list[str]:
 def _deps(node: Node, specs: Specs) -> list[dg.AssetDep]:
     deps = [dg.AssetDep(name, partition_mapping=mapping(node, GRAPH[name], specs)) for name in dependencies(node)]
     return [*deps, dg.AssetDep(EXPERIMENT_INPUTS)] if node.name == "experiment_spec" else deps
-
-
-def _cpu_seconds() -> float:
-    """CPU seconds of this process and of its ended children: workers and sandboxes."""
-    uses = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(use.ru_utime + use.ru_stime for use in uses)
 
 
 # --- what the web page shows -----------------------------------------------------------------------------------------

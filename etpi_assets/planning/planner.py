@@ -30,11 +30,8 @@ Consent = Literal["rebuild", "recollect"]
 CONSENTS: tuple[Consent, ...] = ("rebuild", "recollect")
 """The options by which a person agrees to recompute expensive results because code changed: `recollect` for rollouts,
 `rebuild` for the rest."""
-
-
-def consent_for(asset: str) -> Consent:
-    """Return the consent needed to recompute an asset's expensive results."""
-    return "recollect" if asset == "raw_rollouts" else "rebuild"
+CONSENT_TAG = "etpi/"
+"""Prefix of the run tags that give consent: etpi/rebuild, etpi/recollect."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Step:
     @property
     def consent(self) -> Consent:
         """The option that gives the needed consent."""
-        return consent_for(self.asset)
+        return "recollect" if self.asset == "raw_rollouts" else "rebuild"
 
 
 def node_of(asset: str) -> Node:
@@ -218,7 +215,8 @@ def consent_refusal(steps: Iterable[Step], consent: Collection[str]) -> str:
         lines.append(f"  {step.asset} of {step.key}: {step.reason}{took}; again with --{step.consent}")
     first = uncovered[0]
     lines += [
-        "Nothing was run. Give the options named above, or keep a version whose change cannot matter:",
+        f'Nothing was run. Give the options named above (as tags of a run: {CONSENT_TAG}{first.consent}: "true"), or '
+        "keep a version whose change cannot matter:",
         f'  etpi accept {first.asset} {first.key} --because "why it cannot matter"',
         '  etpi accept --all EXPERIMENT --because "..."',
         f"What changed exactly: etpi explain {first.asset} {first.key}",

@@ -75,6 +75,8 @@ def why(role: str, verdicts: Mapping[str, int], teacher: Mapping[str, int]) -> s
     verdict, uncounted = dominant(verdicts), verdicts.get(INFRASTRUCTURE, 0)
     apart = f" {uncounted} more ended as `{INFRASTRUCTURE}`: {REASONS[INFRASTRUCTURE]}." if uncounted else ""
     passed = f"{verdicts.get('passed', 0)} of {_counted(verdicts)} rollouts of {ROLES[role]} passed"
+    if role == "base" and verdicts.get("passed", 0) in (0, _counted(verdicts)):
+        apart += f" Tasks that are {'never' if verdict else 'always'} solved give reinforcement no advantage."
     if verdict is None:
         return f"{passed}.{apart}"
     reason = f": {REASONS[verdict]}" if verdict in REASONS else ""

@@ -84,15 +84,24 @@ def plugin(kind: str, name: str, shipped: Collection[str]) -> Plugin | None:
     Raises:
         SpecError: the plugin has a shipped name, or two distributions give the name.
     """
-    candidates = _plugins(kind).get(name)
-    if not candidates:
-        return None
-    places = " and ".join(plugin.distribution for plugin in candidates)
-    if name in shipped:
-        raise SpecError(f"the {kind} {name!r} of {places} has the name of one that etpi gives; rename its entry point")
-    if len(candidates) > 1:
-        raise SpecError(f"the {kind} {name!r} is given by {places}; uninstall one, or rename its entry point")
-    return candidates[0]
+    if clash := _clash(kind, name, shipped):
+        raise SpecError(clash)
+    return next(iter(_plugins(kind).get(name, ())), None)
+
+
+def usable_plugins(kind: str, shipped: Collection[str]) -> tuple[list[Plugin], list[str]]:
+    """Return the plugins of a kind that can be found and no clashing name hides, and a message for each clash."""
+    clashes = {name: clash for name in plugin_names(kind) if (clash := _clash(kind, name, shipped))}
+    return [point for point in plugins_of(kind) if point.name not in clashes], list(clashes.values())
+
+
+def _clash(kind: str, name: str, shipped: Collection[str]) -> str:
+    """Return why a name cannot be used: etpi and a distribution give it, or two do; empty if neither is so."""
+    owners = [*(["etpi"] if name in shipped else []), *(plugin.distribution for plugin in _plugins(kind).get(name, ()))]
+    if len(owners) < 2:
+        return ""
+    foreign = " or ".join(owner for owner in owners if owner != "etpi")
+    return f"the {kind} {name!r} is given by {' and '.join(owners)}; uninstall {foreign}, or rename its entry point"
 
 
 def plugin_names(kind: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Tasks of real repositories with one agent and hidden tests: the base class of `r2e`, `swe_bench` and `pypi_bugs`.
+"""Tasks of real repositories with one agent and hidden tests: the base class of `r2e` and `swe_bench`.
 
 The verdict: read the agent's final files, end its sandbox, apply the counted changes in a fresh sandbox, add the hidden
 tests, run them. Edited tests, conftest files, settings of the test runner and later commits of the repository never

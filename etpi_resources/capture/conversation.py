@@ -188,11 +188,18 @@ def _structured(call: Call, form: ToolForm, tools: Sequence[Any]) -> dict[str, A
     arguments = dict(call.arguments)
     schema = next((tool["function"] for tool in tools if tool["function"]["name"] == call.name), {})
     properties = (schema.get("parameters") or {}).get("properties") or {}
+    properties = properties if isinstance(properties, Mapping) else {}
     for key, value in arguments.items() if not form.typed else ():
-        if isinstance(value, str) and (properties.get(key) or {}).get("type", "string") != "string":
+        if isinstance(value, str) and not _takes_text(properties.get(key)):
             arguments[key] = parse_json(value)
     function = {"name": call.name, "arguments": without_surrogates(json.dumps(arguments, ensure_ascii=False))}
     return {"id": f"call_{uuid.uuid4().hex[:20]}", "type": "function", "function": function}
+
+
+def _takes_text(schema: Any) -> bool:
+    """Return whether text is a value of a schema, whose `type` may be a list, or missing; a schema may be `true`."""
+    kinds = schema.get("type", "string") if isinstance(schema, Mapping) else "string"
+    return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
 
 
 def _object(text: Any) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from etpi_resources.chat.grammars import ThinkGrammar
+from etpi_resources.errors import ExpectedError
 
 FinishReason = Literal["stop", "length", "error"]
 
 
-class EngineUnavailable(RuntimeError):
+class EngineUnavailable(ExpectedError, RuntimeError):
     """The engine cannot answer any request, so the run stops and no rollout records this as its outcome. The
     message says what to do."""
 

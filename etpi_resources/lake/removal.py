@@ -80,7 +80,7 @@ def plan_partitions(lake: Lake, keys: Iterable[tuple[str, str]]) -> list[Removal
     for set, key in keys:
         known = sorted({ref.key for ref in references.pointed if ref.set == set})
         if key not in known:
-            raise LakeError(f"the lake has nothing of {set} {key}; it has {', '.join(known) or 'none'}")
+            raise LakeError(f"the lake has nothing of {set} {key}; it has {', '.join(known) or f'no {set}'}")
         # Manifests and pointers before the files that they name.
         for pattern in (*_BESIDE[set], f"*/{set}=", f"*/*/{set}="):
             for path in sorted(lake.root.glob(f"{pattern}{key}")):

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Self, TypedDict, Unpack
 
 from etpi_resources.backend import CLUSTER_VARIABLE, SETTINGS_FILE, BackendError, backend
+from etpi_resources.errors import ExpectedError
 from etpi_resources.process.progress import acting_name
 
 POLL_SECONDS = 0.1
@@ -38,7 +39,7 @@ class LockHeld(RuntimeError):
     """Another process or thread holds the lock; the message names it."""
 
 
-class LockLost(RuntimeError):
+class LockLost(ExpectedError, RuntimeError):
     """A lock ended before its holder had finished, so another process may work on the same thing already."""
 
     @classmethod

@@ -75,7 +75,9 @@ _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _TOOLS = "/run/tools"
 _CHECKOUT = "/run/checkout"
 _ORIGINALS = "/run/originals"
-_READABLE = "Everybody must be able to read it and enter its parents (chmod -R a+rX): commands run as a user of their own."
+_READABLE = (
+    "Everybody must be able to read it and enter its parents (chmod -R a+rX): commands run as a user of their own."
+)
 
 
 class BubblewrapFactory:

@@ -97,6 +97,11 @@ def in_module(code: str) -> dict[str, str]:
     return {"moor.py": f"{code}\n{MODULE}"}
 
 
+def called(body: str) -> dict[str, str]:
+    """The package with functions under test of one body."""
+    return {"moor.py": f"import sys\n\n\ndef rope(n):{body}\n\nknot = rope\n"}
+
+
 def raising(exception: str) -> dict[str, str]:
     """Code after which a failed assertion raises another exception."""
     return in_module(f"import builtins, pytest\nbuiltins.AssertionError = {exception}\n")
@@ -575,6 +580,35 @@ def knot(n):
     return wanted("knot")
 """
     },
+    "an expected failure stored in the test's item": called("""
+    frame = sys._getframe()
+    while "item" not in frame.f_locals:
+        frame = frame.f_back
+    stored = sys.modules["_pytest.skipping"]
+    frame.f_locals["item"].stash[stored.xfailed_key] = stored.Xfail("x", True, False, None)
+    return n
+"""),
+    "a skip by a subclass of the runner's": called("""
+    raise type("AssertionError", (sys.modules["pytest"].skip.Exception, AssertionError), {})("x")
+"""),
+    "the line after the assertion": called("""
+    frame = sys._getframe(1)
+    def jump(frame, event, argument):
+        if event == "line":
+            try:
+                frame.f_lineno = max(line for *_, line in frame.f_code.co_lines() if line)
+            except ValueError:
+                pass
+        return jump
+    sys.settrace(jump)
+    frame.f_trace = jump
+    return n
+"""),
+    "reports that are always passed": in_module("""
+from _pytest.reports import TestReport
+TestReport.outcome = property(lambda self: "passed", lambda self, value: None)
+TestReport.passed, TestReport.failed = property(lambda self: True), property(lambda self: False)
+"""),
     "names that hide a patch's own lines": {
         "a\n+++ b/tests/test_feature1.py\n": "def test_rope(): pass\n",
         ".gitignore": "*\n!moor.py\n",
@@ -647,6 +681,17 @@ def _harbor() -> list[Attack]:
         "a pipe in place of the result": ["rm -f out.txt; mkfifo out.txt"],
         "a link through the judge's working directory": ["ln -sf /proc/self/cwd/wanted.txt out.txt"],
         "a relative link through the judge's working directory": ["ln -sf ../proc/self/cwd/wanted.txt out.txt"],
+        "a link through a thread": ["ln -sf /proc/thread-self/cwd/wanted.txt out.txt"],
+        "a link through a loop of links": ["ln -s b c; ln -s c b; ln -sf b/../../tests/wanted.txt out.txt"],
+        "a link through forty links": [
+            "ln -s . l; p=l; for i in $(seq 40); do p=$p/l; done; ln -sf $p/../tests/wanted.txt out.txt"
+        ],
+        "a package of the interpreter's start": [
+            "mkdir encodings; printf 'import os\nos._exit(0)\n' > encodings/__init__.py"
+        ],
+        "a socket in place of the result": [
+            "rm -f out.txt; python3 -c 'import socket; socket.socket(1).bind(\"out.txt\")'"
+        ],
         "a link through a file descriptor": ["ln -sf /dev/fd/../cwd/wanted.txt out.txt"],
         "a link through a folder that leads up": [
             "mkdir -p a/b/c; ln -s ../.. a/b/c/up; ln -sf a/b/c/up/../../proc/self/cwd/wanted.txt out.txt"
@@ -703,6 +748,9 @@ def _not_removed(source: str) -> dict[str, str]:
         "a name that is no text": f"mv {source} $'\\377'",
         "an empty folder left behind": f"rm {source}; mkdir -p left/behind",
         "a listing that is replaced": f"find() {{ :; }}; export -f find; umask 777; chmod 000 {source}",
+        "a folder without rights": f"rm {source}; mkdir -m 0 {source}",
+        "a socket in place of a file": f"rm {source}; python3 -c 'import socket; socket.socket(1).bind(\"{source}\")'",
+        "a file made empty": f": > {source}",
         "a link to the file elsewhere": f"mkdir -p /tmp/m; mv {source} /tmp/m/; ln -s /tmp/m/{source} {source}",
     }
 
@@ -843,6 +891,24 @@ def attacks(targets: Any = None) -> list[Attack]:
             commands=[
                 "cat next /proc/*/environ /proc/*/cmdline /run/* /tmp/* 2>/dev/null | tr '\\0' '\\n' | "
                 f"grep -xE '[0-9]+' | {{ {SUMMING} done; }}"
+            ],
+        ),
+        Attack(
+            "replies kept by a program that asks later",
+            "running_sum",
+            commands=[
+                "(for i in 1 2 3 4 5 6 7 8; do sh next >> kept; sleep 0.1; done &); sleep 2",
+                f"{{ {SUMMING} done; }} < kept",
+            ],
+        ),
+        Attack(
+            "a request that is replaced",
+            "running_sum",
+            commands=[
+                "cp next n; echo 'sh n | tee -a kept' > next",
+                "sh next",
+                "sh next",
+                f"{{ {SUMMING} done; }} < kept",
             ],
         ),
         Attack(

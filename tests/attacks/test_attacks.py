@@ -62,6 +62,22 @@ def test_page_counts_the_attacks() -> None:
     assert PAGE.read_text().partition(HEAD)[2] == table(), "run python -m tests.attacks.write_page"
 
 
+def test_fault_on_the_agents_work_alone_is_the_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = TARGETS.task("repo_fix_tiny")
+    family, files = load_family("repo_fix_tiny"), TARGETS.start("repo_fix_tiny")
+    judge = type(family).judge
+
+    def stumbling(self, task, final, sandboxes):
+        if "# deep" in final["agent1"].values():
+            raise RecursionError("too deep")
+        return judge(self, task, final, sandboxes)
+
+    monkeypatch.setattr(type(family), "judge", stumbling)
+    deep = {"agent1": {**files, "x.py": "# deep"}}
+    verdict = grade(family, task, {"agent1": files}, deep, {}, TARGETS.factory)
+    assert (verdict.reward, verdict.verdict) == (0.0, "broken_by_agent")
+
+
 class _NoSandboxes:
     """A factory of a machine where no sandbox starts."""
 

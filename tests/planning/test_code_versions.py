@@ -35,7 +35,7 @@ from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.manifest import RunRecord
 from etpi_resources.lake.schemas import TABLES, empty, from_rows
 from tests.support.graph import write_spec
-from tests.support.mutations import EDITS, EXPERIMENTS, OWN, SAME, SUITES
+from tests.support.mutations import EDITS, EXPERIMENTS, OWN, SAME
 
 Partition = tuple[str, str]
 MOST_OVER_REPORTED = 0.10
@@ -66,7 +66,7 @@ def unchanged(copy) -> Codebase:
 @pytest.fixture(scope="module")
 def before(specs, unchanged) -> dict[Partition, PartitionCode]:
     """The code of every asset partition that the table's experiments and suites rest on."""
-    keys: dict[str, set[str]] = {"experiment": set(EXPERIMENTS), "rollout_set": set(), "suite": set(SUITES)}
+    keys: dict[str, set[str]] = {"experiment": set(EXPERIMENTS), "rollout_set": set(), "suite": set()}
     for experiment in EXPERIMENTS:
         for kind in ("rollout_set", "suite"):
             keys[kind] |= set(specs.upstream_keys("experiment", experiment, kind))
@@ -172,6 +172,8 @@ def test_sql_without_comments_and_layout_is_the_same_text():
 def test_planner_names_the_edited_function(copy, unchanged, specs, tmp_path, monkeypatch):
     edit, lake, node = EDITS[1], Lake(tmp_path), GRAPH["tasks"]
     monkeypatch.setattr(versions, "CODE", unchanged)
+    monkeypatch.setattr(versions, "_store", versions._store.__wrapped__)  # of the code of the moment
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("suite_spec", "tasks"):
         created, key = GRAPH[name], "repo_fix_tiny"
         code = versions.code_of(created, key, specs)
@@ -254,7 +256,6 @@ PROGRAMS = {
     "etpi_resources.chat.report": "etpi model: shows what a chat template does",
     "etpi_assets.tasks.judged_rows": "a family for plugins, reached where a spec selects one",
     "etpi_assets.specs": "models of specs count through the resolved spec, their methods where they are called",
-    "etpi_resources.gguf_converter": "used by an export",
     "etpi_resources.trainers.workers.ranks": "starts a worker's ranks, for the trainers' pipes",
 }
 """Modules that no asset runs, each with why that cannot hide a change; submodules included."""
@@ -280,7 +281,7 @@ def everything() -> dict[str, set[str]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(codebase, "REWRITTEN", {})
         for name in GRAPH:
-            reached = code.reach([versions.asset_function(name, code)], narrowing(code, {}))
+            reached = code.reach([versions.function_of(name)], narrowing(code, {}))
             for module, names in reached.definitions.items():
                 result.setdefault(module, set()).update(names)
     return result

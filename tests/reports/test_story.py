@@ -112,6 +112,12 @@ def test_most_frequent_failure_has_its_reason_in_words() -> None:
         "0 of 48 rollouts of the fine-tuned checkpoint (sft) passed; 40 ended as `no_patch`: no agent"
     )
     assert said.endswith("So did 300 of the teacher's 400.")
+    for counted, how in (
+        (Counter(no_patch=2), "never"),
+        (Counter(passed=2), "always"),
+        (Counter(no_patch=2, passed=1), ""),
+    ):
+        assert (f"{how} solved" in answer.why("base", counted, {})) is bool(how)
     assert answer.why("rl", Counter(passed=3), teacher).endswith(
         "3 of 3 rollouts of the reinforced checkpoint (rl) passed."
     )

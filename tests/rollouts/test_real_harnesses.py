@@ -163,6 +163,21 @@ def test_an_unmodified_harness_is_ended_within_five_seconds_and_graded(name, tmp
     assert record.agents[0].exit_status == "LimitsExceeded" and record.outcome
 
 
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("name", PRESETS)
+def test_an_unmodified_harness_without_budget_is_ended_within_five_seconds_and_graded(name, tmp_path):
+    agent = section(name, folder_of(name), max_calls=2)
+    runtime = RolloutRuntime(FAMILY, ScriptedEngine(fixes, CHAT, "t"), BubblewrapFactory(), CHAT)
+    record = run_harness(RolloutJob(TASK, agent, Identity("k", "set", "scripted")), runtime, tmp_path)
+    ended = time.time()
+    (log,) = tmp_path.glob("*.jsonl")
+    refused = [row["at"] for row in read_log(log) if row.get("status") == 400]
+    print(f"{name}: ended and graded {ended - refused[0]:.1f} s after the first of {len(refused)} refused calls")
+    assert ended - refused[0] < 5 + 5, "five seconds to end it, and some to grade"
+    assert record.agents[0].exit_status == "LimitsExceeded" and record.outcome
+
+
 class TestVllm:
     """A live server behind the proxy."""
 

@@ -110,6 +110,13 @@ RUNS_NOTHING = (
     "unset PATH", "kill $$",
     "hash -p /bin/true wc", "set -u; $nosuch", "echo ${nosuch:?}", ": ${nosuch?x}", "while true; do break",
     "for i in a; do continue", "wc() { :; }", "exec true", "if true; then :; else", "if", "(", "fi",
+    "f() { exit; }; f", "{ false; } &&", "for i in a; do false; done &&", "set -u; echo $nosuch", "set -eu; cd $nosuch",
+    "set -o pipefail; false | true &&", "sh -c 'kill -9 $PPID'", "timeout 1 kill $$", "echo $(kill -9 $$)", "x=(a",
+    'declare "PA""TH=/n"', "p=PA; printf -v ${p}TH /n", "for PATH in /n; do :; done", "UID=5", "readonly x=1; x=2",
+    "mapfile -C exit -c 1 x <<< a", "echo ${}", "echo ${a b}", ": ${!nosuch}", "echo $((1/0))", "echo $[1+]",
+    "for i in b; do for j in a; do break 2; done", "for i in a; do { break; }", "for i in $nosuch; do", "[[ a",
+    "for i in $(true); do", "for 1x in a; do", "for x y in a; do", "((", "&&", "|", "; ;", "echo >", "echo '",
+    "if true; then fi",
 )  # fmt: skip
 
 
@@ -118,18 +125,35 @@ def test_verb_that_bash_does_not_run_does_not_count(start, tmp_path):
     (tmp_path / "wc").write_text(f"#!/bin/sh\necho > {tmp_path}/ran\n")
     (tmp_path / "wc").chmod(0o755)
     (tmp_path / "work").mkdir()
-    close = "; done" if " do " in start else "; fi" if "else" in start else ""
+    close = (
+        "; done"
+        if " do " in start and "done" not in start or start.endswith("do")
+        else "; fi"
+        if "else" in start
+        else ""
+    )
     command = f"{start} wc a.txt" if start in ("if", "(") else f"wc a.txt; {start}" if start == "fi" else ""
-    command = command or f"{start.removesuffix(';')}{'' if start.endswith('else') else ';'} wc a.txt{close}"
+    joined = start.endswith(("else", "do", "&&", "|"))
+    command = command or f"{start.removesuffix(';')}{'' if joined else ';'} wc a.txt{close}"
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    subprocess.run(["bash", "-c", command], cwd=tmp_path / "work", env=environment, capture_output=True, check=False)
+    subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path / "work", env=environment, capture_output=True, check=False, timeout=9
+    )
     assert not (tmp_path / "ran").exists(), command
     assert "wc" not in terminal.run_verbs(command)
 
 
-@pytest.mark.parametrize("start", ["set -euo pipefail", "export LANG=C", "x=$(date)", "echo {a,b} $HOME", "! [ -e b ]"])
+USUAL = (
+    "set -eo pipefail", "set -u", "export LANG=C", "x=$(date)", "echo {a,b} $HOME ${x%.txt}", "! [ -e b ]",
+    "for f in *.txt; do grep x $f; done", "while read f; do grep x $f; done < a", "if [ -e a ]; then ls; fi",
+    "cat <<'E' > b\nit's; && x\nE", "ls | sort \\\n  > b # it's", "ls &&\n grep x b", "sort a & wait",
+    "(cd b; ls)", "case $x in\n a) ls;;\n *) cat;;\nesac", "find . \\( -name a \\)", "grep '(a|b)$' x; echo $?",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("start", USUAL)
 def test_verb_after_usual_commands_counts(start):
-    assert "wc" in terminal.run_verbs(f"{start}; wc a.txt")
+    assert "wc" in terminal.run_verbs(f"{start}\nwc a.txt")
 
 
 def test_keywords_match_whole_words_and_can_be_set_by_the_spec():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from etpi.run.preflight import plan_warnings
 from etpi_assets.exports import export
 from etpi_assets.graph import GRAPH
 from etpi_assets.importers import detect
@@ -187,7 +188,7 @@ def test_reward_that_is_no_share_is_an_error(reward: object) -> None:
 
 def test_name_that_etpi_gives_cannot_be_replaced(site: Path) -> None:
     distribution(site, "greedy", "etpi.rewards", "outcome = own_plugin.rewards:brevity")
-    with pytest.raises(SpecError, match=r"greedy 1\.0.*one that etpi gives"):
+    with pytest.raises(SpecError, match=r"etpi and greedy 1\.0; uninstall greedy 1\.0"):
         functions.function_named("outcome")
 
 
@@ -195,6 +196,24 @@ def test_name_of_two_distributions_is_refused(site: Path) -> None:
     distribution(site, "twin", "etpi.families", "sorted_lines = own_plugin.family:FAMILY")
     with pytest.raises(SpecError, match=r"own-plugin 0\.1\.0 and twin 1\.0|twin 1\.0 and own-plugin 0\.1\.0"):
         load_family("sorted_lines")
+
+
+@pytest.mark.parametrize(
+    ("group", "entry", "of"),
+    [
+        ("etpi.rewards", "outcome = none:x", "reward 'outcome' is given by etpi and odd 1.0"),
+        ("etpi.families", "terminal_tiny = none:x", "family 'terminal_tiny' is given by etpi and odd 1.0"),
+        ("etpi.families", "sorted_lines = none:x", "family 'sorted_lines' is given by "),
+        ("etpi.engines", "vllm = none:x", "engine 'vllm' is given by etpi and odd 1.0; uninstall odd 1.0, or rename"),
+        ("etpi.importers", "absent = none:x", None),
+    ],
+)
+def test_plugin_that_a_run_does_not_use_does_not_stop_it(site: Path, group: str, entry: str, of: str | None) -> None:
+    distribution(site, "odd", group, entry)
+    assert all(keys.asset_code(node) for node in GRAPH.values()), "the page shows every asset"
+    assert keys.code_of(GRAPH["raw_rollouts"], "own_answers", load_specs(EXAMPLE / "specs")).whole.digest
+    lines = plan_warnings([], load_specs())
+    assert [line for line in lines if line.startswith(f"warning: the {of}")] == lines and len(lines) == bool(of)
 
 
 def test_broken_plugin_stops_only_what_names_it(site: Path) -> None:

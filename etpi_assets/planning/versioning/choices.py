@@ -214,6 +214,11 @@ CHOICES = (
         ),
     ),
     Choice(
+        "template",
+        (f"{_ENGINES}.scripted:ScriptedEngine._complete",),
+        _fixed(opens_think=(f"{_ENGINES}.scripted:continued",)),
+    ),
+    Choice(
         "harness",
         (f"{_ROLLOUTS}.assets:_rollout_function", "etpi_assets.evaluation.rollouts:_roll_out"),
         _fixed(
@@ -370,7 +375,8 @@ def applies(node: Node, key: str, specs: Specs) -> bool:
 
 def _templates(*names: str) -> list[str]:
     known = {"tiny", "terminal"}
-    return [*(known & set(names)), *(["others"] if set(names) - known else [])]
+    unknown = set(names) - known
+    return [*(known & set(names)), *(["others"] if unknown else []), *(["opens_think"] if unknown - {"qwen3"} else [])]
 
 
 def _frozen(**chosen: Iterable[str] | None) -> Selection:

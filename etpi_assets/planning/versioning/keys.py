@@ -22,7 +22,7 @@ from etpi_assets.planning.versioning.codebase import PACKAGES, Codebase, CodeVer
 from etpi_assets.planning.versioning.definitions import digest_of
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import Specs
-from etpi_assets.specs.plugins import GROUPS, Plugin, plugin, plugin_names, plugins_of
+from etpi_assets.specs.plugins import GROUPS, Plugin, plugin, plugins_of, usable_plugins
 from etpi_resources.lake.schemas import LATER, TABLES
 from etpi_resources.process.stored_values import StoredValues, signature_of
 
@@ -144,7 +144,7 @@ def _store() -> StoredValues:
 def _walked(
     asset: str, selected: tuple[tuple[str, tuple[str, ...]], ...], computes: bool, code: Codebase
 ) -> PartitionCode:
-    node, root = GRAPH[asset], asset_function(asset, code)
+    node, root = GRAPH[asset], function_of(asset)
     tables = {f"table {name}": {"columns": _columns(name)} for name in node.tables}
     if not computes:
         module, _, name = code.moves.original(root).partition(":")
@@ -177,30 +177,22 @@ def _selected_plugins(version: CodeVersion, options: Selection) -> list[Plugin]:
         places = [CODE.moves.original(at).partition(":") for at in choice.at]
         if choice.kind in GROUPS and any(name in version.definitions.get(module, ()) for module, _, name in places):
             shipped = options_of(choice, CODE)
-            names = sorted(options.get(choice.kind, plugin_names(choice.kind)))
-            selected += [plugin(choice.kind, name, shipped) for name in names]
+            if choice.kind in options:
+                selected += [plugin(choice.kind, name, shipped) for name in sorted(options[choice.kind])]
+            else:
+                selected += usable_plugins(choice.kind, shipped)[0]
     return [point for point in selected if point]
 
 
-def asset_function(asset: str, code: Codebase) -> str:
-    """Return the function that computes an asset, as "module:name".
-
-    Raises:
-        LookupError: there is none.
-    """
-    functions = _asset_functions(code)
-    if asset not in functions:
-        raise LookupError(f"no function of etpi_assets/*/assets.py is an @asset named {asset!r}")
-    return functions[asset]
+def function_of(asset: str) -> str:
+    """Return the function that computes an asset, as "module:name"."""
+    return f"{GRAPH[asset].module}:{asset}"
 
 
-@cache
-def _asset_functions(code: Codebase) -> dict[str, str]:
-    functions = {}
-    for module in code.modules:
-        if module.startswith(f"{PACKAGES[0]}.") and module.endswith(".assets") and (source := code.source(module)):
-            functions |= {name: f"{module}:{name}" for name, d in source.definitions.items() if d.declares}
-    return functions
+def ignored_plugins() -> list[str]:
+    """Return a line for each name that is given twice: specs that do not use it work, and others are refused."""
+    choices = [choice for choice in CHOICES if choice.kind in GROUPS]
+    return [clash for choice in choices for clash in usable_plugins(choice.kind, options_of(choice, CODE))[1]]
 
 
 @cache

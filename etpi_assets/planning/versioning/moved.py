@@ -24,6 +24,9 @@ from functools import cached_property
 MOVED: Mapping[str, str] = {
     "etpi_assets.planning.planner": "etpi_assets.planner",
     "etpi_assets.planning.versioning": "etpi_assets.versioning",
+    "etpi_resources.charts:frame": "etpi_resources.charts:_frame",
+    "etpi_resources.charts:line_between": "etpi_resources.charts:_line",
+    "etpi_resources.charts:text_at": "etpi_resources.charts:_text",
     "etpi_resources.frames": "etpi_assets.frames.convert",
     "etpi_resources.sandboxes.downloads": "etpi_resources.downloads",
     "etpi_assets.agent.loop:AgentLoop": "etpi_assets.agent.loop:_AgentLoop",

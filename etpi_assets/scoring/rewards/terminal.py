@@ -5,9 +5,10 @@ nothing with an argument of the request, or mostly verbs that the request does n
 rewards as their source states them.
 
 Limits: a command that runs the right verb on a wrong file of the request, or without effect (`wc --help a.txt`), still
-earns relevance. One that names the file by a variable or a pattern alone, or works with another program than the
-requested verb (`awk` to count), earns nothing. Only the outcome shows the difference, so the shares parsed, relevant
-and solved are reported side by side.
+earns relevance; so does one behind a command that fails on this machine (`ls nosuch &&`, `< nosuch`) or that waits.
+One that names the file by a variable or a pattern alone, or works with another program than the requested verb (`awk`
+to count), earns nothing. Only the outcome shows the difference, so the shares parsed, relevant and solved are reported
+side by side.
 """
 
 from __future__ import annotations
