@@ -38,7 +38,7 @@ def run_experiments(
         specs: those of `specs_folder`, if they are loaded already.
 
     Returns:
-        1 if any experiment failed, or if code changed since expensive results were made and `consent` ("rebuild",
+        1 if any experiment failed, or if code changed since expensive results were computed and `consent` ("rebuild",
         "recollect") does not cover them.
 
     Raises:
@@ -186,7 +186,7 @@ def show_status(names: Sequence[str], everything: bool = False, as_json: bool = 
 
 
 def show_model(model: str, template: str | None) -> int:
-    """Print a model's `[base]` section, its size, and what its chat template does where it matters to training.
+    """Print a model's `[base]` section, its size, and the effects of its chat template on training.
 
     Returns:
         1 if something of it does not work.

@@ -1,4 +1,4 @@
-"""Rehearse an experiment: the same graph, assets and checks on a machine without a GPU, in a lake of its own.
+"""Rehearse an experiment: the same graph, assets and checks on a machine without a GPU, in a separate lake.
 
 `shrink` writes the small specs, with models of `students`; `stages` runs the chain and judges each asset; `costs` and
 `memory` estimate the real run; `starts` says what proves that it would start; `record` does all of it, keeps the

@@ -1,6 +1,6 @@
 """A model's size, and the time and memory of training it.
 
-`costs` applies them to specs; `bench/gpu_check.py` compares them with what a GPU took.
+`costs` applies them to specs; `bench/gpu_check.py` compares them with measurements on a GPU.
 """
 
 from __future__ import annotations

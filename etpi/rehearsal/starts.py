@@ -1,4 +1,4 @@
-"""The things that the real run needs, a line each, with what proves it or what is missing."""
+"""The needs of the real run, a line each: proved, or with the missing part."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ State = Literal["proved", "estimated", "not proved", "FAULT"]
 _GPUS = re.compile(r"(one|two|three|four|eight|\d+) GPUs? of (\d+)\s*GB")
 _COUNTS = {"one": 1, "two": 2, "three": 3, "four": 4, "eight": 8}
 UTILISED, USABLE = 0.9, 0.97
-"""Shares of a GPU's memory: what vLLM takes (its default), what the driver leaves. A card of "80 GB" has 80 GiB."""
+"""Shares of a GPU's memory: of vLLM (its default), and usable beside the driver. A card of "80 GB" has 80 GiB."""
 
 NO_DOCKER = (
     "Start Docker or rootless podman (podman system service); or name an engine on another machine in DOCKER_HOST; or "

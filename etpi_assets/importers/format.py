@@ -47,7 +47,7 @@ class DetectionInput:
 
 @dataclass(frozen=True)
 class FormatDoc:
-    """The section of a format in docs/formats.md: what it is, which files hold it, what is imported and what is not."""
+    """The section of a format in docs/formats.md: title, files, the data that are imported and those that are not."""
 
     title: str
     keeps: str

@@ -1,8 +1,8 @@
 """R2E-Gym trajectories: JSON lines of `Trajectory`, with a thought, an action and an observation per step.
 
-The harness appends the parsed `{thought}\\n\\n{action}` of a response to the history. So a turn's content is what later
-turns read, and may lack characters of a free-form response. Before each step the harness adds the number of remaining
-steps to the last message; the trajectory lacks that line, so the importer adds it.
+The harness appends the parsed `{thought}\\n\\n{action}` of a response to the history. So a turn's content is the text
+that later turns read, which may lack characters of a free-form response. Before each step the harness adds the number
+of remaining steps to the last message; the trajectory lacks that line, so the importer adds it.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class TrainSection(Section):
     batch_sequences: Annotated[int | None, Omitted(None)] = Field(default=None, ge=1)
     """Sequences of one optimiser step, one per forward pass, instead of `batch_tokens`; "none": count tokens."""
     save_steps: int | None = Field(default=None, ge=1)
-    """Keep an addressable checkpoint every so many optimiser steps; "none": only the last."""
+    """Keep an addressable checkpoint at this interval of optimiser steps; "none": only the last."""
     use_epoch: Annotated[float | None, Omitted(None)] = Field(default=None, gt=0)
     """The epoch whose checkpoint is served, evaluated and reinforced; "none": the last."""
     use_step: Annotated[int | None, Omitted(None)] = Field(default=None, ge=1)
@@ -273,7 +273,7 @@ class RLSection(ServerSection):
     max_response_tokens: int = Field(default=256, ge=1)
     """Most tokens after the first prompt, observations included."""
     save_steps: int | None = Field(default=None, ge=1)
-    """Keep an addressable checkpoint every so many optimiser steps; "none": only the last."""
+    """Keep an addressable checkpoint at this interval of optimiser steps; "none": only the last."""
     use_step: Annotated[int | None, Omitted(None)] = Field(default=None, ge=1)
     """Serve and evaluate the checkpoint of this optimiser step; "none": the last."""
     lora_rank: int = Field(default=8, ge=1)

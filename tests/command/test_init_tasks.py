@@ -15,10 +15,10 @@ import pytest
 from etpi import cli
 from etpi.init import tasks
 from etpi_assets.specs.load import SpecError, load_specs
-from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Task
 from etpi_assets.tasks.swe_bench import FAMILY
+from etpi_assets.tasks.task_checks import check_tasks
 from etpi_resources.lake.lake import Lake, Ref
 from tests.support.harbor import make_folder
 from tests.support.repositories import Repository

@@ -13,8 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from etpi_assets.asset import Markdown
-from etpi_assets.asset import recipes as all_recipes
+from etpi_assets.asset import Markdown, asset_definitions
 from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.evaluation.metrics import measure
 from etpi_assets.graph import GRAPH
@@ -574,11 +573,11 @@ def test_assets_show_their_reports_as_markdown_metadata(tmp_path):
     ):  # fmt: skip
         write_spec(tmp_path / "specs", kind, name, text)
     resources = Resources(lake=Lake(tmp_path / "lake"), specs_folder=tmp_path / "specs")
-    recipes = all_recipes()
+    definitions = asset_definitions()
     shown = {}
     for asset, node in GRAPH.items():
         key = {"suite": "small", "rollout_set": "planned", "experiment": "few", "all": "all"}[node.set]
-        outcome = recipes[asset].execute(key, resources, lambda line: None)
+        outcome = definitions[asset].execute(key, resources, lambda line: None)
         assert not outcome.manifest.blocked, outcome.manifest.failures
         shown[asset] = outcome.metadata
     board, plot, ceiling = (
@@ -602,7 +601,7 @@ def test_assets_show_their_reports_as_markdown_metadata(tmp_path):
     without = Resources(lake=resources.lake, specs_folder=tmp_path / "none")
     before = {name: resources.lake.require(Ref(name, "all", "all")).rows for name in ("leaderboard", "teacher_ceiling")}
     for name, rows in before.items():
-        assert recipes[name].execute("all", without, lambda line: None).manifest.rows == rows
+        assert definitions[name].execute("all", without, lambda line: None).manifest.rows == rows
     table = resources.lake.read(Ref("leaderboard", "all", "all"), "leaderboard").to_pylist()
     assert {(row["experiment"], row["title"], row["spec"]) for row in table} == {("few", "e", "missing")}
     assert "few (spec missing)" in leaderboard.board(from_rows("leaderboard", table))
