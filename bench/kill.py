@@ -2,9 +2,10 @@
 
     python bench/kill.py 100 --folder FOLDER [--only kill_data] [--seed 0]
 
-Each experiment runs undisturbed once. Then its runs are killed (SIGKILL to the whole process group) in one asset after
-the other, at a random moment of each, until the experiment is finished; this repeats until there were enough kills.
-After each kill no process of the lake is alive, and every pointer, manifest, file and checkpoint is whole. At the end:
+Each experiment runs undisturbed once. Then its runs are killed in one asset after the other, at a random moment of
+each, until the experiment is finished; this repeats until there were enough kills. In turn, SIGKILL or SIGINT goes to
+the client's process group (Ctrl-C), and to the code server, to the process of the run or to the client alone. After
+each, no process of the lake is alive, and every pointer, manifest, file and checkpoint is whole. At the end:
 
 - tables equal those of the undisturbed run, except for times;
 - tables with samples of a student have the same keys: every step, sample and rollout once;
@@ -30,6 +31,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -51,6 +53,16 @@ LONG = 4.0
 """Seconds from which on an asset is killed twice."""
 RESTART = 3.0
 """Seconds that a run needs until it continues with the first unfinished asset."""
+
+VICTIMS = {"code server": "dagster api grpc", "worker": "multiprocessing.spawn"}
+"""Parts of the command lines of processes below the client."""
+END = 120.0
+"""Seconds within which a client must have ended whose runs cannot go on."""
+STRIKES = (
+    ("group", signal.SIGKILL), ("client", signal.SIGKILL), ("code server", signal.SIGKILL), ("worker", signal.SIGKILL),
+    ("group", signal.SIGINT), ("code server", signal.SIGINT), ("worker", signal.SIGINT),
+)  # fmt: skip
+"""Processes and signals, in the order in which they are used; SIGINT to the group is a Ctrl-C at the terminal."""
 
 SUITES = {
     "kill_coop": 'extends = "coop_tiny_shared"\n[params]\ntrain = 40\nheldout = 20\n',
@@ -101,12 +113,14 @@ class Attempt:
 
     Attributes:
         during: for each kill, the asset that was the next to be finished.
+        struck: for each kill, the process and the signal.
         differences: everything that violates an invariant; empty if all hold.
     """
 
     experiment: str
     seed: int
     during: list[str] = field(default_factory=list)
+    struck: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -155,19 +169,36 @@ class Run:
             self._news.wait_for(lambda: self._ended or any(label == name for name, _ in self.finished))
             return any(label == name for name, _ in self.finished)
 
-    def kill_after(self, seconds: float) -> bool:
-        """Kill the process group after that number of seconds; return False if the run ended by itself before."""
+    def strike_after(self, seconds: float, name: str, number: int) -> bool:
+        """Signal a process after that number of seconds; return False if the run ended by itself before."""
         try:
             self._process.wait(seconds)
             return False
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            pass
+        while self._process.poll() is None:
+            if name == "group":
+                os.killpg(self._process.pid, number)
+            elif pid := self._process.pid if name == "client" else self._below(VICTIMS[name]):
+                os.kill(pid, number)
+            else:
+                time.sleep(0.05)  # it is not there yet
+                continue
+            self.wait(END)
             return True
+        return False
 
-    def wait(self) -> int:
-        """Wait for its end and return its exit status."""
-        status = self._process.wait()
+    def _below(self, part: str) -> int | None:
+        for process in psutil.Process(self._process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                line = " ".join(process.cmdline())
+                if part in line and "supervise.py" not in line:
+                    return process.pid
+        return None
+
+    def wait(self, seconds: float | None = None) -> int:
+        """Wait for its end and return its exit status. Raises subprocess.TimeoutExpired."""
+        status = self._process.wait(seconds)
         for thread in self._threads:
             thread.join(GRACE)
         return status
@@ -204,9 +235,10 @@ def killed_until_finished(folder: Path, experiment: str, seed: int, most: int) -
     chosen = sorted(rng.sample(targets, min(most, len(targets))))
     done: set[str] = set()
     started: dict[str, str] = {}
-    for place in chosen:
+    for number, place in enumerate(chosen, seed):
         if timeline[place][0] in done:
             continue
+        name, sent = STRIKES[number % len(STRIKES)]
         run = Run(folder, lake, experiment)
         before = timeline[place - 1][0] if place else None
         if before and before not in done:
@@ -214,12 +246,16 @@ def killed_until_finished(folder: Path, experiment: str, seed: int, most: int) -
             span = timeline[place][1]
         else:
             span = RESTART + timeline[place][1]
-        if not run.kill_after(rng.uniform(0, span)):
+        if not run.strike_after(rng.uniform(0, span), name, sent):
             attempt.differences += [line for line in run.lines if "rror" in line][:1]
             break
         done |= {label for label, _ in run.finished}
         attempt.during.append(next((label for label, _ in timeline if label not in done), "the end"))
-        attempt.differences += [f"after kill {len(attempt.during)}: {fault}" for fault in faults(lake)]
+        attempt.struck.append(f"{name} {sent.name}")
+        tracebacks = [line for line in run.lines if line.startswith("Traceback")]
+        attempt.differences += [
+            f"after {attempt.struck[-1]} before {attempt.during[-1]}: {fault}" for fault in [*faults(lake), *tracebacks]
+        ]
         started = {**_journaled(lake), **started}
     last = Run(folder, lake, experiment)
     if last.wait():
@@ -367,9 +403,11 @@ def kill(folder: Path, names: list[str], kills: int, seed: int) -> int:
 
 def _show(attempts: list[Attempt]) -> None:
     during = Counter(label.partition(" of ")[0] for attempt in attempts for label in attempt.during)
-    print("\n| killed before this asset was finished | kills |\n|---|---|")
-    for asset, number in during.most_common():
-        print(f"| {asset} | {number} |")
+    struck = Counter(name for attempt in attempts for name in attempt.struck)
+    for title, counts in (("killed before this asset was finished", during), ("process and signal", struck)):
+        print(f"\n| {title} | kills |\n|---|---|")
+        for name, number in counts.most_common():
+            print(f"| {name} | {number} |")
     whole = sum(not attempt.differences for attempt in attempts)
     print(f"\n{during.total()} kills, {len(attempts)} experiments finished, {whole} equal to the undisturbed run")
 

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import click
 
+from etpi.web.ports import free_port
 from etpi_resources.capture.server import MODEL, Attempt, Budget, CaptureServer, new_key
 from etpi_resources.capture.store import CallLog
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Sampler
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.vllm import VllmEngine
+from etpi_resources.process.locks import FileLocks
 
 _NAME = re.compile(r"[\w.-]{1,100}")
 _KEY_FILE = "key"
@@ -72,14 +74,18 @@ def capture(options: CaptureOptions) -> int:
 
     Raises:
         EngineUnavailable: the server does not answer, or has another tokenizer.
+        PortTaken: another program listens on the port.
     """
     options.to.mkdir(parents=True, exist_ok=True)
     key = _key(options.to / _KEY_FILE)
+    if FileLocks().try_lock(options.to / _KEY_FILE, "captured calls", shared=False) is None:  # until this process ends
+        raise click.ClickException(f"another `etpi capture` writes to {options.to}; stop it, or name another --to")
+    port = free_port("127.0.0.1", options.port, named=True)
     endpoints = Endpoints([options.url], key_env=options.key_env)
     engine = VllmEngine(endpoints, options.model, load_chat_format(options.tokenizer), release=endpoints.close)
     sessions = Sessions(engine, options, key)
     try:
-        with CaptureServer(sessions.attempt, port=options.port) as server:
+        with CaptureServer(sessions.attempt, port=port) as server:
             base = f"http://127.0.0.1:{server.port}/a/NAME"
             print(
                 f"etpi capture: base URL {base}/v1 (messages: {base}), one NAME for each task; model {MODEL}, key in "
@@ -88,14 +94,14 @@ def capture(options: CaptureOptions) -> int:
             )
             server.wait()
     except KeyboardInterrupt:
-        click.echo(f"etpi init --from {options.to} --format capture    # makes specs for what was recorded")
+        click.echo(f"etpi init --from {options.to} --format capture    # writes specs for the recorded runs")
     finally:
         engine.close()
     return 0
 
 
 def _key(path: Path) -> str:
-    """Return the key of a folder, created at first and readable by this user alone."""
+    """Return the key of a folder; create it at the first call, readable by this user alone."""
     if not path.exists():
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(new_key())

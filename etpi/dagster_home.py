@@ -48,8 +48,8 @@ def prepare_dagster_home() -> Path:
                 ready.write_text(state, encoding="utf-8")
     except OSError as error:
         raise LakeError(
-            f"Dagster's home {home} cannot be written ({error.strerror}). "
-            "Name a folder that you can write: export ETPI_DATA=/path/to/folder"
+            f"Dagster's home {home} cannot be written ({error.strerror}). Name a folder that you can write: "
+            f"export {'DAGSTER_HOME' if 'DAGSTER_HOME' in os.environ else 'ETPI_DATA'}=/path/to/folder"
         ) from error
     return home
 

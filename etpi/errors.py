@@ -1,6 +1,6 @@
 """One line for each expected error, with its cause, the file and what to do; every command and page uses it.
 
-Errors of a closed list of classes carry that line themselves. Those of the operating system, of Dagster's storage and
+The message of an ExpectedError is that line. Those of the operating system, of Dagster's storage and
 of DuckDB get it here. Any other error is a fault of the program and keeps its stack trace.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+
+from etpi_resources.errors import ExpectedError
 
 _REMEDIES = {
     errno.ENOSPC: "free space there (`etpi gc` shows what the lake no longer needs)",
@@ -28,7 +30,7 @@ def explained(error: BaseException) -> str | None:
     from etpi_assets.specs.paths import as_written
 
     for cause in _chain(error):
-        if isinstance(cause, _expected()):
+        if isinstance(cause, ExpectedError):
             return as_written(str(cause))
         if isinstance(cause, OSError) and cause.errno in _REMEDIES:
             place = f"{cause.filename}: " if cause.filename else ""
@@ -48,23 +50,3 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while current is not None:
         yield current
         current = current.__cause__
-
-
-def _expected() -> tuple[type[BaseException], ...]:
-    """Return the errors whose message is all that a person needs."""
-    from etpi.run import CodeServerError
-    from etpi.web.ports import PortTaken
-    from etpi_assets.resources import EngineUnavailable, HardwareMissing
-    from etpi_assets.specs.load import SpecError
-    from etpi_assets.specs.paths import PathError
-    from etpi_resources.backend import BackendError
-    from etpi_resources.gguf_converter import NotConverted
-    from etpi_resources.lake.lake import LakeError
-    from etpi_resources.process.locks import LockLost
-    from etpi_resources.sandboxes import SandboxUnavailable
-    from etpi_resources.trainers.trackers import TrackerMissing
-
-    return (
-        SpecError, PathError, LakeError, NotConverted, SandboxUnavailable, EngineUnavailable, HardwareMissing,
-        TrackerMissing, BackendError, LockLost, CodeServerError, PortTaken,
-    )  # fmt: skip

@@ -1,7 +1,7 @@
 """Declare assets (`@asset`), and materialize one partition of them without Dagster.
 
-`AssetRecipe.execute` checks its inputs, skips it if it is up to date, locks, computes and publishes. `materialize`
-turns recipes into Dagster assets.
+`AssetDefinition.execute` checks its inputs, skips it if it is up to date, locks, computes and publishes. `materialize`
+turns definitions into Dagster assets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -24,9 +24,10 @@ from etpi_assets.planning.planner import (
     SPEC_CHANGED,
     Change,
     Consent,
+    Step,
     Wanted,
     compare,
-    consent_for,
+    consent_refusal,
     differing,
     inputs_of,
     upstream_refs,
@@ -36,7 +37,7 @@ from etpi_assets.planning.versioning.keys import PartitionCode, code_of
 from etpi_assets.resources import Resources, require_hardware, side_by_side, visible_devices
 from etpi_assets.specs.load import Specs, spec_keys
 from etpi_resources.lake import parquet
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import Lake, LakeError, Manifest, MissingInput, Ref
 from etpi_resources.lake.manifest import RunRecord
 from etpi_resources.lake.parts import Parts
@@ -51,15 +52,8 @@ Tables = Mapping[str, pa.Table]
 BlockFunction = Callable[[Any], Tables]
 
 
-class CodeChanged(LakeError):
-    """Code behind an expensive version has changed, and nobody has accepted the change or asked for a rebuild."""
-
-
 MACHINE_RESOURCES = ("accelerator", "sandboxes")
 """The locks of nodes that exclude processes of the same machine only."""
-
-CONSENT_TAG = "etpi/"
-"""Prefix of the run tags that give consent: etpi/rebuild, etpi/recollect."""
 
 
 class Markdown(str):
@@ -162,20 +156,19 @@ class AssetRun:
         return self.folder / f"{table}.parquet"
 
     def parts_of(
-        self, blocks: Iterable[tuple[str, Any]], recipe: Callable[[], BlockFunction], seconds: float
+        self, blocks: Iterable[tuple[str, Any]], factory: Callable[[], BlockFunction], seconds: float
     ) -> Iterator[Tables]:
-        """Yield the tables of each (name, block), in order, from all cores; a run that was killed has left those of the
-        parts it finished.
+        """Yield the tables of each (name, block), in order, from all cores. A rerun reuses finished parts.
 
         Args:
             blocks: a name is unique in this asset.
-            recipe: returns the function from a block to its tables, which depend on nothing but the block and what the
+            factory: returns the function from a block to its tables, which depend on nothing but the block and what the
                 input key covers. Worker processes get a pickled copy of it.
             seconds: estimated single-core seconds; little work is done in this process.
         """
         assert self.parts is not None, "only a run that computes has parts"
         named = ((name, (name, block)) for name, block in blocks)
-        kept = _KeptParts(self.parts, recipe)
+        kept = _KeptParts(self.parts, factory)
         return ordered_map(kept, named, workers=workers_for(seconds), reads=[self.parts.folder], log=self.log)
 
     @cached_property
@@ -195,11 +188,6 @@ class AssetRun:
         recorded = current.code if current else {}
         same = recorded.get("kept") == self.code.kept.digest
         return recorded.get("kept_root", self.code.kept.digest) if same else self.code.kept.digest
-
-    @property
-    def keeps_older(self) -> bool:
-        """Return whether expensive results of an older, accepted code version may be part of this version."""
-        return self.code.kept is not None and self.kept_code != self.code.kept.digest
 
     @property
     def label(self) -> str:
@@ -233,7 +221,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of `AssetRecipe.execute`.
+    """The result of `AssetDefinition.execute`.
 
     Attributes:
         manifest: the current version, or the blocked one that was just published.
@@ -249,7 +237,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class AssetRecipe:
+class AssetDefinition:
     """An asset without Dagster: its node, the function that computes it, and the names of its checks."""
 
     node: Node
@@ -271,11 +259,10 @@ class AssetRecipe:
         blocking check is published as evidence but does not become current; it is returned with `manifest.blocked`.
 
         Raises:
-            CodeChanged: only code has changed since the current version was computed, computing it again is expensive,
-                and `consent` does not allow it.
             SpecError: the spec is unknown or invalid.
             LakeError: an input is missing (the message has the commands that compute it), is blocked, or changed during
-                the run; or the function returned other tables or checks than the asset declares.
+                the run; or the function returned other tables or checks than the asset declares; or only code has
+                changed, computing again is expensive, and `consent` does not allow it.
             HardwareMissing: the experiment requires hardware that this machine lacks.
         """
         run = AssetRun(self.node, key, resources, log, context)
@@ -293,7 +280,10 @@ class AssetRecipe:
         before = run.lake.current(ref)
         change = before and compare(before, new, run.lake)
         if before and change:
-            self._require_consent(before, new, change, consent, run.lake)
+            needed = change.needs_consent(before, new) and run.lake.blocked(ref) is None
+            step = Step(ref.asset, ref.set, key, change.state, change.reason, needed, before.seconds)
+            if refusal := consent_refusal([step], consent):
+                raise LakeError(refusal)
         with self._locks(run), run.lake.staging() as run.folder:
             # Another process may have published it while this one waited for the lock.
             if manifest := self._unchanged(run.lake, ref, new.input_key):
@@ -301,6 +291,8 @@ class AssetRecipe:
             run.parts = Parts(run.lake.scratch(f"parts/{self.node.name}-{key}"), new.input_key)
             produced = self.function(run, **{name: Input(run, name) for name in self.node.upstream})
             self._verify(run, produced, new)
+            # Expensive results of an older, accepted code version may be part of this one.
+            older = run.code.kept is not None and run.kept_code != run.code.kept.digest
             manifest = run.lake.publish(
                 ref,
                 produced.tables,
@@ -312,29 +304,15 @@ class AssetRecipe:
                 notes=produced.notes,
                 run=RunRecord(
                     spec=new.spec,
-                    code={**run.code.to_json(), **({"kept_root": run.kept_code} if run.keeps_older else {})},
+                    code={**run.code.to_json(), **({"kept_root": run.kept_code} if older else {})},
                     cause=_cause(change),
-                    accepted=before.accepted if before and run.keeps_older else (),
+                    accepted=before.accepted if before and older else (),
                     began=start,
                 ),
             )
             run.lake.store_code(run.code.whole.digest, run.code.whole.definitions)
             run.parts.remove()
         return Outcome(manifest, False, produced.metadata, time.monotonic() - start)
-
-    def _require_consent(
-        self, before: Manifest, new: Wanted, change: Change, consent: AbstractSet[Consent], lake: Lake
-    ) -> None:
-        """Raise CodeChanged if an expensive result would be recomputed only because code changed, without consent."""
-        option = consent_for(self.node.name)
-        needed = change.needs_consent(before, new)
-        if needed and option not in consent and lake.blocked(before.ref) is None:
-            cost = f" It took {before.seconds:.0f} s last time." if before.seconds else ""
-            raise CodeChanged(
-                f"{new.key}: {change.reason}.{cost} Compute it again with --{option} (as a run tag: "
-                f'{CONSENT_TAG}{option}: "true"), or, if the change cannot matter, keep the version: '
-                f'etpi accept {self.node.name} {new.key} --because "..."'
-            )
 
     def _unchanged(self, lake: Lake, ref: Ref, input_key: str) -> Manifest | None:
         """Return the version with this input key, or None; an earlier version becomes current again."""
@@ -378,23 +356,14 @@ class AssetRecipe:
 
 @dataclass(frozen=True)
 class _KeptParts:
-    """The recipe of `parts_of`: computes a part unless it is finished, and keeps it."""
+    """The factory of `parts_of`: computes a part unless it is finished, and keeps it."""
 
     parts: Parts
-    recipe: Callable[[], BlockFunction]
+    factory: Callable[[], BlockFunction]
 
     def __call__(self) -> Callable[[tuple[str, Any]], Tables]:
-        function = self.recipe()
+        function = self.factory()
         return lambda named: self.parts.get(named[0], lambda: function(named[1]))
-
-
-class _Options(TypedDict, total=False):
-    """The fields of a Node that most assets leave out."""
-
-    kept: tuple[str, ...]
-    lock: str
-    reads_path: bool
-    kinds: tuple[str, ...]
 
 
 def asset(
@@ -405,8 +374,11 @@ def asset(
     tables: tuple[str, ...] = (),
     sections: tuple[str, ...] = (),
     checks: tuple[str, ...] = (),
-    **options: Unpack[_Options],
-) -> Callable[[Callable[..., Produced]], AssetRecipe]:
+    kept: tuple[str, ...] = (),
+    lock: str | None = None,
+    reads_path: bool = False,
+    kinds: tuple[str, ...] = ("parquet",),
+) -> Callable[[Callable[..., Produced]], AssetDefinition]:
     """Declare the asset that a function computes: it has the function's name and reads the function's parameters.
 
     The first parameter is the run, every other one is an `Input` named after an asset; their order is that of the input
@@ -416,27 +388,29 @@ def asset(
         GraphError: a table, section or check is unknown, or the asset is declared already. The graph checks the inputs.
     """
 
-    def declare(function: Callable[..., Produced]) -> AssetRecipe:
+    def declare(function: Callable[..., Produced]) -> AssetDefinition:
         name, upstream = function.__name__, tuple(inspect.signature(function).parameters)[1:]
         keys = spec_keys("experiment" if set == "all" else set)
         unknown = [section for section in sections if keys.isdisjoint({section, f"{section.rpartition('.')[0]}.*"})]
         _require_known(name, "table", tables, TABLES)
         _require_known(name, f"key of a spec ({set})", unknown, keys)
         _require_known(name, "check", checks, CHECKS.get(name, {}))
-        node = Node(name, set, group, tables, summary, upstream, sections, **options)
+        node = Node(
+            name, set, group, tables, summary, function.__module__, upstream, sections, kept, lock, reads_path, kinds
+        )
         GRAPH.declare(node)
-        _RECIPES[name] = AssetRecipe(node, function, checks)
-        return _RECIPES[name]
+        _DEFINITIONS[name] = AssetDefinition(node, function, checks)
+        return _DEFINITIONS[name]
 
     return declare
 
 
-_RECIPES: dict[str, AssetRecipe] = {}
+_DEFINITIONS: dict[str, AssetDefinition] = {}
 
 
-def recipes() -> dict[str, AssetRecipe]:
-    """Return the recipe of every asset by name, in topological order."""
-    return {name: _RECIPES[name] for name in GRAPH.load()}
+def asset_definitions() -> dict[str, AssetDefinition]:
+    """Return the definition of every asset by name, in topological order."""
+    return {name: _DEFINITIONS[name] for name in GRAPH.load()}
 
 
 def _require_known(asset: str, what: str, names: Iterable[str], known: Collection[str]) -> None:
@@ -470,7 +444,7 @@ def resource_lock(name: str, lake: Lake, log: Log) -> AbstractContextManager[Hel
 
 @contextmanager
 def _devices_lock(devices: Sequence[str], lake: Lake, log: Log) -> Iterator[None]:
-    """Hold some accelerators of the machine: against runs on the same ones, and against a run on all of them."""
+    """Lock some accelerators of the machine against runs on the same ones and runs on all of them."""
     with ExitStack() as stack:
         stack.enter_context(lake.machine_lock("accelerator", log=log, what="the accelerator", shared=True))
         for device in sorted(devices):  # in one order, so that no two runs wait for each other

@@ -35,6 +35,7 @@ class Node:
         lock: an OS lock that it holds while it computes; the machine runs one asset with this lock at a time.
         reads_path: whether it reads the files that its spec's `path` names; they are part of its input key.
         summary: one or two sentences for the web page.
+        module: the module of its function.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Node:
     group: str
     tables: tuple[str, ...]
     summary: str
+    module: str
     upstream: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
@@ -87,7 +89,7 @@ class Graph(Mapping[str, Node]):
             ready = next((node for node in waiting.values() if nodes.keys() >= {*node.upstream}), None)
             if ready is None:
                 edges = [f"{n.name} reads {', '.join(waiting.keys() & {*n.upstream})}" for n in waiting.values()]
-                raise GraphError(f"assets read each other in a circle: {'; '.join(edges)}")
+                raise GraphError(f"assets read each other in a cycle: {'; '.join(edges)}")
             nodes[ready.name] = waiting.pop(ready.name)
         return nodes
 

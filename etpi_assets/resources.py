@@ -13,14 +13,13 @@ from etpi_assets.specs.experiment import ExperimentSpec, ServingSection
 from etpi_assets.specs.load import AnySpec, Specs, load_specs
 from etpi_resources.backend import backend
 from etpi_resources.engines import EngineUnavailable
+from etpi_resources.errors import ExpectedError
 from etpi_resources.lake.lake import Lake
 from etpi_resources.sandboxes import HostFactory, SandboxUnavailable
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
     from etpi_resources.engines.serving import Checkpoint, Serving
-
-__all__ = ["EngineUnavailable", "HardwareMissing", "Resources", "require_hardware", "side_by_side"]
 
 CONCURRENCY = 2 * (os.cpu_count() or 1)
 """Rollouts wait for sandboxes half of the time, so two for each core keep the machine busy."""
@@ -34,7 +33,7 @@ MOST_SIDE_BY_SIDE = 4
 """A run needs about 1 GB for an interpreter, a base and a batch in training."""
 
 
-class HardwareMissing(RuntimeError):
+class HardwareMissing(ExpectedError, RuntimeError):
     """An experiment requires hardware that this machine lacks; the message names it."""
 
 

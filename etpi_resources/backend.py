@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
+from etpi_resources.errors import ExpectedError
+
 if TYPE_CHECKING:
     import dagster as dg
 
@@ -34,7 +36,7 @@ SETTINGS_FILE = "cluster.toml"
 Log = Callable[[str], None]
 
 
-class BackendError(RuntimeError, click.ClickException):
+class BackendError(ExpectedError, RuntimeError, click.ClickException):
     """The machines cannot be used; the message says what is wrong and what to do.
 
     It is also a click error, so that `dagster job launch` prints the message without a traceback.
@@ -61,7 +63,7 @@ class Backend(Protocol):
         ...
 
     def map_blocks(
-        self, recipe: Any, blocks: Iterable[tuple[str, Any]], workers: int, *, reads: Sequence[Path], log: Log | None
+        self, factory: Any, blocks: Iterable[tuple[str, Any]], workers: int, *, reads: Sequence[Path], log: Log | None
     ) -> Iterator[Any]:
         """Yield results as `process.pool.ordered_map` does, computed on idle CPUs of all machines."""
         ...

@@ -1,4 +1,4 @@
-"""The command `etpi init`: asks for what is missing, prints what was seen, writes the specs."""
+"""The command `etpi init`: asks for missing facts, prints a summary of the data, writes the specs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ class Answers:
     force: bool = False
 
     def __post_init__(self) -> None:
-        """Raise SpecError for an unknown preset."""
+        """Raise SpecError for an unknown preset, or a name that cannot be a file's."""
+        if self.name is not None and spec_name(self.name) != self.name:
+            raise SpecError(
+                f"--name {self.name}: a name has letters, digits, `_`, `.` and `-`, such as {spec_name(self.name)}"
+            )
         try:
             if self.preset is not None:
                 preset_file(self.preset)
@@ -147,7 +151,8 @@ def from_tasks(source: str, options: TaskOptions, answers: Answers) -> int:
         raise SpecError("\n".join(["the tasks cannot be proved:", *failures]))
     click.echo("\n".join(tasks.proof(name)))
     first = [f"{name}_baseline"] if options.rl else []
-    click.echo(announcement(files, name, export="trl" if trains else "", first=first))
+    export = "model" if options.rl else "trl" if trains else ""
+    click.echo(announcement(files, name, export=export, first=first))
     return 0
 
 

@@ -74,6 +74,8 @@ def read_endpoint(url: str, model: str | None, key_variable: str | None) -> Endp
 
 def _cards(base: str, key_variable: str | None) -> Sequence[Mapping[str, Any]]:
     """Return the entries of the server's list of models."""
+    if not base.startswith(("http://", "https://")):
+        raise SpecError(f"--endpoint {base}: write the whole address, such as http://{base}")
     key = api_key(key_variable)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:

@@ -84,7 +84,9 @@ title = {quoted(f"A student of {self.name}")}
     def _rl(self) -> str:
         if not self.rl_sandbox:
             return ""
-        return _RL.format(name=self.name, suite=quoted(self.suite), sandbox=quoted(self.rl_sandbox))
+        steps, tokens, turns = (4, 512, 4) if self.student.base["kind"] == "tiny" else (100, 8192, 30)
+        names = {"name": self.name, "suite": quoted(self.suite), "sandbox": quoted(self.rl_sandbox)}
+        return _RL.format(**names, steps=steps, tokens=tokens, turns=turns)
 
     def _evaluation(self) -> str:
         """Return how the experiment gets held-out rollouts."""
@@ -143,29 +145,34 @@ method = "grpo"   # teaches nothing where tasks are never or always solved: run 
 suite = {suite}
 sandbox = {sandbox}
 rewards = [{{ function = "outcome" }}]   # the judge's verdict; docs/rl.md lists others
-steps = 100
-max_response_tokens = 8192
+steps = {steps}
+max_response_tokens = {tokens}
 
 [rl.agent]
 prompt = "solo"
-max_steps = 30
+max_steps = {turns}
 
 [evaluate]
 suite = {suite}
 
 [evaluate.agent]
 prompt = "solo"
-max_steps = 30
+max_steps = {turns}
 
 [serving]
 sandbox = {sandbox}
 """
 _BASELINE = """\
-# Written by `etpi init --rl`: how often the untrained student solves the held-out tasks.
+# Written by `etpi init --rl`: how often the untrained student solves the tasks that reinforcement trains on.
 extends = {experiment}
 title = {title}
 rl.method = "none"
 train.method = "none"
+
+[evaluate]
+split = "train"
+decodings = [{{ name = "t1", temperature = 1.0 }}]
+sample_seeds = [0, 1, 2, 3]
 """
 _GATES = """\
 [gates]   # floors of the checks before training that recorded runs in general can be held to

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from etpi.init.foreign_git import git, objects_of
+from etpi.run.console import say
 from etpi.sandbox_python import PYTHON, make_tools
 from etpi_assets.specs.load import SpecError
 from etpi_assets.tasks.family import Task
 from etpi_assets.tasks.frozen import METADATA_FILE, RUNNER_FILE, TEST_FILE
 from etpi_assets.tasks.reports import pytest_outcomes
 from etpi_assets.tasks.swe_bench import FAMILY, WORKDIR
+from etpi_resources.process.progress import Progress
 from etpi_resources.sandboxes import EnvironmentUnavailable, SandboxFactory
 
 MAX_CHANGED = 20
@@ -96,9 +98,11 @@ def _mine(
             mined.passed_over[item] += 1
     roots = ["src"] if any((repository / "src").glob("*/__init__.py")) else []
     _tools(folder / "checkouts" / "tools", python, roots)
+    progress = Progress(f"--tasks {repository}", "commits tested", len(candidates), say)
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         judged = threads.map(lambda c: _row(c, objects, repository, folder, roots, sandboxes), reversed(candidates))
         for candidate, row in zip(reversed(candidates), judged, strict=True):
+            progress.advance()
             if isinstance(row, str):
                 reason, _, detail = row.partition(": ")
                 mined.refused.setdefault(reason, []).append(f"{candidate.commit[:10]} {detail}".strip())
@@ -184,7 +188,7 @@ def _checkout(folder: Path, repository: Path, candidate: Candidate) -> Path:
 
 
 def _snapshot(objects: Path, commit: str, to: Path) -> None:
-    """Write the files of one commit as a repository of its own that has no other commit."""
+    """Write the files of one commit as a separate repository with a single commit."""
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir(parents=True)
     subprocess.run(["tar", "-x", "-C", str(to)], input=git(objects, "archive", commit), check=True)

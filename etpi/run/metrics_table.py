@@ -40,7 +40,7 @@ def metrics_table(lake: Lake, experiments: Sequence[str], width: int = WIDTH) ->
     text = lines[:1] if roles else []
     for name in experiments:
         shown, lines = lines[1 : 1 + len(cells[name])], [lines[0], *lines[1 + len(cells[name]) :]]
-        text += [name, *shown, *_sentences(name, changed[name])] if shown else [f"{name}: {_missing(lake, name)}"]
+        text += [name, *shown, *_sentences(name, changed[name], rows[name])] if shown else [_missing(lake, name)]
     return "\n".join(text)
 
 
@@ -61,7 +61,8 @@ def _rows(lake: Lake, experiment: str) -> Rows:
 
 def _missing(lake: Lake, experiment: str) -> str:
     blocked = lake.blocked(Ref("eval_metrics", "experiment", experiment))
-    return f"metrics blocked by a failed check: etpi status {experiment}" if blocked else "no metrics"
+    reason = f"metrics blocked by a failed check: etpi status {experiment}" if blocked else "no metrics"
+    return f"{experiment}: {reason}"
 
 
 def _changes(lake: Lake, experiment: str) -> Sequence[Change]:
@@ -100,8 +101,9 @@ def _cells(
     return lines
 
 
-def _sentences(experiment: str, changed: Sequence[Change]) -> list[str]:
-    """Say which of all metrics fell, and for which the rollouts are too few to tell; link to the lost tasks."""
+def _sentences(experiment: str, changed: Sequence[Change], rows: Rows) -> list[str]:
+    """Say which of all metrics fell, and for which the rollouts are too few to tell; link to the lost tasks. Of a base
+    alone, say whether reinforcement could learn from its tasks."""
     sentences: list[str] = []
     for word, title in (("fell", "FELL"), ("lower", "lower, but not certain at this n")):
         those = [change for change in changed if change.word == word]
@@ -111,4 +113,7 @@ def _sentences(experiment: str, changed: Sequence[Change]) -> list[str]:
             sentences.append(f"tasks that the student lost: {view_url(regressions_page(experiment))}")
     if changed and not any(change.word in ("fell", "lower") for change in changed):
         sentences.append("no metric fell")
+    solved = {row["value"] for (metric, _, role), row in rows.items() if (metric, role) == ("solved", "base")}
+    if solved in ({0.0}, {1.0}) and {role for _, _, role in rows} <= {"teacher", "base"}:
+        sentences.append(f"{'always' if 1.0 in solved else 'never'} solved: reinforcement finds no advantage here")
     return [textwrap.fill(GAP + sentence, WIDTH, subsequent_indent=GAP * 2) for sentence in sentences]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import deque
+import shutil
+import time
 from html import escape, unescape
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urljoin, urlsplit
@@ -12,11 +13,12 @@ from urllib.parse import parse_qs, quote, urljoin, urlsplit
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from etpi.run.console import say
 from etpi.view.app import FILES
 from etpi_resources import links
 from etpi_resources.lake.lake import LakeError
 
-MOST_PAGES = 2_000
+SHOWN_SECONDS = 3.0
 _LINK = re.compile(r'\s(href|src)="(?!https?:)([^"#]+)(#[^"]*)?"')
 _FORM = re.compile(r"<form .*?</form>", re.DOTALL)
 
@@ -31,37 +33,47 @@ def export(app: Starlette, experiment: str, folder: Path) -> int:
     """
     if folder.exists():
         raise LakeError(f"{folder} exists; name a folder that does not")
+    building = folder.with_name(f".{folder.name}.building")
+    shutil.rmtree(building, ignore_errors=True)  # left by an export that was stopped
     with TestClient(app, base_url="http://localhost") as client:
-        pages = _crawl(client, experiment)
-        folder.mkdir(parents=True)
-        names = {address: _file_name(address) for address in pages} | {f"/{name}": name for name in FILES}
-        names[links.experiment_page(experiment)] = "index.html"
-        for address, text in pages.items():
-            (folder / names[address]).write_text(_relinked(text, address, names), encoding="utf-8")
+        names = _crawl(client, experiment, building)
         for name in FILES:
-            (folder / name).write_text(client.get(f"/{name}").text, encoding="utf-8")
-    return len(pages)
+            (building / name).write_text(client.get(f"/{name}").text, encoding="utf-8")
+    targets = names | {f"/{name}": name for name in FILES}
+    for address, name in names.items():
+        file = building / name
+        file.write_text(_relinked(file.read_text(encoding="utf-8"), address, targets), encoding="utf-8")
+    building.rename(folder)
+    return len(names)
 
 
-def _crawl(client: TestClient, experiment: str) -> dict[str, str]:
-    """Return {address: HTML} of the experiment's pages."""
+def _crawl(client: TestClient, experiment: str, folder: Path) -> dict[str, str]:
+    """Write the experiment's pages as the server sends them; return {address: file}."""
     start = links.experiment_page(experiment)
-    pages: dict[str, str] = {}
-    waiting = deque([start])
-    while waiting and len(pages) < MOST_PAGES:
-        address = waiting.popleft()
-        if address in pages:
-            continue
+    names: dict[str, str] = {}
+    waiting = dict.fromkeys([start])
+    gone: set[str] = set()
+    shown = time.monotonic()
+    while waiting:
+        address = next(iter(waiting))
+        del waiting[address]
         response = client.get(address)
         if address == start and response.status_code != 200:
             raise LakeError(f"the catalog has no experiment {experiment!r}; `etpi status` lists experiments")
         if response.status_code != 200:
+            gone.add(address)
             continue
-        pages[address] = response.text
+        names[address] = _file_name(address) if address != start else "index.html"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / names[address]).write_text(response.text, encoding="utf-8")
         if not address.startswith("/rollout/"):  # those beside it come from the lists
             targets = (urljoin(address, unescape(target)) for _, target, _ in _LINK.findall(response.text))
-            waiting += [target for target in targets if _belongs(target, experiment)]
-    return pages
+            new = (target for target in targets if _belongs(target, experiment) and target not in gone)
+            waiting |= dict.fromkeys(target for target in new if target not in names)
+        if time.monotonic() - shown > SHOWN_SECONDS:
+            shown = time.monotonic()
+            say(f"{len(names):,} pages, {len(waiting):,} more known")
+    return names
 
 
 def _belongs(address: str, experiment: str) -> bool:

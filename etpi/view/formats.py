@@ -53,7 +53,7 @@ def delta(row: Mapping[str, Any]) -> str:
         values += [row["change_low"], row["change_high"]]
     figures = [f"{value if mean else 100 * value:+.1f}" for value in values]
     figures = ["0.0" if figure[1:] == "0.0" else figure.replace("-", "−") for figure in figures]
-    return figures[0] + (f" [{figures[1]}, {figures[2]}]" if len(figures) > 1 else "")
+    return figures[0] + (f" [{figures[1]},\N{NO-BREAK SPACE}{figures[2]}]" if len(figures) > 1 else "")
 
 
 def direction(row: Mapping[str, Any]) -> str:
@@ -83,7 +83,7 @@ def moment(value: datetime | None) -> str:
 def seconds(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:.1f} s" if value < 120 else f"{value / 60:.0f} min"
+    return f"{value:.{1 if value < 10 else 0}f} s" if value < 120 else f"{value / 60:.0f} min"
 
 
 def diff_lines(text: str) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,7 +21,7 @@ ACTIVE_SECONDS = 180.0
 """A journal that was written to within this time is shown as under way."""
 READ_BYTES = 24_000_000
 """The most that one request reads of a journal; the next one continues."""
-NEWEST = 20
+NEWEST = 8
 WINDOW_SECONDS = 300.0
 """The time over which the speed is measured."""
 _TABLES = ("rollouts", "agents", "turns", "messages")
@@ -83,6 +83,19 @@ class JournalState:
     unreadable: int
 
 
+@dataclass(frozen=True)
+class Training:
+    """A training under way: its logged steps, and the share of it that is done, 0.0 if unknown."""
+
+    label: str
+    steps: list[dict[str, Any]]
+    share: float
+
+    @property
+    def seconds_left(self) -> float | None:
+        return self.steps[-1]["seconds"] * (1 / self.share - 1) if self.share else None
+
+
 class Journals:
     """Reads a lake's journals, continuing where it stopped."""
 
@@ -97,18 +110,19 @@ class Journals:
         states = [self._state(path, now) for path in self._paths()]
         return sorted((s for s in states if s), key=lambda state: -state.written_at)
 
-    def trainings(self, now: float | None = None) -> list[dict[str, Any]]:
-        """Return the logged steps of trainings under way, each with `curve`, the label of its training."""
+    def trainings(self, now: float | None = None) -> list[Training]:
+        """Return the trainings under way."""
         now = time.time() if now is None else now
-        steps: list[dict[str, Any]] = []
+        trainings: list[Training] = []
         for path in sorted(self._scratch.glob("*/*/metrics.jsonl")):
             with suppress(OSError, ValueError):  # the folder goes when the training is stored
                 if now - path.stat().st_mtime < ACTIVE_SECONDS:
                     config = json.loads(path.with_name("config.json").read_text())
-                    curve = str(config.get("label", path.parent.name[:12]))
                     lines = path.read_text().splitlines(keepends=True)
-                    steps += [{"curve": curve} | json.loads(line) for line in lines if line.endswith("\n")]
-        return steps
+                    label = str(config.get("label", path.parent.name[:12]))
+                    steps = [{"curve": label} | json.loads(line) for line in lines if line.endswith("\n")]
+                    trainings.append(Training(label, steps, _share(config, steps[-1]) if steps else 0.0))
+        return trainings
 
     def rows(self, name: str, offset: int) -> dict[str, list[dict[str, Any]]] | None:
         """Return the rows of the rollout at a position of a journal; None if there is no such line."""
@@ -173,6 +187,14 @@ class Journals:
                 if finished.finished_at is not None:
                     progress.times.append(finished.finished_at)
         return progress
+
+
+def _share(config: Mapping[str, Any], last: Mapping[str, Any]) -> float:
+    """Return the share of a training that is done at a logged step."""
+    rl, train = config.get("rl") or {}, config.get("train") or {}
+    steps = rl.get("steps") or train.get("max_steps")
+    done, whole = (last["step"], steps) if steps else (last.get("epoch"), train.get("epochs"))
+    return min(1.0, done / whole) if done and whole else 0.0
 
 
 def _finished(line: bytes, offset: int) -> Finished | None:

@@ -44,7 +44,7 @@ def _app() -> tuple[Starlette, Path]:
     """Return the pages and the path of the catalog, which is written if a first run has not published it yet."""
     lake = Lake.open()
     path = default_path(lake)
-    if lake.root.is_dir() and not path.exists():
+    if lake.refs() and not path.exists():
         build(lake, GRAPH.values(), path)
     connect(path).close()
     return make_app(lake, path), path

@@ -6,11 +6,13 @@ import errno
 import socket
 import sys
 
+from etpi_resources.errors import ExpectedError
+
 TRIED = 20
 """Ports after the default one that are tried."""
 
 
-class PortTaken(RuntimeError):
+class PortTaken(ExpectedError, RuntimeError):
     """Nothing can listen on the port; the message names the program that does, where this machine says it."""
 
 

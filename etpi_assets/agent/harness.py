@@ -2,7 +2,7 @@
 
 The sandbox sees one folder of the host: the proxy's socket, the forwarder that makes it a port of the sandbox's own
 loopback, and the files with the attempt's key. Nothing else can be reached from it. Budgets, the time limit and the end
-are enforced from outside; whatever the workspace contains then is graded.
+are enforced from outside; the workspace is then graded as it is.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from etpi_assets.agent.actions import read_actions
 from etpi_assets.agent.loop import AgentLoop, AgentState, RolloutJob, RolloutRuntime, run_rollout, start_files
 from etpi_assets.agent.think import post_think_tokens, think_tokens
@@ -30,7 +32,7 @@ from etpi_assets.tasks.family import Role, Verdict
 from etpi_assets.trajectories.assemble import assemble
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 from etpi_resources.capture.conversation import SystemRefused
-from etpi_resources.capture.server import Attempt, Budget, CaptureServer, new_key
+from etpi_resources.capture.server import HIDDEN, Attempt, Budget, CaptureServer, new_key
 from etpi_resources.capture.store import CallLog, read_log
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.sandboxes import CommandResult, Environment
@@ -48,6 +50,30 @@ _GIB = 2**30
 _PROCESSES, _FILE_BYTES = 256, 256 * 2**20
 _TASK_FILE = "/tmp/task.md"
 _TAIL = 1500
+
+
+class _Memory:
+    """The memory of this machine. Each attempt in this process takes its limit of it, or waits: a model's server takes
+    more attempts at once than may fit."""
+
+    def __init__(self, gib: float) -> None:
+        self._gib, self._free, self._changed = gib, gib, threading.Condition()
+
+    @contextmanager
+    def reserved(self, gib: float) -> Iterator[None]:
+        gib = min(gib, self._gib)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= gib)
+            self._free -= gib
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += gib
+                self._changed.notify_all()
+
+
+_MEMORY = _Memory(psutil.virtual_memory().total / _GIB)
 
 
 def run_harness(job: RolloutJob, runtime: RolloutRuntime, calls: Path | None = None) -> RolloutRecord:
@@ -91,6 +117,7 @@ class HarnessLoop(AgentLoop):
                 f"{self.task.task_id} has {len(roles)} agents that work together, and a harness is one; use a suite "
                 'whose tasks have one agent, or kind = "live"'
             )
+        stack.enter_context(_MEMORY.reserved(self.harness.memory_gib))
         needs, files = family.needs(self.task), family.workspace(self.task, roles[0])
         self.shown = stack.enter_context(_shown_folder())
         self.attempt, log = self._attempt(roles[0])
@@ -138,7 +165,8 @@ class HarnessLoop(AgentLoop):
                 raise EngineUnavailable(str(failure)) from failure
             raise failure
         if not self.figures["calls"]:
-            raise RuntimeError(f"{self.harness.name} made no call, exit {result.exit_code}: {result.output[-_TAIL:]}")
+            output = result.output.replace(self.attempt.key, HIDDEN)[-_TAIL:]
+            raise RuntimeError(f"{self.harness.name} made no call, exit {result.exit_code}: {output}")
         if not agent.record.turns and "helper" in self.other_roles:
             raise RuntimeError(
                 f"{self.harness.name} made {self.figures['calls']} calls, and no conversation contains the task, so "
@@ -195,7 +223,7 @@ class HarnessLoop(AgentLoop):
     def _show(self, name: str, text: str) -> None:
         path = self.shown / name
         path.write_text(text, encoding="utf-8")
-        path.chmod(0o644)  # whatever the umask, the sandbox's user reads it
+        path.chmod(0o644)  # readable by the sandbox's user under any umask
 
     def _end_if_over(self, agent: AgentState, done: threading.Event) -> None:
         """End the harness once a budget is used up or a call failed."""
@@ -252,7 +280,7 @@ def require_installed(harness: HarnessSection) -> Path:
 def _shown_folder() -> Iterator[Path]:
     """Create the folder that the sandbox sees, with the key in it, closed to other users.
 
-    Sandboxes that root starts run as users of their own, so there only the random name keeps others out.
+    Sandboxes that root starts run as separate users, so there only the random name keeps others out.
     """
     private = Path(tempfile.mkdtemp(prefix="etpi-capture-"))
     try:

@@ -19,13 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.scoring.intervals import decide, rate
 from etpi_assets.specs.experiment import GatesSection
 from etpi_assets.specs.plugins import near
-from etpi_assets.trajectories.checks import merged
 from etpi_resources.chat.format import ChatFormat
-from etpi_resources.lake.checks import CheckOutcome, listed
+from etpi_resources.lake.check_outcome import CheckOutcome, listed
 from etpi_resources.lake.stored import Rows, batches
 
 _SHOWN = 3
@@ -123,13 +121,8 @@ def _value(row: Mapping[str, Any], metric: str) -> float | None:
     return None if row[metric] is None else float(row[metric])
 
 
-def turn_loss_share(rows: pa.Table, section: GatesSection) -> CheckOutcome:
-    """Compare turn 0's share of the training loss with its floor; the many rows of later turns can bury turn 0."""
-    return loss_share_outcome(loss_share_by_turn(rows), section)
-
-
 def loss_share_outcome(share: Mapping[int, float], section: GatesSection) -> CheckOutcome:
-    """Judge the shares of `loss_share_by_turn`."""
+    """Compare turn 0's share of the training loss with its floor; the many rows of later turns can bury turn 0."""
     first = share.get(0, 0.0)
     floor = section.first_turn_loss_share
     figures = {f"turn_{t}": v for t, v in share.items()}
@@ -146,11 +139,6 @@ def loss_share_outcome(share: Mapping[int, float], section: GatesSection) -> Che
             else f" Later turns bury it: raise dataset.upweight_factor about {factor:.1f} times for turn 0."
         )
     return CheckOutcome("turn_loss_share", passed, message, figures=figures)
-
-
-def format_exposure(rows: pa.Table, pairs: pa.Table, section: GatesSection) -> CheckOutcome:
-    """Compare the tool calls trained on in one epoch, each with its row's weight and copies, with their floor."""
-    return exposure_outcome(exposure_figures(rows, pairs), section)
 
 
 def exposure_figures(rows: pa.Table, pairs: pa.Table) -> dict[str, Any]:
@@ -174,7 +162,7 @@ def _of_rows(rows: pa.Table, pairs: pa.Table, column: str) -> pa.ChunkedArray:
 
 
 def exposure_outcome(figures: Mapping[str, Any], section: GatesSection) -> CheckOutcome:
-    """Judge the figures."""
+    """Compare the tool calls trained on in one epoch, each with its row's weight and copies, with their floor."""
     exposure, calling, training, _ = (figures[n] for n in ("exposure", "rows_with_call", "rows", "format_tokens"))
     floor = section.format_exposure
     message = (
@@ -192,11 +180,6 @@ def exposure_outcome(figures: Mapping[str, Any], section: GatesSection) -> Check
     return CheckOutcome("format_exposure", exposure >= floor, message, figures=figures)
 
 
-def role_balance(rows: pa.Table, pairs: pa.Table, section: GatesSection) -> CheckOutcome:
-    """Compare the rarer role's share of the training rows with its floor, if agents work in pairs."""
-    return role_outcome(role_figures(rows, pairs), section)
-
-
 def role_figures(rows: pa.Table, pairs: pa.Table) -> dict[str, int]:
     """Count the training rows of each role."""
     training = rows.filter(pc.field("split") == "train")
@@ -205,7 +188,7 @@ def role_figures(rows: pa.Table, pairs: pa.Table) -> dict[str, int]:
 
 
 def role_outcome(rows_of: Mapping[str, int], section: GatesSection) -> CheckOutcome:
-    """Judge the number of training rows of each role."""
+    """Compare the rarer role's share of the training rows with its floor, if agents work in pairs."""
     figures = dict(rows_of)
     if set(rows_of) <= {"solo"}:
         return CheckOutcome.not_applicable("role_balance", "one agent acts alone, so there are no roles.", figures)
@@ -225,7 +208,7 @@ def plan_paths_in_task(
 ) -> CheckOutcome:
     """Compare the share of the selected agents' plans whose entities all occur in the task's text with its floor.
 
-    A plan without entities counts as a miss. Plans of unknown tasks are excluded and counted.
+    A plan without entities is a miss. Plans of unknown tasks are excluded and counted.
     """
     text = dict(zip(tasks["task_id"].to_pylist(), tasks["instruction"].to_pylist(), strict=True))
     task = dict(zip(selected["rollout_id"].to_pylist(), selected["task_id"].to_pylist(), strict=True))
@@ -343,11 +326,11 @@ def _ngrams(prompt: Sequence[int]) -> set[tuple[int, ...]]:
 
 
 def skip_rate(inputs: int, lost: Mapping[str, str], section: GatesSection) -> CheckOutcome:
-    """Compare the share of inputs lost before training, other than by selection, with its bound; name the inputs.
+    """Compare the share of inputs that neither train nor were dropped by selection with its bound; name the inputs.
 
     Args:
         inputs: the number of rollouts and quarantined inputs.
-        lost: name -> reason of each lost input.
+        lost: name -> reason of each such input.
     """
     share = len(lost) / inputs if inputs else 1.0
     reasons = Counter(reason.partition(":")[0] for reason in lost.values())
@@ -358,20 +341,6 @@ def skip_rate(inputs: int, lost: Mapping[str, str], section: GatesSection) -> Ch
     if share > bound:
         message += " Correct the cause, or give a reason in gates.override why the rest is enough."
     return CheckOutcome("skip_rate", share <= bound, message, figures={"found": inputs, "lost": len(lost), **reasons})
-
-
-def turns_lost(rows: pa.Table, from_pairs: pa.Table, from_rows: pa.Table, section: GatesSection) -> CheckOutcome:
-    """Compare the share of the selected rollouts' turns, and of their output tokens, that were lost with its bound.
-
-    Held-out turns are not lost. A turn without ids counts as a turn, but has no tokens.
-
-    Args:
-        rows: `dataset_rows`.
-        from_pairs, from_rows: the tables `dropped` of `tito_pairs` and `upweighted_dataset`.
-    """
-    lost = merged([lost_figures(from_pairs), lost_figures(from_rows)])
-    kept_tokens = pc.sum(rows["output_tokens"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
-    return lost_outcome(lost, len(rows), kept_tokens, section)
 
 
 def lost_figures(dropped: Rows) -> dict[str, Any]:
@@ -386,7 +355,10 @@ def lost_figures(dropped: Rows) -> dict[str, Any]:
 
 
 def lost_outcome(counted: Mapping[str, Any], rows: int, kept_tokens: int, section: GatesSection) -> CheckOutcome:
-    """Judge the lost turns, given the rows and their output tokens."""
+    """Compare the share of the selected rollouts' turns, and of their output tokens, that were lost with its bound.
+
+    Held-out turns are not lost. A turn without ids counts as a turn, but has no tokens.
+    """
     reasons, lost_tokens = Counter(counted["reasons"]), counted["tokens"]
     lost = reasons.total()
     turns, tokens = rows + lost, lost_tokens + kept_tokens

@@ -1,8 +1,7 @@
 """Checks of pairs and data sets that a correct build always passes: ids, counts, labels, leaks.
 
 Each check has figures that are computed per block of rollouts (`*_figures`, values of JSON), summed by `merged` of
-`trajectories.checks`, and judged by `*_outcome`; the function without a suffix does all of it for whole tables. Checks
-whose floors and bounds a spec sets are in `gates`.
+`trajectories.rollout_checks`, and judged by `*_outcome`. Checks whose floors and bounds a spec sets are in `gates`.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from etpi_assets.curation.merge import expand, turns_of
 from etpi_assets.curation.pairs import label_text
 from etpi_assets.curation.steering import NGRAM_IDS, SteeringNgrams
 from etpi_assets.curation.strip_think import close_tail, last_turn, thinks_in_history, without_tail
-from etpi_assets.specs.experiment import PairsSection
+from etpi_assets.specs.experiment import DatasetSection, PairsSection
 from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.marks import THINK, THINK_END, other_block, without_code
 from etpi_resources.labels import IGNORE_INDEX
-from etpi_resources.lake.checks import CheckOutcome, listed
+from etpi_resources.lake.check_outcome import CheckOutcome, listed
 from etpi_resources.lake.stored import batches, counts
 from etpi_resources.prefix_tree import PrefixTree
 from etpi_resources.token_ids import arrays, common_prefix
@@ -42,28 +41,29 @@ TurnKey = tuple[str, str, int]
 KEY = ["rollout_id", "agent_id", "turn"]
 
 
-def pairs_reconcile(turns: pa.Table, pairs: pa.Table, dropped: pa.Table) -> CheckOutcome:
+def pairs_reconcile_outcome(figures: Mapping[str, Any]) -> CheckOutcome:
     """Check that pairs + dropped are the turns of the selected rollouts (`KEY` columns), each once, and that there are
     pairs."""
-    return pairs_reconcile_outcome(reconcile_figures(turns, pairs, dropped))
-
-
-def pairs_reconcile_outcome(figures: Mapping[str, Any]) -> CheckOutcome:
-    """Judge the figures of turns, pairs and dropped turns."""
     balance = f"{figures['offered']} turns = {figures['kept']} pairs + {figures['dropped']} dropped"
     return _reconcile("pairs_reconcile", figures, figures["kept"], balance)
 
 
-def dataset_reconciles(pairs: pa.Table, rows: pa.Table, dropped: pa.Table) -> CheckOutcome:
-    """Check that rows + dropped are the pairs, each once, and that there are training rows."""
-    figures = reconcile_figures(pairs, rows, dropped)
-    return dataset_reconciles_outcome(figures, counts(rows, "split")["train"])
-
-
 def dataset_reconciles_outcome(figures: Mapping[str, Any], training: int) -> CheckOutcome:
-    """Judge the figures of pairs, rows and dropped pairs, given the number of training rows."""
+    """Check that rows + dropped are the pairs, each once, and that there are training rows."""
     balance = f"{figures['offered']} pairs = {figures['kept']} rows + {figures['dropped']} dropped"
     return _reconcile("dataset_reconciles", figures, training, balance)
+
+
+def validation_outcome(rows: Mapping[str, int], section: DatasetSection) -> CheckOutcome:
+    """Warn if `val_fraction` leaves no row for validation, given the number of rows of each split."""
+    count, unit = rows.get("val", 0), {"repository": "repositories"}.get(section.val_by, "conversations")
+    message = f"{count} of {sum(rows.values())} rows validate (dataset.val_fraction = {section.val_fraction:g})"
+    passed = bool(count) or not section.val_fraction
+    if not passed:
+        message += f": that share of so few {unit} rounds to none; raise it, set it to 0" + (
+            ', or set dataset.val_by = "conversation"' if unit == "repositories" else ""
+        )
+    return CheckOutcome("validation_rows", passed, message, blocking=False, figures=dict(rows))
 
 
 def reconcile_figures(offered: pa.Table, kept: pa.Table, dropped: pa.Table) -> dict[str, Any]:
@@ -112,13 +112,8 @@ def _unbalanced(offered: pa.Table, *accounted: pa.Table) -> list[TurnKey]:
     return sorted(zip(*(wrong[column].to_pylist() for column in KEY), strict=True))
 
 
-def capture_not_mixed(pairs: pa.Table, section: PairsSection) -> CheckOutcome:
-    """Check that every pair is of the capture that the spec asks for."""
-    return capture_outcome(counts(pairs, "capture"), section)
-
-
 def capture_outcome(captures: Counter[str], section: PairsSection) -> CheckOutcome:
-    """Judge the number of pairs of each capture."""
+    """Check that every pair is of the capture that the spec asks for."""
     passed = set(captures) <= {section.capture}
     message = f"{captures[section.capture]} pairs, all {section.capture}."
     if not passed:
@@ -129,17 +124,12 @@ def capture_outcome(captures: Counter[str], section: PairsSection) -> CheckOutco
     return CheckOutcome("capture_not_mixed", passed, message, figures=dict(captures))
 
 
-def history_as_captured(pairs: pa.Table, captured: pa.Table, chat: ChatFormat) -> CheckOutcome:
-    """Check that prompts re-tokenised from messages have the text of the captured prompts, both edited alike.
+def history_figures(pairs: pa.Table, captured: pa.Table, chat: ChatFormat) -> dict[str, Any]:
+    """Count the prompts compared and those that differ, and describe the first.
 
     Args:
-        captured: pairs built from the captured ids of some of the same turns; the check passes if there are none.
+        captured: pairs built from the captured ids of some of the same turns.
     """
-    return history_outcome(history_figures(pairs, captured, chat))
-
-
-def history_figures(pairs: pa.Table, captured: pa.Table, chat: ChatFormat) -> dict[str, Any]:
-    """Count the prompts compared and those that differ, and describe the first."""
     captured_prompts = dict(iter_prompts(captured))
     compared, wrong, first = 0, 0, ""
     for key, ids in iter_prompts(pairs) if captured_prompts else ():
@@ -160,7 +150,7 @@ def history_figures(pairs: pa.Table, captured: pa.Table, chat: ChatFormat) -> di
 
 
 def history_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
-    """Judge the figures."""
+    """Check that prompts re-tokenised from messages have the text of the captured prompts, both edited alike."""
     compared, total, wrong = (counted[name] for name in ("compared", "pairs", "differing"))
     figures: dict[str, object] = {"compared": compared, "pairs": total}
     if not compared:
@@ -174,13 +164,6 @@ def history_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
             'captured ids have a history that was compacted or edited during the rollout: set pairs.capture = "native".'
         )
     return CheckOutcome("history_as_captured", not wrong, message, figures=figures)
-
-
-def no_think_in_output(
-    pairs: pa.Table, section: PairsSection, chat: ChatFormat, quoted: Mapping[str, int] | None = None
-) -> CheckOutcome:
-    """Check that no output has think text and no input ends in an open think block, if think is stripped."""
-    return think_outcome(think_figures(pairs, section, chat, quoted or {}), section, chat)
 
 
 def think_figures(
@@ -230,7 +213,7 @@ def _think_tags(text: str) -> int:
 
 
 def think_outcome(counted: Mapping[str, Any], section: PairsSection, chat: ChatFormat) -> CheckOutcome:
-    """Judge the figures."""
+    """Check that no output has think text and no input ends in an open think block, if think is stripped."""
     tails, thinking, opened = dict(counted["tails"]), counted["thinking"], counted["opened"]
     figures: dict[str, object] = {"tokenizer": chat.name, "prompt_tails": tails}
     uncut = counted["uncut"]
@@ -258,11 +241,6 @@ def think_outcome(counted: Mapping[str, Any], section: PairsSection, chat: ChatF
     return CheckOutcome("no_think_in_output", False, message, figures=figures)
 
 
-def no_steering_leak(pairs: pa.Table, steering: SteeringNgrams) -> CheckOutcome:
-    """Check that no n-gram of steering, of ids or of words, is in any input or output."""
-    return steering_outcome(steering_figures(pairs, steering))
-
-
 def steering_figures(pairs: pa.Table, steering: SteeringNgrams) -> dict[str, Any]:
     """Count the pairs with an n-gram of steering, and describe the first; the table has whole agents."""
     leaks: list[tuple[str, str]] = []
@@ -288,7 +266,7 @@ def steering_figures(pairs: pa.Table, steering: SteeringNgrams) -> dict[str, Any
 
 
 def steering_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
-    """Judge the figures."""
+    """Check that no n-gram of steering, of ids or of words, is in any input or output."""
     figures = {name: counted[name] for name in ("pairs", "leaks")}
     if not counted["leaks"]:
         message = f"No n-gram of steering in {counted['pairs']} pairs."
@@ -302,24 +280,15 @@ def steering_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     return CheckOutcome("no_steering_leak", False, message, figures=figures)
 
 
-def prompt_is_default_render(
+def default_render_figures(
     pairs: pa.Table, expected: Mapping[AgentKey, Sequence[int] | np.ndarray], section: PairsSection, chat: ChatFormat
-) -> CheckOutcome:
-    """Check that every agent's first input is the prompt that serving renders, id for id.
-
-    If turn 0 was dropped, the first input must begin with that prompt.
+) -> dict[str, Any]:
+    """Count agents, those compared, and those whose prompt differs; the table has whole agents.
 
     Args:
         expected: (rollout_id, agent_id) -> ids of the default prompt, generation prompt included. Agents without an
             entry are not compared.
     """
-    return default_render_outcome(default_render_figures(pairs, expected, section, chat))
-
-
-def default_render_figures(
-    pairs: pa.Table, expected: Mapping[AgentKey, Sequence[int] | np.ndarray], section: PairsSection, chat: ChatFormat
-) -> dict[str, Any]:
-    """Count agents, those compared, and those whose prompt differs; the table has whole agents."""
     compared, wrong, agents = 0, [], set()
     for (rollout_id, agent_id, turn), prompt in iter_prompts(pairs):
         agent = rollout_id, agent_id
@@ -341,7 +310,10 @@ def default_render_figures(
 
 
 def default_render_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
-    """Judge the figures."""
+    """Check that every agent's first input is the prompt that serving renders, id for id.
+
+    If turn 0 was dropped, the first input must begin with that prompt.
+    """
     figures = {name: counted[name] for name in ("agents", "compared", "differ")}
     agents, compared, wrong = figures.values()
     if wrong:
@@ -355,12 +327,6 @@ def default_render_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     if not compared:
         message = f"Cannot be decided: for none of {agents} agents is the default prompt known (imported rollouts)."
     return CheckOutcome("prompt_is_default_render", True, message, figures=figures)
-
-
-def label_tokens(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> CheckOutcome:
-    """Check that the labels of the sequences are the outputs of the rows, each after its own input, and that there are
-    labels."""
-    return label_outcome(label_figures(rows, pairs, sequences))
 
 
 def label_figures(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> dict[str, Any]:
@@ -386,7 +352,8 @@ def label_figures(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> dict[
 
 
 def label_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
-    """Judge the figures."""
+    """Check that the labels of the sequences are the outputs of the rows, each after its own input, and that there are
+    labels."""
     labels, weight, wanted, wanted_weight = (counted[n] for n in ("labels", "weight", "wanted", "wanted_weight"))
     sequences, wrong = counted["sequences"], counted["misplaced"]
     figures = {"label_tokens": labels, "row_tokens": wanted, "weighted_tokens": weight, "sequences": sequences}
@@ -479,21 +446,6 @@ def _is_in_place(row: Mapping, sequence: _OpenSequence | None, prompt: np.ndarra
     return in_one_piece and np.array_equal(ids[branch], np.concatenate([prompt, output]))
 
 
-def heldout_split(
-    rows: pa.Table,
-    heldout_repos: Collection[str],
-    heldout_tasks: Collection[str] = (),
-    val_by: Literal["repository", "conversation"] = "repository",
-) -> CheckOutcome:
-    """Check that no row is of a held-out repository or task, and that each repository is known and in one split.
-
-    Args:
-        heldout_repos, heldout_tasks: those of the evaluation, and those that the spec names.
-        val_by: `dataset.val_by`; conversations of one repository may be in both splits.
-    """
-    return heldout_outcome(heldout_figures(rows), heldout_repos, heldout_tasks, val_by)
-
-
 def heldout_figures(rows: pa.Table) -> dict[str, Any]:
     """Return the (repository, split) and the tasks that the rows have."""
     splits = rows.group_by(["repo", "split"]).aggregate([])
@@ -509,7 +461,12 @@ def heldout_outcome(
     heldout_tasks: Collection[str],
     val_by: Literal["repository", "conversation"],
 ) -> CheckOutcome:
-    """Judge the figures."""
+    """Check that no row is of a held-out repository or task, and that each repository is known and in one split.
+
+    Args:
+        heldout_repos, heldout_tasks: those of the evaluation, and those that the spec names.
+        val_by: `dataset.val_by`; conversations of one repository may be in both splits.
+    """
     splits_of: dict[str | None, set[str]] = {}
     tasks = set(counted["tasks"])
     for repo, split in counted["splits"]:

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.exports import atif, conversations, gguf, hub, model, swe_bench, token_ids, verl_prompts
+from etpi_assets.exports import atif, conversations, hub, model, swe_bench, token_ids, verl_prompts
+from etpi_assets.exports.experiment_data import ExportSource
 from etpi_assets.exports.format import Export, Written
-from etpi_assets.exports.source import ExportSource
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.plugins import plugin, unknown
@@ -23,7 +23,7 @@ from etpi_resources.lake.lake import sha256_of
 
 _ALL = (
     token_ids.TRL, conversations.TRL, conversations.VERL, verl_prompts.EXPORT, atif.EXPORT, hub.EXPORT, token_ids.TITO,
-    swe_bench.EXPORT, model.EXPORT, gguf.EXPORT,
+    swe_bench.EXPORT, model.EXPORT,
 )  # fmt: skip
 
 EXPORTS: Mapping[str, Export] = {export.name: export for export in _ALL}
@@ -41,7 +41,6 @@ def export(experiment: str, format: str, to: Path, resources: Resources) -> dict
     Raises:
         SpecError: the experiment or format is unknown, or `to` is not empty or inside the lake.
         LakeError: an exported asset is not built, or one of its checks failed.
-        NotConverted: the checkpoints cannot be converted to GGUF.
     """
     exporter = export_named(format)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):

@@ -7,7 +7,7 @@ the results of its calls hang on any of them. So one response is one node, and t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from etpi_assets.importers.rows import raw_lines
 from etpi_assets.importers.sessions import (
     Conversation,
     Session,
+    as_context,
     claims_lines,
     folder_name,
     jsonl_units,
@@ -59,7 +60,8 @@ class _Node:
 
 
 def is_line(line: Mapping[str, Any]) -> bool:
-    return "sessionId" in line and "uuid" in line and line.get("type") in _SPEAKERS and "message" in line
+    is_spoken = line.get("type") in _SPEAKERS and field_of(line, "message", "content") is not None
+    return is_spoken and "sessionId" in line and "uuid" in line
 
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
@@ -80,10 +82,10 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     for path in _ordered(nodes):
         role = "subagent" if alone else _role(nodes, path, session)
         whole = [inner for key in path for inner in (key, *(k for k in kept.get(key, ()) if k not in path))]
-        messages = [entry for key in whole for entry in _copied(entries[key], key in shared)]
+        messages = [e for key in whole for e in (as_context(entries[key]) if key in shared else entries[key])]
         shared.update(whole)
         name = _starter(unit) if alone else _name(nodes, path, role, session)
-        session.conversations.append(Conversation(f"agent1.{name}" if role == "subagent" else name, role, messages))
+        session.begin(role, messages, f"agent1.{name}" if role == "subagent" else name)
     files = sorted(set(copies.values()))
     turns = (entry for c in session.conversations for entry in c.entries if entry.role == "assistant")
     if files and not any(entry.learn for entry in turns):
@@ -267,11 +269,6 @@ def _entries(node: _Node, unit: Path, session: Session) -> list[ChatEntry]:
     stop = next((reason for line in node.lines if (reason := text_field(line, "message", "stop_reason"))), None)
     calls = tool_calls(list(parts.calls), name)
     return [ChatEntry("assistant", parts.text, calls, parts.reasoning, at, finish_reason=finish_of(stop))]
-
-
-def _copied(entries: Sequence[ChatEntry], is_context: bool) -> Sequence[ChatEntry]:
-    """Return the entries, as context if an earlier conversation has them."""
-    return [replace(entry, learn=False) for entry in entries] if is_context else entries
 
 
 FORMAT = run_format(

@@ -10,7 +10,7 @@ from typing import Any
 from etpi_assets.importers.conversation import ChatEntry, Options
 from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format
 from etpi_assets.importers.rows import files_below
-from etpi_assets.importers.sessions import Conversation, Session, session_lines, session_rollout
+from etpi_assets.importers.sessions import Session, session_lines, session_rollout
 from etpi_assets.importers.source import (
     Unreadable,
     as_list,
@@ -45,7 +45,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
         entries = [e for m in messages for e in _entries(m, f"{unit.name}, {text_field(m, 'id')}", seen, session)]
         seen.update(name for m in messages if (name := text_field(m, "id")))
         is_helper = facts.get("kind") == "subagent"
-        session.conversations.append(Conversation(session.agent_id(role), "subagent" if is_helper else role, entries))
+        session.begin("subagent" if is_helper else role, entries, session.agent_id(role))
     session.id = text_field(facts, "sessionId") or session.id
     if facts.get("kind") == "subagent":
         session.id = f"{unit.parent.name}/{session.id}"
@@ -98,9 +98,9 @@ def _entries(message: Mapping[str, Any], name: str, seen: set[str], session: Ses
         parts = content if isinstance(content, list) else [content]
         answers = [part for part in parts if field(part, "functionResponse") is not None]  # of the calls before, again
         if not answers or len(answers) < len(parts):
-            yield ChatEntry("user", _text([part for part in parts if part not in answers], name), at=at)
+            yield ChatEntry("user", parts_text([part for part in parts if part not in answers], name), at=at)
         return
-    text = _text(content, name)
+    text = parts_text(content, name)
     is_own = text_field(message, "id") not in seen
     if is_own:
         session.add_response(text_field(message, "model"), message.get("tokens"))
@@ -116,13 +116,13 @@ def _entries(message: Mapping[str, Any], name: str, seen: set[str], session: Ses
         if call.get("result") is not None:
             yield ChatEntry(
                 "tool",
-                _text(call["result"], f"{name}.result"),
+                parts_text(call["result"], f"{name}.result"),
                 at=to_utc(call.get("timestamp")),
                 answers=text_field(call, "id"),
             )
 
 
-def _text(content: Any, name: str) -> str:
+def parts_text(content: Any, name: str) -> str:
     """Return the text of parts of the Gemini API. Raises Unreadable: `non_text_content`."""
     texts: list[str] = []
     for part in content if isinstance(content, list) else [content] if content else []:

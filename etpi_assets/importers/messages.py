@@ -14,13 +14,8 @@ from etpi_assets.importers.source import Unreadable, as_list, field, parameters_
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 
 
-def claims(row: Row) -> bool:
-    return "messages" in row
-
-
-def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
+def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `preference`, `empty` if it has no turn, or as `chat_entries`."""
-    (row,) = rows
     refuse_preference(row, where)
     if "messages" not in row:
         raise Unreadable("unknown_form", f"{where} has no `messages`; it has {', '.join(map(str, list(row)[:12]))}")
@@ -65,8 +60,21 @@ def listed(value: Any, name: str) -> list[Any]:
 
 
 def text_entries(value: Any, role: Role, name: str) -> list[ChatEntry]:
-    """Parse messages, or one message's text."""
-    return [ChatEntry(role, value)] if isinstance(value, str) else chat_entries(listed(value, name), name)
+    """Parse messages, which may be JSON text, or one message's text."""
+    if isinstance(value, str):
+        return chat_entries(written, name) if (written := _written(value)) else [ChatEntry(role, value)]
+    return chat_entries(listed(value, name), name)
+
+
+def _written(text: str) -> list[Any] | None:
+    """Return the messages that a text is the JSON of; None for any other text."""
+    if not text.startswith("[{"):
+        return None
+    try:
+        items = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return items if all(isinstance(item, dict) and "role" in item and "content" in item for item in items) else None
 
 
 def prompt_entries(value: Any, name: str) -> list[ChatEntry]:
@@ -99,7 +107,9 @@ def _drop_padding(entries: Sequence[ChatEntry], tools: Sequence[Any] | None) -> 
 
     JSON that was written from a table has them; a null of an argument of the tool itself is a value.
     """
-    declared = {text_field(tool.get("function", tool), "name"): parameters_of(tool) for tool in tools or ()}
+    if not tools:
+        return
+    declared = {text_field(tool.get("function", tool), "name"): parameters_of(tool) for tool in tools}
     names = {name for of_tool in declared.values() for name in of_tool or ()}
     for call in (call for entry in entries for call in entry.tool_calls or ()):
         function = call["function"] if isinstance(call.get("function"), dict) else call
@@ -124,7 +134,7 @@ FORMAT = row_format(
         loses="names of participants, other columns; a row with images, of preferences, or with a message that is "
         "trained in part or with a weight between 0 and 1 is quarantined",
     ),
-    claims=claims,
+    claims=lambda row: "messages" in row,
     record=record,
     rank=PLAIN,
 )

@@ -45,8 +45,11 @@ def unknown_row(source: DetectionInput) -> str:
     """Return the keys of the first row, and the nearest format with what it would need."""
     row = source.row
     if row is None:
-        names = ", ".join(file.name for file in source.files[:_SHOWN]) or "nothing"
-        return f"no row can be read from its files ({names}); rows are JSON lines, JSON arrays or parquet"
+        names = ", ".join(file.name for file in source.files[:_SHOWN])
+        if not names:
+            return "it has no files"
+        fault = "no row can be read" if any(file.stat().st_size for file in source.files) else "nothing but empty files"
+        return f"{fault} ({names}); rows are JSON lines, JSON arrays or parquet"
     keys = ", ".join(map(str, list(row)[:_SHOWN])) + (", ..." if len(row) > _SHOWN else "")
     values = ", ".join(f"{key} = {_shortened(value)}" for key, value in list(row.items())[:_VALUES])
     return f"its first row has {keys or 'no keys'} ({values}); {_nearest(row)}{_map(row)}"

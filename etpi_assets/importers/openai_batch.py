@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import replace
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -15,7 +14,7 @@ from etpi_assets.importers.format import FOLDERS, FormatDoc, Row, row_format
 from etpi_assets.importers.messages import solo
 from etpi_assets.importers.rows import count_rows, iter_rows
 from etpi_assets.importers.run_info import run_info, sampler_of
-from etpi_assets.importers.sessions import jsonl_units
+from etpi_assets.importers.sessions import as_context, jsonl_units
 from etpi_assets.importers.source import Unreadable, as_list, as_mapping, bytes_of, field, parse_json, text_field
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.inside import open_file
@@ -96,9 +95,9 @@ def _places_in(path: Path, wanted: Set[str]) -> _Places:
     return places
 
 
-def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
+def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read an answer. Raises Unreadable: `errored`, `no_prompt`, `ambiguous_request`, or as `chat_entries`."""
-    answer, request = as_mapping(rows[0]["answer"], where), rows[0]["request"]
+    answer, request = as_mapping(row["answer"], where), row["request"]
     body = field(answer, "response", "body")
     error = text_field(answer, "error", "message") or text_field(body, "error", "message")
     if error or not isinstance(body, dict):
@@ -109,12 +108,11 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
         raise Unreadable("no_prompt", f"{where}: no file beside it has the request {answer.get('custom_id')!r}")
     if "output" in body:
         gym = {"responses_create_params": request, "response": body, "instance_id": answer.get("custom_id")}
-        return nemo_gym.record([gym], where, options)
+        return nemo_gym.record(gym, where, options)
     choice = as_mapping(next(iter(as_list(body.get("choices"), f"{where}, choices")), None), f"{where}, choices[0]")
     context = chat_entries(as_list(request.get("messages"), f"{where}, messages"), f"{where}, messages")
-    context = [replace(entry, learn=False) for entry in context]
     message = {**as_mapping(choice.get("message"), f"{where}, message"), "finish_reason": choice.get("finish_reason")}
-    entries: list[ChatEntry] = [*context, *chat_entries([message], f"{where}, message")]
+    entries: list[ChatEntry] = [*as_context(context), *chat_entries([message], f"{where}, message")]
     facts = {"instance_id": answer.get("custom_id"), "model": body.get("model"), "tools": request.get("tools")}
     rollout = solo(entries, run_info(facts, options), where, options)
     rollout.sampler = sampler_of(request, body.get("usage"))

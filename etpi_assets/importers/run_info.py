@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,18 +83,25 @@ def run_info(row: Mapping[str, Any], options: Options) -> RunInfo:
     places = [row, *(inner for key in ("metadata", "info") if (inner := _object(row.get(key))))]
 
     def first(names: Sequence[str]) -> str | None:
-        return next((t for place in places for name in names if (t := text_field(place, name))), None)
+        held = ((place, name) for place in places for name in names if name in place)
+        return next((text for place, name in held if (text := text_field(place, name))), None)
+
+    def rewards() -> Iterator[float | None]:
+        yield from (reward_of(place, name) for place in places for name in _REWARD if name in place)
+
+    def schemas() -> Iterator[list[dict[str, Any]] | None]:
+        yield from (tool_schemas_of(place[name], name) for place in places for name in _TOOLS if name in place)
 
     task = first(_TASK)
     return RunInfo(
         task_id=task,
         repo=options.repo or first(("repo", "repo_name")) or repo_of(task or ""),
         teacher=options.teacher or first(_TEACHER),
-        reward=next((r for place in places for name in _REWARD if (r := reward_of(place, name)) is not None), None),
+        reward=next((reward for reward in rewards() if reward is not None), None),
         patch=first(_PATCH),
         exit_status=None if (ended := first(_EXIT)) in _TRUNCATED else exit_name(ended),
         truncated=ended in _TRUNCATED or row.get("is_truncated") is True,
-        tools=next((t for place in places for name in _TOOLS if (t := tool_schemas_of(place.get(name), name))), None),
+        tools=next(filter(None, schemas()), None),
     )
 
 

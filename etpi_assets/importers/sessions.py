@@ -8,8 +8,8 @@ A turn that two conversations share is trained in the first one; in the others i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,11 @@ class Session:
         number = 1 + sum(conversation.role == role for conversation in self.conversations)
         return "agent1" if role == "solo" else f"agent1-{role}{number}"
 
+    def begin(self, role: str, entries: Iterable[ChatEntry] = (), agent_id: str | None = None) -> Conversation:
+        """Add a conversation, and return it. `agent_id`: by default `agent_id` of the role."""
+        self.conversations.append(Conversation(agent_id or self.agent_id(role), role, list(entries)))
+        return self.conversations[-1]
+
 
 def session_rollout(session: Session, unit: Path, options: Options) -> RolloutRecord:
     """Build the rollout of a session. Raises Unreadable: `empty`, `no_prompt`."""
@@ -79,6 +84,11 @@ def session_rollout(session: Session, unit: Path, options: Options) -> RolloutRe
         wall_seconds=(max(times) - min(times)).total_seconds() if times else None,
         tools=session.tools,
     )
+
+
+def as_context(entries: Iterable[ChatEntry]) -> list[ChatEntry]:
+    """Return the entries as context: another conversation trains them."""
+    return [replace(entry, learn=False) for entry in entries]
 
 
 def folder_name(path: str) -> str:

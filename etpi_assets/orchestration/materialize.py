@@ -6,7 +6,6 @@ The skip rule and publishing are in `asset`.
 from __future__ import annotations
 
 import json
-import resource
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
@@ -16,8 +15,7 @@ from typing import Any
 import dagster as dg
 
 from etpi_assets.asset import (
-    CONSENT_TAG,
-    AssetRecipe,
+    AssetDefinition,
     Markdown,
     Outcome,
     label,
@@ -25,23 +23,16 @@ from etpi_assets.asset import (
 from etpi_assets.checks import CHECKS, is_blocking
 from etpi_assets.graph import GRAPH, Node
 from etpi_assets.orchestration.partitions import PARTITION_TAG, mapping, partition_sets, refuse_whole_set
-from etpi_assets.orchestration.webpage.metadata import of_version
-from etpi_assets.planning.planner import CONSENTS, Consent
+from etpi_assets.orchestration.webpage import of_version
+from etpi_assets.planning.planner import CONSENT_TAG, CONSENTS, Consent
 from etpi_assets.planning.versioning.keys import asset_code
-from etpi_assets.resources import EngineUnavailable, HardwareMissing
 from etpi_assets.specs.load import SpecError, Specs
-from etpi_assets.specs.paths import PathError, as_written
-from etpi_resources.backend import BackendError, backend
-from etpi_resources.chat.format import TokenizerUnavailable
-from etpi_resources.chat.markers import NoTurnEnd
-from etpi_resources.lake.checks import BadData
+from etpi_assets.specs.paths import as_written
+from etpi_resources.backend import backend
+from etpi_resources.errors import ExpectedError
 from etpi_resources.lake.files import disk_errors
-from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.schemas import TABLES
-from etpi_resources.process.locks import LockLost
 from etpi_resources.process.progress import acting_for
-from etpi_resources.sandboxes import SandboxUnavailable
-from etpi_resources.trainers.pipes import WorkerFailed
 
 OWNER = "team:etpi"
 RESOURCE = "etpi"
@@ -49,30 +40,15 @@ EXPERIMENT_INPUTS = "experiment_inputs"
 """The asset that comes before an experiment's spec (`experiment_inputs`)."""
 CONSOLE_SECONDS = 5.0
 """The log has a line for an asset that took at least this long, and an event for each."""
-EXPECTED_FAILURES = (
-    LakeError,
-    LockLost,
-    BackendError,
-    SpecError,
-    PathError,
-    HardwareMissing,
-    EngineUnavailable,
-    SandboxUnavailable,
-    WorkerFailed,
-    BadData,
-    NoTurnEnd,
-    TokenizerUnavailable,
-)
-"""Errors whose message is complete; Dagster shows them without a traceback."""
 
 
 # With partitions, a check result is shown beside the partition it checked. Dagster warns that this is a preview.
 warnings.filterwarnings("ignore", message="Specifying a partitions_def on an AssetCheckSpec")
 
 
-def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
-    """Build the Dagster asset of a recipe; its partitions and mappings come from the specs."""
-    node = recipe.node
+def build_asset(definition: AssetDefinition, specs: Specs) -> dg.AssetsDefinition:
+    """Build the Dagster asset of a definition; its partitions and mappings come from the specs."""
+    node = definition.node
 
     @dg.asset(
         name=node.name,
@@ -93,7 +69,7 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
                 blocking=is_blocking(node.name, check),
                 partitions_def=partition_sets(specs).get(node.set),
             )
-            for check in recipe.checks
+            for check in definition.checks
         ],
         required_resource_keys={RESOURCE},
     )
@@ -101,11 +77,11 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
         resources = getattr(context.resources, RESOURCE)
         with expected_failures(node.name):
             key = partition_of(context, node.set, resources.specs)
-        outcome, metadata = compute(recipe, key, context)
+        outcome, metadata = compute(definition, key, context)
         yield dg.MaterializeResult(
             data_version=dg.DataVersion(outcome.manifest.version),
             metadata=metadata,
-            check_results=check_results(recipe, key, outcome),
+            check_results=check_results(definition, key, outcome),
         )
         refuse_blocked(outcome)
 
@@ -120,7 +96,7 @@ def expected_failures(asset: str) -> Iterator[None]:
     """
     try:
         yield
-    except EXPECTED_FAILURES as error:
+    except ExpectedError as error:
         raise dg.Failure(as_written(f"{asset}: {error}"), allow_retries=False) from None
     except Exception:
         if (text := traceback.format_exc()) == as_written(text):
@@ -128,15 +104,15 @@ def expected_failures(asset: str) -> Iterator[None]:
         raise dg.Failure(f"{asset}: {as_written(text)}") from None
 
 
-def compute(recipe: AssetRecipe, key: str, context: dg.AssetExecutionContext) -> tuple[Outcome, dict[str, Any]]:
+def compute(definition: AssetDefinition, key: str, context: dg.AssetExecutionContext) -> tuple[Outcome, dict[str, Any]]:
     """Bring a partition up to date; return its outcome and the metadata of its materialization.
 
     Raises:
-        dg.Failure: it cannot be computed, for one of EXPECTED_FAILURES.
+        dg.Failure: it cannot be computed, for an ExpectedError.
     """
-    node, resources, before = recipe.node, getattr(context.resources, RESOURCE), _cpu_seconds()
+    node, resources = definition.node, getattr(context.resources, RESOURCE)
     with expected_failures(node.name), disk_errors(), acting_for(key):
-        outcome = recipe.execute(
+        outcome = definition.execute(
             key, resources, lambda line: context.log.info(as_written(line)), context, consent_of(context.run)
         )
     _log_outcome(context, node, key, outcome)
@@ -145,7 +121,6 @@ def compute(recipe: AssetRecipe, key: str, context: dg.AssetExecutionContext) ->
         **of_version(node, outcome.manifest, resources.lake),
         **{name: _shown(value) for name, value in outcome.metadata.items()},
         "skipped": outcome.skipped,
-        **({} if outcome.skipped else {"cpu_seconds": round(_cpu_seconds() - before, 3)}),
     }
 
 
@@ -203,12 +178,6 @@ def _deps(node: Node, specs: Specs) -> list[dg.AssetDep]:
     return [*deps, dg.AssetDep(EXPERIMENT_INPUTS)] if node.name == "experiment_spec" else deps
 
 
-def _cpu_seconds() -> float:
-    """CPU seconds of this process and of its ended children: workers and sandboxes."""
-    uses = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(use.ru_utime + use.ru_stime for use in uses)
-
-
 # --- what the web page shows -----------------------------------------------------------------------------------------
 
 
@@ -245,14 +214,14 @@ def _carried_over(context: dg.AssetExecutionContext, node: Node, outcome: Outcom
     return {}
 
 
-def check_results(recipe: AssetRecipe, key: str, outcome: Outcome) -> list[dg.AssetCheckResult]:
+def check_results(definition: AssetDefinition, key: str, outcome: Outcome) -> list[dg.AssetCheckResult]:
     """Return a result for every declared check; a check that does not apply passes, with a note.
 
     A figure's label names the partition, because the page draws one plot for each label.
     """
     reported = {check["name"]: check for check in outcome.manifest.checks}
     results = []
-    for name in recipe.checks:
+    for name in definition.checks:
         check = reported.get(name)
         results.append(
             dg.AssetCheckResult(
@@ -277,11 +246,12 @@ def _shown(value: Any) -> Any:
 
 
 def _log_outcome(context: dg.AssetExecutionContext, node: Node, key: str, outcome: Outcome) -> None:
-    """Log what took long and which checks warn; everything else is in the events of the materialization."""
+    """Log a slow computation and the checks that warn; the events of the materialization have the rest."""
     name, manifest = label(node.name, key), outcome.manifest
     if not outcome.skipped and outcome.seconds >= CONSOLE_SECONDS:
         rows = ", ".join(f"{n} {table}" for table, n in manifest.rows.items() if n)
-        context.log.info(f"{name} made in {outcome.seconds:.1f} s" + (f"; {rows or 'no rows'}" if node.tables else ""))
+        shown = f"; {rows or 'no rows'}" if node.tables else ""
+        context.log.info(f"{name} computed in {outcome.seconds:.1f} s{shown}")
     for check in manifest.checks:
         if not check["passed"] and not check["blocking"]:
             context.log.warning(as_written(f"{name}: {check['name']}: {check['message']}"))

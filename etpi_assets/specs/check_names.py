@@ -9,9 +9,9 @@ PAIRS = (
     "no_steering_leak", "prompt_is_default_render",
 )  # fmt: skip
 DATASET = (
-    "dataset_reconciles", "label_tokens", "heldout_split", "teacher_gate", "turn_loss_share", "format_exposure",
-    "role_balance", "plan_paths_in_task", "prompt_length_ratio", "template_distance", "generation_prompt",
-    "skip_rate", "turns_lost",
+    "dataset_reconciles", "validation_rows", "label_tokens", "heldout_split", "teacher_gate", "turn_loss_share",
+    "format_exposure", "role_balance", "plan_paths_in_task", "prompt_length_ratio", "template_distance",
+    "generation_prompt", "skip_rate", "turns_lost",
 )  # fmt: skip
 PROBES = (
     "served_name", "served_root", "ids_returned", "prompt_parity", "content_visible", "calls_round_trip",

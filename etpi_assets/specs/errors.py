@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from etpi_resources.errors import ExpectedError
 
-class SpecError(ValueError):
+
+class SpecError(ExpectedError, ValueError):
     """A spec is invalid or does not exist; the message names the file, the key and the remedy."""

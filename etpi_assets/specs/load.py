@@ -270,6 +270,22 @@ def _resolve(
 _MOST_BYTES, _MOST_NESTED, _MOST_PARENTS = 1 << 20, 20, 20
 """Bounds of a spec file: its size, tables within tables, and specs that extend one another."""
 _MOST_PROBLEMS = 50
+_NEEDED = {
+    "model_type": "a table", "model_attributes_type": "a table", "dict_type": "a table", "tuple_type": "a list",
+    "list_type": "a list", "string_type": "text", "bool_type": "true or false", "bool_parsing": "true or false",
+    "float_type": "a number", "float_parsing": "a number", "int_type": "a whole number",
+    "int_parsing": "a whole number", "int_from_float": "a whole number",
+}  # fmt: skip
+"""Kinds of pydantic's errors -> what a value has to be."""
+_PYDANTIC, _SHOWN = re.compile(r"^\w+ should (?=be |have )"), {list: "a list", dict: "a table", type(None): "nothing"}
+_NOT_TOML = {
+    "Illegal character '\\n'": "a quote is not closed",
+    "Unterminated string": "a quote is not closed",
+    'Expected "\'"': "a quote is not closed",
+    "Cannot overwrite a value": "a key is written twice",
+    "Expected '=' after a key": "a key without `=`",
+}
+"""How errors of tomllib begin -> what is wrong."""
 """Problems of a file that an error names; each costs a search for the nearest key."""
 _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
 _LONG_KEY = re.compile(rf"(?<![\w\"'.-])(?:{_PART}\.[ \t]*+){{100}}")
@@ -292,10 +308,9 @@ def _read_document(file: Path) -> dict[str, Any]:
     except RecursionError as error:
         raise SpecError(f"{file}: its tables or lists are nested too deep") from error
     except ValueError as error:  # also not UTF-8, and an integer with more digits than Python converts
-        reason = str(error)
-        if "Illegal character '\\n'" in reason:
-            reason = f"a quote is not closed {reason.partition(' (')[2].rstrip(')')}"
-        raise SpecError(f"{file}: not TOML: {reason}") from error
+        reason, _, place = str(error).partition(" (")
+        reason = next((fault for begin, fault in _NOT_TOML.items() if reason.startswith(begin)), reason)
+        raise SpecError(f"{file}: not TOML: {reason} {place.rstrip(')')}".rstrip()) from error
     if _depth(document) > _MOST_NESTED:
         raise SpecError(f"{file}: its tables or lists are nested more than {_MOST_NESTED} deep")
     return document
@@ -372,9 +387,12 @@ def _problem(model: type[BaseModel], loc: Sequence[str | int], kind: str, messag
     key = ".".join(str(part) for part in loc)
     if kind == "value_error":  # our own messages, which say what a person needs; a value might be a password
         return f"{key or 'the spec'}: {message.removeprefix('Value error, ')}"
+    if kind == "missing":
+        return f"{key} is missing"
     if kind != "extra_forbidden":
-        shown = repr(value) if isinstance(value, str | int | float | bool) else type(value).__name__
-        return f"{key or 'the spec'}: {message}; it is {shown[:60]}"
+        shown = repr(value) if isinstance(value, str | int | float | bool) else _SHOWN.get(type(value), "nothing")
+        needed = f"has to be {_NEEDED[kind]}" if kind in _NEEDED else _PYDANTIC.sub("has to ", message)
+        return f"{key or 'the spec'}: {needed.partition(' after validation')[0]}; it is {shown[:60]}"
     level = _section(model, loc[:-1])
     prefix = ".".join(str(part) for part in loc[:-1])
     valid = list(level.model_fields)

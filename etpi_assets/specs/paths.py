@@ -9,9 +9,10 @@ from pathlib import Path
 
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
+from etpi_resources.errors import ExpectedError
 
 
-class PathError(ValueError):
+class PathError(ExpectedError, ValueError):
     """A spec's path cannot be resolved; the message says what to set."""
 
 

@@ -100,8 +100,8 @@ def _clash(kind: str, name: str, shipped: Collection[str]) -> str:
     owners = [*(["etpi"] if name in shipped else []), *(plugin.distribution for plugin in _plugins(kind).get(name, ()))]
     if len(owners) < 2:
         return ""
-    others = " or ".join(owner for owner in owners if owner != "etpi")
-    return f"the {kind} {name!r} is given by {' and '.join(owners)}; uninstall {others}, or rename its entry point"
+    foreign = " or ".join(owner for owner in owners if owner != "etpi")
+    return f"the {kind} {name!r} is given by {' and '.join(owners)}; uninstall {foreign}, or rename its entry point"
 
 
 def plugin_names(kind: str) -> list[str]:

@@ -22,7 +22,6 @@ from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import cooperbench_verdict, downloads, places
 from etpi_assets.tasks.commands import apply_command
 from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
-from etpi_assets.tasks.perturb import perturb
 from etpi_resources.hashes import json_hash
 from etpi_resources.inside import is_file_inside, read_inside
 from etpi_resources.sandboxes import SandboxFactory
@@ -34,7 +33,6 @@ PARAMS: Mapping[str, Any] = {
     "subset": None,
     "pairs": (),
     "pairs_per_task": None,
-    "variants": 0,
     "repos": (),
     "heldout_repos": (),
     "images": "akhatua/cooperbench-{repo}:task{task}",
@@ -43,10 +41,9 @@ PARAMS: Mapping[str, Any] = {
 
 path: the folder of repositories. subset: a file below it that lists pairs
 ({"tasks": [{"repo", "task_id", "pairs"}]}). pairs: task ids. Neither: every combination, or the first
-`pairs_per_task` of each folder. variants: so many more tasks of each training task, under other names (`perturb`), for
-templated sets; not with a sandbox, since a repository keeps its names. repos: only these. heldout_repos: their tasks
-are the split heldout, all others train. images: the name of a task's image, {repo} without `_task` and with hyphens;
-or "build": from the Dockerfile in the task's folder. The key of a checkout is `<repo>/task<id>`.
+`pairs_per_task` of each folder. repos: only these. heldout_repos: their tasks are the split heldout, all others train.
+images: the name of a task's image, {repo} without `_task` and with hyphens; or "build": from the Dockerfile in the
+task's folder. The key of a checkout is `<repo>/task<id>`.
 """
 
 _TASK = re.compile(r"task(\d+)")
@@ -88,11 +85,6 @@ class CooperBench:
         root = expand(str(chosen["path"]))
         if not root.is_dir():
             raise FileNotFoundError(f"suite {suite}: params.path: {root} is no folder")
-        if chosen["variants"] and chosen["sandbox"]:
-            raise ValueError(
-                f"suite {suite}: params.variants renames what a task's texts name, but its repository keeps those "
-                "names; use a suite without params.sandbox"
-            )
         wanted = _wanted(root, chosen)
         only = set(chosen["repos"])
         for place in sorted(set(_places(root)) | set(wanted or ()), key=lambda p: (p[0], p[1].zfill(12))):
@@ -105,8 +97,6 @@ class CooperBench:
                     yield item
                     continue
                 yield _with_live_payload(item, root, place, chosen) if chosen["sandbox"] else item
-                variants = chosen["variants"] if split == "train" else 0
-                yield from (perturb(item, number) for number in range(1, variants + 1))
 
     def roles(self, task: Task) -> Sequence[Role]:
         first, second = task.payload["features"]

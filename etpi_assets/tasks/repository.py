@@ -1,4 +1,4 @@
-"""Tasks of real repositories with one agent and hidden tests: the base class of `r2e`, `swe_bench` and `pypi_bugs`.
+"""Tasks of real repositories with one agent and hidden tests: the base class of `r2e` and `swe_bench`.
 
 The verdict: read the agent's final files, end its sandbox, apply the counted changes in a fresh sandbox, add the hidden
 tests, run them. Edited tests, conftest files, settings of the test runner and later commits of the repository never
@@ -46,7 +46,7 @@ PARAMS: Mapping[str, Any] = {
 }
 """Besides those of `places`. path: the rows, a .jsonl, .json or .parquet file, or a folder of them. repos: only these.
 exclude_repos: not these; their rows are quarantined as `excluded`, which is no fault of the suite. heldout_repos,
-heldout_tasks: these are the split heldout, all others train. rows: take only the first so many."""
+heldout_tasks: these are the split heldout, all others train. rows: take only this many, from the first on."""
 
 REFERENCE_RUNS = 3
 

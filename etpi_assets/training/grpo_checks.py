@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pyarrow as pa
 from etpi_assets.scoring.advantage import group_advantages
 from etpi_assets.specs.training import RLSection
 from etpi_assets.training.sft_checks import PROOFS, proofs
-from etpi_resources.lake.checks import CheckOutcome, percent
+from etpi_resources.lake.check_outcome import CheckOutcome, percent
 from etpi_resources.trainers.contracts import GrpoFigures
 from etpi_resources.trainers.policy_link import largest_gap
 
@@ -36,13 +37,16 @@ def checks(
         left_out: tasks whose prompt is too long.
     """
     samples = tables["rl_samples"].drop_columns(["policy_logprobs", "entropies"]).to_pylist()
+    varied, proved = _groups_vary(section, samples), proofs(reports)
+    if varied.figures["share"] == 1.0:  # the cause of whatever did not change
+        proved = [outcome if outcome.passed else replace(outcome, message=varied.message) for outcome in proved]
     return [
         _rollouts_recorded(section, list(reports), tables, samples),
         _advantages_hold(section, samples),
         _logprobs_agree(section, reports),
         prompts_fit(section, tasks, left_out),
-        _groups_vary(section, samples),
-        *proofs(reports),
+        varied,
+        *proved,
     ]
 
 

@@ -3,12 +3,12 @@
 A call is linked to the call that it continues:
 
 - `exact`: its prompt begins with that call's prompt and output, id for id; `drift`: only its messages do.
-- `rewritten`: it begins like an earlier call whose conversation had gone on, as after a compaction.
+- `rewritten`: it begins like an earlier call that other calls already continue, as after a compaction.
 - `root`: none of these.
 
-Of several calls after the same one, the one with the most calls behind it goes on. A single call beside it was thrown
-away by the harness: `retry` if both have the same messages, else `dropped`. Nothing else is guessed: two equal helpers
-at once are two.
+If several calls continue the same one, the longest continuation keeps the conversation, but never one that the
+harness's headers name as a helper's. The harness discarded a single call beside it: `retry` if both have the same
+messages, else `dropped`. Nothing else is guessed: two equal helpers at once are two.
 """
 
 from __future__ import annotations
@@ -76,6 +76,11 @@ class _Node:
     @property
     def tools(self) -> str:
         return self.row["tools_hash"]
+
+    @property
+    def helper(self) -> list[str | None]:
+        """The values of the headers that name a helper."""
+        return [self.row["headers"].get(name) for name in HELPER_HEADERS]
 
     @property
     def ended(self) -> float:
@@ -231,7 +236,7 @@ def _count_after(nodes: Sequence[_Node]) -> None:
 
 
 def _chains(nodes: Sequence[_Node]) -> list[list[_Node]]:
-    """Return the conversations: of each call's continuations the longest goes on, the others begin a chain."""
+    """Return the conversations: the longest continuation of each call, each other continuation as a new chain."""
     roots = [node for node in nodes if node.parent is None]
     _set_thrown_away(roots)
     starts, chains = list(roots), []
@@ -239,10 +244,12 @@ def _chains(nodes: Sequence[_Node]) -> list[list[_Node]]:
         chain = [starts.pop(0)]
         while following := chain[-1].children:
             _set_thrown_away(following)
-            goes_on = max(following, key=lambda node: (node.after, node.link not in ("retry", "dropped")))
+            of_agent = [node for node in following if node.helper == chain[-1].helper]
+            goes_on = max(of_agent, key=lambda node: (node.after, node.link not in ("retry", "dropped")), default=None)
+            if goes_on and goes_on.link in ("retry", "dropped"):
+                goes_on = None
             starts += [node for node in following if node is not goes_on]
-            if goes_on.link in ("retry", "dropped"):  # none of them goes on
-                starts.append(goes_on)
+            if goes_on is None:
                 break
             chain.append(goes_on)
         chains.append(chain)
@@ -262,7 +269,7 @@ def _set_thrown_away(siblings: Sequence[_Node]) -> None:
 
 
 def _alike(node: _Node, other: _Node) -> bool:
-    return node.row["tools_hash"] == other.row["tools_hash"] and bool(node.row["tools"])
+    return node.tools == other.tools and bool(node.row["tools"]) and node.helper == other.helper
 
 
 def _overlap(node: _Node, other: _Node) -> bool:
@@ -281,9 +288,9 @@ def _roles(chains: Sequence[Sequence[_Node]], task: str | None) -> list[Role]:
             roles.append("summary")
         elif with_tools and not first.row["tools"]:
             roles.append("side")
-        elif len(chain) == 1 and first.parent is not None:
+        elif len(chain) == 1 and first.parent is not None and not any(first.helper):
             roles.append("dropped")
-        elif "main" not in roles and _has_task(first.row, task):
+        elif "main" not in roles and not any(first.helper) and _has_task(first.row, task):
             roles.append("main")
         else:
             roles.append("helper")
@@ -291,8 +298,6 @@ def _roles(chains: Sequence[Sequence[_Node]], task: str | None) -> list[Role]:
 
 
 def _has_task(row: Mapping[str, Any], task: str | None) -> bool:
-    if any(name in row["headers"] for name in HELPER_HEADERS):
-        return False
     users = (message["content"] for message in row["messages"] if message["role"] == "user")
     return task is None or any(_letters(task) in _letters(content) for content in users)
 

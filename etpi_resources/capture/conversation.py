@@ -1,4 +1,4 @@
-"""Which earlier call a request continues, the ids of its prompt, and the message in an output.
+"""Find the earlier call that a request continues; build the ids of its prompt; read the message in an output.
 
 The prompt is the ids of the longest earlier call whose messages and tools begin the request, then the new messages as
 the template writes them after a turn. Nothing is rendered twice, so an output stays as it was sampled. A request that
@@ -133,8 +133,8 @@ def prefix_keys(messages: Sequence[Message], tools: Sequence[Any]) -> Iterator[s
 
 
 def normalised(message: Message) -> list[Any]:
-    """Return what a harness repeats of a message unchanged: white space around the text, ids of calls, the spelling of
-    arguments, and thoughts may differ."""
+    """Return the parts of a message that a harness repeats unchanged; white space around the text, ids of calls, the
+    spelling of arguments, and thoughts may differ."""
     calls = [
         [call["function"]["name"], parse_json(call["function"]["arguments"])]
         for call in message.get("tool_calls") or ()
@@ -143,7 +143,7 @@ def normalised(message: Message) -> list[Any]:
 
 
 def parse_json(text: Any) -> Any:
-    """Return the value of JSON text; the text itself if it is none."""
+    """Return the value of JSON text; the text itself if it is not JSON."""
     with suppress(ValueError, TypeError):
         return json.loads(text)
     return text
@@ -188,11 +188,18 @@ def _structured(call: Call, form: ToolForm, tools: Sequence[Any]) -> dict[str, A
     arguments = dict(call.arguments)
     schema = next((tool["function"] for tool in tools if tool["function"]["name"] == call.name), {})
     properties = (schema.get("parameters") or {}).get("properties") or {}
+    properties = properties if isinstance(properties, Mapping) else {}
     for key, value in arguments.items() if not form.typed else ():
-        if isinstance(value, str) and (properties.get(key) or {}).get("type", "string") != "string":
+        if isinstance(value, str) and not _takes_text(properties.get(key)):
             arguments[key] = parse_json(value)
     function = {"name": call.name, "arguments": without_surrogates(json.dumps(arguments, ensure_ascii=False))}
     return {"id": f"call_{uuid.uuid4().hex[:20]}", "type": "function", "function": function}
+
+
+def _takes_text(schema: Any) -> bool:
+    """Return whether text is a value of a schema, whose `type` may be a list, or missing; a schema may be `true`."""
+    kinds = schema.get("type", "string") if isinstance(schema, Mapping) else "string"
+    return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
 
 
 def _object(text: Any) -> dict[str, Any]:

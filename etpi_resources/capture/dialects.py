@@ -58,6 +58,23 @@ class Asked:
     max_tokens: int | None
 
 
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+def require_readable(query: Asked) -> None:
+    """Raise ValueError, KeyError or TypeError for a request that no template could render, whatever its dialect."""
+    if not query.messages:
+        raise ValueError("it has no messages")
+    for message in query.messages:
+        if message["role"] not in _ROLES or not isinstance(message["content"], str):
+            raise ValueError(f"a message of role {message['role']!r} is none, or its content is no text")
+    for function in (tool["function"] for tool in query.tools):
+        if not isinstance(function["name"], str) or not isinstance(function.get("parameters") or {}, Mapping):
+            raise ValueError(f"the tool {function['name']!r} has no name, or its parameters are no schema")
+    if query.max_tokens is not None and not (type(query.max_tokens) is int and query.max_tokens >= 0):
+        raise ValueError(f"the most output tokens cannot be {query.max_tokens!r}")
+
+
 @dataclass(frozen=True)
 class Turn:
     """The model's answer to a request.

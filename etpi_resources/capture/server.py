@@ -1,7 +1,8 @@
 """The HTTP server in front of an engine: attempts with keys and budgets, answers whole or as server-sent events.
 
-An attempt is one path (`/a/NAME/v1`) and one key. A call goes on, and is recorded, if the harness hangs up. A request
-with an equal body joins such a call, so that a retry samples nothing twice; while the first one waits, it is another.
+An attempt is one path (`/a/NAME/v1`) and one key. If the harness hangs up, the call still ends and is recorded.
+A request with an equal body then joins that call, so that a retry samples nothing twice; while the first client still
+waits, it is a new call.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from etpi_resources.capture.dialects import (
     Event,
     Refused,
     Turn,
+    require_readable,
     without_surrogates,
 )
 from etpi_resources.capture.store import CallLog, read_log
@@ -61,9 +63,12 @@ MOST_AUX_ROWS = 1000
 """The most requests of an attempt that are recorded without being calls."""
 
 _MOST_CHARACTERS = 2000
-"""The most characters of a value that a request brings into the log, messages and tools apart."""
+"""The most characters of a value of a request in the log, except for messages and tools."""
 
 _MOST_SETTINGS = 64
+HIDDEN = "[key]"
+"""Replaces the attempt's key in requests, since commands print their environment: no prompt or log contains it."""
+
 _AT_ONCE = 64
 _TOO_LONG = "the prompt exceeds this model's maximum context length"
 _KEPT_HEADERS = ("user-agent", "x-stainless-retry-count", "anthropic-beta", *HELPER_HEADERS)
@@ -75,8 +80,8 @@ class Budget:
     """The limits of an attempt, None for none.
 
     Attributes:
-        max_calls: calls that are answered.
-        max_output_tokens: output ids of all calls together.
+        max_calls: calls, refused ones included.
+        max_output_tokens: output ids of all calls together; only calls at the same time can exceed it.
         max_model_len: ids of prompt and output of one call.
     """
 
@@ -96,7 +101,9 @@ class _Call:
 
     async def lost(self) -> bool:
         """Return whether nobody waits for the answer, and nobody got it."""
-        return not self.delivered and await self.request.is_disconnected()
+        waited = self.request
+        gone = await waited.is_disconnected()  # meanwhile another request can join
+        return gone and not self.delivered and self.request is waited
 
 
 class Weights:
@@ -171,6 +178,7 @@ class Attempt:
 
     def __post_init__(self) -> None:
         self.calls, self.output_tokens, self.aux_rows = 0, 0, 0
+        self._lock = threading.Lock()
         self.last: dict[str, _Call] = {}
         self._conversation = Conversation(self.chat, self.template_kwargs)
         rows = list(read_log(self.log.path))  # of an earlier process
@@ -220,6 +228,8 @@ class Attempt:
         if room < SMALLEST_OUTPUT:
             raise Refused(400, f"{_TOO_LONG}: {len(prompt.ids)} of {self.budget.max_model_len} tokens")
         wanted = [self.sampler.max_tokens, room, *([query.max_tokens] if query.max_tokens else [])]
+        if self.budget.max_output_tokens is not None:
+            wanted.append(max(1, self.budget.max_output_tokens - self.output_tokens))
         sampler = replace(self.sampler, max_tokens=min(wanted))
         request = Request(
             f"{self.session}/{number}", self.session, tuple(prompt.ids), query.messages, sampler,
@@ -231,7 +241,8 @@ class Attempt:
         message = self._message(completion, prompt, output, query)
         finish = "tool_calls" if message.get("tool_calls") else completion.finish_reason
         self._conversation.add(number, prompt, output, [*query.messages, message], query.tools)
-        self.output_tokens += len(output)
+        with self._lock:
+            self.output_tokens += len(output)
         known = 0 if prompt.parent is None else prompt.parent.length
         call = {
             "call": number,
@@ -291,7 +302,9 @@ def _asked(body: Mapping[str, Any], dialect: Dialect) -> Asked:
     if (body.get("n") or 1) != 1:
         raise Refused(400, "n > 1 is not captured")
     try:
-        return dialect.read(body)
+        query = dialect.read(body)
+        require_readable(query)
+        return query
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise Refused(400, f"the request cannot be read: {type(error).__name__}: {error}") from error
 
@@ -350,7 +363,7 @@ class CaptureServer:
         key = bearer or request.headers.get("x-api-key", "")
         if attempt is None or attempt.revoked or not hmac.compare_digest(key.encode(), attempt.key.encode()):
             raise Refused(401, "no attempt has this path and key")
-        path = request.path_params["path"].removeprefix("v1/")
+        path = request.path_params["path"].removeprefix("v1/").replace(attempt.key, HIDDEN)
         if path == "models":
             card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "etpi"}
             return JSONResponse({"object": "list", "data": [card]})
@@ -358,6 +371,7 @@ class CaptureServer:
         if raw is None:
             attempt.log_aux(f"{request.method} /{path}", status=413)
             raise Refused(413, f"the request is larger than {MOST_BODY_BYTES >> 20} MiB")
+        raw = raw.replace(attempt.key.encode(), HIDDEN.encode())
         body = _parsed(raw)
         if path == "messages/count_tokens" and isinstance(body, dict):
             attempt.log_aux(path)
@@ -394,7 +408,7 @@ class CaptureServer:
 
 
 _CONTENT = ("messages", "input", "instructions", "system", "tools")
-"""Keys of a request that are recorded as messages and tools; the others are what the harness wishes."""
+"""Keys of a request that are recorded as messages and tools; the others are the harness's settings."""
 
 
 def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -450,7 +464,8 @@ async def _deliver(request: HttpRequest, call: _Call, body: Mapping[str, Any], d
             _, whole = next(events)
             for line in map(_line, events) if stream else [json.dumps(whole)]:
                 yield line
-        call.delivered = not await request.is_disconnected()
+        if not await request.is_disconnected():
+            call.delivered = True
 
     return StreamingResponse(lines(), media_type="text/event-stream" if stream else "application/json")
 

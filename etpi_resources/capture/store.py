@@ -9,6 +9,7 @@ other requests.
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,14 +23,13 @@ Row = dict[str, Any]
 
 
 class CallLog:
-    """An attempt's file, opened to append. Thread-safe; after `close`, rows are dropped."""
+    """An attempt's file, open only while a row is written. Thread-safe; after `close`, rows are dropped."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self._lock, self._tools = path, threading.Lock(), set[str]()
-        whole = path.read_bytes() if path.exists() else b""
-        self._file = path.open("ab")
-        self._file.truncate(whole.rfind(b"\n") + 1)  # a kill can cut the last line
+        self.path, self._lock, self._tools, self._closed = path, threading.Lock(), set[str](), False
+        path.touch()
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)  # a kill can cut the last line
 
     def append(self, row: Mapping[str, Any], tools: list[Any] | None = None) -> None:
         """Write a row; `tools` are written at their first use, and the row gets their hash."""
@@ -41,13 +41,13 @@ class CallLog:
                     self._tools.add(key)
                     lines.insert(0, {"tools_hash": key, "tools": tools})
             text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-            if not self._file.closed:
-                self._file.write(text.encode("utf-8", "surrogatepass"))
-                self._file.flush()
+            if not self._closed:
+                with self.path.open("ab") as file:
+                    file.write(text.encode("utf-8", "surrogatepass"))
 
     def close(self) -> None:
         with self._lock:
-            self._file.close()
+            self._closed = True
 
 
 def read_log(path: Path) -> Iterator[Row]:

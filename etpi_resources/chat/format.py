@@ -25,6 +25,7 @@ from etpi_resources.chat.prefixes import AppendOnlyProbe, tags
 from etpi_resources.chat.roles import Roles
 from etpi_resources.chat.tool_forms import FORMS, Call, ToolForm, message_calls
 from etpi_resources.chat.tool_forms.template import TemplateForm, UnknownToolForm
+from etpi_resources.errors import ExpectedError
 from etpi_resources.hashes import json_hash
 from etpi_resources.packages import PACKAGE, PackageUnavailable, package_folder
 
@@ -72,7 +73,7 @@ class Label(NamedTuple):
         return text
 
 
-class TokenizerUnavailable(OSError):
+class TokenizerUnavailable(ExpectedError, OSError):
     """A tokenizer of the hub is neither cached nor can it be downloaded; the message has the remedy."""
 
 

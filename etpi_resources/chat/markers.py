@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from etpi_resources.errors import ExpectedError
+
 Apply = Callable[[list[dict[str, Any]], list[Any] | None, bool], str]
 """(messages, tools, whether to add the generation prompt) -> text."""
 
@@ -26,7 +28,7 @@ def is_chatml(template: str) -> bool:
     return TURN in template or END in template
 
 
-class NoTurnEnd(ValueError):
+class NoTurnEnd(ExpectedError, ValueError):
     """A template ends an assistant's turn with no control token of the tokenizer; the message shows what it writes."""
 
 

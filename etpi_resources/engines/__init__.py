@@ -1,4 +1,4 @@
-"""The Engine protocol: token ids in, token ids out, whatever serves the model.
+"""The Engine protocol: token ids in, token ids out, for every kind of server.
 
 These are the values that pass between the agent loop and an engine; each engine is a module of this package.
 """
@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from etpi_resources.chat.grammars import ThinkGrammar
+from etpi_resources.errors import ExpectedError
 
 FinishReason = Literal["stop", "length", "error"]
 
 
-class EngineUnavailable(RuntimeError):
-    """The engine cannot work, whatever the request, so the run stops and no rollout records this as its outcome. The
+class EngineUnavailable(ExpectedError, RuntimeError):
+    """The engine cannot answer any request, so the run stops and no rollout records this as its outcome. The
     message says what to do."""
 
 

@@ -71,8 +71,8 @@ class ScriptedEngine:
 
     def _complete(self, request: Request) -> Completion:
         text = self._policy(request)
-        if self._chat.tail_form(request.prompt_ids) == "open":  # the prompt has begun the think block
-            text = text.removeprefix("<think>\n") if text.startswith("<think>") else f"</think>\n\n{text}"
+        if self._chat.tail_form(request.prompt_ids) == "open":
+            text = continued(text)
         rng = random.Random(f"{request.sampler.seed}/{request.request_id}")
         ids: list[int] = []
         for token in self._chat.encode(text):
@@ -104,3 +104,8 @@ class ScriptedEngine:
             halves = ((self._pieces.get(piece[:k]), self._pieces.get(piece[k:])) for k in range(1, len(piece)))
             self._splits[token] = tuple((a, b) for a, b in halves if a is not None and b is not None)
         return self._splits[token]
+
+
+def continued(text: str) -> str:
+    """Return a text as it goes on behind a prompt that has begun the think block."""
+    return text.removeprefix("<think>\n") if text.startswith("<think>") else f"</think>\n\n{text}"

@@ -20,7 +20,7 @@ import duckdb
 import pyarrow as pa
 
 from etpi_resources.lake import ledger
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import Lake, LakeError, sync
 from etpi_resources.lake.manifest import Manifest
 from etpi_resources.lake.parquet import storage_schema
@@ -117,6 +117,7 @@ def connect(path: Path | str | None = None, read_only: bool = True) -> duckdb.Du
         file = catalog_of(file)
     if not file.exists():
         raise LakeError(f"there is no catalog at {file.resolve()}; {_remedy(path is None)}")
+    _refuse_other_file(file)
     try:
         connection = duckdb.connect(str(file), read_only=read_only)
     except duckdb.Error as error:
@@ -128,6 +129,13 @@ def connect(path: Path | str | None = None, read_only: bool = True) -> duckdb.Du
     return connection
 
 
+def _refuse_other_file(file: Path) -> None:
+    """Raise LakeError if the file is neither a DuckDB file nor named as one: it is not to be replaced."""
+    with file.open("rb") as opened:
+        if file.suffix != ".duckdb" and (start := opened.read(12)) and start[8:] != b"DUCK":
+            raise LakeError(f"{file} is no catalog; name another file in ETPI_CATALOG, or move this one away")
+
+
 def _remedy(by_default: bool) -> str:
     """Return what to do about a missing catalog; name the working directory and variables if they chose the place."""
     build_it = "run `etpi run catalog`"
@@ -135,7 +143,8 @@ def _remedy(by_default: bool) -> str:
         return build_it
     named = [f"{name}={value}" for name in ("ETPI_CATALOG", "ETPI_DATA") if (value := os.environ.get(name))]
     chosen = f"because of {named[0]}" if named else f"because the working directory is {Path.cwd()}"
-    return f"it was looked for there {chosen}. Name a catalog or a lake: connect('/path/to/data'); or {build_it}"
+    other = "Name another lake (ETPI_DATA, or in Python connect('/path/to/data'))"
+    return f"it was looked for there {chosen}. {other}, or {build_it}"
 
 
 def check_names() -> tuple[str, ...]:
@@ -183,11 +192,14 @@ def build(
 
     Raises:
         CatalogBusy: a program still has it open for writing.
-        LakeError: a file of a current version is missing, or a folder of the lake's path contains "=".
+        LakeError: a file of a current version is missing, a folder of the lake's path contains "=", or there is
+            another file at `path`.
     """
     path = path or default_path(lake)
     if odd := [part for part in lake.root.parts if "=" in part]:
         raise LakeError(f"the lake is under {odd[0]!r}, which DuckDB would read as a column; move {lake.root}")
+    if path.exists():
+        _refuse_other_file(path)
     building = path.with_name(f".{path.name}.building")
     with lake.lock("catalog_file"):
         _remove(building)  # left by a build that died

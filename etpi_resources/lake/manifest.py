@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
+from etpi_resources.errors import ExpectedError
 from etpi_resources.lake.provenance import environment_fingerprint, etpi_version, git_revision
 
 SCHEMA_VERSION = 1
@@ -17,7 +18,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """Valid names of assets and keys, which are names of folders."""
 
 
-class LakeError(RuntimeError):
+class LakeError(ExpectedError, RuntimeError):
     """A fault in the lake that a person must fix; the message says how."""
 
 

@@ -1,11 +1,11 @@
-"""Locks between processes: what a lock is, the waiting and the messages, and the implementation by flock.
+"""Locks between processes: their interface, waiting and messages, and the implementation by flock.
 
 There are two scopes. *Lake* locks (partitions, publishing, trainings, journals, staging, the whole lake) exclude every
 process that works in the lake: `lake_locks` returns flock on one machine, and those of the backend where
 `ETPI_CLUSTER` names one. *Machine* locks (accelerator, sandboxes, server) exclude processes of one machine only:
 `machine_locks` is always flock, and `Lake.machine_lock_file` is on the machine's own disk.
 
-A lock is named by the path of a file, in which its holder writes who it is. Every kind of lock ends with its holder.
+A lock is named by the path of a file, in which its holder writes its name. Every kind of lock ends with its holder.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Self, TypedDict, Unpack
 
 from etpi_resources.backend import CLUSTER_VARIABLE, SETTINGS_FILE, BackendError, backend
+from etpi_resources.errors import ExpectedError
 from etpi_resources.process.progress import acting_name
 
 POLL_SECONDS = 0.1
@@ -38,7 +39,7 @@ class LockHeld(RuntimeError):
     """Another process or thread holds the lock; the message names it."""
 
 
-class LockLost(RuntimeError):
+class LockLost(ExpectedError, RuntimeError):
     """A lock ended before its holder had finished, so another process may work on the same thing already."""
 
     @classmethod

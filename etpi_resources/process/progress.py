@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-FIRST_LOG_SECONDS = 20.0
+FIRST_LOG_SECONDS = 3.0
 LONGEST_LOG_SECONDS = 600.0
 """A log gets the first line of a stage after FIRST_LOG_SECONDS; the pause before the next one is as long as the stage
 has been running, at most LONGEST_LOG_SECONDS."""

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
+from etpi_resources.errors import ExpectedError
 
-class SandboxUnavailable(RuntimeError):
+
+class SandboxUnavailable(ExpectedError, RuntimeError):
     """No sandbox can start on this machine; the message says what to install or start."""
 
 

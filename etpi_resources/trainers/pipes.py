@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from pydantic import BaseModel
 
 from etpi_resources.backend import backend
+from etpi_resources.errors import ExpectedError
 from etpi_resources.process.progress import Progress
 from etpi_resources.process.supervise import supervised
 from etpi_resources.trainers.contracts import StageProgress
@@ -30,7 +31,7 @@ LAST_LINES = 20
 Result = TypeVar("Result", bound=BaseModel)
 
 
-class WorkerFailed(RuntimeError):
+class WorkerFailed(ExpectedError, RuntimeError):
     """A worker ended without a result; the message holds its last lines and the path of its log."""
 
 

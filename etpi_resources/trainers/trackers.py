@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from etpi_resources.errors import ExpectedError
 from etpi_resources.trainers.contracts import Tracker, Tracking
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 FOLDER = "trackers"
 
 
-class TrackerMissing(RuntimeError):
+class TrackerMissing(ExpectedError, RuntimeError):
     """A tracker of `train.report_to` is not installed; the message has the command that installs it."""
 
 

@@ -133,21 +133,3 @@ def test_parse_structured_accepts_both_shapes() -> None:
     ):
         assert parse_structured(raw) == wanted
     assert isinstance(parse_structured({"function": {"name": "bash", "arguments": "{cut"}}), str)
-
-
-@pytest.mark.parametrize("name", [name for name in FORMS if name != "markdown"])
-def test_grammar_accepts_rendered_call_of_listed_tools_only(name: str) -> None:
-    llguidance = pytest.importorskip("llguidance")
-    form = FORMS[name]
-    grammar = form.lark(["bash"])
-    assert not llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_lark(grammar))
-    assert _matches(llguidance, grammar, form.render([Call("bash", {"command": "ls -a"})]))
-    assert not _matches(llguidance, grammar, form.render([Call("rm", {"command": "ls -a"})]))
-
-
-def _matches(llguidance: Any, grammar: str, text: str) -> bool:
-    from llguidance import LLTokenizer
-
-    matcher = llguidance.LLMatcher(LLTokenizer("byte"), llguidance.LLMatcher.grammar_from_lark(grammar))
-    data = list(text.encode())
-    return matcher.validate_tokens(data) == len(data)

@@ -37,6 +37,14 @@ def captured(folder: Path, url: str, tokenizer: str = "qwen3"):
         process.kill()
 
 
+def refusal(to: Path, url: str, port: int) -> str:
+    """Return the message of a command that does not serve."""
+    options = ["--url", url, "--model", "teacher", "--tokenizer", "qwen3", "--to", str(to), "--port", str(port)]
+    done = subprocess.run([sys.executable, "-m", "etpi", "capture", *options], capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    return done.stderr
+
+
 def ask(client: httpx.Client, messages: list) -> httpx.Response:
     return client.post("/chat/completions", json={"model": "policy", "messages": messages, "tools": TOOLS})
 
@@ -58,6 +66,16 @@ def test_a_killed_proxy_keeps_every_answered_call_and_goes_on(tmp_path):
             log.write('{"attempt": "work", "call": 2, "outp')
         with captured(tmp_path, upstream.url) as (process, client):
             messages.append(ask(client, messages).json()["choices"][0]["message"])
+            port = int(client.base_url.port or 0)
+            assert "another `etpi capture` writes to" in refusal(tmp_path, upstream.url, 0)
+            assert f"port {port} of 127.0.0.1 is in use" in refusal(tmp_path / "other", upstream.url, port)
+            files = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+            for name in range(20):
+                body = {"model": "policy", "messages": [{"role": "user", "content": "x"}]}
+                client.post(f"{client.base_url.join('/')}a/task{name}/v1/chat/completions", json=body)
+            assert len(list(Path(f"/proc/{process.pid}/fd").iterdir())) < files + 10, "no file stays open"
+            for log in tmp_path.glob("task*"):
+                log.unlink()
         with Loopback("teacher", tiny := load_chat_format("tiny")) as other:
             with captured(tmp_path, other.url, "tiny") as (_, client):
                 assert ask(client, messages).status_code == 409

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 from collections.abc import Iterator
 
@@ -14,7 +15,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from etpi.cli import main
 from etpi.errors import explained
 from etpi.web.ports import PortTaken, free_port
+from etpi_assets.graph import GRAPH
 from etpi_assets.specs.load import SpecError, load_specs
+from etpi_resources.lake import catalog
+from etpi_resources.lake.lake import Lake, LakeError
 from tests.support.graph import write_spec
 
 
@@ -47,10 +51,38 @@ def test_a_lake_that_is_a_file_is_one_line(tmp_path, monkeypatch, capsys) -> Non
     assert len(shown.splitlines()) == 1 and "ETPI_DATA" in shown
 
 
-def test_quote_that_is_not_closed_is_named(tmp_path) -> None:
-    write_spec(tmp_path, "experiments", "a", 'title = "x\n')
-    with pytest.raises(SpecError, match=r"a\.toml: not TOML: a quote is not closed at line 1"):
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('title = "x\n', "not TOML: a quote is not closed at line 1"),
+        ('title = "x', "not TOML: a quote is not closed"),
+        ("title = 'x", "not TOML: a quote is not closed"),
+        ("title = 1\ntitle = 2\n", "not TOML: a key is written twice at line 2"),
+        ('title = "t"\ntrain = 3\n', "train: has to be a table; it is 3"),
+        ('title = "t"\nseeds = []\n', "seeds: has to have at least 1 item; it is a list"),
+        ('title = "t"\n', "rollout_sets is missing"),
+        ('title = "t"\ntrain.epochs = "x"\n', "train.epochs: has to be a number; it is 'x'"),
+    ],
+)
+def test_faults_of_a_spec_are_named_in_words_of_toml(tmp_path, text: str, reason: str) -> None:
+    write_spec(tmp_path, "experiments", "a", text)
+    with pytest.raises(SpecError, match=rf"a\.toml: {re.escape(reason)}"):
         load_specs(tmp_path).get("experiment", "a")
+
+
+def test_catalog_replaces_and_opens_no_other_file(tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"a": 1}\n')
+    monkeypatch.setenv("ETPI_CATALOG", str(tmp_path / "mine.jsonl"))
+    with pytest.raises(LakeError, match=r"mine\.jsonl is no catalog"):
+        catalog.build(Lake(tmp_path / "data"), GRAPH.values())
+    assert (tmp_path / "mine.jsonl").read_text() == '{"a": 1}\n'
+    assert main(["sql", "solved_paired"]) == 1 and "mine.jsonl is no catalog" in capsys.readouterr().err
+
+
+def test_folder_that_is_no_lake_gets_no_catalog(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("ETPI_DATA", str(tmp_path))
+    assert main(["view"]) == 1 and "etpi run catalog" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.duckdb"))
 
 
 @pytest.fixture

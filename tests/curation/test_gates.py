@@ -13,14 +13,15 @@ from etpi_assets.curation import gates, integrity
 from etpi_assets.curation.default_prompt import student_prompt
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, make_pairs
 from etpi_assets.curation.steering import SteeringNgrams
-from etpi_assets.scoring.checks import every_rollout_scored
+from etpi_assets.scoring.score_checks import every_rollout_scored
 from etpi_assets.specs.check_names import OVERRIDABLE
-from etpi_assets.specs.experiment import GatesSection, PairsSection
+from etpi_assets.specs.experiment import DatasetSection, GatesSection, PairsSection
 from etpi_assets.specs.presets import preset_values
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_lab.worlds.coop_tiny import FAMILY
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.schemas import TABLES, empty, from_rows
+from tests.support import whole_checks as whole
 from tests.support.datasets import CHAT, HELDOUT, TASKS, dataset, default
 
 GATES = GatesSection(**preset_values("plan_first")["gates"])
@@ -83,12 +84,12 @@ def offered(created):
 def test_pairs_reconcile_fails_on_a_missing_and_on_a_duplicate_pair():
     created = dataset()
     turns = offered(created)
-    outcome = integrity.pairs_reconcile(turns, created.pairs, created.pairs_dropped)
+    outcome = whole.pairs_reconcile(turns, created.pairs, created.pairs_dropped)
     passes(outcome, offered=69, kept=64, dropped=5, reasons={"unparseable": 5})
-    missing = integrity.pairs_reconcile(turns, without(created.pairs, 5), created.pairs_dropped)
+    missing = whole.pairs_reconcile(turns, without(created.pairs, 5), created.pairs_dropped)
     fails(missing, created.pairs["rollout_id"][5].as_py())
     twice = pa.concat_tables([created.pairs, created.pairs.slice(0, 1)])
-    fails(integrity.pairs_reconcile(turns, twice, created.pairs_dropped), created.pairs["rollout_id"][0].as_py())
+    fails(whole.pairs_reconcile(turns, twice, created.pairs_dropped), created.pairs["rollout_id"][0].as_py())
 
 
 def test_rollouts_without_the_capture_fail_and_name_the_option():
@@ -98,18 +99,26 @@ def test_rollouts_without_the_capture_fail_and_name_the_option():
         for a in created.agents
     ]
     tables = make_pairs(agents, SECTION, CHAT)
-    outcome = integrity.pairs_reconcile(offered(created), tables["pairs"], tables["dropped"])
+    outcome = whole.pairs_reconcile(offered(created), tables["pairs"], tables["dropped"])
     fails(outcome, 'pairs.capture = "retokenised"', reasons={"not_captured": 69})
+
+
+@pytest.mark.parametrize(
+    ("fraction", "rows", "passed"), [(0.1, {"train": 9}, False), (0.0, {"train": 9}, True), (0.1, {"val": 1}, True)]
+)
+def test_share_for_validation_that_is_no_row_warns(fraction: float, rows: dict[str, int], passed: bool):
+    outcome = integrity.validation_outcome(rows, DatasetSection(val_fraction=fraction))
+    assert (outcome.passed, outcome.blocking) == (passed, False)
 
 
 def test_dataset_reconciles_fails_on_a_missing_row_and_without_training_rows():
     created = dataset()
-    outcome = integrity.dataset_reconciles(created.pairs, created.rows, created.dropped)
+    outcome = whole.dataset_reconciles(created.pairs, created.rows, created.dropped)
     passes(outcome, offered=64, kept=64, dropped=0)
-    fails(integrity.dataset_reconciles(created.pairs, without(created.rows, 1), created.dropped))
+    fails(whole.dataset_reconciles(created.pairs, without(created.rows, 1), created.dropped))
     short = dataset(weights={"max_length": 64})
-    fails(integrity.dataset_reconciles(short.pairs, short.rows, short.dropped), "dataset.max_length")
-    fails(integrity.dataset_reconciles(created.pairs, every(created.rows, split="val"), created.dropped), training=0)
+    fails(whole.dataset_reconciles(short.pairs, short.rows, short.dropped), "dataset.max_length")
+    fails(whole.dataset_reconciles(created.pairs, every(created.rows, split="val"), created.dropped), training=0)
 
 
 # --- ids -------------------------------------------------------------------------------------------------------------
@@ -117,44 +126,44 @@ def test_dataset_reconciles_fails_on_a_missing_row_and_without_training_rows():
 
 def test_capture_not_mixed_fails_on_two_captures():
     pairs = dataset().pairs
-    passes(integrity.capture_not_mixed(pairs, SECTION), native=64)
-    mixed = integrity.capture_not_mixed(changed(pairs, 3, capture="retokenised"), SECTION)
+    passes(whole.capture_not_mixed(pairs, SECTION), native=64)
+    mixed = whole.capture_not_mixed(changed(pairs, 3, capture="retokenised"), SECTION)
     fails(mixed, native=63, retokenised=1)
-    fails(integrity.capture_not_mixed(pairs, PairsSection(capture="retokenised")), native=64)
+    fails(whole.capture_not_mixed(pairs, PairsSection(capture="retokenised")), native=64)
 
 
 def test_no_think_in_output_fails_on_think_ids_and_open_prompts():
     pairs = dataset().pairs
     clean = {"outputs_with_think": 0, "open_prompts": 0, "prompt_tails": {"none": 64}}
-    passes(integrity.no_think_in_output(pairs, SECTION, CHAT), **clean)
+    passes(whole.no_think_in_output(pairs, SECTION, CHAT), **clean)
     ids, name = pairs["output_ids"].to_pylist()[4], pairs["pair_id"].to_pylist()[4]
     for think in (CHAT.think_open_id, CHAT.think_close_id):
         leak = changed(pairs, 4, output_ids=[think, *ids])
-        fails(integrity.no_think_in_output(leak, SECTION, CHAT), name, "strip_think = false", outputs_with_think=1)
+        fails(whole.no_think_in_output(leak, SECTION, CHAT), name, "strip_think = false", outputs_with_think=1)
     opened = changed(pairs, 4, suffix_ids=[*pairs["suffix_ids"].to_pylist()[4], CHAT.think_open_id])
-    fails(integrity.no_think_in_output(opened, SECTION, CHAT), name, open_prompts=1)
+    fails(whole.no_think_in_output(opened, SECTION, CHAT), name, open_prompts=1)
     kept = dataset({"strip_think": False, "history_think": "keep"}).pairs
-    passes(integrity.no_think_in_output(kept, PairsSection(strip_think=False), CHAT))
-    fails(integrity.no_think_in_output(kept, SECTION, CHAT))
+    passes(whole.no_think_in_output(kept, PairsSection(strip_think=False), CHAT))
+    fails(whole.no_think_in_output(kept, SECTION, CHAT))
 
 
 def test_no_steering_leak_finds_steering_in_inputs_and_outputs():
     pairs = dataset().pairs
-    passes(integrity.no_steering_leak(pairs, STEERING_NGRAMS), pairs=64, leaks=0)
+    passes(whole.no_steering_leak(pairs, STEERING_NGRAMS), pairs=64, leaks=0)
     name = pairs["pair_id"].to_pylist()[7]
     for column in ("suffix_ids", "output_ids"):
         ids = pairs[column].to_pylist()[7]
         for part in (STEERING[0].strip(), " ".join(STEERING[0].split()[-7:])):
             leak = changed(pairs, 7, **{column: [*ids, *CHAT.encode(part)]})
-            fails(integrity.no_steering_leak(leak, STEERING_NGRAMS), name, leaks=1)
+            fails(whole.no_steering_leak(leak, STEERING_NGRAMS), name, leaks=1)
 
 
 def test_steering_that_was_not_spliced_fails_two_checks():
     created = dataset()
     agents = [CapturedAgent(a.rollout_id, a.agent_id, a.turns, facts=a.facts) for a in created.agents]
     pairs = make_pairs(agents, SECTION, CHAT)["pairs"]
-    fails(integrity.no_steering_leak(pairs, STEERING_NGRAMS), leaks=12)
-    fails(integrity.prompt_is_default_render(pairs, expected(created), SECTION, CHAT), compared=12, differ=12)
+    fails(whole.no_steering_leak(pairs, STEERING_NGRAMS), leaks=12)
+    fails(whole.prompt_is_default_render(pairs, expected(created), SECTION, CHAT), compared=12, differ=12)
 
 
 def test_no_steering_leak_finds_steering_across_two_turns():
@@ -167,7 +176,7 @@ def test_no_steering_leak_finds_steering_across_two_turns():
     ]
     pairs = make_pairs([CapturedAgent("r", "a", turns)], SECTION, CHAT)["pairs"]
     assert pairs["prefix_turn"].to_pylist() == [None, 0]
-    fails(integrity.no_steering_leak(pairs, STEERING_NGRAMS), "r/a/1", leaks=1)
+    fails(whole.no_steering_leak(pairs, STEERING_NGRAMS), "r/a/1", leaks=1)
 
 
 def expected(created):
@@ -178,14 +187,14 @@ def expected(created):
 def test_prompt_is_default_render_fails_on_one_differing_id():
     created = dataset()
     prompts = expected(created)
-    passes(integrity.prompt_is_default_render(created.pairs, prompts, SECTION, CHAT), agents=12, compared=12, differ=0)
-    passes(integrity.prompt_is_default_render(created.pairs, {}, SECTION, CHAT), compared=0)
+    passes(whole.prompt_is_default_render(created.pairs, prompts, SECTION, CHAT), agents=12, compared=12, differ=0)
+    passes(whole.prompt_is_default_render(created.pairs, {}, SECTION, CHAT), compared=0)
     first = created.pairs["turn"].to_pylist().index(0)
     ids = created.pairs["suffix_ids"].to_pylist()[first]
     places = (20, len(ids) - 1, len(ids))
     for wrong, place in zip(([*ids[:20], ids[20] + 1, *ids[21:]], ids[:-1], [*ids, ids[-1]]), places, strict=True):
         pairs = changed(created.pairs, first, suffix_ids=wrong)
-        outcome = integrity.prompt_is_default_render(pairs, prompts, SECTION, CHAT)
+        outcome = whole.prompt_is_default_render(pairs, prompts, SECTION, CHAT)
         fails(outcome, f"position {place}", "base.chat_template", differ=1)
     # If turn 0 was dropped, the first pair continues the default prompt.
     agents = [
@@ -194,7 +203,7 @@ def test_prompt_is_default_render_fails_on_one_differing_id():
     ]
     later = make_pairs(agents, SECTION, CHAT)["pairs"]
     assert 0 not in later["turn"].to_pylist()
-    passes(integrity.prompt_is_default_render(later, prompts, SECTION, CHAT), compared=12, differ=0)
+    passes(whole.prompt_is_default_render(later, prompts, SECTION, CHAT), compared=12, differ=0)
 
 
 def broken(turn):
@@ -204,38 +213,38 @@ def broken(turn):
 def test_label_tokens_fails_unless_each_span_is_its_rows_output():
     created = dataset()
     labels = sum(created.rows["output_tokens"].to_pylist())
-    outcome = integrity.label_tokens(created.rows, created.pairs, created.sequences)
+    outcome = whole.label_tokens(created.rows, created.pairs, created.sequences)
     passes(outcome, label_tokens=labels, row_tokens=labels, sequences=12)
     sequence = created.sequences.to_pylist()[0]
     no_mask = changed(created.sequences, 0, span_starts=[], span_ends=[], span_weights=[])
-    fails(integrity.label_tokens(created.rows, created.pairs, no_mask), row_tokens=labels)
+    fails(whole.label_tokens(created.rows, created.pairs, no_mask), row_tokens=labels)
     shifted = changed(
         created.sequences,
         0,
         span_starts=[s - 1 for s in sequence["span_starts"]],
         span_ends=[s - 1 for s in sequence["span_ends"]],
     )
-    fails(integrity.label_tokens(created.rows, created.pairs, shifted), f"{sequence['rows']} rows", label_tokens=labels)
+    fails(whole.label_tokens(created.rows, created.pairs, shifted), f"{sequence['rows']} rows", label_tokens=labels)
     other = changed(created.sequences, 0, input_ids=[0, *sequence["input_ids"][1:]])
-    fails(integrity.label_tokens(created.rows, created.pairs, other), label_tokens=labels)
+    fails(whole.label_tokens(created.rows, created.pairs, other), label_tokens=labels)
     light = changed(created.sequences, 0, span_weights=[0.5] * len(sequence["span_weights"]))
-    fails(integrity.label_tokens(created.rows, created.pairs, light), label_tokens=labels)
+    fails(whole.label_tokens(created.rows, created.pairs, light), label_tokens=labels)
     nothing = created.rows.slice(0, 0), created.pairs, created.sequences.slice(0, 0)
-    fails(integrity.label_tokens(*nothing), label_tokens=0)
+    fails(whole.label_tokens(*nothing), label_tokens=0)
 
 
 def test_heldout_split_fails_on_leaks_shared_and_unknown_repositories():
     rows = dataset().rows
     repos = {task.repo for task in HELDOUT}
-    clean = integrity.heldout_split(rows, repos, {task.task_id for task in HELDOUT})
+    clean = whole.heldout_split(rows, repos, {task.task_id for task in HELDOUT})
     passes(clean, heldout_repos=sorted(repos))
     assert len(clean.figures["repos"]) == 6
     leaked = changed(rows, 0, repo=HELDOUT[0].repo, split="val")
-    fails(integrity.heldout_split(leaked, repos), HELDOUT[0].repo, "select.exclude_repos")
-    fails(integrity.heldout_split(rows, set(), {TASKS[2].task_id}), TASKS[2].task_id, 'split = "train"')
+    fails(whole.heldout_split(leaked, repos), HELDOUT[0].repo, "select.exclude_repos")
+    fails(whole.heldout_split(rows, set(), {TASKS[2].task_id}), TASKS[2].task_id, 'split = "train"')
     other = {"train": "val", "val": "train"}[rows["split"].to_pylist()[0]]
-    fails(integrity.heldout_split(changed(rows, 0, split=other), repos), TASKS[0].repo)
-    fails(integrity.heldout_split(changed(rows, 0, repo=None), repos), "options.repo")
+    fails(whole.heldout_split(changed(rows, 0, split=other), repos), TASKS[0].repo)
+    fails(whole.heldout_split(changed(rows, 0, repo=None), repos), "options.repo")
 
 
 # --- gates -----------------------------------------------------------------------------------------------------------
@@ -291,27 +300,27 @@ def weighted(*rows):
 def test_turn_loss_share_fails_if_later_turns_bury_turn_0():
     buried = [(0, 1.0, 10), *[(t, 1.0, 20) for t in range(1, 60)]]
     section = GatesSection(first_turn_loss_share=0.05)
-    outcome = gates.turn_loss_share(weighted(*buried), section)
+    outcome = whole.turn_loss_share(weighted(*buried), section)
     fails(outcome, "upweight_factor about 6.2 times")
     assert outcome.figures["turn_0"] == pytest.approx(10 / 1190)
     assert outcome.figures["turn_1"] == pytest.approx(20 / 1190)
-    passes(gates.turn_loss_share(weighted((0, 6.3, 10), *buried[1:]), section), "0.051")
+    passes(whole.turn_loss_share(weighted((0, 6.3, 10), *buried[1:]), section), "0.051")
     copies = changed(weighted(*buried), 0, copies=7)
-    passes(gates.turn_loss_share(copies, section))
-    fails(gates.turn_loss_share(weighted(*buried[1:]), section), "`dropped`")
-    fails(gates.turn_loss_share(changed(weighted((0, 9.0, 10), (1, 1.0, 1)), 0, split="val"), section), "`dropped`")
-    passes(gates.turn_loss_share(dataset().rows, GATES))
+    passes(whole.turn_loss_share(copies, section))
+    fails(whole.turn_loss_share(weighted(*buried[1:]), section), "`dropped`")
+    fails(whole.turn_loss_share(changed(weighted((0, 9.0, 10), (1, 1.0, 1)), 0, split="val"), section), "`dropped`")
+    passes(whole.turn_loss_share(dataset().rows, GATES))
 
 
 def test_format_exposure_counts_calls_by_weight():
     created = dataset()
-    passes(gates.format_exposure(created.rows, created.pairs, GatesSection(format_exposure=40)), rows=53)
-    fails(gates.format_exposure(created.rows, created.pairs, GATES), "floor 200", "dataset.upweight_factor")
+    passes(whole.format_exposure(created.rows, created.pairs, GatesSection(format_exposure=40)), rows=53)
+    fails(whole.format_exposure(created.rows, created.pairs, GATES), "floor 200", "dataset.upweight_factor")
     louder = dataset(weights={"upweight_factor": 12})
-    passes(gates.format_exposure(louder.rows, louder.pairs, GATES))
+    passes(whole.format_exposure(louder.rows, louder.pairs, GATES))
     plain = every(created.pairs, format_tokens=0)
     fails(
-        gates.format_exposure(created.rows, plain, GatesSection(format_exposure=1)),
+        whole.format_exposure(created.rows, plain, GatesSection(format_exposure=1)),
         rows_with_call=0,
         rows=53,
     )
@@ -319,12 +328,12 @@ def test_format_exposure_counts_calls_by_weight():
 
 def test_role_balance_fails_on_rows_of_one_role():
     created = dataset()
-    passes(gates.role_balance(created.rows, created.pairs, GATES), "proposer", "responder", "floor 0.25")
+    passes(whole.role_balance(created.rows, created.pairs, GATES), "proposer", "responder", "floor 0.25")
     proposers = [r["pair_id"] for r in created.pairs.to_pylist() if json.loads(r["metadata"])["role"] == "proposer"]
     one_sided = created.rows.filter(pa.compute.is_in(created.rows["pair_id"], pa.array(proposers)))  # pyright: ignore[reportAttributeAccessIssue]
-    fails(gates.role_balance(one_sided, created.pairs, GATES), "responder 0")
+    fails(whole.role_balance(one_sided, created.pairs, GATES), "responder 0")
     solo = every(created.pairs, metadata='{"role": "solo"}')
-    passes(gates.role_balance(created.rows, solo, GATES), solo=53)
+    passes(whole.role_balance(created.rows, solo, GATES), solo=53)
 
 
 def test_plan_paths_in_task_fails_on_entities_that_the_task_lacks():
@@ -415,5 +424,5 @@ def test_override_of_unknown_check_or_without_reason_raises():
 
 def test_data_set_without_any_turn_is_a_message():
     rows, dropped = empty("dataset_rows"), empty("dropped")
-    outcome = gates.turns_lost(rows, dropped, dropped, GatesSection())
+    outcome = whole.turns_lost(rows, dropped, dropped, GatesSection())
     assert not outcome.passed and "nothing is left to train on" in outcome.message

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etpi_assets.curation import integrity
 from etpi_assets.curation.merge import branches, expand, merge, merge_savings
 from etpi_assets.curation.upweight import validation_units, weigh
 from etpi_assets.specs.experiment import DatasetSection
@@ -18,6 +17,7 @@ from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.prefix_tree import PrefixTree
 from etpi_resources.trainers.workers.collate import read_sequences
+from tests.support import whole_checks
 from tests.support.datasets import dataset
 from tests.support.sequences import CHAIN, FORK, built, conversations, gradient, one_by_one, pairs_of
 
@@ -87,9 +87,9 @@ def test_conversations_of_one_repository_may_be_in_both_splits():
         splits.setdefault(row["rollout_id"], set()).add(row["split"])
     assert all(len(of) == 1 for of in splits.values()), "a conversation is in one split"
     assert sum(of == {"val"} for of in splits.values()) == 2
-    assert not integrity.heldout_split(rows, ()).passed
-    assert integrity.heldout_split(rows, (), (), "conversation").passed
-    assert not integrity.heldout_split(rows, {"repo1"}, (), "conversation").passed
+    assert not whole_checks.heldout_split(rows, ()).passed
+    assert whole_checks.heldout_split(rows, (), (), "conversation").passed
+    assert not whole_checks.heldout_split(rows, {"repo1"}, (), "conversation").passed
     assert {row["split"] for row in sequences.to_pylist()} == {"train", "val"}
 
 
@@ -161,7 +161,7 @@ def test_oldest_trees_are_closed_beyond_the_token_limit(monkeypatch):
     rows, sequences, _ = built(pairs)
     assert sequences["rows"].to_pylist() == [1] * 5, "two trees of four tokens exceed the limit"
     assert sequences["sequence_id"].to_pylist() == rows["sequence_id"].to_pylist()
-    assert integrity.label_tokens(rows, pairs, sequences).passed
+    assert whole_checks.label_tokens(rows, pairs, sequences).passed
 
 
 def test_rows_missing_among_the_pairs_raise():
@@ -265,7 +265,7 @@ def test_without_merging_each_row_is_a_sequence_with_the_same_gradient():
         plain(sequences), one_by_one(rows, few), strict=True
     ):
         assert (ids == own_ids).all() and (labels == own_labels).all() and (row_weights == own_weights).all()
-    assert all(check.passed for check in (integrity.label_tokens(rows, few, sequences),))
+    assert all(check.passed for check in (whole_checks.label_tokens(rows, few, sequences),))
     merged = gradient(list(plain(built(few, **weights)[1])))
     assert (gradient(list(plain(sequences))) - merged).norm() / merged.norm() <= 1e-5
 

@@ -26,7 +26,11 @@ from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.support.real_harnesses import CHAT, TASK, fixes, folder_of, section
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
-SESSIONS = {"claude-code": ("claude_code", "/tmp/.claude/projects"), "codex": ("codex", "/tmp/.codex/sessions")}
+SESSIONS = {
+    "claude-code": ("claude_code", "/tmp/.claude/projects"),
+    "codex": ("codex", "/tmp/.codex/sessions"),
+    "qwen-code": ("qwen_code", "/tmp/.qwen/projects"),
+}
 
 
 class KeepsSessions(HarnessLoop):

@@ -31,6 +31,7 @@ from tests.support.sessions import (
     inspect_log,
     inspect_sample,
     nemo_row,
+    qwen_session,
     tau2_results,
     trace,
     write_archive,
@@ -224,6 +225,29 @@ def test_gemini_cli_takes_a_rewind_as_a_branch(tmp_path):
     ]
     assert (first.turns[0].reasoning, [turn.content for turn in branch.turns]) == ("Look: hm", ["Thanks."])
     assert rollout.sampler == {"usage": {"input": 4, "output": 2}} and rollout.teacher == "gemini-x"
+
+
+def test_qwen_code_has_a_branch_for_a_rewind_and_a_continuation_for_a_compaction(tmp_path):
+    rollout = only(write(tmp_path, "chat.jsonl", qwen_session()))
+    main, continued, branch = rollout.agents
+    assert talk(main) == [
+        ("user", None, "Moor the boat."),
+        ("assistant", 0, "I look."),
+        ("tool", 0, "moor.py"),
+        ("assistant", 1, "Moored."),
+    ]
+    assert (main.turns[0].reasoning, [action.command for action in main.turns[0].actions]) == (
+        "hm",
+        ['run {"command": "ls"}'],
+    )
+    assert talk(continued)[1:] == [
+        ("assistant", None, "Got it."),
+        ("user", None, "Check."),
+        ("assistant", 0, "Checked."),
+    ]
+    assert (branch.role, [turn.content for turn in branch.turns]) == ("branch", ["Sunk."])
+    usage = {"promptTokenCount": 5, "candidatesTokenCount": 2}
+    assert (rollout.sampler, rollout.teacher, rollout.repo) == ({"usage": usage}, "qwen-x", "pier")
 
 
 def test_nemo_gym_has_ids_schemas_and_reward(tmp_path):

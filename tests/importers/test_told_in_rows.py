@@ -201,6 +201,14 @@ def test_rows_of_verifiers_have_their_calls_and_tools(tmp_path):
     assert detect(write_lines(tmp_path / "b.jsonl", [with_steps])) == "trl"
 
 
+def test_prompt_and_completion_may_be_json_texts_of_messages(tmp_path):
+    row = verifiers_row()
+    written = {**row, "prompt": json.dumps(row["prompt"]), "completion": json.dumps(row["completion"])}
+    assert row_of(tmp_path, written).agents == row_of(tmp_path, row).agents
+    text = '[{"role": "guard"}]'
+    assert row_of(tmp_path, {**row, "completion": text}).agents[0].turns[0].content == text
+
+
 def test_schemas_of_the_options_are_for_runs_that_record_none(tmp_path):
     row, named = verifiers_row(), [tool("other", x="string")]
     path = write_lines(tmp_path / "a.jsonl", [row, {k: v for k, v in row.items() if k not in ("info", "tools")}])

@@ -11,7 +11,7 @@ from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import load_specs
 from etpi_lab.analysis import sweeps
 from etpi_lab.analysis.sweeps import Sweep, points, sentence, to_toml
-from etpi_resources.charts import dose_plot
+from etpi_lab.repeat.dose_plot import dose_plot
 from tests.support.findings import probe, row
 
 SEEDS = (0, 1, 2)

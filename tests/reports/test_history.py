@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from docs.generate import history
 from etpi_assets.agent.actions import read_actions
-from etpi_assets.asset import recipes
-from etpi_assets.curation import gates
+from etpi_assets.asset import asset_definitions
 from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.evaluation.probes import prompt_parity
 from etpi_assets.graph import GRAPH
@@ -35,6 +34,7 @@ from etpi_resources.lake import catalog
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.schemas import empty
 from etpi_resources.trainers.workers.plan import PlanSettings, make_plan
+from tests.support import whole_checks
 from tests.support.curation import CurationLake
 from tests.support.faults_page import stopped
 from tests.support.patches import PATCH
@@ -192,7 +192,7 @@ def test_gate_thresholds_separate_published_failures_from_successes(name):
     agents, total = 2 * stated["selected_pairs"], stated["rows"]
     assert (agents, total) == (stated["first_turn_rows"], 571) == (38, 571)
     rows, pairs = made_rows(agents, total // agents, total, factor)
-    outcomes = [gates.turn_loss_share(rows, section), gates.format_exposure(rows, pairs, section)]
+    outcomes = [whole_checks.turn_loss_share(rows, section), whole_checks.format_exposure(rows, pairs, section)]
     failed = {outcome.name for outcome in outcomes if not outcome.passed}
     assert failed == set(spec(name).published["answered_by"]) & {"turn_loss_share", "format_exposure"}
     assert loss_share_by_turn(made_rows(agents, total // agents, total, 1)[0])[0] == pytest.approx(38 / 571)
@@ -214,7 +214,7 @@ def test_the_teacher_gate_refuses_the_teacher_that_does_not_follow_through(name)
 
 
 def test_history_page_has_a_row_per_teacher():
-    section = history.page(SPECS).split("## Teachers")[1].split("## Interpretations")[0]
+    section = history.page(SPECS).split("## Teachers")[1]
     cells = [line.removeprefix("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     rows = {name: figures for name, *figures, _, _ in cells[1:]}
     assert rows == {
@@ -240,7 +240,12 @@ def test_published_figures_equal_their_counts():
 
 def test_answered_by_names_checks_of_the_graph():
     groups = ("curation", "serving", "evaluation")
-    known = {name for recipe in recipes().values() if recipe.node.group in groups for name in recipe.checks}
+    known = {
+        name
+        for definition in asset_definitions().values()
+        if definition.node.group in groups
+        for name in definition.checks
+    }
     named = {answer for name in (*TEMPLATED, *RETOKENISED, *NATIVE) for answer in spec(name).published["answered_by"]}
     assert named <= known, sorted(named - known)
 
@@ -316,8 +321,6 @@ def curation(tmp_path_factory):
     params = f'[params]\npath = "{pool}"\nheldout_repos = ["dspy_task"]\n'
     curation.write("suites", "pool", f'extends = "cooperbench_pool"\n{params}')
     assert curation.make("tasks", "pool").manifest.rows == {"tasks": 4, "quarantined": 0}
-    curation.write("suites", "perturbed", f'extends = "cooperbench_pool_perturbed"\n{params}')
-    assert curation.make("tasks", "perturbed").manifest.rows == {"tasks": 4 + 3 * 4, "quarantined": 0}
     return curation
 
 
@@ -347,11 +350,6 @@ def test_v5_passes_and_everything_is_counted(curation):
     assert len(turns) == 12 * 6, "a message, then read, edit, diff, test, submit: the report plans six turns"
     scores = curation.lake.read(Ref("scored_rollouts", "rollout_set", "v5_pool"), "scores").to_pylist()
     assert all(row["plan_first"] and row["plan_content"] and row["follow_through"] == 1 for row in scores)
-
-
-def test_conversations_about_perturbed_tasks_pass_and_name_what_those_tasks_name(curation):
-    failed, raw = failures(curation, "perturbed", suite="perturbed")
-    assert failed == {} and raw.notes["fell_back"] == [] and raw.rows["rollouts"] == 2 * 15
 
 
 def test_short_synthetic_prompts_are_stopped(curation):
@@ -445,7 +443,7 @@ def test_a_pool_of_stale_names_is_refused_name_by_name(curation):
 def test_leaderboard_has_published_figures_with_intervals_from_their_counts(tmp_path):
     lake = Lake(tmp_path / "lake")
     for name in ("tito_native_v4c", "tito_native_v1", "plan_first_tiny"):
-        recipes()["experiment_spec"].execute(name, Resources(lake=lake), lambda line: None)
+        asset_definitions()["experiment_spec"].execute(name, Resources(lake=lake), lambda line: None)
     with duckdb.connect(str(catalog.build(lake, GRAPH.values())), read_only=True) as connection:
         rows = connection.sql("FROM leaderboard ORDER BY metric").fetchall()
         columns = [column[0] for column in connection.sql("FROM leaderboard").description]
@@ -475,9 +473,9 @@ def test_report_shows_published_figures_beside_ours():
     no_tables = facts.ReportTables(
         **{field.name: empty(TABLE_OF.get(field.name, field.name)) for field in fields(facts.ReportTables)}
     )
-    for page in html.render(experiment, no_tables, str):
+    for page in html.render(experiment, no_tables):
         assert "Published elsewhere" in page and "Row 8" in page and "3 of 4" in page and "75.0 %" in page
-    for page in html.render(replace(experiment, published=()), no_tables, str):
+    for page in html.render(replace(experiment, published=()), no_tables):
         assert "Published elsewhere" not in page
 
 

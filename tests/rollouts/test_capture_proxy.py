@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -21,12 +22,13 @@ from etpi_assets.agent.actions import read_actions
 from etpi_assets.agent.harness import _shown_folder
 from etpi_assets.curation.pair_blocks import of_rollouts
 from etpi_assets.exports import atif
-from etpi_assets.exports.source import ExportSource
+from etpi_assets.exports.experiment_data import ExportSource
 from etpi_assets.trajectories.assemble import CaptureError, assemble
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
 from etpi_resources.capture import server as server_module
 from etpi_resources.capture import store
+from etpi_resources.capture.conversation import output_message
 from etpi_resources.capture.dialects import DIALECTS, Refused, Turn
 from etpi_resources.capture.server import Attempt, Budget, CaptureServer
 from etpi_resources.capture.store import CallLog, read_log
@@ -316,12 +318,21 @@ def test_streamed_chat_is_kept_alive_and_whole(world, monkeypatch):
         ("messages", MESSAGES | {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
         ("chat/completions", {"messages": begin(), "n": 2}),
         ("chat/completions", {"messages": [{"content": "no role"}]}),
+        ("chat/completions", {"messages": []}),
+        ("chat/completions", {"messages": [{"role": "robot", "content": "x"}]}),
+        ("chat/completions", {"messages": begin(), "tools": [{"type": "function"}]}),
+        ("chat/completions", {"messages": begin(), "tools": [{"type": "function", "function": TOOL | {"name": 1}}]}),
+        ("chat/completions", {"messages": begin(), "max_tokens": -1}),
+        ("messages", MESSAGES | {"max_tokens": "many"}),
+        ("messages", MESSAGES | {"tools": [{"name": "bash", "input_schema": [1]}]}),
+        ("responses", RESPONSES | {"instructions": {"a": 1}}),
     ],
 )
 def test_requests_that_cannot_be_captured_are_refused_and_recorded(world, path, body):
     answer = world.post(path, body)
     assert answer.status_code == 400 and answer.json()["error"]["message"]
     assert [row["status"] for row in world.rows()] == [400]
+    assert not world.attempts["a"].failure, "a command of the model must not make its attempt an error"
     assert world.assembled(None).figures["refused"] == 1
 
 
@@ -392,6 +403,61 @@ def test_an_undelivered_request_is_joined_and_a_delivered_one_is_sampled_again(w
     assert world.assembled().figures["joined"] == 1 and len(world.calls()) == 2
 
 
+def test_two_equal_requests_after_a_lost_one_are_one_joined_and_one_new():
+    async def gone() -> bool:
+        await asyncio.sleep(0)
+        return True
+
+    async def both() -> list[bool]:
+        call = server_module._Call(1, asyncio.Future(), SimpleNamespace(is_disconnected=gone))  # type: ignore[arg-type]
+
+        async def asks() -> bool:
+            if joins := await call.lost():
+                call.request = SimpleNamespace(is_disconnected=gone)  # type: ignore[assignment]
+            return joins
+
+        return list(await asyncio.gather(asks(), asks()))
+
+    assert asyncio.run(both()) == [True, False]
+
+
+def test_the_key_is_in_no_prompt_and_no_log(world):
+    """A command of the model prints the environment of the harness."""
+    messages = converse(world, begin(), turns=1)
+    messages[-1] = messages[-1] | {"content": f"OPENAI_API_KEY={KEY}\nHOME=/tmp"}
+    converse(world, messages, turns=2, metadata={"key": KEY})
+    world.client.get(f"/a/a/v1/{KEY}", headers={"x-api-key": KEY})
+    assert KEY not in (world.folder / "a.jsonl").read_text()
+    assert "OPENAI_API_KEY=[key]\nHOME" in CHAT.decode(world.calls()[-1]["prompt_ids"].tolist())
+    assert world.assembled().figures["links"] == {"root": 1, "exact": 2}
+
+
+def test_an_answer_that_looks_like_events_or_control_tokens_is_text(world, monkeypatch):
+    odd = 'data: [DONE]\n\nevent: error\ndata: {"x": 1}\n\r\n\x0b\u2028: keep </tool_call> <|im_end|>x'
+    monkeypatch.setattr(world.attempts["a"].engine, "_policy", lambda request: odd)
+    answer = world.post("chat/completions", {"messages": begin(odd), "tools": TOOLS, "stream": True})
+    text = "".join(e["choices"][0]["delta"].get("content", "") for e in events(answer) if e["choices"])
+    assert text == world.calls()[0]["message"]["content"] and text.startswith(
+        'data: [DONE]\n\nevent: error\ndata: {"x"'
+    )
+    whole = world.post("messages", MESSAGES | {"stream": True})
+    assert [e["delta"]["text"] for e in events(whole) if "text" in e.get("delta", {})] == [text]
+    assert [e["delta"] for e in events(world.post("responses", RESPONSES | {"stream": True})) if "delta" in e] == [text]
+    ids = world.calls()[0]["prompt_ids"].tolist()
+    assert ids.count(CHAT.encode("<|im_end|>", allow_special=True)[0]) == 2, "one after each message"
+
+
+def test_a_schema_that_takes_text_keeps_it(world):
+    chat = SimpleNamespace(
+        decode=lambda ids: "x", without_end=lambda ids: ids, answer=str,
+        tool_form=SimpleNamespace(typed=False, marker="", parse=lambda text: [Call("f", dict.fromkeys("abcd", "12"))]),
+    )  # fmt: skip
+    properties = {"a": {"type": ["string", "null"]}, "b": True, "c": {"type": "integer"}, "d": {"type": 5}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}]
+    (call,) = output_message(chat, [1], False, tools)["tool_calls"]  # type: ignore[arg-type]
+    assert json.loads(call["function"]["arguments"]) == {"a": "12", "b": "12", "c": 12, "d": 12}
+
+
 def test_two_equal_helpers_at_once_are_two_calls(world, monkeypatch):
     engine, both = world.attempts["a"].engine, threading.Barrier(2)
     complete = engine.complete
@@ -415,6 +481,10 @@ def test_budgets_refuse_further_calls(tmp_path, engine):
         refused = world.post("chat/completions", {"messages": begin("x"), "tools": TOOLS})
         assert refused.status_code == 400 and "budget of 1 calls" in refused.text
         assert world.attempts["a"].over.is_set() and world.attempts["a"].limit == "1 calls"
+    with World(tmp_path / "tokens", engine, max_output_tokens=70) as world:
+        messages = converse(world, begin(), turns=2)
+        assert sum(len(row["output_ids"]) for row in world.calls()) == 70 and len(world.calls()) == 2
+        assert "70 output tokens" in world.post("chat/completions", {"messages": messages, "tools": TOOLS}).text
     with World(tmp_path / "long", engine, max_model_len=200) as world:
         refused = world.post("chat/completions", {"messages": begin("x " * 300), "tools": TOOLS})
         assert refused.json()["error"]["code"] == "context_length_exceeded" and not world.attempts["a"].over.is_set()
@@ -496,6 +566,30 @@ def test_side_requests_invented_messages_and_helpers_are_not_trained(world):
         ("agent1", "main", 2),
         ("helper1", "helper", 2),
     ]
+
+
+def test_helpers_that_go_on_from_the_main_conversation_at_once_are_agents_of_their_own(world):
+    """A harness forks three helpers of its own conversation, whose header names them, and goes on meanwhile."""
+    messages = converse(world, begin(), turns=1)
+
+    def fork(number: int) -> None:
+        ours = [*messages, {"role": "user", "content": f"You are helper {number}."}]
+        for _ in range(number):
+            body = {"model": "policy", "messages": ours, "tools": TOOLS}
+            headers = {"authorization": f"Bearer {KEY}", "x-claude-code-agent-id": f"helper {number}"}
+            answer = world.client.post("/a/a/v1/chat/completions", json=body, headers=headers).json()
+            message = answer["choices"][0]["message"]
+            ours = [*ours, said(message), *results(message), {"role": "user", "content": "Go on."}]
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(fork, (1, 2, 4)))
+    converse(world, messages, turns=2)
+    found = world.assembled(train_helpers=True)
+    assert [(agent.role, len(agent.turns)) for agent in found.agents][0] == ("main", 3)
+    assert sorted((agent.role, len(agent.turns)) for agent in found.agents[1:]) == [
+        ("helper", 1), ("helper", 2), ("helper", 4),
+    ]  # fmt: skip
+    assert found.figures["links"] == {"root": 1, "exact": 9}
 
 
 def test_dropped_and_retried_turns_are_untrained(world):

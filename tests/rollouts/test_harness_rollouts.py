@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from etpi_assets.agent import harness
 from etpi_assets.evaluation.rollouts import harness_as_trained
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
@@ -23,7 +25,9 @@ from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.family import Task
 from etpi_assets.tasks.table import task_table
 from etpi_assets.worlds.repo_fix_tiny import FAMILY
+from etpi_resources.capture.server import new_key
 from etpi_resources.capture.store import read_log
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.lake.lake import Lake, Ref
@@ -31,6 +35,7 @@ from tests.support.real_harnesses import HARNESS
 from tests.support.small_lake import put
 
 pytestmark = [pytest.mark.slow]
+TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
 TASKS = [t for t in FAMILY.load("little", 0, {"train": 2, "heldout": 1}) if isinstance(t, Task)]
 
 SPEC = """title = "t"
@@ -87,9 +92,12 @@ def world(tmp_path):
     return World(tmp_path)
 
 
-def test_a_harness_is_captured_graded_and_its_key_is_nowhere(world):
+def test_a_harness_is_captured_graded_and_its_key_is_nowhere(world, monkeypatch):
+    """Its commands print their environment, as a model's may."""
+    keys = _keys(monkeypatch)
+    (world.folder / "harness.py").write_text(HARNESS.replace('"-c", command]', '"-c", command + "; echo key=$KEY"]'))
     outcome = world.collect()
-    assert not outcome.manifest.blocked and outcome.metadata["captures"] == {"native": 4}
+    assert len(keys) == 2 and not outcome.manifest.blocked and outcome.metadata["captures"] == {"native": 4}
     rollouts, turns = world.rows("rollouts"), world.rows("turns")
     assert [json.loads(row["outcome"])["reward"] for row in rollouts] == [1.0, 1.0]
     capture = json.loads(rollouts[0]["outcome"])["details"]["capture"]
@@ -98,10 +106,78 @@ def test_a_harness_is_captured_graded_and_its_key_is_nowhere(world):
         "main"
     }
     assert json.loads(rollouts[0]["tools"])[0]["function"]["name"] == "bash"
-    keys = [row for log in world.logs() for row in read_log(log)]
-    assert len(world.logs()) == 2 and all("authorization" not in row.get("headers", ()) for row in keys)
+    assert len(world.logs()) == 2 and "key=[key]" in world.rows("messages")[2]["content"]
+    parts = [row[column] for table in ("rollouts", "messages", "turns") for row in world.rows(table) for column in row]
+    files = [file.read_text(errors="replace") for file in world.root.rglob("*") if file.is_file()]
+    prompts = [load_chat_format("qwen3").decode(row["suffix_ids"]) for row in turns]
+    assert not any(key in text for key in keys for text in [*map(str, parts), *files, *prompts, *world.said])
     world.collect("max_calls = 9")
     assert len(world.logs()) == 4, "another budget is another set of attempts"
+
+
+def _keys(monkeypatch) -> list[str]:
+    keys = list[str]()
+    monkeypatch.setattr(harness, "new_key", lambda: keys.append(new_key()) or keys[-1])
+    return keys
+
+
+def test_attempts_wait_for_the_memory_of_others(world, monkeypatch):
+    monkeypatch.setattr(harness, "_MEMORY", memory := harness._Memory(3))
+    running, most = set[int](), list[int]()
+    answer = ScriptedEngine.complete
+
+    def complete(self, requests):
+        running.add(threading.get_ident())
+        most.append(len(running))
+        time.sleep(0.3)
+        running.discard(threading.get_ident())
+        return answer(self, requests)
+
+    monkeypatch.setattr(ScriptedEngine, "complete", complete)
+    assert world.collect("memory_gib = 2").metadata["captures"] == {"native": 4} and max(most) == 1
+    assert memory._free == 3 and world.collect("memory_gib = 8").metadata["captures"] == {"native": 4}
+
+
+def test_no_process_of_the_machine_shows_a_key_in_its_arguments(world, monkeypatch):
+    keys, seen, over = _keys(monkeypatch), set[str](), threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.02):
+            seen.update(" ".join(process.info["cmdline"]) for process in _processes())
+
+    watching = threading.Thread(target=look)
+    watching.start()
+    world.collect()
+    over.set()
+    watching.join()
+    assert any("harness.py" in line for line in seen), "the premise: the harness was seen"
+    assert len(keys) == 2 and not any(key in line for key in keys for line in seen)
+
+
+CALLS = """
+import json, os, sys, urllib.request
+text = f"{open('/tmp/task.md').read()} What now, {os.getpid()}?"
+body = {"model": "policy", "messages": [{"role": "user", "content": text}], "tools": json.loads(sys.argv[1])}
+headers = {"authorization": "Bearer " + os.environ["KEY"], "content-type": "application/json"}
+urllib.request.urlopen(urllib.request.Request(
+    os.environ["BASE"] + "/chat/completions", json.dumps(body).encode(), headers)).read()
+"""
+
+
+def test_a_command_that_calls_the_proxy_spends_the_budget_and_is_never_main(world):
+    (world.folder / "calls.py").write_text(CALLS)
+    call = f"python3 -B {world.folder}/calls.py '[]' && python3 -B {world.folder}/calls.py '{json.dumps([TOOL])}'; "
+    (world.folder / "harness.py").write_text(HARNESS.replace('"-c", command]', f'"-c", {call!r} + command]'))
+    world.collect()
+    for row in world.rows("rollouts"):
+        capture = json.loads(row["outcome"])["details"]["capture"]
+        assert (row["exit_status"], capture["calls"], capture["turns"]) == ("Submitted", 6, 2)
+        assert capture["untrained"] == {"side": 2, "helper": 2}
+    chat, turns = load_chat_format("qwen3"), world.rows("turns")
+    assert len(turns) == 4 and not any("What now, " in chat.decode(row["suffix_ids"]) for row in turns)
+    world.collect("max_calls = 3")
+    for row in world.rows("rollouts"):
+        assert row["exit_status"] == "LimitsExceeded" and json.loads(row["outcome"])["details"]["capture"]["turns"] == 1
 
 
 def test_a_harness_that_ignores_its_budget_is_ended_and_graded(world):
@@ -194,9 +270,9 @@ def _processes():
 
 
 def test_a_harness_without_a_call_is_an_infrastructure_error(world):
-    (world.folder / "harness.py").write_text("print('no model')")
+    (world.folder / "harness.py").write_text("import os; print('no model', os.environ['KEY'])")
     outcome = world.collect()
-    assert outcome.metadata["first_error"] == "harness: RuntimeError: custom made no call, exit 0: no model\n"
+    assert outcome.metadata["first_error"] == "harness: RuntimeError: custom made no call, exit 0: no model [key]\n"
 
 
 def test_a_harness_that_changes_the_task_is_an_infrastructure_error(world):
@@ -294,14 +370,14 @@ def test_an_evaluation_in_another_harness_or_version_warns():
 
     live = RolloutSetSpec.model_validate({**HEAD, "kind": "live"})
     imported = RolloutSetSpec.model_validate({"title": "t", "kind": "imported", "format": "capture", "path": "x"})
-    own, harness = EvaluateSection(suite="s").agent, of().agent
+    own, theirs = EvaluateSection(suite="s").agent, of().agent
     for agent, sets, same in (
-        (harness, [of(max_calls=9)], True),
-        (harness, [of(version="2")], False),
-        (harness, [of(), live], False),
+        (theirs, [of(max_calls=9)], True),
+        (theirs, [of(version="2")], False),
+        (theirs, [of(), live], False),
         (own, [of()], False),
         (own, [live], True),
-        (harness, [imported], True),
+        (theirs, [imported], True),
     ):
         outcome = harness_as_trained(agent, sets)
         assert (outcome.passed, outcome.blocking) == (same, False), outcome.message

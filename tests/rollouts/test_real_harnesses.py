@@ -17,7 +17,7 @@ import pytest
 from etpi_assets.agent.harness import run_harness
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime
 from etpi_assets.specs.harness import PRESETS
-from etpi_assets.trajectories.checks import set_figures, set_outcomes
+from etpi_assets.trajectories.rollout_checks import set_figures, set_outcomes
 from etpi_assets.trajectories.tables import captured_digest, to_tables
 from etpi_assets.worlds.repo_fix_tiny import FAMILY
 from etpi_resources.capture.store import read_log
@@ -160,6 +160,21 @@ def test_an_unmodified_harness_is_ended_within_five_seconds_and_graded(name, tmp
     record = run_harness(RolloutJob(TASK, agent, Identity("k", "set", "scripted")), runtime, tmp_path)
     print(f"{name}: ended and graded {time.monotonic() - started - 40:.1f} s after its 40 s")
     assert time.monotonic() - started < 40 + 5 + 5, "five seconds to end it, and some to start and to grade"
+    assert record.agents[0].exit_status == "LimitsExceeded" and record.outcome
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("name", PRESETS)
+def test_an_unmodified_harness_without_budget_is_ended_within_five_seconds_and_graded(name, tmp_path):
+    agent = section(name, folder_of(name), max_calls=2)
+    runtime = RolloutRuntime(FAMILY, ScriptedEngine(fixes, CHAT, "t"), BubblewrapFactory(), CHAT)
+    record = run_harness(RolloutJob(TASK, agent, Identity("k", "set", "scripted")), runtime, tmp_path)
+    ended = time.time()
+    (log,) = tmp_path.glob("*.jsonl")
+    refused = [row["at"] for row in read_log(log) if row.get("status") == 400]
+    print(f"{name}: ended and graded {ended - refused[0]:.1f} s after the first of {len(refused)} refused calls")
+    assert ended - refused[0] < 5 + 5, "five seconds to end it, and some to grade"
     assert record.agents[0].exit_status == "LimitsExceeded" and record.outcome
 
 

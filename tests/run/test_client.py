@@ -47,10 +47,10 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _started(folder: Path, *names: str) -> Iterator[subprocess.Popen[str]]:
-    """`etpi run` of experiments, its words on stderr."""
+def _started(folder: Path, *names: str, in_background: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """`etpi run` of experiments, its words on stderr; in the background of a script, whose shell ignores SIGINT."""
     with subprocess.Popen(
-        [sys.executable, "-m", "etpi", "run", *names],
+        [*(["env", "--ignore-signal=INT"] if in_background else []), sys.executable, "-m", "etpi", "run", *names],
         cwd=ROOT, env=_environment(folder), stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         yield process
@@ -129,7 +129,7 @@ def test_stopped_client_leaves_no_process(folder, number, code):
     names = [f"stopped_{number}_{letter}" for letter in "ab"]
     for name in names:
         write_spec(folder / "specs", "experiments", name, DATA_ALONE)
-    with _started(folder, *names) as process:
+    with _started(folder, *names, in_background=number == signal.SIGTERM) as process:
         assert process.stderr
         _below(process, WORKER, count=2)
         below = descendants(process.pid)

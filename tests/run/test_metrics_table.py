@@ -69,6 +69,12 @@ def test_table_has_teacher_base_student_and_signed_change_within_100_columns(tmp
     assert "t1" not in text and "plan_first" not in text, "only what was measured"
 
 
+@pytest.mark.parametrize(("share", "says"), [(0.0, "never solved"), (1.0, "always solved"), (0.5, "")])
+def test_tasks_that_teach_reinforcement_nothing_are_named(tmp_path, share, says):
+    text = metrics_table(_evaluated(tmp_path, {"base": share}), ["e"])
+    assert ("finds no advantage" in text) is bool(says) and says in text
+
+
 @pytest.mark.parametrize(("later", "says"), [(0.125, "FELL"), (23 / 24, "lower, but not certain at this n")])
 def test_drop_is_said_in_words_with_a_link_to_the_lost_tasks(tmp_path, later, says):
     text = metrics_table(_evaluated(tmp_path, {"base": 1.0, "sft": later}), ["e"])

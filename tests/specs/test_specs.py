@@ -101,7 +101,7 @@ def test_name_that_moved_to_the_lab_says_how_to_install_it():
 
 def test_bad_value_names_the_key(folder):
     message = str(_experiment(folder, EXPERIMENT + "[dataset]\nupweight_factor = -1\n").error)
-    assert "experiments/mine.toml: dataset.upweight_factor: Input should be greater than 0" in message
+    assert "experiments/mine.toml: dataset.upweight_factor: has to be greater than 0" in message
 
 
 def test_extends_merges_tables_and_replaces_the_rest(folder):

@@ -33,14 +33,16 @@ EXPERIMENTS = (
     "cooperbench_import",
     "solo_import",
     "terminal_grpo_0_8b",
+    "opened",
 )
-"""Experiments, shipped or own, that together have every family but pypi_bugs, every engine and every kind of training."""
-SUITES = ("pypi_bugs",)
+"""Experiments, shipped or own, that together have every shipped family, every engine and every kind of training."""
 OWN = {
     "experiments/native": 'extends = "plan_first_tiny"\n[dataset]\nupweight_factor = 4\n',
     "experiments/retokenised": 'extends = "native"\n[pairs]\ncapture = "retokenised"\n',
     "experiments/compacted": 'extends = "running_sum_tiny"\nrollout_sets = ["compacted"]\n[evaluate.agent]\ncompact_after = 3\n',
     "rollout_sets/compacted": 'extends = "running_sum"\n[agent]\ncompact_after = 3\n',
+    "experiments/opened": 'extends = "terminal_grpo_0_8b"\nrollout_sets = ["opened"]\n',
+    "rollout_sets/opened": 'extends = "terminal_teacher"\n[agent]\ntokenizer = "qwen3_6"\n',
 }
 """Specs beside the shipped ones."""
 
@@ -290,6 +292,7 @@ EDITS = (
     Edit(f"{W}/grpo_worker.py", '"group" if rl.scale_advantage', '"batch" if rl.scale_advantage', "the scale of advantages", {"rl_checkpoint": every}),
     # engines and sandboxes
     Edit(f"{G}/scripted.py", "SHORTEST_SPLIT = 3", "SHORTEST_SPLIT = 4", "which ids are split", {"raw_rollouts": engine("scripted")}),
+    Edit(f"{G}/scripted.py", 'f"</think>\\n\\n{text}"', 'f"</think>\\n{text}"', "a text behind a begun think block", {"raw_rollouts": sets(lambda s: s.agent.tokenizer == "qwen3_6")}),
     Edit(f"{G}/transformers.py", "SLOTS = 64", "SLOTS = 32", "rows of a batch", served_by("transformers")),
     Edit(f"{G}/slots.py", "_GROWTH = 256", "_GROWTH = 128", "growth of the cache", served_by("transformers")),
     Edit(f"{G}/openai.py", 'if answer.choices else "no choice"', 'if answer.choices else "none"', "an endpoint's error", {"raw_rollouts": engine("openai")}),

@@ -155,6 +155,36 @@ def gemini_document() -> dict[str, Any]:
     return {**head, "messages": [{"id": "1", "type": "user", "content": "Moor the boat."}, second, last]}
 
 
+def qwen_session() -> list[dict[str, Any]]:
+    """A call with its result, a rewind, a response in two lines, and a compaction."""
+    asked = {"functionCall": {"id": "c1", "name": "run", "args": {"command": "ls"}}}
+    seen = {"functionResponse": {"id": "c1", "name": "run", "response": {"output": "moor.py"}}}
+    kept = [{"role": "user", "parts": [{"text": "Summary."}]}, {"role": "model", "parts": [{"text": "Got it."}]}]
+
+    def line(uuid: str, parent: str | None, kind: str, *parts: Any, **more: Any) -> dict[str, Any]:
+        role = "model" if kind == "assistant" else "user"
+        facts = {"sessionId": SESSION, "cwd": "/home/user/pier", "timestamp": "2026-03-01T10:00:00Z"}
+        return (
+            {"uuid": uuid, "parentUuid": parent, "type": kind, "message": {"role": role, "parts": [*parts]}}
+            | facts
+            | more
+        )
+
+    usage = {"promptTokenCount": 5, "candidatesTokenCount": 2}
+    return [
+        line("1", None, "user", {"text": "Moor the boat."}),
+        line("2", "1", "assistant", {"text": "hm", "thought": True}, {"text": "I look."}, model="qwen-x"),
+        line("2", "1", "assistant", asked, model="qwen-x", usageMetadata=usage),
+        line("3", "2", "tool_result", seen),
+        line("4", "3", "assistant", {"text": "Sunk."}),
+        line("5", "3", "system", subtype="rewind"),
+        line("6", "5", "assistant", {"text": "Moored."}),
+        line("7", "6", "system", subtype="chat_compression", systemPayload={"compressedHistory": kept}),
+        line("8", "7", "user", {"text": "Check."}),
+        line("9", "8", "assistant", {"text": "Checked."}),
+    ]
+
+
 def nemo_row() -> dict[str, Any]:
     ids = {"prompt_token_ids": [1, 2], "generation_token_ids": [3, 4], "generation_log_probs": [-0.5, -0.25]}
     output = [*items()[:-1], {**items()[-1], **ids}]
@@ -308,6 +338,7 @@ FILES: dict[str, list[tuple[str, list[Any]]]] = {
     "claude_code": [("s.jsonl", claude_session())],
     "codex": [("rollout-1.jsonl", codex_session()), ("rollout-2.jsonl", codex_bare())],
     "gemini_cli": [("session-1.jsonl", gemini_records()), ("session-2.json", [gemini_document()])],
+    "qwen_code": [("chat.jsonl", qwen_session())],
     "nemo_gym": [("r.jsonl", [nemo_row()])],
     "verifiers": [("traces.jsonl", [episode(), trace()])],
     "inspect": [("log.json", [inspect_log(inspect_sample())])],

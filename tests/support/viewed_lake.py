@@ -85,7 +85,8 @@ def joined(*parts: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, 
 
 
 def outcome(verdict: str) -> str:
-    details = {"features": {"f1": verdict == "passed"}, "output": f"Traceback\n{HOSTILE}"}
+    capture = {"calls": 6, "turns": 4, "untrained": {"side": 1}, "refused": 1, "joined": 0, "links": {"drift": 2}}
+    details = {"features": {"f1": verdict == "passed"}, "output": f"Traceback\n{HOSTILE}", "capture": capture}
     return json.dumps({"reward": float(verdict == "passed"), "verdict": verdict, "details": details})
 
 
@@ -160,6 +161,9 @@ def _rollouts(lake: Lake) -> None:
         NAMES["dropped"], rollout_set=SET, outcome=outcome("failed_tests"), task_id="t2", repo="quay", sample=1,
         exit_status="LimitsExceeded", started_at=AT + timedelta(days=1),
     )  # fmt: skip
+    side = {"rollout_id": NAMES["dropped"], "agent_id": "agent1", "turn": None, "kind": "side1", "at": AT}
+    for index, role in enumerate(("user", "assistant"), 2):
+        dropped["messages"].append({**side, "index": index, "role": role, "content": f"side {role} {HOSTILE}"})
     put(lake, "raw_rollouts", SET, joined(taught, dropped))
     scores = [score(NAMES["teacher"], 1.0, True), score(NAMES["dropped"], 0.0, False) | {"output_tokens": 99}]
     put(lake, "scored_rollouts", SET, {"scores": scores})

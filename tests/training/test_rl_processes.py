@@ -53,6 +53,15 @@ def trained(folder: Path, base: Path, processes: int, resume: int | None = None,
     return load_file(folder / "after.safetensors"), json.loads((folder / "after.json").read_text())
 
 
+def most_elements_apart(difference: torch.Tensor, moved: torch.Tensor) -> float:
+    """Return the norm of the difference, without its largest element in 1,000, as a share of how far the tensor moved.
+
+    AdamW divides a gradient by its own size: of an element whose gradient is rounding alone, it takes another step.
+    """
+    kept = difference.abs().flatten().sort().values[: -max(1, difference.numel() // 1000)]
+    return float(kept.norm() / moved.norm())
+
+
 @pytest.mark.parametrize(
     "case",
     [
@@ -71,9 +80,9 @@ def test_two_processes_take_the_steps_of_one(tmp_path, base, case):
     start = load_file(base / "model.safetensors")
     assert one.keys() == two.keys()
     moved = {name: one[name] - start.get(name, torch.zeros(())) for name in one}
-    apart = {name: float((two[name] - one[name]).norm() / moved[name].norm()) for name in one if moved[name].any()}
-    print(f"{case}: {max(apart.values()):.1e} of what moved, over {len(apart)} tensors")
-    assert max(apart.values()) < 1e-3, apart
+    apart = {name: most_elements_apart(two[name] - one[name], moved[name]) for name in one if moved[name].any()}
+    assert max(apart.values()) < 1e-4, apart
+    assert max(float((two[name] - one[name]).norm() / moved[name].norm()) for name in apart) < 1e-3
     assert case.get("tuning") == "lora" or "model.embed_tokens.weight" in apart, "the tied head did not move"
     for (step, *values), (other_step, *others) in zip(seen["statistics"], seen_by_two["statistics"], strict=True):
         assert step == other_step

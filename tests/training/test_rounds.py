@@ -17,6 +17,7 @@ from etpi_assets.scoring.rewards.rescore import rescore_rollouts, rewards_as_app
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.specs.training import RewardTerm, RLSection
 from etpi_assets.tasks.families import load_family
+from etpi_assets.training import grpo_checks
 from etpi_assets.training.grpo_checks import prompts_fit
 from etpi_assets.training.rounds import (
     RLEnvironment,
@@ -32,7 +33,7 @@ from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
 from etpi_assets.worlds.terminal_tiny.generate import KEYWORDS, generate_tasks
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Completion, Request
-from etpi_resources.lake.checks import BadData
+from etpi_resources.lake.check_outcome import BadData, CheckOutcome
 from etpi_resources.lake.schemas import from_rows
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from etpi_resources.trainers.policy_link import TokenStatistics
@@ -227,3 +228,17 @@ def test_section_that_cannot_be_trained_on_is_refused():
     ):
         with pytest.raises(ValueError, match=words):
             RLSection.model_validate({**SECTION.model_dump(), **change})
+
+
+@pytest.mark.parametrize(
+    ("rewards", "cause"), [((0.0, 0.0), "groups have equal rewards"), ((0.0, 1.0), "changed nothing")]
+)
+def test_weights_that_did_not_change_are_put_down_to_equal_rewards(monkeypatch, rewards, cause) -> None:
+    monkeypatch.setattr(grpo_checks, "proofs", lambda reports: [CheckOutcome("differs", False, "changed nothing")])
+    section = SECTION.model_copy(update={"steps": 1, "group_size": 2})
+    rows = [{"rollout_id": str(n), "task_id": "t", "seed": 0, "step": 0, "reward": r, "advantage": 0.0}
+            for n, r in enumerate(rewards)]  # fmt: skip
+    tables = {"rl_samples": from_rows("rl_samples", rows), "rollouts": from_rows("rollouts", []),
+              "rewards": from_rows("rewards", [])}  # fmt: skip
+    outcomes = {outcome.name: outcome for outcome in grpo_checks.checks(section, {}, tables, 1, [])}
+    assert not outcomes["differs"].passed and cause in outcomes["differs"].message

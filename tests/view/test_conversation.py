@@ -21,6 +21,14 @@ def cells(conversation) -> list[list[str | None]]:
     return [[f"{t.agent}/{t.turn}" if t else None for t in row] for row in conversation.rounds]
 
 
+def test_calls_branches_and_roles_of_a_harness_are_shown(pages) -> None:
+    text = pages.get(rollout_page("set", SET, NAMES["dropped"])).text
+    assert re.findall(r"<summary>(\w+ side1) ", text) == ["user side1", "assistant side1"]
+    assert re.search(r"<b>agent1</b> proposer", text) and "side user &lt;script&gt;" in text
+    for name, count in {"calls": 6, "side": 1, "drift": 2, "refused": 1}.items():
+        assert re.search(rf"<dt>{name}</dt><dd>\s*{count}\s*</dd>", text), name
+
+
 def test_turns_of_a_round_are_side_by_side() -> None:
     turns = rows_of([turn("r", "a", 0, "x"), turn("r", "a", 1, "x"), turn("r", "b", 0, "x")])
     conversation = read_conversation([], turns, [])

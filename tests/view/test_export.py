@@ -20,9 +20,14 @@ def test_exported_pages_link_to_each_other_and_to_nothing_else(
     monkeypatch.setenv("ETPI_DATA", str(lake.root))
     monkeypatch.setenv("ETPI_CATALOG", str(catalog))
     folder = tmp_path / "share"
+    (tmp_path / ".share.building").mkdir()  # of an export that was stopped
+    (tmp_path / ".share.building/left.html").write_text("<a href='gone'>")
+    monkeypatch.setattr(export, "SHOWN_SECONDS", 0.0)
     assert main(["view", "--export", STUDY, str(folder)]) == 0
     pages = {file.name: file.read_text() for file in folder.glob("*.html")}
-    assert f"{len(pages)} pages" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert f"{len(pages)} pages" in shown.out and "left.html" not in pages
+    assert shown.err.splitlines()[-1].endswith("0 more known"), "every page that was found is written"
     targets = {unescape(t) for text in pages.values() for t in re.findall(r'(?:href|src)="([^"#]+)', text)}
     assert targets and all((folder / target).is_file() for target in targets)
     assert sum(NAMES["student"] in text for text in pages.values()) > 2

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,10 @@ from etpi.view import journals
 from etpi.view.journals import Journals
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_resources.lake.lake import Lake, Ref
+from etpi_resources.lake.lake import Lake
 from tests.support import viewed_lake
 from tests.support.rollouts import planning_pair
-from tests.support.viewed_lake import STUDY
+from tests.support.small_lake import put, spec
 
 KEY = "0123456789abcdef"
 NAME = f"rollouts/teacher_set/code1/journal-{KEY}.jsonl"
@@ -55,41 +56,68 @@ def folder(lake: Lake) -> Path:
 
 
 def test_page_follows_a_growing_journal(lake: Lake, client) -> None:
-    assert "No journal was written" in client.get("/live").text
+    assert "No unfinished journal was written" in client.get("/live").text
     with Journal(folder(lake), KEY) as journal:
         journal.append(finished(0))
         journal.append(finished(1, "failed_tests"))
         text = client.get("/live").text
         assert 'http-equiv="refresh"' in text and 'http-equiv="refresh"' not in client.get("/live?pause=1").text
-        assert re.search(r"<b>2</b> of 2 rollouts finished", text), "the set has two tasks and one sample of each"
+        assert "complete, 2 rollouts" in text and "of 2 rollouts" not in text, "the set has two tasks, a sample of each"
         assert "passed</span> 1" in text and "failed_tests</span> 1" in text
         assert text.index("task1") < text.index("task0"), "the newest first"
         journal.append(finished(2))
         text = client.get("/live").text
-        assert "<b>3</b>" in text and text.index("task2") < text.index("task1")
+        assert "complete, 3 rollouts" in text and text.index("task2") < text.index("task1")
 
 
-def test_evaluation_has_a_name_its_tasks_and_the_time_left(lake: Lake, client) -> None:
-    suite = {"suite": "coop", "repo": "dock", "split": "heldout", "instruction": "x"}
-    before = lake.current(Ref("tasks", "suite", "coop"))
-    assert before is not None
-    record = finished(0)
-    record.suite, record.experiment, record.checkpoint_role, record.decoding = "coop", STUDY, "sft", "greedy"
+def test_evaluation_has_a_name_its_tasks_and_the_time_left_before_a_catalog_knows_it(lake: Lake, client) -> None:
+    tasks = [{"suite": "held", "task_id": f"task{n}", "repo": "dock", "split": "heldout"} for n in range(3)]
+    put(lake, "tasks", "held", {"tasks": [*tasks, tasks[0] | {"task_id": "other", "split": "train"}]})
+    put(lake, "experiment_spec", "new", spec("experiment", "new", "N", evaluate={"suite": "held", "split": "heldout"}))
+    now = datetime.now(UTC)
+
+    def evaluated(number: int) -> RolloutRecord:
+        record = finished(number)
+        record.suite, record.experiment, record.checkpoint_role, record.decoding = "held", "new", "sft", "greedy"
+        record.started_at, record.wall_seconds = now - timedelta(seconds=30 - number), 1.0
+        return record
+
     with Journal(lake.root / "scratch/evaluations/code1", KEY) as journal:
-        journal.append(record)
+        journal.append(evaluated(0))
+        journal.append(evaluated(1))
         text = client.get("/live").text
-    assert re.search(rf"Evaluation of {STUDY}: sft greedy sample 0", text), suite
-    assert "of 3 rollouts finished" not in text and "<b>1</b> rollouts finished" in text, "the suite holds nothing out"
+        assert "Evaluation of new: sft greedy sample 0" in text
+        assert "<b>2</b> of 3 rollouts finished" in text and re.search(r"about 1\d s left", text)
+        journal.append(evaluated(2))
+        text = client.get("/live").text
+    assert "of 3 rollouts" not in text and "Evaluation of new: sft greedy sample 0: complete, 3 rollouts" in text
 
 
-def test_training_under_way_has_its_loss_and_reward(lake: Lake, client) -> None:
+@pytest.mark.parametrize(("split", "limit", "planned"), [("all", None, 8), ("train", 1, 2), ("heldout", None, 6)])
+def test_rollout_set_is_counted_in_its_split(lake: Lake, client, split: str, limit: int | None, planned: int) -> None:
+    rows = [{"suite": "s", "task_id": str(n), "repo": "dock", "split": "heldout" if n else "train"} for n in range(4)]
+    put(lake, "tasks", "s", {"tasks": rows})
+    put(lake, "rollout_set_spec", "mine", spec("rollout_set", "mine", "M", suite="s", split=split, tasks=limit, k=2))
+    with Journal(lake.root / "scratch/rollouts/mine/code1", KEY) as journal:
+        journal.append(finished(0))
+        assert f"<b>1</b> of {planned} rollouts finished" in client.get("/live").text
+
+
+@pytest.mark.parametrize(
+    ("section", "left"),
+    [({"rl": {"steps": 4}}, 20.0), ({"train": {"epochs": 2.0}}, 30.0), ({"train": {"max_steps": 6}}, 60.0), ({}, None)],
+)
+def test_training_under_way_has_its_curves_and_the_time_left(lake: Lake, client, section: dict, left) -> None:
     folder = lake.root / "scratch/reinforce/key1"
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"label": "rl of study, seed 3"}))
-    steps = [{"step": step, "loss": 0.5, "reward": step / 4} for step in (1, 2, 3)]
-    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(step)}\n" for step in steps) + '{"step": 4, "lo')
+    (folder / "config.json").write_text(json.dumps({"label": "rl of study, seed 3", **section}))
+    rows = [{"step": n, "epoch": n / 2, "loss": 0.5, "reward": n / 4, "seconds": 30.0 * n} for n in (1, 2)]
+    rows[-1] |= {"seconds": 20.0} if "rl" in section else {"seconds": 30.0}
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + '{"step": 4, "lo')
     text = client.get("/live").text
     assert text.count("<polyline") == 2 and "rl of study, seed 3" in text and "Mean reward" in text
+    assert Journals(lake).trainings()[0].seconds_left == left
+    assert (f"about {left:.0f} s left" if left else "step 2") in text
     os.utime(folder / "metrics.jsonl", (0, 0))
     assert "<polyline" not in client.get("/live").text
 
@@ -165,4 +193,4 @@ def test_journal_that_rests_is_not_shown(lake: Lake, client) -> None:
         path = journal.path
     os.utime(path, (0, 0))
     assert Journals(lake).states() == []
-    assert "No journal was written" in client.get("/live").text
+    assert "No unfinished journal was written" in client.get("/live").text

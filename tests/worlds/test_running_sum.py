@@ -10,21 +10,21 @@ import pytest
 
 from etpi_assets.agent import loop
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
-from etpi_assets.curation import integrity
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.pairs import make_pairs
 from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.specs.training import RLSection
-from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
+from etpi_assets.tasks.task_checks import check_tasks
 from etpi_assets.trajectories.tables import to_tables
 from etpi_assets.worlds.running_sum.policy import RunningSumPolicy
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+from tests.support import whole_checks
 
 FAMILY = load_family("running_sum")
 CHAT = load_chat_format("tiny")
@@ -123,8 +123,8 @@ def test_reconstructed_history_is_compared_with_the_captured_one(agent):
         return make_pairs(captured_agents(tables, section, CHAT, lambda t, a: None, {}), section, CHAT)["pairs"]
 
     native, again = pairs("native"), pairs("retokenised")
-    assert integrity.history_as_captured(native, native, CHAT).passed
-    outcome = integrity.history_as_captured(again, native, CHAT)
+    assert whole_checks.history_as_captured(native, native, CHAT).passed
+    outcome = whole_checks.history_as_captured(again, native, CHAT)
     if agent is AGENT:  # other spellings of the same text
         assert native["output_ids"] != again["output_ids"]
         assert outcome.passed and outcome.figures["compared"] == len(again)
@@ -136,7 +136,7 @@ def test_reconstructed_history_is_compared_with_the_captured_one(agent):
 
 def test_without_captured_ids_nothing_is_decided():
     pairs = make_pairs([], PairsSection(capture="native"), CHAT)["pairs"]
-    assert integrity.history_as_captured(pairs, pairs, CHAT).figures.get("compared", 0) == 0
+    assert whole_checks.history_as_captured(pairs, pairs, CHAT).figures.get("compared", 0) == 0
 
 
 def test_the_shipped_experiments_differ_in_what_they_compare():

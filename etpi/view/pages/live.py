@@ -33,14 +33,14 @@ def _journals(lake: Lake) -> Journals:
 
 def live(queries: Queries, lake: Lake, request: Request) -> Page:
     journals = _journals(lake)
-    plans = {row["rollout_set"]: _planned(row) for row in queries.rows("plans")}
+    states = [(state, _planned(lake, state)) for state in journals.states()]
+    trainings = journals.trainings()
     values = {
         "refresh": None if text(request, "pause") else REFRESH_SECONDS,
-        "active": [
-            (state, plans.get(state.key) if state.kind == "rollouts" else _evaluated(queries, lake, state))
-            for state in journals.states()
-        ],
-        "charts": plots(journals.trainings()),
+        "active": [(state, planned) for state, planned in states if planned is None or state.n < planned],
+        "complete": [state for state, planned in states if planned is not None and state.n >= planned],
+        "trainings": trainings,
+        "charts": plots(step for training in trainings for step in training.steps),
         "now": datetime.now().astimezone(),
         "age": _age,
         "paused": text(request, "pause") is not None,
@@ -53,26 +53,30 @@ def _age(written_at: float) -> float:
     return max(0.0, time.time() - written_at)
 
 
-def _planned(row: dict[str, Any]) -> int | None:
-    if not row["k"]:
-        return None
-    limit = row["limit_of_tasks"]
-    tasks = min(row["tasks"], int(limit)) if limit and limit.isdigit() else row["tasks"]
-    return tasks * row["k"] or None
+def _planned(lake: Lake, state: JournalState) -> int | None:
+    """Return the number of rollouts that a journal will have; an evaluation's has one checkpoint under one condition.
+    None if the lake does not say.
 
-
-def _evaluated(queries: Queries, lake: Lake, state: JournalState) -> int | None:
-    """Return the number of rollouts of an evaluation's journal, which has one checkpoint under one condition."""
+    It is read from the lake, since a first run publishes its catalog at its end.
+    """
     newest = next(iter(state.newest), None)
-    if newest is None or not newest.experiment:
+    section: dict[str, Any] = {}
+    if state.kind == "rollouts":
+        section = _spec(lake, "rollout_set", state.key)
+    elif newest is not None and newest.experiment:
+        section = _spec(lake, "experiment", newest.experiment).get("evaluate") or {}
+    ref = Ref("tasks", "suite", section.get("suite") or "")
+    if not section.get("suite") or lake.current(ref) is None:
         return None
-    ref = Ref("experiment_spec", "experiment", newest.experiment)
-    specs = lake.read(ref, "specs")["spec"].to_pylist() if lake.current(ref) else []
-    section = (json.loads(specs[0]).get("evaluate") or {}) if specs else {}
-    tasks = next((row for row in queries.rows("suites") if row["suite"] == newest.suite), None)
-    counted = tasks[section.get("split", "heldout")] if tasks else None
-    limit = section.get("tasks")
-    return min(counted, limit) if counted and isinstance(limit, int) else counted
+    splits = lake.read(ref, "tasks", ["split"])["split"].to_pylist()
+    split = section.get("split", "all")
+    tasks = len(splits) if split == "all" else splits.count(split)
+    return min(tasks, section.get("tasks") or tasks) * section.get("k", 1) or None
+
+
+def _spec(lake: Lake, kind: str, name: str) -> dict[str, Any]:
+    ref = Ref(f"{kind}_spec", kind, name)
+    return json.loads(lake.read(ref, "specs")["spec"][0].as_py()) if lake.current(ref) else {}
 
 
 def journal_rollout(queries: Queries, lake: Lake, request: Request) -> Page:

@@ -19,7 +19,8 @@ from etpi_resources.lake.lake import Lake
 from etpi_resources.links import rollouts_page, task_page
 
 COLUMNS = ("solved", "plan_first", "plan_content", "follow_through", "called", "parsed", "submitted")
-"""The figures of the overview, the most important first."""
+"""The figures of the overview after the main metrics, the most important first; it shows MOST_COLUMNS of them."""
+MOST_COLUMNS = 5
 SIDES = {"base": "base", "sft": "student", "rl": "student (reinforced)", "teacher": "teacher"}
 
 
@@ -28,13 +29,14 @@ def overview(queries: Queries, lake: Lake, request: Request) -> Page:
     table: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
     for row in figures:
         table[row["experiment"], row["decoding"]][row["metric"]] = row
-    columns = [name for name in COLUMNS if any(name in row for row in table.values())]
     experiments = [
         row
         | {"decodings": [(d, metrics) for (name, d), metrics in sorted(table.items()) if name == row["experiment"]]}
         | {"main": main_metric(json.loads(row["spec"]))}
         for row in queries.rows("experiments")
     ]
+    ordered = dict.fromkeys([*(row["main"] for row in experiments), *COLUMNS])
+    columns = [name for name in ordered if any(name in row for row in table.values())][:MOST_COLUMNS]
     counts = _verdicts_by(queries.rows("verdict_counts"), ("made_for",), origin="set")
     sets = [row | {"verdicts": counts.pop((row["rollout_set"],), {})} for row in queries.rows("rollout_sets")]
     values = {"experiments": experiments, "columns": columns, "sets": sets, "suites": queries.rows("suites")}
@@ -122,7 +124,8 @@ def _answer(
         elif origin == "eval" and of_role == role:
             ended += verdicts
     shown = headline_metrics((spec.get("metrics") or {}).get("reading", "hardened"))
-    paired = [Change(**row) for row in queries.rows("paired", experiment=name) if row["metric"] in shown]
+    stored = queries.rows("paired", experiment=name)
+    paired = [Change(**row) for metric in shown for row in stored if row["metric"] == metric]
     split = (spec.get("evaluate") or {}).get("split", "heldout")
     sentences = [("", "Not evaluated.")]
     if role:

@@ -14,7 +14,7 @@ from functools import cache
 
 from etpi_assets.graph import Node
 from etpi_assets.planning.versioning.codebase import Codebase, Filter, Target
-from etpi_assets.planning.versioning.source import dotted
+from etpi_assets.planning.versioning.definitions import dotted
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import TINY, RolloutSetSpec
@@ -214,6 +214,11 @@ CHOICES = (
         ),
     ),
     Choice(
+        "template",
+        (f"{_ENGINES}.scripted:ScriptedEngine._complete",),
+        _fixed(opens_think=(f"{_ENGINES}.scripted:continued",)),
+    ),
+    Choice(
         "harness",
         (f"{_ROLLOUTS}.assets:_rollout_function", "etpi_assets.evaluation.rollouts:_roll_out"),
         _fixed(
@@ -269,15 +274,10 @@ def narrowing(code: Codebase, selection: Selection) -> Filter:
         for at in choice.at
         if ":" not in at
     }
-    return Filter(infrastructure(code), edges, dotted)
+    return Filter(is_infrastructure, edges, dotted)
 
 
 @cache
-def infrastructure(code: Codebase) -> frozenset[str]:
-    """Return the modules that code versions leave out."""
-    return frozenset(module for module in code.modules if is_infrastructure(module))
-
-
 def is_infrastructure(module: str) -> bool:
     """Return whether code versions leave a module out."""
     return any(module == name or module.startswith(f"{name}.") for name in INFRASTRUCTURE)
@@ -370,7 +370,8 @@ def applies(node: Node, key: str, specs: Specs) -> bool:
 
 def _templates(*names: str) -> list[str]:
     known = {"tiny", "terminal"}
-    return [*(known & set(names)), *(["others"] if set(names) - known else [])]
+    unknown = set(names) - known
+    return [*(known & set(names)), *(["others"] if unknown else []), *(["opens_think"] if unknown - {"qwen3"} else [])]
 
 
 def _frozen(**chosen: Iterable[str] | None) -> Selection:

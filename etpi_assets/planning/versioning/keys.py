@@ -19,7 +19,7 @@ from etpi_assets.planning.versioning.choices import (
     selection,
 )
 from etpi_assets.planning.versioning.codebase import PACKAGES, Codebase, CodeVersion, LaterVersion
-from etpi_assets.planning.versioning.source import digest_of
+from etpi_assets.planning.versioning.definitions import digest_of
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.plugins import GROUPS, Plugin, plugin, plugins_of, usable_plugins
@@ -144,7 +144,7 @@ def _store() -> StoredValues:
 def _walked(
     asset: str, selected: tuple[tuple[str, tuple[str, ...]], ...], computes: bool, code: Codebase
 ) -> PartitionCode:
-    node, root = GRAPH[asset], asset_function(asset, code)
+    node, root = GRAPH[asset], function_of(asset)
     tables = {f"table {name}": {"columns": _columns(name)} for name in node.tables}
     if not computes:
         module, _, name = code.moves.original(root).partition(":")
@@ -157,7 +157,7 @@ def _walked(
 
 
 def _reach(roots: Sequence[str], options: Selection, code: Codebase) -> CodeVersion:
-    """Return the code that the roots reach: etpi's, and that of the selected plugins with what of etpi it imports."""
+    """Return the code that the roots reach in etpi, and in the selected plugins with the etpi code they import."""
     narrowed = narrowing(code, options)
     version = code.reach(roots, narrowed)
     points = _selected_plugins(version, options)
@@ -184,31 +184,15 @@ def _selected_plugins(version: CodeVersion, options: Selection) -> list[Plugin]:
     return [point for point in selected if point]
 
 
+def function_of(asset: str) -> str:
+    """Return the function that computes an asset, as "module:name"."""
+    return f"{GRAPH[asset].module}:{asset}"
+
+
 def ignored_plugins() -> list[str]:
     """Return a line for each name that is given twice: specs that do not use it work, and others are refused."""
     choices = [choice for choice in CHOICES if choice.kind in GROUPS]
     return [clash for choice in choices for clash in usable_plugins(choice.kind, options_of(choice, CODE))[1]]
-
-
-def asset_function(asset: str, code: Codebase) -> str:
-    """Return the function that computes an asset, as "module:name".
-
-    Raises:
-        LookupError: there is none.
-    """
-    functions = _asset_functions(code)
-    if asset not in functions:
-        raise LookupError(f"no function of etpi_assets/*/assets.py is an @asset named {asset!r}")
-    return functions[asset]
-
-
-@cache
-def _asset_functions(code: Codebase) -> dict[str, str]:
-    functions = {}
-    for module in code.modules:
-        if module.startswith(f"{PACKAGES[0]}.") and module.endswith(".assets") and (source := code.source(module)):
-            functions |= {name: f"{module}:{name}" for name, d in source.definitions.items() if d.declares}
-    return functions
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The syntaxes ("forms") in which models write tool calls, each with a renderer, a parser and a grammar.
+"""The syntaxes ("forms") in which models write tool calls, each with a renderer and a parser.
 
 `FORMS` holds them by name, in the order in which an unknown template's calls are tried. `template` determines the form
 of a chat template.

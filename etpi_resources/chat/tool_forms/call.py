@@ -1,4 +1,4 @@
-"""`Call` and `ToolForm`, and the JSON, text and grammar helpers that the forms share."""
+"""`Call` and `ToolForm`, and the JSON and text helpers that the forms share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class ToolForm:
         render: calls of one turn -> their text, without the turn's prose and end token.
         parse: text of a turn after its think block -> its calls in order; empty if it has none. Never raises, and takes
             time linear in the text.
-        lark: tool names -> a Lark grammar of one call, for llguidance.
         typed: whether argument values keep their JSON types; if not, the parser returns them as text.
         marker: a string that every call of this form contains and prose does not; None if the form has no such string.
         servers: the parsers of vLLM (`--tool-call-parser`) that read the form, by the names in its
@@ -49,7 +48,6 @@ class ToolForm:
     name: str
     render: Callable[[Sequence[Call]], str]
     parse: Callable[[str], list[ParsedCall]]
-    lark: Callable[[Sequence[str]], str]
     typed: bool = True
     marker: str | None = None
     servers: tuple[str, ...] = ()
@@ -138,13 +136,3 @@ def skip_space(text: str, at: int) -> int:
     while at < len(text) and text[at].isspace():
         at += 1
     return at
-
-
-def lark_names(names: Sequence[str]) -> str:
-    """Return tool names as the alternatives of a Lark rule."""
-    return " | ".join(quoted(name) for name in names)
-
-
-def quoted(text: str) -> str:
-    """Return a text as a Lark string literal."""
-    return json.dumps(text, ensure_ascii=False)

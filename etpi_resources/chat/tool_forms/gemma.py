@@ -13,8 +13,6 @@ from etpi_resources.chat.tool_forms.call import (
     Call,
     ParsedCall,
     ToolForm,
-    lark_names,
-    quoted,
 )
 
 OPENING, CLOSING, QUOTE = "<|tool_call>call:", "<tool_call|>", '<|"|>'
@@ -114,15 +112,4 @@ def _next(text: str, at: int, closing: str) -> int:
     return at
 
 
-def _lark(names: Sequence[str]) -> str:
-    return (
-        f'start: {quoted(OPENING)} NAME "{{" (pair ("," pair)*)? {quoted("}" + CLOSING)}\n'
-        'pair: KEY ":" value\n'
-        'value: TEXT | NUMBER | "true" | "false" | "null" | list | object\n'
-        'list: "[" (value ("," value)*)? "]"\nobject: "{" (pair ("," pair)*)? "}"\n'
-        f"NAME: {lark_names(names)}\nKEY: /[A-Za-z_][A-Za-z0-9_-]*/\nNUMBER: /-?[0-9]+(\\.[0-9]+)?/\n"
-        'TEXT: /<\\|"\\|>[^<]*(<[^|][^<]*|<\\|[^"][^<]*)*<\\|"\\|>/\n'
-    )
-
-
-GEMMA = ToolForm("gemma", _render, _parse, _lark, marker=OPENING, servers=("gemma4",))
+GEMMA = ToolForm("gemma", _render, _parse, marker=OPENING, servers=("gemma4",))

@@ -35,8 +35,4 @@ def _render(calls: Sequence[Call]) -> str:
     return "\n".join(blocks)
 
 
-def _lark(names: Sequence[str]) -> str:
-    return 'start: "```bash\\n" LINE* "```"\nLINE: /[^`\\n][^\\n]*\\n|\\n/\n'
-
-
-MARKDOWN = ToolForm("markdown", _render, lambda text: list(read_fenced(text)), _lark, typed=True)
+MARKDOWN = ToolForm("markdown", _render, lambda text: list(read_fenced(text)), typed=True)

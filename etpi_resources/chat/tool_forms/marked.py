@@ -18,13 +18,9 @@ from etpi_resources.chat.tool_forms.call import (
     ToolForm,
     dumps,
     json_object,
-    lark_names,
     named_object,
-    quoted,
     skip_space,
 )
-
-_OBJECT = 'arguments: %json {"type": "object"}\n'
 
 # --- Llama 3.1 and 3.2: a turn is one JSON object, or several separated by `;`
 
@@ -58,13 +54,6 @@ def _llama_parse(text: str) -> list[ParsedCall]:
         at = skip_space(body, at + 1)
 
 
-def _llama_lark(names: Sequence[str]) -> str:
-    return (
-        f'start: "{{\\"name\\": \\"" NAME "\\", \\"parameters\\": " arguments "}}"\n'
-        f"NAME: {lark_names(names)}\n{_OBJECT}"
-    )
-
-
 # --- Mistral: up to tokenizer v7 a JSON list of calls; from v11 on, each call is a name and its arguments
 
 TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -83,13 +72,6 @@ def _mistral_parse(text: str) -> list[ParsedCall]:
     except (ValueError, RecursionError):
         return [BAD_JSON]
     return [named_object(item) for item in value] if isinstance(value, list) else [BAD_JSON]
-
-
-def _mistral_lark(names: Sequence[str]) -> str:
-    return (
-        f'start: {quoted(TOOL_CALLS)} "[{{\\"name\\": \\"" NAME "\\", \\"arguments\\": " arguments "}}]"\n'
-        f"NAME: {lark_names(names)}\n{_OBJECT}"
-    )
 
 
 def _mistral_v11_render(calls: Sequence[Call]) -> str:
@@ -112,10 +94,6 @@ def _mistral_v11_parse(text: str) -> list[ParsedCall]:
         calls.append(BAD_JSON if value is None else Call(name, value))
         at = text.find(TOOL_CALLS, max(end, split))
     return calls
-
-
-def _mistral_v11_lark(names: Sequence[str]) -> str:
-    return f"start: {quoted(TOOL_CALLS)} NAME {quoted(ARGS)} arguments\nNAME: {lark_names(names)}\n{_OBJECT}"
 
 
 # --- DeepSeek: V3 and R1 write the arguments in a fenced JSON block, V3.1 without the fence
@@ -169,18 +147,6 @@ def _deepseek_calls(text: str, *, fenced: bool) -> list[ParsedCall]:
     return calls
 
 
-def _deepseek_lark(names: Sequence[str]) -> str:
-    head, tail = f"{_CALLS_BEGIN}{_CALL_BEGIN}function{_CALL_SEP}", f"\n```{_CALL_END}{_CALLS_END}"
-    return f'start: {quoted(head)} NAME "\\n```json\\n" arguments {quoted(tail)}\nNAME: {lark_names(names)}\n{_OBJECT}'
-
-
-def _deepseek_v31_lark(names: Sequence[str]) -> str:
-    head, tail = f"{_CALLS_BEGIN}{_CALL_BEGIN}", f"{_CALL_END}{_CALLS_END}"
-    return (
-        f"start: {quoted(head)} NAME {quoted(_CALL_SEP)} arguments {quoted(tail)}\nNAME: {lark_names(names)}\n{_OBJECT}"
-    )
-
-
 # --- harmony (gpt-oss): a message to a function; its header names the recipient before or after the channel
 
 _HARMONY = re.compile(
@@ -205,13 +171,6 @@ def _harmony_parse(text: str) -> list[ParsedCall]:
         calls.append(BAD_JSON if value is None else Call(match[1], value))
         at = max(end, match.end())
     return calls
-
-
-def _harmony_lark(names: Sequence[str]) -> str:
-    return (
-        f'start: " to=functions." NAME "<|channel|>commentary json<|message|>" arguments {quoted(_CALL)}\n'
-        f"NAME: {lark_names(names)}\n{_OBJECT}"
-    )
 
 
 # --- Muse: XML with the tool's name as an attribute
@@ -243,35 +202,16 @@ def _atem_parse(text: str) -> list[ParsedCall]:
     return calls
 
 
-def _atem_lark(names: Sequence[str]) -> str:
-    return (
-        'start: "<atem:function_calls>\\n<atem:invoke name=\\"" NAME "\\">\\n" parameter* '
-        '"</atem:invoke>\\n</atem:function_calls>"\n'
-        'parameter: "<atem:parameter name=\\"" KEY "\\">" VALUE\n'
-        f"NAME: {lark_names(names)}\nKEY: /[A-Za-z_][A-Za-z0-9_-]*/\n"
-        "VALUE: /[^<]*(<[^\\/][^<]*|<\\/[^a][^<]*)*<\\/atem:parameter>\\n/\n"
-    )
-
-
-LLAMA = ToolForm("llama3_json", _llama_render, _llama_parse, _llama_lark, servers=("llama3_json", "llama4_json"))
-MISTRAL = ToolForm(
-    "mistral", _mistral_render, _mistral_parse, _mistral_lark, marker=f"{TOOL_CALLS}[", servers=("mistral",)
-)
-MISTRAL_V11 = ToolForm(
-    "mistral_v11", _mistral_v11_render, _mistral_v11_parse, _mistral_v11_lark, marker=ARGS, servers=("mistral",)
-)
-DEEPSEEK = ToolForm(
-    "deepseek_v3", _deepseek_render, _deepseek_parse, _deepseek_lark, marker=_CALL_BEGIN, servers=("deepseek_v3",)
-)
+LLAMA = ToolForm("llama3_json", _llama_render, _llama_parse, servers=("llama3_json", "llama4_json"))
+MISTRAL = ToolForm("mistral", _mistral_render, _mistral_parse, marker=f"{TOOL_CALLS}[", servers=("mistral",))
+MISTRAL_V11 = ToolForm("mistral_v11", _mistral_v11_render, _mistral_v11_parse, marker=ARGS, servers=("mistral",))
+DEEPSEEK = ToolForm("deepseek_v3", _deepseek_render, _deepseek_parse, marker=_CALL_BEGIN, servers=("deepseek_v3",))
 DEEPSEEK_V31 = ToolForm(
     "deepseek_v3_1",
     _deepseek_v31_render,
     _deepseek_v31_parse,
-    _deepseek_v31_lark,
     marker=_CALL_BEGIN,
     servers=("deepseek_v31",),
 )
-HARMONY = ToolForm(
-    "harmony", _harmony_render, _harmony_parse, _harmony_lark, marker="to=functions.", servers=("openai",)
-)
-ATEM = ToolForm("atem", _atem_render, _atem_parse, _atem_lark, typed=False, marker="<atem:invoke")
+HARMONY = ToolForm("harmony", _harmony_render, _harmony_parse, marker="to=functions.", servers=("openai",))
+ATEM = ToolForm("atem", _atem_render, _atem_parse, typed=False, marker="<atem:invoke")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from etpi_resources.chat.tool_forms.call import (
@@ -17,8 +17,6 @@ from etpi_resources.chat.tool_forms.call import (
     ToolForm,
     dumps,
     json_object,
-    lark_names,
-    quoted,
     skip_space,
     value_text,
 )
@@ -143,37 +141,10 @@ def _bodies(text: str) -> Iterator[str | None]:
         at = text.find(OPENING, end) if end >= 0 else -1
 
 
-def _hermes_lark(names: Sequence[str]) -> str:
-    return (
-        f"start: {quoted(OPENING + chr(10) + '{' + chr(34) + 'name' + chr(34) + ': ' + chr(34))} NAME "
-        f"{quoted(chr(34) + ', ' + chr(34) + 'arguments' + chr(34) + ': ')} arguments "
-        f'{quoted("}" + chr(10) + CLOSING)}\nNAME: {lark_names(names)}\narguments: %json {{"type": "object"}}\n'
-    )
-
-
-def _xml_lark(names: Sequence[str]) -> str:
-    return (
-        f"start: {quoted(OPENING + chr(10) + '<function=')} NAME {quoted('>' + chr(10))} parameter* "
-        f"{quoted('</function>' + chr(10) + CLOSING)}\n"
-        f'parameter: "<parameter=" KEY ">\\n" VALUE\nNAME: {lark_names(names)}\nKEY: /[A-Za-z_][A-Za-z0-9_-]*/\n'
-        f"VALUE: /[^<]*(<[^\\/][^<]*|<\\/[^p][^<]*)*\\n<\\/parameter>\\n/\n"
-    )
-
-
-def _glm_lark(names: Sequence[str]) -> str:
-    return (
-        f'start: {quoted(OPENING)} NAME "\\n" pair* {quoted(CLOSING)}\n'
-        'pair: "<arg_key>" KEY "</arg_key>\\n<arg_value>" VALUE\n'
-        f"NAME: {lark_names(names)}\nKEY: /[A-Za-z_][A-Za-z0-9_-]*/\n"
-        "VALUE: /[^<]*(<[^\\/][^<]*|<\\/[^a][^<]*)*<\\/arg_value>\\n/\n"
-    )
-
-
 HERMES = ToolForm(
     "hermes",
     lambda calls: "\n".join(map(hermes_call, calls)),
     _parse_hermes,
-    _hermes_lark,
     marker=OPENING,
     servers=("hermes",),
 )
@@ -181,7 +152,6 @@ XML = ToolForm(
     "qwen_xml",
     lambda calls: "\n".join(map(xml_call, calls)),
     _parse_xml,
-    _xml_lark,
     typed=False,
     marker="<function=",
     servers=("qwen3_coder", "qwen3_xml"),
@@ -190,7 +160,6 @@ GLM = ToolForm(
     "glm",
     lambda calls: "\n".join(map(_glm_call, calls)),
     _parse_glm,
-    _glm_lark,
     typed=False,
     marker="<arg_key>",
     servers=("glm45", "glm47"),

@@ -1,1 +1,1 @@
-"""Build the rows of the suite `pypi_bugs`: mutations of real packages that break a test."""
+"""The family `pypi_bugs`, and its rows: mutations of real packages that break a test."""

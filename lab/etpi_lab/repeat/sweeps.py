@@ -13,10 +13,10 @@ from etpi_assets.specs.load import SpecError, nearest
 from etpi_lab.analysis import sweeps
 from etpi_lab.analysis.results import first_turn_loss_share, reader
 from etpi_lab.analysis.sweeps import Point, Sweep
+from etpi_lab.repeat.dose_plot import dose_plot
 from etpi_lab.repeat.forecast import Forecast
 from etpi_lab.repeat.running import Campaign, cost_sentence
 from etpi_lab.repeat.share import Share
-from etpi_resources import charts
 from etpi_resources.lake.lake import Lake
 
 _FOOT = """Generated from the lake by `{command}`; do not edit. The sweep was declared before it ran (`etpi lab
@@ -122,9 +122,7 @@ def _plot(sweep: Sweep, judged: Sequence[Point]) -> str:
             text = sweeps.shown(sweep.variable, point.x)
             curve.append((point.x, text, between.value, between.ci_low, between.ci_high))
     figure = f"difference in {sweep.figure_in_words()}"
-    return charts.dose_plot(
-        sweep.title, list(curves.items()), sweep.variable.label, figure, sweep.least, sweep.variable.log
-    )
+    return dose_plot(sweep.title, list(curves.items()), sweep.variable.label, figure, sweep.least, sweep.variable.log)
 
 
 def _cost(state: Forecast, sweep: Sweep) -> str:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etpi_assets.tasks.cooperbench import FAMILY
 from etpi_assets.tasks.family import Task
-from etpi_assets.tasks.perturb import perturb, rename
+from etpi_lab.perturbed import FAMILY
+from etpi_lab.perturbed.perturb import perturb, rename
 
 WORD = st.text("bcdfgh", min_size=4, max_size=9)
 
@@ -72,5 +72,5 @@ def test_only_training_tasks_without_a_sandbox_have_variants(tmp_path: Path):
     assert [task.task_id.partition("/7/f1_f2")[::2] for task in loaded] == [
         ("dspy_task", ""), ("harbor_task", ""), ("harbor_task", "~1"), ("harbor_task", "~2")
     ]  # fmt: skip
-    with pytest.raises(ValueError, match="variants.*without params.sandbox"):
+    with pytest.raises(ValueError, match="params.sandbox: a repository keeps the names"):
         list(FAMILY.load("pool", 0, {**params, "sandbox": "docker"}))

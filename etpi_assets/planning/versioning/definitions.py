@@ -39,7 +39,6 @@ class Definition:
         shell: for a class, the class without its methods.
         hooks: for a class, the methods that may run although no code names them: `__dunder__` methods, and methods with
             a decorator outside ATTRIBUTES.
-        declares: whether it computes the asset of its name: its decorator is `@asset`.
         inputs: its parameters that are assets; the asset's own function may have the same name.
     """
 
@@ -51,7 +50,6 @@ class Definition:
     methods: dict[str, Definition] = field(default_factory=dict)
     shell: Definition | None = None
     hooks: set[str] = field(default_factory=set)
-    declares: bool = False
     inputs: set[str] = field(default_factory=set)
 
     @cached_property
@@ -165,7 +163,7 @@ def write_normal_form(node: object, write: Callable[[str], object], scope: Scope
 
 
 def _earlier(node: ast.AST, name: str, value: str, scope: Scope) -> str:
-    """Return the text of a syntax node's field with the earlier name of what it names."""
+    """Return the text of a syntax node's field, with earlier names in place of today's."""
     if isinstance(node, ast.Constant):
         return scope.moves.original(value)
     is_name = name == "id" or (
@@ -189,10 +187,9 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _definition(statements: Sequence[ast.stmt], scope: Scope, home: str) -> Definition:
-    declares = any(_declares(decorator) for s in statements for decorator in getattr(s, "decorator_list", ()))
-    if not declares:
+    if not any(_declares(decorator) for s in statements for decorator in getattr(s, "decorator_list", ())):
         scope = scope.without("asset")  # where it is no decorator, it is a local variable
-    definition = Definition([_as_hashed(s) for s in statements], scope, home, declares=declares)
+    definition = Definition([_as_hashed(s) for s in statements], scope, home)
     definition.inputs |= {name for statement in statements for name in _inputs(statement)}
     for statement in statements:
         if isinstance(statement, ast.ClassDef):

@@ -1,6 +1,6 @@
 """The family `pypi_bugs`: real packages with one wrong expression; the package's own tests are hidden.
 
-The lab builds the rows (`etpi lab pypi-bugs`). A patch passes if every test has the same outcome as in the original
+`build` makes the rows (`etpi lab pypi-bugs`). A patch passes if every test has the same outcome as in the original
 package.
 
 Fields of a row: repo, version, bug (its place), function, path, fixed (that file's text without the bug), files and

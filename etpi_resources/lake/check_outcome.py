@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from etpi_resources.errors import ExpectedError
 
-class BadData(RuntimeError):
+
+class BadData(ExpectedError, RuntimeError):
     """Data that cannot be processed; the message names the row and the remedy."""
 
 
