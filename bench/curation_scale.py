@@ -51,14 +51,14 @@ CURATED = ("selected_trajectories", "tito_pairs", "upweighted_dataset")
 
 def one(folder: Path) -> None:
     """Materialize every asset over the lake's rollout set in this process."""
-    from etpi_assets.asset import recipes
+    from etpi_assets.asset import asset_definitions
 
     resources = Resources(lake=Lake(folder / "lake"), specs_folder=folder / "specs")
     qwen3().encode("The vocabulary is read once, whatever the turns.")
     stages = {}
     for asset, key in (("scored_rollouts", SET), *((name, STUDY) for name in CURATED)):
         began, started = cpu_seconds(), time.monotonic()
-        outcome = recipes()[asset].execute(key, resources, lambda line: None)
+        outcome = asset_definitions()[asset].execute(key, resources, lambda line: None)
         assert not outcome.manifest.blocked, [c for c in outcome.manifest.checks if not c["passed"]]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         stages[asset] = (cpu_seconds() - began, peak, time.monotonic() - started)

@@ -54,7 +54,7 @@ def reinforce(folder: Path, name: str, cpu: bool) -> None:
     """Make the inputs of a stage and its `rl_checkpoint`."""
     import tomlkit
 
-    from etpi_assets.asset import recipes
+    from etpi_assets.asset import asset_definitions
     from etpi_assets.resources import Resources
     from etpi_assets.tasks.table import task_table
     from etpi_assets.worlds.terminal_tiny.generate import generate_tasks
@@ -71,7 +71,7 @@ def reinforce(folder: Path, name: str, cpu: bool) -> None:
     lake.publish(Ref("tasks", "suite", "terminal_tiny"), {**tasks, "quarantined": empty("quarantined")}, **inputs)
     lake.publish(Ref("sft_checkpoint", "experiment", experiment), nothing, **inputs)
     for asset in ("base_checkpoint", "rl_checkpoint"):
-        outcome = recipes()[asset].execute(experiment, Resources(lake=lake, specs_folder=specs), log=print)
+        outcome = asset_definitions()[asset].execute(experiment, Resources(lake=lake, specs_folder=specs), log=print)
         if outcome.manifest.blocked:
             raise RuntimeError(f"{asset} is blocked: {outcome.manifest.failures}")
 

@@ -94,14 +94,14 @@ def capture(options: CaptureOptions) -> int:
             )
             server.wait()
     except KeyboardInterrupt:
-        click.echo(f"etpi init --from {options.to} --format capture    # makes specs for what was recorded")
+        click.echo(f"etpi init --from {options.to} --format capture    # writes specs for the recorded runs")
     finally:
         engine.close()
     return 0
 
 
 def _key(path: Path) -> str:
-    """Return the key of a folder, created at first and readable by this user alone."""
+    """Return the key of a folder; create it at the first call, readable by this user alone."""
     if not path.exists():
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(new_key())

@@ -111,7 +111,7 @@ def demo_all(rebuild: bool, recollect: bool) -> int:
 
 @etpi.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("--dry-run", is_flag=True, help="list what would be made, why, and what it cost last time; run nothing")
+@click.option("--dry-run", is_flag=True, help="list assets that would be computed, why, and last cost; run nothing")
 @click.option("--data-only", is_flag=True, help="end with the data sets of experiments: train and evaluate nothing")
 @JSON
 @_consents
@@ -132,11 +132,11 @@ def run(names: tuple[str, ...], dry_run: bool, data_only: bool, as_json: bool, r
 @click.argument("experiments", nargs=-1, required=True, metavar="EXPERIMENT...")
 @click.option("--rate", type=float, default=RATE, show_default=True, help="US dollars for an hour of a GPU")
 def rehearse(experiments: tuple[str, ...], rate: float) -> int:
-    """Run experiments small, on this machine's CPU, to see what would stop them, and what they will take.
+    """Run experiments small, on this machine's CPU, to find the faults that would stop them, and their cost.
 
-    Specs, graph, checks, templates, sandboxes, merging and reports are the real ones; models are random, teachers a
-    server of reference solutions, missing data stand-ins. Exits with 1 if something would stop a real run. Everything
-    is in the lake's folder, below rehearsals/EXPERIMENT (docs/rehearsal.md).
+    Specs, graph, checks, templates, sandboxes, merging and reports are the real ones. Models are random, a server of
+    reference solutions replaces teachers, and stand-ins replace missing data. Exits with 1 if something would stop a
+    real run. Everything is in the lake's folder, below rehearsals/EXPERIMENT (docs/rehearsal.md).
     """
     from etpi import commands
 
@@ -243,7 +243,7 @@ def schema(kind: str) -> int:
 def fetch(names: tuple[str, ...]) -> int:
     """Download the public data sets and models that an experiment, rollout set or suite reads.
 
-    The first fetch pins revision and hash of every file; without network it says what to put where.
+    The first fetch pins revision and hash of every file; without network it names the files to copy, and where to.
     """
     from etpi import fetch as fetching
     from etpi_assets.specs.load import load_specs
@@ -256,8 +256,7 @@ def fetch(names: tuple[str, ...]) -> int:
 @click.argument("model")
 @click.option("--template", metavar="TEMPLATE", help="another chat template: a name in TRL, a Jinja file or a folder")
 def model(model: str, template: str | None) -> int:
-    """Show the [base] section of a model, its size and context, what its chat template does to training data, and what
-    does not work with it.
+    """Show the [base] section of a model, its size and context, and the effects of its chat template on training data.
 
     MODEL is a folder, REPO@COMMIT of the hub, package:NAME==VERSION@SHA256, or tiny. Exits with 1 if something does not
     work.
@@ -319,9 +318,9 @@ def accept(asset: str | None, key: str | None, experiment: str | None, because: 
 @click.option("--set-aside", is_flag=True, help="move damaged parts, and the versions that need them, to data/.damaged")
 @JSON
 def verify(deep: bool, since: datetime | None, set_aside: bool, as_json: bool) -> int:
-    """Compare the lake with what was written to it; print damaged parts, and exit with 1 if there is one.
+    """Compare the lake with its manifests; print damaged parts, and exit with 1 if there is one.
 
-    After --set-aside, runs compute again what they need. Restore what a backup has before (docs/lake.md).
+    Restore damaged parts from a backup before you use --set-aside (docs/lake.md); runs compute the rest again.
     """
     from etpi import storage
 
@@ -429,7 +428,7 @@ def gc(older_than: int, yes: bool) -> int:
 @click.option("--max-model-len", default=131072, show_default=True, help="most tokens of prompt and output of a call")
 @click.option("--api-key-env", "key_env", metavar="VARIABLE", help="environment variable with the server's key")
 def capture(**options: Any) -> int:
-    """Record, token for token, what agent harnesses ask a vLLM server, until it is stopped (docs/any_agent.md).
+    """Record the calls of agent harnesses to a vLLM server, token for token, until stopped (docs/any_agent.md).
 
     The harness is pointed at http://127.0.0.1:PORT/a/NAME/v1, with the key in FOLDER/key. Each NAME is a log in FOLDER,
     and later a rollout of an imported set (`format = "capture"`).
@@ -460,7 +459,7 @@ def view(port: int | None, host: str, names: tuple[str, ...], export: tuple[str,
 @etpi.command()
 @click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
 def doctor(experiments: tuple[str, ...]) -> int:
-    """Prove, before anything is run, that this machine has what steps need: lake, locks, sandboxes.
+    """Prove, before anything is run, that lake, locks and sandboxes work on this machine.
 
     Prints a remedy for each fault; exit status 1 if there is one. No container engine is a fault if an EXPERIMENT
     needs one.

@@ -38,7 +38,7 @@ def run_experiments(
         specs: those of `specs_folder`, if they are loaded already.
 
     Returns:
-        1 if any experiment failed, or if code changed since expensive results were made and `consent` ("rebuild",
+        1 if any experiment failed, or if code changed since expensive results were computed and `consent` ("rebuild",
         "recollect") does not cover them.
 
     Raises:
@@ -87,15 +87,15 @@ def rehearse(names: Sequence[str], rate: float) -> int:
     Raises:
         SpecError: an experiment does not exist, or cannot be rehearsed.
     """
-    from etpi.rehearsal import page, record, shrink
+    from etpi.rehearsal import record
     from etpi.rehearsal.starts import faults
     from etpi_resources.lake.lake import Lake
 
-    specs, machine, root = load_specs(), shrink.this_machine(), Lake.open().root / "rehearsals"
+    specs, root = load_specs(), Lake.open().root / "rehearsals"
     stopped = False
     for name in names:
-        rehearsal = record.rehearse(name, specs, root / name, machine, rate)
-        for line in page.lines(rehearsal, root / name):
+        rehearsal = record.rehearse(name, specs, root / name, rate)
+        for line in record.lines(rehearsal, root / name):
             print(line)
         stopped |= bool(faults(rehearsal.starts))
     return 1 if stopped else 0
@@ -186,7 +186,7 @@ def show_status(names: Sequence[str], everything: bool = False, as_json: bool = 
 
 
 def show_model(model: str, template: str | None) -> int:
-    """Print a model's `[base]` section, its size, and what its chat template does where it matters to training.
+    """Print a model's `[base]` section, its size, and the effects of its chat template on training.
 
     Returns:
         1 if something of it does not work.

@@ -103,14 +103,14 @@ def fetch(names: Sequence[str], specs: Specs, lake: Lake) -> int:
 
 
 def _texts(name: str, specs: Specs) -> Iterator[str]:
-    """Yield the resolved specs that a name stands for, as JSON: its own, and those upstream of it."""
+    """Yield the resolved spec of a name and those upstream of it, as JSON."""
     kind = set_of(name, specs)
     for upstream in SETS:
         for key in specs.upstream_keys(kind, name, upstream):
             spec = specs.get(upstream, key)
             yield json.dumps(spec.model_dump(mode="json"))
             if isinstance(spec, ExperimentSpec) and spec.base.kind == "hub":
-                yield f"{HUB}{spec.base.repo}@{spec.base.revision}"
+                yield spec.base.name_in_hub
 
 
 def _data_set(variable: str, root: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The output of `etpi model` beside the template's report: the `[base]` section, and facts of the model's files."""
+"""The output of `etpi model` except for the template's report: the `[base]` section, and facts of the model's files."""
 
 from __future__ import annotations
 

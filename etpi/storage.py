@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from etpi_resources.lake.audit import audit, set_aside
 from etpi_resources.lake.files import disk_errors
 from etpi_resources.lake.lake import Lake, LakeError, Ref
-from etpi_resources.lake.removal import Part, carry_out, plan_garbage, plan_partitions
+from etpi_resources.lake.removal import Removal, carry_out, plan_garbage, plan_partitions
 
 
 @disk_errors()
@@ -41,7 +41,7 @@ def verify(*, deep: bool, since: datetime | None, move: bool, as_json: bool = Fa
     if result.damages:
         remedy = f"moved to {moved}; runs compute them again" if moved else "docs/lake.md says how to repair them"
         if missing := len(result.damages) - len(movable):
-            print(f"{missing} missing: `etpi run` computes them again; what needs them stays", file=sys.stderr)
+            print(f"{missing} missing: `etpi run` computes them again; versions that need them stay", file=sys.stderr)
         if movable:
             print(f"{len(movable)} damaged: {remedy}", file=sys.stderr)
     return 1 if result.damages else 0
@@ -58,7 +58,7 @@ def collect_garbage(*, older_than: int, yes: bool) -> int:
 
 
 @disk_errors()
-def _remove(plan: Callable[[Lake], list[Part]], yes: bool) -> int:
+def _remove(plan: Callable[[Lake], list[Removal]], yes: bool) -> int:
     lake = Lake.open()
     with lake.exclusive_lock() if yes else nullcontext():
         parts = plan(lake)
@@ -81,11 +81,11 @@ def _rebuild(lake: Lake) -> int:
 
     code, resources = 0, Resources(lake=lake)
     built = [r for r in (leaderboard, teacher_ceiling) if lake.current(Ref(r.node.name, "all", "all"))]
-    for recipe in (*built, catalog):
+    for definition in (*built, catalog):
         try:
-            recipe.execute("all", resources, log=lambda line: None)
-            print(f"{recipe.node.name}: built again")
+            definition.execute("all", resources, log=lambda line: None)
+            print(f"{definition.node.name}: built again")
         except LakeError as error:
-            print(f"etpi: {recipe.node.name} was not built again: {error}", file=sys.stderr)
+            print(f"etpi: {definition.node.name} was not built again: {error}", file=sys.stderr)
             code = 1
     return code

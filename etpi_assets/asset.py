@@ -1,7 +1,7 @@
 """Declare assets (`@asset`), and materialize one partition of them without Dagster.
 
-`AssetRecipe.execute` checks its inputs, skips it if it is up to date, locks, computes and publishes. `materialize`
-turns recipes into Dagster assets.
+`AssetDefinition.execute` checks its inputs, skips it if it is up to date, locks, computes and publishes. `materialize`
+turns definitions into Dagster assets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from etpi_assets.planning.versioning.keys import PartitionCode, code_of
 from etpi_assets.resources import Resources, require_hardware, side_by_side, visible_devices
 from etpi_assets.specs.load import Specs, spec_keys
 from etpi_resources.lake import parquet
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import Lake, LakeError, Manifest, MissingInput, Ref
 from etpi_resources.lake.manifest import RunRecord
 from etpi_resources.lake.parts import Parts
@@ -156,20 +156,19 @@ class AssetRun:
         return self.folder / f"{table}.parquet"
 
     def parts_of(
-        self, blocks: Iterable[tuple[str, Any]], recipe: Callable[[], BlockFunction], seconds: float
+        self, blocks: Iterable[tuple[str, Any]], factory: Callable[[], BlockFunction], seconds: float
     ) -> Iterator[Tables]:
-        """Yield the tables of each (name, block), in order, from all cores; a run that was killed has left those of the
-        parts it finished.
+        """Yield the tables of each (name, block), in order, from all cores. A rerun reuses finished parts.
 
         Args:
             blocks: a name is unique in this asset.
-            recipe: returns the function from a block to its tables, which depend on nothing but the block and what the
+            factory: returns the function from a block to its tables, which depend on nothing but the block and what the
                 input key covers. Worker processes get a pickled copy of it.
             seconds: estimated single-core seconds; little work is done in this process.
         """
         assert self.parts is not None, "only a run that computes has parts"
         named = ((name, (name, block)) for name, block in blocks)
-        kept = _KeptParts(self.parts, recipe)
+        kept = _KeptParts(self.parts, factory)
         return ordered_map(kept, named, workers=workers_for(seconds), reads=[self.parts.folder], log=self.log)
 
     @cached_property
@@ -222,7 +221,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of `AssetRecipe.execute`.
+    """The result of `AssetDefinition.execute`.
 
     Attributes:
         manifest: the current version, or the blocked one that was just published.
@@ -238,7 +237,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class AssetRecipe:
+class AssetDefinition:
     """An asset without Dagster: its node, the function that computes it, and the names of its checks."""
 
     node: Node
@@ -357,13 +356,13 @@ class AssetRecipe:
 
 @dataclass(frozen=True)
 class _KeptParts:
-    """The recipe of `parts_of`: computes a part unless it is finished, and keeps it."""
+    """The factory of `parts_of`: computes a part unless it is finished, and keeps it."""
 
     parts: Parts
-    recipe: Callable[[], BlockFunction]
+    factory: Callable[[], BlockFunction]
 
     def __call__(self) -> Callable[[tuple[str, Any]], Tables]:
-        function = self.recipe()
+        function = self.factory()
         return lambda named: self.parts.get(named[0], lambda: function(named[1]))
 
 
@@ -379,7 +378,7 @@ def asset(
     lock: str | None = None,
     reads_path: bool = False,
     kinds: tuple[str, ...] = ("parquet",),
-) -> Callable[[Callable[..., Produced]], AssetRecipe]:
+) -> Callable[[Callable[..., Produced]], AssetDefinition]:
     """Declare the asset that a function computes: it has the function's name and reads the function's parameters.
 
     The first parameter is the run, every other one is an `Input` named after an asset; their order is that of the input
@@ -389,7 +388,7 @@ def asset(
         GraphError: a table, section or check is unknown, or the asset is declared already. The graph checks the inputs.
     """
 
-    def declare(function: Callable[..., Produced]) -> AssetRecipe:
+    def declare(function: Callable[..., Produced]) -> AssetDefinition:
         name, upstream = function.__name__, tuple(inspect.signature(function).parameters)[1:]
         keys = spec_keys("experiment" if set == "all" else set)
         unknown = [section for section in sections if keys.isdisjoint({section, f"{section.rpartition('.')[0]}.*"})]
@@ -400,18 +399,18 @@ def asset(
             name, set, group, tables, summary, function.__module__, upstream, sections, kept, lock, reads_path, kinds
         )
         GRAPH.declare(node)
-        _RECIPES[name] = AssetRecipe(node, function, checks)
-        return _RECIPES[name]
+        _DEFINITIONS[name] = AssetDefinition(node, function, checks)
+        return _DEFINITIONS[name]
 
     return declare
 
 
-_RECIPES: dict[str, AssetRecipe] = {}
+_DEFINITIONS: dict[str, AssetDefinition] = {}
 
 
-def recipes() -> dict[str, AssetRecipe]:
-    """Return the recipe of every asset by name, in topological order."""
-    return {name: _RECIPES[name] for name in GRAPH.load()}
+def asset_definitions() -> dict[str, AssetDefinition]:
+    """Return the definition of every asset by name, in topological order."""
+    return {name: _DEFINITIONS[name] for name in GRAPH.load()}
 
 
 def _require_known(asset: str, what: str, names: Iterable[str], known: Collection[str]) -> None:
@@ -445,7 +444,7 @@ def resource_lock(name: str, lake: Lake, log: Log) -> AbstractContextManager[Hel
 
 @contextmanager
 def _devices_lock(devices: Sequence[str], lake: Lake, log: Log) -> Iterator[None]:
-    """Hold some accelerators of the machine: against runs on the same ones, and against a run on all of them."""
+    """Lock some accelerators of the machine against runs on the same ones and runs on all of them."""
     with ExitStack() as stack:
         stack.enter_context(lake.machine_lock("accelerator", log=log, what="the accelerator", shared=True))
         for device in sorted(devices):  # in one order, so that no two runs wait for each other

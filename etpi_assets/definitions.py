@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from etpi_assets.asset import recipes
+from etpi_assets.asset import asset_definitions
 from etpi_assets.graph import GRAPH
 from etpi_assets.orchestration.automation.conditions import automation_sensor, with_automation
 from etpi_assets.orchestration.automation.schedule import schedules
@@ -43,9 +43,9 @@ def executor() -> dg.ExecutorDefinition:
 def build_defs(specs: Specs | None = None, resource_overrides: Mapping[str, Any] | None = None) -> dg.Definitions:
     """Build the definitions for the given specs (default: the shipped specs and the user's)."""
     specs = specs or load_specs()
-    assets = with_automation([build_asset(recipe, specs) for recipe in recipes().values()])
+    assets = with_automation([build_asset(definition, specs) for definition in asset_definitions().values()])
     return dg.Definitions(
-        assets=[experiment_inputs(recipes().values(), specs), *assets],
+        assets=[experiment_inputs(asset_definitions().values(), specs), *assets],
         jobs=build_jobs(specs),
         sensors=[automation_sensor()],
         schedules=schedules(specs),

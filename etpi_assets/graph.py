@@ -89,7 +89,7 @@ class Graph(Mapping[str, Node]):
             ready = next((node for node in waiting.values() if nodes.keys() >= {*node.upstream}), None)
             if ready is None:
                 edges = [f"{n.name} reads {', '.join(waiting.keys() & {*n.upstream})}" for n in waiting.values()]
-                raise GraphError(f"assets read each other in a circle: {'; '.join(edges)}")
+                raise GraphError(f"assets read each other in a cycle: {'; '.join(edges)}")
             nodes[ready.name] = waiting.pop(ready.name)
         return nodes
 

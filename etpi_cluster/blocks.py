@@ -26,8 +26,8 @@ from etpi_resources.process.pool import (
     BLOCKS_AHEAD,
     WORKERS_VARIABLE,
     Block,
+    BlockFactory,
     LocalWorkers,
-    Recipe,
     Result,
     dumps,
     loads,
@@ -44,7 +44,7 @@ Log = Callable[[str], None]
 
 
 def map_over_nodes(
-    recipe: Recipe[Block, Result],
+    factory: BlockFactory[Block, Result],
     blocks: Iterable[tuple[str, Block]],
     workers: int,
     *,
@@ -67,8 +67,8 @@ def map_over_nodes(
     say = log or logging.getLogger(__name__).info
     executor = ClusterExecutor(kind, plugins=plugin_packages(), log=say)
     try:
-        with LocalWorkers(recipe, 1) as here:
-            window = _Window(executor, here, recipe)
+        with LocalWorkers(factory, 1) as here:
+            window = _Window(executor, here, factory)
             for name, block in blocks:
                 window.add(name, block)
                 if len(window) >= window.limit(workers):
@@ -97,13 +97,13 @@ class _Window(Generic[Block, Result]):
 
     executor: ClusterExecutor
     here: LocalWorkers[Block, Result]
-    recipe: Recipe[Block, Result]
+    factory: BlockFactory[Block, Result]
     number: int = 0
     elsewhere: int = 0
     _blocks: deque[_Pending[Block]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self._compute = _Compute(dumps(self.recipe))
+        self._compute = _Compute(dumps(self.factory))
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -164,18 +164,18 @@ class _Window(Generic[Block, Result]):
 
 
 class _Compute:
-    """The function of a block on a worker, where it is made from the recipe at the first block."""
+    """The function of a block on a worker, where it is made from the factory at the first block."""
 
-    def __init__(self, recipe: bytes) -> None:
-        self._recipe, self._function, self._lock = recipe, None, threading.Lock()
+    def __init__(self, factory: bytes) -> None:
+        self._factory, self._function, self._lock = factory, None, threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Compute, (self._recipe,)
+        return _Compute, (self._factory,)
 
     def __call__(self, block: bytes) -> bytes:
         with self._lock:
             if self._function is None:
                 pa.set_cpu_count(1)
                 os.environ |= {WORKERS_VARIABLE: "1", "TOKENIZERS_PARALLELISM": "false"}
-                self._function = loads(self._recipe)()
+                self._function = loads(self._factory)()
         return dumps(self._function(loads(block)))

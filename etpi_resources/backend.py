@@ -63,7 +63,7 @@ class Backend(Protocol):
         ...
 
     def map_blocks(
-        self, recipe: Any, blocks: Iterable[tuple[str, Any]], workers: int, *, reads: Sequence[Path], log: Log | None
+        self, factory: Any, blocks: Iterable[tuple[str, Any]], workers: int, *, reads: Sequence[Path], log: Log | None
     ) -> Iterator[Any]:
         """Yield results as `process.pool.ordered_map` does, computed on idle CPUs of all machines."""
         ...

@@ -1,4 +1,4 @@
-"""Keys that must never be published: read them here, and search for them in what is about to be published."""
+"""Keys that must never be published: read them here, and search for them in data before it is published."""
 
 from __future__ import annotations
 

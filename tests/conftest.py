@@ -129,7 +129,7 @@ def code(monkeypatch):
 
 @pytest.fixture
 def world(tmp_path, code):
-    """A lake, specs and recipes for tests of the glue."""
+    """A lake, specs and definitions for tests of the glue."""
     return World(tmp_path, code)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.published import Published, figures
-from etpi_resources.lake.checks import percent
+from etpi_resources.lake.check_outcome import percent
 
 METRICS = ("plan_first", "plan_content", "follow_through")
 
@@ -22,7 +22,8 @@ _HEAD = """# Experiments of the plan-first report
 The published report has eleven result rows with sub-iterations, run by hand over five days. Each is a full-size spec
 here (`requires = "gpu"`) that carries the published figures; after a run, the experiment's report shows ours beside
 them. The last column names the checks that stop the fault, most of them before a GPU is rented. Two evaluated pairs
-decide nothing: where the published report gives counts, ours and the leaderboard add an interval.
+prove little, so our report and the leaderboard add an interval to published counts. Where the published report is
+ambiguous, `notes` and `published.faults` of the spec say how we read it; an experiment's report shows the notes.
 
 Generated from the specs by `make docs`; do not edit.
 
@@ -33,14 +34,12 @@ Generated from the specs by `make docs`; do not edit.
 _TEACHERS = """
 ## Teachers
 
-A student is limited by its training data, so the published report scored each teacher first. Here `teacher_gate` does
-that.
+A student is limited by its training data, so the published report scored each teacher first, as `teacher_gate` does
+here.
 
 | teacher | rollouts | plan_first | plan_content | follow_through | interpretation | students |
 |---|---|---|---|---|---|---|
 """
-
-_NOTES = "\n## Interpretations\n\nWhere the published report is ambiguous, and how each spec reads it.\n"
 
 
 def page(specs: Specs) -> str:
@@ -48,16 +47,9 @@ def page(specs: Specs) -> str:
     chosen = {name: spec for name, spec in specs.experiments.items() if "fault" in spec.published}
     order = sorted(chosen, key=lambda name: (chosen[name].published["date"], *_place(chosen[name].published["source"])))
     rows = "".join(_row(name, chosen[name]) for name in order)
-    notes = "".join(f"\n- `{name}`: {_interpretation(chosen[name])}" for name in order)
     # Texts mention tags such as <think>; markdown must not read them as HTML.
     teachers = _teachers({name: chosen[name] for name in order})
-    return f"{_HEAD}{rows}{_TEACHERS}{teachers}{_NOTES}{notes}\n".replace("<", "&lt;")
-
-
-def _interpretation(spec: ExperimentSpec) -> str:
-    """Return the spec's notes and where it differs from what was published, on one line."""
-    faults = spec.published.get("faults", {})
-    return " ".join(" ".join([spec.notes, *faults.values()]).split())
+    return f"{_HEAD}{rows}{_TEACHERS}{teachers}".replace("<", "&lt;")
 
 
 def _teachers(chosen: Mapping[str, ExperimentSpec]) -> str:

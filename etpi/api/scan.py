@@ -1,4 +1,4 @@
-"""Lazy frames over the files of current versions: which files a table has, and what their rows are typed as."""
+"""Lazy frames over the files of current versions: the files of a table, and the types of its columns."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ FREE_GB = 2.0
 
 @dataclass(frozen=True)
 class Finding:
-    """Something about a machine; a note if it is no fault."""
+    """A fault of a machine, or a note about it."""
 
     node: str
     column: str

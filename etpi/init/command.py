@@ -1,4 +1,4 @@
-"""The command `etpi init`: asks for what is missing, prints what was seen, writes the specs."""
+"""The command `etpi init`: asks for missing facts, prints a summary of the data, writes the specs."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _TURNS, _LINES, _WIDTH = 3, 8, 110
 
 
 @dataclass(frozen=True)
-class Part:
+class TextSpan:
     """A part of the text that a model is trained on.
 
     Attributes:
@@ -36,7 +36,7 @@ class Part:
         return self.turn is not None and not self.dropped
 
 
-def parts(rollout: RolloutRecord, student: Student, *, native: bool, strips_think: bool) -> list[Part]:
+def parts(rollout: RolloutRecord, student: Student, *, native: bool, strips_think: bool) -> list[TextSpan]:
     """Return the first agent's conversation in the student's template; as messages, if it is not at hand.
 
     Args:
@@ -63,13 +63,13 @@ def parts(rollout: RolloutRecord, student: Student, *, native: bool, strips_thin
         for turn in rendered:
             prompt, output = turn.bare or (turn.prompt_ids, turn.output_ids)
             outputs[turn.turn] = (prompt, output, turn.fault or "")
-    shown, before = list[Part](), ""
+    shown, before = list[TextSpan](), ""
     for turn in agent.turns:
         if turn.turn in outputs:
             prompt, output, fault = outputs[turn.turn]
             text, label = student.chat.decode(prompt), student.chat.decode(output)
-            shown.append(Part(text[_shared(before, text) :]))
-            shown.append(Part(label, turn.turn, _dropped(turn) or fault))
+            shown.append(TextSpan(text[_shared(before, text) :]))
+            shown.append(TextSpan(label, turn.turn, _dropped(turn) or fault))
             before = text + label
     return shown
 
@@ -84,16 +84,16 @@ def _dropped(turn: Turn) -> str:
     return turn.parse_error or ("it was cut at the output limit" if turn.finish_reason == "length" else "")
 
 
-def _messages(agent: AgentRecord) -> Iterator[Part]:
+def _messages(agent: AgentRecord) -> Iterator[TextSpan]:
     turns = {turn.turn: turn for turn in agent.turns}
     for message in own_messages(agent):
         calls = f"\n{json.dumps(message.tool_calls, ensure_ascii=False)}" if message.tool_calls else ""
         turn = turns.get(message.turn) if message.role == "assistant" and message.turn is not None else None
-        yield Part(f"[{message.role}]\n")
-        yield Part(f"{message.content}{calls}\n", turn.turn if turn else None, _dropped(turn) if turn else "")
+        yield TextSpan(f"[{message.role}]\n")
+        yield TextSpan(f"{message.content}{calls}\n", turn.turn if turn else None, _dropped(turn) if turn else "")
 
 
-def lines(shown: Sequence[Part]) -> list[str]:
+def lines(shown: Sequence[TextSpan]) -> list[str]:
     """Return the preview for a terminal: labels have a bar before each line, and colour."""
     labels = [part for part in shown if part.turn is not None]
     trained = sum(part.is_trained for part in labels)
@@ -123,6 +123,6 @@ def _shortened(text: Sequence[str]) -> list[str]:
     return [line if len(line) <= _WIDTH else f"{line[:_WIDTH]}..." for line in kept]
 
 
-def as_json(shown: Sequence[Part]) -> list[dict[str, Any]]:
+def as_json(shown: Sequence[TextSpan]) -> list[dict[str, Any]]:
     """Return the parts whole."""
     return [{"text": p.text, "turn": p.turn, "trained": p.is_trained, "dropped": p.dropped or None} for p in shown]

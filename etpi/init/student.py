@@ -1,4 +1,4 @@
-"""The student of a new experiment: its `[base]` section, and what of it can be looked at on this machine."""
+"""The student of a new experiment: its `[base]` section, and the parts of the model that are on this machine."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def kind_of(source: Path) -> Kind:
 
 
 def from_git(source: Path, name: str, python: str | None, commits: int) -> OwnTasks:
-    """Make tasks of a repository's commits; the newest are held out. Raises SpecError if there are none."""
+    """Build tasks from a repository's commits; the newest are held out. Raises SpecError if there are none."""
     from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
     folder = Path("tasks").absolute() / name
@@ -85,7 +85,7 @@ def from_git(source: Path, name: str, python: str | None, commits: int) -> OwnTa
     count = _held_out(len(mined.rows))
     latest = [row["instance_id"] for row in mined.rows[len(mined.rows) - count :]]
     params = [
-        f"path = {quoted(str(rows))}   # problem_statement is what the agent reads: edit it",
+        f"path = {quoted(str(rows))}   # the agent reads problem_statement: edit it",
         f"checkouts = {quoted(str(folder / 'checkouts'))}",
         'sandbox = "bubblewrap"',
         f"heldout_tasks = {json.dumps(latest)}   # the latest commits",
@@ -184,20 +184,20 @@ split = "train"
 sandbox = {quoted(tasks.sandbox)}
 
 [engine]
-kind = "reference"   # types the solution of each task; a teacher of your own: `etpi init --endpoint URL --suite {name}`
+kind = "reference"   # submits the solution of each task; your own teacher: `etpi init --endpoint URL --suite {name}`
 teacher = "reference"
 
 [agent]
 prompt = {quoted(tasks.prompt)}
 max_steps = 30
-max_tokens = 65536      # a reference types whole patches
+max_tokens = 65536      # a reference solution is one patch
 max_model_len = 131072
 """
     return NewSpec("rollout_set", name, text)
 
 
 def proof(name: str) -> list[str]:
-    """Return what proving the suite's tasks gave, from the lake: counts by split, and refusals by reason."""
+    """Return the result of proving the suite's tasks, from the lake: counts by split, and refusals by reason."""
     lake, ref = Lake.open(), Ref("tasks", "suite", name)
     splits = Counter(lake.read(ref, "tasks")["split"].to_pylist())
     quarantined = lake.read(ref, "quarantined").to_pylist()

@@ -306,7 +306,7 @@ def _private(result: Survey) -> list[str]:
     """Return lines about keys in the runs, and about what sessions of assistants hold in general."""
     lines = []
     if result.format in ASSISTANTS:
-        lines.append("  sessions of an assistant hold other people's code and files: train on what you may pass on")
+        lines.append("  sessions of an assistant contain other people's code: train only on data that you may pass on")
     if result.secrets or result.format in ASSISTANTS:
         counts = f"{_counted(result.secrets)} in {result.with_secrets} rollouts" if result.secrets else "none"
         choices = {

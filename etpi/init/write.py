@@ -96,10 +96,10 @@ def announcement(files: Sequence[Path], name: str, export: str = "trl", first: S
     return "\n".join(
         [
             f"wrote {', '.join(map(str, shown))}",
-            f"A run will make {len(steps)} assets, or say why one does not apply:",
+            f"A run will compute {len(steps)} assets, or say why one does not apply:",
             *(textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in step_lines(steps)),
             "Next:",
-            f"  etpi run {name} --dry-run     # each asset and why it would be made",
+            f"  etpi run {name} --dry-run     # each asset and why it would be computed",
             *(f"  etpi run {other}     # how often the untrained student solves the tasks" for other in first),
             f"  etpi run {name}",
             *(

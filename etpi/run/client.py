@@ -1,8 +1,8 @@
 """The client that brings experiments up to date: it submits runs to the Dagster instance and follows their event logs.
 
-Runs are those of any other client: `run_experiment` computes an experiment with its inputs, and the locks of the lake
-have partitions that several runs need computed once. On this machine the runs end with this process; on a cluster they
-go on if it is killed, and end if it is stopped.
+Its runs are those of any other client: `run_experiment` computes an experiment with its inputs, and the lake's locks
+let only one run compute a partition that several need. On this machine the runs end with this process; on a cluster
+they continue if it is killed, and end if it is stopped.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Followed:
     """State of a run that the client follows.
 
     Attributes:
-        counts: materialized assets that were made, unchanged or not applicable.
+        counts: materialized assets that were computed, unchanged or not applicable.
         failures: a line for each failed step.
         last: the last message of Dagster about the run itself.
     """
@@ -277,7 +277,7 @@ class Client:
             asset, metadata = materialization.asset_key.to_user_string(), materialization.metadata
             if asset in GRAPH:
                 unchanged = bool(metadata["skipped"].value)
-                kind = "unchanged" if unchanged else "not applicable" if "not_applicable" in metadata else "made"
+                kind = "unchanged" if unchanged else "not applicable" if "not_applicable" in metadata else "computed"
                 run.counts[kind] += 1
         elif event.event_type in (dg.DagsterEventType.ENGINE_EVENT, dg.DagsterEventType.RUN_FAILURE):
             failed = event.event_type is dg.DagsterEventType.RUN_FAILURE

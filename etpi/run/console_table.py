@@ -1,4 +1,4 @@
-"""Output of the command beside metrics: next steps, failures, and the state of an experiment's chain."""
+"""Output of `etpi run` other than metrics: next steps, failures, and the state of an experiment's chain."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _STATE_LABELS = {
 def ending(lake: Lake, experiments: Sequence[str]) -> str:
     """Return the last lines of a run without a failure: where its results are, and what to do next."""
     pages = {name: path for name in experiments if (path := _page(lake, name))}
-    reports = list(pages.values()) or (["none yet; `etpi status` says what is missing"] if experiments else [])
+    reports = list(pages.values()) or (["none yet; `etpi status` lists missing assets"] if experiments else [])
     rows = [["report" if n == 0 else "", text] for n, text in enumerate(reports)]
     rows += [["etpi view" if n == 0 else "", view_url(experiment_page(name))] for n, name in enumerate(pages)]
     rows += [
         ["etpi ui", "http://localhost:3000 (the graph, and a page for every asset)"],
-        ["etpi sql", "the lake in DuckDB's shell; `etpi sql --list`: questions that are ready"],
+        ["etpi sql", "the lake in DuckDB's shell; `etpi sql --list`: the reports"],
     ]
     lines = f"Results:\n{aligned([[f'  {name}', text] for name, text in rows])}"
     if not experiments:

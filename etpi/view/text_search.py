@@ -1,7 +1,7 @@
-"""The search for a text in what agents wrote and observed: bounded, so that it answers in time on any lake.
+"""Search outputs and observations of agents for a text, bounded so that it answers in time on any lake.
 
-The files of the turns are read a row group at a time, in the order of the lake, until a page of rollouts is found or
-the time of a click is spent. The result says how much was searched and where the search goes on.
+The files of the turns are read a row group at a time, in the order of the lake, until a page of rollouts is full or
+the time limit of a click is reached. The result says how much was searched and where the next search continues.
 """
 
 from __future__ import annotations

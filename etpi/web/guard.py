@@ -1,7 +1,7 @@
 """The guard: the ASGI middleware in front of both pages, so that no website can drive or read them.
 
 A website can make its visitor's browser send requests to any address, loopback ones included, and can resolve a name
-of its own to them (DNS rebinding). Neither Dagster's page nor a server of static pages tells such requests apart.
+of its own to them (DNS rebinding). Neither Dagster's page nor a server of static pages recognises such requests.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Guard:
     """Pass on requests that a user of the page sent, and refuse those of other websites.
 
     - The Host is a loopback name or address, or one of `names`.
-    - With a token, a request has it as `Authorization: Bearer`, or has the cookie that `?token=` sets before it leaves
-      the address. Browsers send the cookie to every port of a host name, so it is not the token: it is worth nothing at
-      another server, or after this one has ended.
+    - With a token, a request has it as `Authorization: Bearer`, or has the cookie that an address with `?token=` sets
+      once. Browsers send the cookie to every port of a host name, so it is not the token: another server
+      cannot use it, and it ends with this one.
     - A request with an Origin comes from the page itself; so does the request that opens a websocket.
-    - Whatever changes something is a POST of JSON. A website cannot send JSON to another origin without its consent.
-      GraphQL by GET is refused; its console, which is HTML, is not.
+    - A request that changes something is a POST of JSON, which a website cannot send to another origin without its
+      consent. GraphQL by GET is refused, except for its console, which is HTML.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str] = (), token: str | None = None) -> None:

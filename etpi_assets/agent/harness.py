@@ -2,7 +2,7 @@
 
 The sandbox sees one folder of the host: the proxy's socket, the forwarder that makes it a port of the sandbox's own
 loopback, and the files with the attempt's key. Nothing else can be reached from it. Budgets, the time limit and the end
-are enforced from outside; whatever the workspace contains then is graded.
+are enforced from outside; the workspace is then graded as it is.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class HarnessLoop(AgentLoop):
     def _show(self, name: str, text: str) -> None:
         path = self.shown / name
         path.write_text(text, encoding="utf-8")
-        path.chmod(0o644)  # whatever the umask, the sandbox's user reads it
+        path.chmod(0o644)  # readable by the sandbox's user under any umask
 
     def _end_if_over(self, agent: AgentState, done: threading.Event) -> None:
         """End the harness once a budget is used up or a call failed."""
@@ -280,7 +280,7 @@ def require_installed(harness: HarnessSection) -> Path:
 def _shown_folder() -> Iterator[Path]:
     """Create the folder that the sandbox sees, with the key in it, closed to other users.
 
-    Sandboxes that root starts run as users of their own, so there only the random name keeps others out.
+    Sandboxes that root starts run as separate users, so there only the random name keeps others out.
     """
     private = Path(tempfile.mkdtemp(prefix="etpi-capture-"))
     try:

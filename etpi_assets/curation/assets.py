@@ -16,11 +16,11 @@ from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.asset import AssetRun, Input, Produced, asset
 from etpi_assets.curation import duplicates, gates, integrity, lengths, merge, select, upweight
 from etpi_assets.curation.captured import COLUMNS
-from etpi_assets.curation.dataset_blocks import DatasetRecipe
+from etpi_assets.curation.dataset_blocks import DatasetFactory
 from etpi_assets.curation.dataset_plan import plan
 from etpi_assets.curation.default_prompt import student_format, student_prompt
 from etpi_assets.curation.leaks import steering_leaks
-from etpi_assets.curation.pair_blocks import PairFigures, PairRecipe, label_checks, label_syntax, of_rollouts, spread
+from etpi_assets.curation.pair_blocks import PairFactory, PairFigures, label_checks, label_syntax, of_rollouts, spread
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.specs.check_names import DATASET, OVERRIDABLE, PAIRS, SELECTED
 from etpi_assets.specs.experiment import ExperimentSpec, PairsSection
@@ -29,8 +29,8 @@ from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.blocks import blocks
-from etpi_assets.trajectories.checks import merged
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_assets.trajectories.rollout_checks import merged
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.parquet import RowRanges
 from etpi_resources.lake.stored import batches, counts, no_rows
 
@@ -119,11 +119,11 @@ def tito_pairs(run: AssetRun, selected_trajectories: Input, raw_rollouts: Input,
             _require_same_vocabulary(name, rollout_set, spec, section)
             chosen = selected.filter(pc.field("rollout_set") == name)
             rollout_ids = chosen["rollout_id"].to_pylist()
-            recipe = PairRecipe(run.specs, run.key, rollout_set, rollout_ids, by_id, section)
+            factory = PairFactory(run.specs, run.key, rollout_set, rollout_ids, by_id, section)
             turns = pc.sum(chosen["turns"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
             blocks_of_set = enumerate(_blocks(raw_rollouts, name, frozenset(rollout_ids)))
             named = ((f"{name}-{number:06}", block) for number, block in blocks_of_set)
-            for part in run.parts_of(named, recipe, turns * _SECONDS_PER_TURN[section.capture]):
+            for part in run.parts_of(named, factory, turns * _SECONDS_PER_TURN[section.capture]):
                 figures.add(part)
                 pairs.add(part["pairs"])
                 dropped.add(part["dropped"])
@@ -239,9 +239,9 @@ def upweighted_dataset(
     rule = upweight.RowRule(spec.dataset, frozenset(heldout["task_id"].to_pylist()), limit)
     planned = plan(pairs, rule)
     most = lengths.merge_limit(spec.dataset, limit, planned.longest)
-    recipe = DatasetRecipe(pairs, rule, planned.validate, most)
+    factory = DatasetFactory(pairs, rule, planned.validate, most)
     named = ((f"{block.start:010}", block) for block in planned.blocks)
-    figures = _spooled(run, run.parts_of(named, recipe, len(pairs) * _SECONDS_PER_ROW))
+    figures = _spooled(run, run.parts_of(named, factory, len(pairs) * _SECONDS_PER_ROW))
     tables = {name: run.spooled(name) for name in run.node.tables}
     checks = _dataset_checks(run, task_rows, figures, tito_pairs, selected_trajectories, scored_rollouts, raw_rollouts)
     cost = lengths.costs(figures["lengths"], shape, chat, limit)
@@ -357,7 +357,7 @@ def _with_entities(run: AssetRun, tasks: pa.Table) -> pa.Table:
 def _lost_inputs(
     quarantined: pa.Table, rollouts: pa.Table, scores: pa.Table, selected: pa.Table, used: Sequence[str]
 ) -> dict[str, str]:
-    """Return name -> reason of every input that was lost before training, other than by selection.
+    """Return name -> reason of every input that neither trains nor was dropped by selection.
 
     Args:
         used: the rollouts with rows, or with turns that are held out.

@@ -21,7 +21,7 @@ FIGURES = pa.schema([("json", pa.string())])
 
 
 @dataclass(frozen=True)
-class DatasetRecipe:
+class DatasetFactory:
     """Inputs from which a worker process builds the blocks of a data set.
 
     Attributes:

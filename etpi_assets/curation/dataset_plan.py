@@ -45,7 +45,7 @@ class DatasetPlan:
 
 @dataclass
 class _Agent:
-    """The pairs of one agent: how many, their tokens if each is stored once, and what makes them rows of a group."""
+    """The pairs of one agent: their number, their tokens (each stored once), and the facts that decide their group."""
 
     rollout_id: str
     agent_id: str
@@ -101,10 +101,10 @@ def _agents(pairs: Rows, rule: RowRule) -> Iterator[_Agent]:
 
 
 def _blocks(agents: Sequence[_Agent], merged: bool) -> Iterator[Block]:
-    """Yield the blocks: the fewest agents with `BLOCK_ROWS` pairs after which no group goes on.
+    """Yield the blocks: the fewest agents that have `BLOCK_ROWS` pairs and end between two groups.
 
-    Where the samples of many tasks alternate, a block ends at `OPEN_TOKENS` tokens nevertheless. Samples further apart
-    get trees of their own.
+    If the samples of many tasks alternate, a block ends at `OPEN_TOKENS` tokens; samples in different blocks share no
+    tree.
     """
     last = {agent.group: at for at, agent in enumerate(agents)} if merged else {}
     start = stop = tokens = reach = 0

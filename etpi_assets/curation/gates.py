@@ -23,7 +23,7 @@ from etpi_assets.scoring.intervals import decide, rate
 from etpi_assets.specs.experiment import GatesSection
 from etpi_assets.specs.plugins import near
 from etpi_resources.chat.format import ChatFormat
-from etpi_resources.lake.checks import CheckOutcome, listed
+from etpi_resources.lake.check_outcome import CheckOutcome, listed
 from etpi_resources.lake.stored import Rows, batches
 
 _SHOWN = 3
@@ -208,7 +208,7 @@ def plan_paths_in_task(
 ) -> CheckOutcome:
     """Compare the share of the selected agents' plans whose entities all occur in the task's text with its floor.
 
-    A plan without entities counts as a miss. Plans of unknown tasks are excluded and counted.
+    A plan without entities is a miss. Plans of unknown tasks are excluded and counted.
     """
     text = dict(zip(tasks["task_id"].to_pylist(), tasks["instruction"].to_pylist(), strict=True))
     task = dict(zip(selected["rollout_id"].to_pylist(), selected["task_id"].to_pylist(), strict=True))
@@ -326,11 +326,11 @@ def _ngrams(prompt: Sequence[int]) -> set[tuple[int, ...]]:
 
 
 def skip_rate(inputs: int, lost: Mapping[str, str], section: GatesSection) -> CheckOutcome:
-    """Compare the share of inputs lost before training, other than by selection, with its bound; name the inputs.
+    """Compare the share of inputs that neither train nor were dropped by selection with its bound; name the inputs.
 
     Args:
         inputs: the number of rollouts and quarantined inputs.
-        lost: name -> reason of each lost input.
+        lost: name -> reason of each such input.
     """
     share = len(lost) / inputs if inputs else 1.0
     reasons = Counter(reason.partition(":")[0] for reason in lost.values())

@@ -1,7 +1,7 @@
 """Checks of pairs and data sets that a correct build always passes: ids, counts, labels, leaks.
 
 Each check has figures that are computed per block of rollouts (`*_figures`, values of JSON), summed by `merged` of
-`trajectories.checks`, and judged by `*_outcome`. Checks whose floors and bounds a spec sets are in `gates`.
+`trajectories.rollout_checks`, and judged by `*_outcome`. Checks whose floors and bounds a spec sets are in `gates`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.marks import THINK, THINK_END, other_block, without_code
 from etpi_resources.labels import IGNORE_INDEX
-from etpi_resources.lake.checks import CheckOutcome, listed
+from etpi_resources.lake.check_outcome import CheckOutcome, listed
 from etpi_resources.lake.stored import batches, counts
 from etpi_resources.prefix_tree import PrefixTree
 from etpi_resources.token_ids import arrays, common_prefix

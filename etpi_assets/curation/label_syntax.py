@@ -2,8 +2,8 @@
 
 A chat template that receives tools tells the model how to call them. Labels in another syntax train a student whose
 calls no parser reads, with a healthy loss. So each label is parsed with the parser that serving uses, and compared with
-what the template writes for the same calls; its tools are those of its prompt, and the parser that the serving's
-options name is one for the form.
+the template's text for the same calls. Its tools must be those of its prompt, and the parser that the serving options
+name must read the form.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.marks import split_thought, without_code
 from etpi_resources.chat.tool_forms import FORMS, Call
 from etpi_resources.chat.tool_forms.template import UnknownToolForm
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.token_ids import arrays
 
 _SHOWN = 3

@@ -14,7 +14,7 @@ from etpi_assets.curation.integrity import steering_figures
 from etpi_assets.curation.pair_blocks import PairFigures
 from etpi_assets.curation.steering import SteeringNgrams
 from etpi_assets.specs.experiment import ExperimentSpec
-from etpi_assets.trajectories.checks import merged
+from etpi_assets.trajectories.rollout_checks import merged
 from etpi_resources.lake.parquet import RowRanges
 from etpi_resources.lake.stored import Stored
 from etpi_resources.process.pool import ordered_map, workers_for
@@ -31,13 +31,13 @@ def steering_leaks(pairs: Stored, figures: PairFigures, spec: ExperimentSpec) ->
     if not figures.steering:
         return {"pairs": len(pairs), "leaks": 0, "first": []}
     ranges = ((f"pairs {start} to {stop}", (start, stop)) for start, stop in _ranges(figures.rows))
-    recipe = _LeakRecipe(pairs, spec, sorted(figures.steering), sorted(figures.systems))
+    factory = _LeakFactory(pairs, spec, sorted(figures.steering), sorted(figures.systems))
     workers = workers_for(len(pairs) * _SECONDS_PER_PAIR)
-    return merged(ordered_map(recipe, ranges, workers=workers, reads=pairs.paths))
+    return merged(ordered_map(factory, ranges, workers=workers, reads=pairs.paths))
 
 
 @dataclass(frozen=True)
-class _LeakRecipe:
+class _LeakFactory:
     """Inputs of a worker process that searches ranges of the pairs: the texts, from which it builds the n-grams."""
 
     pairs: Stored

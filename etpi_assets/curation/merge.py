@@ -46,8 +46,8 @@ def merge(
     """Return the rows with their sequence and span; write `sequences` to `sink`, a few at a time.
 
     A sequence has rows of one agent, or of the same agent in several rollouts of a task if the prompt that they share
-    is at least half of what each adds. So all its rows are of one split. Its spans are in order and do not overlap;
-    `span_weights` are weight x copies. Sequences are in the order of their first rows.
+    is at least half of the tokens that each adds. So all its rows are of one split. Its spans are in order and do not
+    overlap; `span_weights` are weight x copies. Sequences are in the order of their first rows.
 
     Args:
         rows: `dataset_rows` from `weigh`: a subset of the pairs, in their order.
@@ -55,7 +55,7 @@ def merge(
         max_tokens: longest sequence; a row that would make its tree longer begins another. No row is longer, because
             `weigh` drops those.
         sink: receives the tables of sequences.
-        merged: False gives each row a sequence of its own.
+        merged: False makes each row a separate sequence.
 
     Raises:
         ValueError: the rows are not a subset of the pairs in their order.

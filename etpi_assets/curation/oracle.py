@@ -41,7 +41,7 @@ from etpi_assets.curation.steering import Messages
 from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.trajectories.tables import iter_turns
 from etpi_resources.chat.format import ChatFormat
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 
 NAME = "labels_equal_template"
 CHARACTERS = 250_000
@@ -205,7 +205,7 @@ class Oracle:
         return rendered
 
     def _label(self, body: str, thought: str | None, opening: str, strips: bool, rendered: _Turn) -> str:
-        """Return the label in what the template writes after a turn's header.
+        """Return the label within the text that the template writes after a turn's header.
 
         Args:
             opening: the open think block at the end of the prompt, if there is one.

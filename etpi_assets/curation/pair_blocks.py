@@ -22,10 +22,10 @@ from etpi_assets.specs.experiment import ExperimentSpec, PairsSection
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.family import Task
-from etpi_assets.trajectories.checks import merged
 from etpi_assets.trajectories.records import UNTRAINED
+from etpi_assets.trajectories.rollout_checks import merged
 from etpi_resources.chat.format import ChatFormat, load_chat_format
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.schemas import empty
 from etpi_resources.lake.stored import counts
 
@@ -107,7 +107,7 @@ class PairBuilder:
     def build(self, block: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         """Return {"pairs", "dropped", "figures"} of the rollouts of a block.
 
-        The result depends on the block alone, so that a part which a killed run left is what this run would build.
+        The result depends on the block alone, so a rerun can use the parts of a killed run.
         """
         expected: dict[integrity.AgentKey, FirstPrompt] = {}
         quoted: dict[str, int] = {}
@@ -195,7 +195,7 @@ def _totals(pairs: pa.Table) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class PairRecipe:
+class PairFactory:
     """Inputs from which a worker process builds the pairs of a rollout set: `PairBuilder.of` without unpicklable parts.
 
     Attributes:

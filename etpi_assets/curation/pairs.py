@@ -47,8 +47,8 @@ class CapturedTurn:
         prompt, output: whole ids, (n,) int32; None if no ids were captured.
         calls: the structured calls that the output was rendered from.
         refused: why the student's template does not take the conversation; empty if it does.
-        prose_lost: whether the template leaves out text that stands beside the turn's calls.
-        bare, unstripped, quoted: of a turn whose ids were made from messages, as in `RetokenisedTurn`.
+        prose_lost: whether the template leaves out the text beside the turn's calls.
+        bare, unstripped, quoted: of a turn whose ids were rendered from messages, as in `RetokenisedTurn`.
     """
 
     turn: int
@@ -233,7 +233,7 @@ def _edit(agent: CapturedAgent, section: PairsSection, chat: ChatFormat) -> Iter
 def _of_messages(
     turn: CapturedTurn, prompt: np.ndarray, output: np.ndarray, section: PairsSection, chat: ChatFormat
 ) -> Pair | tuple[str, str]:
-    """Return the pair of a turn whose ids were made from messages, or (reason, detail) why it is dropped.
+    """Return the pair of a turn whose ids were rendered from messages, or (reason, detail) why it is dropped.
 
     Its thoughts are known from the messages, so nothing is searched for in the ids.
     """
@@ -345,7 +345,7 @@ def label_text(output: np.ndarray, chat: ChatFormat) -> str:
 
 @lru_cache(maxsize=4096)
 def _text(chat: ChatFormat, ids: bytes) -> str:
-    """Decode; the tokens of a label are counted and its syntax is checked, so its text is wanted twice in a block."""
+    """Decode; the tokens of a label are counted and its syntax is checked, so a block needs its text twice."""
     return chat.decode(np.frombuffer(ids, dtype=np.int32).tolist())
 
 

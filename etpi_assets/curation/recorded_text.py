@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.tool_forms import Call, parse_structured
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.token_ids import arrays
 
 TEXT, TOOLS = "recorded_text", "tools_offered"
@@ -81,7 +81,7 @@ def text_figures(turns: pa.Table, messages: pa.Table, pairs: pa.Table, chat: Cha
 
 
 def _difference(row: Mapping[str, Any], decoded: str, chat: ChatFormat, *, called: bool) -> str | None:
-    """Return in what the ids' text differs from the recorded text, None if it does not.
+    """Return the difference between the ids' text and the recorded text, None if they are equal.
 
     Args:
         decoded: the text of the ids, without control tokens.
@@ -207,7 +207,7 @@ def tool_figures(
 
 
 def _names_tool(name: str, text: str) -> bool:
-    """Return whether a text has the name of a tool as a word of its own."""
+    """Return whether a text has the name of a tool as a separate word."""
     return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE) is not None
 
 

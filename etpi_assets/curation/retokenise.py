@@ -1,8 +1,8 @@
 """Convert recorded conversations to token ids: each assistant turn's prompt and output in the student's vocabulary.
 
-A prompt is the conversation before the turn, rendered whole with the generation prompt. An output is what the template
-writes for the turn after that, and the end-of-turn id. It has no empty think block that a template would put before it,
-no newline after it (which belongs to the next message), and no end-of-turn id if the turn was truncated.
+A prompt is the conversation before the turn, rendered whole with the generation prompt. An output is the text that the
+template writes for the turn after that, and the end-of-turn id. It has no empty think block that a template would put
+before it, no newline after it (which belongs to the next message), and no end-of-turn id if the turn was truncated.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class RetokenisedTurn:
         calls: the structured calls in the output.
         fault: why the student's own parser does not read those calls back from the output; None if it does.
         prose_lost: whether the captured turn has text beside its calls that the template does not write before them.
-        bare: (prompt, output) without thoughts, and without an empty block that the prompt opens; None if that is what
-            the turn has.
+        bare: (prompt, output) without thoughts, and without an empty block that the prompt opens; None if the turn
+            has neither.
         unstripped: why the output cannot be trained without its thoughts; None if it can.
         quoted: the number of think tags that the turn quotes in its prose, code or calls.
     """

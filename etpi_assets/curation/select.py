@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.specs.experiment import SelectSection
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.schemas import from_rows
 
 COLUMNS = ["rollout_id", "origin", "rollout_set", "suite", "task_id", "repo", "teacher", "sample", "engine", "source"]

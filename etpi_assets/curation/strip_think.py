@@ -106,7 +106,7 @@ def _ends_in_tag(ids: np.ndarray, chat: ChatFormat) -> bool:
 
 
 def close_tail(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
-    """Replace an open tail by what the template writes with enable_thinking = false, which serving renders too.
+    """Replace an open tail by the template's text with enable_thinking = false, which serving renders too.
 
     A prompt without an open tail is returned unchanged.
 

@@ -78,7 +78,7 @@ class StudentForm:
                 calls.append(call)
         calls = [Call(self._name(call.name), call.arguments) for call in calls]
         message = self._message(block + prose, calls, inside)
-        if block and not message["content"]:  # the template leaves out what stands beside calls
+        if block and not message["content"]:  # the template leaves out text beside calls
             message[_THOUGHT] = thought.inside
         return message
 

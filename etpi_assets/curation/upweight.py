@@ -75,7 +75,7 @@ def weigh(
 
 
 def weigh_pairs(pairs: Rows, rule: RowRule) -> dict[str, pa.Table]:
-    """Return what `weigh` returns, without the split, which depends on all pairs of the data set."""
+    """Return the result of `weigh` without the split, which depends on all pairs of the data set."""
     section = rule.section
     if section.upweight_form == "duplicate" and section.upweight_factor != int(section.upweight_factor):
         raise ValueError(
@@ -139,7 +139,7 @@ def _dropped(pairs: pa.RecordBatch, drops: Sequence[tuple[str, str] | None], out
 
 
 def units_of(rows: pa.Table, section: DatasetSection) -> pa.ChunkedArray:
-    """Return what `section.val_by` splits by for each row: its repository or its conversation."""
+    """Return the unit of each row that `section.val_by` splits by: its repository or its conversation."""
     if section.val_by == "conversation":
         return pc.binary_join_element_wise(rows["rollout_id"], rows["agent_id"], "/")  # pyright: ignore[reportAttributeAccessIssue]
     return rows["repo"]

@@ -35,15 +35,15 @@ from etpi_assets.evaluation.rollouts import (
 from etpi_assets.evaluation.tracked import report_metrics
 from etpi_assets.resources import serving_kind
 from etpi_assets.scoring.behaviours import ScoringOptions, score
-from etpi_assets.scoring.checks import every_rollout_scored
+from etpi_assets.scoring.score_checks import every_rollout_scored
 from etpi_assets.scoring.structure import structure_of
 from etpi_assets.specs.check_names import PROBES
 from etpi_assets.specs.experiment import EvaluateSection, ExperimentSpec, Threshold
 from etpi_assets.specs.rollout_set import ScoringSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
-from etpi_assets.trajectories.checks import tasks_as_asked
 from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.rollout_checks import tasks_as_asked
 from etpi_assets.trajectories.tables import to_tables
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.checkpoints import HUB, PACKAGE, checkpoint_folder

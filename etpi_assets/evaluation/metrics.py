@@ -14,7 +14,7 @@ import pyarrow as pa
 from etpi_assets.scoring.intervals import Estimate, decide, mean, paired_difference, rate
 from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.experiment import MetricsSection, Threshold
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.schemas import from_rows
 
 GroupKey = tuple[str, int | None, str]

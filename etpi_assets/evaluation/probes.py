@@ -17,7 +17,7 @@ from etpi_assets.agent.contract import read_turn
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_resources.chat.tool_forms import ToolForm
 from etpi_resources.engines import Completion, Engine, Request, Sampler, ServedModel, ServerEngine
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import folder_hash
 
 SERVER_PROBES = ("served_root", "content_visible", "calls_round_trip")
@@ -26,7 +26,7 @@ SERVER_PROBES = ("served_root", "content_visible", "calls_round_trip")
 DEFAULT = AgentSection()
 
 LEAST_GAP = 3e-3
-"""Mean difference of log-probabilities, in nats a token, below which two turns never count as different."""
+"""Mean difference of log-probabilities, in nats a token, below which two turns are never different."""
 
 _NO_PROMPTS = (
     "there is no prompt to probe with: the training data have no first turn that acts, or nothing is held out."
@@ -202,9 +202,9 @@ def differs_from_base(trained: Sequence[Completion], base: BaseTurns, floor: flo
     """Test that greedy turns on training prompts differ from the base's in their ids or in their probabilities.
 
     They differ in neither if an adapter never loaded. A policy may end with the base's own answers, at higher
-    probability. Probabilities differ if their difference exceeds twice that of two samples of the base; ids count
-    where the base repeats its own. In 16 bits it may repeat none (SmolLM2 by vLLM on an H200), so the probabilities
-    of the first ids that differ are compared too: they are near each other where rounding decided between them.
+    probability. Probabilities differ if their difference exceeds twice that of two samples of the base; ids are
+    compared only where the base repeats its own. In 16 bits it may repeat none (SmolLM2 by vLLM on an H200), so the
+    probabilities of the first ids that differ are compared too: they are near each other if rounding chose the id.
     """
     bound = max(LEAST_GAP, 2 * base.noise)
     same = [
@@ -266,7 +266,7 @@ def messages_first(
 def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[CheckOutcome]:
     """Return one blocking check per probe, over the `probes` rows of final trained checkpoints.
 
-    Of `first_turn_parses` only the last role counts: reinforcement may start from a checkpoint that seldom acts.
+    `first_turn_parses` judges only the last role, because reinforcement may start from a checkpoint that seldom acts.
     """
     last = "rl" if any(r["role"] == "rl" for r in rows) else "sft"
     remedies = {

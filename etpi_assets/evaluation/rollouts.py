@@ -29,7 +29,7 @@ from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.engines import Engine
 from etpi_resources.hashes import json_hash
-from etpi_resources.lake.checks import CheckOutcome, percent
+from etpi_resources.lake.check_outcome import CheckOutcome, percent
 from etpi_resources.sandboxes import SandboxFactory
 
 _COLUMNS = ("checkpoint_id", "role", "seed", "step", "final", "path", "adapter_path", "adapter_hash", "parent_id")

@@ -19,7 +19,7 @@ def report_metrics(
 ) -> None:
     """Report the rows of `metrics` that are pooled over seeds, "<role>/<decoding>/<metric>" each.
 
-    Whatever fails is logged as a warning: the metrics are in the lake, and the evaluation does not fail for a tracker.
+    A failure is logged as a warning: the metrics are in the lake, and no tracker makes an evaluation fail.
     """
     tracking = tracking_of(lake, report_to, f"{experiment}-eval")
     if tracking is None or not (values := pooled(metrics)):

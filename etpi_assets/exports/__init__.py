@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.exports import atif, conversations, hub, model, swe_bench, token_ids, verl_prompts
+from etpi_assets.exports.experiment_data import ExportSource
 from etpi_assets.exports.format import Export, Written
-from etpi_assets.exports.source import ExportSource
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.plugins import plugin, unknown

@@ -14,8 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from etpi_assets.exports.experiment_data import ExportSource
 from etpi_assets.exports.format import Export, Written
-from etpi_assets.exports.source import ExportSource
 from etpi_assets.importers.atif import EXPORT_KEY
 from etpi_assets.trajectories.records import AgentRecord, Message, RolloutRecord, Turn, own_messages
 

@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.curation.student_form import calls_of
+from etpi_assets.exports.experiment_data import ExportSource, StudentConversation
 from etpi_assets.exports.format import Export, Written, write_splits
-from etpi_assets.exports.source import ExportSource, StudentConversation
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.tool_forms import Call, message_calls
 

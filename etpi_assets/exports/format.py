@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from etpi_assets.exports.source import DATASET, ExportSource
+from etpi_assets.exports.experiment_data import DATASET, ExportSource
 
 _BATCH_ROWS = 256
 SPLITS = ("train", "val")

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.exports.conversations import message_columns, message_fields
+from etpi_assets.exports.experiment_data import ExportSource
 from etpi_assets.exports.format import Export, Written, write_splits
 from etpi_assets.exports.lineage import card_top, lineage_section
-from etpi_assets.exports.source import ExportSource
 from etpi_assets.exports.token_ids import SEQUENCES, sequence_rows, weights_note
 
 _TEXTS = ("rollout_id", "agent_id", "role", "task_id", "repo", "teacher", "exit_status", "model_patch")

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.exports.source import DATASET, ExportSource
+from etpi_assets.exports.experiment_data import DATASET, ExportSource
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.licences import data_sources
 from etpi_resources.lake.lake import Ref

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from etpi_assets.exports.experiment_data import CHECKPOINTS, ExportSource
 from etpi_assets.exports.format import Export, Written
 from etpi_assets.exports.lineage import lineage_section
-from etpi_assets.exports.source import CHECKPOINTS, ExportSource
 from etpi_resources.checkpoints import checkpoint_folder
 from etpi_resources.lake.lake import DamagedFile, LakeError
 

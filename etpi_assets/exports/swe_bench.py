@@ -6,8 +6,8 @@ import json
 from collections import Counter
 from pathlib import Path
 
+from etpi_assets.exports.experiment_data import ExportSource
 from etpi_assets.exports.format import Export, Written
-from etpi_assets.exports.source import ExportSource
 
 
 def _write(source: ExportSource, folder: Path) -> Written:

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from etpi_assets.curation.merge import branches
+from etpi_assets.exports.experiment_data import ExportSource
 from etpi_assets.exports.format import Export, Written, write_splits
-from etpi_assets.exports.source import ExportSource
 from etpi_resources.lake.stored import batches
 
 IDS = pa.list_(pa.int32())

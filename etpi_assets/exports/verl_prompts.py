@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.exports.conversations import MESSAGES
+from etpi_assets.exports.experiment_data import ExportSource
 from etpi_assets.exports.format import Export, Written, write_splits
-from etpi_assets.exports.source import ExportSource
 
 _EXTRA = ("split", "task_id", "task_hash", "repo", "suite", "agent_id", "feature_id")
 _SCHEMA = pa.schema(

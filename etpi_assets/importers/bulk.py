@@ -20,7 +20,7 @@ from etpi_assets.importers import importer_named, importer_of, read_options
 from etpi_assets.importers.format import unconvertible
 from etpi_assets.importers.secrets import without_secrets
 from etpi_assets.tasks.family import RejectedInput
-from etpi_assets.trajectories import checks
+from etpi_assets.trajectories import rollout_checks
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import TABLES, captured_digest, to_rows
 from etpi_resources.lake.parquet import storage_schema
@@ -106,7 +106,7 @@ def import_in_bulk(
         advance(len(units))
     tables = {name: _stream(name, spill, len(parts)) for name in _NAMES}
     tables["rollouts"] = _with_task_columns(tables["rollouts"], hashes)
-    return BulkImport(tables, checks.merged(figures), sum(f["found"] for f in figures))
+    return BulkImport(tables, rollout_checks.merged(figures), sum(f["found"] for f in figures))
 
 
 _Part = tuple[Sequence[Path], int]
@@ -129,7 +129,7 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
     """Read units and spill their rows as part `number`.
 
     Returns:
-        The part's figures (`checks.set_figures`), and "found".
+        The part's figures (`rollout_checks.set_figures`), and "found".
     """
     importer, root, options = importer_named(source.format), Path(source.root), read_options(source.options)
     figures: list[dict[str, Any]] = [{"found": sum(importer.found(unit, root) for unit in units)}]
@@ -139,7 +139,7 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
         def flush() -> None:
             tables = _tables(inputs)
             digests = {i.rollout_id: i.digest for i in inputs if i.rollout_id}
-            figures.append(checks.set_figures(tables, digests, live=False))
+            figures.append(rollout_checks.set_figures(tables, digests, live=False))
             out.write(tables)
             inputs.clear()
 
@@ -154,7 +154,7 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
                     flush()
                     turns = characters = 0
         flush()
-    return checks.merged(figures)
+    return rollout_checks.merged(figures)
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def _tables(inputs: list[_InputRows]) -> dict[str, pa.Table]:
 
 @dataclass(frozen=True)
 class _PartReader:
-    """The recipe of `ordered_map`; its function reads (number of the part, units)."""
+    """The factory of `ordered_map`; its function reads (number of the part, units)."""
 
     source: ImportSource
     spill: Path

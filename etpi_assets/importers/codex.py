@@ -33,7 +33,7 @@ def is_line(line: Mapping[str, Any]) -> bool:
 
 @dataclass
 class _Part:
-    """A conversation: its items, of which the first `inherited` are context, or all if their prompts are lost."""
+    """A conversation: its items, of which the first `inherited` are context, or all if their prompts are unknown."""
 
     role: str
     items: list[Mapping[str, Any]] = field(default_factory=list)
@@ -96,7 +96,7 @@ def _new_tokens(info: Any, counted: dict[str, int]) -> Any:
 
 
 def _after_compaction(item: Mapping[str, Any]) -> _Part:
-    """Return the conversation after a compaction; its prompts are lost if its beginning is not recorded as text."""
+    """Return the conversation after a compaction; its prompts are unknown if its beginning is not recorded as text."""
     kept = item.get("replacement_history")
     items: list[Mapping[str, Any]] = [i for i in kept if isinstance(i, dict)] if isinstance(kept, list) else []
     readable = [i for i in items if "compaction" not in str(i.get("type"))]

@@ -1,8 +1,8 @@
 """R2E-Gym trajectories: JSON lines of `Trajectory`, with a thought, an action and an observation per step.
 
-The harness appends the parsed `{thought}\\n\\n{action}` of a response to the history. So a turn's content is what later
-turns read, and may lack characters of a free-form response. Before each step the harness adds the number of remaining
-steps to the last message; the trajectory lacks that line, so the importer adds it.
+The harness appends the parsed `{thought}\\n\\n{action}` of a response to the history. So a turn's content is the text
+that later turns read, which may lack characters of a free-form response. Before each step the harness adds the number
+of remaining steps to the last message; the trajectory lacks that line, so the importer adds it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,8 @@ _NO_STEPS = "You have reached the maximum number of steps. Please submit your an
 _ERRORS = ("env_exception", "llm_query_error", "reward_unavailable")
 
 
-def claims(row: Row) -> bool:
-    return "trajectory_steps" in row
-
-
-def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
+def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `errored` or `empty` without a step, `unknown_form`."""
-    (row,) = rows
     steps = as_list(row.get("trajectory_steps"), f"{where}, trajectory_steps")
     reason = text_field(row, "exit_reason")
     if not steps:
@@ -81,6 +76,6 @@ FORMAT = row_format(
         loses="times, token counts, the test output except its length, the environment's arguments, the "
         "steps-remaining lines",
     ),
-    claims=claims,
+    claims=lambda row: "trajectory_steps" in row,
     record=record,
 )

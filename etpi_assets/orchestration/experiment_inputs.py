@@ -1,7 +1,7 @@
 """The first asset of `run_experiment`: it brings the suites and rollout sets of an experiment up to date.
 
 Dagster runs one partition of one set at a time, and an experiment reads several of other sets. So this asset computes
-them itself and logs, for each, what the asset's own run would have logged.
+them itself and logs for each the events of the asset's own run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import dagster as dg
 
-from etpi_assets.asset import AssetRecipe
+from etpi_assets.asset import AssetDefinition
 from etpi_assets.checks import is_blocking
 from etpi_assets.graph import GRAPH
 from etpi_assets.orchestration.materialize import (
@@ -36,9 +36,9 @@ from etpi_resources.lake.lake import Lake, LakeError, Manifest, Ref
 from etpi_resources.process.progress import acting_for
 
 
-def experiment_inputs(recipes: Iterable[AssetRecipe], specs: Specs) -> dg.AssetsDefinition:
-    """Build the asset from the recipes of all assets; its partitions are the experiments."""
-    by_name = {recipe.node.name: recipe for recipe in recipes}
+def experiment_inputs(definitions: Iterable[AssetDefinition], specs: Specs) -> dg.AssetsDefinition:
+    """Build the asset from the definitions of all assets; its partitions are the experiments."""
+    by_name = {definition.node.name: definition for definition in definitions}
 
     @dg.asset(
         name=EXPERIMENT_INPUTS,
@@ -71,7 +71,7 @@ def experiment_inputs(recipes: Iterable[AssetRecipe], specs: Specs) -> dg.Assets
 
 
 def _refuse(steps: Sequence[Step], run: dg.DagsterRun) -> None:
-    """Refuse, before anything is computed, what would stop the run later.
+    """Refuse a run, before anything is computed, that would stop later.
 
     Raises:
         SpecError: a spec of the chain is invalid.
@@ -83,17 +83,17 @@ def _refuse(steps: Sequence[Step], run: dg.DagsterRun) -> None:
         raise LakeError(refusal)
 
 
-def _bring(recipe: AssetRecipe, key: str, context: dg.AssetExecutionContext, specs: Specs, lake: Lake) -> None:
+def _bring(definition: AssetDefinition, key: str, context: dg.AssetExecutionContext, specs: Specs, lake: Lake) -> None:
     """Bring a partition up to date, and log its materialization and checks under its own partition.
 
     Raises:
         dg.Failure: it cannot be computed, or it is blocked.
     """
-    name = recipe.node.name
-    outcome, metadata = compute(recipe, key, context)
+    name = definition.node.name
+    outcome, metadata = compute(definition, key, context)
     tags = version_tags(outcome.manifest, specs, lake, context.instance)
     context.log_event(dg.AssetMaterialization(name, partition=key, metadata=metadata, tags=tags))
-    for result in check_results(recipe, key, outcome):
+    for result in check_results(definition, key, outcome):
         evaluation = dg.AssetCheckEvaluation(
             asset_key=dg.AssetKey(name),
             check_name=str(result.check_name),
@@ -111,8 +111,8 @@ def _bring(recipe: AssetRecipe, key: str, context: dg.AssetExecutionContext, spe
 def version_tags(manifest: Manifest, specs: Specs, lake: Lake, instance: dg.DagsterInstance) -> Mapping[str, str]:
     """Return the tags by which Dagster knows of a materialization's code, data and inputs.
 
-    Dagster adds them to what an asset yields, not to logged events. Of the partitions of an input, it hashes the
-    versions in the order of their keys.
+    Dagster adds them to the results that an asset yields, not to logged events. Of the partitions of an input, it
+    hashes the versions in the order of their keys.
     """
     node, key = GRAPH[manifest.ref.asset], manifest.ref.key
     tags = {

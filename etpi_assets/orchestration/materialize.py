@@ -15,7 +15,7 @@ from typing import Any
 import dagster as dg
 
 from etpi_assets.asset import (
-    AssetRecipe,
+    AssetDefinition,
     Markdown,
     Outcome,
     label,
@@ -46,9 +46,9 @@ CONSOLE_SECONDS = 5.0
 warnings.filterwarnings("ignore", message="Specifying a partitions_def on an AssetCheckSpec")
 
 
-def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
-    """Build the Dagster asset of a recipe; its partitions and mappings come from the specs."""
-    node = recipe.node
+def build_asset(definition: AssetDefinition, specs: Specs) -> dg.AssetsDefinition:
+    """Build the Dagster asset of a definition; its partitions and mappings come from the specs."""
+    node = definition.node
 
     @dg.asset(
         name=node.name,
@@ -69,7 +69,7 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
                 blocking=is_blocking(node.name, check),
                 partitions_def=partition_sets(specs).get(node.set),
             )
-            for check in recipe.checks
+            for check in definition.checks
         ],
         required_resource_keys={RESOURCE},
     )
@@ -77,11 +77,11 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
         resources = getattr(context.resources, RESOURCE)
         with expected_failures(node.name):
             key = partition_of(context, node.set, resources.specs)
-        outcome, metadata = compute(recipe, key, context)
+        outcome, metadata = compute(definition, key, context)
         yield dg.MaterializeResult(
             data_version=dg.DataVersion(outcome.manifest.version),
             metadata=metadata,
-            check_results=check_results(recipe, key, outcome),
+            check_results=check_results(definition, key, outcome),
         )
         refuse_blocked(outcome)
 
@@ -104,15 +104,15 @@ def expected_failures(asset: str) -> Iterator[None]:
         raise dg.Failure(f"{asset}: {as_written(text)}") from None
 
 
-def compute(recipe: AssetRecipe, key: str, context: dg.AssetExecutionContext) -> tuple[Outcome, dict[str, Any]]:
+def compute(definition: AssetDefinition, key: str, context: dg.AssetExecutionContext) -> tuple[Outcome, dict[str, Any]]:
     """Bring a partition up to date; return its outcome and the metadata of its materialization.
 
     Raises:
         dg.Failure: it cannot be computed, for an ExpectedError.
     """
-    node, resources = recipe.node, getattr(context.resources, RESOURCE)
+    node, resources = definition.node, getattr(context.resources, RESOURCE)
     with expected_failures(node.name), disk_errors(), acting_for(key):
-        outcome = recipe.execute(
+        outcome = definition.execute(
             key, resources, lambda line: context.log.info(as_written(line)), context, consent_of(context.run)
         )
     _log_outcome(context, node, key, outcome)
@@ -214,14 +214,14 @@ def _carried_over(context: dg.AssetExecutionContext, node: Node, outcome: Outcom
     return {}
 
 
-def check_results(recipe: AssetRecipe, key: str, outcome: Outcome) -> list[dg.AssetCheckResult]:
+def check_results(definition: AssetDefinition, key: str, outcome: Outcome) -> list[dg.AssetCheckResult]:
     """Return a result for every declared check; a check that does not apply passes, with a note.
 
     A figure's label names the partition, because the page draws one plot for each label.
     """
     reported = {check["name"]: check for check in outcome.manifest.checks}
     results = []
-    for name in recipe.checks:
+    for name in definition.checks:
         check = reported.get(name)
         results.append(
             dg.AssetCheckResult(
@@ -246,11 +246,12 @@ def _shown(value: Any) -> Any:
 
 
 def _log_outcome(context: dg.AssetExecutionContext, node: Node, key: str, outcome: Outcome) -> None:
-    """Log what took long and which checks warn; everything else is in the events of the materialization."""
+    """Log a slow computation and the checks that warn; the events of the materialization have the rest."""
     name, manifest = label(node.name, key), outcome.manifest
     if not outcome.skipped and outcome.seconds >= CONSOLE_SECONDS:
         rows = ", ".join(f"{n} {table}" for table, n in manifest.rows.items() if n)
-        context.log.info(f"{name} made in {outcome.seconds:.1f} s" + (f"; {rows or 'no rows'}" if node.tables else ""))
+        shown = f"; {rows or 'no rows'}" if node.tables else ""
+        context.log.info(f"{name} computed in {outcome.seconds:.1f} s{shown}")
     for check in manifest.checks:
         if not check["passed"] and not check["blocking"]:
             context.log.warning(as_written(f"{name}: {check['name']}: {check['message']}"))

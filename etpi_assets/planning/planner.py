@@ -19,11 +19,11 @@ from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources.lake.lake import Lake, Manifest, Ref
 
 State = Literal["ok", "missing", "stale", "code", "waiting", "blocked", "invalid"]
-"""ok: up to date. missing: never made. stale: its spec or an input changed. code: only the code that makes it changed.
+"""ok: up to date. missing: never computed. stale: its spec or an input changed. code: only its code changed.
 waiting: an upstream partition is not ok. blocked: a blocking check failed. invalid: its spec cannot be read."""
 SETS = ("suite", "rollout_set", "experiment")
 SPEC_CHANGED = "its spec changed"
-OLDER = "made by an older version of etpi, which recorded no code"
+OLDER = "computed by an older version of etpi, which recorded no code"
 
 
 Consent = Literal["rebuild", "recollect"]
@@ -147,7 +147,7 @@ def expensive(node: Node, key: str, specs: Specs) -> bool:
 
 
 def plan(name: str, specs: Specs, lake: Lake) -> list[Step]:
-    """Return every asset partition of a chain with its state, in an order in which they can be made.
+    """Return every asset partition of a chain with its state, in an order in which they can be computed.
 
     Args:
         name: of an experiment, a rollout set or a suite (`set_of`).
@@ -209,7 +209,7 @@ def consent_refusal(steps: Iterable[Step], consent: Collection[str]) -> str:
     uncovered = [step for step in steps if step.needs_consent and step.consent not in consent]
     if not uncovered:
         return ""
-    lines = ["Code changed since these were made, and computing them again is expensive:"]
+    lines = ["Code changed since these were computed, and computing them again is expensive:"]
     for step in uncovered:
         took = f"; took {step.seconds:,.0f} s last time" if step.seconds else ""
         lines.append(f"  {step.asset} of {step.key}: {step.reason}{took}; again with --{step.consent}")
@@ -251,7 +251,7 @@ def _step(
     if blocked and blocked.input_key == new.input_key and not open_upstream:
         return step("blocked", "; ".join(f"{check['name']}: {check['message']}" for check in blocked.failures))
     if manifest is None:
-        return step("missing", f"after {_names(open_upstream, key)}" if open_upstream else "never made")
+        return step("missing", f"after {_names(open_upstream, key)}" if open_upstream else "never computed")
     change = compare(manifest, new, lake)
     if change is None and not (blocked or open_upstream):
         return step("ok", accepted(manifest), seconds=manifest.seconds)
@@ -290,7 +290,7 @@ class Change:
 
 
 def compare(manifest: Manifest, new: Wanted, lake: Lake) -> Change | None:
-    """Return what changed since a version was made, or None."""
+    """Return the change since a version was computed, or None."""
     if manifest.input_key == new.input_key:
         return None
     if not manifest.code:

@@ -59,7 +59,7 @@ def last_role(roles: Iterable[str | None]) -> str | None:
 
 
 def dominant(verdicts: Mapping[str, int]) -> str | None:
-    """Return the most frequent verdict of rollouts that count and did not pass; None if there is none."""
+    """Return the most frequent verdict of counted rollouts that did not pass; None if all passed."""
     failed = {verdict: count for verdict, count in verdicts.items() if verdict not in ("passed", INFRASTRUCTURE)}
     return max(failed, key=lambda verdict: (failed[verdict], verdict), default=None)
 
@@ -67,7 +67,7 @@ def dominant(verdicts: Mapping[str, int]) -> str | None:
 def why(role: str, verdicts: Mapping[str, int], teacher: Mapping[str, int]) -> str:
     """Return the sentence about a role's verdicts: how many passed, and the most frequent failure with its reason.
 
-    Infrastructure errors are in no total; a sentence of their own counts the role's.
+    No total includes infrastructure errors; a separate sentence counts the role's.
 
     Args:
         verdicts, teacher: verdict -> rollouts, of the role in all decodings and of the experiment's rollout sets.

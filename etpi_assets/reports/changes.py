@@ -175,10 +175,10 @@ def points(value: float) -> str:
 
 
 def summary(changed: Sequence[Change], main: str = OUTCOME) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return what happened between the first and the last role, as (tone, sentence): of the main metric, and beside it.
+    """Return the changes from the first to the last role, as (tone, sentence): of the main metric, and of the others.
 
-    Of the main metric each decoding is stated, whatever became of it. Of the others are stated: those that fell; those
-    that are lower, undecided; those that improved. Only losses have a tone, so that the main metric decides the colour.
+    The main metric has a sentence for each decoding. Of the others, those that fell, those that are lower but undecided
+    and those that improved have one. Only losses have a tone, so that the main metric decides the colour.
     """
     pair = roles(changed)
     if pair is None:

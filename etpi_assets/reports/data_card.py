@@ -48,7 +48,7 @@ def sources(
     selected: pa.Table,
     dataset_rows: pa.Table,
 ) -> list[Source]:
-    """Return the rollout sets of an experiment, with what each contributes to its training rows."""
+    """Return the rollout sets of an experiment, with the training rows of each."""
     sets = to_frame(selected, ["rollout_id", "rollout_set", "teacher"])
     train = to_frame(dataset_rows, ["rollout_id", "split", "output_tokens"]).filter(split="train")
     teachers = dict(

@@ -28,8 +28,8 @@ from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Family, Task
 from etpi_assets.tasks.table import read_tasks
-from etpi_assets.trajectories.checks import set_figures, set_metadata, set_outcomes, tasks_as_asked
 from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.rollout_checks import set_figures, set_metadata, set_outcomes, tasks_as_asked
 from etpi_assets.trajectories.tables import captured_digest, to_tables
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.engines import Engine
@@ -94,7 +94,7 @@ def _roll_out_set(run: AssetRun) -> Produced:
 
 
 def _family_and_sandboxes(run: AssetRun, spec: RolloutSetSpec, family: str) -> tuple[Family, SandboxFactory]:
-    """Return what judges the set's rollouts, and what runs their commands."""
+    """Return the family that judges the set's rollouts, and the sandboxes that run their commands."""
     if spec.templated:
         return load_family(family), plan_first.ScriptSandboxes()
     return load_family(family), run.resources.sandboxes(spec.sandbox)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from etpi_assets.asset import AssetRun, Input, Produced, asset
 from etpi_assets.scoring.behaviours import ScoringOptions, score
-from etpi_assets.scoring.checks import every_rollout_scored
+from etpi_assets.scoring.score_checks import every_rollout_scored
 from etpi_assets.scoring.structure import structure_of
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
@@ -64,7 +64,7 @@ def scored_rollouts(run: AssetRun, raw_rollouts: Input, tasks: Input) -> Produce
     columns = {**COLUMNS, "turns": (*COLUMNS["turns"], *more)}
     stored = {name: raw_rollouts.stored(name) for name in COLUMNS}
     named = ((f"{number:06}", block) for number, block in enumerate(blocks(stored, columns)))
-    adhering = [0, 0]  # of so many turns that can adhere
+    adhering = [0, 0]  # turns that adhere, turns that can
     with ExitStack() as stack:
         spools = {name: stack.enter_context(run.spool(name)) for name in run.node.tables}
         for part in run.parts_of(named, _BlockScorer(task_rows, options), len(stored["turns"]) * _SECONDS_PER_TURN):
@@ -102,7 +102,7 @@ def _produced(run: AssetRun, raw_rollouts: Input, adherence: str) -> Produced:
 
 @dataclass(frozen=True)
 class _BlockScorer:
-    """The recipe for scoring a block of rollouts."""
+    """Build the function that scores a block of rollouts."""
 
     tasks: pa.Table
     options: ScoringOptions

@@ -1,15 +1,15 @@
 """plan_first, plan_content and follow_through of recorded rollouts, with the reason of every failure.
 
-DESIGN section 5 defines the three behaviours. Where that definition leaves room, this module decides:
+docs/own_data.md ("Behaviours") defines the three. Where the definition is open, this module decides:
 - A turn without a readable action has no action. An agent with only such turns has `no readable action`.
 - The plan is the first message an agent sends. Following through on a path counts even if the task does not name it,
-  since the file may be new. Functions must occur in the task, because any word with an underscore looks like one.
+  since the file may be a new one. Functions must occur in the task, because any word with an underscore looks like one.
 - A responder's acknowledgement must name two paths (one, where the task and the messages name only one), and two (or
   all, if fewer) of the paths in the messages it had received.
 - "By turn 5" means turn <= 5, counted from 0. An agent that sends no message has no plan to follow through.
 - All three behaviours are null where a single agent acts, and after an infrastructure error.
 
-Beside them stand the same three as the published report words them (`published`).
+The readings of the published report are in `published`.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ class DatasetSection(Section):
     """Most tokens of input and output together; a longer pair is dropped, never cut. `auto`: as many as the base takes
     (`max_position_embeddings` of its configuration, else the tokenizer's limit)."""
     merge: Annotated[bool, Omitted(True)] = True
-    """Merge rows that share a history into one sequence, which trains alike and faster; false: a sequence is one row,
-    so that `train.batch_sequences` counts rows, as runs elsewhere do."""
+    """Merge rows that share a history into one sequence, for the same gradient in less time; false: a sequence is one
+    row, so that `train.batch_sequences` counts rows, as in other trainers."""
 
 
 class GatesSection(Section):
@@ -111,9 +111,9 @@ class GatesSection(Section):
     prompt_length_ratio: float | None = None
     """Bound of the ratio, either way, between the median first prompts of evaluation and training."""
     template_distance: float | None = None
-    """Bound of the share of what all evaluation prompts have in common that training prompts lack."""
+    """Take the text that all evaluation prompts share: the bound of the part of it that training prompts lack."""
     skip_rate: float = 0.2
-    """Bound of the share of inputs lost before training for reasons other than selection (skip_rate)."""
+    """Bound of the share of inputs that neither train nor are dropped by selection (skip_rate)."""
     turns_lost: float = Field(default=0.2, ge=0, le=1)
     """Bound of the share of turns, and of their output tokens, that selected rollouts lose on the way to the data set
     (turns_lost), and of finished conversations that lose their last turn (label_syntax)."""
@@ -223,7 +223,7 @@ class EvaluateSection(Section):
 
 
 Threshold = Literal["plan_first", "plan_content", "follow_through"]
-"""The rates that may have a threshold: each has a check of its own."""
+"""The rates that may have a threshold: each has a separate check."""
 
 
 class MetricsSection(Section):

@@ -1,6 +1,6 @@
 """Presets: named values that an experiment's spec takes over with `preset = "name"` (docs/own_data.md).
 
-A preset is `presets/<name>.toml`. It has keys of an experiment and is merged beneath the spec and what that extends.
+A preset is `presets/<name>.toml`. It has keys of an experiment; the spec, and the specs that it extends, override them.
 """
 
 from __future__ import annotations

@@ -178,10 +178,10 @@ class AgentSection(Section):
     """Append the plan-first protocol to the system prompt."""
     tools: Annotated[tuple[Tool, ...], Omitted(())] = ()
     """Tools whose schemas the chat template gets; none: the prompt's text says how to act. `code_interpreter_published`
-    is offered as `code_interpreter` too, and every call is a program of its own, as in verl's agents (docs/rl.md)."""
+    is offered as `code_interpreter` too, and every call is a separate program, as in verl's agents (docs/rl.md)."""
     messages: Annotated[Literal["delivered", "suppressed"], Omitted("delivered")] = "delivered"
-    """Delivery of messages between agents; `suppressed`: they can send them, as before, and none arrives, an
-    ablation of what messages contribute."""
+    """Delivery of messages between agents; `suppressed`: agents can send messages as
+    usual, but none arrives, to measure what messages contribute."""
     history_think: Literal["keep", "strip"] = "keep"
     """Think blocks of earlier turns in later prompts: `keep` leaves the token ids as generated; `strip` removes them,
     so that the prompt forks from the last turn."""
@@ -260,11 +260,11 @@ class TemplatedSection(Section):
     roles: Literal["both", "proposer"] = "both"
     """The agents whose conversations the set contains."""
     second: Literal["plan", "acknowledge", "wait"] = "plan"
-    """The second agent's opening: a `plan` of its own, a message that does `acknowledge` the split at once with both
-    paths, or a `wait` for the first agent's plan before that message."""
+    """The second agent's opening: its own `plan`; `acknowledge`, a message that accepts the split at once with both
+    paths; or `wait`, the same message after the first agent's plan."""
     calls: Literal["inline", "runtime"] = "runtime"
-    """Layout of a call: `inline` opens all tags on one line, `runtime` puts each on a line of its own as the prompt
-    shows it."""
+    """Layout of a call: `inline` opens all tags on one line, `runtime` puts each on a separate line, as in the
+    prompt."""
     run_tests: Annotated[bool, Omitted(False)] = False
     """If true, an agent runs `pytest` before it submits."""
 

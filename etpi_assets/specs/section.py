@@ -19,7 +19,7 @@ from pydantic import (
 
 @dataclass(frozen=True)
 class Omitted:
-    """Marks a key that was added to a section after versions had been made: `Annotated[int, Omitted(1)]`. Where its
+    """Marks a key that was added to a section after versions existed: `Annotated[int, Omitted(1)]`. Where its
     value is `at`, the resolved spec leaves the key out, so that specs that do not use it keep their hashes."""
 
     at: Any

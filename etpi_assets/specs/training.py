@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from etpi_assets.specs.rollout_set import AgentSection, TinySection
 from etpi_assets.specs.section import Omitted, Operational, Section
 from etpi_assets.specs.server import ServerSection
+from etpi_resources.checkpoints import HUB
 from etpi_resources.engines.vllm_options import accelerators_of
 from etpi_resources.packages import package_name
 from etpi_resources.trainers.contracts import Correction, Tracker
@@ -88,6 +89,11 @@ class BaseSection(Section):
         """Return the name of a package's model, which pins it."""
         return package_name(self.package or "", self.sha256 or "", self.dtype)
 
+    @property
+    def name_in_hub(self) -> str:
+        """Return the name of a hub's model, which pins it if the revision is a commit."""
+        return f"{HUB}{self.repo}@{self.revision}"
+
 
 class TrainSection(Section):
     """Supervised fine-tuning."""
@@ -111,7 +117,7 @@ class TrainSection(Section):
     batch_sequences: Annotated[int | None, Omitted(None)] = Field(default=None, ge=1)
     """Sequences of one optimiser step, one per forward pass, instead of `batch_tokens`; "none": count tokens."""
     save_steps: int | None = Field(default=None, ge=1)
-    """Keep an addressable checkpoint every so many optimiser steps; "none": only the last."""
+    """Keep an addressable checkpoint at this interval of optimiser steps; "none": only the last."""
     use_epoch: Annotated[float | None, Omitted(None)] = Field(default=None, gt=0)
     """The epoch whose checkpoint is served, evaluated and reinforced; "none": the last."""
     use_step: Annotated[int | None, Omitted(None)] = Field(default=None, ge=1)
@@ -267,7 +273,7 @@ class RLSection(ServerSection):
     max_response_tokens: int = Field(default=256, ge=1)
     """Most tokens after the first prompt, observations included."""
     save_steps: int | None = Field(default=None, ge=1)
-    """Keep an addressable checkpoint every so many optimiser steps; "none": only the last."""
+    """Keep an addressable checkpoint at this interval of optimiser steps; "none": only the last."""
     use_step: Annotated[int | None, Omitted(None)] = Field(default=None, ge=1)
     """Serve and evaluate the checkpoint of this optimiser step; "none": the last."""
     lora_rank: int = Field(default=8, ge=1)

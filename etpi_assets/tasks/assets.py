@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from etpi_assets.asset import AssetRun, Produced, asset
 from etpi_assets.tasks import downloads
-from etpi_assets.tasks.checks import NAMES, check_tasks
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import UNPROVEN_REASONS, WHY_UNPROVEN, RejectedInput, Task
 from etpi_assets.tasks.table import rejected_table, task_table
+from etpi_assets.tasks.task_checks import NAMES, check_tasks
 from etpi_resources.hashes import json_hash
 
 

@@ -1,11 +1,11 @@
 """Challenge a run in which hidden tests passed: is it evidence of a right patch?
 
-Code under test shares a process with its tests and may forge whatever they report. So a passing patch also runs
-against copies of the tests that a right solution fails (`changed_tests`), in fresh sandboxes. Files do not say which
-run it is. The clock tells a patch that its first run is over, so the original tests run once more, at a random place
+Code under test shares a process with its tests and may forge their report. So a passing patch also runs
+against copies of the tests that a right solution fails (`changed_tests`), in fresh sandboxes. No file shows which run
+it is. The clock tells a patch that its first run is over, so the original tests run once more, at a random place
 among the copies, and a copy leaves some tests as they are, which must pass. A patch under which a changed test passes
-cheated. The suite's own reference solution decides in doubt: a changed test that it passes too proves nothing, nor does
-an unchanged one that it fails beside changed ones, and a test that is skipped or expected to fail must be so with the
+is cheating. In doubt the suite's reference solution decides: a changed test that it passes proves nothing, nor does an
+unchanged test that it fails in the same run, and a test may be skipped or expected to fail only if it is so with the
 reference.
 """
 

@@ -1,6 +1,6 @@
 """Copies of hidden tests that a right solution fails: in each test, one expected value is another of the same type.
 
-The copies keep names, files and lines of the originals; place and value are drawn at random. An expected value may
+The copies keep names, files and lines of the originals; place and value are chosen at random. An expected value may
 also be a name that the test assigns, loops over or is parametrized with: then the literals bound to the name change. If
 a test has no literal of its own, so do constants of its module or class, what `setUp` assigns and what a fixture
 returns; other tests that read them may fail too. Then a literal that enters a compared value changes without a call in

@@ -44,7 +44,7 @@ def grade(
         with sandboxes.create({}):  # raises if no sandbox starts at all: then the agent is not to blame
             return Verdict(0.0, BROKEN, {"ended": ended})
     problem: Exception | None = None
-    for _ in range(2):  # a transient fault is nobody's
+    for _ in range(2):  # a transient fault
         try:
             if isinstance(family, JudgesInPlace):
                 return _with_trust(family, family.judge_in_place(task, machines, sandboxes))

@@ -46,7 +46,7 @@ PARAMS: Mapping[str, Any] = {
 }
 """Besides those of `places`. path: the rows, a .jsonl, .json or .parquet file, or a folder of them. repos: only these.
 exclude_repos: not these; their rows are quarantined as `excluded`, which is no fault of the suite. heldout_repos,
-heldout_tasks: these are the split heldout, all others train. rows: take only the first so many."""
+heldout_tasks: these are the split heldout, all others train. rows: take only this many, from the first on."""
 
 REFERENCE_RUNS = 3
 

@@ -54,7 +54,7 @@ def checkpoint_rows(
 
     Args:
         shared: columns that have the same value in all rows.
-        section, settings: the spec's section and what else the training was set to; together `hyperparameters`.
+        section, settings: the spec's section and the other settings of the training; together `hyperparameters`.
     """
     hyperparameters = {
         **section.model_dump(mode="json"),

@@ -246,8 +246,8 @@ def settings(section: RLSection) -> GrpoSettings:
 def _start_servers(
     stack: ExitStack, lake: Lake, request: GrpoRequest, folder: Path, echo: Callable[[str], None]
 ) -> tuple[PublishConfig, Generate]:
-    """Start the vLLM servers of a policy until `stack` closes; return how the trainer hands weights to them, and what
-    opens them as an engine."""
+    """Start the vLLM servers of a policy until `stack` closes; return how the trainer hands weights to them, and the
+    function that opens them as an engine."""
     plan = server_plan(lake, request)
     echo(f"{request.label}: starting {len(plan.environments)} x vLLM, which logs to {plan.log}")
     shared = stack.enter_context(weights_folder(request.key, folder, request.base_folder))
@@ -353,7 +353,7 @@ def recorded(lake: Lake, requests: Mapping[int, GrpoRequest], reports: Mapping[i
 
 
 def _relabelled(record: RolloutRecord, request: GrpoRequest) -> RolloutRecord:
-    """Give the rollout this experiment's name and an id of its own, since experiments may share a training."""
+    """Give the rollout this experiment's name and a new id, since experiments may share a training."""
     record.rollout_id = hashlib.sha256(f"{request.experiment}/rl/{record.rollout_id}".encode()).hexdigest()[:32]
     record.experiment = request.experiment
     return record

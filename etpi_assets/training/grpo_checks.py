@@ -13,7 +13,7 @@ import pyarrow as pa
 from etpi_assets.scoring.advantage import group_advantages
 from etpi_assets.specs.training import RLSection
 from etpi_assets.training.sft_checks import PROOFS, proofs
-from etpi_resources.lake.checks import CheckOutcome, percent
+from etpi_resources.lake.check_outcome import CheckOutcome, percent
 from etpi_resources.trainers.contracts import GrpoFigures
 from etpi_resources.trainers.policy_link import largest_gap
 

@@ -24,10 +24,10 @@ def map_in_step(
 ) -> list[Result]:
     """Return `roll_out(item, engine)` of every item, in order, `at_once` rollouts side by side.
 
-    A group of rollouts ends before the next begins, since otherwise timing would decide who runs beside whom.
+    A group of rollouts ends before the next begins, since otherwise timing would decide which rollouts share a batch.
 
     Raises:
-        Whatever the first of the items that failed raised.
+        Exception: the error of the first item that failed.
     """
     groups = [items[start : start + at_once] for start in range(0, len(items), at_once)]
     return [result for group in groups for result in _group_in_step(roll_out, group, engine)]
@@ -59,14 +59,14 @@ class _LockStep:
         self._lock = threading.Lock()
 
     def run(self, roll_out: Callable[[Item, Engine], Result], item: Item, place: int) -> Result:
-        """Run one rollout; whatever it does, the others do not wait for it afterwards."""
+        """Run one rollout; the others do not wait for it once it has ended or failed."""
         try:
             return roll_out(item, _InStep(self, place))
         finally:
             self._end()
 
     def complete(self, place: int, requests: Sequence[Request]) -> list[Completion]:
-        """Wait until every live rollout has asked; the last one to ask runs the batch of all."""
+        """Wait until every live rollout has requests; the last one runs the batch of all."""
         call = _Call(requests)
         with self._lock:
             self._waiting[place] = call

@@ -29,7 +29,7 @@ from etpi_assets.training.lock_step import map_in_step
 from etpi_assets.training.token_statistics import SUFFIX, read_statistics, write_statistics
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.engines import Engine
-from etpi_resources.lake.checks import BadData
+from etpi_resources.lake.check_outcome import BadData
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.trainers.policy_link import Sample, TokenStatistics
 

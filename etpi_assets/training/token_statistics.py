@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from etpi_resources.lake.checks import BadData
+from etpi_resources.lake.check_outcome import BadData
 from etpi_resources.trainers.policy_link import TokenStatistics
 
 SUFFIX = ".tokens"

@@ -3,11 +3,11 @@
 A call is linked to the call that it continues:
 
 - `exact`: its prompt begins with that call's prompt and output, id for id; `drift`: only its messages do.
-- `rewritten`: it begins like an earlier call whose conversation had gone on, as after a compaction.
+- `rewritten`: it begins like an earlier call that other calls already continue, as after a compaction.
 - `root`: none of these.
 
-Of several calls after the same one, the one with the most calls behind it goes on; one that the harness's headers name
-as a helper's never does. A single call beside it was thrown away by the harness: `retry` if both have the same
+If several calls continue the same one, the longest continuation keeps the conversation, but never one that the
+harness's headers name as a helper's. The harness discarded a single call beside it: `retry` if both have the same
 messages, else `dropped`. Nothing else is guessed: two equal helpers at once are two.
 """
 
@@ -236,7 +236,7 @@ def _count_after(nodes: Sequence[_Node]) -> None:
 
 
 def _chains(nodes: Sequence[_Node]) -> list[list[_Node]]:
-    """Return the conversations: of each call's continuations the longest goes on, the others begin a chain."""
+    """Return the conversations: the longest continuation of each call, each other continuation as a new chain."""
     roots = [node for node in nodes if node.parent is None]
     _set_thrown_away(roots)
     starts, chains = list(roots), []

@@ -40,7 +40,7 @@ _EXITS = ("Submitted", "LimitsExceeded", "ContextWindowExceeded", "FormatError")
 """From best to worst. Other exits are worse than these, and Error is the worst."""
 
 _DRIFT_IDS = 16
-"""Ids stored of each side where a prompt differs from its history: enough to see what was rendered differently."""
+"""Ids stored of each side where a prompt differs from its history: enough to see the difference."""
 
 
 def to_tables(records: Iterable[RolloutRecord], decode: Decode | None = None) -> dict[str, pa.Table]:

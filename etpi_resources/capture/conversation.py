@@ -1,4 +1,4 @@
-"""Which earlier call a request continues, the ids of its prompt, and the message in an output.
+"""Find the earlier call that a request continues; build the ids of its prompt; read the message in an output.
 
 The prompt is the ids of the longest earlier call whose messages and tools begin the request, then the new messages as
 the template writes them after a turn. Nothing is rendered twice, so an output stays as it was sampled. A request that
@@ -133,8 +133,8 @@ def prefix_keys(messages: Sequence[Message], tools: Sequence[Any]) -> Iterator[s
 
 
 def normalised(message: Message) -> list[Any]:
-    """Return what a harness repeats of a message unchanged: white space around the text, ids of calls, the spelling of
-    arguments, and thoughts may differ."""
+    """Return the parts of a message that a harness repeats unchanged; white space around the text, ids of calls, the
+    spelling of arguments, and thoughts may differ."""
     calls = [
         [call["function"]["name"], parse_json(call["function"]["arguments"])]
         for call in message.get("tool_calls") or ()
@@ -143,7 +143,7 @@ def normalised(message: Message) -> list[Any]:
 
 
 def parse_json(text: Any) -> Any:
-    """Return the value of JSON text; the text itself if it is none."""
+    """Return the value of JSON text; the text itself if it is not JSON."""
     with suppress(ValueError, TypeError):
         return json.loads(text)
     return text

@@ -1,7 +1,8 @@
 """The HTTP server in front of an engine: attempts with keys and budgets, answers whole or as server-sent events.
 
-An attempt is one path (`/a/NAME/v1`) and one key. A call goes on, and is recorded, if the harness hangs up. A request
-with an equal body joins such a call, so that a retry samples nothing twice; while the first one waits, it is another.
+An attempt is one path (`/a/NAME/v1`) and one key. If the harness hangs up, the call still ends and is recorded.
+A request with an equal body then joins that call, so that a retry samples nothing twice; while the first client still
+waits, it is a new call.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ MOST_AUX_ROWS = 1000
 """The most requests of an attempt that are recorded without being calls."""
 
 _MOST_CHARACTERS = 2000
-"""The most characters of a value that a request brings into the log, messages and tools apart."""
+"""The most characters of a value of a request in the log, except for messages and tools."""
 
 _MOST_SETTINGS = 64
 HIDDEN = "[key]"
@@ -407,7 +408,7 @@ class CaptureServer:
 
 
 _CONTENT = ("messages", "input", "instructions", "system", "tools")
-"""Keys of a request that are recorded as messages and tools; the others are what the harness wishes."""
+"""Keys of a request that are recorded as messages and tools; the others are the harness's settings."""
 
 
 def _settings(body: Mapping[str, Any]) -> dict[str, Any]:

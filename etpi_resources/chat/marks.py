@@ -1,8 +1,8 @@
 """Find markers such as `<think>`: in token ids by token or text, and in a message by its structure.
 
-A vocabulary with a token for a marker has it as that id. In any other vocabulary (Llama, Mistral, SmolLM2) the marker
-is plain text, whose ends are mapped to token boundaries. Recorded ids have no other structure than this. A message has:
-its thoughts are at its beginning, and a tag that its prose or code quotes is text.
+In a vocabulary with a token for a marker, that id is the marker. In any other (Llama, Mistral, SmolLM2) the marker is
+plain text, whose ends are mapped to token boundaries. Recorded ids have no other structure. A message has more: its
+thoughts are at its beginning, and a tag that its prose or code quotes is text.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Thought(NamedTuple):
 def split_thought(content: str, separate: str | None = None) -> Thought:
     """Split the text of a message into its thoughts and the rest.
 
-    Thoughts are a block at the beginning, in any known spelling, or what precedes a `</think>` on a line of its own,
-    because a prompt may have opened the block. Tags in code, within a line of prose, or after a call are text. If other
-    thoughts are recorded apart, so is a block whose last line goes on.
+    Thoughts are a block at the beginning, in any known spelling, or the text before a `</think>` on a separate
+    line, because a prompt may have opened the block. Tags in code, within a line of prose, or after a call are text. If
+    the message's thoughts are recorded separately, a block whose last line goes on is text too.
 
     Args:
-        separate: the message's thoughts, if they are recorded apart from its text.
+        separate: the message's thoughts, if they are recorded separately from its text.
     """
     if THINK not in content and THINK_END not in content:
         other = other_block(content)
@@ -88,7 +88,7 @@ def split_thought(content: str, separate: str | None = None) -> Thought:
 
 
 def other_block(text: str) -> tuple[str, str] | None:
-    """Return the inside of a think block in another spelling with which a text begins, and the rest; None without."""
+    """Return the inside of a think block in another spelling at the beginning of a text, and the rest; else None."""
     for opening, closing in _OTHER_TAGS:
         if text.lstrip().startswith(opening) and closing in text:
             inside, _, rest = text.lstrip().removeprefix(opening).partition(closing)

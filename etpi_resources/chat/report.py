@@ -1,6 +1,6 @@
 """Report on the effects of a chat template on training, measured by rendering small conversations.
 
-Each finding says what was seen; a problem says what cannot be done with the template, and what to do instead.
+A finding is an observation; a problem is a use that the template does not allow, with an alternative.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Engine protocol: token ids in, token ids out, whatever serves the model.
+"""The Engine protocol: token ids in, token ids out, for every kind of server.
 
 These are the values that pass between the agent loop and an engine; each engine is a module of this package.
 """
@@ -16,7 +16,7 @@ FinishReason = Literal["stop", "length", "error"]
 
 
 class EngineUnavailable(ExpectedError, RuntimeError):
-    """The engine cannot work, whatever the request, so the run stops and no rollout records this as its outcome. The
+    """The engine cannot answer any request, so the run stops and no rollout records this as its outcome. The
     message says what to do."""
 
 

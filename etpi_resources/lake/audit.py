@@ -1,4 +1,4 @@
-"""Verify that a lake is what was written: pointers, manifests, files and checkpoints; set damaged parts aside."""
+"""Verify a lake's pointers, manifests, files and checkpoints; set damaged parts aside."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import duckdb
 import pyarrow as pa
 
 from etpi_resources.lake import ledger
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import Lake, LakeError, sync
 from etpi_resources.lake.manifest import Manifest
 from etpi_resources.lake.parquet import storage_schema

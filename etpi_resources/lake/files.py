@@ -1,4 +1,4 @@
-"""Files written so that a crash leaves the old content or the new one; and what a disk refuses, said in one line."""
+"""Write files so that a crash leaves the old content or the new one; turn errors of the disk into one line."""
 
 from __future__ import annotations
 

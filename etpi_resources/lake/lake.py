@@ -34,7 +34,7 @@ import pyarrow as pa
 from etpi_resources.backend import CLUSTER_VARIABLE, backend
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake import formats, parquet
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.files import sync, write_atomically
 from etpi_resources.lake.manifest import (
     NAME,
@@ -510,7 +510,7 @@ class Lake:
 
     @contextmanager
     def _spill_folder(self) -> Iterator[Path]:
-        """Yield a folder for what DuckDB cannot hold in memory; outside a lake that cannot be written."""
+        """Yield a folder into which DuckDB can spill; outside a lake that cannot be written."""
         if os.access(self.root, os.W_OK):
             yield self.scratch("duckdb")
         else:

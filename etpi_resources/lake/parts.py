@@ -2,7 +2,7 @@
 
     <folder>/<input key>/<part>/<table>.parquet
 
-The input key covers specs, inputs and code, so a part under the same key is what computing it again would give.
+The input key covers specs, inputs and code, so computing a part again would give the same.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _HASH = re.compile(r"\b[0-9a-f]{16}\b")
 
 
 class References:
-    """Every version of a lake and what it needs.
+    """Every version of a lake and the versions and files that it needs.
 
     Attributes:
         publications: the manifests of every version.

@@ -1,7 +1,8 @@
-"""Remove partitions (`etpi rm`), and what nothing needs any more (`etpi gc`), from a lake.
+"""Remove partitions (`etpi rm`) and unneeded files (`etpi gc`) from a lake.
 
-A plan lists every part first. Carrying it out renames each into a staging folder, manifests before the files that they
-name: a process killed in between leaves a lake that verifies, and the next one that stages empties the folder.
+A plan first lists every removal. Carrying it out renames each part into a staging folder, manifests before the files
+that they name: a process killed in between leaves a lake that verifies, and the next one that stages empties the
+folder.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _BESIDE = {"experiment": ("reports/",), "rollout_set": ("scratch/rollouts/", "sc
 
 
 @dataclass(frozen=True)
-class Part:
+class Removal:
     """Something to remove: its path, why nothing needs it, and its name for people."""
 
     path: Path
@@ -43,7 +44,7 @@ class Part:
         return sum(inner.lstat().st_blocks * 512 for inner in [self.path, *self.path.rglob("*")])
 
 
-def carry_out(lake: Lake, parts: Collection[Part]) -> None:
+def carry_out(lake: Lake, parts: Collection[Removal]) -> None:
     """Remove the parts of a plan that was made under `lake.exclusive_lock`; the catalog must be built again afterwards.
 
     Raises:
@@ -65,7 +66,7 @@ def carry_out(lake: Lake, parts: Collection[Part]) -> None:
                 folder.rmdir()
 
 
-def plan_partitions(lake: Lake, keys: Iterable[tuple[str, str]]) -> list[Part]:
+def plan_partitions(lake: Lake, keys: Iterable[tuple[str, str]]) -> list[Removal]:
     """Plan to remove every partition of some keys, with their reports and journals.
 
     Args:
@@ -75,7 +76,7 @@ def plan_partitions(lake: Lake, keys: Iterable[tuple[str, str]]) -> list[Part]:
         LakeError: the lake has nothing of a key, a current version of another key needs one of them, or a manifest is
             damaged.
     """
-    keys, references, parts = list(dict.fromkeys(keys)), References(lake), list[Part]()
+    keys, references, parts = list(dict.fromkeys(keys)), References(lake), list[Removal]()
     for set, key in keys:
         known = sorted({ref.key for ref in references.pointed if ref.set == set})
         if key not in known:
@@ -84,7 +85,7 @@ def plan_partitions(lake: Lake, keys: Iterable[tuple[str, str]]) -> list[Part]:
         for pattern in (*_BESIDE[set], f"*/{set}=", f"*/*/{set}="):
             for path in sorted(lake.root.glob(f"{pattern}{key}")):
                 if NAME.fullmatch(path.relative_to(lake.root).parts[0]):
-                    parts.append(Part(path, "partition", f"{set} {key}"))
+                    parts.append(Removal(path, "partition", f"{set} {key}"))
     removed = {ref for ref in references.pointed if (ref.set, ref.key) in keys}
     kept = references.pointed.keys() - removed
     users = {version for version in references.needed_by(references.roots(kept)) if version.ref not in removed}
@@ -94,7 +95,7 @@ def plan_partitions(lake: Lake, keys: Iterable[tuple[str, str]]) -> list[Part]:
     return parts
 
 
-def plan_garbage(lake: Lake, older_than: timedelta, now: datetime | None = None) -> list[Part]:
+def plan_garbage(lake: Lake, older_than: timedelta, now: datetime | None = None) -> list[Removal]:
     """Plan to remove everything older that neither a current version nor the lineage of its checkpoints needs.
 
     Raises:
@@ -113,14 +114,14 @@ def plan_garbage(lake: Lake, older_than: timedelta, now: datetime | None = None)
     return [*parts, *_trainings(lake, references, stays, young), *_scratch(lake, references, stays, young)]
 
 
-def _past_versions(lake: Lake, references: References, stays: Collection[Version]) -> Iterator[Part]:
+def _past_versions(lake: Lake, references: References, stays: Collection[Version]) -> Iterator[Removal]:
     for version in sorted(references.publications.keys() - stays, key=str):
         manifests, *tables = references.folders_of(version)
         for path in [manifests, *(path for path in tables if path.is_dir())]:
-            yield Part(path, "past version", str(version))
+            yield Removal(path, "past version", str(version))
 
 
-def _files_of_no_version(lake: Lake, references: References, young: Callable[[Path], bool]) -> Iterator[Part]:
+def _files_of_no_version(lake: Lake, references: References, young: Callable[[Path], bool]) -> Iterator[Removal]:
     """Yield table folders that no manifest names, which an interrupted removal or publication left."""
     named = {path for version in references.publications for path in references.folders_of(version)}
     for path in sorted(lake.root.glob("*/*/*=*/version=*")):
@@ -131,7 +132,7 @@ def _files_of_no_version(lake: Lake, references: References, young: Callable[[Pa
 
 def _trainings(
     lake: Lake, references: References, stays: Collection[Version], young: Callable[[Path], bool]
-) -> Iterator[Part]:
+) -> Iterator[Removal]:
     """Yield stored trainings of which no checkpoint stays, with their rollouts, then the other checkpoints."""
     folder, stored = lake.root / "checkpoints", references.folders
     kept = references.checkpoints(stays) | {name for name in stored if young(lake.checkpoint_dir(name))}
@@ -155,7 +156,7 @@ def _trainings(
 
 def _scratch(
     lake: Lake, references: References, stays: Collection[Version], young: Callable[[Path], bool]
-) -> Iterator[Part]:
+) -> Iterator[Removal]:
     """Yield old scratch and code. The journal of a version that stays is kept: its rollouts may be needed again."""
     files, codes = lake.root.glob, references.codes(stays)
     sets = {ref.key for ref in references.pointed if ref.set == "rollout_set"}
@@ -170,8 +171,8 @@ def _scratch(
             yield _named(lake, path, path.relative_to(lake.root).parts[0])
 
 
-def _named(lake: Lake, path: Path, reason: str) -> Part:
-    return Part(path, reason, path.relative_to(lake.root).as_posix())
+def _named(lake: Lake, path: Path, reason: str) -> Removal:
+    return Removal(path, reason, path.relative_to(lake.root).as_posix())
 
 
 def _modified(path: Path) -> datetime:

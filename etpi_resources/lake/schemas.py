@@ -22,7 +22,7 @@ TIME = pa.timestamp("us", tz="UTC")
 
 @dataclass(frozen=True)
 class Table:
-    """A stored table: its name, one line on what a row is, and its columns as (name, type, meaning)."""
+    """A stored table: its name, the meaning of a row in one line, and its columns as (name, type, meaning)."""
 
     name: str
     row: str

@@ -1,4 +1,4 @@
-"""Trainings stored in the lake under the key of what they depend on, so that experiments share them.
+"""Trainings stored in the lake under a key of all that they depend on, so that experiments share them.
 
 The reports are in `checkpoints/trained/`, the weights in `checkpoints/`.
 """

@@ -1,11 +1,11 @@
-"""Locks between processes: what a lock is, the waiting and the messages, and the implementation by flock.
+"""Locks between processes: their interface, waiting and messages, and the implementation by flock.
 
 There are two scopes. *Lake* locks (partitions, publishing, trainings, journals, staging, the whole lake) exclude every
 process that works in the lake: `lake_locks` returns flock on one machine, and those of the backend where
 `ETPI_CLUSTER` names one. *Machine* locks (accelerator, sandboxes, server) exclude processes of one machine only:
 `machine_locks` is always flock, and `Lake.machine_lock_file` is on the machine's own disk.
 
-A lock is named by the path of a file, in which its holder writes who it is. Every kind of lock ends with its holder.
+A lock is named by the path of a file, in which its holder writes its name. Every kind of lock ends with its holder.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 `ordered_map` is the whole interface. On one machine the workers are processes of it; where a cluster is configured they
 are on the idle CPUs of its nodes (`cluster.blocks`). A worker is a fresh interpreter, so threads, locks and torch of
-this process do not matter to it. It gets a recipe once, and then block after block. The workers run under the
+this process do not matter to it. It gets a factory once, and then block after block. The workers run under the
 supervisor: they end with this process, however it ends.
 
-Protocol: frames of an 8-byte length and a pickle, on the worker's stdin and stdout. The first frame is the recipe; each
-later one is (name, block), and is answered by (True, result) or (False, error, traceback). All other output of a worker
-goes to stderr.
+Protocol: frames of an 8-byte length and a pickle, on the worker's stdin and stdout. The first frame is the factory;
+each later one is (name, block), and is answered by (True, result) or (False, error, traceback). All other output of a
+worker goes to stderr.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ONE_THREAD = {
 
 Block = TypeVar("Block")
 Result = TypeVar("Result")
-Recipe = Callable[[], Callable[[Block], Result]]
+BlockFactory = Callable[[], Callable[[Block], Result]]
 """Returns the function of a block. It is called once in each worker, so it can be pickled; the function need not be."""
 
 
@@ -72,7 +72,7 @@ def worker_count() -> int:
 
 
 def workers_for(seconds: float) -> int:
-    """Return the number of worker processes for work of that many estimated single-core seconds.
+    """Return the number of worker processes for work of `seconds` estimated single-core seconds.
 
     It is one for every START_SECONDS of work, at most `worker_count`. On a cluster this node's cores are no bound: work
     that is worth several workers goes to the idle CPUs of all nodes, less stays in this process.
@@ -82,16 +82,16 @@ def workers_for(seconds: float) -> int:
 
 
 def ordered_map(
-    recipe: Recipe[Block, Result],
+    factory: BlockFactory[Block, Result],
     blocks: Iterable[tuple[str, Block]],
     *,
     workers: int | None = None,
     reads: Sequence[Path] = (),
     log: Callable[[str], None] | None = None,
 ) -> Iterator[Result]:
-    """Yield the function's result for each (name, block), in their order, whatever the number of workers and nodes.
+    """Yield the function's result for each (name, block), in their order, for any number of workers and nodes.
 
-    Blocks are read as workers need them: `BLOCKS_AHEAD` for each worker are in memory. Blocks, results and the recipe
+    Blocks are read as workers need them: `BLOCKS_AHEAD` for each worker are in memory. Blocks, results and the factory
     are pickled. Closing the iterator ends the workers.
 
     Args:
@@ -102,11 +102,11 @@ def ordered_map(
     Raises:
         WorkerDied: a worker was killed. On a cluster, blocks of workers on other nodes are computed again instead.
         BackendError: the machines of the cluster cannot be used.
-        Exception: whatever the function raises; its notes name the block and have the worker's traceback.
+        Exception: an error of the function; its notes name the block and have the worker's traceback.
     """
     count = worker_count() if workers is None else workers
     if count == 1:
-        compute = recipe()
+        compute = factory()
         for name, block in blocks:
             try:
                 yield compute(block)
@@ -115,9 +115,9 @@ def ordered_map(
                 raise
         return
     if elsewhere := backend():
-        yield from elsewhere.map_blocks(recipe, blocks, count, reads=reads, log=log)
+        yield from elsewhere.map_blocks(factory, blocks, count, reads=reads, log=log)
         return
-    with LocalWorkers(recipe, count) as pool:
+    with LocalWorkers(factory, count) as pool:
         waiting: deque[Future[Result]] = deque()
         for name, block in blocks:
             waiting.append(pool.submit(name, block))
@@ -130,10 +130,10 @@ def ordered_map(
 class LocalWorkers(Generic[Block, Result]):
     """The processes, started as blocks arrive, and a thread for each that waits for its answers."""
 
-    def __init__(self, recipe: Recipe[Block, Result], count: int) -> None:
-        self._recipe = dumps(recipe)
+    def __init__(self, factory: BlockFactory[Block, Result], count: int) -> None:
+        self._factory = dumps(factory)
         self._count, self._processes = count, list[subprocess.Popen[bytes]]()
-        self._prepared: set[int] = set()  # pids of those that have the recipe
+        self._prepared: set[int] = set()  # pids of those that have the factory
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="etpi-pool")
 
@@ -175,7 +175,7 @@ class LocalWorkers(Generic[Block, Result]):
             with suppress(BrokenPipeError):  # a worker that was killed: reading its answer says so
                 if process.pid not in self._prepared:
                     self._prepared.add(process.pid)
-                    _send(process.stdin, self._recipe)
+                    _send(process.stdin, self._factory)
                 _send(process.stdin, dumps((name, block)))
             answer = _receive(process.stdout)
         finally:
@@ -199,13 +199,13 @@ def work() -> None:
     pa.set_cpu_count(1)
     requests = sys.stdin.buffer
     compute: Callable[[Any], Any] | None = None
-    recipe: Recipe[Any, Any] | None = None
+    factory: BlockFactory[Any, Any] | None = None
     try:
-        recipe = _receive(requests)
+        factory = _receive(requests)
         while (request := _receive(requests)) is not None:
             try:
-                assert recipe is not None
-                compute = compute or recipe()
+                assert factory is not None
+                compute = compute or factory()
                 answer = dumps((True, compute(request[1])))
             except Exception as error:
                 answer = _failure(error)
@@ -243,7 +243,7 @@ def _table(data: Any) -> pa.Table:
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle a block, a result or a recipe; `loads` returns it."""
+    """Pickle a block, a result or a factory; `loads` returns it."""
     sink = io.BytesIO()
     _Pickler(sink, protocol=5).dump(value)
     return sink.getvalue()

@@ -43,7 +43,7 @@ from etpi_resources.sandboxes.memory_group import MemoryGroup
 from etpi_resources.sandboxes.seccomp import filter_program
 
 _USERS = (1 << 30, 1 << 31)
-"""Users and groups of sandboxes that root starts: every sandbox has one of its own, since limits of the kernel that
+"""Users and groups of sandboxes that root starts: every sandbox has its own, since limits of the kernel that
 count by user (inotify, pipes, keys) would otherwise be shared. Ids that own no files."""
 
 _HIDDEN = (
@@ -205,7 +205,7 @@ def _unused_user() -> int:
     for kind in ("uid_map", "gid_map"):
         ranges = [[int(word) for word in line.split()] for line in Path("/proc/self", kind).read_text().splitlines()]
         start, count = max(((inside, count) for inside, _, count in ranges), key=lambda pair: pair[1])
-        if start + count < last:  # a container without all ids: the upper half of what it has
+        if start + count < last:  # a container without all ids: the upper half of its ids
             first, last = start + count // 2, min(last, start + count - 1000)
     return secrets.randbelow(last - first) + first
 

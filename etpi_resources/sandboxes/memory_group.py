@@ -1,7 +1,8 @@
 """Control groups that bound the memory of a sandbox, where this process may create them.
 
-A group counts what no process is charged for: buffers of sockets, shared memory that is no longer mapped, the kernel's
-own memory. Without a group, the guest watches processes and the system call filter refuses shared anonymous memory.
+A group counts memory that no process is charged for: buffers of sockets, shared memory that is no longer mapped, the
+kernel's own memory. Without a group, the guest watches processes and the system call filter refuses shared anonymous
+memory.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ WORKERS = 3
 
 @dataclass(frozen=True)
 class Meeting:
-    """A recipe whose function waits until so many processes compute, and returns its rows and its process."""
+    """A factory whose function waits until so many processes compute, and returns its rows and its process."""
 
     folder: Path
     processes: int = WORKERS
@@ -52,7 +52,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A recipe whose function waits until a file exists."""
+    """A factory whose function waits until a file exists."""
 
     flag: Path
 
@@ -68,7 +68,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Slow:
-    """A recipe whose function takes a while, and kills its process or fails at one number."""
+    """A factory whose function takes a while, and kills its process or fails at one number."""
 
     deadly: int = -1
     faulty: int = -1
@@ -144,8 +144,8 @@ def test_nodes_that_do_not_see_the_files_are_not_used(on_cluster: RayNodes, tmp_
         log.append(line)
         (tmp_path / "flag").touch()
 
-    recipe, unseen = Waiting(tmp_path / "flag"), tmp_path / "elsewhere"
-    assert list(ordered_map(recipe, numbered(20), workers=WORKERS, reads=[unseen], log=say)) == list(range(20))
+    factory, unseen = Waiting(tmp_path / "flag"), tmp_path / "elsewhere"
+    assert list(ordered_map(factory, numbered(20), workers=WORKERS, reads=[unseen], log=say)) == list(range(20))
     assert any(f"does not see {unseen}, so it is not used" in line for line in log), log
     assert log[-1] == "0 of 20 blocks were computed on idle CPUs of the nodes"
 

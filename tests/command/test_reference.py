@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from docs.generate import published, specs
 from docs.generate.__main__ import PAGES
-from etpi_assets.asset import recipes
+from etpi_assets.asset import asset_definitions
 from etpi_assets.checks import CHECKS
 from etpi_assets.specs.load import MODELS, inner_section, load_shipped
 
@@ -71,7 +71,9 @@ def _fields() -> Iterator[tuple[type[BaseModel], str, object]]:
 
 
 def test_every_declared_check_is_described_in_order():
-    declared = {recipe.node.name: recipe.checks for recipe in recipes().values() if recipe.checks}
+    declared = {
+        definition.node.name: definition.checks for definition in asset_definitions().values() if definition.checks
+    }
     assert {asset: tuple(infos) for asset, infos in CHECKS.items()} == declared
 
 

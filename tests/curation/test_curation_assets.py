@@ -9,7 +9,7 @@ from etpi_assets.curation.strip_think import Stripped
 from etpi_assets.specs.load import SpecError
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import BlockedInput, Ref
-from tests.support.curation import CURATION, RECIPES, CurationLake
+from tests.support.curation import ASSETS, CURATION, CurationLake
 from tests.support.faults_page import stopped
 from tests.support.rows import write_lines
 
@@ -22,7 +22,7 @@ def curation(tmp_path_factory):
 def test_clean_run_passes_every_check_and_keeps_every_pair(curation):
     assert curation.failures("clean") == {}
     loaded = {
-        a: {t: curation.lake.read(Ref(a, "experiment", "clean"), t) for t in RECIPES[a].node.tables} for a in CURATION
+        a: {t: curation.lake.read(Ref(a, "experiment", "clean"), t) for t in ASSETS[a].node.tables} for a in CURATION
     }
     selected, pairs, rows = (loaded[a][t] for a, t in zip(CURATION, ("selected", "pairs", "dataset_rows"), strict=True))
     assert len(selected) == 24 and len(rows) == len(pairs) > 150

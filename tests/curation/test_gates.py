@@ -13,13 +13,13 @@ from etpi_assets.curation import gates, integrity
 from etpi_assets.curation.default_prompt import student_prompt
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, make_pairs
 from etpi_assets.curation.steering import SteeringNgrams
-from etpi_assets.scoring.checks import every_rollout_scored
+from etpi_assets.scoring.score_checks import every_rollout_scored
 from etpi_assets.specs.check_names import OVERRIDABLE
 from etpi_assets.specs.experiment import DatasetSection, GatesSection, PairsSection
 from etpi_assets.specs.presets import preset_values
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_lab.worlds.coop_tiny import FAMILY
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.schemas import TABLES, empty, from_rows
 from tests.support import whole_checks as whole
 from tests.support.datasets import CHAT, HELDOUT, TASKS, dataset, default

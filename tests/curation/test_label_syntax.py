@@ -15,7 +15,7 @@ from etpi_assets.curation.retokenise import retokenise
 from etpi_assets.specs.experiment import GatesSection, PairsSection
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.tool_forms import FORMS, Call
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from tests.support.own_runs import TOOLS, recorded_run
 from tests.support.students import FAMILIES, byte_tokenizer, trl_template
 

@@ -19,7 +19,7 @@ from etpi_assets.curation.label_syntax import LabelSyntax
 from etpi_assets.curation.pair_blocks import PairBuilder, label_checks
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.exports.conversations import _as_columns
-from etpi_assets.exports.source import rendered_messages
+from etpi_assets.exports.experiment_data import rendered_messages
 from etpi_assets.importers.conversation import Options, chat_entries, fill_agent
 from etpi_assets.specs.experiment import GatesSection, PairsSection
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
@@ -27,7 +27,7 @@ from etpi_assets.trajectories.tables import iter_turns, to_tables
 from etpi_resources.chat import format as chat_format
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.chat.marks import Thought
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from tests.support import students
 from tests.support.students import FAMILIES, SMOLLM2, byte_tokenizer, needs_smollm2
 

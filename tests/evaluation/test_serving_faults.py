@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from etpi_assets.asset import Outcome, recipes
+from etpi_assets.asset import Outcome, asset_definitions
 from etpi_assets.evaluation import assets as evaluation
 from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ServingSection
@@ -25,7 +25,7 @@ from etpi_resources.lake.lake import BlockedInput, Lake, Ref, folder_hash
 from tests.support.faults_page import stopped
 from tests.support.graph import write_spec
 
-RECIPES = recipes()
+ASSETS = asset_definitions()
 SUITE = 'title = "s"\nfamily = "coop_tiny_shared"\n[params]\ntrain = 96\nheldout = 24\n'
 SET = """title = "t"
 kind = "live"
@@ -139,7 +139,7 @@ class ServingLake:
 
     def make(self, asset: str, key: str, fault: str = "") -> Outcome:
         resources = FaultyResources(lake=self.lake, specs_folder=self.folder / "specs", fault=fault)
-        return RECIPES[asset].execute(key, resources, lambda line: None)
+        return ASSETS[asset].execute(key, resources, lambda line: None)
 
     def probe(self, name: str, fault: str = "") -> dict[str, str]:
         """Materialize an experiment up to serving_probe; return the probe's failed checks."""

@@ -14,7 +14,7 @@ import pytest
 from etpi_assets.curation.merge import expand
 from etpi_assets.exports import EXPORTS, export
 from etpi_assets.exports.atif import document
-from etpi_assets.exports.source import DATASET, ExportSource
+from etpi_assets.exports.experiment_data import DATASET, ExportSource
 from etpi_assets.importers import IMPORTERS, count_found, import_runs
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import SpecError

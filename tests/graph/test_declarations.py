@@ -23,7 +23,7 @@ def graph(monkeypatch) -> Graph:
     """An empty graph, which `@asset` fills."""
     graph = Graph()
     monkeypatch.setattr(asset_module, "GRAPH", graph)
-    monkeypatch.setattr(asset_module, "_RECIPES", {})
+    monkeypatch.setattr(asset_module, "_DEFINITIONS", {})
     return graph
 
 
@@ -82,7 +82,7 @@ def test_an_unknown_input_is_refused_with_the_nearest_right_one(graph):
         list(graph)
 
 
-def test_assets_in_a_circle_are_refused(graph):
+def test_assets_in_a_cycle_are_refused(graph):
     def tasks(run: AssetRun, raw_rollouts: Input) -> Produced:
         raise NotImplementedError
 

@@ -12,7 +12,7 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.planning import planner
 from etpi_assets.planning.acceptance import NotAcceptable, accept, accept_all
 from etpi_assets.specs.load import SpecError
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import BlockedInput, LakeError, MissingInput, Ref
 from tests.support.graph import EXPERIMENT, ROLLOUT_SET, write_spec
 
@@ -229,15 +229,15 @@ def test_lake_of_an_older_etpi_is_recognised_and_can_be_accepted(world):
 def test_metadata_of_the_page_are_in_no_version(world, code):
     for name, key in (("suite_spec", "small"), ("tasks", "small"), ("rollout_set_spec", "few")):
         world.make(name, key)
-    recipe = world.recipes["raw_rollouts"]
-    first = recipe.execute("few", world.resources(), log=lambda line: None)
+    definition = world.definitions["raw_rollouts"]
+    first = definition.execute("few", world.resources(), log=lambda line: None)
 
     def with_another_plot(run, **inputs):
-        produced = recipe.function(run, **inputs)
+        produced = definition.function(run, **inputs)
         return replace(produced, metadata={"plot": "another plot"})
 
     code["raw_rollouts"] = "2"
-    other = replace(recipe, function=with_another_plot).execute("few", world.resources(), log=lambda line: None)
+    other = replace(definition, function=with_another_plot).execute("few", world.resources(), log=lambda line: None)
     assert (other.skipped, other.metadata) == (False, {"plot": "another plot"})
     assert other.manifest.version == first.manifest.version
 
@@ -326,42 +326,42 @@ def test_files_that_a_spec_names_are_inputs(world, tmp_path):
 
 def test_input_that_changes_during_the_run_is_noticed(world):
     world.make_all()
-    recipe = world.recipes["tito_pairs"]
+    definition = world.definitions["tito_pairs"]
 
     def meddling(run, **inputs):
         write_spec(world.specs_folder, "rollout_sets", "few", ROLLOUT_SET + "k = 9\n")
         world.make("raw_rollouts", "few")
-        return recipe.function(run, **inputs)
+        return definition.function(run, **inputs)
 
     write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[pairs]\nstrip_think = false\n")
-    world.recipes["tito_pairs"] = type(recipe)(recipe.node, meddling, recipe.checks)
+    world.definitions["tito_pairs"] = type(definition)(definition.node, meddling, definition.checks)
     with pytest.raises(LakeError, match="raw_rollouts/few"):
         world.make("tito_pairs", "first")
 
 
 def test_undeclared_tables_and_checks_are_refused(world):
     world.make_all()
-    recipe = world.recipes["tito_pairs"]
+    definition = world.definitions["tito_pairs"]
     (world.specs_folder / "experiments" / "first.toml").write_text(EXPERIMENT + "[pairs]\nstrip_think = false\n")
 
     def without_a_table(run, **inputs):
-        produced = recipe.function(run, **inputs)
+        produced = definition.function(run, **inputs)
         return type(produced)({"pairs": produced.tables["pairs"]}, produced.checks)
 
     def without_a_check(run, **inputs):
-        return type(produced := recipe.function(run, **inputs))(produced.tables)
+        return type(produced := definition.function(run, **inputs))(produced.tables)
 
     def with_a_check_that_only_warns(run, **inputs):
-        produced = recipe.function(run, **inputs)
+        produced = definition.function(run, **inputs)
         return type(produced)(produced.tables, [CheckOutcome("label_syntax", False, "wrong", blocking=False)])
 
     cases = (
-        (without_a_table, "returned tables", recipe.checks),
-        (without_a_check, "reported checks", recipe.checks),
+        (without_a_table, "returned tables", definition.checks),
+        (without_a_check, "reported checks", definition.checks),
         (with_a_check_that_only_warns, "label_syntax does not block", ("label_syntax",)),
     )
     for function, words, checks in cases:
-        world.recipes["tito_pairs"] = type(recipe)(recipe.node, function, checks)
+        world.definitions["tito_pairs"] = type(definition)(definition.node, function, checks)
         with pytest.raises(LakeError, match=words):
             world.make("tito_pairs", "first")
 

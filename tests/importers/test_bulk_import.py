@@ -9,8 +9,8 @@ import pytest
 
 from etpi_assets.importers import bulk, import_runs
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
-from etpi_assets.trajectories.checks import captures_outcome, counts_outcome, prompts_outcome
 from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.rollout_checks import captures_outcome, counts_outcome, prompts_outcome
 from etpi_assets.trajectories.tables import TABLES, to_tables
 from etpi_resources.lake.parquet import write
 from etpi_resources.process import pool

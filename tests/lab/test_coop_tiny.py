@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from etpi_assets.agent.prompts import render_prompts, steering_text
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.tasks.checks import NAMES, check_tasks
 from etpi_assets.tasks.families import known_families, load_family
 from etpi_assets.tasks.family import RejectedInput, Task, Verdict
 from etpi_assets.tasks.table import read_tasks, rejected_table, task_table
+from etpi_assets.tasks.task_checks import NAMES, check_tasks
 from etpi_assets.worlds.coop_tiny_shared.features import parse_formula
 from etpi_assets.worlds.names import is_heldout
 from etpi_lab.worlds.coop_tiny import FAMILY

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_resources.lake import parquet
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import BlockedInput, Lake, LakeError, MissingInput, Ref
 from etpi_resources.lake.parquet import SchemaMismatch
 from etpi_resources.lake.schemas import empty, from_rows

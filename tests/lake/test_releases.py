@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from etpi_assets.asset import recipes
+from etpi_assets.asset import asset_definitions
 from etpi_assets.graph import GRAPH
 from etpi_assets.planning.planner import CONSENTS, plan
 from etpi_assets.resources import Resources
@@ -26,7 +26,9 @@ ARCHIVES = sorted(LAKES.glob("*.tar.xz"))
 KEYS = {"suite": "release_suite", "rollout_set": "release_set", "experiment": "release_experiment"}
 GROUPS = ("specs", "sources", "rollouts", "curation")
 CHAIN = {
-    name: recipe for name, recipe in recipes().items() if recipe.node.group in GROUPS and name != "base_checkpoint"
+    name: definition
+    for name, definition in asset_definitions().items()
+    if definition.node.group in GROUPS and name != "base_checkpoint"
 }
 
 
@@ -71,8 +73,8 @@ def test_runs_continue_in_it(root: Path) -> None:
     resources = Resources(lake=lake, specs_folder=LAKES / "specs")
     dataset = Ref("upweighted_dataset", "experiment", "release_experiment")
     before = lake.history(dataset)
-    for name, recipe in CHAIN.items():
-        made = recipe.execute(KEYS[GRAPH[name].set], resources, log=lambda line: None, consent=frozenset(CONSENTS))
+    for name, definition in CHAIN.items():
+        made = definition.execute(KEYS[GRAPH[name].set], resources, log=lambda line: None, consent=frozenset(CONSENTS))
         assert not made.manifest.blocked, made.manifest.failures
     assert len(lake.history(dataset)) >= len(before) and audit(lake, deep=True).damages == []
     steps = {step.asset: step for step in plan("release_experiment", load_specs(LAKES / "specs"), lake)}

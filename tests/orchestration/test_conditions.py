@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from etpi_assets.asset import recipes
+from etpi_assets.asset import asset_definitions
 from etpi_assets.graph import GRAPH
 from etpi_assets.orchestration.automation.conditions import AUTOMATED, EXPENSIVE, automation_sensor, with_automation
 from etpi_assets.orchestration.materialize import build_asset
@@ -23,7 +23,7 @@ SPECS = {(kind, KEYS[kind]) for kind in ("suite", "rollout_set")} | {("rollout_s
 def _definitions(experiments):
     known = SPECS | {("experiment", name) for name in experiments}
     specs = Specs(entry for entry in load_shipped().entries() if (entry.set, entry.name) in known)
-    assets = [build_asset(recipe, specs) for recipe in recipes().values()]
+    assets = [build_asset(definition, specs) for definition in asset_definitions().values()]
     return dg.Definitions(assets=with_automation(assets), resources={"etpi": dg.ResourceDefinition.none_resource()})
 
 

@@ -23,7 +23,7 @@ MANY = 40
 
 @dataclass(frozen=True)
 class Doubled:
-    """A recipe whose function doubles numbers; what else it does, tests choose by a block."""
+    """A factory whose function doubles numbers; what else it does, tests choose by a block."""
 
     factor: int = 2
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from docs.generate import history
 from etpi_assets.agent.actions import read_actions
-from etpi_assets.asset import recipes
+from etpi_assets.asset import asset_definitions
 from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.evaluation.probes import prompt_parity
 from etpi_assets.graph import GRAPH
@@ -214,7 +214,7 @@ def test_the_teacher_gate_refuses_the_teacher_that_does_not_follow_through(name)
 
 
 def test_history_page_has_a_row_per_teacher():
-    section = history.page(SPECS).split("## Teachers")[1].split("## Interpretations")[0]
+    section = history.page(SPECS).split("## Teachers")[1]
     cells = [line.removeprefix("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     rows = {name: figures for name, *figures, _, _ in cells[1:]}
     assert rows == {
@@ -240,7 +240,12 @@ def test_published_figures_equal_their_counts():
 
 def test_answered_by_names_checks_of_the_graph():
     groups = ("curation", "serving", "evaluation")
-    known = {name for recipe in recipes().values() if recipe.node.group in groups for name in recipe.checks}
+    known = {
+        name
+        for definition in asset_definitions().values()
+        if definition.node.group in groups
+        for name in definition.checks
+    }
     named = {answer for name in (*TEMPLATED, *RETOKENISED, *NATIVE) for answer in spec(name).published["answered_by"]}
     assert named <= known, sorted(named - known)
 
@@ -438,7 +443,7 @@ def test_a_pool_of_stale_names_is_refused_name_by_name(curation):
 def test_leaderboard_has_published_figures_with_intervals_from_their_counts(tmp_path):
     lake = Lake(tmp_path / "lake")
     for name in ("tito_native_v4c", "tito_native_v1", "plan_first_tiny"):
-        recipes()["experiment_spec"].execute(name, Resources(lake=lake), lambda line: None)
+        asset_definitions()["experiment_spec"].execute(name, Resources(lake=lake), lambda line: None)
     with duckdb.connect(str(catalog.build(lake, GRAPH.values())), read_only=True) as connection:
         rows = connection.sql("FROM leaderboard ORDER BY metric").fetchall()
         columns = [column[0] for column in connection.sql("FROM leaderboard").description]
@@ -468,9 +473,9 @@ def test_report_shows_published_figures_beside_ours():
     no_tables = facts.ReportTables(
         **{field.name: empty(TABLE_OF.get(field.name, field.name)) for field in fields(facts.ReportTables)}
     )
-    for page in html.render(experiment, no_tables, str):
+    for page in html.render(experiment, no_tables):
         assert "Published elsewhere" in page and "Row 8" in page and "3 of 4" in page and "75.0 %" in page
-    for page in html.render(replace(experiment, published=()), no_tables, str):
+    for page in html.render(replace(experiment, published=()), no_tables):
         assert "Published elsewhere" not in page
 
 

@@ -22,7 +22,7 @@ from etpi_assets.agent.actions import read_actions
 from etpi_assets.agent.harness import _shown_folder
 from etpi_assets.curation.pair_blocks import of_rollouts
 from etpi_assets.exports import atif
-from etpi_assets.exports.source import ExportSource
+from etpi_assets.exports.experiment_data import ExportSource
 from etpi_assets.trajectories.assemble import CaptureError, assemble
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 from etpi_assets.trajectories.tables import to_tables

@@ -17,7 +17,7 @@ import pytest
 from etpi_assets.agent.harness import run_harness
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime
 from etpi_assets.specs.harness import PRESETS
-from etpi_assets.trajectories.checks import set_figures, set_outcomes
+from etpi_assets.trajectories.rollout_checks import set_figures, set_outcomes
 from etpi_assets.trajectories.tables import captured_digest, to_tables
 from etpi_assets.worlds.repo_fix_tiny import FAMILY
 from etpi_resources.capture.store import read_log

@@ -88,7 +88,7 @@ def test_a_run_on_a_terminal_ends_with_table_and_links(folder):
 
     code, again = _on_a_terminal(folder, "data_one", "data_two")
     assert code == 0 and again.count("nothing is missing or stale") == 1
-    assert " made in " not in again and "-- " not in again, "no job is started for nothing"
+    assert " computed in " not in again and "-- " not in again, "no job is started for nothing"
 
 
 def test_ctrl_c_on_a_terminal_ends_the_runs(folder):
@@ -103,7 +103,7 @@ def test_ctrl_c_on_a_terminal_ends_the_runs(folder):
     )
     assert code == 130, shown
     assert "etpi: stopped." in shown and "Traceback" not in shown
-    assert "raw_rollouts of slow made in" not in shown, "it stopped in the middle of the work"
+    assert "raw_rollouts of slow computed in" not in shown, "it stopped in the middle of the work"
 
 
 def test_log_is_sparse_and_reports_failures_once(folder):

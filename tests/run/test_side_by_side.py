@@ -22,7 +22,7 @@ from etpi_assets.resources import Resources, side_by_side
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.process.locks import machine_locks
 from etpi_resources.process.progress import acting_for
-from tests.support.curation import RECIPES
+from tests.support.curation import ASSETS
 from tests.support.graph import write_spec
 from tests.support.small_specs import DATA_ALONE, write_small_specs
 
@@ -43,8 +43,8 @@ class Site:
         write_spec(folder / "specs", "rollout_sets", "little_other", OTHER)
         write_spec(folder / "specs", "experiments", "second", DATA_ALONE.replace("little_strong", "little_other"))
         site_resources = Resources(lake=self.lake, specs_folder=folder / "specs")
-        for recipe in (RECIPES["suite_spec"], RECIPES["tasks"]):
-            recipe.execute("little", site_resources, lambda line: None)
+        for definition in (ASSETS["suite_spec"], ASSETS["tasks"]):
+            definition.execute("little", site_resources, lambda line: None)
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         places = {"ETPI_DATA": "data", "ETPI_SPECS": "specs", "ETPI_CATALOG": "etpi.duckdb", "DAGSTER_HOME": "home"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from etpi_assets.asset import Outcome, recipes
+from etpi_assets.asset import Outcome, asset_definitions
 from etpi_assets.resources import Resources
 from etpi_resources.lake.lake import Lake
 
-RECIPES = recipes()
+ASSETS = asset_definitions()
 
 CURATION = ("selected_trajectories", "tito_pairs", "upweighted_dataset")
 
@@ -84,7 +84,7 @@ class CurationLake:
 
     def make(self, asset: str, key: str) -> Outcome:
         resources = Resources(lake=self.lake, specs_folder=self.folder / "specs")
-        return RECIPES[asset].execute(key, resources, lambda line: None)
+        return ASSETS[asset].execute(key, resources, lambda line: None)
 
     def make_set(self, name: str) -> None:
         for asset in ("raw_rollouts", "scored_rollouts"):

@@ -1,4 +1,4 @@
-"""A small world for tests of the glue: specs in a folder, and recipes whose results follow from what they read.
+"""A small world for tests of the glue: specs in a folder, and definitions whose results follow from what they read.
 
 Every table of a made version has one row, whose first text column is a digest of the sections and the input rows: equal
 inputs give equal versions, as real transforms do, and nothing takes time.
@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import dagster as dg
 import pyarrow as pa
 
-from etpi_assets.asset import AssetRecipe, AssetRun, Input, Produced, recipes
+from etpi_assets.asset import AssetDefinition, AssetRun, Input, Produced, asset_definitions
 from etpi_assets.graph import GRAPH
 from etpi_assets.orchestration.experiment_inputs import experiment_inputs
 from etpi_assets.orchestration.jobs import build_jobs
@@ -24,7 +24,7 @@ from etpi_assets.orchestration.materialize import build_asset
 from etpi_assets.planning.planner import Consent
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import part
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.schemas import TABLES, empty, from_rows
 
@@ -53,7 +53,7 @@ def small_world(folder: Path) -> Path:
 
 
 class World:
-    """A lake, a folder of specs, and a recipe for every asset.
+    """A lake, a folder of specs, and a definition for every asset.
 
     Attributes:
         made: (asset, key) of everything computed, in order.
@@ -68,8 +68,8 @@ class World:
         self.made: list[tuple[str, str]] = []
         self.failing: set[str] = set()
         self.changed: set[str] = set()
-        own = {name: recipe for name, recipe in recipes().items() if GRAPH[name].group == "specs"}
-        self.recipes: dict[str, AssetRecipe] = {name: own.get(name) or self._recipe(name) for name in GRAPH}
+        own = {name: definition for name, definition in asset_definitions().items() if GRAPH[name].group == "specs"}
+        self.definitions: dict[str, AssetDefinition] = {name: own.get(name) or self._definition(name) for name in GRAPH}
 
     def resources(self) -> Resources:
         """As a new run would have them: the specs are read anew."""
@@ -79,8 +79,8 @@ class World:
         specs = self.resources().specs
         return dg.Definitions(
             assets=[
-                experiment_inputs(self.recipes.values(), specs),
-                *(build_asset(recipe, specs) for recipe in self.recipes.values()),
+                experiment_inputs(self.definitions.values(), specs),
+                *(build_asset(definition, specs) for definition in self.definitions.values()),
             ],
             jobs=build_jobs(specs),
             resources={"etpi": self.resources()},
@@ -89,7 +89,7 @@ class World:
 
     def make(self, name: str, key: str, consent: Collection[Consent] = ()):
         """Materialize one partition without Dagster."""
-        return self.recipes[name].execute(key, self.resources(), log=lambda line: None, consent=frozenset(consent))
+        return self.definitions[name].execute(key, self.resources(), log=lambda line: None, consent=frozenset(consent))
 
     def change_result(self, name: str) -> None:
         """Have an asset give other rows from now on, as changed code does."""
@@ -122,7 +122,7 @@ class World:
             self.make(name, keys[node.set])
         return [pair for pair in self.made[before:] if not pair[0].endswith("_spec")]
 
-    def _recipe(self, name: str) -> AssetRecipe:
+    def _definition(self, name: str) -> AssetDefinition:
         def function(run: AssetRun, **inputs: Input) -> Produced:
             self.made.append((name, run.key))
             return Produced(
@@ -133,7 +133,7 @@ class World:
                 metadata={"plot": "a plot"},
             )
 
-        return AssetRecipe(GRAPH[name], function, ("sound",))
+        return AssetDefinition(GRAPH[name], function, ("sound",))
 
 
 def _digest(run: AssetRun, name: str, inputs: Mapping[str, Input]) -> str:

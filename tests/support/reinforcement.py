@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from etpi_assets.asset import recipes
+from etpi_assets.asset import asset_definitions
 from etpi_assets.resources import Resources
 from etpi_assets.tasks.table import task_table
 from etpi_assets.worlds.terminal_tiny.generate import generate_tasks
@@ -16,7 +16,7 @@ from etpi_resources.lake.lake import Lake, Ref, folder_hash
 from etpi_resources.lake.schemas import empty, from_rows
 from tests.support.graph import EXPERIMENT, ROLLOUT_SET, SUITE, write_spec
 
-RECIPES = recipes()
+ASSETS = asset_definitions()
 
 
 RL = {
@@ -54,7 +54,7 @@ def prepared(folder: Path, base: Path, name: str = "first", **rl: str) -> Lake:
 
 def make(folder: Path, lake: Lake, asset: str, name: str = "first"):
     resources = Resources(lake=lake, specs_folder=folder / "specs")
-    return RECIPES[asset].execute(name, resources, log=lambda line: None)
+    return ASSETS[asset].execute(name, resources, log=lambda line: None)
 
 
 def rows(lake: Lake, table: str, asset: str = "rl_checkpoint", name: str = "first") -> list[dict]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from etpi_assets.graph import GRAPH
 from etpi_assets.reports.changes import STORED, changes, changes_table
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import Lake, Manifest, Ref
 from etpi_resources.lake.schemas import empty, from_rows
 from etpi_resources.prefix_tree import CHAIN

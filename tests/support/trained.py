@@ -7,7 +7,7 @@ from pathlib import Path
 
 from etpi_assets.exports import export
 from etpi_assets.resources import Resources
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import Lake
 from tests.support.graph import small_world
 from tests.support.small_lake import put

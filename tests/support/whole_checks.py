@@ -40,9 +40,9 @@ from etpi_assets.curation.integrity import (
 from etpi_assets.curation.steering import SteeringNgrams
 from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.specs.experiment import GatesSection, PairsSection
-from etpi_assets.trajectories.checks import merged
+from etpi_assets.trajectories.rollout_checks import merged
 from etpi_resources.chat.format import ChatFormat
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.stored import counts
 
 

@@ -199,8 +199,8 @@ def test_tasks_and_recorded_runs_meet_in_the_lake(tmp_path: Path, monkeypatch: p
     assert by_repo["absent_task"]["task_hash"] is None
     assert {row["suite"] for row in by_repo.values()} == {"cooperbench"}
     assert json.loads(by_repo["harbor_task"]["outcome"])["verdict"] == "merge_conflict"
-    for recipe in (scored_rollouts, selected_trajectories, tito_pairs):
-        key = "cooperbench_import" if recipe.node.set == "experiment" else "cooperbench_logs"
-        manifest = recipe.execute(key, resources).manifest
+    for definition in (scored_rollouts, selected_trajectories, tito_pairs):
+        key = "cooperbench_import" if definition.node.set == "experiment" else "cooperbench_logs"
+        manifest = definition.execute(key, resources).manifest
         assert not manifest.blocked, manifest.failures
     assert manifest.rows == {"pairs": len(resources.lake.read(RUNS, "turns")), "dropped": 0}

@@ -18,9 +18,9 @@ from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.tasks import cooperbench, places, r2e, swe_bench
 from etpi_assets.tasks.assets import tasks as tasks_asset
-from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.tasks.frozen import counted_changes
+from etpi_assets.tasks.task_checks import check_tasks
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes import Environment, SandboxFactory
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory

@@ -94,8 +94,8 @@ def test_teacher_calls_are_counted_from_recorded_turns(tmp_path):
     teacher = 'extends = "arithmetic_tiny_teacher"\nsuite = "few"\ntasks = 6\nk = 2\nengine.skill = { calls = 0.5 }\n'
     write_spec(tmp_path, "rollout_sets", "few", teacher)
     resources = Resources(lake=Lake(tmp_path / "lake"), specs_folder=tmp_path)
-    for recipe in (tasks, raw_rollouts, scored_rollouts):
-        assert not recipe.execute("few", resources).manifest.blocked
+    for definition in (tasks, raw_rollouts, scored_rollouts):
+        assert not definition.execute("few", resources).manifest.blocked
     turns = resources.lake.read(Ref("raw_rollouts", "rollout_set", "few"), "turns").to_pylist()
     calls = Counter(t["rollout_id"] for t in turns if t["actions"] != "[]" and t["observation"] is not None)
     scored = resources.lake.read(Ref("scored_rollouts", "rollout_set", "few"), "agent_scores").to_pylist()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from etpi_assets.asset import AssetRecipe
+from etpi_assets.asset import AssetDefinition
 from etpi_assets.planning.planner import plan
 from etpi_assets.resources import HardwareMissing, Resources, require_hardware
 from etpi_assets.specs.load import load_specs
@@ -81,6 +81,6 @@ def test_missing_gpu_is_reported_before_any_work(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("etpi_assets.resources.ACCELERATORS", ())
     with pytest.raises(HardwareMissing, match=f"'{NAME}' says requires = \"gpu\""):
         require_hardware(SPEC, NAME)
-    assert isinstance(sft_checkpoint, AssetRecipe)
+    assert isinstance(sft_checkpoint, AssetDefinition)
     with pytest.raises(HardwareMissing):
         sft_checkpoint.execute(NAME, Resources(lake=Lake(tmp_path)), lambda line: None)

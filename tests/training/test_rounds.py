@@ -33,7 +33,7 @@ from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
 from etpi_assets.worlds.terminal_tiny.generate import KEYWORDS, generate_tasks
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Completion, Request
-from etpi_resources.lake.checks import BadData, CheckOutcome
+from etpi_resources.lake.check_outcome import BadData, CheckOutcome
 from etpi_resources.lake.schemas import from_rows
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from etpi_resources.trainers.policy_link import TokenStatistics

@@ -12,7 +12,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from etpi_assets.asset import Outcome, recipes
+from etpi_assets.asset import Outcome, asset_definitions
 from etpi_assets.orchestration.materialize import RESOURCE, build_asset
 from etpi_assets.resources import Resources
 from etpi_assets.specs.server import ServerSection
@@ -28,7 +28,7 @@ from tests.support.faults_page import stopped
 from tests.support.graph import ROLLOUT_SET, SUITE, write_spec
 from tests.support.tiny_training import learnable, make_base
 
-RECIPES = recipes()
+ASSETS = asset_definitions()
 DATASET = Ref("upweighted_dataset", "experiment", "first")
 TINY_FORMAT = 'tokenizer = "tiny"\nchat_template = "tiny"'
 TRAIN = {
@@ -42,7 +42,7 @@ def base(tmp_path_factory) -> Path:
 
 
 class Training:
-    """A lake with a dataset an experiment, specs whose base is a local folder, and the training recipes."""
+    """A lake with a dataset an experiment, specs whose base is a local folder, and the training definitions."""
 
     def __init__(self, folder: Path, base: Path) -> None:
         self.folder, self.base, self.lake = folder, base, Lake(folder / "data")
@@ -66,7 +66,7 @@ class Training:
 
     def make(self, asset: str, name: str = "first") -> Outcome:
         resources = Resources(lake=self.lake, specs_folder=self.folder / "specs")
-        return RECIPES[asset].execute(name, resources, log=lambda line: None)
+        return ASSETS[asset].execute(name, resources, log=lambda line: None)
 
     def rows(self, asset: str, table: str, name: str = "first") -> list[dict]:
         return self.lake.read(Ref(asset, "experiment", name), table).to_pylist()
@@ -135,7 +135,7 @@ def test_under_dagster_the_trainer_s_progress_reaches_the_run_s_log(training):
     training.dataset(learnable(20, validation=4))
     training.make("base_checkpoint")
     resources = Resources(lake=training.lake, specs_folder=training.folder / "specs")
-    asset = build_asset(RECIPES["sft_checkpoint"], resources.specs)
+    asset = build_asset(ASSETS["sft_checkpoint"], resources.specs)
     with dg.DagsterInstance.ephemeral() as instance:
         result = dg.materialize([asset], partition_key="first", resources={RESOURCE: resources}, instance=instance)
         said = [entry.user_message for entry in instance.all_logs(result.run_id)]

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from etpi_assets.agent.loop import rollout_id
 from etpi_assets.rollouts.journal import from_line, to_line
 from etpi_assets.tasks.family import Task
-from etpi_assets.trajectories.checks import (
+from etpi_assets.trajectories.records import Action, AgentRecord, Message, RolloutRecord, Turn
+from etpi_assets.trajectories.rollout_checks import (
     MOST_DRIFT,
     capture_figures,
     captures_outcome,
@@ -23,7 +24,6 @@ from etpi_assets.trajectories.checks import (
     prompt_figures,
     prompts_outcome,
 )
-from etpi_assets.trajectories.records import Action, AgentRecord, Message, RolloutRecord, Turn
 from etpi_assets.trajectories.tables import captured_digest, from_tables, to_tables, worst_exit
 from etpi_resources.lake.schemas import TABLES
 from tests.support.rollouts import prompts_of

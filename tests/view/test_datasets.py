@@ -6,7 +6,7 @@ import re
 from html import unescape
 from urllib.parse import urlencode
 
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.links import dataset_page, sequence_page, tokens_page
 from tests.support import viewed_lake
 from tests.support.small_lake import put

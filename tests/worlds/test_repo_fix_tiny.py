@@ -12,9 +12,9 @@ from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rol
 from etpi_assets.scoring.structure import adheres
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection, EngineSection, TinySection
-from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
+from etpi_assets.tasks.task_checks import check_tasks
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.worlds.repo_fix_tiny import judge
 from etpi_assets.worlds.repo_fix_tiny.generate import generate_tasks

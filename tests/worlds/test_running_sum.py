@@ -16,9 +16,9 @@ from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.specs.training import RLSection
-from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
+from etpi_assets.tasks.task_checks import check_tasks
 from etpi_assets.trajectories.tables import to_tables
 from etpi_assets.worlds.running_sum.policy import RunningSumPolicy
 from etpi_resources.chat.format import load_chat_format

@@ -14,9 +14,9 @@ from etpi_assets.scoring.rewards.terminal import KEYWORDS as REWARDED
 from etpi_assets.scoring.rewards.terminal import requested_verbs, run_verbs
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import WHY_UNPROVEN, JudgesInPlace, RejectedInput, Task
+from etpi_assets.tasks.task_checks import check_tasks
 from etpi_assets.worlds.terminal_tiny import judge
 from etpi_assets.worlds.terminal_tiny.generate import KEYWORDS, KINDS, PUBLISHED_KINDS, generate_tasks
 from etpi_assets.worlds.terminal_tiny.policy import TerminalSkill, TerminalTinyPolicy

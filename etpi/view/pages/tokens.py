@@ -143,7 +143,7 @@ def tokens(queries: Queries, lake: Lake, request: Request) -> Page:
 
 
 @dataclass(frozen=True)
-class Pair:
+class ShownPair:
     """The training pair of a turn in one experiment; `exists`: there is one; `experiments` have one each."""
 
     exists: bool
@@ -155,18 +155,20 @@ class Pair:
     metadata: dict[str, Any]
 
 
-def _pair(queries: Queries, key: dict[str, str], agent: str, turn: int, wanted: str | None) -> tuple[Pair, str | None]:
+def _pair(
+    queries: Queries, key: dict[str, str], agent: str, turn: int, wanted: str | None
+) -> tuple[ShownPair, str | None]:
     """Return the pair of the turn and the tokenizer of its ids."""
     place = {"rollout": key["rollout"], "agent": agent, "turn": turn}
     rows = queries.rows("pairs_of", **place) if key["origin"] == "set" else []
     names = [row["experiment"] for row in rows]
     if not names:
-        return Pair(False, None, [], [], [], {}, {}), None
+        return ShownPair(False, None, [], [], [], {}, {}), None
     experiment = wanted if wanted in names else names[0]
     chain = queries.rows("pair_ids", **place, experiment=experiment)
     last = chain[-1]
     input_ids = [*_history(chain[:-1]), *last["suffix_ids"]]
-    pair = Pair(True, experiment, names, input_ids, last["output_ids"], last, json.loads(last["metadata"] or "{}"))
+    pair = ShownPair(True, experiment, names, input_ids, last["output_ids"], last, json.loads(last["metadata"] or "{}"))
     return pair, next(row["tokenizer"] for row in rows if row["experiment"] == experiment)
 
 
@@ -175,7 +177,7 @@ def _history(pieces: Sequence[Row]) -> list[int]:
     return [number for piece in pieces for number in (*piece["suffix_ids"], *piece["output_ids"])]
 
 
-def reasons(pair: Pair, turn: Row) -> list[str]:
+def reasons(pair: ShownPair, turn: Row) -> list[str]:
     """Describe the edits of a turn on its way to a pair, with reasons."""
     if not pair.exists:
         return []
@@ -204,7 +206,7 @@ def reasons(pair: Pair, turn: Row) -> list[str]:
     return lines
 
 
-def _statistics(queries: Queries, key: dict[str, str], turn: Row, pair: Pair, output: Sequence[int]) -> Statistics:
+def _statistics(queries: Queries, key: dict[str, str], turn: Row, pair: ShownPair, output: Sequence[int]) -> Statistics:
     logprobs = turn["logprobs"] if turn["logprobs"] and len(turn["logprobs"]) == len(output) else None
     policy = entropies = weights = None
     if key["origin"] == "rl" and queries.has_column("rl_samples", "policy_logprobs"):
@@ -292,7 +294,7 @@ def shade_class(shade: str, value: float, top: float) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class TokenSpan:
     """Tokens with one fate in the pair, or the count of kept tokens that are not shown."""
 
     kind: str
@@ -300,16 +302,16 @@ class Part:
     hidden: int = 0
 
 
-def _folded(runs: Sequence[Run], words: dict[int, str]) -> list[Part]:
-    parts: list[Part] = []
+def _folded(runs: Sequence[Run], words: dict[int, str]) -> list[TokenSpan]:
+    parts: list[TokenSpan] = []
     for run in runs:
         if run.kind != "kept" or len(run.ids) <= 3 * CONTEXT:
-            parts.append(Part(run.kind, shown(run.ids, words, run.start)))
+            parts.append(TokenSpan(run.kind, shown(run.ids, words, run.start)))
             continue
         middle = len(run.ids) - 2 * CONTEXT
-        parts.append(Part("kept", shown(run.ids[:CONTEXT], words, run.start)))
-        parts.append(Part("hidden", hidden=middle))
-        parts.append(Part("kept", shown(run.ids[-CONTEXT:], words, run.start + CONTEXT + middle)))
+        parts.append(TokenSpan("kept", shown(run.ids[:CONTEXT], words, run.start)))
+        parts.append(TokenSpan("hidden", hidden=middle))
+        parts.append(TokenSpan("kept", shown(run.ids[-CONTEXT:], words, run.start + CONTEXT + middle)))
     return parts
 
 

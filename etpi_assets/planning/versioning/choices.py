@@ -14,7 +14,7 @@ from functools import cache
 
 from etpi_assets.graph import Node
 from etpi_assets.planning.versioning.codebase import Codebase, Filter, Target
-from etpi_assets.planning.versioning.source import dotted
+from etpi_assets.planning.versioning.definitions import dotted
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import TINY, RolloutSetSpec

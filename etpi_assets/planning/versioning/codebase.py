@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from etpi_assets.planning.versioning.definitions import BODY, MAIN, Definition, Source, digest_of, parse
 from etpi_assets.planning.versioning.moved import REWRITTEN, Import, Moves
-from etpi_assets.planning.versioning.source import BODY, MAIN, Definition, Source, digest_of, parse
 
 PACKAGES = ("etpi_assets", "etpi_resources")
 ROOT = Path(__file__).resolve().parents[3]
@@ -228,7 +228,7 @@ class Codebase:
         )
 
     def counted(self, target: Target) -> Definition:
-        """Return the part of a definition that counts where it is reached: of a class by method, what is no method."""
+        """Return the part of a definition that is hashed where it is reached; for a class, all but methods."""
         definition = self.definition(target)
         return definition.shell if definition.shell and self.by_method(target) else definition
 

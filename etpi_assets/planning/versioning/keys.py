@@ -19,7 +19,7 @@ from etpi_assets.planning.versioning.choices import (
     selection,
 )
 from etpi_assets.planning.versioning.codebase import PACKAGES, Codebase, CodeVersion, LaterVersion
-from etpi_assets.planning.versioning.source import digest_of
+from etpi_assets.planning.versioning.definitions import digest_of
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.plugins import GROUPS, Plugin, plugin, plugins_of, usable_plugins
@@ -157,7 +157,7 @@ def _walked(
 
 
 def _reach(roots: Sequence[str], options: Selection, code: Codebase) -> CodeVersion:
-    """Return the code that the roots reach: etpi's, and that of the selected plugins with what of etpi it imports."""
+    """Return the code that the roots reach in etpi, and in the selected plugins with the etpi code they import."""
     narrowed = narrowing(code, options)
     version = code.reach(roots, narrowed)
     points = _selected_plugins(version, options)

@@ -84,7 +84,7 @@ class Moves:
         return name
 
     def original_import(self, target: Import) -> str:
-        """Return the dotted name in code versions of what an import binds."""
+        """Return the dotted name, in code versions, of an import's target."""
         moved = self.rows.get(f"{target.module}:{target.attribute}")
         return moved.replace(":", ".") if moved else self.original(str(target))
 

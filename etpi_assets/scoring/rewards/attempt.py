@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_resources.lake.checks import BadData
+from etpi_resources.lake.check_outcome import BadData
 
 
 class BadReward(BadData):

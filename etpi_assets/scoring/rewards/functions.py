@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
+from etpi_assets.planning.versioning.definitions import digest_of
 from etpi_assets.planning.versioning.keys import definition_version, plugin_code
-from etpi_assets.planning.versioning.source import digest_of
 from etpi_assets.scoring.rewards import terminal, tools, unhardened
 from etpi_assets.scoring.rewards.attempt import Attempt, BadReward
 from etpi_assets.specs.load import SpecError

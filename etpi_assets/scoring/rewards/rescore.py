@@ -14,7 +14,7 @@ from etpi_assets.scoring.rewards.functions import score_attempt
 from etpi_assets.specs.training import RewardTerm
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.schemas import from_rows
 
 

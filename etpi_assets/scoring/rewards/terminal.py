@@ -1,4 +1,4 @@
-"""The three terminal rewards, hardened: form, relevance and conciseness of one command (DESIGN section 5).
+"""The three terminal rewards, hardened: form, relevance and conciseness of one command.
 
 Text that only looks right earns nothing. So does a turn that would be the same for every request: one that runs
 nothing with an argument of the request, or mostly verbs that the request does not ask for. `unhardened` holds the

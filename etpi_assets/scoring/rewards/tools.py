@@ -1,4 +1,4 @@
-"""Rewards of GRPO-TCR (DESIGN section 5): the outcome, the tool-call reward (TCR), and the overlong penalty."""
+"""Rewards of GRPO-TCR (docs/rl.md): the outcome, the tool-call reward (TCR), and the overlong penalty."""
 
 from __future__ import annotations
 

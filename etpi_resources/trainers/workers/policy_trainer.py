@@ -68,12 +68,12 @@ class PolicyTrainer(GRPOTrainer):
         self.statistics = RoundStatistics()
         self._scores: tuple[torch.Tensor, torch.Tensor] | None = None
         super().__init__(rollout_func=self._rollouts, reward_funcs=[self._rewards], **arguments)
-        # Ranks wait for a round here, with a timeout of its own and without a kernel that spins on the GPU (NCCL).
+        # Ranks wait for a round in a gloo group, since NCCL would wait with a kernel that spins on the GPU.
         self._waiting: Any = None
         if self.accelerator.num_processes > 1:
             self._waiting = dist.new_group(backend="gloo", timeout=self.args.ddp_timeout_delta)
         models: list[Any] = [m for m in (self.model, self.ref_model) if m is not None]
-        # Without the wrapper of 16 bits accelerate would take TRL's fused head off too, whose `__wrapped__` it follows.
+        # The 16-bit wrapper stays: without it, TRL's fused head would go too (accelerate follows `__wrapped__`).
         unwrapped: list[Any] = [self.accelerator.unwrap_model(m) for m in models]
         bare: list[Any] = [m.get_base_model() if isinstance(m, PeftModel) else m for m in unwrapped]
         self.no_trees = next((refusal for m in bare if (refusal := refuses_trees(m))), None)
@@ -143,7 +143,7 @@ class PolicyTrainer(GRPOTrainer):
         return scores
 
     def _correct(self, logps: torch.Tensor) -> None:
-        """Multiply the advantages of the running pass by importance weights, which TRL's loss is linear in.
+        """Multiply the advantages of the running pass by importance weights; TRL's loss is linear in the advantage.
 
         TRL's own correction is for its own vLLM client, and takes another forward pass.
 
@@ -223,4 +223,4 @@ class PolicyTrainer(GRPOTrainer):
             scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER, weights_only=True))
 
     def create_model_card(self, *arguments: Any, **named: Any) -> None:
-        """Do nothing: the model card is an asset of its own."""
+        """Do nothing: the model card is a separate asset."""

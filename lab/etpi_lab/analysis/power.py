@@ -39,8 +39,8 @@ def power_of(spread: Spread, difference: float, seeds: int, tasks: int) -> float
     """Return the probability that the 95 % interval of `seeds` a side and `tasks` tasks lies above 0, if the true
     difference is `difference`.
 
-    V = (spread.seeds + a) / seeds + (spread.tasks + a) / tasks, as `over_seeds_and_tasks` estimates it: the chance of
-    single attempts counts in both parts, a = spread.attempts / tasks in the first and / seeds in the second. With the
+    V = (spread.seeds + a) / seeds + (spread.tasks + a) / tasks, as `over_seeds_and_tasks` estimates it. Luck of single
+    attempts is in both parts: a = spread.attempts / tasks in the first and / seeds in the second. With the
     degrees of freedom of Welch and Satterthwaite, from 2 (seeds - 1) and tasks - 1, power = P(T > t_0.975 -
     difference / sqrt(V)): the calculation for crossed random participants and stimuli of Westfall, Kenny and Judd
     (2014, J. Exp. Psychol. Gen. 143:2020), with the central t in place of the noncentral one.

@@ -17,7 +17,7 @@ from etpi_assets.specs.load import Specs
 from etpi_lab.analysis import findings
 from etpi_lab.analysis.findings import FindingVerdict, Rows
 from etpi_resources.lake.catalog import sql_folder
-from etpi_resources.lake.checks import percent
+from etpi_resources.lake.check_outcome import percent
 from etpi_resources.lake.lake import Lake, Manifest, Ref
 from etpi_resources.lake.stored import dicts
 

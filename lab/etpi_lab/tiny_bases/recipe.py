@@ -21,7 +21,7 @@ from etpi_assets.tiny_bases.shipped import Corpus
 from etpi_lab.tiny_bases.corpora import arithmetic_tiny, coop_tiny, coop_tiny_shared, repo_fix_tiny
 from etpi_lab.tiny_bases.worker import BaseWorkerConfig
 from etpi_resources.chat.format import ChatFormat
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.schemas import TABLES
 from etpi_resources.prefix_tree import CHAIN
 

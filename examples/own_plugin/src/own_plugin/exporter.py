@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from etpi_assets.exports.experiment_data import ExportSource
 from etpi_assets.exports.format import Export, Written
-from etpi_assets.exports.source import ExportSource
 
 
 def write(source: ExportSource, folder: Path) -> Written:

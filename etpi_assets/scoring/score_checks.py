@@ -6,7 +6,7 @@ from collections import Counter
 
 import pyarrow as pa
 
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome
 
 
 def every_rollout_scored(

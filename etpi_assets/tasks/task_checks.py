@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from etpi_assets.tasks.family import EXCLUDED, Family, RejectedInput, Task
-from etpi_resources.lake.checks import CheckOutcome, listed, percent
+from etpi_resources.lake.check_outcome import CheckOutcome, listed, percent
 
 NAMES = ("tasks_accounted", "tasks_valid", "split_by_repo", "heldout_names_unseen")
 

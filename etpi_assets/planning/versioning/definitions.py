@@ -163,7 +163,7 @@ def write_normal_form(node: object, write: Callable[[str], object], scope: Scope
 
 
 def _earlier(node: ast.AST, name: str, value: str, scope: Scope) -> str:
-    """Return the text of a syntax node's field with the earlier name of what it names."""
+    """Return the text of a syntax node's field, with earlier names in place of today's."""
     if isinstance(node, ast.Constant):
         return scope.moves.original(value)
     is_name = name == "id" or (

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.trajectories.tables import iter_prompts, prompts_digest
-from etpi_resources.lake.checks import CheckOutcome, percent
+from etpi_resources.lake.check_outcome import CheckOutcome, percent
 
 MOST_DRIFT = 0.1
 """The share of later turns that compactions and edits of a history explain."""
