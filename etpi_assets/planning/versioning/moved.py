@@ -24,6 +24,7 @@ from functools import cached_property
 MOVED: Mapping[str, str] = {
     "etpi_assets.planning.planner": "etpi_assets.planner",
     "etpi_assets.planning.versioning": "etpi_assets.versioning",
+    "etpi_assets.planning.versioning.definitions": "etpi_assets.versioning.source",
     "etpi_resources.charts:frame": "etpi_resources.charts:_frame",
     "etpi_resources.charts:line_between": "etpi_resources.charts:_line",
     "etpi_resources.charts:text_at": "etpi_resources.charts:_text",
@@ -39,8 +40,6 @@ MOVED: Mapping[str, str] = {
     "etpi_assets.curation.dataset_blocks:DatasetFactory": "etpi_assets.curation.dataset_blocks:DatasetRecipe",
     "etpi_assets.curation.leaks:_LeakFactory": "etpi_assets.curation.leaks:_LeakRecipe",
     "etpi_assets.curation.pair_blocks:PairFactory": "etpi_assets.curation.pair_blocks:PairRecipe",
-    "etpi_assets.exports.experiment_data": "etpi_assets.exports.source",
-    "etpi_assets.planning.versioning.definitions": "etpi_assets.versioning.source",
     "etpi_assets.resolved_specs.assets": "etpi_assets.specs.assets",
     "etpi_assets.scoring.score_checks": "etpi_assets.scoring.checks",
     "etpi_assets.tasks.task_checks": "etpi_assets.tasks.checks",
