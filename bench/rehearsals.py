@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from etpi.rehearsal import record, shrink
+from etpi.rehearsal import record
 from etpi_assets.specs.load import load_specs
 
 EXPECTED = {"teacher_gemini_unprompted": "upweighted_dataset"}
@@ -25,11 +25,11 @@ EXPECTED = {"teacher_gemini_unprompted": "upweighted_dataset"}
 def main(experiments: tuple[str, ...], folder: Path, again: bool) -> None:
     """Rehearse the experiments, by default all that load."""
     results, unexpected = folder.resolve() / "rehearsals", 0
-    specs, machine = load_specs(), shrink.this_machine()
+    specs = load_specs()
     for name in experiments or specs.experiments:
         file = results / name / record.NAME
         if again or not file.exists():
-            record.rehearse(name, specs, results / name, machine)
+            record.rehearse(name, specs, results / name)
         unexpected += _print(name, json.loads(file.read_text(encoding="utf-8")))
     raise SystemExit(1 if unexpected else 0)
 

@@ -287,12 +287,11 @@ def status(names: tuple[str, ...], everything: bool, as_json: bool) -> int:
 @etpi.command()
 @click.argument("asset")
 @click.argument("key")
-@click.option("--between", nargs=2, metavar="OLD NEW", help="two versions to compare (default: the last two)")
-def explain(asset: str, key: str, between: tuple[str, str] | None) -> int:
-    """Show the inputs of the key of ASSET's partition KEY, and where two of its versions come from."""
+def explain(asset: str, key: str) -> int:
+    """Show the parts of the key of ASSET's partition KEY, and what changed in them."""
     from etpi import commands
 
-    return commands.explain_partition(asset, key, between or ())
+    return commands.explain_partition(asset, key)
 
 
 @etpi.command()

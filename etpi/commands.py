@@ -87,15 +87,15 @@ def rehearse(names: Sequence[str], rate: float) -> int:
     Raises:
         SpecError: an experiment does not exist, or cannot be rehearsed.
     """
-    from etpi.rehearsal import page, record, shrink
+    from etpi.rehearsal import record
     from etpi.rehearsal.starts import faults
     from etpi_resources.lake.lake import Lake
 
-    specs, machine, root = load_specs(), shrink.this_machine(), Lake.open().root / "rehearsals"
+    specs, root = load_specs(), Lake.open().root / "rehearsals"
     stopped = False
     for name in names:
-        rehearsal = record.rehearse(name, specs, root / name, machine, rate)
-        for line in page.lines(rehearsal, root / name):
+        rehearsal = record.rehearse(name, specs, root / name, rate)
+        for line in record.lines(rehearsal, root / name):
             print(line)
         stopped |= bool(faults(rehearsal.starts))
     return 1 if stopped else 0
@@ -279,12 +279,12 @@ def compare(names: Sequence[str], consent: Collection[str] = (), data_only: bool
     return code
 
 
-def explain_partition(asset: str, key: str, between: Sequence[str]) -> int:
-    """Print the inputs of a partition's key, and how two of its versions differ; always 0."""
+def explain_partition(asset: str, key: str) -> int:
+    """Print the parts of a partition's key, and what changed in them; always 0."""
     from etpi_assets.planning.explain import explain
     from etpi_resources.lake.lake import Lake
 
-    for line in explain(asset, key, load_specs(), Lake.open(), between):
+    for line in explain(asset, key, load_specs(), Lake.open()):
         print(line)
     return 0
 

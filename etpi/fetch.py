@@ -110,7 +110,7 @@ def _texts(name: str, specs: Specs) -> Iterator[str]:
             spec = specs.get(upstream, key)
             yield json.dumps(spec.model_dump(mode="json"))
             if isinstance(spec, ExperimentSpec) and spec.base.kind == "hub":
-                yield f"{HUB}{spec.base.repo}@{spec.base.revision}"
+                yield spec.base.name_in_hub
 
 
 def _data_set(variable: str, root: Path) -> Path:

@@ -52,10 +52,6 @@ Tables = Mapping[str, pa.Table]
 BlockFunction = Callable[[Any], Tables]
 
 
-class CodeChanged(LakeError):
-    """Code behind an expensive version has changed, and nobody has accepted the change or asked for a rebuild."""
-
-
 MACHINE_RESOURCES = ("accelerator", "sandboxes")
 """The locks of nodes that exclude processes of the same machine only."""
 
@@ -194,11 +190,6 @@ class AssetRun:
         return recorded.get("kept_root", self.code.kept.digest) if same else self.code.kept.digest
 
     @property
-    def keeps_older(self) -> bool:
-        """Return whether expensive results of an older, accepted code version may be part of this version."""
-        return self.code.kept is not None and self.kept_code != self.code.kept.digest
-
-    @property
     def label(self) -> str:
         """The asset and its partition, for messages."""
         return label(self.node.name, self.key)
@@ -268,11 +259,10 @@ class AssetDefinition:
         blocking check is published as evidence but does not become current; it is returned with `manifest.blocked`.
 
         Raises:
-            CodeChanged: only code has changed since the current version was computed, computing it again is expensive,
-                and `consent` does not allow it.
             SpecError: the spec is unknown or invalid.
             LakeError: an input is missing (the message has the commands that compute it), is blocked, or changed during
-                the run; or the function returned other tables or checks than the asset declares.
+                the run; or the function returned other tables or checks than the asset declares; or only code has
+                changed, computing again is expensive, and `consent` does not allow it.
             HardwareMissing: the experiment requires hardware that this machine lacks.
         """
         run = AssetRun(self.node, key, resources, log, context)
@@ -290,7 +280,10 @@ class AssetDefinition:
         before = run.lake.current(ref)
         change = before and compare(before, new, run.lake)
         if before and change:
-            self._require_consent(before, new, change, consent, run.lake)
+            needed = change.needs_consent(before, new) and run.lake.blocked(ref) is None
+            step = Step(ref.asset, ref.set, key, change.state, change.reason, needed, before.seconds)
+            if refusal := consent_refusal([step], consent):
+                raise LakeError(refusal)
         with self._locks(run), run.lake.staging() as run.folder:
             # Another process may have published it while this one waited for the lock.
             if manifest := self._unchanged(run.lake, ref, new.input_key):
@@ -298,6 +291,8 @@ class AssetDefinition:
             run.parts = Parts(run.lake.scratch(f"parts/{self.node.name}-{key}"), new.input_key)
             produced = self.function(run, **{name: Input(run, name) for name in self.node.upstream})
             self._verify(run, produced, new)
+            # Expensive results of an older, accepted code version may be part of this one.
+            older = run.code.kept is not None and run.kept_code != run.code.kept.digest
             manifest = run.lake.publish(
                 ref,
                 produced.tables,
@@ -309,24 +304,15 @@ class AssetDefinition:
                 notes=produced.notes,
                 run=RunRecord(
                     spec=new.spec,
-                    code={**run.code.to_json(), **({"kept_root": run.kept_code} if run.keeps_older else {})},
+                    code={**run.code.to_json(), **({"kept_root": run.kept_code} if older else {})},
                     cause=_cause(change),
-                    accepted=before.accepted if before and run.keeps_older else (),
+                    accepted=before.accepted if before and older else (),
                     began=start,
                 ),
             )
             run.lake.store_code(run.code.whole.digest, run.code.whole.definitions)
             run.parts.remove()
         return Outcome(manifest, False, produced.metadata, time.monotonic() - start)
-
-    def _require_consent(
-        self, before: Manifest, new: Wanted, change: Change, consent: AbstractSet[Consent], lake: Lake
-    ) -> None:
-        """Raise CodeChanged if an expensive result would be recomputed only because code changed, without consent."""
-        needed = change.needs_consent(before, new) and lake.blocked(before.ref) is None
-        step = Step(self.node.name, self.node.set, new.key, change.state, change.reason, needed, before.seconds)
-        if refusal := consent_refusal([step], consent):
-            raise CodeChanged(refusal)
 
     def _unchanged(self, lake: Lake, ref: Ref, input_key: str) -> Manifest | None:
         """Return the version with this input key, or None; an earlier version becomes current again."""

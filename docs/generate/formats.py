@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 from etpi_assets.exports import EXPORTS
 from etpi_assets.importers import IMPORTERS
 from etpi_assets.importers.conversation import ROLES, Options
@@ -61,8 +63,14 @@ Counts of the importer equal those of an independent reading of about twenty lin
 | `claude_code` | `daaain/claude-code-log@a641071a1`, 4 of `test/test_data` | 3 | 12 | 5 | 5 | | 1 (a bare text) |
 | `claude_code` | `simonw/claude-code-transcripts@cad133d91`, `tests/sample_session.jsonl` | 1 | 3 | 2 | 2 | | 0 |
 | `claude_code` | `jazzyalex/agent-sessions@651e854f4`, 4 of `stage0/agents/claude` | 4 | 8 | 3 | 2 | | 0 |
+| `claude_code` | `jnarowski/agentcmd@958c4940e`, 6 of `fixtures/claude/full` | 4 | 46 | 58 | 54 | | 2 (image, a copy) |
 | `gemini_cli` | `jazzyalex/agent-sessions@651e854f4`, 3 of `stage0/agents/gemini` | 3 | 7 | 3 | 3 | | 0 |
+| `qwen_code` | `jazzyalex/agent-sessions@651e854f4`, 6 of `agents/qwen` | 2 | 4 | 2 | 1 | | 4 (no answer, cut) |
+| `codex` | `jnarowski/agentcmd@958c4940e`, 5 of `fixtures/codex/full` | 4 | 310 | 298 | 298 | | 1 (image) |
+| `codex` | `madshn/localpush@219b5397b`, 6 of `fixtures/codex/2026-02-23` | 5 | 199 | 372 | 370 | | 1 (image) |
 | `codex` | `jazzyalex/agent-sessions@651e854f4`, 7 made by hand | 0 | 0 | 0 | 0 | | 7 (no answer, unknown items) |
+| `trl` | `PrimeIntellect-ai/verifiers@8d994fbae`, 24 files | 1,002 | 4,573 | 3,543 | 3,501 | 1,002 | 24 (no answer) |
+| `trl` | `intertwine/security-verifiers@27f7c044d`, 6 of `results/runs` | 123 | 201 | 78 | 78 | 123 | 0 |
 | `nemo_gym` | `NVIDIA-NeMo/Gym@07d6b0d07`, 128 files | | 1,209 | 1,010 | 598 | 585 | 55 |
 | `inspect` | `UKGovernmentBEIS/inspect_ai@499e6152e`, 16 logs | | 49 | 9 | 9 | 30 | 1 |
 | `tau2` | `codesque16/tau2-bench@c9e1346e5`, `toolorchestra_nvidia` | 164 | 1,482 | 1,454 | 1,454 | 164 | 0 |
@@ -71,9 +79,11 @@ Counts of the importer equal those of an independent reading of about twenty lin
 | `openai_batch` | `cho-groq/batch-processing@90b523049` (chat) | 3 | 3 | 0 | 0 | | 0 |
 | `openai_batch` | `Valzaak/openai-demo@0302dd50a` (Responses) | 3 | 3 | 0 | 0 | | 0 |
 
+The rows of `trl` are results of verifiers and of prime-rl.
+
 Written by the programs themselves: `traces.jsonl` of verifiers 0.4.0 (4 episodes of its own `write_episode`: 3
-rollouts, 1 quarantined), and sessions of Claude Code 2.1.197, Codex 0.171.0 and Gemini CLI 0.61.0 against a stand-in
-for their server, which tests read back turn by turn.
+rollouts, 1 quarantined; none in public), and sessions of Claude Code 2.1.197, Codex 0.171.0, Gemini CLI
+0.61.0 and Qwen Code 0.15.10 against a stand-in for their server, which tests read back turn by turn.
 """
 _HUB = """## To a Hugging Face Hub
 
@@ -124,9 +134,6 @@ def _section(name: str, title: str, **facts: str) -> list[str]:
 
 def _options() -> list[str]:
     """List the options with the descriptions in the docstring of their class."""
-    attributes = (Options.__doc__ or "").partition("Attributes:")[2]
-    return [
-        f"- `{name}`: {text}"
-        for line in attributes.strip().splitlines()
-        for name, _, text in [line.strip().partition(": ")]
-    ]
+    attributes = inspect.cleandoc((Options.__doc__ or "").partition("Attributes:")[2])
+    entries = attributes.replace("\n    ", " ").splitlines()
+    return [f"- `{name}`: {text}" for name, _, text in (entry.partition(": ") for entry in entries)]

@@ -16,8 +16,8 @@ from etpi_assets.specs.presets import preset_file, preset_names
 _HEAD = """# Spec keys
 
 A spec is a TOML file `<name>.toml` in `suites`, `rollout_sets` or `experiments`, shipped in `etpi_assets/specs` or in a
-folder of your own: `specs` in the working folder, or the folders that `etpi.toml` (`specs = ["FOLDER"]`) or
-`ETPI_SPECS` name. Subfolders group files; a name occurs once in all folders, so your spec cannot replace a shipped one.
+folder of your own: `specs` in the working folder, or the folders that `ETPI_SPECS`
+names. Subfolders group files; a name occurs once in all folders, so your spec cannot replace a shipped one.
 `etpi status` shows each folder and its faults. `extends = "name"` takes over another spec of the same kind; tables
 merge key by key, and an empty table empties free keys, as `gates.teacher = {}`. `preset = "name"` takes over a
 method's settings ([presets.md](presets.md)). The word `"none"` means "no value" where the type allows it.

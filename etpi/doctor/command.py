@@ -49,8 +49,7 @@ def doctor(experiments: Sequence[str] = ()) -> int:
 
 def _containers(machine: str, experiments: Sequence[str]) -> list[Finding]:
     """Name the suites whose tasks run in containers, if no engine answers."""
-    from etpi.rehearsal.shrink import docker_answers
-    from etpi.rehearsal.starts import NO_DOCKER, docker_suites, in_containers
+    from etpi.rehearsal.starts import NO_DOCKER, docker_answers, docker_suites, in_containers
     from etpi_assets.specs.load import load_specs
 
     specs = load_specs()

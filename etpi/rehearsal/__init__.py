@@ -1,8 +1,8 @@
 """Rehearse an experiment: the same graph, assets and checks on a machine without a GPU, in a separate lake.
 
-`shrink` writes the small specs; `students` and `stand_ins` create the models and data that this machine lacks;
-`teacher` serves reference solutions; `stages` runs the chain (`chain`, in a separate process) and judges each asset;
-`costs` estimates the real run; `record` does all of it and keeps the result; `page` is its text.
+`shrink` writes the small specs, with models of `students`; `stages` runs the chain and judges each asset; `costs` and
+`memory` estimate the real run; `starts` says what proves that it would start; `record` does all of it, keeps the
+result and prints it.
 """
 
 RATE = 3.0

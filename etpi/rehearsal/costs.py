@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from etpi.fetch import rows_of
 from etpi.rehearsal import RATE, students
 from etpi.rehearsal.memory import PEAK_FLOPS, UTILISATION, Shape, Training, shape_of
-from etpi.rehearsal.shrink import model_name
 from etpi_assets.evaluation.rollouts import conditions
+from etpi_assets.rollouts.collect import MODEL_CONCURRENCY
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
@@ -25,11 +25,10 @@ from etpi_assets.tasks.family import Task
 
 BANDWIDTH = 4.8e12
 """Bytes that an H200 reads from its memory in a second (NVIDIA's data sheet)."""
-CONCURRENT = 32
-"""Sequences that a server decodes at once."""
-MEASURED = ((0.135e9, 1300.0), (4.0e9, 79.0))
-"""(parameters, output tokens a second) of the in-process engine on an H200: SmolLM2-135M in evaluation, and 8 rollouts
-of Qwen3-4B's shape in reinforcement (bench/README.md)."""
+MEASURED = ((0.135e9, 1616.0), (4.0e9, 79.0))
+"""(parameters, output tokens a second) of the in-process engine on an H200: SmolLM2-135M in evaluation, and SAMPLES
+rollouts of Qwen3-4B's shape in reinforcement (bench/README.md)."""
+SAMPLES = 8
 WRITTEN = 0.66e9
 """Bytes of weights that reinforcement merged and wrote in a second for vLLM, on the same H200."""
 
@@ -54,10 +53,17 @@ def costs(name: str, specs: Specs, rate: float = RATE) -> list[Cost]:
     if spec.base.kind in ("tiny", "none"):
         lines.append(Cost("student", spec.base.kind, "no GPU is needed"))
         return [*lines, _total(lines, rate)] if any(line.hours != 0 for line in lines) else lines
-    shape = student_shape(spec)
+    shape = model_shape(students.model_name(spec.base))
     if shape is None:
-        return [*lines, Cost("student", model_name(spec.base), "its configuration is not here: no size is known", None)]
+        why = "its configuration is not here, or its weights are quantised: no size is known"
+        lines.append(
+            Cost("student, its training and evaluation", f"unknown: {students.model_name(spec.base)}", why, None)
+        )
+        return [*lines, _total(lines, rate)]
     size = f"{shape.parameters / 1e9:.1f} B parameters, {shape.layers} layers, width {shape.hidden}"
+    if shape.mixture:
+        known = "an unknown part" if shape.active is None else f"{shape.active / 1e9:.1f} B"
+        size += f", {known} of them used for a token"
     counted = "as transformers builds its configuration, without a vision part"
     lines.append(Cost("student", f"{size}; {shape.attention} layers keep keys and values", counted))
     if spec.train.method != "none":
@@ -72,24 +78,19 @@ def costs(name: str, specs: Specs, rate: float = RATE) -> list[Cost]:
 def _total(lines: list[Cost], rate: float) -> Cost:
     hours = sum(line.hours or 0 for line in lines)
     unknown = [line.part for line in lines if line.hours is None]
-    left_out = [*unknown, "start of programs", "probes and proofs", "grading", "failed attempts", "GPUs that wait"]
+    parts = "start of programs, reading of prompts, probes and proofs, grading, failed attempts, GPUs that wait"
     return Cost(
         "GPU time",
-        f"at least {hours:,.1f} h, ${hours * rate:,.2f} at ${rate:.2f} an hour, of the lines above with hours",
-        f"to be added, since not known: {', '.join(left_out)}",
+        f"at least {hours:,.1f} h, ${hours * rate:,.2f} at ${rate:.2f} an hour, if all amounts above are reached",
+        f"sum of the lines with a time; to be added, since not known: {', '.join([*unknown, parts])}",
     )
-
-
-def student_shape(spec: ExperimentSpec) -> Shape | None:
-    """Return the student's sizes; None if its configuration is not here."""
-    return model_shape(model_name(spec.base))
 
 
 @lru_cache(maxsize=16)
 def model_shape(model: str) -> Shape | None:
-    """Return the sizes of a model that a spec names; None if its configuration is not here."""
+    """Return the sizes of a model that a spec names; None if its configuration is not here, or says "quantised"."""
     config = students.configuration(model)
-    return None if config is None else shape_of(config)
+    return None if config is None or "quantization_config" in config else shape_of(config)
 
 
 # --- rollouts --------------------------------------------------------------------------------------------------------
@@ -103,19 +104,21 @@ def _rollouts(name: str, specs: Specs) -> Iterator[Cost]:
         yield Cost(part, f"unknown: {spec.k} of each task", "a harness decides its calls and their lengths", None)
     if spec.kind != "live" or spec.engine is None or spec.engine.kind not in ("vllm", "openai", "transformers"):
         return
-    agents = _agents(spec.agent)
     tasks = spec.tasks or _counted(str(spec.suite), specs, spec.split)
     if tasks is None:
         yield Cost(part, f"unknown: {spec.k} of each task", "the suite's data are not here to be counted", None)
         return
+    agents = _agents(spec.agent)
     turns = tasks * spec.k * agents * spec.agent.max_steps
-    formula = f"{tasks:,} tasks x {spec.k} x {agents} agents x at most {spec.agent.max_steps} turns"
+    formula = f"{tasks:,} tasks x {spec.k} x {spec.agent.max_steps} turns at most; agents of a rollout: {agents}"
     if spec.engine.kind == "openai":
         price = "the price of a token is not known; " if spec.engine.api_key_env else ""
         yield Cost(part, f"at most {turns:,} calls of {spec.engine.model}", f"{price}{formula}", None)
         return
     tokens = tasks * spec.k * agents * min(spec.agent.max_model_len, spec.agent.max_steps * spec.agent.max_tokens)
-    yield _generated(part, f"{turns:,} turns", tokens, spec.engine.kind, model_shape(str(spec.engine.model)), formula)
+    shape, at_once = model_shape(str(spec.engine.model)), _at_once(tasks * spec.k, spec.agent)
+    seconds, how = decoding(spec.engine.kind, shape, tokens, at_once)
+    yield _timed(part, f"{turns:,} turns", tokens, seconds, f"{formula}; {how}")
 
 
 def gpu_time(hours: float) -> str:
@@ -123,37 +126,41 @@ def gpu_time(hours: float) -> str:
     return f"{hours:,.1f} GPU hours" if hours >= 1 else f"{hours * 60:.1f} GPU minutes"
 
 
-def _generated(part: str, amount: str, tokens: float, engine: str, shape: Shape | None, formula: str) -> Cost:
-    """Return the line of generating that number of tokens."""
-    seconds, how = decoding(engine, shape, tokens)
+def _timed(part: str, amount: str, tokens: float, seconds: float | None, formula: str) -> Cost:
+    """Return the line of tokens that take that number of seconds at least; None: they are not known."""
     hours = None if seconds is None else seconds / 3600
     shown = "an unknown time" if hours is None else f"at least {gpu_time(hours)} for them"
-    return Cost(part, f"at most {amount}, {tokens / 1e6:,.1f} M tokens; {shown}", f"{formula}; {how}", hours)
+    return Cost(part, f"at most {amount}, {tokens / 1e6:,.1f} M tokens; {shown}", formula, hours)
 
 
-def decoding(engine: str, shape: Shape | None, tokens: float) -> tuple[float | None, str]:
-    """Return the seconds in which an engine generates that number of tokens (None: unknown), and from where."""
-    if shape is None:
-        return None, "the model's size is not known"
-    if engine == "vllm":
-        seconds = tokens / CONCURRENT * 2 * shape.parameters / BANDWIDTH
-        return seconds, (
-            f"vLLM was not measured: at best a step of {CONCURRENT} sequences reads 2 bytes a parameter at "
-            f"{BANDWIDTH / 1e12:.1f} TB/s"
+def decoding(engine: str, shape: Shape | None, tokens: float, at_once: int) -> tuple[float | None, str]:
+    """Return the seconds that tokens of that number of sequences at once take at least (None: unknown), and why."""
+    if shape is None or shape.active is None:
+        return None, "the size of the model, or of its part that a token uses, is not known"
+    if engine != "transformers":
+        return tokens / at_once * 2 * shape.active / BANDWIDTH, (
+            f"vLLM was not measured: at best a step of {at_once} sequences reads 2 bytes a parameter"
+            f"{' that a token uses' if shape.mixture else ''} at {BANDWIDTH / 1e12:.1f} TB/s"
         )
     (small, fast), (large, slow) = MEASURED
-    if not small <= shape.parameters <= 1.1 * large:
-        return None, f"the in-process engine was measured from {small / 1e9:g} to {large / 1e9:g} B parameters only"
+    if shape.mixture or not small <= shape.parameters <= 1.1 * large:
+        only = f"dense models of {small / 1e9:g} to {large / 1e9:g} B parameters"
+        return None, f"the in-process engine was measured with {only} only"
+    scaled = slow * min(at_once, MODEL_CONCURRENCY) / SAMPLES
     share = math.log(min(shape.parameters, large) / small) / math.log(large / small)
-    rate = fast * (slow / fast) ** share
+    rate = fast * (scaled / fast) ** share
     return tokens / rate, (
-        f"in-process engine, {rate:,.0f} tokens/s: between {fast:,.0f} of {small / 1e9:g} B and {slow:g} of "
-        f"{large / 1e9:g} B, measured with few rollouts at once on an H200"
+        f"in-process engine, at best {rate:,.0f} tokens/s of {at_once} sequences: between an H200's {fast:,.0f} of "
+        f"{small / 1e9:g} B and {scaled:,.0f} of {large / 1e9:g} B ({slow:g} of {SAMPLES} sequences)"
     )
 
 
 def _agents(agent: AgentSection) -> int:
     return 2 if agent.prompt.startswith("coop") else 1
+
+
+def _at_once(rollouts: int, agent: AgentSection) -> int:
+    return min(rollouts, MODEL_CONCURRENCY) * _agents(agent)
 
 
 @lru_cache(maxsize=64)
@@ -186,14 +193,13 @@ def sequences_of(spec: ExperimentSpec, specs: Specs) -> tuple[float, str] | None
     stated, kept = spec.published.get("stated", {}), 1 - spec.dataset.val_fraction
     if not spec.dataset.merge:
         return (float(stated["rows"]), "rows, as many as published, not merged") if "rows" in stated else None
-    if "train_rows" in stated:
-        return float(stated["train_rows"]), "conversations, as many as published"
-    sets = [specs.get("rollout_set", name) for name in spec.rollout_sets]
-    rollout_sets = [s for s in sets if isinstance(s, RolloutSetSpec)]
+    rollout_sets = [
+        s for s in map(partial(specs.get, "rollout_set"), spec.rollout_sets) if isinstance(s, RolloutSetSpec)
+    ]
     agents = max(_agents(s.agent) for s in rollout_sets)
-    for key, each in (("selected_pairs", agents), ("trajectories", 1)):
+    for key, each in (("train_rows", 1), ("selected_pairs", agents * kept), ("trajectories", kept)):
         if key in stated:
-            return stated[key] * each * kept, f"{stated[key] * each:,} conversations, as many as published, x {kept:g}"
+            return stated[key] * each, f"{stated[key] * each:g} conversations, from the published number"
     numbers = [_conversations(rollout_set, specs) for rollout_set in rollout_sets]
     known = [number for number in numbers if number is not None]
     if len(known) < len(numbers):
@@ -260,36 +266,31 @@ def _supervised(spec: ExperimentSpec, shape: Shape, specs: Specs) -> list[Cost]:
     steps = steps_of(spec, sequences) if known else int(train.max_steps or 0)
     longest = steps * (train.batch_sequences * training.length if train.batch_sequences else train.batch_tokens)
     tokens = min(longest, sequences * train.epochs * training.length)
-    hours = training.seconds(shape, tokens) / 3600 * len(spec.seeds)
-    time = f"at most {tokens / 1e6:,.1f} M tokens; at least {gpu_time(hours)} for them"
     return [
         *lines,
-        Cost("training steps", f"{steps:,}", f"{source}; {train.epochs:g} epochs"),
-        Cost("training time", time, f"{training.operations} parameters tokens / ({_PEAK})", hours),
+        Cost("training steps", f"{steps:,}", f"{source}; epochs: {train.epochs:g}"),
+        _computed("training time", f"{steps:,} steps", training, shape, tokens * len(spec.seeds)),
     ]
+
+
+def _computed(part: str, amount: str, training: Training, shape: Shape, tokens: float) -> Cost:
+    """Return the line of training on that number of tokens."""
+    used = "parameters that a token uses" if shape.mixture else "parameters"
+    formula = f"{training.operations} x {used} x tokens / ({_PEAK})"
+    return _timed(part, amount, tokens, training.seconds(shape, tokens), formula)
 
 
 def _reinforcement(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
     rl, training = spec.rl, reinforcement(spec, shape)
     rollouts = rl.steps * rl.round_size // rl.iterations
     trained = rl.steps * rl.round_size * (rl.max_prompt_tokens + rl.max_response_tokens) * len(spec.seeds)
-    update = training.seconds(shape, trained) / 3600
+    sampled = rollouts * rl.max_response_tokens * len(spec.seeds)
+    seconds, how = decoding(rl.engine, shape, sampled, _at_once(rl.round_size, rl.agent))
+    formula = f"{rl.steps:,} steps, {rl.max_response_tokens:,} tokens each; {how}"
     lines = [
         _memory("reinforcement", training, shape),
-        _generated(
-            "reinforcement rollouts",
-            f"{rollouts:,} rollouts",
-            rollouts * rl.max_response_tokens * len(spec.seeds),
-            rl.engine,
-            shape,
-            f"{rl.steps:,} steps, {rl.max_response_tokens:,} tokens each",
-        ),
-        Cost(
-            "reinforcement updates",
-            f"at most {trained / 1e6:,.1f} M tokens; at least {gpu_time(update)} for them",
-            f"{training.operations} parameters tokens / ({_PEAK})",
-            update,
-        ),
+        _timed("reinforcement rollouts", f"{rollouts:,} rollouts", sampled, seconds, formula),
+        _computed("reinforcement updates", f"{rl.steps:,} steps", training, shape, trained),
     ]
     if rl.engine == "vllm":
         hours = rl.steps * 2 * training.trained(shape) / WRITTEN / 3600 * len(spec.seeds)
@@ -308,7 +309,8 @@ def _memory(part: str, training: Training, shape: Shape) -> Cost:
         f"{f', {training.tile:,} at a time' if training.tile else f' of {training.scored:,} tokens'}"
         f"{'' if shards == 1 else f'; over {shards} GPUs, each'}"
     )
-    return Cost(f"{part} memory", f"{sum(parts.values()) / GIB:.0f} GiB of each GPU: {shown}", formula)
+    least, more = ("at least ", "; unknown: activations") if shape.mixture else ("", "")
+    return Cost(f"{part} memory", f"{least}{sum(parts.values()) / GIB:.0f} GiB of each GPU: {shown}{more}", formula)
 
 
 def _evaluation(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Iterator[Cost]:
@@ -318,18 +320,18 @@ def _evaluation(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Iterator[Co
     each = {
         role: len(conditions(evaluate, role)) * (1 if role == "base" else len(spec.seeds)) for role in evaluate.roles
     }
-    agents = _agents(agent)
     tasks = evaluate.tasks or _counted(evaluate.suite, specs, evaluate.split)
     formula = " + ".join(f"{count} of {role}" for role, count in each.items())
     if tasks is None:
-        formula = f"({formula}) x {agents} agents; the suite's data are not here to be counted"
+        formula = f"{formula}; the suite's data are not here to be counted"
         yield Cost("evaluation", f"unknown: {sum(each.values())} rollouts of each task", formula, None)
         return
-    rollouts = tasks * sum(each.values()) * agents
+    rollouts = tasks * sum(each.values()) * _agents(agent)
     turns = max([agent.max_steps, *(budget.max_steps or 0 for budget in evaluate.budgets)])
     tokens = rollouts * min(evaluate.longest_context(), turns * agent.max_tokens)
-    formula = f"{tasks} tasks x ({formula}) x {agents} agents"
-    yield _generated("evaluation", f"{rollouts:,} conversations", tokens, spec.serving.engine, shape, formula)
+    seconds, how = decoding(spec.serving.engine, shape, tokens, _at_once(tasks * max(each.values()), agent))
+    formula = f"{tasks} tasks x ({formula}); agents of a rollout: {_agents(agent)}; {how}"
+    yield _timed("evaluation", f"{rollouts:,} conversations", tokens, seconds, formula)
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
@@ -348,28 +350,26 @@ def cache_bytes(shape: Shape, tokens: int) -> float:
     return 2.0 * shape.attention * shape.keys * 2 * tokens
 
 
-def checkpoints(training: Training, shape: Shape, number: int) -> float:
-    """Return the bytes of that number of checkpoints; the model of an adapter is merged once."""
-    return number * 2 * training.trained(shape) + (0 if training.full else 2 * shape.parameters)
-
-
 def _host(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Cost:
     """Return the line of the machine around the GPUs."""
-    weights, handed, saved, processes = 2 * shape.parameters, 0.0, 0.0, 1
+    weights, handed, rl, stages = 2 * shape.parameters, 0.0, spec.rl, []  # (training, its checkpoints, its processes)
     if spec.train.method != "none":
-        number = 2 if spec.train.use_epoch or spec.train.use_step else 1
-        saved, processes = checkpoints(supervised(spec), shape, number), spec.train.shards
-    if spec.rl.method != "none":
-        rl, training = spec.rl, reinforcement(spec, shape)
-        saved += checkpoints(training, shape, 1 + rl.steps // (rl.save_steps or rl.steps + 1))
-        processes = max(processes, rl.processes)
-        handed = 2 * training.trained(shape) if rl.engine == "vllm" else 0.0
-    models = {model_name(spec.base), *(model for _, model, _ in teachers(spec, specs))}
-    stored = sum(2 * other.parameters for other in map(model_shape, models) if other) + saved + handed
+        stages.append((supervised(spec), 2 if spec.train.use_epoch or spec.train.use_step else 1, spec.train.shards))
+    if rl.method != "none":
+        stages.append((reinforcement(spec, shape), 1 + rl.steps // (rl.save_steps or rl.steps + 1), rl.processes))
+        handed = 2 * stages[-1][0].trained(shape) if rl.engine == "vllm" else 0.0
+    # The model of an adapter is merged once.
+    saved = sum(2 * number * t.trained(shape) + (0 if t.full else weights) for t, number, _ in stages)
+    processes = max([1, *(number for _, _, number in stages)])
+    models = [
+        model_shape(m) for m in {students.model_name(spec.base), *(model for _, model, _ in teachers(spec, specs))}
+    ]
+    stored = sum(2 * other.parameters for other in models if other) + saved + handed
+    unknown = ["models of unknown size"] if None in models else []
     return Cost(
         "host",
         f"at least {(weights * processes + handed) / GIB:.0f} GiB of memory, {stored / 1e9:.0f} GB of disk",
         f"models of 2 bytes a weight, read by {processes} {'process' if processes == 1 else 'processes'}; checkpoints "
         f"{saved / 1e9:.0f} GB{'; weights that are handed over' if handed else ''}; to be added, since not known: "
-        "data, sandboxes, images of containers, the lake",
+        + ", ".join([*unknown, "data, sandboxes, images of containers, the lake"]),
     )

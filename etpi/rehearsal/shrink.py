@@ -7,33 +7,27 @@ policies replace absent data and teachers; each replacement is recorded as a nee
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import tomlkit
 
 from etpi.rehearsal import students
-from etpi_assets.resources import Resources
 from etpi_assets.specs.check_names import OVERRIDABLE
-from etpi_assets.specs.experiment import BaseSection, ExperimentSpec
+from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.folders import FOLDERS
 from etpi_assets.specs.load import SpecError, Specs, load_shipped
 from etpi_assets.specs.paths import PathError, expand
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import Task
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.checkpoints import HUB
-from etpi_resources.engines import EngineUnavailable
-from etpi_resources.engines.vllm_server import vllm_program
-from etpi_resources.sandboxes import SandboxUnavailable
-from etpi_resources.trainers.trackers import missing_trackers
 
 PREFIX = "rehearsal_"
 REASON = "rehearsal"
@@ -75,7 +69,7 @@ class Rehearsal:
     Attributes:
         name: the real experiment.
         folder: everything of the rehearsal: specs, models, the lake.
-        needs: (asset, real spec) -> the needs of the real run that the rehearsal replaced.
+        needs: "ASSET of SPEC" -> the needs of the real run that the rehearsal replaced.
         worlds: suites that an embedded world replaces, with its name.
         scripted: whether a teacher, or recorded runs, are replaced.
     """
@@ -83,44 +77,17 @@ class Rehearsal:
     name: str
     folder: Path
     specs: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    needs: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    needs: dict[str, list[str]] = field(default_factory=dict)
     worlds: dict[str, str] = field(default_factory=dict)
     scripted: bool = False
 
     def need(self, asset: str, text: str, key: str | None = None) -> None:
         """Record a need, once. `key`: the real spec; None: the experiment."""
-        texts = self.needs.setdefault((asset, key or self.name), [])
+        texts = self.needs.setdefault(f"{asset} of {key or self.name}", [])
         texts += [] if text in texts else [text]
 
 
-@dataclass(frozen=True)
-class Machine:
-    """The programs that this machine offers: Docker's API, and vLLM."""
-
-    docker: bool
-    vllm: bool
-
-
-def this_machine() -> Machine:
-    """Return the programs of this machine."""
-    try:
-        vllm_program()
-        vllm = True
-    except EngineUnavailable:
-        vllm = False
-    return Machine(docker_answers(), vllm)
-
-
-def docker_answers() -> bool:
-    """Return whether a container engine answers here."""
-    try:
-        Resources().sandboxes("docker").check()
-    except SandboxUnavailable:
-        return False
-    return True
-
-
-def shrink(name: str, specs: Specs, folder: Path, machine: Machine) -> Rehearsal:
+def shrink(name: str, specs: Specs, folder: Path) -> Rehearsal:
     """Write the small specs of an experiment and all that it reads into `folder`/specs.
 
     Raises:
@@ -132,10 +99,10 @@ def shrink(name: str, specs: Specs, folder: Path, machine: Machine) -> Rehearsal
     sets = [specs.get("rollout_set", key) for key in spec.rollout_sets]
     taught = {s.suite for s in sets if isinstance(s, RolloutSetSpec) and _by_a_model(s)}
     for suite in specs.upstream_keys("experiment", name, "suite"):
-        _suite(suite, specs, small, machine, taught=suite in taught)
+        _suite(suite, specs, small, taught=suite in taught)
     for rollout_set in spec.rollout_sets:
-        _rollout_set(rollout_set, specs, small, machine)
-    _experiment(spec, small, machine)
+        _rollout_set(rollout_set, specs, small)
+    _experiment(spec, small)
     _write(small)
     return small
 
@@ -143,53 +110,35 @@ def shrink(name: str, specs: Specs, folder: Path, machine: Machine) -> Rehearsal
 # --- suites ----------------------------------------------------------------------------------------------------------
 
 
-def _suite(name: str, specs: Specs, small: Rehearsal, machine: Machine, *, taught: bool) -> None:
+def _suite(name: str, specs: Specs, small: Rehearsal, *, taught: bool) -> None:
     """Add a suite. Args: taught: a model rolls out its tasks, which a scripted policy of a world replaces."""
     spec = specs.get("suite", name)
     assert isinstance(spec, SuiteSpec)
     family = load_family(spec.family)
     values, params = _dumped(spec), {key: value for key, value in spec.params.items() if value is not None}
-    container = family.sandbox(params) == "docker"
-    if container:
-        small.need("tasks", "Docker, and the images of its tasks", name)
-    missing = _missing(params["path"]) if "path" in params else ""
+    sandbox, missing = "path" in params and family.sandbox(params), _missing(params.get("path"))
     if missing:
         small.need("tasks", f"its data: {missing}", name)
-    if missing or taught or (container and not machine.docker):
+    if sandbox:
+        images = " and images" if sandbox == "docker" else ""
+        small.need("tasks", f"its own tasks{images}, which `etpi run {name}` tries without a GPU", name)
+    if missing or taught or sandbox:
         if (world := WORLDS.get(spec.family, spec.family if "path" not in params else "")) == "":
             raise SpecError(f"suite {name}: no embedded world replaces tasks of the family {spec.family!r}")
         if world != spec.family:
             small.worlds[name] = world
             values |= load_shipped().get("suite", world).model_dump(mode="json", include={"family", "seed", "params"})
             params = values["params"]
-    elif "path" in params:
-        params |= _few_tasks(name, spec, params)
     params |= {key: min(value, _WORLD_TASKS[key]) for key, value in params.items() if key in _WORLD_TASKS}
     small.specs["suite", PREFIX + name] = {**values, "params": params}
 
 
 def _missing(path: object) -> str:
-    """Return why the path cannot be read, or ""."""
+    """Return why the path, if one is named, cannot be read, or ""."""
     try:
-        return "" if expand(str(path)).exists() else f"{path} does not exist"
+        return "" if path is None or expand(str(path)).exists() else f"{path} does not exist"
     except PathError as error:
-        return str(error).partition(";")[0]
-
-
-def _few_tasks(name: str, spec: SuiteSpec, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the params that restrict real data to a few tasks of each split, where proving all takes long."""
-    family = load_family(spec.family)
-    if family.sandbox(dict(params)) is None:
-        return {}
-    if params.get("per_source"):
-        return {"per_source": 2}
-    tasks = [item for item in family.load(name, spec.seed, params) if isinstance(item, Task)]
-    few = [task for split in ("train", "heldout") for task in islice((t for t in tasks if t.split == split), TASKS - 1)]
-    if spec.family == "cooperbench":
-        return {"pairs": [task.task_id for task in few]}
-    if spec.family == "harbor":
-        return {"tasks": [task.task_id for task in few]}
-    return {"rows": TASKS}
+        return f"{str(error).partition(';')[0]}; `etpi fetch` says where they are"
 
 
 # --- rollout sets ----------------------------------------------------------------------------------------------------
@@ -200,16 +149,17 @@ def _by_a_model(spec: RolloutSetSpec) -> bool:
     return spec.engine is not None and spec.engine.kind in ("vllm", "openai", "transformers") and not spec.engine.tiny
 
 
-def _rollout_set(name: str, specs: Specs, small: Rehearsal, machine: Machine) -> None:
+def _rollout_set(name: str, specs: Specs, small: Rehearsal) -> None:
     spec = specs.get("rollout_set", name)
     assert isinstance(spec, RolloutSetSpec)
     values = _dumped(spec)
     if spec.suite is not None:
         values["suite"] = PREFIX + spec.suite
-    values["tasks"] = min(spec.tasks or TASKS, _few(spec))
+    free = spec.engine is not None and spec.engine.kind == "scripted"  # its turns cost nothing
+    values["tasks"] = min(spec.tasks or TASKS, 6 * TASKS if free else TASKS)
     values["k"] = min(spec.k, ROLLOUTS)
     values["agent"] = _agent(values["agent"], small)
-    values["sandbox"] = _sandbox(spec.sandbox, spec.suite, small, machine)
+    values["sandbox"] = "bubblewrap"
     if spec.kind == "imported":
         _imported(name, spec, values, small)
     if _by_a_model(spec):
@@ -217,11 +167,6 @@ def _rollout_set(name: str, specs: Specs, small: Rehearsal, machine: Machine) ->
         values |= {"kind": "live", "harness": None, "engine": _teacher(name, spec, world, small)}
         values["agent"] |= {"grammar": None, "harness": None}
     small.specs["rollout_set", PREFIX + name] = values
-
-
-def _few(spec: RolloutSetSpec) -> int:
-    """Return the number of tasks: more where turns cost nothing."""
-    return TASKS if spec.engine is None or spec.engine.kind != "scripted" else 6 * TASKS
 
 
 def _imported(name: str, spec: RolloutSetSpec, values: dict[str, Any], small: Rehearsal) -> None:
@@ -237,15 +182,15 @@ def _imported(name: str, spec: RolloutSetSpec, values: dict[str, Any], small: Re
 
 
 def _conversation(number: int) -> dict[str, Any]:
-    """Return a row of chat messages with two calls of code_interpreter and an answer."""
-    messages: list[dict[str, str]] = [{"role": "user", "content": f"What is {number + 3} times 17, plus {number}?"}]
-    value = (number + 3) * 17
-    for code, printed in ((f"print({number + 3} * 17)", value), (f"print({value} + {number})", value + number)):
-        call = json.dumps({"name": "code_interpreter", "arguments": {"code": code}})
-        messages.append({"role": "assistant", "content": f"I compute it.\n<tool_call>\n{call}\n</tool_call>"})
-        messages.append({"role": "tool", "content": f"{printed}\n"})
-    messages.append({"role": "assistant", "content": f"The result is \\boxed{{{value + number}}}."})
-    return {"messages": messages}
+    """Return a row of chat messages with a call of code_interpreter and an answer."""
+    call = json.dumps({"name": "code_interpreter", "arguments": {"code": f"print({number} * 17)"}})
+    texts = {
+        "user": f"What is {number} times 17?",
+        "assistant": f"I compute it.\n<tool_call>\n{call}\n</tool_call>",
+        "tool": f"{number * 17}\n",
+    }
+    answer = {"role": "assistant", "content": f"The result is \\boxed{{{number * 17}}}."}
+    return {"messages": [*({"role": role, "content": text} for role, text in texts.items()), answer]}
 
 
 def _teacher(name: str, spec: RolloutSetSpec, world: str, small: Rehearsal) -> dict[str, Any]:
@@ -253,19 +198,15 @@ def _teacher(name: str, spec: RolloutSetSpec, world: str, small: Rehearsal) -> d
     engine = spec.engine
     assert engine is not None
     small.scripted = True
-    if engine.api_key_env:
-        small.need("raw_rollouts", f"the key {engine.api_key_env} and the endpoint {', '.join(engine.urls)}", name)
-    elif engine.urls:
-        small.need("raw_rollouts", f"the servers {', '.join(engine.urls)} with {engine.model}", name)
-    else:
-        small.need("raw_rollouts", f"a GPU that serves {engine.model}", name)
+    key = f", with the key {engine.api_key_env}" if engine.api_key_env else ""
+    small.need("raw_rollouts", f"{', '.join(engine.urls) or 'a GPU'} that serves {engine.model}{key}", name)
     return {"kind": "scripted", "teacher": engine.teacher, "skill": _SKILLS.get(world, {})}
 
 
 # --- the experiment --------------------------------------------------------------------------------------------------
 
 
-def _experiment(spec: ExperimentSpec, small: Rehearsal, machine: Machine) -> None:
+def _experiment(spec: ExperimentSpec, small: Rehearsal) -> None:
     values = _dumped(spec)
     values |= {
         "title": f"Rehearsal: {spec.title}",
@@ -274,27 +215,17 @@ def _experiment(spec: ExperimentSpec, small: Rehearsal, machine: Machine) -> Non
         "requires": "cpu",
         "base": _base(spec, small),
         "train": _train(values["train"], spec, small),
-        "serving": _serving(spec, small, machine),
+        "serving": _serving(spec, small),
         "probe": {**values["probe"], "prompts": 2},
     }
     if spec.requires == "gpu":
         small.need("sft_checkpoint", "a GPU (`requires`)")
     if spec.rl.method != "none":
-        values["rl"] = _rl(values["rl"], small, machine)
+        values["rl"] = _rl(values["rl"], small)
     if spec.evaluate is not None:
         values["evaluate"] = _evaluate(values["evaluate"], small)
     values["gates"]["override"] = {**dict.fromkeys(OVERRIDABLE, REASON), **spec.gates.override}
     small.specs["experiment", PREFIX + small.name] = values
-
-
-def model_name(base: BaseSection) -> str:
-    """Return the base as models are named elsewhere: hub:REPO@COMMIT, package:NAME==VERSION@SHA256, or a folder."""
-    match base.kind:
-        case "hub":
-            return f"{HUB}{base.repo}@{base.revision}"
-        case "package":
-            return base.name_in_package
-    return str(base.path)
 
 
 def _base(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
@@ -302,7 +233,7 @@ def _base(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
     if spec.base.kind in ("tiny", "none"):
         chat = {key: _chat_format(base[key], small) for key in ("tokenizer", "chat_template")}
         return base if spec.base.kind == "tiny" else {**base, **chat}
-    model = model_name(spec.base)
+    model = students.model_name(spec.base)
     if spec.base.kind != "package":
         small.need("base_checkpoint", f"the weights of {model.removeprefix(HUB).partition('@')[0]}")
     kind = students.architecture(model)
@@ -316,9 +247,9 @@ def _base(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
 
 def _chat_format(name: str, small: Rehearsal) -> str:
     """Return the name of an available chat format or template: itself, or the folder that replaces it."""
-    if students.tokenizer_here(name):
+    repo, _, commit = name.removeprefix(HUB).partition("@")
+    if not name.startswith(HUB) or students.hub_path(repo, commit, "tokenizer.json"):
         return name
-    repo = name.removeprefix(HUB).partition("@")[0]
     small.need("base_checkpoint", f"the tokenizer and template of {repo}; Qwen3's vocabulary replaces it")
     kind = students.architecture(name)
     folder = small.folder / "tokenizers" / kind
@@ -352,10 +283,8 @@ def _train(train: dict[str, Any], spec: ExperimentSpec, small: Rehearsal) -> dic
     kernels = [option for option in ("loss_kernel", "layer_kernels") if train.get(option) == "liger"]
     if kernels and not find_spec("liger_kernel"):
         small.need("sft_checkpoint", f"liger-kernel, for train.{', train.'.join(kernels)} (pip install 'etpi[gpu]')")
-    if spec.base.kind == "hub" and students.is_hybrid(model_name(spec.base)) and not find_spec("fla"):
+    if students.is_hybrid(spec.base) and not find_spec("fla"):
         small.need("sft_checkpoint", "flash-linear-attention (pip install 'etpi[gpu]'); training is slow without it")
-    for name in missing_trackers(spec.train.report_to):
-        small.need("sft_checkpoint", f"{name}, for train.report_to (pip install {name})")
     if train.get("use_epoch") is not None or train.get("use_step") is not None:
         values |= {"use_epoch": None, "use_step": 1, "save_steps": 1}
     elif train.get("save_steps"):
@@ -371,18 +300,12 @@ def _optimizer(name: str, asset: str, small: Rehearsal) -> str:
     return "adamw_torch"
 
 
-def _serving(spec: ExperimentSpec, small: Rehearsal, machine: Machine) -> dict[str, Any]:
-    suite = None if spec.evaluate is None else spec.evaluate.suite
-    values = {**_dumped(spec.serving), "sandbox": _sandbox(spec.serving.sandbox, suite, small, machine)}
-    if spec.serving.engine == "vllm" and not machine.vllm:
-        small.need("serving_probe", "vLLM (make vllm); the in-process engine serves here")
+def _serving(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
+    values = {**_dumped(spec.serving), "sandbox": "bubblewrap"}
+    if spec.serving.engine != "transformers":
+        small.need("serving_probe", "vLLM and its options (make gpu, or make vllm); the in-process engine serves here")
         values |= {"engine": "transformers", "options": {}}
     return values
-
-
-def _sandbox(kind: str, suite: str | None, small: Rehearsal, machine: Machine) -> str:
-    """Return the kind of sandbox; embedded worlds have no images."""
-    return "bubblewrap" if suite in small.worlds or not machine.docker else kind
 
 
 _WITHOUT_VLLM = {
@@ -397,17 +320,15 @@ _WITHOUT_VLLM = {
 """Settings of [rl] that only servers have, as the in-process engine takes them."""
 
 
-def _rl(rl: dict[str, Any], small: Rehearsal, machine: Machine) -> dict[str, Any]:
+def _rl(rl: dict[str, Any], small: Rehearsal) -> dict[str, Any]:
     group = rl["group_size"]
-    device_batch = min(rl["device_batch"], group)
-    while group % device_batch:
-        device_batch -= 1
+    device_batch = math.gcd(rl["device_batch"], group)
     values = {
         **rl,
         "suite": PREFIX + rl["suite"],
         "tasks": 2,
         "agent": _agent(rl["agent"], small, short=True),
-        "sandbox": _sandbox(rl["sandbox"], rl["suite"], small, machine),
+        "sandbox": "bubblewrap",
         "device_batch": device_batch,
         "accumulate": group // device_batch,
         "optimizer": _optimizer(rl["optimizer"], "rl_checkpoint", small),
@@ -419,9 +340,9 @@ def _rl(rl: dict[str, Any], small: Rehearsal, machine: Machine) -> dict[str, Any
     }
     if rl.get("use_step") is not None:
         values["use_step"] = 1
-    if rl.get("engine") == "vllm" and not machine.vllm:
+    if rl.get("engine") == "vllm":
         one = "; its processes are one, which shards nothing" if rl.get("sharded") else ""
-        small.need("rl_checkpoint", f"vLLM (make vllm); the in-process engine rolls out here{one}")
+        small.need("rl_checkpoint", f"vLLM (make gpu, or make vllm); the in-process engine rolls out here{one}")
         values |= _WITHOUT_VLLM
     return values
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
@@ -23,10 +23,6 @@ from etpi_resources.process.supervise import supervised
 
 POLL_SECONDS = 1.0
 Verdict = Literal["passes", "would block", "not reached", "not applicable"]
-
-
-class RehearsalFailed(LakeError):
-    """The process of the chain ended without a result; the message names its log."""
 
 
 _BY_SIZE = frozenset(
@@ -54,7 +50,6 @@ class Stage:
         blocks: what would stop the real run here.
         unjudged: failed checks whose outcome says nothing at this size.
         accepted: failed checks that the spec itself overrides.
-        needs: needs of the real run that were replaced here.
     """
 
     asset: str
@@ -64,24 +59,22 @@ class Stage:
     blocks: tuple[Finding, ...] = ()
     unjudged: tuple[str, ...] = ()
     accepted: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
 
 
 def run(rehearsal: Rehearsal) -> list[Stage]:
-    """Run the chain in a process of its own; return its stages in order."""
+    """Run the chain by `etpi run`; return its stages in order. Raises LakeError: it ended without a result."""
     lake_folder, specs_folder = rehearsal.folder / "lake", rehearsal.folder / "specs"
     lake_folder.mkdir(parents=True, exist_ok=True)
-    result_file = rehearsal.folder / "result.json"
-    result_file.unlink(missing_ok=True)
+    result_file, log_file = rehearsal.folder / "result.json", rehearsal.folder / "run.log"
     started, specs = time.time(), load_specs(specs_folder)
     environment = {**os.environ, "ETPI_DATA": str(lake_folder), "ETPI_SPECS": str(specs_folder)}
     for variable in (CLUSTER_VARIABLE, "DAGSTER_HOME", "ETPI_CATALOG"):  # a rehearsal runs on this machine, by itself
         environment.pop(variable, None)
-    paths = [str(result_file), str(rehearsal.folder / "exports")]
-    line = [sys.executable, "-m", "etpi.rehearsal.chain", PREFIX + rehearsal.name, *paths]
+    line = [sys.executable, "-m", "etpi", "run", PREFIX + rehearsal.name, "--rebuild", "--recollect", "--json"]
     with (
-        (rehearsal.folder / "run.log").open("w", encoding="utf-8") as log,
-        subprocess.Popen(supervised(line), env=environment, stdout=log, stderr=subprocess.STDOUT) as chain,
+        result_file.open("w") as result,
+        log_file.open("w") as log,
+        subprocess.Popen(supervised(line), env=environment, stdout=result, stderr=log) as chain,
     ):
         try:
             _report(chain, rehearsal, plan(PREFIX + rehearsal.name, specs, Lake(lake_folder)), started)
@@ -89,16 +82,11 @@ def run(rehearsal: Rehearsal) -> list[Stage]:
             chain.terminate()
             raise
         code = chain.wait()
-    if not result_file.exists():
-        raise RehearsalFailed(f"the run ended with status {code}; its log is {rehearsal.folder / 'run.log'}")
-    result = json.loads(result_file.read_text(encoding="utf-8"))
-    steps = plan(PREFIX + rehearsal.name, specs, Lake(lake_folder))
-    exports = [
-        Stage(f"export {form}", rehearsal.name, "would block" if error else "passes", 0.0,
-              (Finding("", error),) if error else ())
-        for form, error in result["exports"].items()
-    ]  # fmt: skip
-    return [*_stages(rehearsal, steps, result["failures"]), *exports]
+    text = result_file.read_text(encoding="utf-8")
+    failures = [line for lines in json.loads(text)["failures"].values() for line in lines] if text else []
+    if code and not failures:
+        raise LakeError(f"the run ended with status {code}; its log is {log_file}")
+    return list(_stages(rehearsal, plan(PREFIX + rehearsal.name, specs, Lake(lake_folder)), failures))
 
 
 def _report(chain: subprocess.Popen[bytes], rehearsal: Rehearsal, steps: Sequence[Step], started: float) -> None:
@@ -142,18 +130,17 @@ def _stages(rehearsal: Rehearsal, steps: Sequence[Step], failures: Sequence[str]
         ref = Ref(step.asset, step.set, step.key)
         manifest = _manifest(lake, ref)
         error = next((line for line in failures if line.startswith((f"{step.asset}:", f"{step.asset} "))), None)
-        key = step.key.removeprefix(PREFIX)
-        needs = tuple(rehearsal.needs.get((step.asset, key), ()))
+        key, seconds = step.key.removeprefix(PREFIX), round(manifest.seconds or 0.0, 1) if manifest else 0.0
         if manifest is None:
             findings = (Finding("", error.partition(": ")[2]),) if error else ()
-            yield Stage(step.asset, key, "would block" if error else "not reached", 0.0, findings, needs=needs)
+            yield Stage(step.asset, key, "would block" if error else "not reached", 0.0, findings)
         elif reason := manifest.notes.get("not_applicable"):
-            yield Stage(step.asset, key, "not applicable", _seconds(manifest), (Finding("", reason),))
+            yield Stage(step.asset, key, "not applicable", seconds, (Finding("", reason),))
         else:
-            yield _judged(rehearsal, step, key, manifest, needs)
+            yield _judged(rehearsal, Stage(step.asset, key, "passes", seconds), manifest)
 
 
-def _judged(rehearsal: Rehearsal, step: Step, key: str, manifest: Manifest, needs: tuple[str, ...]) -> Stage:
+def _judged(rehearsal: Rehearsal, passed: Stage, manifest: Manifest) -> Stage:
     blocks, unjudged, accepted = [], [], []
     for check in manifest.checks:
         name, message = check["name"], check["message"]
@@ -168,14 +155,8 @@ def _judged(rehearsal: Rehearsal, step: Step, key: str, manifest: Manifest, need
             unjudged.append(name)
         else:
             blocks.append(Finding(name, message))
-    return Stage(
-        step.asset, key, "would block" if blocks else "passes", _seconds(manifest),
-        tuple(blocks), tuple(unjudged), tuple(accepted), needs,
-    )  # fmt: skip
-
-
-def _seconds(manifest: Manifest) -> float:
-    return round(manifest.seconds or 0.0, 1)
+    verdict: Verdict = "would block" if blocks else "passes"
+    return replace(passed, verdict=verdict, blocks=tuple(blocks), unjudged=tuple(unjudged), accepted=tuple(accepted))
 
 
 def _unjudged(check: str, rehearsal: Rehearsal) -> bool:

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from etpi.rehearsal import costs, students
 from etpi.rehearsal.costs import GIB
 from etpi.rehearsal.memory import Shape
-from etpi.rehearsal.shrink import Machine, model_name
 from etpi.rehearsal.stages import Stage, first_stop
+from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.suite import SuiteSpec
@@ -20,6 +20,7 @@ from etpi_assets.tasks.families import load_family
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.vllm_options import accelerators_of, named
 from etpi_resources.engines.vllm_server import vllm_program
+from etpi_resources.sandboxes import SandboxUnavailable
 
 State = Literal["proved", "estimated", "not proved", "FAULT"]
 
@@ -45,16 +46,16 @@ class Start:
     why: str
 
 
-def starts(name: str, specs: Specs, stages: Sequence[Stage], machine: Machine) -> list[Start]:
-    """Return the lines of an experiment, from its rehearsal's stages and its real specs."""
+def starts(name: str, specs: Specs, stages: Sequence[Stage], needs: Mapping[str, Sequence[str]]) -> list[Start]:
+    """Return the lines of an experiment, from its rehearsal's stages and replacements, and its real specs."""
     spec = specs.get("experiment", name)
     assert isinstance(spec, ExperimentSpec)
     return [
         *_graph(stages),
-        *_docker(name, specs, machine),
+        *_docker(name, specs),
         *_gpus(spec, specs),
         *_adapters(spec),
-        *(Start(f"{stage.asset} of {stage.key}", "not proved", need) for stage in stages for need in stage.needs),
+        *(Start(place, "not proved", text) for place, texts in needs.items() for text in texts),
     ]
 
 
@@ -70,7 +71,8 @@ def _graph(stages: Sequence[Stage]) -> Iterator[Start]:
     passed = sum(stage.verdict == "passes" for stage in stages)
     yield Start("assets and checks", "proved", f"{passed} assets ran here at a small size and passed their checks")
     if unjudged := sorted({check for stage in stages for check in stage.unjudged}):
-        yield Start(", ".join(unjudged), "not proved", "checks of amounts, of behaviour or of data that are not here")
+        why = "fail here, where amounts, behaviour or data are not those of the real run"
+        yield Start(", ".join(unjudged), "not proved", why)
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
@@ -88,49 +90,51 @@ def docker_suites(name: str, specs: Specs) -> list[str]:
     return [key for key in specs.upstream_keys("experiment", name, "suite") if in_containers(key, specs)]
 
 
-def _docker(name: str, specs: Specs, machine: Machine) -> Iterator[Start]:
+def docker_answers() -> bool:
+    """Return whether a container engine answers here."""
+    try:
+        Resources().sandboxes("docker").check()
+    except SandboxUnavailable:
+        return False
+    return True
+
+
+def _docker(name: str, specs: Specs) -> Iterator[Start]:
     if suites := docker_suites(name, specs):
         what = f"containers for {', '.join(suites)}"
-        if machine.docker:
-            yield Start(what, "proved", "a container engine answers here; the images were not pulled")
+        if docker_answers():
+            yield Start(what, "proved", "a container engine answers on this machine")
         else:
             yield Start(what, "FAULT", f"no container engine answers on this machine. {NO_DOCKER}")
 
 
-def gpus_asked(spec: ExperimentSpec) -> tuple[int, int] | None:
-    """Return the number of GPUs and the GB of each that the spec's notes ask for; None: they name none."""
-    match = _GPUS.search(" ".join(spec.notes.split()))
-    if match is None:
-        return None
-    return _COUNTS.get(match[1]) or int(match[1]), int(match[2])
-
-
 @dataclass(frozen=True)
 class Program:
-    """A program on GPUs: how many it takes, the bytes that it needs on each at least, and how they are made up."""
+    """A program on GPUs: how many it takes, the bytes that it needs on each at least, how they are made up, and whether
+    more is needed that is not known."""
 
     name: str
     gpus: int
     needed: float
     how: str
+    unknown: bool = False
 
 
 def _gpus(spec: ExperimentSpec, specs: Specs) -> Iterator[Start]:
     """Yield for each program the GPUs that it takes, and whether they are those that the spec's notes ask for."""
-    shape = costs.student_shape(spec) if spec.base.kind not in ("tiny", "none") else None
-    if spec.requires == "cpu" or shape is None:
+    if spec.requires == "cpu" or spec.base.kind in ("tiny", "none"):
         return
-    stated = gpus_asked(spec)
-    programs = list(_programs(spec, specs, shape, stated[1] * GIB if stated else None))
+    shape, stated = costs.model_shape(students.model_name(spec.base)), _GPUS.search(" ".join(spec.notes.split()))
+    if shape is None:
+        yield Start("GPUs", "not proved", f"the size of {students.model_name(spec.base)} is not known here")
+        return
     if stated is None:
-        least = max(programs, key=lambda program: program.needed)
-        why = f"{max(program.gpus for program in programs)} of {least.needed / GIB:.0f} GiB or more ({least.name})"
-        yield Start(
-            "GPUs", "not proved", f"the spec's notes do not say how many of how many GB; {why}, by the formulas"
-        )
+        for program in _programs(spec, specs, shape, None):
+            needs = f"{program.gpus} of {program.needed / GIB:.0f} GiB or more, and the spec's notes name no GPUs"
+            yield Start(f"GPUs of {program.name}", "not proved", f"{program.how}; {needs}")
         return
-    count, size = stated
-    for program in programs:
+    count, size = _COUNTS.get(stated[1]) or int(stated[1]), int(stated[2])
+    for program in _programs(spec, specs, shape, size * GIB):
         what, room = f"{program.name} on {program.gpus} of {count} x {size} GB", size * GIB * USABLE
         fits = f"{program.how}; {program.needed / GIB:.0f} GiB of {room / GIB:.0f} GiB on each"
         if program.gpus > count:
@@ -138,48 +142,54 @@ def _gpus(spec: ExperimentSpec, specs: Specs) -> Iterator[Start]:
         elif program.needed > room:
             yield Start(what, "FAULT", f"{fits}: shard it (shards, tensor-parallel-size), or rent larger GPUs")
         else:
-            yield Start(what, "estimated", fits)
+            yield Start(what, "not proved" if program.unknown else "estimated", fits)
 
 
 def _programs(spec: ExperimentSpec, specs: Specs, shape: Shape, size: float | None) -> Iterator[Program]:
     """Yield the programs. Args: size: bytes of a GPU, if known."""
     for key, model, rollouts in costs.teachers(spec, specs):
-        if teacher := costs.model_shape(model):
-            options = rollouts.engine.options if rollouts.engine else {}
-            yield _server(f"teacher of {key}", teacher, rollouts.agent.max_model_len, options, size)
+        options = rollouts.engine.options if rollouts.engine else {}
+        yield _server(f"teacher of {key}", costs.model_shape(model), rollouts.agent.max_model_len, options, size)
     if spec.train.method != "none":
         training = costs.supervised(spec)
         each = f"{training.shards} of them see one GPU each" if training.shards > 1 else "its process sees one GPU"
-        yield Program("training", training.shards, sum(training.memory(shape).values()), each)
+        each += _EXPERTS if shape.mixture else ""
+        yield Program("training", training.shards, sum(training.memory(shape).values()), each, shape.mixture)
     if spec.rl.method != "none":
         rl, memory = spec.rl, costs.reinforcement(spec, shape).memory(shape)
         needed, shared = sum(memory.values()), rl.engine == "vllm" and rl.placement == "shared"
         how = f"{rl.processes} of them see one GPU each" if rl.processes > 1 else "its process sees one GPU"
         if shared and size:
             taken = float(named(rl.options).get("gpu-memory-utilization", UTILISED)) * size
-            passing = memory["activations"] + memory["logits"] + memory["copies"]
+            passing = memory.get("activations", 0) + memory["logits"] + memory["copies"]
             needed = max(needed, needed - passing + taken)  # a server gives its memory back while the policy is trained
             how += ", and its server, which sleeps in training"
         if rl.engine == "vllm" and not shared:
             context = rl.max_prompt_tokens + rl.max_response_tokens
             yield _server("servers of the policy", shape, context, rl.options, size)
             how += f"; {rl.gpus - rl.processes} more for its servers"
-        yield Program("reinforcement", rl.gpus, needed, how)
+        how += _EXPERTS if shape.mixture else ""
+        yield Program("reinforcement", rl.gpus, needed, how, shape.mixture)
     if spec.evaluate is not None:
         served = spec.serving.engine != "transformers"
         yield _server("evaluation", shape, spec.evaluate.longest_context(), spec.serving.options, size, vllm=served)
 
 
+_EXPERTS = "; activations of experts are not known"
+
+
 def _server(
-    name: str, shape: Shape, context: int, options: Mapping[str, Any], size: float | None, *, vllm: bool = True
+    name: str, shape: Shape | None, context: int, options: Mapping[str, Any], size: float | None, *, vllm: bool = True
 ) -> Program:
     """Return a server of a model: weights, and the keys and values of at least one sequence of the longest budget."""
     gpus = accelerators_of(options) if vllm else 1
+    if shape is None or "quantization" in named(options):
+        return Program(name, gpus, 0, "the size of its weights is not known", unknown=True)
     weights, each = 2 * shape.parameters / gpus, costs.cache_bytes(shape, context) / gpus
     how = f"weights {weights / GIB:.0f} GiB, {each / GIB:.2f} GiB a sequence of {context:,} tokens"
     how += " (etpi passes max-model-len)" if vllm else ""
     if size:
-        how += f", {max(0, int((UTILISED * size - weights) // each)):,} at once"
+        how += f", at most {max(0, int((UTILISED * size - weights) // each)):,} at once"
     return Program(name, gpus, (weights + each) / UTILISED, how)
 
 
@@ -191,35 +201,28 @@ import sys
 from vllm.model_executor.models.registry import ModelRegistry
 model = ModelRegistry.models[sys.argv[1]].load_model_cls()
 mapper = getattr(model, "hf_to_vllm_mapper", None)
-print(*[mapper._map_name(name) if mapper else name for name in sys.argv[2:]])
+print(mapper._map_name(sys.argv[2]) if mapper else sys.argv[2])
 """
 WRAPPER, WEIGHT = "Qwen3_5ForConditionalGeneration", "model.language_model.layers.3.mlp.down_proj"
 
 
 def _adapters(spec: ExperimentSpec) -> Iterator[Start]:
     """Yield whether vLLM applies the adapters of a model that is stored below a wrapper with a vision part."""
-    if spec.serving.engine == "transformers" or spec.train.method != "lora":
+    reinforced = spec.rl.method != "none"
+    trained = spec.train.method == "lora" or (reinforced and spec.rl.tuning == "lora")
+    served = spec.serving.engine != "transformers" or (reinforced and spec.rl.engine == "vllm")
+    if not (trained and served and students.is_hybrid(spec.base)):
         return
-    if spec.base.kind != "hub" or not students.is_hybrid(model_name(spec.base)):
-        return
-    what = f"adapters of {WRAPPER} in vLLM"
+    what, form = f"adapters of {WRAPPER} in vLLM", f"etpi serves them as {WEIGHT}"
     try:
-        python = vllm_program().resolve().with_name("python")
-    except EngineUnavailable:
-        why = "there is no vLLM here; etpi writes their keys as the base's files name the weights"
-        yield Start(what, "not proved", why)
+        line = [str(vllm_program().resolve().with_name("python")), "-c", _MAPPED, WRAPPER, WEIGHT]
+        answer = subprocess.run(line, capture_output=True, text=True, timeout=300, check=True)
+        mapped = answer.stdout.split()[-1]
+    except (EngineUnavailable, OSError, subprocess.SubprocessError, IndexError) as error:
+        last = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
+        yield Start(what, "not proved", f"{form}; vLLM's mapper could not be read: {last}")
         return
-    line = [str(python), "-c", _MAPPED, WRAPPER, WEIGHT, WEIGHT.replace(".language_model", "")]
-    try:
-        answer = subprocess.run(line, capture_output=True, text=True, timeout=300)
-        mapped, output = (answer.stdout.strip().splitlines() or [""])[-1].split(), answer.stderr
-    except OSError as error:
-        mapped, output = [], str(error)
-    if len(mapped) != 2:
-        why = f"its mapper could not be read: {(output.strip().splitlines() or ['no output'])[-1]}"
-        yield Start(what, "not proved", why)
-    elif mapped[0].startswith("language_model."):
-        yield Start(what, "proved", f"this vLLM maps {WEIGHT}, the form in which etpi serves them, to {mapped[0]}")
+    if mapped.startswith("language_model."):
+        yield Start(what, "proved", f"{form}, which this vLLM maps to {mapped}")
     else:
-        why = f"this vLLM maps {WEIGHT} to {mapped[0]}, no module of the model; serve merged models"
-        yield Start(what, "FAULT", why)
+        yield Start(what, "FAULT", f"{form}, which this vLLM maps to {mapped}, no module of it; serve merged models")

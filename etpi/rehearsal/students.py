@@ -11,6 +11,7 @@ from typing import Any
 
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
+from etpi_assets.specs.training import BaseSection
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.checkpoints import HUB, hub_file
 from etpi_resources.lake.lake import folder_hash
@@ -77,6 +78,13 @@ def _known(repo: str) -> Mapping[str, Any] | None:
     }
 
 
+def model_name(base: BaseSection) -> str:
+    """Return the base as models are named elsewhere: hub:REPO@COMMIT, package:NAME==VERSION@SHA256, or a folder."""
+    if base.kind == "hub":
+        return base.name_in_hub
+    return base.name_in_package if base.kind == "package" else str(base.path)
+
+
 def configuration(model: str) -> Mapping[str, Any] | None:
     """Return the configuration of a model, its text part; None if it cannot be read here.
 
@@ -87,26 +95,21 @@ def configuration(model: str) -> Mapping[str, Any] | None:
         repo, _, commit = model.removeprefix(HUB).partition("@")
         if known := _known(repo):
             return known
-        file = _hub_path(repo, commit, "config.json")
+        file = hub_path(repo, commit, "config.json")
     else:
         folder = package_folder(model) if model.startswith(PACKAGE) else expand(model)
         file = folder / "config.json"
     if file is None or not file.is_file():
         return None
     config = json.loads(file.read_text(encoding="utf-8"))
-    return config.get("text_config", config)
+    quantised = {key: config[key] for key in ("quantization_config",) if key in config}
+    return {**config.get("text_config", config), **quantised}
 
 
-def is_hybrid(model: str) -> bool:
-    """Return whether a model has linear attention, and its text part is below a wrapper (Qwen3.5 and 3.6)."""
-    config = configuration(model)
+def is_hybrid(base: BaseSection) -> bool:
+    """Return whether a hub's model has linear attention, and its text part is below a wrapper (Qwen3.5 and 3.6)."""
+    config = configuration(model_name(base)) if base.kind == "hub" else None
     return config is not None and str(config.get("model_type", "")).startswith("qwen3_5")
-
-
-def tokenizer_here(name: str) -> bool:
-    """Return whether a chat format's files are here, or can be downloaded."""
-    repo, _, commit = name.removeprefix(HUB).partition("@")
-    return not name.startswith(HUB) or _hub_path(repo, commit, "tokenizer.json") is not None
 
 
 @cache
@@ -119,7 +122,7 @@ def _hub_reachable() -> bool:
     return True
 
 
-def _hub_path(repo: str, revision: str, name: str) -> Path | None:
+def hub_path(repo: str, revision: str, name: str) -> Path | None:
     """Return a file of a hub repository: the cached one, else downloaded where the hub answers; None if neither."""
     from huggingface_hub import constants, try_to_load_from_cache
 

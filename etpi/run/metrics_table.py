@@ -40,11 +40,7 @@ def metrics_table(lake: Lake, experiments: Sequence[str], width: int = WIDTH) ->
     text = lines[:1] if roles else []
     for name in experiments:
         shown, lines = lines[1 : 1 + len(cells[name])], [lines[0], *lines[1 + len(cells[name]) :]]
-        text += (
-            [name, *shown, *_sentences(name, changed[name], rows[name])]
-            if shown
-            else [f"{name}: {_missing(lake, name)}"]
-        )
+        text += [name, *shown, *_sentences(name, changed[name], rows[name])] if shown else [_missing(lake, name)]
     return "\n".join(text)
 
 
@@ -65,7 +61,8 @@ def _rows(lake: Lake, experiment: str) -> Rows:
 
 def _missing(lake: Lake, experiment: str) -> str:
     blocked = lake.blocked(Ref("eval_metrics", "experiment", experiment))
-    return f"metrics blocked by a failed check: etpi status {experiment}" if blocked else "no metrics"
+    reason = f"metrics blocked by a failed check: etpi status {experiment}" if blocked else "no metrics"
+    return f"{experiment}: {reason}"
 
 
 def _changes(lake: Lake, experiment: str) -> Sequence[Change]:

@@ -53,7 +53,7 @@ def delta(row: Mapping[str, Any]) -> str:
         values += [row["change_low"], row["change_high"]]
     figures = [f"{value if mean else 100 * value:+.1f}" for value in values]
     figures = ["0.0" if figure[1:] == "0.0" else figure.replace("-", "−") for figure in figures]
-    return figures[0] + (f" [{figures[1]}, {figures[2]}]" if len(figures) > 1 else "")
+    return figures[0] + (f" [{figures[1]},\N{NO-BREAK SPACE}{figures[2]}]" if len(figures) > 1 else "")
 
 
 def direction(row: Mapping[str, Any]) -> str:

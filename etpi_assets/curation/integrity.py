@@ -1,7 +1,7 @@
 """Checks of pairs and data sets that a correct build always passes: ids, counts, labels, leaks.
 
 Each check has figures that are computed per block of rollouts (`*_figures`, values of JSON), summed by `merged` of
-`trajectories.checks`, and judged by `*_outcome`. Checks whose floors and bounds a spec sets are in `gates`.
+`trajectories.rollout_checks`, and judged by `*_outcome`. Checks whose floors and bounds a spec sets are in `gates`.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def merge_limit(section: DatasetSection, limit: int | None, longest: int) -> int
 
 
 def length_figures(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> dict[str, Any]:
-    """Return the lengths of a block's rows and of its longest sequence; `merged` of `trajectories.checks` adds them up.
+    """Return the lengths of a block's rows and of its longest sequence; `rollout_checks.merged` adds them up.
 
     Keys: rows, outputs: tokens of all rows, and of their outputs; over: {length: {rows, tokens, output_tokens}} of the
     rows longer than it; longest_row, longest_sequence: lists of one number, and of one [tokens, labels], a block.

@@ -133,36 +133,47 @@ def row_format(
     doc: FormatDoc,
     *,
     claims: Callable[[Row], bool],
-    record: Callable[[list[Row], str, Options], RolloutRecord],
+    record: Callable[[Any, str, Options], RolloutRecord],
     group: Callable[[Row], Any] | None = None,
     rank: int = ROWS,
+    suffix: str | None = None,
     units: Callable[[Path], list[Path]] = rows.units,
     iter_rows: Callable[[Path], Iterator[tuple[int, Any]]] = rows.iter_rows,
-    count_rows: Callable[[Path], int] = rows.count_rows,
+    count_rows: Callable[[Path], int] | None = rows.count_rows,
 ) -> Format:
     """Describe a format with one rollout per row of JSON lines, a JSON array or parquet.
 
     Args:
         claims: whether a row has this format.
-        record: (rows, name for errors, options) -> the rollout; raises Unreadable; any other error refuses the rows.
+        record: (row, name for errors, options) -> the rollout; raises Unreadable; any other error refuses the row. With
+            a `group` it gets a list of rows.
         group: consecutive rows with the same value of `group(row)` are one rollout; None: every row is one.
-        units, iter_rows, count_rows: list the units, read and count the rows of one, as those of `rows` do.
+        suffix: of files that have this format whatever they hold.
+        units, iter_rows, count_rows: list the units, read and count the rows of one, as those of `rows` do; `iter_rows`
+            may raise Unreadable for a whole unit. None: rows are counted by reading them.
     """
 
+    def numbered_rows(unit: Path) -> Iterator[tuple[int, Any]]:
+        try:
+            yield from iter_rows(unit)
+        except Unreadable as refused:
+            yield 0, refused
+
     def count(unit: Path) -> int:
-        if group is None:
+        if group is None and count_rows is not None:
             return count_rows(unit)
-        return sum(1 for _ in _grouped(iter_rows(unit), group))
+        return sum(1 for _ in _grouped(numbered_rows(unit), group))
 
     def read(unit: Path, root: Path, options: Options) -> Iterator[ImportResult]:
         source, padded = source_of(unit, root), rows.is_parquet(unit)
-        for number, values in _grouped(iter_rows(unit), group):
+        for number, values in _grouped(numbered_rows(unit), group):
             where = f"{source}, row {number}"
             try:
                 for value in values:
                     _check_row(value, where)
                 # Only the hash covers the null padding of columnar storage.
-                rollout = record([without_padding(v) for v in values] if padded else values, where, options)
+                plain = [without_padding(value) for value in values] if padded else values
+                rollout = record(plain[0] if group is None else plain, where, options)
                 rollout.rollout_id = content_hash_of(f"{source}#{number}", [bytes_of(value) for value in values])
             except Unreadable as refused:
                 yield RejectedInput(source, refused.reason, refused.detail, number)
@@ -174,7 +185,8 @@ def row_format(
             yield rollout
 
     def claims_first_row(source: DetectionInput) -> bool:
-        return source.row is not None and claims(source.row)
+        named = suffix is not None and any(file.suffix == suffix for file in source.files)
+        return named or (source.row is not None and claims(source.row))
 
     per = "one rollout per row" if group is None else "one rollout per run of rows"
     files = doc.files or f"`.jsonl`, `.json`, `.parquet`, also with `.gz` or `.zst`; {per}"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from etpi_assets.importers.conversation import Options, chat_entries
-from etpi_assets.importers.format import FOLDERS, DetectionInput, FormatDoc, row_format
+from etpi_assets.importers.format import FOLDERS, FormatDoc, Row, row_format
 from etpi_assets.importers.messages import solo
 from etpi_assets.importers.responses import function_schemas
 from etpi_assets.importers.rows import files_below
@@ -33,6 +32,7 @@ from etpi_assets.importers.source import (
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.inside import open_file
 
+_ARCHIVE = ".eval"
 _SAMPLES = "samples/"
 _HEAD = "header.json"
 _STARTED = "_journal/start.json"
@@ -41,43 +41,35 @@ _GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 _ATTACHED = "attachment://"
 
 
-def claims(source: DetectionInput) -> bool:
-    row = source.row
-    return any(file.suffix == ".eval" for file in source.files) or (row is not None and _is_log(row))
-
-
 def _is_log(value: Any) -> bool:
     return field(value, "status") is not None and field(value, "eval", "task") is not None
 
 
 def units(root: Path) -> list[Path]:
     """Return the logs below the root, sorted; the root itself if it is a file."""
-    return files_below(root, ".eval", ".json")
+    return files_below(root, _ARCHIVE, ".json")
 
 
 def iter_samples(unit: Path) -> Iterator[tuple[int, Any]]:
-    """Yield (number, {"log": the head, "sample": ...}) of each sample, or an Unreadable."""
-    try:
-        if unit.suffix == ".eval":
-            yield from _archived(unit)
-            return
-        log = as_mapping(read_json(unit), unit.name)
-        if not _is_log(log):
-            raise Unreadable("not_a_rollout", f"{unit.name} is no log of Inspect")
-        head = {key: value for key, value in log.items() if key not in ("samples", "reductions")}
-        samples = as_list(log.get("samples") or [], f"{unit.name}.samples")
-        if not samples:
-            raise _empty(unit, head)
-        yield from ((number, {"log": head, "sample": sample}) for number, sample in enumerate(samples))
-    except Unreadable as refused:
-        yield 0, refused
+    """Yield (number, {"log": the head, "sample": ...}) of each sample, or an Unreadable. Raises Unreadable."""
+    if unit.suffix == _ARCHIVE:
+        yield from _archived(unit)
+        return
+    log = as_mapping(read_json(unit), unit.name)
+    if not _is_log(log):
+        raise Unreadable("not_a_rollout", f"{unit.name} is no log of Inspect")
+    head = {key: value for key, value in log.items() if key not in ("samples", "reductions")}
+    samples = as_list(log.get("samples") or [], f"{unit.name}.samples")
+    if not samples:
+        raise _empty(unit, head)
+    yield from ((number, {"log": head, "sample": sample}) for number, sample in enumerate(samples))
 
 
 def count_samples(unit: Path) -> int:
-    """Count the values of `iter_samples`."""
-    if unit.suffix != ".eval":
-        return sum(1 for _ in iter_samples(unit))
+    """Count the values of `iter_samples`; a unit that cannot be read is one."""
     try:
+        if unit.suffix != _ARCHIVE:
+            return sum(1 for _ in iter_samples(unit))
         with _opened(unit) as archive:
             return len(_names(archive)) or 1
     except Unreadable:
@@ -159,9 +151,9 @@ def _stream(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
     return pa.CompressedInputStream(io.BytesIO(file.read(min(info.compress_size, MOST_ROW_BYTES))), "zstd")
 
 
-def record(rows: list[Mapping[str, Any]], where: str, options: Options) -> RolloutRecord:
+def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a sample. Raises Unreadable: `empty`, `errored`, `no_prompt`, `non_text_content`, or as `chat_entries`."""
-    log, sample = rows[0]["log"], as_mapping(rows[0]["sample"], where)
+    log, sample = row["log"], as_mapping(row["sample"], where)
     messages = [_message(raw, f"{where}, messages[{i}]") for i, raw in enumerate(as_list(_messages(sample), where))]
     error = text_field(sample, "error", "message")
     if error and not any(message["role"] == "assistant" for message in messages):
@@ -255,25 +247,23 @@ def _offered(sample: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     return None
 
 
-FORMAT = replace(
-    row_format(
-        "inspect",
-        FormatDoc(
-            title="Logs of Inspect, archives or JSON",
-            files="`.eval` and `.json`; one rollout per sample and epoch",
-            keeps="messages, calls, results (an error's message where the result is empty), reasoning or its "
-            "summary, tool schemas, the first score that is a number as the reward (C, P, I and N are 1, 0.5, 0 and "
-            "0) and all of them if there are several, model, sampler, usage, times, errors and limits; few-shot "
-            "answers are context",
-            loses="events (of compacted conversations only the last messages are known), the store, metadata. "
-            "Samples in chunks and samples with images are quarantined",
-        ),
-        claims=lambda row: False,
-        record=record,
-        iter_rows=iter_samples,
-        count_rows=count_samples,
-        rank=FOLDERS,
-        units=units,
+FORMAT = row_format(
+    "inspect",
+    FormatDoc(
+        title="Logs of Inspect, archives or JSON",
+        files="`.eval` and `.json`; one rollout per sample and epoch",
+        keeps="messages, calls, results (an error's message where the result is empty), reasoning or its "
+        "summary, tool schemas, the first score that is a number as the reward (C, P, I and N are 1, 0.5, 0 and "
+        "0) and all of them if there are several, model, sampler, usage, times, errors and limits; few-shot "
+        "answers are context",
+        loses="events (of compacted conversations only the last messages are known), the store, metadata. "
+        "Samples in chunks and samples with images are quarantined",
     ),
-    claims=claims,
+    claims=_is_log,
+    suffix=_ARCHIVE,
+    record=record,
+    iter_rows=iter_samples,
+    count_rows=count_samples,
+    rank=FOLDERS,
+    units=units,
 )

@@ -41,9 +41,8 @@ def check_map(columns: Mapping[str, str]) -> None:
         raise ValueError("map: it names neither `messages`, nor `prompt` and `answer`")
 
 
-def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
+def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `needs_map`, `unknown_form`, or as the format `messages`."""
-    (row,) = rows
     columns = options.map
     if columns is None:
         raise Unreadable("needs_map", f'{where}: name its columns: options.map = {{messages = "PATH", ...}}')
@@ -56,7 +55,7 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
     else:
         texts = [(role, _value(row, columns[key], where)) for role, key in zip(_ROLES, _WITHOUT_ROLES, strict=False)]
         mapped["messages"] = [{"role": role, "content": text} for role, text in texts]
-    return messages.record([{**row, **mapped}], where, options)
+    return messages.record({**row, **mapped}, where, options)
 
 
 def _message(item: Any, columns: Mapping[str, str], where: str) -> dict[str, Any]:

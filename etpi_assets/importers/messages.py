@@ -14,13 +14,8 @@ from etpi_assets.importers.source import Unreadable, as_list, field, parameters_
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 
 
-def claims(row: Row) -> bool:
-    return "messages" in row
-
-
-def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
+def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `preference`, `empty` if it has no turn, or as `chat_entries`."""
-    (row,) = rows
     refuse_preference(row, where)
     if "messages" not in row:
         raise Unreadable("unknown_form", f"{where} has no `messages`; it has {', '.join(map(str, list(row)[:12]))}")
@@ -139,7 +134,7 @@ FORMAT = row_format(
         loses="names of participants, other columns; a row with images, of preferences, or with a message that is "
         "trained in part or with a weight between 0 and 1 is quarantined",
     ),
-    claims=claims,
+    claims=lambda row: "messages" in row,
     record=record,
     rank=PLAIN,
 )

@@ -46,8 +46,10 @@ def unknown_row(source: DetectionInput) -> str:
     row = source.row
     if row is None:
         names = ", ".join(file.name for file in source.files[:_SHOWN])
-        fault = "no row can be read" if any(file.stat().st_size for file in source.files) else "all are empty"
-        return f"its files are {names or 'none'}, {fault}; rows are JSON lines, JSON arrays or parquet"
+        if not names:
+            return "it has no files"
+        fault = "no row can be read" if any(file.stat().st_size for file in source.files) else "nothing but empty files"
+        return f"{fault} ({names}); rows are JSON lines, JSON arrays or parquet"
     keys = ", ".join(map(str, list(row)[:_SHOWN])) + (", ..." if len(row) > _SHOWN else "")
     values = ", ".join(f"{key} = {_shortened(value)}" for key, value in list(row.items())[:_VALUES])
     return f"its first row has {keys or 'no keys'} ({values}); {_nearest(row)}{_map(row)}"

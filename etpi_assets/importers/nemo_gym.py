@@ -11,13 +11,8 @@ from etpi_assets.importers.source import as_list, as_mapping, text_field
 from etpi_assets.trajectories.records import RolloutRecord
 
 
-def claims(row: Row) -> bool:
-    return "responses_create_params" in row and "response" in row
-
-
-def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
+def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `empty`, `no_prompt`, `bad_reward`, or as `response_entries`."""
-    (row,) = rows
     request = as_mapping(row.get("responses_create_params"), f"{where}, responses_create_params")
     response = as_mapping(row.get("response"), f"{where}, response")
     prompt = request.get("input")
@@ -46,7 +41,7 @@ FORMAT = row_format(
         loses="not in the rows: the limits of responses without token ids (text and calls in a row are one turn). "
         "Other columns; rows with images are quarantined",
     ),
-    claims=claims,
+    claims=lambda row: "responses_create_params" in row and "response" in row,
     record=record,
     rank=FOLDERS,
 )

@@ -95,9 +95,9 @@ def _places_in(path: Path, wanted: Set[str]) -> _Places:
     return places
 
 
-def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
+def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read an answer. Raises Unreadable: `errored`, `no_prompt`, `ambiguous_request`, or as `chat_entries`."""
-    answer, request = as_mapping(rows[0]["answer"], where), rows[0]["request"]
+    answer, request = as_mapping(row["answer"], where), row["request"]
     body = field(answer, "response", "body")
     error = text_field(answer, "error", "message") or text_field(body, "error", "message")
     if error or not isinstance(body, dict):
@@ -108,7 +108,7 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
         raise Unreadable("no_prompt", f"{where}: no file beside it has the request {answer.get('custom_id')!r}")
     if "output" in body:
         gym = {"responses_create_params": request, "response": body, "instance_id": answer.get("custom_id")}
-        return nemo_gym.record([gym], where, options)
+        return nemo_gym.record(gym, where, options)
     choice = as_mapping(next(iter(as_list(body.get("choices"), f"{where}, choices")), None), f"{where}, choices[0]")
     context = chat_entries(as_list(request.get("messages"), f"{where}, messages"), f"{where}, messages")
     message = {**as_mapping(choice.get("message"), f"{where}, message"), "finish_reason": choice.get("finish_reason")}

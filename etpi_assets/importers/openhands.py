@@ -68,9 +68,8 @@ def claims(row: Row) -> bool:
     return not answered and ("history" in row or "trajectory" in row)
 
 
-def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
+def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `errored`, `empty`, `compacted`, `unknown_form`, `unknown_role`."""
-    (row,) = rows
     error = text_field(row, "error")
     info = run_info(row, options)
     info = replace(

@@ -22,13 +22,8 @@ _NO_STEPS = "You have reached the maximum number of steps. Please submit your an
 _ERRORS = ("env_exception", "llm_query_error", "reward_unavailable")
 
 
-def claims(row: Row) -> bool:
-    return "trajectory_steps" in row
-
-
-def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
+def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `errored` or `empty` without a step, `unknown_form`."""
-    (row,) = rows
     steps = as_list(row.get("trajectory_steps"), f"{where}, trajectory_steps")
     reason = text_field(row, "exit_reason")
     if not steps:
@@ -81,6 +76,6 @@ FORMAT = row_format(
         loses="times, token counts, the test output except its length, the environment's arguments, the "
         "steps-remaining lines",
     ),
-    claims=claims,
+    claims=lambda row: "trajectory_steps" in row,
     record=record,
 )

@@ -15,17 +15,12 @@ _NAMES = {"chatgpt": "gpt", "bard": "gpt", "bing": "gpt"}
 """Senders -> a role that `chat_entries` knows."""
 
 
-def claims(row: Row) -> bool:
-    return "conversations" in row
-
-
-def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
+def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `preference`, `unknown_role`, `unknown_form`, `empty`, `no_prompt`."""
-    (row,) = rows
     items = messages.listed(row.get("conversations"), f"{where}, conversations")
     if not any(isinstance(item, dict) and item.get("role") is not None for item in items):
         items = [_with_role(item, f"{where}, conversations[{i}]") for i, item in enumerate(items)]
-    return messages.record([{**row, "messages": items}], where, options)
+    return messages.record({**row, "messages": items}, where, options)
 
 
 def _with_role(raw: Any, name: str) -> Mapping[str, Any]:
@@ -45,6 +40,6 @@ FORMAT = row_format(
         "for them",
         loses="preferences (quarantined), other columns",
     ),
-    claims=claims,
+    claims=lambda row: "conversations" in row,
     record=record,
 )

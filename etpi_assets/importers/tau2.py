@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.importers.conversation import Options, chat_entries
-from etpi_assets.importers.format import FOLDERS, FormatDoc, row_format
+from etpi_assets.importers.format import FOLDERS, FormatDoc, Row, row_format
 from etpi_assets.importers.messages import solo
 from etpi_assets.importers.responses import instructed
 from etpi_assets.importers.rows import files_below
@@ -56,21 +56,17 @@ def units(root: Path) -> list[Path]:
 
 
 def iter_simulations(unit: Path) -> Iterator[tuple[int, Any]]:
-    """Yield (number, {"info": of the run, "simulation": ...}) of each simulation, or an Unreadable."""
-    try:
-        document = as_mapping(read_json(unit), unit.name)
-        if _is_simulation(document):
-            yield 0, {"info": {}, "simulation": document}
-            return
-        if not claims(document):
-            raise Unreadable("not_a_rollout", f"{unit.name} is no result of tau2-bench")
-        simulations: list[Any] = as_list(document.get(_FOLDER) or [], f"{unit.name}.{_FOLDER}")
-        files = sorted((unit.parent / _FOLDER).glob("*.json")) if not simulations else []
-        if not simulations and not files:
-            raise Unreadable("empty", f"{unit.name} has no simulations")
-    except Unreadable as refused:
-        yield 0, refused
+    """Yield (number, {"info": of the run, "simulation": ...}) or an Unreadable of each one. Raises Unreadable."""
+    document = as_mapping(read_json(unit), unit.name)
+    if _is_simulation(document):
+        yield 0, {"info": {}, "simulation": document}
         return
+    if not claims(document):
+        raise Unreadable("not_a_rollout", f"{unit.name} is no result of tau2-bench")
+    simulations: list[Any] = as_list(document.get(_FOLDER) or [], f"{unit.name}.{_FOLDER}")
+    files = sorted((unit.parent / _FOLDER).glob("*.json")) if not simulations else []
+    if not simulations and not files:
+        raise Unreadable("empty", f"{unit.name} has no simulations")
     for number, simulation in enumerate(simulations or files):
         try:
             value = read_json(simulation) if isinstance(simulation, Path) else simulation
@@ -79,9 +75,9 @@ def iter_simulations(unit: Path) -> Iterator[tuple[int, Any]]:
             yield number, refused
 
 
-def record(rows: list[Mapping[str, Any]], where: str, options: Options) -> RolloutRecord:
+def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a simulation. Raises Unreadable: `empty`, `unknown_form` for one of audio, or as `chat_entries`."""
-    info, simulation = rows[0]["info"], as_mapping(rows[0]["simulation"], where)
+    info, simulation = row["info"], as_mapping(row["simulation"], where)
     if not simulation.get("messages") and simulation.get("ticks"):
         raise Unreadable("unknown_form", f"{where} is a simulation of audio, which has no messages")
     messages = as_list(simulation.get("messages"), f"{where}, messages")
@@ -143,7 +139,7 @@ FORMAT = row_format(
     claims=claims,
     record=record,
     iter_rows=iter_simulations,
-    count_rows=lambda unit: sum(1 for _ in iter_simulations(unit)),
+    count_rows=None,
     rank=FOLDERS,
     units=units,
 )

@@ -15,10 +15,6 @@ from etpi_assets.importers.token_rows import entries_of
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 
 
-def claims(row: Row) -> bool:
-    return "input_ids" in row and "output_ids" in row
-
-
 def rollout_id_of(row: Row) -> Any:
     """Return the rollout that the row belongs to; None: the row is a rollout of its own."""
     return text_field(row, "metadata", "rollout_id")
@@ -84,7 +80,7 @@ FORMAT = row_format(
         "`options.tokenizer`, the decoded messages",
         loses="other metadata",
     ),
-    claims=claims,
+    claims=lambda row: "input_ids" in row and "output_ids" in row,
     record=record,
     group=rollout_id_of,
 )

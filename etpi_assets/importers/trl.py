@@ -22,9 +22,8 @@ def claims(row: Row) -> bool:
     return tokenised or ("prompt" in row and ("completion" in row or "chosen" in row))
 
 
-def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
+def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `preference`, `empty`, `bad_token_ids`, `needs_tokenizer`, `unknown_form`."""
-    (row,) = rows
     refuse_preference(row, where)
     if "input_ids" in row:
         entries = _tokenised(row, where, options)

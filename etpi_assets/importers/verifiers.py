@@ -37,13 +37,12 @@ def _is_trace(value: Mapping[str, Any]) -> bool:
     return "nodes" in value and "task" in value and "rewards" in value
 
 
-def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
+def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read an episode, or a trace alone.
 
     Raises:
         Unreadable: `errored` or `empty` if no model answered, `bad_reward`, or as `chat_entries`.
     """
-    (row,) = rows
     traces = [as_mapping(t, f"{where}, traces[]") for t in as_list(row.get("traces", [row]), f"{where}, traces")]
     errors = [
         text for t in (row, *traces) for e in as_list(t.get("errors") or [], f"{where}, errors") if (text := _error(e))

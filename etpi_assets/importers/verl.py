@@ -22,9 +22,8 @@ def _answered(row: Row) -> bool:
     return "messages" not in row and isinstance(extra, dict) and {"question", "answer"} <= set(extra)
 
 
-def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
+def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `no_response` for a prompt without a response, `unknown_form`."""
-    (row,) = rows
     refuse_preference(row, where)
     info = run_info(row, options)
     if "output" in row:

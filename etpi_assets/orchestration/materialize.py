@@ -23,7 +23,7 @@ from etpi_assets.asset import (
 from etpi_assets.checks import CHECKS, is_blocking
 from etpi_assets.graph import GRAPH, Node
 from etpi_assets.orchestration.partitions import PARTITION_TAG, mapping, partition_sets, refuse_whole_set
-from etpi_assets.orchestration.webpage.metadata import of_version
+from etpi_assets.orchestration.webpage import of_version
 from etpi_assets.planning.planner import CONSENT_TAG, CONSENTS, Consent
 from etpi_assets.planning.versioning.keys import asset_code
 from etpi_assets.specs.load import SpecError, Specs

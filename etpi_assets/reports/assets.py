@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from etpi_assets.reports import leaderboard as boards
 from etpi_assets.reports import model_card as cards
 from etpi_assets.reports.changes import STORED, changes, changes_table
 from etpi_assets.reports.iterations import iterations, iterations_board
-from etpi_assets.reports.prompts import Prompt, first_prompts
 from etpi_assets.reports.recorded import parsed, recorded_spec
 from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.experiment import ExperimentSpec
@@ -30,8 +28,6 @@ from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake import catalog as catalog_file
 from etpi_resources.lake.lake import Manifest, Ref
 from etpi_resources.lake.schemas import empty, from_rows
-
-Decode = Callable[[Sequence[int]], str]
 
 
 @asset(
@@ -92,9 +88,7 @@ def experiment_report(
         probes=serving_probe.read("probes"),
         tasks=tasks.read("tasks"),
     )
-    chat = load_chat_format(spec.base.tokenizer, spec.base.chat_template)
-    experiment = replace(experiment, prompts=_prompts(run, tables, chat.decode))
-    page, markdown = html.render(experiment, tables, chat.decode)
+    page, markdown = html.render(experiment, tables)
     rows = [_write(run, "report.html", "html", page), _write(run, "report.md", "markdown", markdown)]
     paired = changes(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, STORED)
     return Produced(
@@ -226,25 +220,6 @@ def catalog(run: AssetRun) -> Produced:
             "ask": f"duckdb -readonly {path} < sql/reports/failed_checks.sql",
         },
     )
-
-
-def _prompts(run: AssetRun, tables: facts.ReportTables, decode: Decode) -> list[Prompt]:
-    """Return the first prompts of a teacher's rollout that is trained on, and of an evaluated one."""
-    collected: list[Prompt] = []
-    if tables.dataset_rows.num_rows:
-        rollout_id = tables.dataset_rows["rollout_id"][0].as_py()
-        at = tables.selected["rollout_id"].to_pylist().index(rollout_id)
-        rollout_set = tables.selected["rollout_set"][at].as_py()
-        tokenizer = part(recorded_spec("rollout_set", rollout_set, run.specs, run.lake).values, "agent.tokenizer")
-        of_student = decode if tokenizer == run.spec.base.tokenizer else None
-        collected = first_prompts(
-            "collected", run.lake, Ref("raw_rollouts", "rollout_set", rollout_set), rollout_id, of_student
-        )
-    served: list[Prompt] = []
-    if tables.eval_rollouts.num_rows:
-        rollout_id = tables.eval_rollouts["rollout_id"][tables.eval_rollouts.num_rows - 1].as_py()
-        served = first_prompts("served", run.lake, Ref("eval_rollouts", "experiment", run.key), rollout_id, decode)
-    return [*collected, *served]
 
 
 def _version(manifest: Manifest) -> str:

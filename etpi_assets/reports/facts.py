@@ -5,11 +5,8 @@ The HTML page, its markdown and the model card share them; the templates lay the
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
@@ -95,70 +92,6 @@ def drops(tables: ReportTables) -> list[tuple[str, str, int]]:
     """Count dropped rows as (stage, reason, count), most frequent first within a stage."""
     counts = to_frame(tables.dropped, ["stage", "reason"]).group_by("stage", "reason").len()
     return counts.sort("stage", "len", "reason", descending=[False, True, False]).rows()
-
-
-def pair_details(tables: ReportTables, limit: int = 48) -> list[dict[str, Any]]:
-    """Return the evaluated pairs of the last trained role (first seed, first decoding), weakest first."""
-    rollouts = tables.eval_rollouts.to_pylist()
-    trained = [r for r in rollouts if r["checkpoint_role"] != "base"]
-    if not trained:
-        return []
-    role = max({r["checkpoint_role"] for r in trained}, key=ROLE_ORDER.index)
-    of_role = [r for r in trained if r["checkpoint_role"] == role]
-    key = min((r["seed"], r["decoding"], r["sample_seed"]) for r in of_role)
-    chosen = {r["rollout_id"]: r for r in of_role if (r["seed"], r["decoding"], r["sample_seed"]) == key}
-    agents: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in tables.eval_agent_scores.to_pylist():
-        if row["rollout_id"] in chosen:
-            agents[row["rollout_id"]].append({**row, "entities": json.loads(row["plan_entities"] or "[]")})
-    details = [
-        {**score, "rollout": chosen[score["rollout_id"]], "agents": agents[score["rollout_id"]]}
-        for score in tables.eval_scores.to_pylist()
-        if score["rollout_id"] in chosen
-    ]
-    details.sort(
-        key=lambda d: (
-            bool(d["plan_first"]) + bool(d["plan_content"]) + (d["follow_through"] or 0) + (d["reward"] or 0),
-            d["task_id"],
-        )
-    )
-    return details[:limit]
-
-
-def coloured_tokens(
-    sequences: pa.Table, decode: Callable[[Sequence[int]], str], count: int = 2, most: int = 1200, around: int = 100
-) -> list[dict[str, Any]]:
-    """Return the first training sequences as [{"rollout_id", "agent_id", "tokens": [(text, weight)], "cut"}].
-
-    Each token is an entry of its own, so that the page shows token boundaries. Tokens of weight 0.0 are context without
-    loss. Of a long stretch of context only the first and last `around` tokens are returned, with the entry (number of
-    tokens between, None), so that a long prompt does not push the trained tokens off the page.
-
-    Args:
-        count: how many sequences.
-        most: the most entries of a sequence; `cut` is the number of tokens after them.
-    """
-    shown = []
-    train = [row for row in sequences.slice(0, 50).to_pylist() if row["split"] == "train"]
-    for row in train[:count]:
-        weights = [0.0] * len(row["input_ids"])
-        for start, end, weight in zip(row["span_starts"], row["span_ends"], row["span_weights"], strict=True):
-            weights[start:end] = [weight] * (end - start)
-        places = _places(weights, around)
-        pieces = [(decode([row["input_ids"][p]]), weights[p]) if p >= 0 else (f"{-p:,}", None) for p in places[:most]]
-        cut = sum(1 if p >= 0 else -p for p in places[most:])
-        shown.append({"rollout_id": row["rollout_id"], "agent_id": row["agent_id"], "tokens": pieces, "cut": cut})
-    return shown
-
-
-def _places(weights: Sequence[float], around: int) -> list[int]:
-    """Return the positions of the tokens to show, in order; -n stands for n omitted context tokens."""
-    places: list[int] = []
-    for weight, stretch in groupby(range(len(weights)), key=weights.__getitem__):
-        run = list(stretch)
-        left_out = len(run) - 2 * around
-        places += run if weight or left_out <= 0 else [*run[:around], -left_out, *run[-around:]]
-    return places
 
 
 _SFT_PANELS = (

@@ -1,4 +1,4 @@
-"""The evaluation's failed rollouts, counted by kind, and the addresses of their transcripts."""
+"""The evaluation's failed rollouts, counted by kind, with the addresses of their lists."""
 
 from __future__ import annotations
 
@@ -16,13 +16,9 @@ from etpi_resources.links import (
     dataset_page,
     experiment_page,
     regressions_page,
-    rollout_page,
     rollouts_page,
-    task_page,
 )
 
-MOST_LISTED = 60
-"""Failed rollouts that a report lists one by one; a link leads to all."""
 _ROLES = ("rl", "sft", "base")
 
 
@@ -76,20 +72,6 @@ def kinds(rows: Sequence[Mapping[str, Any]], rollouts: pa.Table, experiment: str
         for kind in ordered
         for role, decoding, verdict, exit_status in [kind]
     ]  # fmt: skip
-
-
-def listed(rows: Sequence[Mapping[str, Any]], experiment: str) -> list[dict[str, Any]]:
-    """Return the failures of trained checkpoints, else of the base, each with the links `transcript` and `task`."""
-    trained = [row for row in rows if row["checkpoint_role"] != "base"]
-    return [
-        {
-            **row,
-            "reason": _short(row["reason"] or REASONS.get(row["verdict"])),
-            "transcript": REPORTED_VIEW + rollout_page("eval", experiment, row["rollout_id"]),
-            "task": REPORTED_VIEW + task_page(experiment, row["task_id"]),
-        }
-        for row in (trained or rows)[:MOST_LISTED]
-    ]
 
 
 def links(experiment: str) -> dict[str, str]:

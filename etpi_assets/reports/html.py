@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.reports import answer, changes, data_card, facts, failures, reinforcement, story
 from etpi_assets.reports.facts import ReportTables
 from etpi_assets.reports.leaderboard import CEILING_METRICS
-from etpi_assets.reports.prompts import Prompt, trained_prompts
 from etpi_assets.scoring.intervals import clears, wilson
 from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.published import Published
@@ -57,7 +56,6 @@ class ReportedExperiment:
         published_source: where and when they did, and their note.
         reading: of the behaviours that the headline shows; the other one is among the details.
         rollout_sets: name -> spec of every loaded rollout set.
-        prompts: the first prompts of the teacher and of the evaluation; those of training are in the tables.
     """
 
     name: str
@@ -72,7 +70,6 @@ class ReportedExperiment:
     published_source: str = ""
     reading: Reading = "hardened"
     rollout_sets: Mapping[str, RolloutSetSpec] = field(default_factory=dict)
-    prompts: Sequence[Prompt] = ()
 
     @property
     def main(self) -> str:
@@ -85,9 +82,7 @@ class ReportedExperiment:
         return (self.spec.get("evaluate") or {}).get("split", "heldout")
 
 
-def render(
-    experiment: ReportedExperiment, tables: ReportTables, decode: Callable[[Sequence[int]], str]
-) -> tuple[str, str]:
+def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, str]:
     """Render a report as (HTML, markdown). The page is self-contained: it loads nothing and needs no script."""
     names = facts.headline_metrics(experiment.reading)
     headline = facts.metric_rows(tables.metrics, names)
@@ -120,8 +115,6 @@ def render(
         "paired": paired,
         "rules": changes.RULES,
         "failure_kinds": failures.kinds(failed, tables.eval_rollouts, experiment.name),
-        "failed": failures.listed(failed, experiment.name),
-        "failed_count": len(failed),
         "links": failures.links(experiment.name),
         "detail": facts.metric_rows(tables.metrics, facts.detail_metrics(experiment.reading)),
         "per_seed": [row for seed in experiment.seeds for row in facts.metric_rows(tables.metrics, names, seed)],
@@ -138,9 +131,6 @@ def render(
         "tokens": merge_savings(tables.dataset_rows, tables.pairs, tables.sequences),
         "probes": tables.probes.to_pylist(),
         "checkpoints": tables.checkpoints.to_pylist(),
-        "pairs": facts.pair_details(tables),
-        "prompts": [*experiment.prompts, *trained_prompts(tables.pairs, tables.dataset_rows, decode)],
-        "transcripts": facts.coloured_tokens(tables.sequences, decode),
         "cost": facts.cost(tables),
         "metrics_plot": _metrics_plot(headline, experiment.thresholds),
         "teacher_plot": _teacher_plot(facts.metric_rows(tables.metrics, facts.HEADLINE)),

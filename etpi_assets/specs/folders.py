@@ -1,7 +1,6 @@
 """The folders of specs besides those that etpi ships: a user's own, and those of installed plugins.
 
-A user's are the folders in `ETPI_SPECS` (separated as in `PATH`), else those that `etpi.toml` in the working folder
-lists (`specs = ["specs", "../shared"]`, relative to that file), else `specs` in the working folder. A plugin's is the
+A user's are the folders in `ETPI_SPECS` (separated as in `PATH`), else `specs` in the working folder. A plugin's is the
 package that an entry point of the group `etpi.specs` names (docs/own_tasks.md).
 """
 
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 VARIABLE = "ETPI_SPECS"
-CONFIG = "etpi.toml"
 DEFAULT = "specs"
 PLUGINS = "etpi.specs"
 """The group of entry points that name packages of specs."""
@@ -31,7 +28,7 @@ class SpecFolder:
     """One folder of specs.
 
     Attributes:
-        origin: what names it: the variable, the configuration, the working folder, or the plugin.
+        origin: what names it: the variable, the working folder, or the plugin.
         problems: one text for each fault of its layout, with the remedy; a folder with problems is not read.
     """
 
@@ -44,8 +41,6 @@ def user_folders() -> list[SpecFolder]:
     """Return the folders of a user's specs, in order; an unrelated `specs` in the working folder is none."""
     if named := os.environ.get(VARIABLE):
         return [checked(Path(name).expanduser(), VARIABLE) for name in named.split(os.pathsep) if name]
-    if Path(CONFIG).is_file():
-        return _configured(Path(CONFIG))
     default = Path(DEFAULT)
     if any((default / name).is_dir() for name in FOLDERS.values()) or any(default.glob("*.toml")):
         return [checked(default, "the working folder")]
@@ -84,18 +79,6 @@ def where_read(folders: Sequence[SpecFolder]) -> str:
     names = ", ".join(f"{folder.path} ({folder.origin})" for folder in folders)
     other = "" if folders[0].origin == VARIABLE else f" {VARIABLE} can name others."
     return f"Your specs were read from {names}.{other}"
-
-
-def _configured(config: Path) -> list[SpecFolder]:
-    """Return the folders that the configuration lists."""
-    try:
-        values = tomllib.loads(config.read_text(encoding="utf-8"))
-        names = values.pop("specs", [])
-        if values or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError('its only key is specs = ["FOLDER", ...]')
-    except ValueError as error:
-        return [SpecFolder(config.absolute(), CONFIG, (f"{config.absolute()}: {error}",))]
-    return [checked(config.parent / Path(name).expanduser(), CONFIG) for name in names]
 
 
 def _problems(folder: Path, origin: str) -> Iterator[str]:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from etpi_assets.specs.rollout_set import AgentSection, TinySection
 from etpi_assets.specs.section import Omitted, Operational, Section
 from etpi_assets.specs.server import ServerSection
+from etpi_resources.checkpoints import HUB
 from etpi_resources.engines.vllm_options import accelerators_of
 from etpi_resources.packages import package_name
 from etpi_resources.trainers.contracts import Correction, Tracker
@@ -87,6 +88,11 @@ class BaseSection(Section):
     def name_in_package(self) -> str:
         """Return the name of a package's model, which pins it."""
         return package_name(self.package or "", self.sha256 or "", self.dtype)
+
+    @property
+    def name_in_hub(self) -> str:
+        """Return the name of a hub's model, which pins it if the revision is a commit."""
+        return f"{HUB}{self.repo}@{self.revision}"
 
 
 class TrainSection(Section):

@@ -6,7 +6,7 @@ import hashlib
 
 from etpi_assets.specs.paths import expand
 from etpi_assets.specs.training import BaseSection
-from etpi_resources.checkpoints import COMMIT, HUB, checkpoint_folder
+from etpi_resources.checkpoints import COMMIT, checkpoint_folder
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import LakeError, folder_hash
 
@@ -29,8 +29,7 @@ def package_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
 
 def hub_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
     """Return the checkpoint_id and path of a hub base, and whether it is pinned. Nothing is downloaded here."""
-    path = f"{HUB}{base.repo}@{base.revision}"
-    row = {"checkpoint_id": hashlib.sha256(path.encode()).hexdigest()[:16], "path": path}
+    row = {"checkpoint_id": hashlib.sha256(base.name_in_hub.encode()).hexdigest()[:16], "path": base.name_in_hub}
     if COMMIT.fullmatch(base.revision or ""):
         return row, CheckOutcome(PINNED, True, f"{base.repo} at commit {base.revision}")
     message = (

@@ -130,6 +130,24 @@ def test_references_are_rolled_out_and_exported(work: Path) -> None:
     assert (work / "out/data/train.parquet").is_file()
 
 
+@pytest.mark.long
+def test_commands_of_reinforcement_measure_the_base_first_and_name_what_stops_learning(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = work.parent / "reinforced"
+    folder.mkdir(mode=0o755)
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("ETPI_DATA", raising=False)
+    monkeypatch.setenv("DAGSTER_HOME", str(folder / "home"))
+    block = next(block for block in re.findall(r"```\w*\n(.*?)```", PAGE, re.DOTALL) if "--rl" in block)
+    lines = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
+    init, baseline, run = [["tiny" if "$COMMIT" in word else word for word in line] for line in lines]
+    assert cli.main(init) == 0 and cli.main(baseline) == 0
+    assert "never solved" in capsys.readouterr().out
+    assert cli.main(run) == 1
+    assert "groups have equal rewards" in capsys.readouterr().err.partition("etpi: failed")[2]
+
+
 def test_counts_of_commits_reconcile(work: Path, tmp_path: Path) -> None:
     from etpi.init.git_tasks import mine
     from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from etpi.rehearsal import shrink
+from etpi.rehearsal import starts
 
 FAULTY = """
 extends = "tito_native_v1"
@@ -55,24 +55,20 @@ def test_reinforcement_with_tools_is_rehearsed_to_its_card(home):
     status, page, record = rehearse(home, "grpo_tcr_4b")
     assert status == 0, page
     by_asset = verdicts(record)
-    assert set(by_asset.values()) == {"passes", "not applicable"} and {
-        "rl_checkpoint",
-        "model_card",
-        "export hub",
-    } <= set(by_asset)
+    assert set(by_asset.values()) == {"passes", "not applicable"} and {"rl_checkpoint", "model_card"} <= set(by_asset)
     assert "not proved  base_checkpoint of grpo_tcr_4b: the weights of Qwen/Qwen3-4B-Instruct-2507" in page
     assert "GPU time:" in page and "No fault in" in page
-    assert "cannot be judged at this size: format_exposure" in page
+    assert "not proved  first_turn_parses, format_exposure" in page
 
 
 @pytest.mark.long
 def test_live_teacher_is_rehearsed_with_its_grammar(home):
     status, page, record = rehearse(home, "etpi_phase1")
-    docker = shrink.docker_answers()
+    docker = starts.docker_answers()
     assert status == (0 if docker else 1) and ("FAULT       containers for" in page) != docker, page
     assert set(verdicts(record).values()) == {"passes", "not applicable"}
-    rollouts = next(stage for stage in record["stages"] if stage["asset"] == "raw_rollouts")
-    assert rollouts["needs"] == ["a GPU that serves hub:Qwen/Qwen3.6-27B@6a9e13bd6fc8f0983b9b99948120bc37f49c13e9"]
+    (need,) = [line["why"] for line in record["starts"] if line["what"] == "raw_rollouts of r2e_gym_lite_phase1"]
+    assert need == "a GPU that serves hub:Qwen/Qwen3.6-27B@6a9e13bd6fc8f0983b9b99948120bc37f49c13e9"
 
 
 @pytest.mark.slow

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from etpi.rehearsal import costs, memory, starts, students
-from etpi.rehearsal.shrink import PREFIX, WORLDS, Machine, Rehearsal, shrink
+from etpi.rehearsal.shrink import PREFIX, WORLDS, Rehearsal, shrink
 from etpi.rehearsal.stages import Finding, Stage, first_stop
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError, Specs, load_shipped, load_specs
 from tests.support.graph import write_spec
 
-CPU = Machine(docker=False, vllm=False)
 SHIPPED = load_shipped()
 
 
@@ -27,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _without_data(monkeypatch):
-    monkeypatch.setattr(students, "_hub_path", lambda *name: None)
+    monkeypatch.setattr(students, "hub_path", lambda *name: None)
     for name in ("COOPERBENCH", "R2E_GYM", "SWE_BENCH", "TERMINAL_BENCH", "OPEN_AGENTRL", "TRAJECTORIES"):
         monkeypatch.delenv(f"ETPI_{name}", raising=False)
 
@@ -41,7 +39,7 @@ def experiment(rehearsal: Rehearsal) -> ExperimentSpec:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED.experiments)
 def test_every_shipped_experiment_has_small_specs_that_load(name, folder):
-    spec, small = SHIPPED.experiments[name], shrink(name, SHIPPED, folder, CPU)
+    spec, small = SHIPPED.experiments[name], shrink(name, SHIPPED, folder)
     written = experiment(small)
     assert written.requires == "cpu" and written.train.max_steps == 2 and len(written.seeds) == 1
     assert written.evaluate is None or written.evaluate.agent.max_steps <= 4
@@ -61,10 +59,10 @@ def test_every_shipped_experiment_has_small_specs_that_load(name, folder):
 
 
 def test_replaced_parts_are_recorded_as_needs_of_their_asset(folder):
-    needs = shrink("tito_retokenised_v1", SHIPPED, folder, CPU).needs
-    assert "GEMINI_API_KEY" in needs["raw_rollouts", "cooperbench_gemini_prompted"][0]
-    assert "vLLM" in needs["serving_probe", "tito_retokenised_v1"][0]
-    assert "ETPI_COOPERBENCH" in " ".join(needs["tasks", "cooperbench_pool_docker"])
+    needs = shrink("tito_retokenised_v1", SHIPPED, folder).needs
+    assert "GEMINI_API_KEY" in needs["raw_rollouts of cooperbench_gemini_prompted"][0]
+    assert "vLLM" in needs["serving_probe of tito_retokenised_v1"][0]
+    assert "ETPI_COOPERBENCH" in " ".join(needs["tasks of cooperbench_pool_docker"])
 
 
 def test_kernels_that_are_missing_are_needs(folder, tmp_path, monkeypatch):
@@ -72,32 +70,22 @@ def test_kernels_that_are_missing_are_needs(folder, tmp_path, monkeypatch):
     (tmp_path / "experiments").mkdir()
     text = 'title = "t"\nextends = "etpi_phase1"\n[train]\nlayer_kernels = "liger"\n'
     (tmp_path / "experiments" / "fused.toml").write_text(text)
-    needs = str(shrink("fused", load_specs(tmp_path), folder, CPU).needs)
+    needs = str(shrink("fused", load_specs(tmp_path), folder).needs)
     assert "for train.loss_kernel, train.layer_kernels" in needs
-
-
-def test_trackers_that_are_missing_are_needs_and_a_rehearsal_reports_to_none(folder, tmp_path):
-    (tmp_path / "experiments").mkdir()
-    text = 'title = "t"\nextends = "plan_first_tiny"\n[train]\nreport_to = ["tensorboard", "mlflow"]\n'
-    (tmp_path / "experiments" / "tracked.toml").write_text(text)
-    small = shrink("tracked", load_specs(tmp_path), folder, CPU)
-    named = [text for texts in small.needs.values() for text in texts if "train.report_to" in text]
-    assert [text.split(",")[0] for text in named] == [n for n in ("tensorboard", "mlflow") if not find_spec(n)]
-    assert experiment(small).train.report_to == ()
 
 
 def test_real_data_are_used_where_they_are_and_no_model_acts_on_them(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("ETPI_COOPERBENCH", str(tmp_path))
-    small = shrink("plan_first_v5_tf", SHIPPED, folder, CPU)
+    small = shrink("plan_first_v5_tf", SHIPPED, folder)
     suite = load_specs(small.folder / "specs").suites[f"{PREFIX}cooperbench_pool"]
     assert suite.params["path"] == "${ETPI_COOPERBENCH}"
-    # Its evaluation needs containers, which are not here.
+    # Its evaluation runs commands in containers, and a model acts in the other.
     assert small.worlds == {"cooperbench_two_pairs": "coop_tiny_shared"}
-    assert "cooperbench_pool_docker" in shrink("tito_native_v4c", SHIPPED, folder, Machine(True, False)).worlds
+    assert "cooperbench_pool_docker" in shrink("tito_native_v4c", SHIPPED, folder).worlds
 
 
 def test_a_scripted_policy_of_the_suites_world_acts_instead_of_a_model(folder):
-    small = shrink("etpi_phase1", SHIPPED, folder, CPU)
+    small = shrink("etpi_phase1", SHIPPED, folder)
     loaded = load_specs(small.folder / "specs")
     teacher, suite = loaded.rollout_sets[f"{PREFIX}r2e_gym_lite_phase1"], loaded.suites[f"{PREFIX}r2e_gym_lite"]
     assert (suite.family, teacher.engine and teacher.engine.kind) == ("repo_fix_tiny", "scripted")
@@ -109,11 +97,11 @@ def test_family_without_a_world_is_named(folder, tmp_path):
     write_spec(tmp_path, "suites", "mine", 'title = "t"\nfamily = "r2e"\n[params]\npath = "/nowhere"\n')
     text = 'extends = "plan_first_tiny"\n[evaluate]\nsuite = "mine"\n'
     write_spec(tmp_path, "experiments", "on_mine", text)
-    assert shrink("on_mine", load_specs(tmp_path), folder, CPU).worlds == {"mine": "repo_fix_tiny"}
+    assert shrink("on_mine", load_specs(tmp_path), folder).worlds == {"mine": "repo_fix_tiny"}
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(WORLDS, "r2e")
         with pytest.raises(SpecError, match="suite mine"):
-            shrink("on_mine", load_specs(tmp_path), folder, CPU)
+            shrink("on_mine", load_specs(tmp_path), folder)
 
 
 def test_unknown_architecture_is_refused(tmp_path):
@@ -133,6 +121,15 @@ QWEN3_4B = {
     "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 9728, "tie_word_embeddings": True,
 }  # fmt: skip
 """Sizes of Qwen3-4B's published configuration."""
+
+
+SMOL = replace(memory.shape_of(QWEN3_4B), parameters=135_000_000, active=135_000_000)
+MIXTURE = {
+    "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "vocab_size": 151_936, "head_dim": 128,
+    "num_attention_heads": 32, "num_key_value_heads": 4, "moe_intermediate_size": 768, "num_experts": 128,
+    "num_experts_per_tok": 8, "tie_word_embeddings": False,
+}  # fmt: skip
+"""Sizes of Qwen3-30B-A3B's published configuration."""
 
 
 def shape(model: str) -> memory.Shape:
@@ -200,7 +197,7 @@ def test_samples_of_a_pass_are_a_tree_or_rows_where_layers_refuse_trees(tmp_path
         False,
         None,
     )
-    faults = starts.faults(starts.starts("many", load_specs(tmp_path), [], Machine(True, False)))
+    faults = starts.faults(list(start_lines("many", load_specs(tmp_path)).values()))
     assert [fault.what for fault in faults] == ["reinforcement on 2 of 2 x 141 GB"]
 
 
@@ -214,9 +211,40 @@ def test_calls_of_paid_endpoints_are_counted_and_their_price_is_unknown():
 def test_unknown_amounts_are_no_zeros():
     lines = {cost.part: cost for cost in costs.costs("plan_first_v5_responder", SHIPPED)}
     assert lines["evaluation"].hours is None and "evaluation" in lines["GPU time"].formula
-    assert costs.decoding("transformers", shape("Qwen/Qwen3.6-27B"), 1e6)[0] is None
-    seconds, source = costs.decoding("transformers", shape("Qwen/Qwen3-4B"), 7900.0)
-    assert seconds == pytest.approx(100, rel=0.02) and "measured" in source
+    assert costs.decoding("transformers", shape("Qwen/Qwen3.6-27B"), 1e6, 8)[0] is None
+    measured, more = (costs.decoding("transformers", shape("Qwen/Qwen3-4B"), 7900.0, at)[0] for at in (8, 64))
+    assert measured == pytest.approx(100, rel=0.02) and more == pytest.approx(100 / 8, rel=0.02)
+    assert costs.decoding("transformers", SMOL, 1616.0, 64)[0] == pytest.approx(1.0, rel=0.01)
+
+
+def test_mixture_of_experts_counts_the_parameters_that_a_token_uses():
+    mixture = memory.shape_of(MIXTURE)
+    assert mixture.mixture and not shape("Qwen/Qwen3-4B").mixture and mixture.active
+    assert (mixture.parameters, mixture.active) == (pytest.approx(30.53e9, rel=0.01), pytest.approx(3.35e9, rel=0.01))
+    training = costs.supervised(SHIPPED.experiments["etpi_phase1"])
+    assert training.seconds(mixture, 1e6) == pytest.approx(6 * 3.35e15 / (0.35 * 989e12), rel=0.01)
+    assert costs.decoding("vllm", mixture, 1e6, 64)[0] == pytest.approx(1e6 / 64 * 6.7e9 / 4.8e12, rel=0.01)
+
+
+def test_what_is_not_known_of_a_mixture_of_experts_is_said(monkeypatch):
+    monkeypatch.setattr(students, "configuration", lambda model: MIXTURE)
+    costs.model_shape.cache_clear()
+    try:
+        lines = {cost.part: cost for cost in costs.costs("etpi_phase1", SHIPPED)}
+        assert "activations" not in training_parts(lines) and lines["training memory"].value.startswith("at least")
+        assert start_lines("etpi_phase1")["training on 1 of 1 x 80 GB"].state == "not proved"
+        assert costs.decoding("transformers", costs.model_shape("m"), 1.0, 8)[0] is None
+        monkeypatch.setattr(students, "configuration", lambda model: {**MIXTURE, "quantization_config": {}})
+        costs.model_shape.cache_clear()
+        total = costs.costs("etpi_phase1", SHIPPED)[-1]
+        assert "student, its training and evaluation" in total.formula
+        assert start_lines("etpi_phase1")["GPUs"].state == "not proved"
+    finally:
+        costs.model_shape.cache_clear()
+
+
+def training_parts(lines: dict[str, costs.Cost]) -> list[str]:
+    return [part.rsplit(" ", 1)[0] for part in lines["training memory"].value.partition(": ")[2].split(", ")]
 
 
 def test_time_of_a_harness_is_unknown(tmp_path):
@@ -247,23 +275,25 @@ def test_linear_attention_keeps_no_keys():
 # --- would it start? -------------------------------------------------------------------------------------------------
 
 
-def start_lines(name: str, machine: Machine = CPU, specs: Specs = SHIPPED) -> dict[str, starts.Start]:
-    return {line.what: line for line in starts.starts(name, specs, [Stage("tasks", "s", "passes", 1.0)], machine)}
+def start_lines(name: str, specs: Specs = SHIPPED, *, docker: bool = True) -> dict[str, starts.Start]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(starts, "docker_answers", lambda: docker)
+        return {line.what: line for line in starts.starts(name, specs, [Stage("tasks", "s", "passes", 1.0)], {})}
 
 
 @pytest.mark.parametrize("name", [n for n, s in SHIPPED.experiments.items() if s.requires == "gpu"])
 def test_every_full_size_experiment_fits_the_gpus_that_its_notes_name(name):
-    lines = start_lines(name, Machine(docker=True, vllm=False))
+    lines = start_lines(name)
     assert starts.faults(list(lines.values())) == [], name
     assert all(line.why for line in lines.values())
 
 
 def test_no_engine_for_a_suite_in_containers_is_a_fault_with_the_alternatives():
-    lines = start_lines("etpi_phase1")
+    lines = start_lines("etpi_phase1", docker=False)
     (fault,) = starts.faults(list(lines.values()))
     assert fault.what == "containers for r2e_gym_lite, swe_bench_verified"
     assert all(word in fault.why for word in ("podman", "DOCKER_HOST", "bubblewrap"))
-    assert starts.faults(list(start_lines("plan_first_tiny").values())) == []
+    assert starts.faults(list(start_lines("plan_first_tiny", docker=False).values())) == []
 
 
 def test_what_does_not_fit_or_asks_for_more_gpus_than_named_is_a_fault(tmp_path):
@@ -272,18 +302,18 @@ def test_what_does_not_fit_or_asks_for_more_gpus_than_named_is_a_fault(tmp_path)
     for name, number, size in (("few", "one", "141"), ("small", "four", "24")):
         written = text.replace("NUMBER", number).replace("SIZE", size)
         (tmp_path / "experiments" / f"{name}.toml").write_text(written)
-    specs, machine = load_specs(tmp_path), Machine(docker=True, vllm=False)
-    (few,) = starts.faults(list(start_lines("few", machine, specs).values()))
+    specs = load_specs(tmp_path)
+    (few,) = starts.faults(list(start_lines("few", specs).values()))
     assert "this takes 4" in few.why
-    small = starts.faults(list(start_lines("small", machine, specs).values()))
+    small = starts.faults(list(start_lines("small", specs).values()))
     assert "of 23 GiB" in small[0].why
-    unstated = start_lines("plan_first_v5_tf", machine)["GPUs"]
-    assert unstated.state == "not proved" and "1 of " in unstated.why
+    unstated = start_lines("plan_first_v5_tf")["GPUs of training"]
+    assert unstated.state == "not proved" and "; 1 of " in unstated.why
 
 
 def test_gpu_of_a_teacher_that_etpi_serves_is_checked(tmp_path):
     write_spec(tmp_path, "experiments", "small", 'extends = "tito_native_v4c"\nnotes = "Needs one GPU of 48 GB."\n')
-    (fault,) = starts.faults(starts.starts("small", load_specs(tmp_path), [], Machine(True, False)))
+    (fault,) = starts.faults(list(start_lines("small", load_specs(tmp_path)).values()))
     assert fault.what.startswith("teacher of cooperbench_qwen3_5_27b_prompted")
 
 
@@ -292,10 +322,10 @@ def test_servers_of_a_policy_need_all_gpus_of_their_tensor_parallelism(tmp_path)
     for name, number in (("few", "three"), ("enough", "four")):
         notes = f'notes = "Needs {number} GPUs of 80 GB."\n'
         write_spec(tmp_path, "experiments", name, f'extends = "grpo_tcr_4b"\n{notes}[rl]\n{rl}')
-    specs, machine = load_specs(tmp_path), Machine(docker=True, vllm=False)
-    enough = start_lines("enough", machine, specs)
+    specs = load_specs(tmp_path)
+    enough = start_lines("enough", specs)
     assert not starts.faults(list(enough.values())) and "servers of the policy on 2 of 4 x 80 GB" in enough
-    (few,) = starts.faults(list(start_lines("few", machine, specs).values()))
+    (few,) = starts.faults(list(start_lines("few", specs).values()))
     assert few.what == "reinforcement on 4 of 3 x 80 GB"
 
 

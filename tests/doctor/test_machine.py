@@ -38,7 +38,7 @@ def test_missing_sandboxes_are_a_fault_with_the_remedy(lake, monkeypatch, capsys
 
 
 def test_no_container_engine_is_a_fault_of_an_experiment_that_needs_one(lake, monkeypatch, capsys):
-    monkeypatch.setattr("etpi.rehearsal.shrink.docker_answers", lambda: False)
+    monkeypatch.setattr("etpi.rehearsal.starts.docker_answers", lambda: False)
     assert doctor(["plan_first_tiny"]) == 0 and "container" not in capsys.readouterr().out
     assert doctor() == 0 and "terminal_bench need one" in capsys.readouterr().out
     assert doctor(["terminal_grpo_0_8b"]) == 1

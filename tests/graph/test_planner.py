@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from etpi_assets.asset import AssetRun, CodeChanged
+from etpi_assets.asset import AssetRun
 from etpi_assets.graph import GRAPH
 from etpi_assets.planning import planner
 from etpi_assets.planning.acceptance import NotAcceptable, accept, accept_all
@@ -107,7 +107,7 @@ def test_expensive_results_of_changed_code_need_consent(world, code):
     code["sft_checkpoint"] = code["sft_checkpoint kept"] = "2"
     step = _states(world)["sft_checkpoint"]
     assert (step.state, step.needs_consent, step.consent) == ("code", True, "rebuild") and step.seconds is not None
-    with pytest.raises(CodeChanged, match="etpi accept sft_checkpoint first") as error:
+    with pytest.raises(LakeError, match="etpi accept sft_checkpoint first") as error:
         world.make("sft_checkpoint", "first")
     assert "--rebuild" in str(error.value)
     assert not world.make("sft_checkpoint", "first", consent={"rebuild"}).skipped
@@ -150,7 +150,7 @@ def test_code_around_an_expensive_result_needs_no_consent(world, code):
 def test_rollouts_need_recollect(world, code):
     world.make_all()
     code["raw_rollouts"] = code["raw_rollouts kept"] = "2"
-    with pytest.raises(CodeChanged, match="--recollect"):
+    with pytest.raises(LakeError, match="--recollect"):
         world.make("raw_rollouts", "few", consent={"rebuild"})
     assert not world.make("raw_rollouts", "few", consent={"recollect"}).skipped
 
@@ -163,7 +163,7 @@ def test_input_changed_by_code_needs_consent_for_expensive_results(world, code):
     world.make("tasks", "small")
     step = _states(world)["raw_rollouts"]
     assert (step.state, step.needs_consent) == ("stale", True) and "tasks/small" in step.reason
-    with pytest.raises(CodeChanged):
+    with pytest.raises(LakeError):
         world.make("raw_rollouts", "few")
 
 

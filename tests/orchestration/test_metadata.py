@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from etpi_assets.graph import GRAPH
-from etpi_assets.orchestration.webpage import figures
-from etpi_assets.orchestration.webpage.metadata import of_version
+from etpi_assets.orchestration.webpage import floats, of_version
 from etpi_resources.lake.lake import Lake, Ref
 from tests.support import small_lake
 
@@ -44,7 +43,7 @@ ROWS = [
 
 
 def test_plotted_figures_are_pooled_and_name_role_and_decoding():
-    values = figures.floats(ROWS)
+    values = floats(ROWS)
     assert values["base greedy solved"] == 0.875 and values["sft greedy solved"] == 0.75
     assert values["sft greedy solved minus base"] == -0.125
     assert all(isinstance(value, float) for value in values.values())

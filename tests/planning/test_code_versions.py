@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,11 +26,10 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.planning import planner
 from etpi_assets.planning.versioning import codebase
 from etpi_assets.planning.versioning import keys as versions
-from etpi_assets.planning.versioning.choices import CHOICES, INFRASTRUCTURE, infrastructure, narrowing
+from etpi_assets.planning.versioning.choices import CHOICES, INFRASTRUCTURE, is_infrastructure, narrowing
 from etpi_assets.planning.versioning.codebase import CALLED_ELSEWHERE, PACKAGES, ROOT, Codebase, normal_text
 from etpi_assets.planning.versioning.keys import PartitionCode
-from etpi_assets.planning.versioning.moved import Moves
-from etpi_assets.planning.versioning.rewritten import REWRITTEN
+from etpi_assets.planning.versioning.moved import REWRITTEN, Moves
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.manifest import RunRecord
@@ -39,6 +39,7 @@ from tests.support.mutations import EDITS, EXPERIMENTS, OWN, SAME
 
 Partition = tuple[str, str]
 MOST_OVER_REPORTED = 0.10
+_REWRITTEN = "etpi_assets/planning/versioning/rewritten.toml"
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +263,7 @@ PROGRAMS = {
 
 DATA = {
     "etpi_assets/checks.toml": "describes checks for the web page and the reference",
-    "etpi_assets/planning/versioning/rewritten.toml": "digests that code versions contain, which rewritten.py applies",
+    _REWRITTEN: "digests that code versions contain, which moved.py applies",
     "etpi_resources/sandboxes/downloads/requirements.txt": "make mitmproxy",
     "etpi_assets/tiny_bases/": "shipped checkpoints, which their content names",
     "sql/checks/": "questions that people ask the catalog",
@@ -300,7 +301,7 @@ def test_every_module_is_reached_or_explained(everything):
         for m in versions.CODE.modules
         if (s := versions.CODE.source(m)) and not any(d.digest for d in s.definitions.values())
     }
-    left = set(versions.CODE.modules) - everything.keys() - empty - infrastructure(versions.CODE)
+    left = {m for m in versions.CODE.modules if not is_infrastructure(m)} - everything.keys() - empty
     assert {m for m in left if not _explained(m, PROGRAMS)} == set(), "unreached; see etpi_assets/planning/versioning"
     assert {name for name in PROGRAMS if not any(_explained(m, [name]) for m in left)} == set(), "these are reached now"
 
@@ -403,6 +404,20 @@ def test_rewritten_definitions_are_those_of_today():
     today = {target: f"{versions.CODE.moves.today(module)}:{name}" for target, (module, _, name) in names.items()}
     digests = {(target, _digest(name)) for target, name in today.items()}
     assert digests == REWRITTEN.keys(), "edited since: remove its row, or prove again that it returns the same"
+
+
+def test_every_rewritten_definition_has_the_test_that_proves_its_row():
+    proofs = tomllib.loads((ROOT / _REWRITTEN).read_text("utf-8"))["proofs"]
+
+    def place(name: str) -> str:
+        parts = name.partition(":")[0].split(".")
+        places = [name, *(".".join(parts[:n]) for n in range(len(parts), 0, -1))]
+        return next((place for place in places if place in proofs), f"no test for {name}")
+
+    used = {place(name) for name, _ in REWRITTEN}
+    assert used == proofs.keys()
+    split = [(test, *test.split("::")) for test in proofs.values()]
+    assert [t for t, file, name in split if f"def {name}(" not in (ROOT / file).read_text("utf-8")] == []
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.kind)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from etpi_assets.graph import GRAPH
+from etpi_assets.planning.versioning import keys as versions
 from etpi_assets.planning.versioning.codebase import PACKAGES, ROOT, Codebase
-from etpi_assets.planning.versioning.keys import CODE, code_of
+from etpi_assets.planning.versioning.keys import CODE, PartitionCode, code_of
 from etpi_assets.planning.versioning.moved import MOVED, Moves
 from etpi_assets.specs.load import Specs, load_specs
 
@@ -90,7 +92,18 @@ def codes(specs):
     """code -> {asset: the code behind one partition}."""
     (rollout_set,), suite = specs.upstream_keys("experiment", "plan_first_tiny", "rollout_set"), "coop_tiny_shared"
     keys = {"experiment": "plan_first_tiny", "rollout_set": rollout_set, "suite": suite, "all": "all"}
-    return lambda code: {name: code_of(node, keys[node.set], specs, code) for name, node in GRAPH.items()}
+
+    def codes_of(code: Codebase) -> dict[str, PartitionCode]:
+        """The nodes name their functions' modules, as they are in this code."""
+        modules = {name: node.module for name, node in GRAPH.items()}
+        if code is not CODE:
+            old, new = (path.replace("/", ".") for path in next(iter(FILES.items())))
+            modules = {name: module.replace(old, new) for name, module in modules.items()}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(versions, "GRAPH", {n: replace(node, module=modules[n]) for n, node in GRAPH.items()})
+            return {name: code_of(node, keys[node.set], specs, code) for name, node in GRAPH.items()}
+
+    return codes_of
 
 
 def test_moves_and_renames_with_a_row_change_no_version(moved, codes):

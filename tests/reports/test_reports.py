@@ -197,29 +197,28 @@ class _Wellformed(HTMLParser):
 
 
 def test_page_is_wellformed_self_contained_and_escaped(tables):
-    page, _ = html.render(_experiment(), tables, lambda ids: f"<tok{ids[0]}>")
+    page, _ = html.render(_experiment(), tables)
     parser = _Wellformed()
     parser.feed(page)
     assert parser.open == []
     assert "script" not in parser.tags and "link" not in parser.tags
     assert not re.search(r'src="|url\(|@import', page), "nothing is loaded; links lead to the pages of etpi view"
     assert set(re.findall(r'href="(https?://[^/"]+)', page)) == {REPORTED_VIEW}
-    assert "Plan &lt;first&gt; &amp; go" in page and "src/&lt;b&gt;.py" in page
-    assert page.count('title="weight 12.0"') == 2
+    assert "Plan &lt;first&gt; &amp; go" in page
 
 
 def test_equal_tables_give_equal_bytes(tables):
-    assert html.render(_experiment(), tables, str) == html.render(_experiment(), tables, str)
+    assert html.render(_experiment(), tables) == html.render(_experiment(), tables)
 
 
 def test_page_says_what_happened_pairs_the_tasks_and_links_the_failures(tables):
-    page, markdown = html.render(_experiment(), tables, str)
+    page, markdown = html.render(_experiment(), tables)
     for text in (page.replace("<code>", "`").replace("</code>", "`"), markdown):
         assert "Improved: `plan_first` 0 % to 100 % under greedy." in text
         assert "`solved` rose from 0 % to 92 % (+92 points [+54, +99], 12 tasks) under greedy; significant" in text
         assert "1 check failed: `no_think`" in text
     assert "| solved | greedy | base 0.0 % → sft 91.7 % | +92 [+54, +99] | 12 | 11 / 0 | improved |" in markdown
-    assert f'href="{REPORTED_VIEW}/rollout/eval/demo/sft03"' in page
+    assert f'href="{REPORTED_VIEW}/dataset/demo"' in page
     assert f'href="{REPORTED_VIEW}/regressions/demo"' in page and f"]({REPORTED_VIEW}/regressions/demo)" in markdown
     card = _card(tables)
     assert "`solved` rose from 0 % to 92 %" in card and "On held-out repositories, with" in card
@@ -236,14 +235,14 @@ def test_a_drop_is_shown_beside_a_threshold_that_is_cleared(tables):
     )
     metrics = measure(tables.eval_rollouts, scores, tables.eval_agent_scores, experiment="demo")
     experiment = replace(_experiment(), thresholds={"plan_first": 0.5})
-    page, markdown = html.render(experiment, replace(tables, eval_scores=scores, metrics=metrics), str)
+    page, markdown = html.render(experiment, replace(tables, eval_scores=scores, metrics=metrics))
     assert "- plan_first of sft, greedy: clears the threshold, but lower since base (50 %)" in markdown
     assert '<span class="bad">clears the threshold, but lower since base</span>' in page
 
 
 def test_figures_of_a_training_split_are_not_called_held_out(tables):
     spec = {"evaluate": {"suite": "s", "split": "train"}}
-    page, markdown = html.render(replace(_experiment(), spec=spec), tables, str)
+    page, markdown = html.render(replace(_experiment(), spec=spec), tables)
     for text in (page, markdown):
         assert "Results on tasks of the split train, not held out" in text and "Held-out results" not in text
 
@@ -260,7 +259,7 @@ def test_nothing_is_cut_between_800_and_1600_pixels(tables, tmp_path, chromium):
         tables, eval_rollouts=from_rows("rollouts", rows), metrics=from_rows("metrics", roles),
         probes=from_rows("probes", [{"role": "sft", "probe": "first_turn_message", "n": 20, "value": 1.0}]),
     )  # fmt: skip
-    page, _ = html.render(_experiment(), wide, str)
+    page, _ = html.render(_experiment(), wide)
     measure_it = (
         "<script>const cut = [...document.querySelectorAll('table, p, pre, svg')].filter("
         "e => e.getBoundingClientRect().right > document.documentElement.clientWidth + 1);"
@@ -276,13 +275,13 @@ def test_nothing_is_cut_between_800_and_1600_pixels(tables, tmp_path, chromium):
 
 def test_text_between_backticks_is_escaped_code(tables):
     notes = "Turn `dataset.<factor>` & run `make run`; a lone ` stays."
-    page, markdown = html.render(replace(_experiment(), notes=notes, published_source="`x` of a report"), tables, str)
+    page, markdown = html.render(replace(_experiment(), notes=notes, published_source="`x` of a report"), tables)
     assert "Turn <code>dataset.&lt;factor&gt;</code> &amp; run <code>make run</code>; a lone ` stays." in page
     assert notes in markdown
 
 
 def test_page_and_markdown_show_the_same_figures_of_the_trained_role(tables):
-    page, markdown = html.render(_experiment(), tables, str)
+    page, markdown = html.render(_experiment(), tables)
     assert "100.0 %" in page and "| metric | decoding | base | sft |" in markdown
     assert "| plan_first |" in markdown
     assert "first action not send_message" not in page, "the base's pairs are not the trained role's"
@@ -326,7 +325,7 @@ def test_published_figures_stand_beside_the_published_reading_and_both_readings_
     assert 0 < value < 1
     experiment = replace(_experiment(), published=(Published("plan_first", 0.5, 1, 2),))
     for reading, headline in (("hardened", "plan_first"), ("published", "plan_first_published")):
-        page, markdown = html.render(replace(experiment, reading=reading), tables, str)
+        page, markdown = html.render(replace(experiment, reading=reading), tables)
         (beside,) = [line for line in markdown.splitlines() if line.startswith("| plan_first | 50.0 %")]
         assert f"{100 * value:.1f} %" in beside
         first_row = next(line for line in markdown.splitlines() if line.startswith("| plan_first"))
@@ -348,15 +347,11 @@ def test_experiment_is_compared_in_the_reading_of_its_spec(tables):
 
 
 def test_page_plots_student_against_teacher(tables):
-    assert "Student and teacher" not in html.render(_experiment(), tables, str)[0]
+    assert "Student and teacher" not in html.render(_experiment(), tables)[0]
     scores = from_rows("scores", [{**row, "plan_first": True} for row in tables.eval_scores.to_pylist()])
     teacher = measure(tables.eval_rollouts, scores, tables.eval_agent_scores, experiment="demo", teacher=True)
-    page, _ = html.render(_experiment(), replace(tables, metrics=pa.concat_tables([tables.metrics, teacher])), str)
+    page, _ = html.render(_experiment(), replace(tables, metrics=pa.concat_tables([tables.metrics, teacher])))
     assert "Student and teacher" in page and "plan_first, greedy, sft</text>" in page
-
-
-def test_weakest_pairs_come_first(tables):
-    assert facts.pair_details(tables)[0]["task_id"] == "task3"
 
 
 def test_loss_share_follows_the_weights(tables):
@@ -364,7 +359,7 @@ def test_loss_share_follows_the_weights(tables):
 
 
 def test_report_compares_tokens_of_rows_and_of_merged_sequences(tables):
-    _, markdown = html.render(_experiment(), tables, str)
+    _, markdown = html.render(_experiment(), tables)
     assert "46; merged: 6" in markdown
 
 
@@ -414,7 +409,7 @@ def test_card_and_report_begin_with_the_main_metric(tables):
     for spec, begins in ((SPEC, "`solved` rose from"), (main, "`plan_first` rose from")):
         assert begins in _card(tables, spec).split("## ")[0]
         experiment = replace(_experiment(), spec={"metrics": {"main": spec.metrics.main}})
-        _, markdown = html.render(experiment, tables, str)
+        _, markdown = html.render(experiment, tables)
         assert markdown.split("## What happened")[1].strip().startswith(f"- {begins}")
 
 
@@ -474,7 +469,7 @@ def test_page_lists_tasks_that_reinforcement_changed(tables):
         rl_log=from_rows("training_log", log),
         tasks=from_rows("tasks", [{"task_id": "task3", "instruction": "Count <them>."}]),
     )
-    page, markdown = html.render(_experiment(), changed, str)
+    page, markdown = html.render(_experiment(), changed)
     assert "newly parsed 1, parse lost 1, newly solved 1, newly lost 2" in markdown
     assert "| task3 | greedy | 0 | newly parsed, newly solved | `wc -l <them> \\| tee 'n'` |" in markdown
     assert "| task4 | greedy | 0 | no longer parsed, newly lost |  |" in markdown
@@ -482,7 +477,7 @@ def test_page_lists_tasks_that_reinforcement_changed(tables):
     assert "task1 |" not in markdown.partition("## Reinforcement")[2].partition("## Checks")[0]
     assert "Count &lt;them&gt;." in page and "called" in page
     # Where nothing was reinforced there is no such section.
-    assert "Reinforcement" not in html.render(_experiment(), tables, str)[1]
+    assert "Reinforcement" not in html.render(_experiment(), tables)[1]
 
 
 def test_leaderboard_and_ceiling_keep_filtered_apart(tables):
@@ -548,23 +543,6 @@ def test_board_shows_called_where_it_was_measured():
     assert line.endswith("| 0.50 [0.40, 0.60], n 96 | 0.52 [0.40, 0.60], n 96 |")
 
 
-def test_long_context_is_cut_so_that_trained_tokens_stay_on_the_page(tables):
-    row = tables.sequences.to_pylist()[0]
-    row |= {"input_ids": list(range(5000)), "span_starts": [4000, 4600], "span_ends": [4010, 4610]}
-    row |= {"span_weights": [12.0, 1.0]}
-    (shown,) = facts.coloured_tokens(from_rows("sequences", [row]), lambda ids: f"<{ids[0]}>")
-    tokens = shown["tokens"]
-    assert [text for text, weight in tokens if weight] == [f"<{i}>" for s in (4000, 4600) for i in range(s, s + 10)]
-    assert [text for text, weight in tokens if weight is None] == ["3,800", "390", "190"]
-    assert tokens[99:102] == [("<99>", 0.0), ("3,800", None), ("<3900>", 0.0)] and shown["cut"] == 0
-    (shown,) = facts.coloured_tokens(from_rows("sequences", [row]), str, most=205)
-    assert len(shown["tokens"]) == 205 and sum(w is not None for _, w in shown["tokens"]) + 3800 + shown["cut"] == 5000
-    assert (
-        "3,800 more context tokens"
-        in html.render(_experiment(), replace(tables, sequences=from_rows("sequences", [row])), str)[0]
-    )
-
-
 def test_cost_counts_teacher_rollouts(tables):
     figures = dict(facts.cost(tables))
     assert (figures["teacher rollouts"], figures["teacher output tokens"]) == ("4", "2,000")
@@ -614,7 +592,6 @@ def test_assets_show_their_reports_as_markdown_metadata(tmp_path):
     assert f'<td>teacher rollouts</td><td class="figure">{count}</td>' in page
     assert f'<td class="long">{collected}</td>' in page, "lineage"
     assert "Not evaluated</h2>" in page and "Held-out" not in page and "held out" in page
-    assert page.count("<details><summary>collected") == page.count("<details><summary>trained") == 2, "two agents"
     assert "<td>live</td>" in page and "the result is a data set of" in page
     card = shown["model_card"]["card"]
     assert "Not evaluated." in card and "held-out" not in card and "| plan_first | 100.0 %" in card

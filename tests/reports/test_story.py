@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from etpi_assets.reports import answer, changes, data_card, facts, failures, prompts, story
+from etpi_assets.reports import answer, changes, data_card, facts, failures, story
 from etpi_assets.reports.changes import Change
 from etpi_assets.scoring.intervals import paired_difference
 from etpi_assets.specs.rollout_set import RolloutSetSpec
@@ -227,10 +227,6 @@ def test_failures_are_counted_by_kind_and_link_to_their_rollouts() -> None:
     assert first.link.endswith(
         "/rollouts?made_for=my+exp&origin=eval&role=sft&decoding=greedy&verdict=failed_tests&exit=Submitted"
     )
-    listed = failures.listed(rows, "my exp")
-    assert [row["checkpoint_role"] for row in listed] == ["sft"] * 3, "the base's only where nothing was trained"
-    assert listed[0]["transcript"].endswith("/rollout/eval/my%20exp/sft-a%26b-0")
-    assert listed[0]["task"].endswith("/task/my%20exp?task=a%26b")
 
 
 def test_training_figures_are_drawn_where_they_were_recorded() -> None:
@@ -249,7 +245,7 @@ def test_training_figures_are_drawn_where_they_were_recorded() -> None:
     assert facts.thinned([]) == []
 
 
-# --- data card and prompts -----------------------------------------------------------------------------------------
+# --- data card -----------------------------------------------------------------------------------------
 
 
 def test_data_card_counts_each_source_and_its_licence() -> None:
@@ -274,20 +270,3 @@ def test_data_card_counts_each_source_and_its_licence() -> None:
         "train", 2, 30.0, 1,
     )  # fmt: skip
     assert data_card.split(empty("dataset_rows")) == []
-
-
-def test_prompts_are_those_of_the_first_trained_rollout_in_full() -> None:
-    pairs = [
-        {"rollout_id": r, "agent_id": a, "turn": t, "prefix_turn": p, "suffix_ids": ids}
-        for r, a, t, p, ids in (
-            ("other", "a", 0, None, [9]), ("r", "b", 0, None, [2]), ("r", "a", 1, 0, [5]), ("r", "a", 0, None, [1, 1]),
-        )
-    ]  # fmt: skip
-    rows = [{"rollout_id": "other", "split": "val"}, {"rollout_id": "r", "split": "train"}]
-    shown = prompts.trained_prompts(from_rows("pairs", pairs), from_rows("dataset_rows", rows), str)
-    assert [(p.stage, p.where, p.text) for p in shown] == [("trained", "r a", "[1, 1]"), ("trained", "r b", "[2]")]
-    assert prompts.trained_prompts(empty("pairs"), empty("dataset_rows"), str) == []
-    long = prompts.shortened("x" * prompts.MOST_CHARACTERS + "yy")
-    assert "2 characters are left out" in long and long.endswith("yy")
-    said = [{"rollout_id": "r", "agent_id": "a", "role": role, "content": role.upper()} for role in ("system", "user")]
-    assert prompts.from_messages("served", said)[0].text == "[system]\nSYSTEM\n\n[user]\nUSER"

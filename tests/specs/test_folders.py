@@ -35,23 +35,13 @@ def test_unrelated_specs_folder_is_not_read(cwd):
     assert "plan_first_tiny" in load_specs().keys("experiment")
 
 
-def test_variable_names_several_folders_and_overrides_the_configuration_and_the_default(cwd, monkeypatch):
+def test_variable_names_several_folders_and_overrides_the_default(cwd, monkeypatch):
     write_spec(cwd / "specs", "experiments", "by_default", MINE)
-    write_spec(cwd / "listed", "experiments", "by_config", MINE)
-    (cwd / "etpi.toml").write_text('specs = ["listed"]\n')
-    names = set(load_specs().keys("experiment"))
-    assert "by_config" in names and "by_default" not in names
     for folder in ("a", "b"):
         write_spec(cwd / folder, "experiments", f"in_{folder}", MINE)
     monkeypatch.setenv("ETPI_SPECS", os.pathsep.join(("a", "b")))
     names = set(load_specs().keys("experiment"))
-    assert {"in_a", "in_b"} <= names and not names & {"by_config", "by_default"}
-
-
-def test_configuration_with_another_key_is_an_error(cwd):
-    (cwd / "etpi.toml").write_text('spec = ["listed"]\n')
-    with pytest.raises(SpecError, match=r"etpi\.toml"):
-        load_specs()
+    assert {"in_a", "in_b"} <= names and "by_default" not in names
 
 
 @pytest.mark.parametrize(

@@ -164,3 +164,52 @@ def test_hostile_website_reads_nothing(address: str, browser: Any) -> None:
             assert STUDY not in outcome["frame"]
         browser.get(f"http://{NAME}:{port}/")
         assert "host name" in browser.find_element(By.TAG_NAME, "body").text
+
+
+DIM = """
+const light = text => {
+  const [r, g, b] = text.match(/[\\d.]+/g).map(value => value / 255)
+    .map(value => value <= .03928 ? value / 12.92 : ((value + .055) / 1.055) ** 2.4);
+  return .2126 * r + .7152 * g + .0722 * b;
+};
+const behind = node => {
+  for (; node; node = node.parentElement) {
+    const colour = getComputedStyle(node).backgroundColor;
+    if (!/, 0\\)$/.test(colour)) return colour;
+  }
+  return getComputedStyle(document.documentElement).colorScheme.includes("dark") ? "rgb(0,0,0)" : "rgb(255,255,255)";
+};
+const dim = new Set();
+for (const node of document.querySelectorAll("body *")) {
+  if (node.closest("svg, option") || !node.checkVisibility()) continue;
+  if (![...node.childNodes].some(child => child.nodeType == 3 && child.data.trim())) continue;
+  const [a, b] = [getComputedStyle(node).color, behind(node)].map(light).sort((one, other) => one - other);
+  if ((b + .05) / (a + .05) < 3) dim.add(node.outerHTML.slice(0, 120));
+}
+return [...dim];
+"""
+"""Elements whose text has a contrast of less than 3 to what is behind it."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1300, 800])
+def test_pages_can_be_read_in_both_schemes_and_are_no_wider_than_the_window(
+    address: str, browser: Any, scheme: str, width: int
+) -> None:
+    teacher = f"/rollout/set/{SET}/{NAMES['teacher']}"
+    pages = ["/", f"/experiment/{STUDY}", f"/regressions/{STUDY}?all=1", f"/task/{STUDY}?task=t2", "/rollouts", teacher]
+    pages += [f"{teacher}/tokens?agent=agent1&turn=1&shade={shade}" for shade in ("logprob", "weight", "label")]
+    pages += [f"/dataset/{STUDY}", f"/dataset/{STUDY}/sequence/seq1", f"/curves?experiment={STUDY}", "/live", "/none"]
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    )
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        for page in pages:
+            browser.get(f"{address}{page}")
+            assert browser.execute_script(DIM) == [], page
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= width, page
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

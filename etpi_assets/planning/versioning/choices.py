@@ -274,15 +274,10 @@ def narrowing(code: Codebase, selection: Selection) -> Filter:
         for at in choice.at
         if ":" not in at
     }
-    return Filter(infrastructure(code), edges, dotted)
+    return Filter(is_infrastructure, edges, dotted)
 
 
 @cache
-def infrastructure(code: Codebase) -> frozenset[str]:
-    """Return the modules that code versions leave out."""
-    return frozenset(module for module in code.modules if is_infrastructure(module))
-
-
 def is_infrastructure(module: str) -> bool:
     """Return whether code versions leave a module out."""
     return any(module == name or module.startswith(f"{name}.") for name in INFRASTRUCTURE)

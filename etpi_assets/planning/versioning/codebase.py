@@ -20,8 +20,7 @@ from functools import cached_property
 from pathlib import Path
 
 from etpi_assets.planning.versioning.definitions import BODY, MAIN, Definition, Source, digest_of, parse
-from etpi_assets.planning.versioning.moved import Import, Moves
-from etpi_assets.planning.versioning.rewritten import REWRITTEN
+from etpi_assets.planning.versioning.moved import REWRITTEN, Import, Moves
 
 PACKAGES = ("etpi_assets", "etpi_resources")
 ROOT = Path(__file__).resolve().parents[3]
@@ -81,12 +80,12 @@ class Filter:
     """Restrict a walk over the references.
 
     Attributes:
-        infrastructure: modules that the walk does not enter.
+        leaves_out: whether the walk does not enter a module.
         edges: (definition, the targets of its references) -> the targets to follow.
         dotted: the end of a dotted name, such as ("resources", "sandboxes") -> targets to add if reached code has it.
     """
 
-    infrastructure: Collection[str] = ()
+    leaves_out: Callable[[str], bool] = lambda module: False
     edges: Callable[[Target, set[Target]], Iterable[Target]] = lambda definition, targets: targets
     dotted: Mapping[tuple[str, ...], Iterable[Target]] = field(default_factory=dict)
 
@@ -313,7 +312,7 @@ class _Walk:
         self._modules: set[str] = set()
 
     def add(self, target: Target) -> None:
-        if ":" in target and target.split(":")[0] in self._narrowed.infrastructure:
+        if ":" in target and self._narrowed.leaves_out(target.split(":")[0]):
             return
         if target not in self._reached:
             self._reached[target] = ""
@@ -379,7 +378,7 @@ class _Walk:
 
     def _enter(self, module: str) -> None:
         """Reach the top-level statements of a module and of its imports, which run when it is imported."""
-        if module in self._modules or module in self._narrowed.infrastructure:
+        if module in self._modules or self._narrowed.leaves_out(module):
             return
         self._modules.add(module)
         source = self._code.source(module)

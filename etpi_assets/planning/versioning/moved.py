@@ -1,57 +1,41 @@
-"""The earlier names of code that was moved or renamed, so that a move makes nothing stale.
+"""The earlier names of code that was moved or renamed, and the earlier digests of code that was rewritten and returns
+the same, so that neither makes anything stale.
 
-Code versions contain names: of modules, of definitions and of what these import. They use the right side of `MOVED`, so
-a version that was recorded before a move stays equal to the one computed after it.
+Code versions contain names: of modules, of definitions and of what these import. They use the right side of `[moved]`
+in `rewritten.toml`, so a version that was recorded before a move stays equal to the one computed after it.
 
 To move or rename something, add a row with today's name on the left and the name until now on the right:
 
-- a module or a package: `"etpi_assets.asset": "etpi_assets.asset_run"`. The row covers everything below the name:
+- a module or a package: `"etpi_assets.asset" = "etpi_assets.asset_run"`. The row covers everything below the name:
   modules, definitions, data files, and text that names one, such as "etpi_resources.trainers.workers.sft_worker";
-- a function, class or variable: `"etpi_assets.new:name": "etpi_assets.old:name"`;
-- a data file: `"etpi_assets/agent/new.md": "etpi_assets/agent/old.md"`.
+- a function, class or variable: `"etpi_assets.new:name" = "etpi_assets.old:name"`;
+- a data file: `"etpi_assets/agent/new.md" = "etpi_assets/agent/old.md"`.
 
 A second move changes the left side of the row; nothing ever changes its right side. A longer name overrides a shorter
 one, so a module may leave a package that moves. To rename a method or a field is to edit the code that uses it: the
 table has no rows for them.
+
+A row of `[rewritten]` or `[replaces]` is valid for one text of a definition: after a later edit its digest is new.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
-MOVED: Mapping[str, str] = {
-    "etpi_assets.planning.planner": "etpi_assets.planner",
-    "etpi_assets.planning.versioning": "etpi_assets.versioning",
-    "etpi_assets.planning.versioning.definitions": "etpi_assets.versioning.source",
-    "etpi_resources.charts:frame": "etpi_resources.charts:_frame",
-    "etpi_resources.charts:line_between": "etpi_resources.charts:_line",
-    "etpi_resources.charts:text_at": "etpi_resources.charts:_text",
-    "etpi_resources.frames": "etpi_assets.frames.convert",
-    "etpi_resources.sandboxes.downloads": "etpi_resources.downloads",
-    "etpi_assets.agent.loop:AgentLoop": "etpi_assets.agent.loop:_AgentLoop",
-    "etpi_assets.agent.loop:AgentState": "etpi_assets.agent.loop:_AgentState",
-    "etpi_assets.agent.loop:start_files": "etpi_assets.agent.loop:_start_files",
-    "etpi_assets.asset": "etpi_assets.asset_run",
-    "etpi_assets.asset:AssetRun": "etpi_assets.materialize:AssetRun",
-    "etpi_assets.asset:Produced": "etpi_assets.materialize:Produced",
-    "etpi_assets.asset:asset": "etpi_assets.materialize:etpi_asset",
-    "etpi_assets.curation.dataset_blocks:DatasetFactory": "etpi_assets.curation.dataset_blocks:DatasetRecipe",
-    "etpi_assets.curation.leaks:_LeakFactory": "etpi_assets.curation.leaks:_LeakRecipe",
-    "etpi_assets.curation.pair_blocks:PairFactory": "etpi_assets.curation.pair_blocks:PairRecipe",
-    "etpi_assets.resolved_specs.assets": "etpi_assets.specs.assets",
-    "etpi_assets.scoring.score_checks": "etpi_assets.scoring.checks",
-    "etpi_assets.tasks.task_checks": "etpi_assets.tasks.checks",
-    "etpi_assets.trajectories.rollout_checks": "etpi_assets.trajectories.checks",
-    "etpi_assets.worlds.coop_tiny_shared.features": "etpi_assets.worlds.coop_tiny.features",
-    "etpi_assets.worlds.coop_tiny_shared.judge": "etpi_assets.worlds.coop_tiny.judge",
-    "etpi_assets.worlds.coop_tiny_shared.merge": "etpi_assets.worlds.coop_tiny.merge",
-    "etpi_resources.backend:backend": "etpi_resources.cluster.settings:cluster",
-    "etpi_resources.lake.check_outcome": "etpi_resources.lake.checks",
-    "etpi_resources.trainers.precision": "etpi_resources.trainers.workers.precision",
-}
+_ROWS = tomllib.loads(Path(__file__).with_name("rewritten.toml").read_text("utf-8"))
+
+MOVED: Mapping[str, str] = _ROWS["moved"]
 """Today's name -> the name in code versions."""
+
+REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
+    **{(name, today): dict(zip([name], before, strict=False)) for name, (today, *before) in _ROWS["rewritten"].items()},
+    **{(name, row.pop("today")): row for name, row in _ROWS["replaces"].items()},
+}
+"""(definition, its digest today) -> {definition: digest} that code versions contain in its place."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,107 @@
+"""The metadata of a version on its asset's page in Dagster: links, first rows, plotted rates, and its origin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import dagster as dg
+from pyarrow.dataset import dataset
+
+from etpi_assets.graph import Node
+from etpi_resources import links
+from etpi_resources.lake import parquet
+from etpi_resources.lake.lake import Lake
+from etpi_resources.lake.manifest import Manifest, Ref
+
+
+def of_version(node: Node, manifest: Manifest, lake: Lake) -> dict[str, Any]:
+    """Return the metadata that depend on the version alone, not on the run that computed it."""
+    shown: dict[str, Any] = {}
+    plotted: Mapping[str, float] = {}
+    if "not_applicable" not in manifest.notes:
+        if address := page(manifest.ref):
+            shown["view"] = dg.MetadataValue.url(address)
+        if node.name == "eval_metrics":
+            plotted = floats(parquet.read("metrics", lake.files_of(manifest, "metrics")).to_pylist())
+    for index, name in enumerate(node.tables):
+        shown["dagster/row_count" if index == 0 else f"rows/{name}"] = manifest.rows[name]
+        shown[f"preview/{name}"] = preview(lake, manifest, name)
+    return shown | {
+        **({"seconds": round(manifest.seconds, 3)} if manifest.seconds is not None else {}),
+        "inputs": dict(manifest.inputs),
+        "code": manifest.code.get("version", ""),
+        **({"accepted": [dict(entry) for entry in manifest.accepted]} if manifest.accepted else {}),
+        **plotted,
+    }
+
+
+def _rollouts(origin: str) -> Callable[[str], str]:
+    return lambda key: links.rollouts_page(origin=origin, made_for=key)
+
+
+_PAGES: Mapping[str, Callable[[str], str]] = {
+    "raw_rollouts": _rollouts("set"),
+    "scored_rollouts": _rollouts("set"),
+    "selected_trajectories": links.dataset_page,
+    "tito_pairs": links.dataset_page,
+    "upweighted_dataset": links.dataset_page,
+    "rl_checkpoint": _rollouts("rl"),
+    "rl_rewards": _rollouts("rl"),
+    "eval_rollouts": _rollouts("eval"),
+    "eval_metrics": links.regressions_page,
+    "experiment_report": links.report_page,
+    "leaderboard": lambda key: "/",
+    "teacher_ceiling": lambda key: "/",
+}
+"""Asset -> the path of its page; any other asset of an experiment links to the experiment's page."""
+
+
+def page(ref: Ref) -> str | None:
+    """Return the address of the page about a partition; None if there is none."""
+    path = _PAGES.get(ref.asset, links.experiment_page if ref.set == "experiment" else None)
+    return links.view_url(path(ref.key)) if path else None
+
+
+_MOST_ROWS, _MOST_CHARACTERS = 5, 60
+
+
+def preview(lake: Lake, manifest: Manifest, table: str) -> dg.TableMetadataValue | str:
+    """Return the first rows of a version's table, with long values cut, because Dagster limits metadata to 50 KB."""
+    rows = dataset(lake.files_of(manifest, table), format="parquet").head(_MOST_ROWS).to_pylist()
+    records = [dg.TableRecord({name: _cell(value) for name, value in row.items()}) for row in rows]
+    return dg.MetadataValue.table(records) if records else "(no rows)"
+
+
+def _cell(value: Any) -> str | int | None:
+    if value is None or isinstance(value, int):
+        return value
+    text = f"{value:.4g}" if isinstance(value, float) else str(value[:8] if isinstance(value, list) else value)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
+
+
+METRICS = ("solved", "plan_first", "plan_content", "follow_through", "called", "parsed", "submitted", "adherence")
+"""The rates that the page plots, in order, where they were measured."""
+_ROLES = ("base", "sft", "rl")
+
+
+def floats(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the rates of a `metrics` table, pooled over seeds, by "ROLE DECODING METRIC", and their changes.
+
+    Dagster draws one plot for each label, with a point for each experiment.
+    """
+    pooled = {
+        (row["metric"], row["decoding"] or "", row["checkpoint_role"]): float(row["value"])
+        for row in rows
+        if row.get("seed") is None and row["value"] is not None and row["checkpoint_role"] in _ROLES
+    }
+    decodings = sorted({decoding for _, decoding, _ in pooled}, key=lambda name: (name != "greedy", name))
+    values = {}
+    for key in ((metric, decoding, role) for metric in METRICS for role in _ROLES for decoding in decodings):
+        metric, decoding, role = key
+        base = pooled.get((metric, decoding, "base"))
+        if key in pooled:
+            values[f"{role} {decoding} {metric}"] = round(pooled[key], 4)
+        if key in pooled and role != "base" and base is not None:
+            values[f"{role} {decoding} {metric} minus base"] = round(pooled[key] - base, 4)
+    return values
