@@ -190,8 +190,6 @@ class Client:
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    # --- one run ---------------------------------------------------------------------------------------------------
-
     def _run(self, job: str, key: str | None, assets: Sequence[str] | None) -> list[str]:
         if self._server_killed:
             return [SERVER_KILLED]
@@ -261,8 +259,6 @@ class Client:
         if run is None:
             raise CodeServerError(f"run {run_id} was deleted while it was followed")
         return run
-
-    # --- what is shown ---------------------------------------------------------------------------------------------
 
     def _take(self, entry: dg.EventLogEntry, run: _Followed) -> None:
         """Note and show an entry of a run's event log."""

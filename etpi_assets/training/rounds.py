@@ -177,8 +177,6 @@ class Rounds:
         """Store the trainer's figures at the tokens of the round generated at `step`; see `policy_link.Record`."""
         write_statistics(_path(self.folder, step), statistics)
 
-    # --- rounds on disk ----------------------------------------------------------------------------------------------
-
     def _write(self, step: int, samples: Sequence[RewardedSample], records: Sequence[RolloutRecord]) -> None:
         path = _path(self.folder, step)
         beside = path.with_suffix(".new")

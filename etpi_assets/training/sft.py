@@ -152,9 +152,6 @@ def settings(section: TrainSection) -> SftSettings:
     return SftSettings.model_validate({name: getattr(section, name) for name in SftSettings.model_fields})
 
 
-# --- rows ----------------------------------------------------------------------------------------------------------
-
-
 def checkpoint_rows(request: SftRequest, report: SftReport, dataset_version: str) -> list[dict[str, Any]]:
     """Rows of the table `checkpoints`, in order of steps."""
     plan = report.plan

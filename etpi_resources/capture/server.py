@@ -1,8 +1,7 @@
 """The HTTP server in front of an engine: attempts with keys and budgets, answers whole or as server-sent events.
 
-An attempt is one path (`/a/NAME/v1`) and one key. If the harness hangs up, the call still ends and is recorded.
-A request with an equal body then joins that call, so that a retry samples nothing twice; while the first client still
-waits, it is a new call.
+An attempt is one path (`/a/NAME/v1`) and one key. If the harness hangs up, the call is still recorded. A request
+with an equal body then joins it, so that a retry samples nothing twice; while the first client waits, it is new.
 """
 
 from __future__ import annotations

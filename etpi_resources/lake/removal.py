@@ -1,8 +1,7 @@
 """Remove partitions (`etpi rm`) and unneeded files (`etpi gc`) from a lake.
 
-A plan first lists every removal. Carrying it out renames each part into a staging folder, manifests before the files
-that they name: a process killed in between leaves a lake that verifies, and the next one that stages empties the
-folder.
+Carrying out a plan renames each part into a staging folder, manifests before the files that they name: a process that
+is killed in between leaves a lake that verifies, and the next one that stages empties the folder.
 """
 
 from __future__ import annotations

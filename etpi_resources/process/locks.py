@@ -158,8 +158,6 @@ class Locks(ABC):
         return " and ".join(self.holder_of(path) for path in paths)
 
 
-# --- the locks of a thread -------------------------------------------------------------------------------------------
-
 _threads = threading.local()
 
 
@@ -178,9 +176,6 @@ def require_held() -> None:
     for held in _of_this_thread():
         if not held.still_held():
             raise LockLost.of(held)
-
-
-# --- who holds it ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -224,9 +219,6 @@ def _write_note(path: Path) -> None:
 def _clear_note(path: Path) -> None:
     with suppress(OSError):  # the holder may have removed the file
         os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
-
-
-# --- flock -----------------------------------------------------------------------------------------------------------
 
 
 class FileLocks(Locks):
@@ -277,9 +269,6 @@ class _HeldFile(Held):
 
     def release(self) -> None:
         os.close(self._descriptor)
-
-
-# --- which locks -----------------------------------------------------------------------------------------------------
 
 
 def lake_locks(root: Path | None = None) -> Locks:

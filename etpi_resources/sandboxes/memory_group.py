@@ -1,8 +1,7 @@
 """Control groups that bound the memory of a sandbox, where this process may create them.
 
-A group counts memory that no process is charged for: buffers of sockets, shared memory that is no longer mapped, the
-kernel's own memory. Without a group, the guest watches processes and the system call filter refuses shared anonymous
-memory.
+A group counts memory that no process is charged for: buffers of sockets, unmapped shared memory, the kernel's own.
+Without a group, the guest watches processes and the system call filter refuses shared anonymous memory.
 """
 
 from __future__ import annotations

@@ -15,8 +15,7 @@ A second move changes the left side of the row; nothing ever changes its right s
 one, so a module may leave a package that moves. To rename a method or a field is to edit the code that uses it: the
 table has no rows for them.
 
-A row of `[rewritten]` or `[replaces]` holds for one text of a definition alone: any later edit changes its digest, and
-then counts as usual.
+A row of `[rewritten]` or `[replaces]` is valid for one text of a definition: after a later edit its digest is new.
 """
 
 from __future__ import annotations
