@@ -102,6 +102,7 @@ PLACES = (
     ("ETPI_CATALOG", "odd.jsonl", "sql --list-nothing"),
     ("ETPI_CATALOG", "odd.jsonl", "sql solved_paired"),
     ("ETPI_CATALOG", "odd.jsonl", "view"),
+    ("ETPI_CATALOG", "odd.jsonl", "run catalog"),
 )
 """(variable, the wrong path it names, command)."""
 DAGSTER = (

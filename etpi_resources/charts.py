@@ -131,7 +131,7 @@ def line_chart(
         y = y0 + (y1 - y0) * i / 4
         _, py = place(x0, y)
         shown = 10**y if log_y else (0.0 if abs(y) < (y1 - y0) / 1000 else y)
-        text = f"{shown:.1e}" if log_y or digits > 4 else f"{shown:,.{digits}f}"
+        text = f"{shown:.2g}" if log_y or digits > 4 else f"{shown:,.{digits}f}"
         body += [line_between(left, py, width - right, py), text_at(left - 6, py + 4, text, "end", 11)]
         x = x0 + (x1 - x0) * i / 4
         x = round(x) if x1 - x0 >= 8 else x  # whole steps

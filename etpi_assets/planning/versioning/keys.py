@@ -22,7 +22,7 @@ from etpi_assets.planning.versioning.codebase import PACKAGES, Codebase, CodeVer
 from etpi_assets.planning.versioning.definitions import digest_of
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import Specs
-from etpi_assets.specs.plugins import GROUPS, Plugin, plugin, plugins_of, usable_plugins
+from etpi_assets.specs.plugins import GROUPS, Plugin, plugin, plugin_names, plugins_of, usable_plugins
 from etpi_resources.lake.schemas import LATER, TABLES
 from etpi_resources.process.stored_values import StoredValues, signature_of
 
@@ -191,7 +191,7 @@ def function_of(asset: str) -> str:
 
 def ignored_plugins() -> list[str]:
     """Return a line for each name that is given twice: specs that do not use it work, and others are refused."""
-    choices = [choice for choice in CHOICES if choice.kind in GROUPS]
+    choices = [choice for choice in CHOICES if choice.kind in GROUPS and plugin_names(choice.kind)]
     return [clash for choice in choices for clash in usable_plugins(choice.kind, options_of(choice, CODE))[1]]
 
 
