@@ -90,8 +90,8 @@ def _spoken(parts: Sequence[Any], name: str, is_model: bool, at: Any = None) -> 
         if field(part, "functionResponse") is not None:
             answers = text_field(part, "functionResponse", "id")
             yield ChatEntry("tool", parts_text([part], name), at=moment, answers=answers)
-    spoken = [part for part in parts if field(part, "functionCall") is None and field(part, "functionResponse") is None]
-    text = parts_text([part for part in spoken if field(part, "thought") is not True], name)
+    texts = [part for part in parts if field(part, "functionCall") is None and field(part, "functionResponse") is None]
+    text = parts_text([part for part in texts if field(part, "thought") is not True], name)
     if not is_model:
         if text:
             yield ChatEntry("user", text, at=moment)
@@ -100,7 +100,7 @@ def _spoken(parts: Sequence[Any], name: str, is_model: bool, at: Any = None) -> 
     calls = [
         {"id": field(c, "id"), "function": {"name": field(c, "name"), "arguments": field(c, "args")}} for c in called
     ]
-    thoughts = parts_text([part for part in spoken if field(part, "thought") is True], name)
+    thoughts = parts_text([part for part in texts if field(part, "thought") is True], name)
     yield ChatEntry("assistant", text, tool_calls(calls, name), thoughts or None, moment)
 
 
