@@ -291,7 +291,7 @@ def facts(result: Survey, student: Student, preset: str | None) -> dict[str, Any
     return {**values, "turns": sum(result.turns), "rewards": len(result.rewards), "first": conversation}
 
 
-def _preview(result: Survey, student: Student, preset: str | None) -> list[preview.Part] | str:
+def _preview(result: Survey, student: Student, preset: str | None) -> list[preview.TextSpan] | str:
     """Return the parts of the first conversation; why the template does not take it, if so."""
     first = result.first and secrets.without_secrets(result.first, result.options.get("secrets", "keep"))
     if not isinstance(first, RolloutRecord):
