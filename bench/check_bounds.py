@@ -5,7 +5,8 @@ Figures of a shape, and the checks that bound them:
 - reload: largest difference of logits between a model and its files read back, both in bf16 (`reload_equals_saved`);
 - gap: mean absolute difference of the log-probabilities of sampled ids, in nats a token: decoded from bf16 weights with
   cached keys, and computed at once under bf16 autocast from the same weights in float32 (`logprobs_agree`);
-- batch: the same, decoded alone and beside another row (the noise that `differs_from_base` allows for).
+- cold: the same for a fault, sampling at temperature 0.7 in place of 1;
+- batch: the same for ids decoded alone and beside another row (the noise that `differs_from_base` allows for).
 
 Weights are normal with a deviation of 0.02, as models are initialised. The head is scaled until its probabilities have
 an entropy of half a nat, as trained models have: nearly equal probabilities would hide rounding.
@@ -94,8 +95,8 @@ def measure(shape: str) -> dict[str, float]:
         trained = model.float()
         with torch.autocast("cpu", torch.bfloat16):
             logits = trained(torch.cat([prompt, ids], 1)).logits[:, PROMPT - 1 : -1].float()
-    scores = logits.log_softmax(-1).gather(2, ids[:, :, None])[:, :, 0]
-    return figures | {"gap": float((scores - together).abs().mean())}
+    scores, cold = (logits.div(t).log_softmax(-1).gather(2, ids[:, :, None])[:, :, 0] for t in (1.0, 0.7))
+    return figures | {"gap": float((scores - together).abs().mean()), "cold": float((cold - together).abs().mean())}
 
 
 def main(shapes: list[str]) -> None:

@@ -60,7 +60,7 @@ def test_expected_error_is_one_message(capsys):
 
 
 def test_unexpected_error_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr(errors, "_expected", tuple)
+    monkeypatch.setattr(errors, "ExpectedError", LookupError)
     with pytest.raises(Exception, match="there is no experiment"):
         cli.main(["run", "plan_first_tinny"])
 
@@ -104,7 +104,7 @@ def test_settings_of_an_existing_home_are_kept(tmp_path: Path, monkeypatch):
 def test_unwritable_home_names_the_remedy(tmp_path: Path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "file" / "home"))
-    with pytest.raises(LakeError, match=r"home .*file/home cannot be written .*export ETPI_DATA="):
+    with pytest.raises(LakeError, match=r"home .*file/home cannot be written .*export DAGSTER_HOME="):
         prepare_dagster_home()
 
 

@@ -229,7 +229,7 @@ def test_lake_of_an_older_etpi_is_recognised_and_can_be_accepted(world):
 def test_metadata_of_the_page_are_in_no_version(world, code):
     for name, key in (("suite_spec", "small"), ("tasks", "small"), ("rollout_set_spec", "few")):
         world.make(name, key)
-    definition = world.definitions["raw_rollouts"]
+    definition = world.assets["raw_rollouts"]
     first = definition.execute("few", world.resources(), log=lambda line: None)
 
     def with_another_plot(run, **inputs):
@@ -326,7 +326,7 @@ def test_files_that_a_spec_names_are_inputs(world, tmp_path):
 
 def test_input_that_changes_during_the_run_is_noticed(world):
     world.make_all()
-    definition = world.definitions["tito_pairs"]
+    definition = world.assets["tito_pairs"]
 
     def meddling(run, **inputs):
         write_spec(world.specs_folder, "rollout_sets", "few", ROLLOUT_SET + "k = 9\n")
@@ -334,14 +334,14 @@ def test_input_that_changes_during_the_run_is_noticed(world):
         return definition.function(run, **inputs)
 
     write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[pairs]\nstrip_think = false\n")
-    world.definitions["tito_pairs"] = type(definition)(definition.node, meddling, definition.checks)
+    world.assets["tito_pairs"] = type(definition)(definition.node, meddling, definition.checks)
     with pytest.raises(LakeError, match="raw_rollouts/few"):
         world.make("tito_pairs", "first")
 
 
 def test_undeclared_tables_and_checks_are_refused(world):
     world.make_all()
-    definition = world.definitions["tito_pairs"]
+    definition = world.assets["tito_pairs"]
     (world.specs_folder / "experiments" / "first.toml").write_text(EXPERIMENT + "[pairs]\nstrip_think = false\n")
 
     def without_a_table(run, **inputs):
@@ -361,7 +361,7 @@ def test_undeclared_tables_and_checks_are_refused(world):
         (with_a_check_that_only_warns, "label_syntax does not block", ("label_syntax",)),
     )
     for function, words, checks in cases:
-        world.definitions["tito_pairs"] = type(definition)(definition.node, function, checks)
+        world.assets["tito_pairs"] = type(definition)(definition.node, function, checks)
         with pytest.raises(LakeError, match=words):
             world.make("tito_pairs", "first")
 

@@ -69,7 +69,7 @@ class World:
         self.failing: set[str] = set()
         self.changed: set[str] = set()
         own = {name: definition for name, definition in asset_definitions().items() if GRAPH[name].group == "specs"}
-        self.definitions: dict[str, AssetDefinition] = {name: own.get(name) or self._definition(name) for name in GRAPH}
+        self.assets: dict[str, AssetDefinition] = {name: own.get(name) or self._definition(name) for name in GRAPH}
 
     def resources(self) -> Resources:
         """As a new run would have them: the specs are read anew."""
@@ -79,8 +79,8 @@ class World:
         specs = self.resources().specs
         return dg.Definitions(
             assets=[
-                experiment_inputs(self.definitions.values(), specs),
-                *(build_asset(definition, specs) for definition in self.definitions.values()),
+                experiment_inputs(self.assets.values(), specs),
+                *(build_asset(definition, specs) for definition in self.assets.values()),
             ],
             jobs=build_jobs(specs),
             resources={"etpi": self.resources()},
@@ -89,7 +89,7 @@ class World:
 
     def make(self, name: str, key: str, consent: Collection[Consent] = ()):
         """Materialize one partition without Dagster."""
-        return self.definitions[name].execute(key, self.resources(), log=lambda line: None, consent=frozenset(consent))
+        return self.assets[name].execute(key, self.resources(), log=lambda line: None, consent=frozenset(consent))
 
     def change_result(self, name: str) -> None:
         """Have an asset give other rows from now on, as changed code does."""

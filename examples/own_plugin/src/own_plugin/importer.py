@@ -14,9 +14,8 @@ def claims(row: Row) -> bool:
     return {"question", "answer", "right"} <= set(row)
 
 
-def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
+def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `unknown_form` if question or answer is not text."""
-    (row,) = rows
     question, answer = row["question"], row["answer"]
     if not isinstance(question, str) or not isinstance(answer, str):
         raise Unreadable("unknown_form", f"{where}: question and answer have to be text")
