@@ -67,7 +67,7 @@ def require_readable(query: Asked) -> None:
         raise ValueError("it has no messages")
     for message in query.messages:
         if message["role"] not in _ROLES or not isinstance(message["content"], str):
-            raise ValueError(f"a message has the role {message['role']!r}, which is unknown, or its content is not text")
+            raise ValueError(f"a message has the unknown role {message['role']!r}, or its content is not text")
     for function in (tool["function"] for tool in query.tools):
         if not isinstance(function["name"], str) or not isinstance(function.get("parameters") or {}, Mapping):
             raise ValueError(f"the tool {function['name']!r} has no name, or its parameters are no schema")

@@ -32,7 +32,8 @@ def test_progress_shows_stage_share_rate_and_time_left(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("step", "seconds"), [(0.1, [3, 6, 12, 25, 50, 99, 199]), (10, [10, 20, 40, 80, 160, 320, 640, 1240, 1840, 2440, 3040])]
+    ("step", "seconds"),
+    [(0.1, [3, 6, 12, 25, 50, 99, 199]), (10, [10, 20, 40, 80, 160, 320, 640, 1240, 1840, 2440, 3040])],
 )
 def test_log_gets_a_line_after_ever_longer_pauses_of_at_most_ten_minutes(monkeypatch, step, seconds):
     now, lines = _clock(monkeypatch), list[str]()
