@@ -41,7 +41,7 @@ POLL_SECONDS = 0.5
 GAP_IN_FLOAT32, GAP_IN_HALF = 0.005, 0.2
 """Largest mean difference, in nats, that rounding explains between the log-prob a token was sampled with and the
 trainer's: if both compute in float32, or if either computes in 16 bits. In 16 bits random models of 0.6B to 8B shapes
-differ by up to 0.15, and by 0.29 if the temperature is 0.7 in place of 1 (bench/check_bounds.py)."""
+differ by up to 0.15, and by 0.28 if the temperature is 0.7 in place of 1 (bench/check_bounds.py)."""
 
 
 def largest_gap(*dtypes: str) -> float:
