@@ -175,7 +175,7 @@ def chats(template: str) -> dict[str, Where]:
     """What renders or decodes by a template."""
     where = experiments(lambda e: e.base.chat_template == template)
     assets = ("tito_pairs", "upweighted_dataset", "sft_checkpoint", "rl_checkpoint", "serving_probe", "eval_rollouts")
-    return dict.fromkeys((*assets, "experiment_report"), where)
+    return dict.fromkeys(assets, where)
 
 
 def judged(*families: str) -> dict[str, Where]:
