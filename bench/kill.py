@@ -268,7 +268,7 @@ def killed_until_finished(folder: Path, experiment: str, seed: int, most: int, k
         done |= {label for label, _ in run.finished}
         attempt.during.append(next((label for label, _ in timeline if label not in done), "the end"))
         attempt.struck.append(f"{name} {sent.name}")
-        print(f"  {attempt.struck[-1]} before {attempt.during[-1]}", flush=True)
+        print(f"  {attempt.struck[-1]} before {attempt.during[-1]}: the client returned {run.wait()}", flush=True)
         seen = [line for line in run.lines if line.startswith("Traceback")]
         seen += [] if ended else [f"the client lived for {END:.0f} s: " + " | ".join(run.lines[-5:])]
         attempt.differences += [
