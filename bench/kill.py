@@ -5,7 +5,8 @@
 Each experiment runs undisturbed once. Then its runs are killed in one asset after the other, at a random moment of
 each, until the experiment is finished; this repeats until there were enough kills. In turn, SIGKILL or SIGINT goes to
 the client's process group (Ctrl-C), and to the code server, to the process of the run or to the client alone. After
-each, no process of the lake is alive, and every pointer, manifest, file and checkpoint is whole. At the end:
+each, the client ends, no process of the lake is alive, and every pointer, manifest, file and checkpoint is whole. At
+the end:
 
 - tables equal those of the undisturbed run, except for times;
 - tables with samples of a student have the same keys: every step, sample and rollout once;
@@ -60,7 +61,7 @@ END = 120.0
 """Seconds within which a client must have ended whose runs cannot go on."""
 STRIKES = (
     ("group", signal.SIGKILL), ("client", signal.SIGKILL), ("code server", signal.SIGKILL), ("worker", signal.SIGKILL),
-    ("group", signal.SIGINT), ("code server", signal.SIGINT), ("worker", signal.SIGINT),
+    ("group", signal.SIGINT), ("client", signal.SIGINT), ("code server", signal.SIGINT), ("worker", signal.SIGINT),
 )  # fmt: skip
 """Processes and signals, in the order in which they are used; SIGINT to the group is a Ctrl-C at the terminal."""
 
@@ -184,9 +185,18 @@ class Run:
             else:
                 time.sleep(0.05)  # it is not there yet
                 continue
-            self.wait(END)
             return True
         return False
+
+    def end(self) -> bool:
+        """Wait until a struck client has ended; after END seconds, kill its process group and return False."""
+        try:
+            self.wait(END)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self.wait()
+            return False
+        return True
 
     def _below(self, part: str) -> int | None:
         for process in psutil.Process(self._process.pid).children(recursive=True):
@@ -224,8 +234,12 @@ def undisturbed(folder: Path, experiment: str) -> tuple[Path, list[tuple[str, fl
     return lake, [(label, float(seconds)) for label, seconds in json.loads(timeline.read_text())]
 
 
-def killed_until_finished(folder: Path, experiment: str, seed: int, most: int) -> Attempt:
-    """Kill an experiment in one asset after the other, at most so many times, finish it and compare."""
+def killed_until_finished(folder: Path, experiment: str, seed: int, most: int, kills: int) -> Attempt:
+    """Kill an experiment in one asset after the other, at most so many times, finish it and compare.
+
+    Args:
+        kills: the number of kills before, which decides which of STRIKES comes next.
+    """
     attempt, rng, began = Attempt(experiment, seed), random.Random(f"{experiment} {seed}"), time.monotonic()
     reference, timeline = undisturbed(folder, experiment)
     lake = folder / "killed" / experiment / "data"
@@ -235,10 +249,10 @@ def killed_until_finished(folder: Path, experiment: str, seed: int, most: int) -
     chosen = sorted(rng.sample(targets, min(most, len(targets))))
     done: set[str] = set()
     started: dict[str, str] = {}
-    for number, place in enumerate(chosen, seed):
+    for place in chosen:
         if timeline[place][0] in done:
             continue
-        name, sent = STRIKES[number % len(STRIKES)]
+        name, sent = STRIKES[(kills + len(attempt.struck)) % len(STRIKES)]
         run = Run(folder, lake, experiment)
         before = timeline[place - 1][0] if place else None
         if before and before not in done:
@@ -247,14 +261,18 @@ def killed_until_finished(folder: Path, experiment: str, seed: int, most: int) -
         else:
             span = RESTART + timeline[place][1]
         if not run.strike_after(rng.uniform(0, span), name, sent):
-            attempt.differences += [line for line in run.lines if "rror" in line][:1]
+            if status := run.wait():
+                attempt.differences.append(f"ended with {status} before a kill: " + " | ".join(run.lines[-5:]))
             break
+        ended = run.end()
         done |= {label for label, _ in run.finished}
         attempt.during.append(next((label for label, _ in timeline if label not in done), "the end"))
         attempt.struck.append(f"{name} {sent.name}")
-        tracebacks = [line for line in run.lines if line.startswith("Traceback")]
+        print(f"  {attempt.struck[-1]} before {attempt.during[-1]}: the client returned {run.wait()}", flush=True)
+        seen = [line for line in run.lines if line.startswith("Traceback")]
+        seen += [] if ended else [f"the client lived for {END:.0f} s: " + " | ".join(run.lines[-5:])]
         attempt.differences += [
-            f"after {attempt.struck[-1]} before {attempt.during[-1]}: {fault}" for fault in [*faults(lake), *tracebacks]
+            f"after {attempt.struck[-1]} before {attempt.during[-1]}: {fault}" for fault in [*seen, *faults(lake)]
         ]
         started = {**_journaled(lake), **started}
     last = Run(folder, lake, experiment)
@@ -388,9 +406,9 @@ def kill(folder: Path, names: list[str], kills: int, seed: int) -> int:
     write_specs(folder)
     record = folder / "kills.json"
     attempts = [Attempt(**row) for row in json.loads(record.read_text())] if record.exists() else []
-    while (left := kills - sum(len(attempt.during) for attempt in attempts)) > 0:
+    while (left := kills - (done := sum(len(attempt.during) for attempt in attempts))) > 0:
         number = len(attempts)
-        attempt = killed_until_finished(folder, names[number % len(names)], seed + number, left)
+        attempt = killed_until_finished(folder, names[number % len(names)], seed + number, left, done)
         attempts.append(attempt)
         record.write_text(json.dumps([asdict(attempt) for attempt in attempts], indent=1))
         state = "equal" if not attempt.differences else "NOT EQUAL"

@@ -26,7 +26,14 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.planning import planner
 from etpi_assets.planning.versioning import codebase
 from etpi_assets.planning.versioning import keys as versions
-from etpi_assets.planning.versioning.choices import CHOICES, INFRASTRUCTURE, is_infrastructure, narrowing
+from etpi_assets.planning.versioning.choices import (
+    CHOICES,
+    INFRASTRUCTURE,
+    Selection,
+    is_infrastructure,
+    narrowing,
+    selection,
+)
 from etpi_assets.planning.versioning.codebase import CALLED_ELSEWHERE, PACKAGES, ROOT, Codebase, normal_text
 from etpi_assets.planning.versioning.keys import PartitionCode
 from etpi_assets.planning.versioning.moved import REWRITTEN, Moves
@@ -35,7 +42,7 @@ from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.manifest import RunRecord
 from etpi_resources.lake.schemas import TABLES, empty, from_rows
 from tests.support.graph import write_spec
-from tests.support.mutations import EDITS, EXPERIMENTS, OWN, SAME
+from tests.support.mutations import EDITS, EXPERIMENTS, OWN, SAME, Edit
 
 Partition = tuple[str, str]
 MOST_OVER_REPORTED = 0.10
@@ -46,7 +53,8 @@ _REWRITTEN = "etpi_assets/planning/versioning/rewritten.toml"
 def specs(tmp_path_factory) -> Specs:
     folder = tmp_path_factory.mktemp("specs")
     for name, text in OWN.items():
-        write_spec(folder, *name.split("/"), text)
+        kind, _, spec = name.partition("/")
+        write_spec(folder, kind, spec, text)
     return load_specs(folder)
 
 
@@ -148,6 +156,38 @@ def test_no_edit_leaves_the_version_of_a_result_that_it_changes(changed, specs, 
     assert len(EDITS) >= 65
     assert not missed
     assert share < MOST_OVER_REPORTED, "\n".join(map(str, over))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted({choice.kind for choice in CHOICES}))
+def test_an_edit_would_be_missed_if_the_choice_dropped_what_a_spec_selects(kind, unchanged, specs, before):
+    # One partition of each edit, asset and option is enough.
+    selections = {
+        (edit, asset, chosen.get(kind)): chosen
+        for edit in EDITS
+        for asset, key in sorted(edit.partitions(specs, before))
+        for chosen in [selection(GRAPH[asset], key, specs)]
+    }
+    assert any(
+        options
+        and _counts(edit, asset, chosen, unchanged)
+        and not _counts(edit, asset, {**chosen, kind: frozenset()}, unchanged)
+        for (edit, asset, options), chosen in selections.items()
+    ), f"no edit of tests/support/mutations.py is in code that only the choice {kind!r} leads to: add one"
+
+
+def _counts(edit: Edit, asset: str, chosen: Selection, code: Codebase) -> bool:
+    """Return whether the definition that an edit changes is in the code of an asset under this selection."""
+    module = edit.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    reached = code.reach([versions.function_of(asset)], narrowing(code, chosen)).definitions
+    names = reached.get(code.moves.original(module if edit.file.endswith(".py") else edit.file), {})
+    source = code.source(module)
+    if source is None:
+        return bool(names)
+    line = (code.root / edit.file).read_text("utf-8").partition(edit.old)[0].count("\n") + 1
+    known = [code.definition(f"{module}:{name}") for name in names if name.partition(".")[0] in source.definitions]
+    parts = [part for definition in known for part in (definition.shell or definition).parts]
+    return any(part.lineno <= line <= (part.end_lineno or 0) for part in parts if isinstance(part, ast.stmt))
 
 
 @pytest.mark.parametrize(("file", "old", "new"), SAME, ids=[f"{file}-{n}" for n, (file, _, _) in enumerate(SAME)])
@@ -373,11 +413,6 @@ LEFT_OUT = {
 }
 """`INFRASTRUCTURE`: (why an edit cannot change a table's content, the test of it)."""
 
-PROVED = {
-    "serving": f"{_CODE_VERSIONS}::test_a_choice_loses_nothing_and_its_places_exist",
-}
-"""Kind of choice -> the test that an edit of a selected option is noticed; of all others it is `_EDITS`."""
-
 
 def test_infrastructure_names_modules_with_reasons():
     assert {m for m in INFRASTRUCTURE if versions.CODE.path(m) is None} == set()
@@ -385,8 +420,7 @@ def test_infrastructure_names_modules_with_reasons():
 
 
 def test_every_claim_of_the_tables_has_its_test():
-    assert PROVED.keys() <= {choice.kind for choice in CHOICES}
-    named = {test for _, test in LEFT_OUT.values()} | {*PROVED.values(), _EDITS}
+    named = {test for _, test in LEFT_OUT.values()}
     split = [(test, *test.split("::")) for test in sorted(named)]
     missing = [test for test, file, name in split if f"def {name}(" not in (ROOT / file).read_text("utf-8")]
     assert missing == []

@@ -34,6 +34,7 @@ EXPERIMENTS = (
     "solo_import",
     "terminal_grpo_0_8b",
     "opened",
+    "foreign",
 )
 """Experiments, shipped or own, that together have every shipped family, every engine and every kind of training."""
 OWN = {
@@ -43,6 +44,8 @@ OWN = {
     "rollout_sets/compacted": 'extends = "running_sum"\n[agent]\ncompact_after = 3\n',
     "experiments/opened": 'extends = "terminal_grpo_0_8b"\nrollout_sets = ["opened"]\n',
     "rollout_sets/opened": 'extends = "terminal_teacher"\n[agent]\ntokenizer = "qwen3_6"\n',
+    "experiments/foreign": 'extends = "native"\nrollout_sets = ["foreign"]\n[evaluate]\nsuite = "repo_fix_tiny"\n[evaluate.harness]\nname = "codex"\nfolder = "/codex"\n',
+    "rollout_sets/foreign": 'extends = "repo_fix_tiny_base"\nkind = "agent"\n[harness]\nname = "codex"\nfolder = "/codex"\n',
 }
 """Specs beside the shipped ones."""
 
@@ -50,7 +53,7 @@ Where = Callable[[Specs, str], bool]
 """Whether a partition, of these specs and this name, is one whose result changes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Edit:
     """One edit.
 
@@ -104,16 +107,16 @@ def experiments(test: Callable[[ExperimentSpec], bool]) -> Where:
 
 
 def engine(*kinds: str) -> Where:
-    return sets(lambda s: s.kind == "live" and s.engine is not None and s.engine.kind in kinds)
+    return sets(lambda s: s.is_collected and s.engine is not None and s.engine.kind in kinds)
 
 
 def imported(*formats: str) -> Where:
     return sets(lambda s: s.kind == "imported" and s.format in formats)
 
 
-live = sets(lambda s: s.kind == "live")
+live = sets(lambda s: s.is_collected)
 spoken = sets(lambda s: s.kind != "imported")
-"""Rollouts that the agent loop makes, with or without sandboxes."""
+"""Rollouts that the agent loop makes, with or without sandboxes; a harness runs in its place and shares its code."""
 plan_first = sets(lambda s: s.templated is not None)
 builds_base = sets(lambda s: s.engine is not None and s.engine.model == "tiny")
 
@@ -172,7 +175,7 @@ def chats(template: str) -> dict[str, Where]:
     """What renders or decodes by a template."""
     where = experiments(lambda e: e.base.chat_template == template)
     assets = ("tito_pairs", "upweighted_dataset", "sft_checkpoint", "rl_checkpoint", "serving_probe", "eval_rollouts")
-    return dict.fromkeys((*assets, "experiment_report"), where)
+    return dict.fromkeys(assets, where)
 
 
 def judged(*families: str) -> dict[str, Where]:
@@ -248,6 +251,7 @@ EDITS = (
     Edit("etpi_assets/agent/observation.py", 'lines.append(f"[{status}]")', 'lines.append(f"({status})")', "what an agent sees of a command", ROLLS_OUT),
     Edit("etpi_assets/agent/mailbox.py", "other_agents if to is None else", "other_agents[:1] if to is None else", "who gets a message to all", ROLLS_OUT),
     Edit("etpi_assets/agent/think.py", "return len(output) - closed[1]", "return len(output) - closed[0]", "tokens after a think block", ROLLS_OUT),
+    Edit("etpi_assets/agent/harness.py", "GRACE_SECONDS = 3.0", "GRACE_SECONDS = 0.0", "the time that a foreign harness has to end", {"raw_rollouts": sets(lambda s: s.kind == "agent"), "eval_rollouts": experiments(lambda e: e.evaluate is not None and e.evaluate.agent.harness is not None)}),
     Edit("etpi_assets/agent/prompts/coop/system.md", "One command a turn:", "A single command a turn:", "the coop prompt", {"raw_rollouts": both(spoken, set_prompt("coop")), "tito_pairs": draws_on(set_prompt("coop")), **dict.fromkeys(("upweighted_dataset", "serving_probe", "eval_rollouts"), asks("coop"))}),
     Edit("etpi_assets/agent/prompts/solo/user.md", "$instruction", "Task: $instruction", "the solo prompt", {"raw_rollouts": both(spoken, set_prompt("solo")), "tito_pairs": draws_on(set_prompt("solo")), **dict.fromkeys(("upweighted_dataset", "serving_probe", "eval_rollouts"), asks("solo"))}),
     Edit("etpi_assets/agent/tools.py", '"Run Python code. What', '"Run Python. What', "what a tool says of itself", {**ROLLS_OUT, **dict.fromkeys(("tito_pairs", "upweighted_dataset", "serving_probe"), every)}),
@@ -290,6 +294,7 @@ EDITS = (
     Edit(f"{W}/sample_trees.py", "ROW_MULTIPLE = 128", "ROW_MULTIPLE = 64", "padding of samples", {"rl_checkpoint": every}),
     Edit("etpi_resources/trainers/policy_servers.py", "NEARER = 3.0", "NEARER = 2.0", "when a hand-over is refused", {"rl_checkpoint": experiments(lambda e: e.rl.engine == "vllm")}),
     Edit(f"{W}/grpo_worker.py", '"group" if rl.scale_advantage', '"batch" if rl.scale_advantage', "the scale of advantages", {"rl_checkpoint": every}),
+    Edit(f"{W}/sharding.py", "set_gradient_divide_factor(float(dist.get_world_size()))", "set_gradient_divide_factor(1.0)", "gradients of a sharded policy", {"rl_checkpoint": experiments(lambda e: e.rl.sharded)}),
     # engines and sandboxes
     Edit(f"{G}/scripted.py", "SHORTEST_SPLIT = 3", "SHORTEST_SPLIT = 4", "which ids are split", {"raw_rollouts": engine("scripted")}),
     Edit(f"{G}/scripted.py", 'f"</think>\\n\\n{text}"', 'f"</think>\\n{text}"', "a text behind a begun think block", {"raw_rollouts": sets(lambda s: s.agent.tokenizer == "qwen3_6")}),

@@ -219,15 +219,12 @@ CHOICES = (
         _fixed(opens_think=(f"{_ENGINES}.scripted:continued",)),
     ),
     Choice(
+        "harness", (f"{_ROLLOUTS}.assets:_rollout_function",), _fixed(foreign=(f"{_ROLLOUTS}.assets:_run_harness",))
+    ),
+    Choice(
         "harness",
-        (f"{_ROLLOUTS}.assets:_rollout_function", "etpi_assets.evaluation.rollouts:_roll_out"),
-        _fixed(
-            foreign=(
-                f"{_ROLLOUTS}.assets:_run_harness",
-                "etpi_assets.agent.harness:run_harness",
-                "etpi_assets.agent.harness:",
-            )
-        ),
+        ("etpi_assets.evaluation.rollouts:_roll_out",),
+        _fixed(foreign=("etpi_assets.agent.harness:run_harness",)),
     ),
     Choice(
         "generator",
