@@ -235,7 +235,7 @@ def undisturbed(folder: Path, experiment: str) -> tuple[Path, list[tuple[str, fl
 
 
 def killed_until_finished(folder: Path, experiment: str, seed: int, most: int, kills: int) -> Attempt:
-    """Kill an experiment in one asset after the other, at most so many times, finish it and compare.
+    """Kill an experiment up to `most` times, each time in a later asset, finish it and compare.
 
     Args:
         kills: the number of kills before, which decides which of STRIKES comes next.

@@ -177,9 +177,11 @@ def show_status(names: Sequence[str], everything: bool = False, as_json: bool = 
         print(folders_table(folders, specs))
     for name in wanted:
         steps = plan(name, specs, lake)
-        print("\n".join([states_table(name, steps, everything=bool(names)), *plan_warnings([name], specs)]))
+        print(states_table(name, steps, everything=bool(names)))
         if names and (lost := lost_lines(steps, lake)):
             print("\n".join(lost))
+    for line in plan_warnings(wanted, specs):
+        print(line)
     if more := len(all_names) - len(wanted) if not names else 0:
         print(f"{more} more come with etpi: etpi status --all")
     return 0

@@ -40,7 +40,7 @@ class Shape:
 
     @property
     def mixture(self) -> bool:
-        """Whether a token uses a part of the parameters."""
+        """True for a mixture of experts: a token uses only a part of the parameters, or an unknown part."""
         return self.active != self.parameters
 
 

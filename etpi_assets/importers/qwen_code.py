@@ -46,8 +46,6 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     turns = {key for key, spoken in entries.items() if any(entry.role == "assistant" for entry in spoken)}
     shared = set[str]()
     for path in paths({key: text_field(lines[0], "parentUuid") for key, lines in nodes.items()}, turns):
-        if turns.intersection(path) <= shared:
-            continue
         conversation = session.begin("branch" if session.conversations else "solo")
         for key in path:
             if history := histories[key]:

@@ -276,7 +276,7 @@ _NEEDED = {
     "float_type": "a number", "float_parsing": "a number", "int_type": "a whole number",
     "int_parsing": "a whole number", "int_from_float": "a whole number",
 }  # fmt: skip
-"""Kinds of pydantic's errors -> what a value has to be."""
+"""A kind of error of pydantic -> the kind of value that the key takes."""
 _PYDANTIC, _SHOWN = re.compile(r"^\w+ should (?=be |have )"), {list: "a list", dict: "a table", type(None): "nothing"}
 _NOT_TOML = {
     "Illegal character '\\n'": "a quote is not closed",
@@ -285,7 +285,7 @@ _NOT_TOML = {
     "Cannot overwrite a value": "a key is written twice",
     "Expected '=' after a key": "a key without `=`",
 }
-"""How errors of tomllib begin -> what is wrong."""
+"""The beginning of an error of tomllib -> its cause in words of TOML."""
 """Problems of a file that an error names; each costs a search for the nearest key."""
 _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
 _LONG_KEY = re.compile(rf"(?<![\w\"'.-])(?:{_PART}\.[ \t]*+){{100}}")
@@ -390,7 +390,8 @@ def _problem(model: type[BaseModel], loc: Sequence[str | int], kind: str, messag
     if kind == "missing":
         return f"{key} is missing"
     if kind != "extra_forbidden":
-        shown = repr(value) if isinstance(value, str | int | float | bool) else _SHOWN.get(type(value), "nothing")
+        other = _SHOWN.get(type(value), type(value).__name__)
+        shown = repr(value) if isinstance(value, str | int | float | bool) else other
         needed = f"has to be {_NEEDED[kind]}" if kind in _NEEDED else _PYDANTIC.sub("has to ", message)
         return f"{key or 'the spec'}: {needed.partition(' after validation')[0]}; it is {shown[:60]}"
     level = _section(model, loc[:-1])

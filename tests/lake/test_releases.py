@@ -74,8 +74,10 @@ def test_runs_continue_in_it(root: Path) -> None:
     dataset = Ref("upweighted_dataset", "experiment", "release_experiment")
     before = lake.history(dataset)
     for name, definition in CHAIN.items():
-        made = definition.execute(KEYS[GRAPH[name].set], resources, log=lambda line: None, consent=frozenset(CONSENTS))
-        assert not made.manifest.blocked, made.manifest.failures
+        outcome = definition.execute(
+            KEYS[GRAPH[name].set], resources, log=lambda line: None, consent=frozenset(CONSENTS)
+        )
+        assert not outcome.manifest.blocked, outcome.manifest.failures
     assert len(lake.history(dataset)) >= len(before) and audit(lake, deep=True).damages == []
     steps = {step.asset: step for step in plan("release_experiment", load_specs(LAKES / "specs"), lake)}
     assert {steps[name].state for name in CHAIN} == {"ok"}

@@ -155,11 +155,11 @@ def test_later_prompts_extend_the_sampled_ids(world):
     assert CHAT.encode(text) != first["output_ids"] and first["message"]["tool_calls"][0]["function"]["name"] == "bash"
     added = CHAT.decode(second["prompt_ids"][len(first["history"]) :])
     assert added.startswith("\n<|im_start|>user\n<tool_response>\ndone call_") and added.endswith("assistant\n")
-    found = world.assembled()
-    assert found.figures == {
+    attempt = world.assembled()
+    assert attempt.figures == {
         "calls": 3, "turns": 3, "untrained": {}, "refused": 0, "joined": 0, "links": {"root": 1, "exact": 2},
     }  # fmt: skip
-    (main,) = found.agents
+    (main,) = attempt.agents
     assert [m.kind for m in main.messages] == [
         "prompt",
         "prompt",
@@ -204,9 +204,9 @@ def test_a_thousand_calls_are_assembled_in_linear_time():
             messages, ids = [*begin(), {"role": "user", "content": "The work so far"}], np.arange(50, dtype=np.int32)
     started = time.process_time()
     main = AgentRecord("agent1", "f", "main", "Submitted")
-    found = assemble(rows, TASK, lambda text, calls: ([], None), main=main)
+    attempt = assemble(rows, TASK, lambda text, calls: ([], None), main=main)
     assert time.process_time() - started < 8
-    assert found.figures["links"] == {"root": 1, "exact": 998, "rewritten": 1} and len(main.turns) == 1000
+    assert attempt.figures["links"] == {"root": 1, "exact": 998, "rewritten": 1} and len(main.turns) == 1000
 
 
 BILLED = "x-anthropic-billing-header: 1\nYou fix."
@@ -464,8 +464,8 @@ def test_two_equal_helpers_at_once_are_two_calls(world, monkeypatch):
     monkeypatch.setattr(engine, "complete", lambda requests: (both.wait(60), complete(requests))[1])
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda _: world.chat(begin("Read calc.py.")), range(2)))
-    found = world.assembled("Read", train_helpers=True)
-    assert [(agent.role, len(agent.turns)) for agent in found.agents] == [("main", 1), ("helper", 1)]
+    attempt = world.assembled("Read", train_helpers=True)
+    assert [(agent.role, len(agent.turns)) for agent in attempt.agents] == [("main", 1), ("helper", 1)]
 
 
 def test_only_root_opens_the_folder_of_the_key_to_other_users(monkeypatch):
@@ -546,10 +546,10 @@ def test_side_requests_invented_messages_and_helpers_are_not_trained(world):
     messages = converse(world, invented, turns=1)
     converse(world, begin("Read one file."), turns=2)
     converse(world, messages, turns=1)
-    found = world.assembled()
-    (main,) = found.agents
+    attempt = world.assembled()
+    (main,) = attempt.agents
     assert [turn.content.startswith("<think>\nstep") for turn in main.turns][:1] == [True]
-    assert found.figures["untrained"] == {"side": 1, "helper": 2} and len(main.turns) == 2
+    assert attempt.figures["untrained"] == {"side": 1, "helper": 2} and len(main.turns) == 2
     spoken = {kind: [m.content for m in main.messages if m.kind == kind] for kind in ("prompt", "side1", "helper1")}
     assert "I am ready." in spoken["prompt"] and spoken["side1"][-1] == "Fix a sum" and len(spoken["helper1"]) == 5
     assert not any("ready" in turn.content for turn in main.turns)
@@ -584,12 +584,12 @@ def test_helpers_that_go_on_from_the_main_conversation_at_once_are_agents_of_the
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(fork, (1, 2, 4)))
     converse(world, messages, turns=2)
-    found = world.assembled(train_helpers=True)
-    assert [(agent.role, len(agent.turns)) for agent in found.agents][0] == ("main", 3)
-    assert sorted((agent.role, len(agent.turns)) for agent in found.agents[1:]) == [
+    attempt = world.assembled(train_helpers=True)
+    assert [(agent.role, len(agent.turns)) for agent in attempt.agents][0] == ("main", 3)
+    assert sorted((agent.role, len(agent.turns)) for agent in attempt.agents[1:]) == [
         ("helper", 1), ("helper", 2), ("helper", 4),
     ]  # fmt: skip
-    assert found.figures["links"] == {"root": 1, "exact": 9}
+    assert attempt.figures["links"] == {"root": 1, "exact": 9}
 
 
 def test_dropped_and_retried_turns_are_untrained(world):
@@ -599,17 +599,17 @@ def test_dropped_and_retried_turns_are_untrained(world):
     messages = [*messages, said(message), *results(message)]
     world.chat([*messages[:-2], {"role": "user", "content": "You wrote no call."}])
     converse(world, messages, turns=1)
-    found = world.assembled()
-    assert found.figures["untrained"] == {"retry": 2, "dropped": 1}
-    assert [turn.turn for turn in found.agents[0].turns] == [0, 1, 2] and found.figures["calls"] == 6
+    attempt = world.assembled()
+    assert attempt.figures["untrained"] == {"retry": 2, "dropped": 1}
+    assert [turn.turn for turn in attempt.agents[0].turns] == [0, 1, 2] and attempt.figures["calls"] == 6
 
 
 def test_unresolved_retries_are_untrained(world):
     messages = converse(world, begin(), turns=1)
     for _ in range(2):
         world.chat(messages)
-    found = world.assembled()
-    assert len(found.agents[0].turns) == 1 and found.figures["untrained"] == {"retry": 2}
+    attempt = world.assembled()
+    assert len(attempt.agents[0].turns) == 1 and attempt.figures["untrained"] == {"retry": 2}
 
 
 def test_a_compaction_is_one_agent_with_its_summary_apart(world, monkeypatch):
@@ -619,9 +619,9 @@ def test_a_compaction_is_one_agent_with_its_summary_apart(world, monkeypatch):
     compacted = [*begin(), {"role": "user", "content": "Summary of the work: So far: listed both files."}]
     monkeypatch.setattr(world.attempts["a"].engine, "_policy", lists)
     converse(world, compacted, turns=2)
-    found = world.assembled()
-    assert found.figures["untrained"] == {"summary": 1} and found.figures["links"]["rewritten"] == 1
-    (main,) = found.agents
+    attempt = world.assembled()
+    assert attempt.figures["untrained"] == {"summary": 1} and attempt.figures["links"]["rewritten"] == 1
+    (main,) = attempt.agents
     assert len(main.turns) == 4
     drift = to_tables([RolloutRecord("r", "set", None, None, None, [main])])["turns"]["drift_at"]
     assert [at is not None for at in drift.to_pylist()] == [False, False, True, False]

@@ -68,8 +68,8 @@ class World:
         self.made: list[tuple[str, str]] = []
         self.failing: set[str] = set()
         self.changed: set[str] = set()
-        own = {name: definition for name, definition in asset_definitions().items() if GRAPH[name].group == "specs"}
-        self.assets: dict[str, AssetDefinition] = {name: own.get(name) or self._definition(name) for name in GRAPH}
+        real = {name: asset for name, asset in asset_definitions().items() if GRAPH[name].group == "specs"}
+        self.assets: dict[str, AssetDefinition] = {name: real.get(name) or self._definition(name) for name in GRAPH}
 
     def resources(self) -> Resources:
         """As a new run would have them: the specs are read anew."""

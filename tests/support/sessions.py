@@ -157,9 +157,9 @@ def gemini_document() -> dict[str, Any]:
 
 def qwen_session() -> list[dict[str, Any]]:
     """A call with its result, a rewind, a response in two lines, and a compaction."""
-    asked = {"functionCall": {"id": "c1", "name": "run", "args": {"command": "ls"}}}
-    seen = {"functionResponse": {"id": "c1", "name": "run", "response": {"output": "moor.py"}}}
-    kept = [{"role": "user", "parts": [{"text": "Summary."}]}, {"role": "model", "parts": [{"text": "Got it."}]}]
+    call = {"functionCall": {"id": "c1", "name": "run", "args": {"command": "ls"}}}
+    result = {"functionResponse": {"id": "c1", "name": "run", "response": {"output": "moor.py"}}}
+    history = [{"role": "user", "parts": [{"text": "Summary."}]}, {"role": "model", "parts": [{"text": "Got it."}]}]
 
     def line(uuid: str, parent: str | None, kind: str, *parts: Any, **more: Any) -> dict[str, Any]:
         role = "model" if kind == "assistant" else "user"
@@ -174,12 +174,12 @@ def qwen_session() -> list[dict[str, Any]]:
     return [
         line("1", None, "user", {"text": "Moor the boat."}),
         line("2", "1", "assistant", {"text": "hm", "thought": True}, {"text": "I look."}, model="qwen-x"),
-        line("2", "1", "assistant", asked, model="qwen-x", usageMetadata=usage),
-        line("3", "2", "tool_result", seen),
+        line("2", "1", "assistant", call, model="qwen-x", usageMetadata=usage),
+        line("3", "2", "tool_result", result),
         line("4", "3", "assistant", {"text": "Sunk."}),
         line("5", "3", "system", subtype="rewind"),
         line("6", "5", "assistant", {"text": "Moored."}),
-        line("7", "6", "system", subtype="chat_compression", systemPayload={"compressedHistory": kept}),
+        line("7", "6", "system", subtype="chat_compression", systemPayload={"compressedHistory": history}),
         line("8", "7", "user", {"text": "Check."}),
         line("9", "8", "assistant", {"text": "Checked."}),
     ]
