@@ -25,6 +25,7 @@ from etpi_assets.importers.source import (
     content_hash,
     content_text,
     field,
+    int32_field,
     read_json,
     text_field,
     to_utc,
@@ -226,7 +227,7 @@ def _step(raw: Any, name: str) -> Iterator[ChatEntry]:
             text,
             at=to_utc(field(exported, "at")),
             kind=text_field(exported, "kind"),
-            exit_code=code if type(code := field(exported, "exit_code")) is int else None,
+            exit_code=int32_field(exported, "exit_code"),
             answers=text_field(result, "source_call_id"),
             inbox=_exported_inbox(field(exported, "inbox")),
         )

@@ -20,6 +20,7 @@ from etpi_assets.importers.source import (
     as_mapping,
     content_text,
     field,
+    int32_field,
     number_field,
     text_field,
     to_utc,
@@ -264,8 +265,8 @@ def _code(event: Any) -> int | None:
         ("exit_code",),
         ("metadata", "exit_code"),
     ):
-        code = field(event, *place)
-        if type(code) is int:
+        code = int32_field(event, *place)
+        if code is not None:
             return code
     return None
 

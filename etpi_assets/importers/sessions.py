@@ -139,7 +139,7 @@ def paths(parents: Mapping[str, str | None], turns: Set[str]) -> Iterator[list[s
     """Yield the path from a root to each leaf that has a turn of its own, the last leaf first.
 
     Args:
-        parents: node -> the node before it, in the order of the file.
+        parents: node -> the node before it, in the order of the file. A path begins after a node that is not recorded.
         turns: the nodes that a model wrote.
 
     Raises:
@@ -149,13 +149,13 @@ def paths(parents: Mapping[str, str | None], turns: Set[str]) -> Iterator[list[s
     for leaf in reversed([node for node in parents if node not in inner]):
         path: list[str] = []
         node: str | None = leaf
-        while node is not None and node not in seen:
+        while node is not None and node in parents and node not in seen:
             seen.add(node)
             path.append(node)
             node = parents.get(node)
         if not turns.isdisjoint(path):
             on_path = set(path)
-            while node is not None and node not in on_path:
+            while node is not None and node in parents and node not in on_path:
                 on_path.add(node)
                 path.append(node)
                 node = parents.get(node)

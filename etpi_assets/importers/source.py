@@ -267,6 +267,12 @@ def text_field(value: Any, *keys: str) -> str | None:
     return item if isinstance(item, str) and item else None
 
 
+def int32_field(value: Any, *keys: str) -> int | None:
+    """Return `field` if it is an integer that a column of 32 bits can store; None otherwise."""
+    item = field(value, *keys)
+    return item if type(item) is int and -(2**31) <= item < 2**31 else None
+
+
 def number_field(value: Any, *keys: str) -> float | None:
     """Return `field` if it is a finite number; None otherwise."""
     item = field(value, *keys)

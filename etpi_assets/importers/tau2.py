@@ -18,6 +18,7 @@ from etpi_assets.importers.source import (
     as_list,
     as_mapping,
     field,
+    int32_field,
     number_field,
     read_json,
     text_field,
@@ -105,8 +106,7 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
     for message in kept:
         add_usage(usage, field(message, "usage") if field(message, "role") == "assistant" else None)
     rollout.sampler = sampler_of(settings if isinstance(settings, dict) else {}, dict(usage))
-    seed = simulation.get("seed")
-    rollout.sample_seed = seed if type(seed) is int and abs(seed) < 2**31 else None
+    rollout.sample_seed = int32_field(simulation, "seed")
     rollout.started_at = to_utc(simulation.get("start_time")) or rollout.started_at
     rollout.wall_seconds = number_field(simulation, "duration")
     return rollout

@@ -158,7 +158,7 @@ def test_a_wheel_runs_an_experiment_in_an_empty_folder(tmp_path: Path):
     site = environment / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     for package in ("etpi", "etpi_assets", "etpi_cluster", "etpi_resources"):
         for file in (ROOT / package).rglob("*"):
-            if file.is_file() and file.suffix != ".pyc":
+            if "__pycache__" not in file.parts and file.is_file():
                 assert (site / package / file.relative_to(ROOT / package)).is_file(), file
     for file in (ROOT / "sql").rglob("*.sql"):
         assert (site / "etpi_resources" / file.relative_to(ROOT)).is_file(), file

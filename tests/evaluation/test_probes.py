@@ -12,8 +12,6 @@ from etpi_assets.evaluation import probes
 from etpi_resources.engines import Completion, ServedModel
 from etpi_resources.lake.lake import folder_hash
 
-HERE = Path(__file__).parent
-
 CALL = "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>"
 PROMPTS = [probes.ProbePrompt(f"task{i}/agent1", [1, 2, i], []) for i in range(10)]
 
@@ -61,9 +59,6 @@ def test_every_probe_passes_on_a_clean_server(tmp_path):
         ("served_name", probes.served_name(SimpleNamespace(name="plan-first"), "0123456789abcdef")),  # pyright: ignore
         ("ids_returned", probes.ids_returned("train", PROMPTS, _turns(ids=[]))),
         ("prompt_parity", probes.prompt_parity({"a": [1, 5, 3]}, {"a": [1, 2, 3]})),
-        ("served_root", probes.served_root([ServedModel("sft", "/old", "base")], "sft", HERE, None)),
-        ("served_root", probes.served_root([ServedModel("base", str(HERE), None)], "sft", HERE, None)),
-        ("served_root", probes.served_root([ServedModel("sft", str(HERE), None)], "sft", HERE, "0123456789abcdef")),
         ("content_visible", probes.content_visible("train", PROMPTS, _chats(content="\n", reasoning=CALL))),
         ("calls_round_trip", probes.calls_round_trip("train", PROMPTS, _chats(content="ls"))),
         ("calls_round_trip", probes.calls_round_trip("train", PROMPTS, _chats(content=CALL.replace("ls", "rm")))),
@@ -74,6 +69,19 @@ def test_every_probe_passes_on_a_clean_server(tmp_path):
 )
 def test_each_serving_fault_fails_only_its_own_probe(name: str, result: probes.ProbeResult):
     assert [probe for probe, passed in _verdicts(result).items() if not passed] == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "content_hash"),
+    [("sft", "/old", None), ("base", ".", None), ("sft", ".", "0123456789abcdef")],
+    ids=["folder", "name", "weights"],
+)
+def test_other_folder_name_or_weights_fail_served_root(
+    tmp_path: Path, name: str, folder: str, content_hash: str | None
+) -> None:
+    listing = [ServedModel(name, str(tmp_path / folder), "base")]
+    result = probes.served_root(listing, "sft", tmp_path, content_hash)
+    assert [probe for probe, passed in _verdicts(result).items() if not passed] == ["served_root"]
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,11 @@ def test_r2e_gym(tmp_path: Path) -> None:
     assert (refusal.reason, refusal.row) == ("errored", 0) and "no image" in refusal.detail
 
 
+def test_exit_code_that_no_column_can_store_is_unknown(tmp_path: Path) -> None:
+    text = json.dumps(openhands_row()).replace('"exit_code": 0', f'"exit_code": {2**31}')
+    assert only(write_lines(tmp_path / "output.jsonl", [json.loads(text)])).agents[0].turns[0].exit_code is None
+
+
 def test_openhands_events(tmp_path: Path) -> None:
     record = only(write_lines(tmp_path / "output.jsonl", [openhands_row()]))
     agent = record.agents[0]

@@ -250,6 +250,12 @@ def test_qwen_code_has_a_branch_for_a_rewind_and_a_continuation_for_a_compaction
     assert (rollout.sampler, rollout.teacher, rollout.repo) == ({"usage": usage}, "qwen-x", "pier")
 
 
+def test_path_of_qwen_code_begins_after_a_line_that_is_missing(tmp_path):
+    lines = [line for line in qwen_session() if line["uuid"] not in ("1", "2")]
+    main = only(write(tmp_path, "chat.jsonl", lines)).agents[0]
+    assert talk(main) == [("tool", None, "moor.py"), ("assistant", 0, "Moored.")]
+
+
 def test_nemo_gym_has_ids_schemas_and_reward(tmp_path):
     rollout = only(write(tmp_path, "r.jsonl", [nemo_row()]))
     first, last = rollout.agents[0].turns
