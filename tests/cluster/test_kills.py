@@ -154,12 +154,8 @@ def test_two_users_launch_the_same_at_once_and_it_is_made_once(collection, runs)
         user.join()
     for run in launched:
         runs.succeed(run)
-    made = [
-        line
-        for run in launched
-        for line in runs.messages(run)
-        if f"raw_rollouts of many_{collection.name} made" in line
-    ]
+    name = f"raw_rollouts of many_{collection.name} computed in"
+    made = [line for run in launched for line in runs.messages(run) if name in line]
     assert len(launched) == 2 and len(made) == 1
     collection.require_whole()
 

@@ -155,7 +155,7 @@ class Runs:
         return self.status(run)
 
     def succeed(self, run: str, seconds: float = 600) -> None:
-        assert self.wait(run, seconds) == "SUCCESS", "\n".join(self.messages(run)[-40:])
+        assert self.wait(run, seconds) == "SUCCESS", "\n".join([*self.messages(run)[-40:], *self.failures(run)])
 
     def messages(self, run: str, kinds: str = "%") -> list[str]:
         """Return the messages of a run's events, in order."""
