@@ -23,7 +23,7 @@ from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.specs.experiment import DatasetSection, PairsSection, SelectSection
 from etpi_assets.specs.rollout_set import ScoringSection
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_assets.trajectories.tables import to_rows, to_tables
+from etpi_assets.trajectories.tables import named_rows, to_rows, to_tables
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.lake.schemas import IDS, empty
 
@@ -61,7 +61,7 @@ def captured(chat: ChatFormat) -> dict[str, pa.Table]:
     """Return `rollouts`, `agents`, `turns` and `messages` of the runs, with ids as if a server had returned them."""
     records = recorded_rollouts()
     for record in records:
-        messages = to_rows(record)["messages"]
+        messages = named_rows(to_rows(record))["messages"]
         for agent in record.agents:
             retokenised = retokenise([row for row in messages if row["agent_id"] == agent.agent_id], chat)
             ids = {turn.turn: turn for turn in retokenised}

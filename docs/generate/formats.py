@@ -71,6 +71,8 @@ Counts of the importer equal those of an independent reading of about twenty lin
 | `codex` | `jazzyalex/agent-sessions@651e854f4`, 7 made by hand | 0 | 0 | 0 | 0 | | 7 (no answer, unknown items) |
 | `trl` | `PrimeIntellect-ai/verifiers@8d994fbae`, 24 files | 1,002 | 4,573 | 3,543 | 3,501 | 1,002 | 24 (no answer) |
 | `trl` | `intertwine/security-verifiers@27f7c044d`, 6 of `results/runs` | 123 | 201 | 78 | 78 | 123 | 0 |
+| `sharegpt` | `hiyouga/LLaMA-Factory@ff6d4d12e`, 2 of `data/glaive_toolcall_*` | 600 | 1,897 | 427 | 429 | | 0 |
+| `messages` | the same, `reason_tool_use`, `kto`, `v1_sft`, 4 of media | 850 | 1,099 | 68 | 42 | 300 | 36 (media) |
 | `nemo_gym` | `NVIDIA-NeMo/Gym@07d6b0d07`, 128 files | | 1,209 | 1,010 | 598 | 585 | 55 |
 | `inspect` | `UKGovernmentBEIS/inspect_ai@499e6152e`, 16 logs | | 49 | 9 | 9 | 30 | 1 |
 | `tau2` | `codesque16/tau2-bench@c9e1346e5`, `toolorchestra_nvidia` | 164 | 1,482 | 1,454 | 1,454 | 164 | 0 |

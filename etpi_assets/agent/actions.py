@@ -173,8 +173,12 @@ def _first(arguments: Mapping[str, Any], *keys: str) -> str | None:
     return None
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
+"""Created once: creating an encoder costs as much as encoding a call."""
+
+
 def _dumps(arguments: Mapping[str, Any]) -> str:
     try:
-        return json.dumps(arguments, ensure_ascii=False, default=str)
+        return _encode(arguments)
     except (ValueError, TypeError, RecursionError):
         return str(arguments)

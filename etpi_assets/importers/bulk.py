@@ -24,7 +24,7 @@ from etpi_assets.trajectories import rollout_checks
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import TABLES, captured_digest, to_rows
 from etpi_resources.lake.parquet import storage_schema
-from etpi_resources.lake.schemas import from_rows
+from etpi_resources.lake.schemas import from_tuples
 from etpi_resources.process.pool import ordered_map, workers_for
 
 _PART_UNITS = 24
@@ -149,7 +149,8 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
                 rows = _input_rows(without_secrets(item, options.secrets), source, options.tools)
                 inputs.append(rows)
                 turns += len(rows.tables.get("turns", ()))
-                characters += sum(len(row["content"]) for row in rows.tables.get("messages", ()))
+                if isinstance(item, RolloutRecord):
+                    characters += sum(len(message.content) for agent in item.agents for message in agent.messages)
                 if turns >= _CHUNK_TURNS or characters > _CHUNK_CHARACTERS:
                     flush()
                     turns = characters = 0
@@ -162,7 +163,7 @@ class _InputRows:
     """The rows of one rollout or refusal by table, and the digest of what it captured."""
 
     source: str
-    tables: Mapping[str, Sequence[dict[str, Any]]]
+    tables: Mapping[str, Sequence[tuple[Any, ...]]]
     rollout_id: str = ""
     digest: str = ""
 
@@ -184,15 +185,14 @@ def _input_rows(item: RolloutRecord | RejectedInput, source: ImportSource, tools
 
 def _refusal_row(item: RejectedInput) -> _InputRows:
     name, detail = (text.encode("utf-8", "backslashreplace").decode() for text in (item.source, item.detail))
-    row = {"asset": "raw_rollouts", "source": name, "row": item.row, "reason": item.reason, "detail": detail}
-    return _InputRows(name, {"quarantined": [row]})
+    return _InputRows(name, {"quarantined": [("raw_rollouts", name, item.row, item.reason, detail)]})
 
 
 def _tables(inputs: list[_InputRows]) -> dict[str, pa.Table]:
     """Return the tables of all inputs; one with a value that its column cannot hold is quarantined instead."""
 
     def tables(chosen: Sequence[_InputRows]) -> dict[str, pa.Table]:
-        return {name: from_rows(name, [row for i in chosen for row in i.tables.get(name, ())]) for name in _NAMES}
+        return {name: from_tuples(name, [row for i in chosen for row in i.tables.get(name, ())]) for name in _NAMES}
 
     try:
         return tables(inputs)

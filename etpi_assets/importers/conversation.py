@@ -391,29 +391,39 @@ def _message(entry: ChatEntry, turn: int | None) -> Message:
 def _turn(
     number: int, group: Sequence[ChatEntry], answer: Sequence[ChatEntry], options: Options, bare_calls: bool
 ) -> Turn:
-    content = "\n".join(entry.content for entry in group if entry.content)
-    calls = [call for entry in group for call in entry.tool_calls or ()]
-    actions, error = [action for entry in group for action in entry.actions or ()], None
+    entry = group[0] if len(group) == 1 else _joined(group)
+    actions, error = entry.actions, None
     if not actions:
-        actions, error = read_actions(content, calls or None, options.message_commands, bare_calls)
-    receives = any(name in action.command for action in actions for name in options.receive_commands)
-    reasoning = "\n".join(entry.reasoning for entry in group if entry.reasoning)
-    native = len(group) == 1 and group[0].output_ids is not None
+        actions, error = read_actions(entry.content, entry.tool_calls, options.message_commands, bare_calls)
+    receives = any(name in action.command for name in options.receive_commands for action in actions)
     return Turn(
         turn=number,
-        content=content,
-        prompt_ids=group[0].prompt_ids if native else None,
-        output_ids=group[0].output_ids if native else None,
-        logprobs=group[0].logprobs if native else None,
-        capture=group[0].capture if native else "none",
-        finish_reason=group[-1].finish_reason,
-        reasoning=reasoning or None,
+        content=entry.content,
+        prompt_ids=entry.prompt_ids if entry.output_ids is not None else None,
+        output_ids=entry.output_ids,
+        logprobs=entry.logprobs if entry.output_ids is not None else None,
+        capture=entry.capture if entry.output_ids is not None else "none",
+        finish_reason=entry.finish_reason,
+        reasoning=entry.reasoning or None,
         actions=actions,
         parse_error=error,
-        observation="\n".join(entry.content for entry in answer) if answer else None,
+        observation="\n".join([entry.content for entry in answer]) if answer else None,
         exit_code=next((e.exit_code for e in reversed(answer) if e.exit_code is not None), None),
         inbox=[message for entry in answer for message in _inbox(entry, receives)],
-        at=next((entry.at for entry in group if entry.at is not None), None),
+        at=entry.at,
+    )
+
+
+def _joined(group: Sequence[ChatEntry]) -> ChatEntry:
+    """Return the blocks of one response as one message, without ids."""
+    return ChatEntry(
+        "assistant",
+        "\n".join(entry.content for entry in group if entry.content),
+        [call for entry in group for call in entry.tool_calls or ()],
+        "\n".join(entry.reasoning for entry in group if entry.reasoning),
+        next((entry.at for entry in group if entry.at is not None), None),
+        finish_reason=group[-1].finish_reason,
+        actions=[action for entry in group for action in entry.actions or ()],
     )
 
 
@@ -433,7 +443,10 @@ def _inbox(entry: ChatEntry, receives: bool) -> list[dict[str, str]]:
     if entry.inbox is not None:
         return entry.inbox
     text = entry.content
-    marks = list(_INBOX_LINE.finditer(text)) if "[Message from " in text or "[Reply from " in text else []
+    marked = "[Message from " in text or "[Reply from " in text
+    if not marked and not receives:
+        return []
+    marks = list(_INBOX_LINE.finditer(text)) if marked else []
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     messages = [
         {"from": mark[1], "message": text[mark.end() : end].partition("\n</output>")[0].strip()}

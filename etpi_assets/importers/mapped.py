@@ -104,8 +104,9 @@ FORMAT = row_format(
         keeps="as `messages`; paths are keys with dots and indices. Of a row: `messages`, or `prompt` and `answer`, "
         "`system`, `tools`, `task`, `repo`, `model`, `reward`; of a message: `role`, `text`, `reasoning`, `calls`, "
         "`answers` (the id of the call that a result answers), `time`, `trained`; `user`, `assistant` and `tool` are "
-        "the file's names of these roles. Columns with usual names need no key",
-        loses="other columns",
+        "the file's names of these roles. Columns with usual names need no key. Alpaca's rows: `prompt=instruction,"
+        "answer=output`",
+        loses="other columns, so Alpaca's `input`",
     ),
     claims=lambda row: False,
     record=record,

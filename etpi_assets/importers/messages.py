@@ -16,7 +16,7 @@ from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 
 def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `preference`, `empty` if it has no turn, or as `chat_entries`."""
-    refuse_preference(row, where)
+    check_row(row, where)
     if "messages" not in row:
         raise Unreadable("unknown_form", f"{where} has no `messages`; it has {', '.join(map(str, list(row)[:12]))}")
     messages = listed(row["messages"], f"{where}, messages")
@@ -36,17 +36,21 @@ def with_system(entries: list[ChatEntry], row: Row) -> list[ChatEntry]:
     return entries if has_prompt or system is None else [ChatEntry("system", system), *entries]
 
 
+_MEDIA = ("images", "videos", "audios")
+"""Columns of files that the messages show."""
 _PREFERENCES = ("chosen", "rejected", "rejected_response", "rejected_messages", "chosen_messages")
 
 
-def refuse_preference(row: Row, where: str) -> None:
-    """Raise Unreadable (`preference`) for a row that compares answers."""
+def check_row(row: Row, where: str) -> None:
+    """Raise Unreadable for a row that compares answers (`preference`), or shows files (`non_text_content`)."""
     if compared := [key for key in _PREFERENCES if row.get(key)]:
         raise Unreadable(
             "preference",
             f"{where} compares answers to one prompt ({', '.join(compared)}), which is no trajectory; to train on the "
             "chosen answers, write rows whose `messages` end with the chosen one, without these columns",
         )
+    if shown := [key for key in _MEDIA if isinstance(row.get(key), list) and row[key]]:
+        raise Unreadable("non_text_content", f"{where} shows {', '.join(shown)}; only text can be imported")
 
 
 def listed(value: Any, name: str) -> list[Any]:

@@ -24,13 +24,13 @@ _COLUMNS = {
 }
 """Column -> the format that has it."""
 _OTHERS = {
-    ("chosen", "rejected"): "rows that compare answers are no trajectories; keep the chosen answer alone",
-    ("instruction", "output"): "these are Alpaca's keys",
-    ("query", "response"): "these are ms-swift's keys of a query",
-    ("query", "answers"): "these are xLAM's keys, calls without a conversation",
-    ("system", "chat"): "this is Glaive's form, a conversation in one text",
-    ("segments",): "these are axolotl's segments of text",
-    ("text",): "this is text without roles",
+    ("chosen", "rejected"): "rows that compare answers are no trajectories; keep the chosen answer alone:",
+    ("instruction", "output"): "these are Alpaca's keys: --map prompt=instruction,answer=output leaves `input` out; or",
+    ("query", "response"): "these are ms-swift's keys of a query: --map prompt=query,answer=response; or",
+    ("query", "answers"): "these are xLAM's keys, calls without a conversation:",
+    ("system", "chat"): "this is Glaive's form, a conversation in one text:",
+    ("segments",): "these are axolotl's segments of text:",
+    ("text",): "this is text without roles:",
 }
 """Keys of formats that etpi does not read -> what they are."""
 _NAMES = {
@@ -83,7 +83,7 @@ def _nearest(row: Row) -> str:
         return advice
     for keys, what in _OTHERS.items():
         if set(keys) <= set(row):
-            return f"{what}: write them as `messages` of {{role, content}} (format messages)"
+            return f"{what} write them as `messages` of {{role, content}} (format messages)"
     near = [(key, match[0]) for key in map(str, row) if (match := difflib.get_close_matches(key, _COLUMNS, n=1))]
     if near:
         key, column = near[0]

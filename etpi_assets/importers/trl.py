@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from etpi_assets.importers.conversation import ChatEntry, Options, token_ids
 from etpi_assets.importers.format import FormatDoc, Row, row_format
-from etpi_assets.importers.messages import prompt_entries, refuse_preference, solo, text_entries
+from etpi_assets.importers.messages import check_row, prompt_entries, solo, text_entries
 from etpi_assets.importers.run_info import run_info
 from etpi_assets.importers.source import Unreadable, as_list, text_field
 from etpi_assets.importers.token_rows import entries_of, spans_of
@@ -24,7 +24,7 @@ def claims(row: Row) -> bool:
 
 def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `preference`, `empty`, `bad_token_ids`, `needs_tokenizer`, `unknown_form`."""
-    refuse_preference(row, where)
+    check_row(row, where)
     if "input_ids" in row:
         entries = _tokenised(row, where, options)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from etpi_assets.importers.conversation import ChatEntry, Options
 from etpi_assets.importers.format import FormatDoc, Row, row_format
-from etpi_assets.importers.messages import prompt_entries, refuse_preference, solo
+from etpi_assets.importers.messages import check_row, prompt_entries, solo
 from etpi_assets.importers.run_info import run_info
 from etpi_assets.importers.source import Unreadable, text_field
 from etpi_assets.trajectories.records import RolloutRecord
@@ -24,7 +24,7 @@ def _answered(row: Row) -> bool:
 
 def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `no_response` for a prompt without a response, `unknown_form`."""
-    refuse_preference(row, where)
+    check_row(row, where)
     info = run_info(row, options)
     if "output" in row:
         prompt, answer = row.get("input"), row.get("output")

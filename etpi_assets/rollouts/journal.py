@@ -23,7 +23,7 @@ import numpy as np
 from etpi_assets.agent.loop import rollout_id
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_assets.trajectories.tables import captured_digest, to_record, to_rows
+from etpi_assets.trajectories.tables import captured_digest, named_rows, to_record, to_rows
 from etpi_resources.process.locks import LockHeld, LockLost, lake_locks
 
 _TIMES = {"rollouts": "started_at", "turns": "at", "messages": "at"}
@@ -202,7 +202,7 @@ def to_line(record: RolloutRecord, spec_key: str) -> bytes:
         "key": record.rollout_id,
         "spec_key": spec_key,
         "prompts": captured_digest(record),
-        "rows": to_rows(record),
+        "rows": named_rows(to_rows(record)),
     }
     return json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=_plain).encode() + b"\n"
 

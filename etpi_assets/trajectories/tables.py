@@ -11,6 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -18,27 +19,30 @@ import numpy as np
 import pyarrow as pa
 
 from etpi_assets.trajectories.records import Action, AgentRecord, Message, RolloutRecord, Turn
-from etpi_resources.lake.schemas import TableBuilder
+from etpi_resources.lake.schemas import column_names, from_tuples
 from etpi_resources.lake.stored import Rows, batches
 from etpi_resources.token_ids import GrowingIds, arrays, begins_with, common_prefix
 
 Key = tuple[str, str, int]
 Decode = Callable[[Sequence[int]], str]
 
-TableRows = dict[str, list[dict[str, Any]]]
+TableRows = dict[str, list[tuple[Any, ...]]]
+"""Table -> rows, values in the order of its columns."""
 
 TABLES = ("rollouts", "agents", "turns", "messages")
 _TURN_FIELDS = tuple(f.name for f in fields(Turn) if f.name not in ("prompt_ids", "actions", "inbox"))
 _ACTION_FIELDS = tuple(f.name for f in fields(Action))
 _MESSAGE_FIELDS = tuple(f.name for f in fields(Message))
-_turn_values, _action_values, _message_values = (
-    attrgetter(*names) for names in (_TURN_FIELDS, _ACTION_FIELDS, _MESSAGE_FIELDS)
-)
+_ROLLOUT_COLUMNS = column_names("rollouts")
+_action_values = attrgetter(*_ACTION_FIELDS)
+_text = attrgetter("finish_reason", "content", "reasoning", "think_tokens", "post_think_tokens")
 _AGENT_FIELDS = ("agent_id", "feature_id", "role", "exit_status", "patch")
 
 _EXITS = ("Submitted", "LimitsExceeded", "ContextWindowExceeded", "FormatError")
 """From best to worst. Other exits are worse than these, and Error is the worst."""
 
+_MOST_ROWS = 2048
+"""Rows of a table as Python objects."""
 _DRIFT_IDS = 16
 """Ids stored of each side where a prompt differs from its history: enough to see the difference."""
 
@@ -51,19 +55,20 @@ def to_tables(records: Iterable[RolloutRecord], decode: Decode | None = None) ->
         decode: ids -> text; adds text to `drift`.
     """
     chunks: dict[str, list[pa.Table]] = {name: [] for name in TABLES}
-    builders = {name: TableBuilder(name, chunks[name].append) for name in TABLES}
-    for record in records:
-        for name, added in to_rows(record, decode).items():
-            for row in added:
-                builders[name].add(row)
-    for builder in builders.values():
-        builder.flush()
+    rows: TableRows = {name: [] for name in TABLES}
+    for record in chain(records, [None]):
+        for name, added in to_rows(record, decode).items() if record else ():
+            rows[name].extend(added)
+        for name, waiting in rows.items():
+            if record is None or len(waiting) >= _MOST_ROWS:
+                chunks[name].append(from_tuples(name, waiting))
+                rows[name] = []
     return {name: pa.concat_tables(chunks[name]) for name in TABLES}
 
 
 def from_tables(tables: Mapping[str, pa.Table]) -> list[RolloutRecord]:
     """Return the records of the tables, in the order of `rollouts`."""
-    rows: dict[str, TableRows] = defaultdict(lambda: {name: [] for name in TABLES})
+    rows: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: {name: [] for name in TABLES})
     for name in TABLES:
         for row in tables[name].to_pylist():
             rows[row["rollout_id"]][name].append(row)
@@ -74,15 +79,19 @@ def to_rows(record: RolloutRecord, decode: Decode | None = None) -> TableRows:
     """Convert one record to rows of the four tables, ids as int32 arrays."""
     rows: TableRows = {"rollouts": [_rollout_row(record)], "agents": [], "turns": [], "messages": []}
     for agent in record.agents:
-        key = {"rollout_id": record.rollout_id, "agent_id": agent.agent_id}
-        rows["agents"].append(key | _agent_row(agent))
-        turns = [*_turn_rows(record.rollout_id, agent, decode)]
-        messages = [_message_row(i, message) for i, message in enumerate(agent.messages)]
-        for row in (*turns, *messages):
-            row.update(key)
-        rows["turns"].extend(turns)
-        rows["messages"].extend(messages)
+        key = (record.rollout_id, agent.agent_id)
+        rows["agents"].append((*key, *_agent_values(agent)))
+        rows["turns"] += _turn_rows(key, agent, decode)
+        rows["messages"] += [_message_row(key, i, message) for i, message in enumerate(agent.messages)]
     return rows
+
+
+def named_rows(rows: TableRows) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows with the names of their columns, as `to_record` reads them."""
+    return {
+        table: [dict(zip(column_names(table), row, strict=True)) for row in of_table]
+        for table, of_table in rows.items()
+    }
 
 
 def to_record(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> RolloutRecord:
@@ -179,6 +188,7 @@ def _array(ids: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
+_encode_ordered = json.JSONEncoder(ensure_ascii=False).encode
 """Created once: creating an encoder costs as much as encoding an action."""
 
 
@@ -188,17 +198,16 @@ def _dumps(value: Any) -> str | None:
 
 def _ordered(value: Any) -> str | None:
     """Encode as JSON with keys in order, because chat templates render schemas and arguments in that order."""
-    return None if value is None else json.dumps(value, ensure_ascii=False)
+    return None if value is None else _encode_ordered(value)
 
 
 def _loads(text: str | None) -> Any:
     return None if text is None else json.loads(text)
 
 
-def _rollout_row(record: RolloutRecord) -> dict[str, Any]:
-    row = {f.name: getattr(record, f.name) for f in fields(record) if f.name != "agents"}
+def _rollout_row(record: RolloutRecord) -> tuple[Any, ...]:
     patches = {agent.agent_id: agent.patch for agent in record.agents if agent.patch is not None}
-    return row | {
+    computed = {
         "sampler": _dumps(record.sampler),
         "outcome": _dumps(record.outcome),
         "tools": _ordered(record.tools),
@@ -206,46 +215,38 @@ def _rollout_row(record: RolloutRecord) -> dict[str, Any]:
         "agents": len(record.agents),
         "final_files": _dumps(patches),
     }
+    return tuple(computed[name] if name in computed else getattr(record, name) for name in _ROLLOUT_COLUMNS)
 
 
-def _agent_row(agent: AgentRecord) -> dict[str, Any]:
+def _agent_values(agent: AgentRecord) -> tuple[Any, ...]:
     lengths = [len(turn.output_ids) for turn in agent.turns if turn.output_ids is not None]
-    return {
-        "feature_id": agent.feature_id,
-        "role": agent.role,
-        "exit_status": agent.exit_status,
-        "turns": len(agent.turns),
-        "output_tokens": sum(lengths) if lengths or not agent.turns else None,
-        "patch": agent.patch,
-    }
+    tokens = sum(lengths) if lengths or not agent.turns else None
+    return agent.feature_id, agent.role, agent.exit_status, len(agent.turns), tokens, agent.patch
 
 
-def _turn_rows(rollout_id: str, agent: AgentRecord, decode: Decode | None) -> Iterator[dict[str, Any]]:
+def _turn_rows(key: tuple[str, str], agent: AgentRecord, decode: Decode | None) -> Iterator[tuple[Any, ...]]:
     whole: dict[int, np.ndarray] = {}
     last: int | None = None
     for turn in agent.turns:
         if last is not None and turn.turn <= last:
-            raise ValueError(
-                f"rollout {rollout_id} {agent.agent_id}: turn {turn.turn} follows turn {last}; number them upwards"
-            )
-        row = dict(zip(_TURN_FIELDS, _turn_values(turn), strict=True))
-        actions = [dict(zip(_ACTION_FIELDS, _action_values(action), strict=True)) for action in turn.actions]
-        row["actions"] = _encode(actions)
-        row["inbox"] = _encode(turn.inbox) if turn.inbox else "[]"
-        row["output_tokens"] = None if turn.output_ids is None else len(turn.output_ids)
-        row |= dict.fromkeys(("suffix_ids", "prefix_turn", "prompt_tokens", "drift_at", "drift"))
+            raise ValueError(f"rollout {' '.join(key)}: turn {turn.turn} follows turn {last}; number them upwards")
+        prefix = suffix = drift_at = drift = prompt_tokens = None
         if turn.prompt_ids is not None:
             prompt = _array(turn.prompt_ids)
             prefix = _prefix_turn(prompt, whole)
-            row["prompt_tokens"] = len(prompt)
-            row["prefix_turn"] = prefix
-            row["suffix_ids"] = prompt if prefix is None else prompt[len(whole[prefix]) :]
+            prompt_tokens = len(prompt)
+            suffix = prompt if prefix is None else prompt[len(whole[prefix]) :]
             if last in whole and prefix != last:
-                row["drift_at"], row["drift"] = _drift(whole[last], prompt, decode)
+                drift_at, drift = _drift(whole[last], prompt, decode)
             if turn.output_ids is not None:
                 whole[turn.turn] = np.concatenate([prompt, _array(turn.output_ids)])
         last = turn.turn
-        yield row
+        actions = [dict(zip(_ACTION_FIELDS, _action_values(action), strict=True)) for action in turn.actions]
+        ids = (prefix, suffix, turn.output_ids, turn.logprobs, turn.capture, drift_at, drift, prompt_tokens)
+        output_tokens = None if turn.output_ids is None else len(turn.output_ids)
+        inbox = _encode(turn.inbox) if turn.inbox else "[]"
+        answered = (turn.parse_error, turn.observation, turn.exit_code, inbox, turn.at)
+        yield (*key, turn.turn, *ids, output_tokens, *_text(turn), _encode(actions), *answered)
 
 
 def _prefix_turn(prompt: np.ndarray, whole: dict[int, np.ndarray]) -> int | None:
@@ -274,10 +275,10 @@ def _turn(row: Mapping[str, Any], prompt: list[int] | None) -> Turn:
     )
 
 
-def _message_row(index: int, message: Message) -> dict[str, Any]:
-    row = dict(zip(_MESSAGE_FIELDS, _message_values(message), strict=True))
-    row["index"], row["tool_calls"] = index, _ordered(message.tool_calls)
-    return row
+def _message_row(key: tuple[str, str], index: int, message: Message) -> tuple[Any, ...]:
+    calls = _ordered(message.tool_calls)
+    text = (message.content, message.reasoning, calls)
+    return (*key, index, message.turn, message.role, *text, message.kind, message.at)
 
 
 def _message(row: Mapping[str, Any]) -> Message:

@@ -23,6 +23,10 @@ KEYS = {
     "AWS key": "AKIA" + "ABCD" * 4,
     "Google key": "AIza" + "a1B2_" * 7,
     "Hugging Face token": "hf_" + "aB" * 17,
+    "Telegram token": "123456789:AA" + "a1B2_" * 6 + "abc",
+    "Twilio key": "SK" + "a1b2" * 8,
+    "npm token": "npm_" + "a1B2" * 9,
+    "other token": "lin_api_" + "a1B2" * 10,
     "private key": "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
     "password in a URL": "moor:h4rb0ur",
 }
@@ -55,6 +59,12 @@ def test_key_in_a_result_is_masked_everywhere(tmp_path, kind):
     masked = read(tmp_path, talk(key), "mask")
     assert isinstance(masked, RolloutRecord) and len(masked.agents[0].turns) == 2 and not found(masked)
     assert KEYS[kind] not in repr(masked) and f"[masked {kind}]" in (masked.agents[0].turns[0].observation or "")
+
+
+@pytest.mark.parametrize("text", ["pul-" + "requests" * 4, "a.r8_" + "a1B2" * 8, "gsk_a1b2", "SK" + "moor" * 8])
+def test_words_that_begin_like_a_key_stay(tmp_path, text):
+    kept = read(tmp_path, talk(text), "mask")
+    assert isinstance(kept, RolloutRecord) and text in kept.agents[0].messages[2].content
 
 
 def test_turn_that_wrote_a_key_is_context(tmp_path):

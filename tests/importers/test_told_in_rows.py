@@ -454,6 +454,12 @@ def test_preferences_are_refused_with_the_way_to_train_the_chosen_answer(tmp_pat
     assert found.reason == "preference" and next(iter(answers)) in found.detail and "`messages`" in found.detail
 
 
+@pytest.mark.parametrize("form", [{"messages": [USER, ANSWER]}, {"prompt": [USER], "completion": [ANSWER]}])
+def test_row_that_shows_files_is_refused(tmp_path, form):
+    assert refusal(tmp_path, {**form, "images": ["a.jpg"]}).reason == "non_text_content"
+    assert row_of(tmp_path, {**form, "images": [], "audios": None}).agents[0].turns
+
+
 @pytest.mark.parametrize(
     ("row", "hints"),
     [
@@ -462,6 +468,7 @@ def test_preferences_are_refused_with_the_way_to_train_the_chosen_answer(tmp_pat
         ({"talk": [{"from": "human", "value": "q"}]}, ["talk", "sharegpt"]),
         ({"mesages": "x", "id": 1}, ["mesages", "messages"]),
         ({"instruction": "a", "input": "", "output": "b", "history": [["q", "a"]]}, ["Alpaca", "history"]),
+        ({"instruction": "a", "input": "", "output": "b"}, ["--map prompt=instruction,answer=output"]),
         ({"query": "a", "answers": "[]", "tools": "[]", "id": 1}, ["xLAM", "answers"]),
         ({"system": "s", "chat": "USER: x"}, ["Glaive", "messages"]),
         ({"chosen": "a", "rejected": "b"}, ["compare", "messages"]),
