@@ -46,14 +46,16 @@ def run_experiments(
         SandboxUnavailable: the run needs sandboxes that cannot start on this machine; nothing was run.
         TrackerMissing: a tracker of `train.report_to` is not installed; nothing was run.
         CodeServerError: Dagster cannot launch runs.
+        LakeError: ETPI_CATALOG names a file that is no catalog.
     """
     from etpi.run.preflight import plan_warnings, require_libraries, require_sandboxes, require_templates
     from etpi_assets.planning.planner import across, consent_refusal, open_steps
     from etpi_assets.resources import Resources
-    from etpi_resources.lake.catalog import default_path
+    from etpi_resources.lake.catalog import default_path, refuse_other_file
     from etpi_resources.lake.lake import Lake
 
     specs, lake = specs or load_specs(specs_folder), Lake.open()
+    refuse_other_file(default_path(lake))
     plans = _plans(names, specs, lake, data_only)
     for line in plan_warnings(names, specs):
         print(f"etpi: {line}", file=sys.stderr)

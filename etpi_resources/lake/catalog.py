@@ -117,7 +117,7 @@ def connect(path: Path | str | None = None, read_only: bool = True) -> duckdb.Du
         file = catalog_of(file)
     if not file.exists():
         raise LakeError(f"there is no catalog at {file.resolve()}; {_remedy(path is None)}")
-    _refuse_other_file(file)
+    refuse_other_file(file)
     try:
         connection = duckdb.connect(str(file), read_only=read_only)
     except duckdb.Error as error:
@@ -129,10 +129,12 @@ def connect(path: Path | str | None = None, read_only: bool = True) -> duckdb.Du
     return connection
 
 
-def _refuse_other_file(file: Path) -> None:
+def refuse_other_file(file: Path) -> None:
     """Raise LakeError if the file is neither a DuckDB file nor named as one: it is not to be replaced."""
+    if file.suffix == ".duckdb" or not file.exists():
+        return
     with file.open("rb") as opened:
-        if file.suffix != ".duckdb" and (start := opened.read(12)) and start[8:] != b"DUCK":
+        if (start := opened.read(12)) and start[8:] != b"DUCK":
             raise LakeError(f"{file} is no catalog; name another file in ETPI_CATALOG, or move this one away")
 
 
@@ -198,8 +200,7 @@ def build(
     path = path or default_path(lake)
     if odd := [part for part in lake.root.parts if "=" in part]:
         raise LakeError(f"the lake is under {odd[0]!r}, which DuckDB would read as a column; move {lake.root}")
-    if path.exists():
-        _refuse_other_file(path)
+    refuse_other_file(path)
     building = path.with_name(f".{path.name}.building")
     with lake.lock("catalog_file"):
         _remove(building)  # left by a build that died

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from etpi_assets.scoring.intervals import wilson
 from etpi_resources.lake import catalog
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.schemas import from_rows
-from tests.support import small_lake
+from tests.support import small_lake, viewed_lake
 
 SAMPLES = 2
 
@@ -107,3 +108,28 @@ def test_loss_of_the_query_in_the_readme_counts_weight_copies_and_tokens(tmp_pat
     catalog.build(lake, GRAPH.values())
     rows = ask(lake, text.replace("plan_first_tiny", "strong"))
     assert [row["loss"] for row in rows[:2]] == [36.0, 36.0] and rows[-1]["loss"] == 3.0
+
+
+def test_pages_of_the_viewer_show_the_stored_figures(evaluated: Lake) -> None:
+    client = viewed_lake.client(evaluated, catalog.default_path(evaluated))
+    page = {path: re.sub(r"(\s|<[^>]+>)+", " ", client.get(path).text) for path in ("/", "/experiment/e")}
+    values = {
+        row["metric"]: f"{100 * row['value']:.1f} % [{100 * row['ci_low']:.1f} %, {100 * row['ci_high']:.1f} %]"
+        for row in ask(evaluated, "FROM metrics WHERE checkpoint_role = 'rl'")
+    }
+    changed = [row for row in report(evaluated, "paired_by_metric") if (row["before"], row["after"]) == ("base", "rl")]
+    rates = {row["metric"]: row for row in changed if row["metric"] in METRICS}
+    assert set(rates) == set(METRICS) - {"called"}
+    for row in rates.values():
+        points = [f"{100 * row[name]:+.1f}" for name in ("difference", "ci_low", "ci_high")]
+        points = [point.replace("-", "−").replace("+0.0", "0.0") for point in points]
+        assert f"{points[0]} [{points[1]}, {points[2]}]" in page["/experiment/e"]
+        assert values[row["metric"]] in page["/experiment/e"]
+        if row["metric"] != "parse_rate":  # the overview has five columns
+            assert f"{points[0]} [{points[1]}, {points[2]}]" in page["/"]
+    scores = {row["rollout_id"]: row["reward"] for row in ask(evaluated, "FROM scores WHERE origin = 'eval'")}
+    moved = [scores[name.replace("base", "rl")] - scores[name] for name in scores if name.startswith("base")]
+    assert f"{moved.count(-1)} lost, {moved.count(1)} gained" in page["/experiment/e"]
+    of = rates["solved"]
+    whole = [f"{100 * of[name]:+.0f}" for name in ("difference", "ci_low", "ci_high")]
+    assert f"({whole[0]} points [{whole[1]}, {whole[2]}], {of['tasks']} tasks)" in page["/experiment/e"]
