@@ -1,6 +1,6 @@
 """The terminal rewards exactly as their source states them, for comparison with the hardened ones (`terminal`).
 
-They can be hacked. Train on them only to show that; tests/test_rewards.py lists what degenerate answers score.
+They can be hacked. Train on them only to show that; tests/scoring/test_rewards.py lists what degenerate answers score.
 """
 
 from __future__ import annotations
