@@ -211,6 +211,11 @@ def test_time_is_linear_in_hostile_text(piece):
     assert time.process_time() - started < 6
 
 
+def test_message_of_plain_words_among_other_commands_is_sent_and_arguments_are_not() -> None:
+    assert split_command("ls; send_message a hello; ls").rest == "ls; :; ls"
+    assert split_command("ls &>log send_message a hello; ls").sent == ()
+
+
 FILES = KnownFiles(["src/a.py"])
 PATTERNS = Patterns.of(ScoringSection())
 ATEM_PARAMETER = '<atem:parameter name="a">'
