@@ -15,6 +15,11 @@ _PLAIN_WORD = re.compile(r"""[^'"\\ \t\r\n<>;&|()`]+""")
 _PLAIN_QUOTED = re.compile(r'[^"\\]+')
 """Runs of literal characters: in a word, and between double quotes."""
 
+_AFTER_WORD = frozenset(["", *" \t\r\n<>;&|"])
+
+_OTHER = r"""(?:[ \t\r]*(?!{names})[^'"\\ \t\r\n<>;&|()`#][^'"\\\n<>;&|()`#]*(?:&&|\|\||[;|\n]|&(?![&>]))){{1,1000}}"""
+"""Up to 1,000 commands of plain words that do not begin with `names`, each with its operator."""
+
 _OPERATOR = re.compile(r"[ \t]*(&&|\|\||[|;&])")
 
 
@@ -41,7 +46,7 @@ class SplitCommand:
     leads: bool
 
 
-@dataclass
+@dataclass(slots=True)
 class _SimpleCommand:
     """One simple command.
 
@@ -70,17 +75,16 @@ def split_command(command: str, names: Collection[str] = ("send_message",)) -> S
     """
     if not any(name in command for name in names):
         return SplitCommand((), command, False)
-    lexer = _Lexer(command)
-    simples = lexer.run()
+    lexer = _Lexer(command, names)
     sent: list[SentMessage] = []
     cuts: list[tuple[int, int, str]] = []
-    pure, leads = not lexer.joined, False
-    for index, simple in enumerate(simples):
-        message = _message(simple, names)
+    pure, leads = True, False
+    for simple in lexer.run():
+        message = _message(simple)
         if message is None:
             pure = False
             continue
-        leads = leads or index == 0
+        leads = leads or simple.start == lexer.first
         pure = pure and not simple.redirected
         sent.append(message)
         cuts.append((simple.start, simple.end, ":"))
@@ -92,7 +96,7 @@ def split_command(command: str, names: Collection[str] = ("send_message",)) -> S
         rest.append(command[position:start] + put)
         position = max(position, end)
     left = "".join(rest) + command[position:]
-    return SplitCommand(tuple(sent), "" if pure else left, leads)
+    return SplitCommand(tuple(sent), "" if pure and not lexer.joined and not lexer.others else left, leads)
 
 
 @dataclass(frozen=True)
@@ -137,9 +141,7 @@ def _operators_have_commands(command: str, simples: list[_SimpleCommand]) -> boo
     return before not in ("&&", "||", "|", "|&")
 
 
-def _message(simple: _SimpleCommand, names: Collection[str]) -> SentMessage | None:
-    if not simple.words or simple.words[0][0] not in names:
-        return None
+def _message(simple: _SimpleCommand) -> SentMessage | None:
     operands = [(word, quoted) for word, quoted in simple.words[1:] if quoted or word != "--wait"]
     wait = len(operands) < len(simple.words) - 1
     if simple.text is not None:
@@ -152,9 +154,15 @@ def _message(simple: _SimpleCommand, names: Collection[str]) -> SentMessage | No
 
 
 class _Lexer:
-    """Lexer of a command in one pass. `joined`: it has a pipe or a `&`, so its messages are not pure."""
+    """Lexer of a command in one pass.
 
-    def __init__(self, text: str) -> None:
+    Attributes:
+        joined: the command has a pipe or a `&`, so its messages are not pure.
+        first: where its first simple command starts.
+        others: with `names`, there are commands that do not begin with one of them; these are not returned.
+    """
+
+    def __init__(self, text: str, names: Collection[str] | None = None) -> None:
         self.s, self.n, self.i = text, len(text), 0
         self.depth, self.ticked = 0, False
         self.out: list[_SimpleCommand] = []
@@ -162,6 +170,9 @@ class _Lexer:
         self.pending: list[tuple[str, bool, _SimpleCommand]] = []
         self.last = 0
         self.joined = False
+        self.first: int | None = None
+        self.names, self.others = names, False
+        self.skip = re.compile(_OTHER.format(names="|".join(map(re.escape, names)))) if names else None
 
     def run(self) -> list[_SimpleCommand]:
         while self.i < self.n:
@@ -187,7 +198,7 @@ class _Lexer:
                 self.i += 2 if doubled else 1
             elif c in ";&|":
                 self.i += 1
-            else:
+            elif not self._skipped():
                 simple = self._open()
                 word, quoted = self._word()
                 if not (word.isdigit() and not quoted and self.i < self.n and self.s[self.i] in "<>"):
@@ -199,8 +210,20 @@ class _Lexer:
     def _top(self) -> bool:
         return self.depth == 0 and not self.ticked
 
+    def _skipped(self) -> bool:
+        """Pass over commands that are not to be returned, and return whether there were any."""
+        if self.skip is None or self.simple is not None or self.pending or not self._top():
+            return False
+        other = self.skip.match(self.s, self.i)
+        if other is None:
+            return False
+        self.first = self.i if self.first is None else self.first
+        self.i, self.others = other.end(), True
+        return True
+
     def _open(self) -> _SimpleCommand:
         if self.simple is None:
+            self.first = self.i if self.first is None else self.first
             self.simple = _SimpleCommand(self.i)
             self.last = self.i
         return self.simple
@@ -208,11 +231,19 @@ class _Lexer:
     def _close(self) -> None:
         if self.simple is not None:
             self.simple.end = self.last
-            self.out.append(self.simple)
+            words = self.simple.words
+            if self.names is None or words and words[0][0] in self.names:
+                self.out.append(self.simple)
+            else:
+                self.others = True
             self.simple = None
 
     def _word(self) -> tuple[str, bool]:
         """Return the word at `i` without quotes, and whether any of it was quoted; always advances `i`."""
+        plain = _PLAIN_WORD.match(self.s, self.i)
+        if plain and self.s[plain.end() : plain.end() + 1] in _AFTER_WORD:
+            self.i = plain.end()
+            return plain[0], False
         parts: list[str] = []
         quoted = False
         while self.i < self.n:

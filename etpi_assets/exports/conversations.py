@@ -27,7 +27,7 @@ _FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
 _CALLS = pa.list_(pa.struct([("id", pa.string()), ("type", pa.string()), ("function", _FUNCTION)]))
 MESSAGES = pa.list_(pa.struct(_MESSAGE))
 _FACTS = ("rollout_id", "agent_id", "task_id", "repo", "teacher")
-_EMPTY_BLOCK = re.compile(r"\A\s*(?:<think>)?\s*</think>\s*")
+_EMPTY_BLOCK = re.compile(r"\A\s*(?:<think>\s*)?</think>\s*")
 """An empty think block, also one that the prompt opens."""
 _LEFT = "the messages include turns that the data set dropped, and every turn counts once"
 

@@ -18,13 +18,16 @@ from dataclasses import dataclass
 
 from etpi_assets.specs.rollout_set import ScoringSection
 
-_CD = re.compile(r"(?:^|[;&|\n(])\s*cd\s+([\"']?)([\w./-]+)\1")
-_HEREDOC = re.compile(r"(?<!<)<<-?\s*([\"']?)(\w+)\1([^\n]*)\n(.*?)(?:^\s*\2[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+_CD = re.compile(r"(?:^|[;&|\n(])[^\S\n]*cd\s+([\"']?)([\w./-]+)\1")
+_HEREDOC = re.compile(
+    r"(?<!<)<<-?\s*([\"']?)(\w++)\1([^\n]*+)(?:\n(.*?)(?:^[^\S\n]*\2[ \t]*$|\Z)|\Z)", re.DOTALL | re.MULTILINE
+)
+"""Without a body (None) on the last line."""
 _MAY_EDIT = re.compile(
     r">|\bsed\b|\bperl\b|\btee\b|\bcp\b|\bmv\b|patch|apply|python|write|Write|Edit|edit|str_replace|create"
 )
 _PYTHON_WRITES = re.compile(
-    r"open\([^)]*[\"'][rb]?[wax+][b+]{0,2}[\"']|\.write_text\(|\.write_bytes\(|\.writelines?\(|fileinput"
+    r"open\((?:(?!open\()[^)])*[\"'][rb]?[wax+][b+]{0,2}[\"']|\.write_text\(|\.write_bytes\(|\.writelines?\(|fileinput"
 )
 _PATCHED = re.compile(r"^(?:\+\+\+ (?:b/)?|\*\*\* (?:Update|Add) File: )(\S+)", re.MULTILINE)
 _EDITORS = frozenset(
@@ -34,6 +37,8 @@ _EDITORS = frozenset(
 _EDITOR_VERBS = frozenset({"create", "str_replace", "insert", "append", "write"})
 _EDITOR_PATHS = ("path", "file_path", "filename", "file", "notebook_path", "target_file")
 _SEPARATORS = frozenset(";&|()\n")
+_LONGEST_SHELL, _LONGEST_PATH = 65_536, 4096
+"""Characters of a command without heredocs that shlex reads, whose time grows with a word's square; and of a path."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +116,10 @@ def _ends_in(parts: tuple[str, ...], end: tuple[str, ...]) -> bool:
 def touched(command: str, patterns: Patterns, files: KnownFiles) -> set[str]:
     """Return the files (canonical) and functions that a bash command names; a path after `cd DIR` is in DIR."""
     folders = [(match.end(), match[2]) for match in _CD.finditer(command)] if "cd " in command else []
-    named = set()
+    named, folder, passed = set(), "", 0
     for match in patterns.path.finditer(command):
-        folder = next((name for end, name in reversed(folders) if end <= match.start()), "")
+        while passed < len(folders) and folders[passed][0] <= match.start():
+            folder, passed = folders[passed][1], passed + 1
         named.add(files.canonical(posixpath.join(folder, match[0])))
     named.update(patterns.functions(command))
     return named
@@ -135,13 +141,13 @@ def _written(command: str, pattern: re.Pattern[str]) -> Iterator[str]:
     if editor_files is not None:
         yield from editor_files
         return
-    bodies = [match[4] for match in _HEREDOC.finditer(command)]
-    shell = _HEREDOC.sub(lambda match: f"{match[3]}\n", command)
+    bodies = [match[4] for match in _HEREDOC.finditer(command) if match[4] is not None]
+    shell = _HEREDOC.sub(lambda match: match[0] if match[4] is None else f"{match[3]}\n", command)
     folder = ""
     for words, targets in _simple_commands(shell):
         paths = [word for word in words[1:] if pattern.fullmatch(word)]
         name = posixpath.basename(words[0]) if words else ""
-        if name == "cd" and len(words) > 1:
+        if name == "cd" and len(words) > 1 and len(folder) + len(words[1]) < _LONGEST_PATH:
             folder = posixpath.join(folder, words[1])
         files = [target for target in targets if pattern.fullmatch(target)]
         in_place = name in ("sed", "perl") and any(re.match(r"-[a-zA-Z]*i|--in-place", word) for word in words[1:])
@@ -178,7 +184,7 @@ def _editor_call(command: str) -> list[str] | None:
 def _simple_commands(shell: str) -> Iterator[tuple[list[str], list[str]]]:
     """Yield each simple command of a shell text as (unquoted words, targets of output redirections).
 
-    A text with an unclosed quote is split at blanks.
+    A text with an unclosed quote, or a long one, is split at blanks.
     """
     lexer = shlex.shlex(shell, posix=True, punctuation_chars=";&|()<>\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
@@ -203,6 +209,8 @@ def _simple_commands(shell: str) -> Iterator[tuple[list[str], list[str]]]:
 
 def _tokens(lexer: shlex.shlex, shell: str) -> Collection[str]:
     try:
-        return list(lexer)
+        if len(shell) <= _LONGEST_SHELL:
+            return list(lexer)
     except ValueError:  # a quote is not closed
-        return re.findall(r"[;&|()\n]+|[<>]+|[^\s;&|()<>]+", shell)
+        pass
+    return re.findall(r"[;&|()\n]+|[<>]+|[^\s;&|()<>]+", shell)

@@ -27,9 +27,9 @@ _OTHER_TAGS = (
 )
 """Tags of thoughts in messages that other models wrote. `<reasoning>` is left, since tasks ask for it as a form."""
 _CODE = re.compile(
-    r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1[^\n]*$|\Z)|(`+)(?!`)[^\n]*?(?<!`)\2(?!`)", re.MULTILINE | re.DOTALL
+    r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1[^\n]*$|\Z)|(?<!`)(`++)[^\n]{0,4000}?(?<!`)\2(?!`)", re.MULTILINE | re.DOTALL
 )
-_BLOCK = re.compile(r"^[ \t]*<think>.*?</think>", re.MULTILINE | re.DOTALL)
+_FIRST_LINE = re.compile(r"^[ \t]*<think>", re.MULTILINE)
 _LAST_LINE = re.compile(r"^[ \t]*</think>[ \t]*(?:\r?\n|\Z|<tool_call>)", re.MULTILINE)
 
 
@@ -115,7 +115,9 @@ def _has_block(text: str) -> bool:
     if THINK not in text and THINK_END not in text:
         return False
     plain = without_code(text)
-    return _BLOCK.search(plain) is not None or _LAST_LINE.search(plain) is not None
+    opening = _FIRST_LINE.search(plain)
+    closed = opening is not None and THINK_END in plain[opening.end() :]
+    return closed or _LAST_LINE.search(plain) is not None
 
 
 def spans(ids: Sequence[int] | np.ndarray, marker: str, chat: ChatFormat) -> list[Span]:

@@ -17,6 +17,12 @@ from etpi_assets.agent.actions import (
     read_actions,
 )
 from etpi_assets.agent.bash import split_command
+from etpi_assets.scoring.entities import KnownFiles, Patterns, edited, touched
+from etpi_assets.scoring.rewards.attempt import Attempt
+from etpi_assets.scoring.rewards.unhardened import form
+from etpi_assets.specs.rollout_set import ScoringSection
+from etpi_resources.chat.marks import split_thought
+from etpi_resources.chat.tool_forms import FORMS as FORMS_BY_NAME
 from etpi_resources.chat.tool_forms.call import BAD_JSON, UNCLOSED_CALL
 from tests.support.messages import format_message
 
@@ -193,6 +199,8 @@ def test_nothing_raises_and_an_empty_list_has_a_reason(text, tool_calls):
         "send_message a <<M\n",
         "a <<",
         "$('",
+        "a;",
+        "if a; then b; fi\n",
     ],
 )
 def test_time_is_linear_in_hostile_text(piece):
@@ -201,6 +209,48 @@ def test_time_is_linear_in_hostile_text(piece):
     read_actions(text)
     split_command("send_message " + text)
     assert time.process_time() - started < 6
+
+
+def test_message_of_plain_words_among_other_commands_is_sent_and_arguments_are_not() -> None:
+    assert split_command("ls; send_message a hello; ls").rest == "ls; :; ls"
+    assert split_command("ls &>log send_message a hello; ls").sent == ()
+
+
+FILES = KnownFiles(["src/a.py"])
+PATTERNS = Patterns.of(ScoringSection())
+ATEM_PARAMETER = '<atem:parameter name="a">'
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (split_thought, "</think>\n" + "<think>\n" * 40_000),
+        (split_thought, "<think>" + "`" * 300_000),
+        (FORMS_BY_NAME["mistral_v11"].parse, "[TOOL_CALLS]a" * 100_000),
+        (
+            FORMS_BY_NAME["atem"].parse,
+            '<atem:invoke name="a">' + '<atem:parameter name="a">' * 40_000 + "</atem:invoke>",
+        ),
+        (lambda text: touched(text, PATTERNS, FILES), "cd " + "\n" * 100_000),
+        (lambda text: edited(text, PATTERNS, FILES), "python -c open(" + "open(" * 60_000),
+        (lambda text: edited(text, PATTERNS, FILES), "> a.py " + "cd a\n" * 60_000),
+        (lambda text: form(Attempt("r", "t", "find", text)), "<thinking>" + " " * 40_000),
+    ],
+)
+def test_time_of_other_parsers_is_linear(parse, text: str) -> None:
+    started = time.process_time()
+    parse(text)
+    assert time.process_time() - started < 3
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("a b; c &&", ""), ("ls | wc;\n", "; d&>log"), ("", "\ne &"), ("#x\n", " ; "), ("send_messages;", "&&&>f")],
+)
+def test_other_commands_stay_beside_a_message(before: str, after: str) -> None:
+    split = split_command(f"{before}send_message a 'hi'{after}")
+    assert (split.sent[0].message, split.leads) == ("hi", not before.strip("#x\n"))
+    assert split.rest == ("" if before == "#x\n" else f"{before}:{after}")
 
 
 @pytest.mark.parametrize("cut", range(30))

@@ -1,6 +1,6 @@
 """The terminal rewards exactly as their source states them, for comparison with the hardened ones (`terminal`).
 
-They can be hacked. Train on them only to show that; tests/test_rewards.py lists what degenerate answers score.
+They can be hacked. Train on them only to show that; tests/scoring/test_rewards.py lists what degenerate answers score.
 """
 
 from __future__ import annotations
@@ -11,12 +11,19 @@ from collections.abc import Mapping, Sequence
 from etpi_assets.scoring.rewards.attempt import Attempt
 from etpi_assets.scoring.rewards.terminal import KEYWORDS, request_of, requested_verbs, shortness, text_of
 
-PATTERN = re.compile(r"^<thinking>\s*[\s\S]+?\s*</thinking>\s*```bash\n[\s\S]+?\n```$")
+_MIDDLE = re.compile(r"</thinking>\s*```bash\n")
 
 
 def form(attempt: Attempt) -> float:
-    """Return 1.0 if the pattern matches, else 0.0. Blank thinking, repeated tags and a trailing newline pass."""
-    return float(PATTERN.match(text_of(attempt)) is not None)
+    r"""Return 1.0 if `^<thinking>\s*[\s\S]+?\s*</thinking>\s*```bash\n[\s\S]+?\n```$` matches, else 0.0.
+
+    Blank thinking, repeated tags and a trailing newline pass. The parts are sought one by one, since the pattern itself
+    takes time that grows with the cube of blanks.
+    """
+    text = text_of(attempt).removesuffix("\n")
+    middle = _MIDDLE.search(text, len("<thinking>") + 1)
+    closed = middle is not None and text.endswith("\n```") and len(text) - len("\n```") > middle.end()
+    return float(closed and text.startswith("<thinking>"))
 
 
 def relevance(attempt: Attempt, *, keywords: Mapping[str, Sequence[str]] = KEYWORDS) -> float:

@@ -56,6 +56,8 @@ def _llama_parse(text: str) -> list[ParsedCall]:
 
 # --- Mistral: up to tokenizer v7 a JSON list of calls; from v11 on, each call is a name and its arguments
 
+_LONGEST_HEAD = 1000
+"""Characters of a call's name and id."""
 TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
@@ -83,7 +85,7 @@ def _mistral_v11_parse(text: str) -> list[ParsedCall]:
     at = text.find(TOOL_CALLS)
     while at >= 0:
         start = at + len(TOOL_CALLS)
-        split = text.find(ARGS, start)
+        split = text.find(ARGS, start, start + _LONGEST_HEAD)
         # Tokenizer v11 writes the call's id between its name and its arguments.
         name = text[start:split].partition(CALL_ID)[0].strip() if split >= 0 else ""
         if not name or not re.fullmatch(r"[\w.\-]{1,128}", name):
@@ -175,6 +177,8 @@ def _harmony_parse(text: str) -> list[ParsedCall]:
 
 # --- Muse: XML with the tool's name as an attribute
 
+_ATEM_CLOSING = "</atem:parameter>"
+_ATEM_PARAMETER = re.compile(rf'<atem:parameter name="([^"]{{1,128}})">(.*?){_ATEM_CLOSING}', re.DOTALL)
 _ATEM = re.compile(r'<atem:invoke name="([^"]{1,128})">')
 
 
@@ -195,9 +199,8 @@ def _atem_parse(text: str) -> list[ParsedCall]:
         if end < 0:
             return [*calls, UNCLOSED_CALL]
         at = end
-        pairs = re.findall(
-            r'<atem:parameter name="([^"]{1,128})">(.*?)</atem:parameter>', text[match.end() : end], re.DOTALL
-        )
+        closed = text.rfind(_ATEM_CLOSING, match.end(), end)  # a search beyond it would find nothing, in quadratic time
+        pairs = _ATEM_PARAMETER.findall(text, match.end(), max(closed, 0) + len(_ATEM_CLOSING))
         calls.append(Call(match[1], dict(pairs)))
     return calls
 
