@@ -26,7 +26,7 @@ Verdict = Literal["passes", "would block", "not reached", "not applicable"]
 
 
 _BY_SIZE = frozenset(
-    ["format_exposure", "turn_loss_share", "role_balance", "differs_from_base", "first_turn_parses", "groups_vary"]
+    ["format_exposure", "turn_loss_share", "role_balance", "validation_rows", "differs_from_base", "first_turn_parses"]
 )
 """Checks of amounts and of a trained model's behaviour."""
 _BY_TEACHER = frozenset(["teacher_gate", "plan_paths_in_task"])
@@ -137,10 +137,11 @@ def _stages(rehearsal: Rehearsal, steps: Sequence[Step], failures: Sequence[str]
         elif reason := manifest.notes.get("not_applicable"):
             yield Stage(step.asset, key, "not applicable", seconds, (Finding("", reason),))
         else:
-            yield _judged(rehearsal, Stage(step.asset, key, "passes", seconds), manifest)
+            yield judged(rehearsal, Stage(step.asset, key, "passes", seconds), manifest)
 
 
-def _judged(rehearsal: Rehearsal, passed: Stage, manifest: Manifest) -> Stage:
+def judged(rehearsal: Rehearsal, passed: Stage, manifest: Manifest) -> Stage:
+    """Return the stage with what its failed checks, which the small spec overrides, say about the real run."""
     blocks, unjudged, accepted = [], [], []
     for check in manifest.checks:
         name, message = check["name"], check["message"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from etpi.rehearsal import costs, memory, starts, students
-from etpi.rehearsal.shrink import PREFIX, WORLDS, Rehearsal, shrink
-from etpi.rehearsal.stages import Finding, Stage, first_stop
+from etpi.rehearsal.shrink import PREFIX, REASON, WORLDS, Rehearsal, shrink
+from etpi.rehearsal.stages import Finding, Stage, first_stop, judged
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError, Specs, load_shipped, load_specs
 from tests.support.graph import write_spec
@@ -333,3 +334,15 @@ def test_first_stop_is_the_first_stage_that_would_block():
     passed = Stage("tasks", "s", "passes", 1.0)
     stopped = replace(passed, asset="tito_pairs", verdict="would block", blocks=(Finding("label_syntax", "no"),))
     assert first_stop([passed]) is None and first_stop([passed, stopped, stopped]) is stopped
+
+
+def test_check_of_amounts_is_not_judged_at_a_small_size(tmp_path):
+    checks = [
+        {"name": name, "passed": True, "blocking": False, "message": f"overridden: {REASON} (no)"}
+        for name in ("validation_rows", "label_syntax")
+    ]
+    manifest: Any = SimpleNamespace(checks=checks)
+    stage = judged(Rehearsal("full", tmp_path), Stage("upweighted_dataset", "full", "passes", 1.0), manifest)
+    assert (stage.verdict, stage.blocks, stage.unjudged) == (
+        "would block", (Finding("label_syntax", "no"),), ("validation_rows",),
+    )  # fmt: skip
