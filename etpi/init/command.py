@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from etpi.init import endpoint, tasks, trajectories
-from etpi.init.experiment import NewExperiment
+from etpi.init.experiment import TINY_PROMPT, NewExperiment
 from etpi.init.student import read_student
 from etpi.init.write import announcement, refuse_existing, spec_name, write_specs
 from etpi_assets.specs.load import SpecError, load_specs
@@ -143,6 +143,8 @@ def from_tasks(source: str, options: TaskOptions, answers: Answers) -> int:
     experiment = NewExperiment(
         name, student, native=True, min_reward=solved, preset=answers.preset, suite=name, rl_sandbox=sandbox
     )
+    if options.rl and student.base["kind"] == "tiny":  # `serving_probe`: trained and served prompts are the same
+        suite_tasks = replace(suite_tasks, prompt=TINY_PROMPT)
     new = [tasks.suite_spec(name, suite_tasks), tasks.reference_set_spec(name, suite_tasks)]
     new += [experiment.spec()] if trains else []
     new += [experiment.baseline()] if options.rl else []

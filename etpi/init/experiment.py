@@ -50,7 +50,9 @@ class NewExperiment:
         """Return the experiment's file."""
         parts = [
             self._head(),
-            "[base]   # the student\n" + "".join(f"{key} = {quoted(value)}\n" for key, value in self._base()),
+            "[base]   # the student\n"
+            + "".join(f"{key} = {quoted(value)}\n" for key, value in self.student.base.items()),
+            _BASE_TINY if self.rl_sandbox and self.student.base["kind"] == "tiny" else "",
             "" if self.preset else self._select(),
             self._data(),
             _SWITCH if self.student.thinking_switch and strips_think(self.preset) else "",
@@ -84,18 +86,16 @@ title = {quoted(f"A student of {self.name}")}
     def _rl(self) -> str:
         if not self.rl_sandbox:
             return ""
-        steps, tokens, turns = (4, 512, 4) if self.student.base["kind"] == "tiny" else (100, 8192, 30)
         names = {"name": self.name, "suite": quoted(self.suite), "sandbox": quoted(self.rl_sandbox)}
-        return _RL.format(**names, steps=steps, tokens=tokens, turns=turns)
+        if self.student.base["kind"] == "tiny":
+            return _RL.format(**names, settings=_RL_SETTINGS_TINY, agent=_RL_AGENT_TINY)
+        return _RL.format(**names, settings=_RL_SETTINGS, agent=_RL_AGENT)
 
     def _evaluation(self) -> str:
         """Return how the experiment gets held-out rollouts."""
         if not self.suite:
             return "held-out rollouts need a suite of tasks"
         return f"a trained student is evaluated with a section instead: [evaluate] suite = {quoted(self.suite)}"
-
-    def _base(self) -> list[tuple[str, str]]:
-        return list(self.student.base.items())
 
     def _select(self) -> str:
         return f"""\
@@ -139,28 +139,55 @@ epochs = 8.0   # more where `serving_probe` says that it trained too little
 learning_rate = 2e-3
 batch_tokens = 2048
 """
+_BASE_TINY = """\
+[base.tiny]
+world = "repo_fix_tiny"   # the tiny base that works alone; it solves what docs/own_tasks.md shows
+conversations = 1300
+exercises = 3000
+"""
 _RL = """\
 [rl]
 method = "grpo"   # teaches nothing where tasks are never or always solved: run {name}_baseline first
 suite = {suite}
 sandbox = {sandbox}
 rewards = [{{ function = "outcome" }}]   # the judge's verdict; docs/rl.md lists others
-steps = {steps}
-max_response_tokens = {tokens}
-
+{settings}
 [rl.agent]
-prompt = "solo"
-max_steps = {turns}
-
+{agent}
 [evaluate]
 suite = {suite}
+roles = ["base", "rl"]   # before and after
+sample_seeds = [0, 1, 2, 3]   # at temperature 1: held-out tasks of one's own are few
 
 [evaluate.agent]
-prompt = "solo"
-max_steps = {turns}
-
+{agent}
 [serving]
 sandbox = {sandbox}
+"""
+_RL_SETTINGS = """\
+steps = 100
+max_response_tokens = 8192
+"""
+_RL_AGENT = """\
+prompt = "solo"
+max_steps = 30
+"""
+_RL_SETTINGS_TINY = """\
+steps = 8
+group_size = 8
+device_batch = 32   # four tasks a step
+accumulate = 1
+learning_rate = 1.5e-4
+schedule = "constant"
+beta = 0.0
+max_response_tokens = 1400
+"""
+TINY_PROMPT = "repo_fix_tiny"
+"""The prompt that the tiny base of the same name was trained with."""
+_RL_AGENT_TINY = f"""\
+prompt = "{TINY_PROMPT}"
+max_steps = 4
+max_tokens = 400
 """
 _BASELINE = """\
 # Written by `etpi init --rl`: how often the untrained student solves the tasks that reinforcement trains on.
@@ -171,6 +198,7 @@ train.method = "none"
 
 [evaluate]
 split = "train"
+roles = ["base"]
 decodings = [{{ name = "t1", temperature = 1.0 }}]
 sample_seeds = [0, 1, 2, 3]
 """

@@ -15,6 +15,7 @@ from etpi.init import preview
 from etpi.init.experiment import NewExperiment, strips_think
 from etpi.init.student import Student
 from etpi.init.write import NewSpec, quoted
+from etpi.run.console import say
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.curation.student_form import StudentForm, tool_name
 from etpi_assets.importers import count_found, find_units, import_runs, importer_of, read_map, secrets
@@ -25,6 +26,7 @@ from etpi_assets.specs.paths import expand
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn, own_messages
 from etpi_resources.chat.report import report
 from etpi_resources.chat.tool_forms import Call, parse_structured
+from etpi_resources.process.progress import Progress
 
 ASSISTANTS = ("claude_code", "codex", "gemini_cli", "qwen_code")
 """Formats of sessions of coding assistants, whose keys are masked unless the user chooses otherwise."""
@@ -139,8 +141,10 @@ def _count(format: str, path: Path) -> int | None:
 def _look(result: Survey, path: Path, student: Student) -> Survey:
     """Add the first rollouts and refusals to the survey, and return it."""
     end = time.monotonic() + LOOK_SECONDS
+    progress = Progress(f"--from {path}", "runs read", min(result.inputs or LOOK_ROLLOUTS, LOOK_ROLLOUTS), say)
     for item in islice(import_runs(result.format, path, result.options), LOOK_ROLLOUTS):
         result.looked += 1
+        progress.advance()
         if isinstance(item, RolloutRecord):
             _add(result, item, student)
         else:

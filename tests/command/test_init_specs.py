@@ -41,6 +41,7 @@ def test_reinforcement_has_suite_reward_evaluation_and_a_baseline_that_trains_no
         "grpo", "repo_fix_tiny", ["outcome"],
     )  # fmt: skip
     assert own.evaluate and own.evaluate.suite == own.rl.suite and own.rl.sandbox == own.serving.sandbox
+    assert own.evaluate.roles == ("base", "rl"), "the held-out result is the reinforced student's"
     assert (baseline.rl.method, baseline.train.method) == ("none", "none") and baseline.evaluate
     assert (baseline.evaluate.suite, baseline.evaluate.agent) == (own.rl.suite, own.evaluate.agent)
     assert baseline.evaluate.split == "train" and len(baseline.evaluate.sample_seeds) == 4, "the tasks of own.rl"

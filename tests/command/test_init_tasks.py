@@ -22,6 +22,7 @@ from etpi_assets.tasks.task_checks import check_tasks
 from etpi_resources.lake.lake import Lake, Ref
 from tests.support.harbor import make_folder
 from tests.support.repositories import Repository
+from tests.support.shell_blocks import run_blocks, shell_blocks
 
 pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parents[2] / "docs/own_tasks.md").read_text(encoding="utf-8")
@@ -146,6 +147,25 @@ def test_commands_of_reinforcement_measure_the_base_first_and_name_what_stops_le
     assert "never solved" in capsys.readouterr().out
     assert cli.main(run) == 1
     assert "groups have equal rewards" in capsys.readouterr().err.partition("etpi: failed")[2]
+
+
+@pytest.mark.long
+def test_trial_on_a_cpu_ends_in_a_student_and_a_held_out_result(tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.owner() == tmp_path.owner() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    (tmp_path / "trial").mkdir(mode=0o755)
+    (tmp_path / "gitconfig").write_text("[user]\n name = a\n email = a@localhost\n")
+    [block] = shell_blocks(PAGE, "--model tiny --rl")
+    run_blocks([block], tmp_path / "trial", GIT_CONFIG_GLOBAL=str(tmp_path / "gitconfig"))
+    lake = Lake(tmp_path / "trial/data")
+    rewards = lake.read(Ref("rl_rewards", "experiment", "tables"), "rewards")["value"].to_pylist()
+    assert {-1.0, 1.0} <= set(rewards), "some rollouts of reinforcement are solved, others are not"
+    changes = lake.read(Ref("experiment_report", "experiment", "tables"), "changes").to_pylist()
+    assert {(row["before"], row["after"], row["tasks"]) for row in changes if row["metric"] == "solved"} == {
+        ("base", "rl", 3)
+    }
+    assert (tmp_path / "trial/student/model.safetensors").is_file()
 
 
 def test_counts_of_commits_reconcile(work: Path, tmp_path: Path) -> None:

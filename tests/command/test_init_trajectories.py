@@ -14,6 +14,7 @@ from etpi import cli
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.presets import preset_values
 from etpi_resources.chat.format import load_chat_format
+from etpi_resources.process import progress
 from tests.support.own_runs import TOOLS, recorded_run, write_runs
 
 COMMIT = "0123456789" * 4
@@ -40,6 +41,12 @@ def test_specs_name_the_data_and_the_student(cwd):
     assert (experiment.base.tokenizer, experiment.base.chat_template) == ("qwen3", "qwen3")
     assert experiment.pairs.capture == "retokenised"
     assert experiment.serving.template_kwargs == {"enable_thinking": False}
+
+
+def test_reading_that_takes_long_says_how_far_it_is(cwd, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "FIRST_LOG_SECONDS", 0.0)
+    assert init("--model", QWEN) == 0
+    assert re.search(r"--from .*: runs read 1/\d+ ", capsys.readouterr().err)
 
 
 def test_first_conversation_is_shown_with_its_labels_before_anything_is_written(cwd, capsys):

@@ -4,12 +4,8 @@ without network."""
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +15,7 @@ from etpi.init import tasks
 from etpi_assets.specs.load import SpecError
 from etpi_resources.lake.lake import Lake, Ref
 from tests.support.repositories import Repository
+from tests.support.shell_blocks import run_blocks, shell_blocks
 
 PAGE = (Path(__file__).parents[2] / "docs/real_suite.md").read_text(encoding="utf-8")
 HELD_OUT, TRAINED = "samuelcolvin_dirty_equals_task", "pallets_jinja_task"
@@ -50,14 +47,7 @@ def work(tmp_path_factory: pytest.TempPathFactory, mitmproxy: Path) -> Path:
     moor = make_folder(root)
     git = root / "gitconfig"
     git.write_text(f'[url "{moor.repo}"]\n insteadOf = {URL}\n[safe]\n directory = *\n')
-    program = f'#!/bin/sh\nexec {sys.executable} -m etpi "$@"\n'
-    (root / "bin").mkdir()
-    (root / "bin/etpi").write_text(program)
-    (root / "bin/etpi").chmod(0o755)
-    environment = {name: value for name, value in os.environ.items() if name not in ("ETPI_DATA", "DAGSTER_HOME")}
-    environment |= {"GIT_CONFIG_GLOBAL": str(git), "PATH": f"{root / 'bin'}:{os.environ['PATH']}"}
-    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL):
-        subprocess.run(["bash", "-euo", "pipefail", "-c", block], check=True, cwd=root / "work", env=environment)
+    run_blocks(shell_blocks(PAGE), root / "work", GIT_CONFIG_GLOBAL=str(git))
     return root / "work"
 
 
