@@ -43,9 +43,10 @@ def sentences(
     ]
     if below:
         sentences.append(("bad", f"Below the threshold: {', '.join(below)}."))
-    failed = [f"`{check['name']}`" for check in checks if not check["passed"]]
-    if failed:
-        sentences.append(("bad", f"{len(failed)} check{'s'[: len(failed) != 1]} failed: {', '.join(failed)}."))
+    for tone, verb, blocking in (("bad", "failed", True), ("", "warned", False)):
+        failed = [f"`{c['name']}`" for c in checks if not c["passed"] and c["blocking"] is blocking]
+        if failed:
+            sentences.append((tone, f"{len(failed)} check{'s'[: len(failed) != 1]} {verb}: {', '.join(failed)}."))
     return sentences
 
 

@@ -162,7 +162,8 @@ def tables() -> facts.ReportTables:
 
 def _experiment() -> html.ReportedExperiment:
     checks = [
-        {"asset": "tito_pairs", "name": "no_think", "passed": False, "blocking": True, "message": "1 row <script>"}
+        {"asset": "tito_pairs", "name": "no_think", "passed": False, "blocking": True, "message": "1 row <script>"},
+        {"asset": "raw_rollouts", "name": "tasks_as_asked", "passed": False, "blocking": False, "message": "1 fewer"},
     ]
     return html.ReportedExperiment(
         "demo",
@@ -216,7 +217,7 @@ def test_page_says_what_happened_pairs_the_tasks_and_links_the_failures(tables):
     for text in (page.replace("<code>", "`").replace("</code>", "`"), markdown):
         assert "Improved: `plan_first` 0 % to 100 % under greedy." in text
         assert "`solved` rose from 0 % to 92 % (+92 points [+54, +99], 12 tasks) under greedy; significant" in text
-        assert "1 check failed: `no_think`" in text
+        assert "1 check failed: `no_think`" in text and "1 check warned: `tasks_as_asked`" in text
     assert "| solved | greedy | base 0.0 % → sft 91.7 % | +92 [+54, +99] | 12 | 11 / 0 | improved |" in markdown
     assert f'href="{REPORTED_VIEW}/dataset/demo"' in page
     assert f'href="{REPORTED_VIEW}/regressions/demo"' in page and f"]({REPORTED_VIEW}/regressions/demo)" in markdown
