@@ -38,8 +38,8 @@ class Guard:
 
     - The Host is a loopback name or address, or one of `names`.
     - With a token, a request has it as `Authorization: Bearer`, or has the cookie that an address with `?token=` sets
-      once. Browsers send the cookie to every port of a host name, so it is not the token: another server
-      cannot use it, and it ends with this one.
+      once. Browsers send the cookie to every port of a host name, so it is not the token: it opens no other
+      page, and ends with this server. Until then, a server that receives it could use it here.
     - A request with an Origin comes from the page itself; so does the request that opens a websocket.
     - A request that changes something is a POST of JSON, which a website cannot send to another origin without its
       consent. GraphQL by GET is refused, except for its console, which is HTML.

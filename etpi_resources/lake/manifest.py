@@ -148,9 +148,14 @@ class Manifest:
         """Return the manifest of its JSON; fields that a later etpi added within the same format are ignored.
 
         Raises:
-            NewerFormat: its format is newer than SCHEMA_VERSION.
+            NewerFormat: its format is newer than SCHEMA_VERSION. LakeError: it names a file outside the lake.
         """
         if (number := value.get("schema_version", 1)) > SCHEMA_VERSION:
             raise NewerFormat.of(f"the manifest of {Ref(**value['ref'])}", number)
+        for file in (file for table in value.get("tables", {}).values() for file in table["files"]):
+            if file["path"].startswith("/") or ".." in file["path"].split("/"):
+                raise LakeError(
+                    f"the manifest of {Ref(**value['ref'])} names a file outside the lake: {file['path']!r}"
+                )
         known = {name: item for name, item in value.items() if name in cls.__dataclass_fields__}
         return cls(**{**known, "ref": Ref(**value["ref"])})

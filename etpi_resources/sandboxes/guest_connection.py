@@ -28,6 +28,7 @@ END_SECONDS = 1.0
 """The time that a sandbox that no longer answers has to end."""
 
 _FILES_SECONDS = 60.0
+_LONGEST_SECONDS, _LONGEST_ERROR = 1e7, 4096
 
 
 class GuestUnreachable(Exception):
@@ -84,23 +85,22 @@ class GuestConnection:
     def _result(self, reply: bytes) -> CommandResult:
         head, _, output = reply.partition(b"\n")
         code, flag, seconds, left_out = head.split(b" ")
+        result = CommandResult("", int(code), float(seconds), flag == b"t", bool(int(left_out)))
+        fits = len(output) <= self._limits.output_bytes + _LONGEST_ERROR and 0 <= int(left_out) < 1 << 63
+        if not (fits and 0 <= result.exit_code < 256 and 0 <= result.seconds < _LONGEST_SECONDS):
+            raise ValueError("the guest's answer is no result of a command")
         out_of_memory = self._out_of_memory()  # asked after every command, so that none is blamed for an earlier one
-        text = output.decode("utf-8", "replace")
-        notes = []
-        if int(left_out):
-            notes.append(f"[{int(left_out)} more bytes left out]")
-        if flag == b"m" or (flag == b"-" and out_of_memory):
-            notes.append(f"[ended: more than {self._limits.memory_bytes >> 20} MiB of memory]")
-        if flag == b"s":
-            notes.append("[ended: too many sockets]")
-        if flag == b"n":
-            notes.append("[ended: too many files]")
-        if flag == b"d":
-            notes.append(f"[ended: more than {self._limits.file_bytes >> 20} MiB of disk]")
+        text, flag = output.decode("utf-8", "replace"), b"m" if flag == b"-" and out_of_memory else flag
+        reasons = {b"s": "too many sockets", b"n": "too many files"}
+        reasons[b"m"] = f"more than {self._limits.memory_bytes >> 20} MiB of memory"
+        reasons[b"d"] = f"more than {self._limits.file_bytes >> 20} MiB of disk"
+        notes = [f"[{int(left_out)} more bytes left out]"] if result.truncated else []
+        if flag in reasons:
+            notes.append(f"[ended: {reasons[flag]}]")
         if notes and text and not text.endswith("\n"):
             text += "\n"
         text += "\n".join(notes)
-        return CommandResult(text, int(code), float(seconds), flag == b"t", bool(int(left_out)))
+        return replace(result, output=text)
 
     def write_files(self, files: Mapping[str, str]) -> None:
         """Write text files, by path relative to the workspace, and create their folders.

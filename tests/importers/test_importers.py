@@ -84,6 +84,35 @@ def test_a_run_folder_becomes_one_rollout_with_a_turn_a_response(tmp_path: Path)
     assert {turn.capture for turn in first.turns} == {"none"}
 
 
+@pytest.mark.parametrize(
+    ("feature", "link"),
+    [("/../../../../../../../secret", None), (1, "agent1.patch"), (1, "agent1_full_traj.json")],
+)
+def test_patch_outside_the_run_folder_is_not_read(tmp_path: Path, feature: Any, link: str | None) -> None:
+    folder = pair_run(tmp_path / "runs")
+    (folder / "agent").mkdir()
+    (tmp_path / "secret.patch").write_text("hunter2")
+    if link:
+        (folder / link).symlink_to(tmp_path / "secret.patch")
+    file = folder / "agent1_traj.json"
+    write(file, {**json.loads(file.read_text()), "feature_id": feature})
+    refusal = refused(tmp_path / "runs", "cooperbench")
+    assert refusal.reason == "link_outside" and "hunter2" not in str(refusal)
+
+
+def test_agent_whose_name_is_a_path_adds_no_file_of_another_folder(tmp_path: Path) -> None:
+    folder = pair_run(tmp_path / "runs")
+    segments = [{"kind": "agent", "messages": native_messages()}]
+    write(tmp_path / "other_full_traj.json", {"segments": segments})
+    data = json.loads((folder / "agent1_traj.json").read_text())
+    (folder / "x").mkdir()
+    for path in (folder / "agent1_traj.json", folder / "result.json"):
+        path.unlink()
+    write(folder / "agent1_traj.json", {**data, "agent_id": "x/../../../../../../../other"})
+    (record,) = taken(tmp_path / "runs", "cooperbench")
+    assert sorted(len(agent.turns) for agent in record.agents) == [5, 5]
+
+
 def test_every_message_is_kept_as_captured_with_its_turn(tmp_path: Path) -> None:
     pair_run(tmp_path)
     (record,) = taken(tmp_path, options=PAIR_OPTIONS)

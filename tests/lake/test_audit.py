@@ -15,7 +15,7 @@ import pytest
 
 from etpi.cli import main
 from etpi_resources.lake.audit import audit, set_aside
-from etpi_resources.lake.lake import DamagedFile, Lake, Ref, manifest_name
+from etpi_resources.lake.lake import DamagedFile, Lake, LakeError, Ref, manifest_name
 from etpi_resources.lake.schemas import empty, from_rows
 from tests.support import small_lake
 
@@ -159,6 +159,27 @@ def test_a_manifest_of_an_earlier_etpi_without_newer_fields_is_sound(lake: Lake)
     pointer = json.loads(the_pointer(lake).read_text()) | {"manifest": f"{path.parent.name}/{older.name}"}
     the_pointer(lake).write_text(json.dumps(pointer))
     assert audit(lake, deep=True).damages == []
+
+
+@pytest.mark.parametrize("name", ["../secret", "raw_rollouts/../../secret", None])
+def test_manifest_that_names_a_file_outside_the_lake_moves_and_reads_nothing(lake: Lake, name) -> None:
+    secret = lake.root.parent / "secret"
+    secret.write_text("hunter2")
+    path = the_manifest(lake)
+    stored = json.loads(path.read_text())
+    stored["tables"]["turns"]["files"][0]["path"] = name or str(secret)
+    hostile = path.with_name(manifest_name(stored))
+    hostile.write_text(json.dumps(stored))
+    pointer = json.loads(the_pointer(lake).read_text()) | {"manifest": f"{path.parent.name}/{hostile.name}"}
+    the_pointer(lake).write_text(json.dumps(pointer))
+    (damage,) = audit(lake, deep=True).damages
+    assert damage.path == hostile
+    set_aside(lake, [damage])
+    assert secret.read_text() == "hunter2" and lake.current(TURNS) is None
+    hostile.write_text(json.dumps(stored))
+    the_pointer(lake).write_text(json.dumps(pointer))
+    with pytest.raises(LakeError, match="outside the lake"):
+        Lake(lake.root).read(TURNS, "turns")
 
 
 def test_audit_since_a_time_reads_only_later_publications(lake: Lake) -> None:

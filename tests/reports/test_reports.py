@@ -208,6 +208,15 @@ def test_page_is_wellformed_self_contained_and_escaped(tables):
     assert "Plan &lt;first&gt; &amp; go" in page
 
 
+def test_hidden_characters_are_shown_as_their_numbers(tables):
+    hostile = "\x1b]0;title\x07\x9b\u202eabc"
+    failed = [{**row, "verdict": hostile} for row in tables.eval_scores.to_pylist()]
+    tables = replace(tables, eval_scores=from_rows("scores", failed))
+    experiment = replace(_experiment(), title=hostile, notes=hostile)
+    for text in html.render(experiment, tables):
+        assert not set(text) & set("\x1b\x07\x9b\u202e") and text.count("⟨U+202E⟩abc") > 2
+
+
 def test_equal_tables_give_equal_bytes(tables):
     assert html.render(_experiment(), tables) == html.render(_experiment(), tables)
 

@@ -35,9 +35,11 @@ class Index(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     requests: list[str]
+    personal: list[str]
 
     def do_GET(self) -> None:
         self.requests.append(f"{self.command} {self.path}")
+        self.personal += [name for name in ("cookie", "authorization") if name in self.headers]
         status, body = (200, WHEEL) if self.path.endswith(".whl") else (200, f"page {len(self.requests)}".encode())
         length = len(body)
         if span := self.headers.get("range"):
@@ -67,7 +69,7 @@ class Index(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def index() -> Iterator[ThreadingHTTPServer]:
-    Index.requests = []
+    Index.requests, Index.personal = [], []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Index)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     yield server
@@ -144,6 +146,26 @@ def test_recording_has_a_largest_size(index, tmp_path):
         proxy = DownloadProxy(tmp_path, record=True, hosts=[f"127.0.0.1:{index.server_port}"], most_bytes=len(WHEEL))
         assert [ask(proxy, f"{base}/{name}")[0] for name in ("boat-1.whl", "boat-2.whl")] == answers
         assert any("most_gib" in line for line in proxy.log())
+        proxy.close()
+
+
+def test_any_public_host_is_none_of_this_machine_or_its_network(index, tmp_path):
+    proxy = DownloadProxy(tmp_path, record=True, hosts=None)
+    try:
+        for host in ("127.0.0.1", "localhost", "127.1", "10.0.0.1", "192.168.0.1", "169.254.169.254", "0.0.0.0"):
+            assert ask(proxy, f"http://{host}:{index.server_port}/boat-1.whl")[0] == 403, host
+        assert Index.requests == []
+    finally:
+        proxy.close()
+
+
+def test_index_gets_no_cookie_and_no_password(index, tmp_path):
+    proxy = DownloadProxy(tmp_path, record=True, hosts=[f"127.0.0.1:{index.server_port}"])
+    try:
+        url = f"http://127.0.0.1:{index.server_port}/boat-1.whl"
+        assert ask(proxy, url, Cookie="who=me", Authorization="Basic eDp5")[0] == 200
+        assert Index.requests and Index.personal == []
+    finally:
         proxy.close()
 
 

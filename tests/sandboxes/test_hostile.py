@@ -7,6 +7,7 @@ import platform
 import pytest
 
 from etpi_resources.sandboxes import Limits
+from etpi_resources.sandboxes.guest_connection import GuestConnection, GuestUnreachable, frame
 from etpi_resources.sandboxes.seccomp import _ARCHITECTURES, _DENIED
 
 LIMITS = Limits(command_seconds=10, memory_bytes=256 * 1024**2, processes=48, file_bytes=16 * 1024**2)
@@ -113,3 +114,56 @@ print(libc.syscall(0x40000000 + 319, b"x", 0), ctypes.get_errno())
 """
     box.write_files({"program.py": program})
     assert box.run("python program.py").output == "-1 1\n"
+
+
+class Subverted:
+    """The host's end of a guest that answers as it likes."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+
+    def put(self, data: bytes, deadline: float) -> None: ...
+
+    def take(self, count: int, deadline: float) -> bytes:
+        if len(self.answer) < count:
+            raise GuestUnreachable
+        taken, self.answer = self.answer[:count], self.answer[count:]
+        return taken
+
+
+HONEST = b"3 - 0.250000 0\nout"
+ANSWERS = {
+    "no head": b"",
+    "words": b"a b c d\n",
+    "too few": b"1 2\n",
+    "an exit code that no column takes": b"9" * 30 + b" - 0.1 0\n",
+    "a negative exit code": b"-1 - 0.1 0\n",
+    "a time that is no number": b"0 - nan 0\n",
+    "a time without end": b"0 - inf 0\n",
+    "a negative time": b"0 - -1 0\n",
+    "an exit code of many digits": b"9" * 5000 + b" - 0.1 0\n",
+    "more left out than fits": b"0 - 0.1 " + b"9" * 30 + b"\n",
+    "more output than the limit": b"0 - 0.1 0\n" + b"x" * 100_000,
+}
+
+
+def _connected(answer: bytes) -> GuestConnection:
+    connection = GuestConnection({}, LIMITS, None)
+    connection._channel = Subverted(answer)
+    return connection
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_answer_of_a_subverted_guest_is_the_end_of_the_sandbox(name):
+    result = _connected(frame(HONEST)).run("x")
+    assert (result.output, result.exit_code, result.seconds) == ("out", 3, 0.25)
+    result = _connected(frame(ANSWERS[name])).run("x")
+    assert (result.output, result.exit_code) == ("[the sandbox has ended]", 137)
+
+
+@pytest.mark.parametrize("path", [b"../up", b"/etc/passwd", b"a/../../b", b"", b"nul\0"])
+def test_subverted_guest_names_no_file_outside_the_workspace(path):
+    assert _connected(frame(frame(b"own") + frame(b"x"))).read_files() == {"own": "x"}
+    for answer in (frame(path) + frame(b"x"), frame(b"own") + b"\0\0\0\x09x", b"\xff" * 3):
+        assert _connected(frame(answer)).read_files() == {}
+    assert _connected(b"\xff\xff\xff\xff").read_files() == {}, "a length that no answer has"

@@ -7,12 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from etpi_assets.tasks.challenge import challenge, trust_of
 from etpi_assets.tasks.changed_tests import changed_tests, name_of_test, names_of_tests
-from etpi_assets.tasks.graded_run import GradedRun
+from etpi_assets.tasks.graded_run import GradedRun, run_graded
+from etpi_resources.sandboxes import CommandResult
 
 FILE = "tests/test_moor.py"
 
@@ -229,3 +231,29 @@ def test_names_of_tests() -> None:
         "test_a",
     ]
     assert names_of_tests("def broken(:") == []
+
+
+class Recording:
+    """A sandbox that runs nothing and keeps all that enters it."""
+
+    def __init__(self) -> None:
+        self.entered: list[str] = []
+
+    def write_files(self, files: Mapping[str, str]) -> None:
+        self.entered += [*files, *files.values()]
+
+    def run(self, command: str) -> CommandResult:
+        self.entered.append(command)
+        return CommandResult("", 0, 0.0)
+
+
+def test_recorder_brings_no_secret_and_no_mark_of_the_run_into_the_sandbox() -> None:
+    text = "def test_hidden():\n    assert rope(4) == 918273645\n"
+    entered: set[str] = set()
+    for tests in ({FILE: text}, changed_tests({FILE: text}, {})[0]):
+        sandbox: Any = Recording()
+        run_graded(sandbox, "pytest", tests=tests, roots=["src"], plugins=["timeout"])
+        everything = "\n".join(sandbox.entered)
+        assert "918273645" not in everything and "test_hidden" not in everything and "test_moor" not in everything
+        entered.add(re.sub(r"(?<=recorder_)[0-9a-f]{12}|(?<=/tmp/)[0-9a-f]{16}", "", everything))
+    assert len(entered) == 1 and not re.search(r"[0-9a-f]{12}", entered.pop()), "nothing else is random"

@@ -124,6 +124,33 @@ def test_a_feature_that_cannot_be_read_is_refused_once_with_its_pairs(tmp_path: 
     assert [item.task_id for item in result if isinstance(item, Task)] == ["harbor_task/7/f1_f3"]
 
 
+@pytest.mark.parametrize(
+    "name", ["feature2", "feature2/feature.md", "feature2/tests.patch", "runner.sh", "combined.patch"]
+)
+def test_file_behind_a_link_out_of_the_folder_is_in_no_task(tmp_path: Path, name: str) -> None:
+    folder, outside = make(tmp_path / "pairs"), make(tmp_path / "outside")
+    for file in outside.glob("*/*"):
+        file.write_text("hunter2")
+    (outside / name).exists() or (outside / name).write_text("hunter2")
+    (folder / name).exists() and (folder / name).rename(tmp_path / "old")
+    (folder / name).symlink_to(outside / name)
+    result = load(tmp_path / "pairs", sandbox="bubblewrap", checkouts=str(tmp_path))
+    refused = [item for item in result if isinstance(item, RejectedInput)]
+    assert {item.reason for item in refused} <= {"unreadable_feature", "unreadable_patch"} and refused
+    assert all("2" not in t.payload["features"] for t in result if isinstance(t, Task)) and "hunter2" not in str(result)
+
+
+@pytest.mark.parametrize("subset", ["../few.json", "linked.json"])
+def test_subset_and_pairs_lead_to_nothing_outside(tmp_path: Path, subset: str) -> None:
+    make(tmp_path / "pairs")
+    make(tmp_path / "pairs", "..")
+    (tmp_path / "few.json").write_text('{"tasks": []}')
+    (tmp_path / "pairs/linked.json").symlink_to(tmp_path / "few.json")
+    with pytest.raises(FileNotFoundError, match="subset"):
+        load(tmp_path / "pairs", subset=subset)
+    assert not [item for item in load(tmp_path / "pairs", pairs=["../7/f1_f2"]) if isinstance(item, Task)]
+
+
 def test_a_lone_feature_makes_no_pair(tmp_path: Path) -> None:
     make(tmp_path, features=1)
     (refusal,) = load(tmp_path)

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from etpi.web.guard import Guard, is_loopback
-from etpi.web.serve import page_token
+from etpi.web.serve import page_token, serve
 
 JSON = {"content-type": "application/json"}
 
@@ -152,6 +152,27 @@ def test_token_is_created_once_for_this_user_alone(tmp_path: Path) -> None:
     assert len(token) >= 40 and page_token(tmp_path / "home") == token
     assert [file.name for file in (tmp_path / "home").iterdir()] == ["page_token"]
     assert stat.S_IMODE((tmp_path / "home" / "page_token").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("host", "on_cluster", "needs"),
+    [("127.0.0.1", False, False), ("localhost", False, False), ("::1", False, False), ("127.0.0.1", True, True),
+     ("10.0.0.5", False, True), ("0.0.0.0", False, True), ("::", False, True), ("gpu-node", False, True)],
+)  # fmt: skip
+def test_page_that_others_can_reach_needs_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, on_cluster: bool, needs: bool
+) -> None:
+    served: list[Guard] = []
+    monkeypatch.setattr("uvicorn.run", lambda app, **_: served.append(app))
+    monkeypatch.setattr("etpi.web.serve.backend", lambda: on_cluster or None)
+    serve(Starlette(routes=[Route("/", _answer)]), "etpi view", host, 3000, [], tmp_path)
+    page = TestClient(served[0], base_url="http://localhost:3000")
+    assert page.get("/").status_code == (401 if needs else 200)
+    assert page.get("/", headers={"authorization": f"Bearer {page_token(tmp_path)}"}).status_code == 200
+    assert page.get("/", headers={"host": "0.0.0.0:3000"}).status_code == 403
+    named = {"host": f"{host}:3000", "authorization": f"Bearer {page_token(tmp_path)}"}
+    if host in ("10.0.0.5", "gpu-node"):
+        assert page.get("/", headers=named).status_code == 200
 
 
 def test_loopback_addresses() -> None:
