@@ -86,6 +86,12 @@ def from_trajectories(source: str, options: RunOptions, answers: Answers) -> int
     click.echo("\n".join(trajectories.preview_lines(survey, student, answers.preset)))
     if not survey.rollouts:
         raise SpecError(f"none of the {survey.looked} inputs looked at can be read; nothing was written")
+    if survey.called and not survey.native and student.chat and student.chat.tool_form is None:
+        raise SpecError(
+            f"the runs have {survey.called.total()} structured calls, and the chat template of --model writes none, so "
+            "none could be trained; nothing was written. Take a model whose template writes tool calls, or runs whose "
+            "actions are text, such as fenced shell commands"
+        )
     name = answers.ask("name", "name of the new specs", spec_name(Path(source).name.partition(".")[0]))
     teacher = licence = None
     if survey.teachers["unknown"]:

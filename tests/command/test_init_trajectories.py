@@ -15,10 +15,16 @@ from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.presets import preset_values
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.process import progress
-from tests.support.own_runs import TOOLS, recorded_run, write_runs
+from tests.support.models import make_base
+from tests.support.own_runs import TOOLS, as_text, recorded_run, write_runs
 
 COMMIT = "0123456789" * 4
 QWEN = f"Qwen/Qwen3-4B@{COMMIT}"
+PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A chat template that writes no calls."""
 
 
 @pytest.fixture
@@ -224,6 +230,16 @@ def test_model_that_is_no_model_is_refused(cwd, capsys, model):
     (cwd / "empty").mkdir()
     assert init("--model", model) == 1
     assert f"--model {cwd / model if model == 'empty' else model}" in capsys.readouterr().err
+
+
+def test_calls_that_the_students_template_cannot_write_are_refused_before_anything_is_written(cwd, capsys):
+    make_base(cwd / "plain", load_chat_format("tiny", "qwen3"))
+    (cwd / "plain/chat_template.jinja").write_text(PLAIN)
+    assert init("--model", "plain") == 1
+    assert "17 structured calls" in capsys.readouterr().err
+    assert not (cwd / "specs").exists()
+    write_runs(cwd, [as_text(recorded_run(number, 2)) for number in range(3)])
+    assert init("--model", "plain") == 0
 
 
 def test_student_of_an_unknown_family_is_written_with_a_warning(cwd, capsys):

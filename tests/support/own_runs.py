@@ -40,6 +40,17 @@ def recorded_run(number: int, turns: int, answer: bool = True) -> dict[str, Any]
     return {"instance_id": f"own__repo-{number}", "messages": messages, "tools": TOOLS, "reward": 1.0}
 
 
+def as_text(run: dict[str, Any]) -> dict[str, Any]:
+    """Return the run with its calls as fenced shell commands and their results as messages of the user."""
+    messages = []
+    for message in run["messages"]:
+        role, text = message["role"], message["content"]
+        for call in message.get("tool_calls", ()):
+            text += f"\n```bash\n{json.loads(call['function']['arguments'])['command']}\n```"
+        messages.append({"role": "user" if role == "tool" else role, "content": text})
+    return {**{key: value for key, value in run.items() if key != "tools"}, "messages": messages}
+
+
 def write_runs(folder: Path, runs: list[dict[str, Any]]) -> Path:
     path = folder / "runs.jsonl"
     path.write_text("".join(json.dumps(run) + "\n" for run in runs))

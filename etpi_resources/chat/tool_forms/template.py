@@ -14,6 +14,7 @@ from typing import Any, Literal
 from etpi_resources.chat.markers import Apply
 from etpi_resources.chat.marks import THINK, THINK_END, split_thought
 from etpi_resources.chat.tool_forms import FORMS, Call, ToolForm, message_calls
+from etpi_resources.errors import ExpectedError
 
 _PROBE = Call("run_probe", {"command": 'printf "%s\\n" <a> {b}\nls', "depth": "two"})
 _TOOLS = [
@@ -45,7 +46,7 @@ _SHOWN = 400
 Prose = Literal["kept", "dropped", "moved", "refused"]
 
 
-class UnknownToolForm(ValueError):
+class UnknownToolForm(ExpectedError, ValueError):
     """No registered form parses the template's calls; the message shows the rendered text and names the forms."""
 
 
