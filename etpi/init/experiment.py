@@ -21,7 +21,7 @@ class NewExperiment:
         min_reward: the TOML line of `select.min_reward`.
         longest: tokens of the longest recorded conversation.
         repositories: number of repositories in the data; 0: unknown.
-        acts: whether turns call tools or run commands.
+        calls: whether turns have tool calls; commands in fences are none to `format_exposure`.
         preset: name of a preset, whose values replace those of recorded runs in general.
         suite: a suite with held-out tasks; empty if there is none.
         trains: whether the student is fine-tuned on the runs.
@@ -35,7 +35,7 @@ class NewExperiment:
     min_reward: str
     longest: int = 0
     repositories: int = 0
-    acts: bool = True
+    calls: bool = True
     preset: str | None = None
     suite: str = ""
     trains: bool = False
@@ -58,7 +58,7 @@ class NewExperiment:
             _SWITCH if self.student.thinking_switch and strips_think(self.preset) else "",
             self._train(),
             self._rl(),
-            "" if self.preset else _GATES.format(format_exposure=int(self.acts)),
+            "" if self.preset else _GATES.format(format_exposure=int(self.calls)),
         ]
         return NewSpec("experiment", self.name, "\n".join(filter(None, parts)))
 

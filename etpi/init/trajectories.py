@@ -79,7 +79,7 @@ class Survey:
     offered: Counter[str] = field(default_factory=Counter)
     called: Counter[str] = field(default_factory=Counter)
     with_tools: int = 0
-    acting_turns: int = 0
+    tagged_turns: int = 0
     think_turns: int = 0
     unreadable: Counter[str] = field(default_factory=Counter)
     truncated_turns: int = 0
@@ -192,7 +192,7 @@ def _digest(rollout: RolloutRecord, reward: float | None) -> bytes:
 
 
 def _add_turn(result: Survey, turn: Turn, student: Student) -> None:
-    result.acting_turns += bool(turn.actions)
+    result.tagged_turns += "<tool_call>" in turn.content
     result.think_turns += bool(turn.reasoning) or "</think>" in turn.content
     if turn.parse_error is not None:
         result.unreadable[turn.parse_error] += 1
@@ -383,7 +383,7 @@ def experiment_spec(name: str, result: Survey, student: Student, preset: str | N
         min_reward=_min_reward(result),
         longest=max(result.lengths, default=0) if student.chat else 0,
         repositories=len(result.repos),
-        acts=bool(result.acting_turns or result.called),
+        calls=bool(result.tagged_turns or result.called),
         preset=preset,
         trains=trains,
     ).spec()

@@ -20,6 +20,7 @@ from tests.support.own_runs import TOOLS, as_text, recorded_run, write_runs
 
 COMMIT = "0123456789" * 4
 QWEN = f"Qwen/Qwen3-4B@{COMMIT}"
+CALL = "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>"
 PLAIN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -187,11 +188,12 @@ def test_unknown_format_is_refused_with_its_keys(cwd, capsys):
     assert "its first row has dialog" in text and "call it `messages`" in text
 
 
-def test_conversations_without_calls_are_not_held_to_a_number_of_calls(cwd):
-    row = {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "Hello."}]}
+@pytest.mark.parametrize(("text", "floor"), [("Hello.", 0), ("```bash\nls\n```", 0), (CALL, 1)])
+def test_conversations_without_calls_are_not_held_to_a_number_of_calls(cwd, text, floor):
+    row = {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": text}]}
     Path("runs.jsonl").write_text(json.dumps(row) + "\n")
     assert init("--model", QWEN) == 0
-    assert load_specs().experiments["runs"].gates.format_exposure == 0
+    assert load_specs().experiments["runs"].gates.format_exposure == floor
 
 
 class Terminal(io.StringIO):
