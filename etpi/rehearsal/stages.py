@@ -24,7 +24,6 @@ from etpi_resources.process.supervise import supervised
 POLL_SECONDS = 1.0
 Verdict = Literal["passes", "would block", "not reached", "not applicable"]
 
-
 _BY_SIZE = frozenset(
     ["format_exposure", "turn_loss_share", "role_balance", "validation_rows", "differs_from_base", "first_turn_parses"]
 )
