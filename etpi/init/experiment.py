@@ -131,6 +131,7 @@ _TRAIN = """\
 method = "lora"   # "full" trains all weights; "none" ends with the data set
 epochs = 3.0   # more where `serving_probe` says that it trained too little
 learning_rate = 2e-4
+batch_tokens = 2048   # of a step; more take more memory and make fewer steps
 """
 _TRAIN_TINY = """\
 [train]

@@ -543,7 +543,7 @@ def test_buffers_of_connections_are_bounded(fresh, kind):
         print("held")
         """
     results = []
-    thread = threading.Thread(target=lambda: results.append(python(fresh, program, timeout=8)))
+    thread = threading.Thread(target=lambda: results.append(python(fresh, program, timeout=30)))
     before = most = _socket_bytes()
     thread.start()
     while thread.is_alive():
