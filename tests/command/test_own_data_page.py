@@ -105,6 +105,9 @@ def test_commands_with_train_end_in_a_model(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     for words in commands("--train"):
         assert cli.main([model if word == "tiny" else word for word in words]) == 0, words
+        if model == SMOLLM2 and words[0] == "init":  # as the page says of small models
+            spec = tmp_path / "specs/experiments/runs.toml"
+            spec.write_text(spec.read_text().replace("learning_rate = 2e-4", "learning_rate = 2e-3"))
     assert list((tmp_path / "student").glob("*.safetensors"))
     card = (tmp_path / "data/reports/runs/README.md").read_text(encoding="utf-8")
     assert "A checkpoint trained by etpi" in card and "Not evaluated." in card
