@@ -79,12 +79,14 @@ class Graph(Mapping[str, Node]):
         self._declared[node.name] = node
 
     def load(self) -> dict[str, Node]:
-        """Import the stages and return the nodes by name, in topological order."""
-        for stage in self._stages:
-            import_module(f"etpi_assets.{stage}.assets")
+        """Import the stages and return the nodes by name, in topological order; else in the order of the stages."""
+        places = {f"etpi_assets.{stage}.assets": place for place, stage in enumerate(self._stages)}
+        for module in places:
+            import_module(module)
         for node in self._declared.values():
             self._check_inputs(node)
-        waiting, nodes = dict(self._declared), dict[str, Node]()
+        declared = sorted(self._declared.values(), key=lambda node: places.get(node.module, len(places)))
+        waiting, nodes = {node.name: node for node in declared}, dict[str, Node]()
         while waiting:
             ready = next((node for node in waiting.values() if nodes.keys() >= {*node.upstream}), None)
             if ready is None:

@@ -149,7 +149,7 @@ def from_tasks(source: str, options: TaskOptions, answers: Answers) -> int:
     experiment = NewExperiment(
         name, student, native=True, min_reward=solved, preset=answers.preset, suite=name, rl_sandbox=sandbox
     )
-    if options.rl and student.base["kind"] == "tiny":  # `serving_probe`: trained and served prompts are the same
+    if experiment.reinforces_tiny:  # `serving_probe`: trained and served prompts are the same
         suite_tasks = replace(suite_tasks, prompt=TINY_PROMPT)
     new = [tasks.suite_spec(name, suite_tasks), tasks.reference_set_spec(name, suite_tasks)]
     new += [experiment.spec()] if trains else []

@@ -46,13 +46,18 @@ class NewExperiment:
         """Return `dataset.max_length`: the model's context, else a power of two above the longest conversation."""
         return self.student.context or max(DEFAULT_LENGTH, 1 << self.longest.bit_length())
 
+    @property
+    def reinforces_tiny(self) -> bool:
+        """Return whether the tiny base is reinforced: the one that works alone, with its own prompt and settings."""
+        return bool(self.rl_sandbox) and self.student.base["kind"] == "tiny"
+
     def spec(self) -> NewSpec:
         """Return the experiment's file."""
         parts = [
             self._head(),
             "[base]   # the student\n"
             + "".join(f"{key} = {quoted(value)}\n" for key, value in self.student.base.items()),
-            _BASE_TINY if self.rl_sandbox and self.student.base["kind"] == "tiny" else "",
+            _BASE_TINY if self.reinforces_tiny else "",
             "" if self.preset else self._select(),
             self._data(),
             _SWITCH if self.student.thinking_switch and strips_think(self.preset) else "",
@@ -87,7 +92,7 @@ title = {quoted(f"A student of {self.name}")}
         if not self.rl_sandbox:
             return ""
         names = {"name": self.name, "suite": quoted(self.suite), "sandbox": quoted(self.rl_sandbox)}
-        if self.student.base["kind"] == "tiny":
+        if self.reinforces_tiny:
             return _RL.format(**names, settings=_RL_SETTINGS_TINY, agent=_RL_AGENT_TINY)
         return _RL.format(**names, settings=_RL_SETTINGS, agent=_RL_AGENT)
 

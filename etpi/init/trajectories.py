@@ -24,6 +24,7 @@ from etpi_assets.importers.source import bytes_of
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn, own_messages
+from etpi_resources.chat.marks import CALL
 from etpi_resources.chat.report import report
 from etpi_resources.chat.tool_forms import Call, parse_structured
 from etpi_resources.process.progress import Progress
@@ -192,7 +193,7 @@ def _digest(rollout: RolloutRecord, reward: float | None) -> bytes:
 
 
 def _add_turn(result: Survey, turn: Turn, student: Student) -> None:
-    result.tagged_turns += "<tool_call>" in turn.content
+    result.tagged_turns += CALL in turn.content
     result.think_turns += bool(turn.reasoning) or "</think>" in turn.content
     if turn.parse_error is not None:
         result.unreadable[turn.parse_error] += 1

@@ -392,6 +392,7 @@ def _turn(
     number: int, group: Sequence[ChatEntry], answer: Sequence[ChatEntry], options: Options, bare_calls: bool
 ) -> Turn:
     entry = group[0] if len(group) == 1 else _joined(group)
+    native = entry.output_ids is not None
     actions, error = entry.actions, None
     if not actions:
         actions, error = read_actions(entry.content, entry.tool_calls, options.message_commands, bare_calls)
@@ -399,10 +400,10 @@ def _turn(
     return Turn(
         turn=number,
         content=entry.content,
-        prompt_ids=entry.prompt_ids if entry.output_ids is not None else None,
+        prompt_ids=entry.prompt_ids if native else None,
         output_ids=entry.output_ids,
-        logprobs=entry.logprobs if entry.output_ids is not None else None,
-        capture=entry.capture if entry.output_ids is not None else "none",
+        logprobs=entry.logprobs if native else None,
+        capture=entry.capture if native else "none",
         finish_reason=entry.finish_reason,
         reasoning=entry.reasoning or None,
         actions=actions,

@@ -270,6 +270,7 @@ def _resolve(
 _MOST_BYTES, _MOST_NESTED, _MOST_PARENTS = 1 << 20, 20, 20
 """Bounds of a spec file: its size, tables within tables, and specs that extend one another."""
 _MOST_PROBLEMS = 50
+"""Problems of a file that an error names; each costs a search for the nearest key."""
 _NEEDED = {
     "model_type": "a table", "model_attributes_type": "a table", "dict_type": "a table", "tuple_type": "a list",
     "list_type": "a list", "string_type": "text", "bool_type": "true or false", "bool_parsing": "true or false",
@@ -286,7 +287,6 @@ _NOT_TOML = {
     "Expected '=' after a key": "a key without `=`",
 }
 """The beginning of an error of tomllib -> its cause in words of TOML."""
-"""Problems of a file that an error names; each costs a search for the nearest key."""
 _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
 _LONG_KEY = re.compile(rf"(?<![\w\"'.-])(?:{_PART}\.[ \t]*+){{100}}")
 """The parser's time for a dotted key grows with the square of its parts."""

@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from etpi_assets.trajectories.records import Action, AgentRecord, Message, RolloutRecord, Turn
-from etpi_resources.lake.schemas import column_names, from_tuples
+from etpi_resources.lake.schemas import TABLES as SCHEMAS
+from etpi_resources.lake.schemas import from_tuples
 from etpi_resources.lake.stored import Rows, batches
 from etpi_resources.token_ids import GrowingIds, arrays, begins_with, common_prefix
 
@@ -33,7 +34,7 @@ TABLES = ("rollouts", "agents", "turns", "messages")
 _TURN_FIELDS = tuple(f.name for f in fields(Turn) if f.name not in ("prompt_ids", "actions", "inbox"))
 _ACTION_FIELDS = tuple(f.name for f in fields(Action))
 _MESSAGE_FIELDS = tuple(f.name for f in fields(Message))
-_ROLLOUT_COLUMNS = column_names("rollouts")
+_COLUMNS = {name: SCHEMAS[name].schema.names for name in TABLES}
 _action_values = attrgetter(*_ACTION_FIELDS)
 _text = attrgetter("finish_reason", "content", "reasoning", "think_tokens", "post_think_tokens")
 _AGENT_FIELDS = ("agent_id", "feature_id", "role", "exit_status", "patch")
@@ -89,8 +90,7 @@ def to_rows(record: RolloutRecord, decode: Decode | None = None) -> TableRows:
 def named_rows(rows: TableRows) -> dict[str, list[dict[str, Any]]]:
     """Return the rows with the names of their columns, as `to_record` reads them."""
     return {
-        table: [dict(zip(column_names(table), row, strict=True)) for row in of_table]
-        for table, of_table in rows.items()
+        table: [dict(zip(_COLUMNS[table], row, strict=True)) for row in of_table] for table, of_table in rows.items()
     }
 
 
@@ -215,7 +215,7 @@ def _rollout_row(record: RolloutRecord) -> tuple[Any, ...]:
         "agents": len(record.agents),
         "final_files": _dumps(patches),
     }
-    return tuple(computed[name] if name in computed else getattr(record, name) for name in _ROLLOUT_COLUMNS)
+    return tuple(computed[name] if name in computed else getattr(record, name) for name in _COLUMNS["rollouts"])
 
 
 def _agent_values(agent: AgentRecord) -> tuple[Any, ...]:

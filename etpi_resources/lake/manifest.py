@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from etpi_resources.errors import ExpectedError
+from etpi_resources.inside import PathOutside, below
 from etpi_resources.lake.provenance import environment_fingerprint, etpi_version, git_revision
 
 SCHEMA_VERSION = 1
@@ -153,9 +154,11 @@ class Manifest:
         if (number := value.get("schema_version", 1)) > SCHEMA_VERSION:
             raise NewerFormat.of(f"the manifest of {Ref(**value['ref'])}", number)
         for file in (file for table in value.get("tables", {}).values() for file in table["files"]):
-            if file["path"].startswith("/") or ".." in file["path"].split("/"):
+            try:
+                below(file["path"])
+            except PathOutside as error:
                 raise LakeError(
-                    f"the manifest of {Ref(**value['ref'])} names a file outside the lake: {file['path']!r}"
-                )
+                    f"the manifest of {Ref(**value['ref'])} names a file outside the lake: {error}"
+                ) from None
         known = {name: item for name, item in value.items() if name in cls.__dataclass_fields__}
         return cls(**{**known, "ref": Ref(**value["ref"])})

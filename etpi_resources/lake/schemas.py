@@ -519,12 +519,8 @@ def from_rows(name: str, rows: list[dict]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def column_names(name: str) -> list[str]:
-    return [column for column, _, _ in TABLES[name].columns]
-
-
 def from_tuples(name: str, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
-    """Return rows, values in the order of the columns, as the named table: twice as fast as `from_rows`."""
+    """Return rows, values in the order of the columns, as the named table."""
     schema = TABLES[name].schema
     columns = zip(*rows, strict=True) if rows else [()] * len(schema)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]

@@ -155,8 +155,8 @@ def test_two_users_launch_the_same_at_once_and_it_is_made_once(collection, runs)
     for run in launched:
         runs.succeed(run)
     name = f"raw_rollouts of many_{collection.name} computed in"
-    made = [line for run in launched for line in runs.messages(run) if name in line]
-    assert len(launched) == 2 and len(made) == 1
+    collections = [line for run in launched for line in runs.messages(run) if name in line]
+    assert len(launched) == 2 and len(collections) == 1
     collection.require_whole()
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -88,13 +86,13 @@ def test_export_has_the_trained_ids_and_another_one_the_tools(exported: Path, tm
     assert max(len(row["messages"]) for row in messages) == max(len(run["messages"]) for run in RUNS)
 
 
-def test_page_shows_what_init_prints(tmp_path: Path) -> None:
+def test_page_shows_what_init_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     pytest.importorskip("dashscope", reason="the qwen3 vocabulary comes with etpi[import]")
     write_runs(tmp_path, RUNS)
+    monkeypatch.chdir(tmp_path)
     (words, *_) = commands()
-    # In a process of its own: assets that do not depend on each other are listed in the order of their imports.
-    command = [sys.executable, "-m", "etpi", *(word.replace("$COMMIT", COMMIT) for word in words)]
-    output = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert cli.main([word.replace("$COMMIT", COMMIT) for word in words]) == 0
+    output = capsys.readouterr().out
     assert output in PAGE, f"docs/own_data.md shows other output than etpi init:\n{output}"
 
 

@@ -158,3 +158,13 @@ def test_the_graph_loads_without_torch_and_without_dagster():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_order_of_assets_is_that_of_the_stages_whatever_was_imported_first():
+    code = (
+        "import etpi_assets.tasks.assets; from etpi_assets.graph import GRAPH, STAGES; "
+        "print([STAGES.index(node.module.split('.')[1]) for node in GRAPH.load().values()])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    places = ast.literal_eval(done.stdout)
+    assert places == sorted(places)

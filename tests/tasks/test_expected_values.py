@@ -1,4 +1,4 @@
-"""Where the host compares values, no expected value enters a sandbox, in which the code under test could read it."""
+"""No expected value enters a sandbox, where the code under test could read it, if the host compares values."""
 
 from __future__ import annotations
 
