@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -20,6 +21,7 @@ from etpi_resources.sandboxes.downloads.proxy import (
     MOST_IDLE,
     DownloadProxy,
     ProxyUnavailable,
+    mitmdump_program,
     shared_log,
     shared_proxy,
     through_proxy,
@@ -27,6 +29,7 @@ from etpi_resources.sandboxes.downloads.proxy import (
 from etpi_resources.sandboxes.downloads.recording import Recording
 
 pytestmark = pytest.mark.usefixtures("mitmproxy")
+ROOT = Path(__file__).resolve().parents[2]
 WHEEL = bytes(range(256)) * 400
 
 
@@ -157,6 +160,31 @@ def test_any_public_host_is_none_of_this_machine_or_its_network(index, tmp_path)
         assert Index.requests == []
     finally:
         proxy.close()
+
+
+_REBINDING = """
+import asyncio, json, os, socket, sys
+from types import SimpleNamespace
+os.environ["ETPI_DOWNLOADS"] = json.dumps(
+    {"recording": sys.argv[1], "record": True, "hosts": None, "most_bytes": 1, "socket": "", "log": ""}
+)
+from etpi_resources.sandboxes.downloads.addon import addons
+answers = iter(["8.8.8.8", "127.0.0.1"])
+socket.getaddrinfo = lambda *_, **__: [(2, 1, 6, "", (next(answers), 0))]
+for _ in range(2):
+    server = SimpleNamespace(address=("a.example", 443), sni=None, error=None)
+    asyncio.run(addons[0].server_connect(SimpleNamespace(server=server)))
+    print(json.dumps([server.address[0], server.sni, bool(server.error)]))
+"""
+
+
+def test_name_that_moves_into_this_network_is_not_connected(tmp_path):
+    """The address that was judged is the one that is connected; certificates are still those of the name."""
+    script = [str(mitmdump_program().with_name("python")), "-c", _REBINDING, str(tmp_path)]
+    run = subprocess.run(script, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
+    first, second = map(json.loads, run.stdout.splitlines())
+    assert first == ["8.8.8.8", "a.example", False]
+    assert second[2]
 
 
 def test_index_gets_no_cookie_and_no_password(index, tmp_path):

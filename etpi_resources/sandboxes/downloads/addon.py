@@ -53,6 +53,19 @@ class Downloads:
         if client.peername[1] not in self.ports:
             client.error = "only through the socket"
 
+    async def server_connect(self, data: Any) -> None:
+        """Connect with an address that was judged here, so that a name cannot mean another one a moment later."""
+        if self.hosts is not None:
+            return
+        server = data.server
+        host, port = server.address
+        addresses = await asyncio.to_thread(_public_addresses, host)
+        if not addresses:
+            server.error = f"{host} is in this machine or its network"
+            return
+        server.sni = server.sni or host
+        server.address = (addresses[0], port)
+
     def http_connect(self, flow: http.HTTPFlow) -> None:
         self._check(flow, flow.request.host, flow.request.port)
 
@@ -109,7 +122,7 @@ class Downloads:
     def _check(self, flow: http.HTTPFlow, host: str, port: int) -> bool:
         """Return whether the host may be asked; else refuse the request."""
         names = (f"{host}:{port}", *((host,) if port in PORTS else ()))
-        if _public(host) if self.hosts is None else any(name in self.hosts for name in names):
+        if _public_addresses(host) if self.hosts is None else any(name in self.hosts for name in names):
             return True
         self._refuse(flow, f"{host}:{port}")
         return False
@@ -145,13 +158,13 @@ class Downloads:
             self.ports.discard(local_port)
 
 
-def _public(host: str) -> bool:
-    """Return whether the host is none of this machine or its network."""
+def _public_addresses(host: str) -> list[str]:
+    """Return the host's addresses; none if one of them is in this machine or its network."""
     try:
-        addresses = [ipaddress.ip_address(info[4][0]) for info in socket.getaddrinfo(host, None)]
+        addresses = [str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     except OSError:
-        return False
-    return all(address.is_global for address in addresses)
+        return []
+    return addresses if all(ipaddress.ip_address(address).is_global for address in addresses) else []
 
 
 def _key(request: http.Request) -> Request:
