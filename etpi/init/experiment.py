@@ -179,9 +179,9 @@ prompt = "solo"
 max_steps = 30
 """
 _RL_SETTINGS_TINY = """\
-steps = 8
+steps = 16
 group_size = 8
-device_batch = 32   # four tasks a step
+device_batch = 16   # two tasks a step
 accumulate = 1
 learning_rate = 3e-5
 schedule = "constant"

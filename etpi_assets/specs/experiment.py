@@ -191,7 +191,8 @@ class EvaluateSection(Section):
     tasks: int | None = Field(default=24, ge=1)
     """Only the first N tasks of the split; "none": all."""
     roles: tuple[Literal["base", "sft", "rl"], ...] = ("base", "sft")
-    """The evaluated checkpoints: the base, the fine-tuned, the reinforced."""
+    """The evaluated checkpoints: the base, the fine-tuned, the reinforced. The last is in the default if [rl] has a
+    method."""
     decodings: tuple[Decoding, ...] = (Decoding(name="greedy"), Decoding(name="t1", temperature=1.0))
     """Ways of sampling; every checkpoint runs every one."""
     sample_seeds: tuple[int, ...] = (0,)
@@ -334,3 +335,11 @@ class ExperimentSpec(Section):
     @classmethod
     def _lacking_base_is_explained(cls, values: Any) -> Any:
         return {"base": {}, **values} if isinstance(values, dict) else values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reinforced_checkpoint_is_evaluated(cls, values: Any) -> Any:
+        match values:
+            case {"rl": {"method": method}, "evaluate": {**evaluate}} if method != "none" and "roles" not in evaluate:
+                return {**values, "evaluate": {**evaluate, "roles": ("base", "sft", "rl")}}
+        return values

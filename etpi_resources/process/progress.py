@@ -49,6 +49,7 @@ class Progress:
         self._label, self._stage, self._total, self._log = label, stage, total, log
         self._start, self._next = time.monotonic(), FIRST_LOG_SECONDS
         self.done = 0
+        self._started: tuple[float, int] | None = None
         self._lock = threading.Lock()
 
     def advance(self, n: int = 1, note: str = "") -> None:
@@ -56,19 +57,26 @@ class Progress:
         with self._lock:
             self.done += n
             seconds = time.monotonic() - self._start
+            self._started = self._started or (seconds, self.done)
             if seconds >= self._next and self.done < self._total:
                 self._next = seconds + min(seconds, LONGEST_LOG_SECONDS)
                 self._log(self.line(note))
 
     def line(self, note: str = "") -> str:
-        """Return stage, count, rate and time left as a line of a log."""
+        """Return stage, count, and rate and time left as a line of a log.
+
+        The first units tell no rate, because they wait for processes, models and compilers to start.
+        """
         seconds = time.monotonic() - self._start
-        rate = self.done / seconds if seconds > 0 else 0.0
         share = f" ({self.done / self._total:.0%})" if self._total else ""
-        left = f", {clock((self._total - self.done) / rate)} left" if 0 < self.done < self._total and rate else ""
-        speed = f"{rate:.1f}/s" if rate >= 1 or not rate else f"{1 / rate:.1f} s each"
+        before, first = self._started or (seconds, self.done)
+        rate, left = "", ""
+        if self.done > first:
+            each = (seconds - before) / (self.done - first)
+            rate = f", {each:.1f} s each" if each > 1 else f", {1 / max(each, 1e-9):.1f}/s"
+            left = f", {clock((self._total - self.done) * each)} left" if self.done < self._total else ""
         counted = f"{self._label}: {self._stage} {self.done}/{self._total}{share}"
-        return f"{counted}, {speed}, {clock(seconds)} so far{left}" + (f" ({note})" if note else "")
+        return f"{counted}{rate}, {clock(seconds)} so far{left}" + (f" ({note})" if note else "")
 
 
 def clock(seconds: float) -> str:

@@ -16,6 +16,8 @@ from etpi_assets.specs.training import RLSection
 from etpi_resources.lake.lake import Lake
 from tests.support.graph import EXPERIMENT, ROLLOUT_SET, SUITE, small_world, write_spec
 
+REINFORCED = '[rl]\nmethod = "grpo"\nsuite = "small"\nrewards = [{function = "format", weight = 1.0}]\n'
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -130,6 +132,21 @@ def test_none_means_null_only_for_optional_keys(folder):
     assert spec.evaluate is None and spec.select.min_reward is None
     assert _experiment(folder, EXPERIMENT + '[train]\nmethod = "none"\n').spec.train.method == "none"
     assert "epochs" in str(_experiment(folder, EXPERIMENT + '[train]\nepochs = "none"\n').error)
+
+
+@pytest.mark.parametrize(
+    ("text", "roles"),
+    [
+        ("", ("base", "sft")),
+        ('[rl]\nmethod = "none"\n', ("base", "sft")),
+        (REINFORCED, ("base", "sft", "rl")),
+        (REINFORCED + '[evaluate]\nsuite = "small"\nroles = ["base"]\n', ("base",)),
+    ],
+)
+def test_reinforced_checkpoint_is_evaluated_unless_roles_say_otherwise(folder, text, roles):
+    whole = EXPERIMENT if "[evaluate]" not in text else EXPERIMENT.replace('evaluate = {suite = "small"}', "")
+    entry = _experiment(folder, whole + text)
+    assert entry.error is None and entry.spec.evaluate.roles == roles
 
 
 def test_engine_is_in_a_resolved_section_only_if_chosen():
