@@ -39,7 +39,6 @@ from etpi_assets.planning.versioning.keys import PartitionCode
 from etpi_assets.planning.versioning.moved import REWRITTEN, Moves
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_resources.lake.lake import Lake, Ref
-from etpi_resources.lake.manifest import RunRecord
 from etpi_resources.lake.schemas import TABLES, empty, from_rows
 from tests.support.graph import write_spec
 from tests.support.mutations import EDITS, EXPERIMENTS, OWN, SAME, Edit
@@ -224,7 +223,7 @@ def test_planner_names_the_edited_function(copy, unchanged, specs, tmp_path, mon
             input_key=planner.wanted(created, key, specs, lake).input_key,
             inputs={},
             spec_hash=specs.section_hash("suite", key, created.sections),
-            run=RunRecord(code=code.to_json()),
+            code=code.to_json(),
         )
         lake.store_code(code.whole.digest, code.whole.definitions)
     assert {step.state for step in planner.chain("suite", "repo_fix_tiny", specs, lake)} == {"ok"}
