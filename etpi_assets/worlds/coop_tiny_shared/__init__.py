@@ -60,7 +60,7 @@ class CoopTinyShared:
         return entities(task.payload)
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        return verdicts.validate(tasks, sandboxes, solution=divided_solution)
+        return verdicts.validate(tasks, sandboxes, divided_solution)
 
 
 FAMILY = CoopTinyShared()
