@@ -303,6 +303,7 @@ PROGRAMS = {
 DATA = {
     "etpi_assets/checks.toml": "describes checks for the web page and the reference",
     _REWRITTEN: "digests that code versions contain, which moved.py applies",
+    "etpi_resources/lake/tables.toml": "columns are in the code version of an asset that stores them",
     "etpi_resources/sandboxes/downloads/requirements.txt": "make mitmproxy",
     "etpi_assets/tiny_bases/": "shipped checkpoints, which their content names",
     "sql/checks/": "questions that people ask the catalog",

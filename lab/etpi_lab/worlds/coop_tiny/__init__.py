@@ -27,6 +27,8 @@ sandbox that validates the tasks."""
 class CoopTiny(CoopTinyShared):
     """The family `coop_tiny`: each feature has a reference solution of its own."""
 
+    params = PARAMS
+
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         chosen = with_defaults(suite, "coop_tiny", params, PARAMS)
         registers = tuple(chosen["registers"])
