@@ -401,11 +401,7 @@ class Lake:
     ) -> AbstractContextManager[Held]:
         """Hold a lock of the lake in a `with`; it excludes every process that works in the lake, on every machine.
 
-        Args:
-            log: reports a longer wait, in the words `what` and `doing` (see `Locks.hold`).
-
-        Raises:
-            LockHeld: `wait` is false and another process holds it.
+        The options are those of `Locks.hold`.
         """
         return lake_locks(self.root).hold(self._lock_file(name), wait=wait, log=log, what=what, doing=doing)
 
@@ -424,7 +420,7 @@ class Lake:
             places: maximum concurrent holders.
         """
         paths = [self.machine_lock_file(f"{name}-{place}" if place else name) for place in range(places)]
-        return machine_locks().hold_one_of(paths, log=log, what=what, doing="using", shared=shared)
+        return machine_locks().hold(*paths, log=log, what=what, doing="using", shared=shared)
 
     def machine_lock_file(self, name: str) -> Path:
         """Return the file of a machine lock, for a child process that takes it itself.
