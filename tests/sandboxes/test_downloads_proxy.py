@@ -127,7 +127,8 @@ def test_what_was_fetched_once_is_answered_without_the_index(index, tmp_path):
     finally:
         offline.close()
     assert Index.requests == requests
-    assert sorted(entry["bytes"] for entry in Recording(tmp_path / "recording").entries()) == [0, 0, 5, 6, len(WHEEL)]
+    entries = [json.loads(path.read_text()) for path in (tmp_path / "recording" / "requests").iterdir()]
+    assert sorted(entry["bytes"] for entry in entries) == [0, 0, 5, 6, len(WHEEL)]
     assert not list((tmp_path / "recording").glob(".body-*"))
 
 
