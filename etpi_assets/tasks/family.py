@@ -56,6 +56,9 @@ class Verdict:
     details: Mapping[str, Any]
 
 
+REFERENCE_RUNS = 3
+"""Runs of a task's reference solution; all must pass."""
+
 EXCLUDED = "excluded"
 """The reason code of an input that the suite's params leave out."""
 

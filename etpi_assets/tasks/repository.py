@@ -21,6 +21,7 @@ from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.challenge import CHEATED, challenge, trust_of
 from etpi_assets.tasks.family import (
     EXCLUDED,
+    REFERENCE_RUNS,
     Family,
     RejectedInput,
     Role,
@@ -48,8 +49,6 @@ PARAMS: Mapping[str, Any] = {
 """Besides those of `places`. path: the rows, a .jsonl, .json or .parquet file, or a folder of them. repos: only these.
 exclude_repos: not these; their rows are quarantined as `excluded`, which is no fault of the suite. heldout_repos,
 heldout_tasks: these are the split heldout, all others train. rows: take only this many, from the first on."""
-
-REFERENCE_RUNS = 3
 
 
 class RepositoryFamily(Family, ABC):

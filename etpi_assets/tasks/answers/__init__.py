@@ -12,7 +12,17 @@ from typing import Any
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks.answers import maths, programs
 from etpi_assets.tasks.answers.rows import balanced, read_questions
-from etpi_assets.tasks.family import ANSWER, Family, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import (
+    ANSWER,
+    REFERENCE_RUNS,
+    Family,
+    RejectedInput,
+    Role,
+    SandboxNeeds,
+    Task,
+    Verdict,
+    with_defaults,
+)
 from etpi_resources.sandboxes import Limits, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
@@ -32,9 +42,6 @@ per_source: rows sampled from each source with the suite's seed; none: all. lice
 that state none. unproven: also take programs without a reference solution; their tests must still fail for an empty
 program. grader: of mathematical answers, "hardened", or "published", as math-verify says (`maths`).
 command_seconds, memory_gib: limits of a tool call and of a test."""
-
-REFERENCE_RUNS = 3
-"""Runs of a reference program; all must pass."""
 
 
 class Answers(Family):

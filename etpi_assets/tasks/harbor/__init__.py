@@ -19,6 +19,7 @@ from typing import Any
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.family import (
+    REFERENCE_RUNS,
     UNCHALLENGED,
     Family,
     RejectedInput,
@@ -49,9 +50,6 @@ workdir: where the agent works; none: the last WORKDIR of the task's Dockerfile,
 `test_seconds` are defaults for tasks that state no limits."""
 
 _IMPORT = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
-
-REFERENCE_RUNS = 3
-"""Runs of the reference solution; all must pass."""
 
 
 class Harbor(Family):

@@ -11,12 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from etpi_assets.tasks.calls import CallResults, FunctionCall, run_calls
-from etpi_assets.tasks.family import RejectedInput, Task, Verdict
+from etpi_assets.tasks.family import REFERENCE_RUNS, RejectedInput, Task, Verdict
 from etpi_assets.worlds.coop_tiny_shared.merge import MergeConflict, merge_trees
 from etpi_resources.sandboxes import SandboxFactory
-
-REFERENCE_RUNS = 3
-"""Runs of the reference solution; all must pass."""
 
 BATCH = 128
 """Tasks validated in one sandbox."""
