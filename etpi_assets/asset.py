@@ -39,7 +39,6 @@ from etpi_assets.specs.load import Specs, spec_keys
 from etpi_resources.lake import parquet
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import Lake, LakeError, Manifest, MissingInput, Ref
-from etpi_resources.lake.manifest import RunRecord
 from etpi_resources.lake.parts import Parts
 from etpi_resources.lake.schemas import TABLES, empty
 from etpi_resources.lake.stored import Spooled, Stored
@@ -302,13 +301,11 @@ class AssetDefinition:
                 seeds=produced.seeds,
                 checks=produced.checks,
                 notes=produced.notes,
-                run=RunRecord(
-                    spec=new.spec,
-                    code={**run.code.to_json(), **({"kept_root": run.kept_code} if older else {})},
-                    cause=_cause(change),
-                    accepted=before.accepted if before and older else (),
-                    began=start,
-                ),
+                spec=new.spec,
+                code={**run.code.to_json(), **({"kept_root": run.kept_code} if older else {})},
+                cause=_cause(change),
+                accepted=before.accepted if before and older else (),
+                began=start,
             )
             run.lake.store_code(run.code.whole.digest, run.code.whole.definitions)
             run.parts.remove()

@@ -64,13 +64,6 @@ def printed(code: str) -> str:
     return "\n".join(lines)
 
 
-def cell_in(command: str) -> str | None:
-    """Return the code in a command that `cell_command` wrote; None for other commands."""
-    words = shlex.split(command)
-    place = words.index(f"{FOLDER}/cell.py") if f"{FOLDER}/cell.py" in words else 0
-    return words[place - 2] if place >= 2 and cell_command(words[place - 2]) == command else None
-
-
 def _run_command(program: Path, code: str, arguments: str) -> str:
     return (
         f"mkdir -p {FOLDER} && printf %s {shlex.quote(_source(program))} > {FOLDER}/run.py && "

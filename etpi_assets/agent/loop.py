@@ -158,27 +158,19 @@ def run_rollout(
 
 
 def _new_record(job: RolloutJob) -> RolloutRecord:
-    task, identity = job.task, job.identity
+    task, columns = job.task, asdict(job.identity)
     return RolloutRecord(
-        rollout_id=rollout_id(task, job.sample, identity.spec_key),
-        origin=identity.origin,
+        rollout_id=rollout_id(task, job.sample, columns.pop("spec_key")),
         suite=task.suite,
         task_id=task.task_id,
         task_hash=task.content_hash,
         repo=task.repo,
         agents=[],
-        rollout_set=identity.rollout_set,
-        experiment=identity.experiment,
-        checkpoint_role=identity.checkpoint_role,
-        checkpoint_id=identity.checkpoint_id,
-        seed=identity.seed,
         sample_seed=job.sample_seed,
-        decoding=identity.decoding,
         sample=job.sample,
-        engine=identity.engine,
-        teacher=identity.teacher,
         sampler=asdict(job.sampler),
         started_at=datetime.now(UTC),
+        **columns,
     )
 
 

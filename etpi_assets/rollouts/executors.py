@@ -29,14 +29,11 @@ def rollout_executor(runtime: RolloutRuntime, threads: int, log: Log) -> Iterato
         BackendError: no node offers sandboxes, or there is no connection.
         EngineUnavailable: the caller's, with the reason why the engine's servers ended, if they did.
     """
-    elsewhere = backend()
-    if elsewhere is None or runtime.sandboxes.name not in HOST_SANDBOXES:
-        with ThreadPoolExecutor(max(1, threads), thread_name_prefix="rollout") as pool:
-            yield pool
-        return
-    reason = _stays(runtime.engine, elsewhere.addresses())
-    if reason:
+    elsewhere = backend() if runtime.sandboxes.name in HOST_SANDBOXES else None
+    if elsewhere is not None and (reason := _stays(runtime.engine, elsewhere.addresses())):
         log(f"rollouts run on this node alone: {reason}")
+        elsewhere = None
+    if elsewhere is None:
         with ThreadPoolExecutor(max(1, threads), thread_name_prefix="rollout") as pool:
             yield pool
         return

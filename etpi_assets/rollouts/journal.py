@@ -35,12 +35,11 @@ class JournalError(RuntimeError):
 
 @dataclass(frozen=True)
 class _JournalLine:
-    """Position of a line in bytes, its (suite, task id, task hash, sample), and the digest of its prompts."""
+    """Position of a line in bytes, and its (suite, task id, task hash, sample)."""
 
     offset: int
     length: int
     attempt: tuple[str | None, str | None, str | None, int]
-    digest: str
 
 
 class Journal:
@@ -107,10 +106,6 @@ class Journal:
         entry = self._entries[rollout_id(task, sample, self.spec_key)]
         assert self._fd is not None
         return from_line(os.pread(self._fd, entry.length, entry.offset), self.spec_key)
-
-    def digests(self) -> dict[str, str]:
-        """Return {rollout_id: digest of its captured prompts}."""
-        return {key: entry.digest for key, entry in self._entries.items()}
 
     def append(self, record: RolloutRecord) -> None:
         """Write a finished rollout and sync it to disk.
@@ -187,8 +182,7 @@ class Journal:
         os.ftruncate(self._fd, self._end)
 
     def _note(self, record: RolloutRecord, length: int) -> None:
-        digest = captured_digest(record)
-        self._entries[record.rollout_id] = _JournalLine(self._end, length, _attempt(record), digest)
+        self._entries[record.rollout_id] = _JournalLine(self._end, length, _attempt(record))
 
     def _close(self) -> None:
         if self._fd is not None:

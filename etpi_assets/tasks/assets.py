@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 
 from etpi_assets.asset import AssetRun, Produced, asset
-from etpi_assets.tasks import downloads
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import UNPROVEN_REASONS, WHY_UNPROVEN, RejectedInput, Task
 from etpi_assets.tasks.table import rejected_table, task_table
@@ -50,7 +49,6 @@ def tasks(run: AssetRun) -> Produced:
             "repositories": dict(Counter(task.repo for task in valid)),
             "runnable": kind is not None,
             "unproven": sum(WHY_UNPROVEN in task.payload for task in valid),
-            **downloads.figures(valid),
         },
         seeds=(run.spec.seed,),
     )

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from etpi_assets.tasks.family import RejectedInput, Task, Verdict
+from etpi_assets.tasks.family import REFERENCE_RUNS, RejectedInput, Task, Verdict
 from etpi_resources.sandboxes import Limits, SandboxFactory
-
-REFERENCE_RUNS = 3
-"""Runs of the reference solution; all must pass."""
 
 BATCH = 40
 """Tasks validated in one sandbox."""

@@ -21,7 +21,7 @@ from typing import Any
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import cooperbench_verdict, downloads, places
 from etpi_assets.tasks.commands import apply_command
-from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import Family, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_resources.hashes import json_hash
 from etpi_resources.inside import is_file_inside, read_inside
 from etpi_resources.sandboxes import SandboxFactory
@@ -62,13 +62,10 @@ _Place = tuple[str, str]
 """(repository, task id): one folder of features."""
 
 
-class CooperBench:
+class CooperBench(Family):
     """The family `cooperbench`."""
 
-    invents_names = False
-
-    def sandbox(self, params: Mapping[str, Any]) -> str | None:
-        return {**PARAMS, **params}["sandbox"]
+    params = PARAMS
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """Yield tasks ordered by repository, task and features. `seed` has no effect.
@@ -107,9 +104,6 @@ class CooperBench:
 
     def needs(self, task: Task) -> SandboxNeeds:
         return places.needs(_live_payload(task)["place"], places.FORGET_HISTORY)
-
-    def workspace(self, task: Task, role: Role) -> dict[str, str]:
-        return {}
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
         return cooperbench_verdict.judge(_live_payload(task), final, sandboxes)

@@ -19,7 +19,7 @@ from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.challenge import CHEATED, challenge, trust_of
 from etpi_assets.tasks.changed_tests import name_of_test, names_of_tests
 from etpi_assets.tasks.commands import apply_command
-from etpi_assets.tasks.family import Verdict
+from etpi_assets.tasks.family import REFERENCE_RUNS, Verdict
 from etpi_assets.tasks.frozen import TEST_FILE, Changes, counted_changes, put_changes
 from etpi_assets.tasks.graded_run import GradedRun, run_graded
 from etpi_assets.tasks.reports import counts
@@ -27,7 +27,6 @@ from etpi_resources.sandboxes import CommandResult, EnvironmentUnavailable, Sand
 
 WORKDIR = "/workspace/repo"
 PATCHES = "/patches"
-REFERENCE_RUNS = 3
 
 _INBOX = ".etpi-in"
 _TESTED = "work.patch"
@@ -70,7 +69,6 @@ def validate(live: Mapping[str, Any], sandboxes: SandboxFactory) -> tuple[str, s
             base = _must(sandbox, "git rev-parse HEAD").output.strip()
             if live["combined"]:
                 _apply_reference(sandbox, live["combined"], "reference")
-                _write_patch(sandbox, base, "HEAD", "reference.patch")
             else:
                 for number, patch in live["patches"].items():
                     _branch(sandbox, base, f"reference{number}")
@@ -79,7 +77,7 @@ def validate(live: Mapping[str, Any], sandboxes: SandboxFactory) -> tuple[str, s
                 merged = sandbox.run(f"git checkout -q reference{second} && {_GIT} merge -q --no-edit reference{first}")
                 if merged.exit_code:
                     return "no_reference", f"the features' own patches conflict: {merged.output[-500:]}"
-                _write_patch(sandbox, base, "HEAD", "reference.patch")
+            _must(sandbox, f"git diff --binary {base} HEAD > {PATCHES}/reference.patch")
             for number, tests in live["tests"].items():
                 for run in range(REFERENCE_RUNS):
                     report = _report(_run_tests(live, sandbox, base, number, "reference.patch"), tests)
@@ -250,10 +248,6 @@ def _branch(sandbox: Sandbox, base: str, name: str) -> None:
 
 def _commit(sandbox: Sandbox, message: str) -> None:
     _must(sandbox, f"git add -A && {_GIT} commit -q --allow-empty --no-verify -m {shlex.quote(message)}")
-
-
-def _write_patch(sandbox: Sandbox, base: str, head: str, name: str) -> None:
-    _must(sandbox, f"git diff --binary {base} {head} > {PATCHES}/{name}")
 
 
 def _must(sandbox: Sandbox, command: str) -> CommandResult:

@@ -16,14 +16,13 @@ The policy is `params.grading` of a suite:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from etpi_assets.specs.paths import expand
-from etpi_assets.tasks.family import Task
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake.lake import Lake
 from etpi_resources.sandboxes import Environment, SandboxUnavailable
@@ -35,7 +34,6 @@ from etpi_resources.sandboxes.downloads.proxy import (
     shared_proxy,
     through_proxy,
 )
-from etpi_resources.sandboxes.downloads.recording import Recording
 
 NETWORKS = ("none", "index", "open")
 _KEYS = ("network", "hosts", "recording", "most_gib")
@@ -119,17 +117,6 @@ def refusals(place: Mapping[str, Any]) -> str:
     kinds = (False,) if place["grading"]["network"] == "none" else (True, False)
     lines = list(dict.fromkeys(line for record in kinds for line in _log(place, record=record)))
     return f" Downloads that grading did not get: {'; '.join(lines[:5])}." if lines else ""
-
-
-def figures(tasks: Sequence[Task]) -> dict[str, int]:
-    """Return the number of recorded requests of a suite's tasks and the bytes of their bodies; empty without any."""
-    for task in tasks[:1]:
-        place = task.payload.get("place") or task.payload.get("live", {}).get("place")
-        if place is not None and _folder(place).is_dir():
-            entries = list(Recording(_folder(place)).entries())
-            sizes = {entry["sha256"]: entry["bytes"] for entry in entries}
-            return {"recorded_requests": len(entries), "recorded_bytes": sum(sizes.values())}
-    return {}
 
 
 def _folder(place: Mapping[str, Any]) -> Path:

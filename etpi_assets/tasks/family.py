@@ -56,6 +56,9 @@ class Verdict:
     details: Mapping[str, Any]
 
 
+REFERENCE_RUNS = 3
+"""Runs of a task's reference solution; all must pass."""
+
 EXCLUDED = "excluded"
 """The reason code of an input that the suite's params leave out."""
 
@@ -95,16 +98,20 @@ def with_defaults(suite: str, family: str, params: Mapping[str, Any], defaults: 
 
 
 class Family(Protocol):
-    """One suite family, a module-level object `FAMILY` of `etpi_assets.tasks.<family>`."""
+    """One suite family, a module-level object `FAMILY` of `etpi_assets.tasks.<family>`.
 
-    invents_names: bool
+    The methods with a body are defaults of a class that inherits this one: an empty workspace, and nothing to name."""
+
+    params: Mapping[str, Any]
+    """A suite's params and their defaults; `sandbox` is one of them."""
+    invents_names: bool = False
     """True if the family invents the names in its tasks, so that held-out names can be absent from training."""
 
     def sandbox(self, params: Mapping[str, Any]) -> str | None:
         """Return the kind of sandbox that validates a suite with these params.
 
         None if its tasks have no environments: recorded runs can be compared with them, but nothing can run them."""
-        ...
+        return {**self.params, **params}["sandbox"]
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """Yield the suite's tasks, deterministic in (seed, params), and a RejectedInput for each unreadable input."""
@@ -116,11 +123,11 @@ class Family(Protocol):
 
     def needs(self, task: Task) -> SandboxNeeds:
         """Return the requirements of the agents' sandboxes."""
-        ...
+        return SandboxNeeds()
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         """Return the files an agent starts with, by relative path; they overwrite those of its environment."""
-        ...
+        return {}
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
         """Judge the final workspaces (agent_id -> files): take the patches, merge them, add hidden tests, run them."""
@@ -132,7 +139,7 @@ class Family(Protocol):
 
     def entities(self, task: Task) -> Sequence[str]:
         """Return the file paths and function names of the task; the behaviours look for them."""
-        ...
+        return ()
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         """Yield each task, in order, or a RejectedInput unless its reference passes three times and no change fails."""

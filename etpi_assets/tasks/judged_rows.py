@@ -13,7 +13,7 @@ from typing import Any
 
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks.batch_validation import validate_in_batches
-from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict, with_defaults
 from etpi_assets.tasks.repository import read_rows
 from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import SandboxFactory
@@ -28,7 +28,7 @@ in the sandboxes only."""
 
 
 @dataclass(frozen=True)
-class JudgedRows:
+class JudgedRows(Family):
     """The family of one judge.
 
     Attributes:
@@ -39,9 +39,7 @@ class JudgedRows:
     name: str
     judge_files: Judge
     invents_names: bool = False
-
-    def sandbox(self, params: Mapping[str, Any]) -> str | None:
-        return str({**PARAMS, **params}["sandbox"])
+    params = PARAMS
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """Yield a task or a rejection for each row. `seed` has no effect.
@@ -61,9 +59,6 @@ class JudgedRows:
 
     def roles(self, task: Task) -> Sequence[Role]:
         return [Role("agent1", "task", task.instruction)]
-
-    def needs(self, task: Task) -> SandboxNeeds:
-        return SandboxNeeds()
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return dict(task.payload["files"])

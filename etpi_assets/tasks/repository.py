@@ -21,6 +21,8 @@ from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.challenge import CHEATED, challenge, trust_of
 from etpi_assets.tasks.family import (
     EXCLUDED,
+    REFERENCE_RUNS,
+    Family,
     RejectedInput,
     Role,
     SandboxNeeds,
@@ -48,13 +50,10 @@ PARAMS: Mapping[str, Any] = {
 exclude_repos: not these; their rows are quarantined as `excluded`, which is no fault of the suite. heldout_repos,
 heldout_tasks: these are the split heldout, all others train. rows: take only this many, from the first on."""
 
-REFERENCE_RUNS = 3
 
-
-class RepositoryFamily(ABC):
+class RepositoryFamily(Family, ABC):
     """Base class; a subclass reads its data set's rows and judges their tests."""
 
-    invents_names = False
     params: Mapping[str, Any] = PARAMS
     name: str
     hides: str
@@ -132,17 +131,11 @@ class RepositoryFamily(ABC):
             seen[task.task_id] = source
             yield task
 
-    def sandbox(self, params: Mapping[str, Any]) -> str | None:
-        return {**self.params, **params}["sandbox"]
-
     def needs(self, task: Task) -> SandboxNeeds:
         return places.needs(task.payload["place"], f"{self.hides}; {places.FORGET_HISTORY}")
 
     def roles(self, task: Task) -> Sequence[Role]:
         return [Role("agent1", "issue", task.instruction)]
-
-    def workspace(self, task: Task, role: Role) -> dict[str, str]:
-        return {}
 
     def entities(self, task: Task) -> Sequence[str]:
         return task.payload["entities"]

@@ -13,29 +13,13 @@ from etpi_resources.lake.schemas import from_rows
 
 def task_table(tasks: Sequence[Task]) -> pa.Table:
     """Return the `tasks` table, in the given order."""
-    return from_rows(
-        "tasks",
-        [
-            {
-                "task_id": task.task_id,
-                "suite": task.suite,
-                "repo": task.repo,
-                "split": task.split,
-                "instruction": task.instruction,
-                "payload": json.dumps(task.payload, sort_keys=True, ensure_ascii=False),
-                "content_hash": task.content_hash,
-            }
-            for task in tasks
-        ],
-    )
+    payloads = [json.dumps(task.payload, sort_keys=True, ensure_ascii=False) for task in tasks]
+    return from_rows("tasks", [{**vars(task), "payload": p} for task, p in zip(tasks, payloads, strict=True)])
 
 
 def rejected_table(rejected: Sequence[RejectedInput]) -> pa.Table:
     """Return the `quarantined` table."""
-    return from_rows(
-        "quarantined",
-        [{"asset": "tasks", "source": r.source, "reason": r.reason, "detail": r.detail} for r in rejected],
-    )
+    return from_rows("quarantined", [{"asset": "tasks", **vars(each)} for each in rejected])
 
 
 def read_tasks(table: pa.Table, split: str = "all", limit: int | None = None) -> list[Task]:

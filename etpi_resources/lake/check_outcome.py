@@ -53,11 +53,8 @@ class CheckOutcome:
         return cls(name, True, f"Not applicable: {reason}", figures=figures or {}, applicable=False)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "passed": self.passed,
-            "message": self.message,
-            "blocking": self.blocking,
-            "figures": dict(self.figures),
-            **({} if self.applicable else {"applicable": False}),
-        }
+        """Return the fields; `applicable` only where it is false."""
+        value = {**vars(self), "figures": dict(self.figures)}
+        if self.applicable:
+            del value["applicable"]
+        return value

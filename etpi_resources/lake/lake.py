@@ -44,7 +44,6 @@ from etpi_resources.lake.manifest import (
     Manifest,
     MissingInput,
     Ref,
-    RunRecord,
 )
 from etpi_resources.lake.parquet import SchemaMismatch
 from etpi_resources.lake.store import FolderStore
@@ -113,7 +112,11 @@ class Lake:
         seeds: Sequence[int] = (),
         checks: Sequence[CheckOutcome] = (),
         notes: Mapping[str, Any] | None = None,
-        run: RunRecord = RunRecord(),  # noqa: B008 - frozen
+        spec: Mapping[str, Any] | None = None,
+        code: Mapping[str, Any] | None = None,
+        cause: str = "",
+        accepted: Sequence[Mapping[str, str]] = (),
+        began: float | None = None,
     ) -> Manifest:
         """Write a version and make it current.
 
@@ -122,6 +125,9 @@ class Lake:
 
         A stream of record batches is written in constant memory; the file of a spooled table is moved. The version
         depends on the order of the rows.
+
+        Args:
+            began: when the run began, a time of `time.monotonic`; the others are as in `Manifest`.
 
         Raises:
             SchemaMismatch: a table does not fit its schema; nothing is published.
@@ -146,9 +152,8 @@ class Lake:
                 manifest = Manifest(
                     ref=ref, version=version, tables=described, spec_hash=spec_hash, input_key=input_key,
                     inputs=dict(inputs), seeds=list(seeds), checks=[c.to_json() for c in checks],
-                    notes=dict(notes or {}), spec=dict(run.spec), code=dict(run.code), cause=run.cause,
-                    accepted=list(run.accepted),
-                    seconds=None if run.began is None else round(time.monotonic() - run.began, 3),
+                    notes=dict(notes or {}), spec=dict(spec or {}), code=dict(code or {}), cause=cause,
+                    accepted=list(accepted), seconds=None if began is None else round(time.monotonic() - began, 3),
                 )  # fmt: skip
                 try:
                     text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
@@ -396,11 +401,7 @@ class Lake:
     ) -> AbstractContextManager[Held]:
         """Hold a lock of the lake in a `with`; it excludes every process that works in the lake, on every machine.
 
-        Args:
-            log: reports a longer wait, in the words `what` and `doing` (see `Locks.hold`).
-
-        Raises:
-            LockHeld: `wait` is false and another process holds it.
+        The options are those of `Locks.hold`.
         """
         return lake_locks(self.root).hold(self._lock_file(name), wait=wait, log=log, what=what, doing=doing)
 
@@ -419,7 +420,7 @@ class Lake:
             places: maximum concurrent holders.
         """
         paths = [self.machine_lock_file(f"{name}-{place}" if place else name) for place in range(places)]
-        return machine_locks().hold_one_of(paths, log=log, what=what, doing="using", shared=shared)
+        return machine_locks().hold(*paths, log=log, what=what, doing="using", shared=shared)
 
     def machine_lock_file(self, name: str) -> Path:
         """Return the file of a machine lock, for a child process that takes it itself.

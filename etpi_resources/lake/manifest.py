@@ -77,21 +77,6 @@ class Ref:
 
 
 @dataclass(frozen=True)
-class RunRecord:
-    """A manifest's record of the run that made a version; see `Manifest`.
-
-    Attributes:
-        began: when the run began, a time of `time.monotonic`.
-    """
-
-    spec: Mapping[str, Any] = field(default_factory=dict)
-    code: Mapping[str, Any] = field(default_factory=dict)
-    cause: str = ""
-    accepted: Sequence[Mapping[str, str]] = ()
-    began: float | None = None
-
-
-@dataclass(frozen=True)
 class Manifest:
     """A published version: its tables, inputs, code and check outcomes.
 

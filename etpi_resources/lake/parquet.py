@@ -30,7 +30,7 @@ def storage_schema(name: str) -> pa.Schema:
     """Return the stored schema: without column descriptions, so that rewording one changes no bytes."""
     if name not in TABLES:
         remedy = f"add it there or use one of {sorted(TABLES)}"
-        raise SchemaMismatch(f"table {name!r} is not in etpi_resources.lake.schemas.TABLES; {remedy}")
+        raise SchemaMismatch(f"table {name!r} is not in etpi_resources/lake/tables.toml; {remedy}")
     return pa.schema([pa.field(column, kind) for column, kind, _ in TABLES[name].columns])
 
 
@@ -63,7 +63,7 @@ def conform(name: str, data: pa.Table) -> pa.Table:
         raise SchemaMismatch(
             "\n  - ".join([f"table {name} does not fit its schema:", *faults])
             + f"\nReturn the columns of etpi_resources.lake.schemas.TABLES[{name!r}] from the transform "
-            "(schemas.from_rows does), or change TABLES."
+            "(schemas.from_rows does), or change tables.toml."
         )
     return pa.Table.from_arrays(columns, schema=schema)
 

@@ -12,29 +12,12 @@ import os
 import uuid
 from pathlib import Path
 
-from etpi_resources.lake.files import sync
+from etpi_resources.lake.files import sync, write_atomically
 from etpi_resources.lake.manifest import LakeError
 from etpi_resources.process.locks import require_held
 
 _NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of link(2) on file systems without hard links: vfat and exFAT, CIFS, some FUSE file systems."""
-
-
-class NoHardLinks(LakeError):
-    """The lake's file system has no hard links, so no file can be put without the risk of replacing another's."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(
-            f"the file system of {root} has no hard links, which publishing needs; nothing was published. Put the lake "
-            "on one that has them, such as ext4, XFS, NFS, Lustre or CephFS (docs/lake.md names some that have none)"
-        )
-
-
-class PointerMoved(LakeError):
-    """Another process has moved the pointer since it was read; nothing was written."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(f"{path} was moved by another process meanwhile; nothing was published. Run it again")
 
 
 class FolderStore:
@@ -52,19 +35,25 @@ class FolderStore:
         """Store a file, whole and on disk, unless the path exists; return whether it was stored."""
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        staged = _written_beside(target, source) if isinstance(source, bytes) else source
+        staged = target.with_name(f".{target.name}.{uuid.uuid4().hex}") if isinstance(source, bytes) else source
         try:
+            if isinstance(source, bytes):
+                staged.write_bytes(source)
             sync(staged)
             os.link(staged, target)
         except FileExistsError:
             return False
         except OSError as error:
             if error.errno in _NO_LINK:
-                raise NoHardLinks(self._root) from error
+                raise LakeError(
+                    f"the file system of {self._root} has no hard links, which publishing needs; nothing was "
+                    "published. Put the lake on one that has them, such as ext4, XFS, NFS, Lustre or CephFS "
+                    "(docs/lake.md names some that have none)"
+                ) from error
             raise
         finally:
             if isinstance(source, bytes):
-                staged.unlink()
+                staged.unlink(missing_ok=True)
         sync(target.parent)
         return True
 
@@ -83,24 +72,13 @@ class FolderStore:
         """Replace a pointer, or create it where None is expected.
 
         Raises:
-            PointerMoved: it is not what was expected.
+            LakeError: another process has moved it; nothing was written.
             LockLost: this process has lost a lock.
         """
-        target = self._root / path
-        staged = _written_beside(target, content)
-        try:
-            sync(staged)
+
+        def require_unmoved() -> None:
             if self.pointer(path) != expected:
-                raise PointerMoved(path)
+                raise LakeError(f"{path} was moved by another process meanwhile; nothing was published. Run it again")
             require_held()
-            staged.replace(target)
-        finally:
-            staged.unlink(missing_ok=True)
-        sync(target.parent)
 
-
-def _written_beside(target: Path, content: bytes) -> Path:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staged = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    staged.write_bytes(content)
-    return staged
+        write_atomically(self._root / path, content, check=require_unmoved)

@@ -39,14 +39,15 @@ def train_once(
     Returns:
         The report, with `reused`.
     """
+    stored = lake.root / "checkpoints" / "trained" / f"{key}.json"
     with lake.lock(f"training-{key}", log=log, what=label, doing="training"):
-        if report := _load(lake, key):
+        if report := _load(lake, stored):
             log(f"{label}: trained before, nothing to do")
             return report | {"reused": True}
         folder = lake.scratch(f"{scratch}/{key}")
         report = train(folder)
         if passes(report):
-            _store(lake, key, report)
+            write_atomically(stored, json.dumps(report), check=require_held)
         shutil.rmtree(folder)
         return report | {"reused": False}
 
@@ -59,20 +60,10 @@ def adopt(lake: Lake, staging: Path, checkpoint: Mapping[str, Any]) -> dict[str,
     return row | {"checkpoint_id": checkpoint_id, "adapter_hash": adapter}
 
 
-def _load(lake: Lake, key: str) -> dict[str, Any] | None:
-    """Return the report stored under a key; None if a checkpoint that it names is missing."""
-    path = _path(lake, key)
+def _load(lake: Lake, path: Path) -> dict[str, Any] | None:
+    """Return the stored report; None if there is none, or a checkpoint that it names is missing."""
     if not path.exists():
         return None
     report = json.loads(path.read_text())
     missing = [c for c in report["checkpoints"] if not lake.checkpoint_dir(c["checkpoint_id"]).is_dir()]
     return None if missing else report
-
-
-def _store(lake: Lake, key: str, report: Mapping[str, Any]) -> None:
-    path = _path(lake, key)
-    write_atomically(path, json.dumps(report), check=require_held)
-
-
-def _path(lake: Lake, key: str) -> Path:
-    return lake.root / "checkpoints" / "trained" / f"{key}.json"

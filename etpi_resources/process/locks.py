@@ -20,11 +20,11 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self, TypedDict, Unpack
+from typing import Self
 
 from etpi_resources.backend import CLUSTER_VARIABLE, SETTINGS_FILE, BackendError, backend
 from etpi_resources.errors import ExpectedError
@@ -66,16 +66,6 @@ class Held(ABC):
         """Release the lock; nothing happens if it was lost."""
 
 
-class Options(TypedDict, total=False):
-    """The options of `Locks.hold_one_of`."""
-
-    wait: bool
-    log: Callable[[str], None] | None
-    what: str | None
-    doing: str
-    shared: bool
-
-
 class Locks(ABC):
     """One kind of lock. A lock excludes threads as it does processes; a thread that takes one twice deadlocks."""
 
@@ -95,22 +85,17 @@ class Locks(ABC):
         note = Note.of(path)
         return note.holder if note else "another process"
 
-    def hold(self, path: Path, **options: Unpack[Options]) -> AbstractContextManager[Held]:
-        """Hold the lock named by `path`, whose folder is created if missing; the options are those of `hold_one_of`."""
-        return self.hold_one_of([path], **options)
-
     @contextmanager
-    def hold_one_of(
+    def hold(
         self,
-        paths: Sequence[Path],
-        *,
+        *paths: Path,
         wait: bool = True,
         log: Callable[[str], None] | None = None,
         what: str | None = None,
         doing: str = "holding",
         shared: bool = False,
     ) -> Iterator[Held]:
-        """Acquire the first free lock of several (a semaphore), and hold it.
+        """Hold the lock named by a path, whose folder is created if missing; of several (a semaphore), the first free.
 
         Args:
             wait: false: raise LockHeld at once if the lock is held.

@@ -12,7 +12,6 @@ thread that started the command ends.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import fcntl
@@ -43,11 +42,8 @@ def supervised(command: Sequence[str], *, grace: float = 10.0, lock: Path | None
         lock: a file that the supervisor locks (flock) before the command starts and until its tree is gone, so that the
             next command cannot start while the tree ends. If the lock is held, it says so on stderr and waits.
     """
-    line = [sys.executable, "-I", "-S", str(Path(__file__).resolve()), "--parent", str(os.getpid())]
-    line += ["--grace", str(grace)]
-    if lock is not None:
-        line += ["--lock", str(lock)]
-    return [*line, "--", *command]
+    program = [sys.executable, "-I", "-S", str(Path(__file__).resolve())]
+    return [*program, str(os.getpid()), str(grace), str(lock or ""), *command]
 
 
 def descendants(root: int) -> list[int]:
@@ -179,13 +175,13 @@ def _fork(body: Callable[[], int]) -> int:
         os._exit(status)
 
 
-def _run(command: Sequence[str], parent: int, grace: float, lock: str | None) -> int:
+def _run(command: Sequence[str], parent: int, grace: float, lock: str) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, (*_STOP_SIGNALS, signal.SIGCHLD))
     if os.getppid() != parent:
         return 128 + signal.SIGTERM
     if os.getpid() != os.getsid(0):
         os.setsid()
-    if lock is not None:
+    if lock:
         _take_lock(lock)
     outer = _SupervisorProcess(parent, grace + 2.0, whole_tree=False)
     outer_pid = os.getpid()
@@ -208,15 +204,6 @@ def _run(command: Sequence[str], parent: int, grace: float, lock: str | None) ->
     return outer.wait(_fork(inner))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Run a command that cannot outlive the process that started it.")
-    parser.add_argument("--parent", type=int, required=True, help="pid of the caller; the tree ends when it is gone")
-    parser.add_argument("--grace", type=float, default=10.0, help="seconds between SIGTERM and SIGKILL")
-    parser.add_argument("--lock", help="file to hold locked until the whole tree is gone")
-    parser.add_argument("command", nargs="+")
-    options = parser.parse_args()
-    sys.exit(_run(options.command, options.parent, options.grace, options.lock))
-
-
 if __name__ == "__main__":
-    main()
+    _, caller, seconds, lock_file, *words = sys.argv
+    sys.exit(_run(words, int(caller), float(seconds), lock_file))

@@ -97,11 +97,7 @@ class BubblewrapFactory:
     ) -> BubblewrapSandbox:
         """Create a sandbox with `files` (relative path -> text) written over the environment's checkout.
 
-        Entering raises SandboxUnavailable if bubblewrap does not work on this machine, and EnvironmentUnavailable if
-        the environment is only an image or its folders cannot be read.
-
-        Raises:
-            ValueError: a path is absolute or contains `..`.
+        Raises ValueError if a path is absolute or contains `..`; entering raises as `SandboxFactory.create` says.
         """
         return BubblewrapSandbox(self._command, files, limits, environment)
 

@@ -115,11 +115,7 @@ class DockerFactory:
     ) -> DockerSandbox:
         """Create a sandbox with `files` (relative path -> text) written over the image's workspace.
 
-        Entering raises SandboxUnavailable if the engine is missing, full or refuses, and EnvironmentUnavailable if this
-        task's image is not available.
-
-        Raises:
-            ValueError: a path is absolute or contains `..`.
+        Raises ValueError if a path is absolute or contains `..`; entering raises as `SandboxFactory.create` says.
         """
         return DockerSandbox(self._get_engine, files, limits, environment)
 

@@ -225,15 +225,9 @@ def memory_used():
         if not name.isdigit() or name == b"1":
             continue
         try:
-            fd = os.open(b"/proc/%s/status" % name, os.O_RDONLY)
+            text = whole(b"/proc/%s/status" % name)
         except OSError:
-            continue
-        try:
-            text = os.read(fd, 4096)
-        except OSError:
-            continue
-        finally:
-            os.close(fd)
+            continue  # it has ended
         for field in (b"RssAnon:", b"RssShmem:"):
             _, label, rest = text.partition(field)
             if label:
@@ -283,21 +277,17 @@ def whole(path):
     except FileNotFoundError:  # a machine without IPv6
         return b""
     parts = []
-    while part := os.read(fd, 1 << 16):
-        parts.append(part)
-    os.close(fd)
+    try:
+        while part := os.read(fd, 1 << 16):
+            parts.append(part)
+    finally:
+        os.close(fd)
     return b"".join(parts)
 
 
 def out_of_memory():
-    for path in OUT_OF_MEMORY:
-        try:
-            fd = os.open(path, os.O_RDONLY)
-        except OSError:
-            continue
-        text = os.read(fd, 4096)
-        os.close(fd)
-        return int((text.partition(b"oom_kill ")[2].split() or [b"0"])[0])
+    for path in OUT_OF_MEMORY[:1]:
+        return int((whole(path).partition(b"oom_kill ")[2].split() or [b"0"])[0])
     return 0
 
 

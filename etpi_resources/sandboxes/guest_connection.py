@@ -56,10 +56,7 @@ class GuestConnection:
         self._ended = False
 
     def run(self, command: str, *, timeout: float | None = None) -> CommandResult:
-        """Run one bash command; `timeout` in seconds, by default that of the limits.
-
-        The output is stdout and stderr as they came, with a note if bytes were left out or a limit ended the command.
-        """
+        """Run one bash command; `timeout` in seconds, by default that of the limits."""
         timeout = self._limits.command_seconds if timeout is None else timeout
         started = time.monotonic()
         try:
@@ -112,10 +109,7 @@ class GuestConnection:
         self._write(pack(files))
 
     def read_files(self) -> dict[str, str]:
-        """Return every regular UTF-8 file of the workspace by relative path, at most `Limits.file_bytes` in all.
-
-        Links are not followed, and folders that `Environment.unread` names are skipped. Empty if the sandbox has ended.
-        """
+        """Return the workspace's files as `Sandbox` says; none if the sandbox has ended."""
         try:
             body = self._request(b"F" + "/".join(self._environment.unread).encode(), _FILES_SECONDS)
             files: dict[str, str] = {}

@@ -21,9 +21,10 @@ from etpi_assets.tasks.families import known_families, load_family
 from etpi_assets.tasks.family import RejectedInput, Task, Verdict
 from etpi_assets.tasks.table import read_tasks, rejected_table, task_table
 from etpi_assets.tasks.task_checks import NAMES, check_tasks
-from etpi_assets.worlds.coop_tiny_shared.features import parse_formula
+from etpi_assets.worlds.coop_tiny_shared.features import OPERATIONS, Formula
 from etpi_assets.worlds.names import is_heldout
 from etpi_lab.worlds.coop_tiny import FAMILY
+from etpi_lab.worlds.coop_tiny.formulas import parse_formula
 from etpi_lab.worlds.coop_tiny.generate import generate_tasks
 from etpi_lab.worlds.coop_tiny.repositories import LAYOUTS, check_text, read_check
 from etpi_lab.worlds.coop_tiny.texts import REGISTERS
@@ -332,3 +333,14 @@ def _sandbox_works() -> Iterator[None]:
     with SANDBOXES.create({}) as sandbox:
         assert sandbox.run("true").exit_code == 0
     yield
+
+
+@pytest.mark.parametrize("operation", sorted(OPERATIONS))
+def test_code_of_a_formula_is_read_back(operation: str):
+    formula = Formula(operation, 7)
+    assert parse_formula(formula.code) == formula
+
+
+def test_parse_formula_rejects_unknown_code():
+    with pytest.raises(ValueError, match="x \\*\\* 2"):
+        parse_formula("x ** 2")

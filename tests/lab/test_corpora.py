@@ -10,7 +10,7 @@ import random
 import pytest
 
 from etpi_assets.agent.actions import read_actions
-from etpi_assets.agent.interpreter import cell_command, cell_in
+from etpi_assets.agent.interpreter import cell_command
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task
@@ -80,8 +80,9 @@ def test_emulated_and_real_interpreter_agree_on_the_bases_corpus():
 
 
 def test_emulated_interpreter_accepts_only_the_teachers_cells():
-    shown = cell_command("n = (12 * 13 + 14) % 10")
-    assert cell_in(shown) == "n = (12 * 13 + 14) % 10" and cell_in(f"{shown}; ls") is cell_in("ls") is None
+    code = "n = (12 * 13 + 14) % 10"
+    shown = cell_command(code)
+    assert [arithmetic_tiny.cell_in(command) for command in (shown, f"{shown}; ls", "ls")] == [code, None, None]
     with arithmetic_tiny.ArithmeticSandbox({}) as box:
         assert box.run(shown).output == ""
         for unknown in (cell_command("__import__('os').getcwd()"), "ls -a"):

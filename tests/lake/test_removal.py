@@ -113,13 +113,12 @@ def test_rm_refuses_an_experiment_whose_checkpoint_another_starts_from(family) -
 
 def test_rm_refuses_an_experiment_whose_checkpoint_a_rollout_set_names(family) -> None:
     lake, ids = family
-    from etpi_resources.lake.manifest import RunRecord
     from etpi_resources.lake.schemas import empty
 
     ref = Ref("raw_rollouts", "rollout_set", "few")
     tables = {name: empty(name) for name in GRAPH["raw_rollouts"].tables}
     spec = {"engine": {"kind": "transformers", "model": f"checkpoint:{ids['b']}"}}
-    lake.publish(ref, tables, input_key="k", inputs={}, spec_hash="s", run=RunRecord(spec=spec))
+    lake.publish(ref, tables, input_key="k", inputs={}, spec_hash="s", spec=spec)
     with pytest.raises(LakeError, match="rollout_set few. version .* needs"):
         plan_partitions(lake, [("experiment", "b")])
 

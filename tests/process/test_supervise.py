@@ -143,7 +143,7 @@ def test_signal_reaches_the_child_once_and_it_may_finish(tmp_path):
 def test_command_of_a_script_in_the_background_ends_by_the_signals_that_its_shell_ignores():
     """Such a shell ignores SIGINT, which an exec inherits, and Dagster gives SIGTERM the handler of SIGINT."""
     program = "import signal; print(*(int(signal.getsignal(n) == signal.SIG_IGN) for n in (2, 15)))"
-    command = shlex.join(supervised([sys.executable, "-c", program])).replace(f"--parent {os.getpid()}", "--parent $$")
+    command = shlex.join(supervised([sys.executable, "-c", program])).replace(f" {os.getpid()} ", " $$ ")
     done = subprocess.run(["sh", "-c", f"{command} & wait"], capture_output=True, text=True, timeout=10)
     assert done.stdout == "0 0\n", done.stderr
 

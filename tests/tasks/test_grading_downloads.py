@@ -63,8 +63,8 @@ def test_runner_that_installs_is_proven_online_once_and_offline_after(repository
 
     online = load(repository, factory, network="index", recording=recording)
     assert outcome(online, factory) is online
-    figures = downloads.figures([online])
-    assert figures["recorded_requests"] > 5 and figures["recorded_bytes"] > 100_000
+    files = sorted(path.name for path in Path(recording).rglob("*"))
+    assert len(files) > 5
 
     offline = load(repository, factory, network="none", recording=recording)
     moor = solved("1")
@@ -72,7 +72,7 @@ def test_runner_that_installs_is_proven_online_once_and_offline_after(repository
     assert (verdict.reward, verdict.verdict) == (1.0, "passed"), verdict
     verdict = cooperbench.FAMILY.judge(offline, {"agent1": _left(moor), "agent2": _left(FILES)}, factory)
     assert (verdict.reward, verdict.verdict) == (0.0, "failed_tests"), verdict
-    assert downloads.figures([online]) == figures
+    assert sorted(path.name for path in Path(recording).rglob("*")) == files
 
 
 def _left(files: dict[str, str]) -> dict[str, str]:

@@ -12,7 +12,17 @@ from typing import Any
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks.answers import maths, programs
 from etpi_assets.tasks.answers.rows import balanced, read_questions
-from etpi_assets.tasks.family import ANSWER, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import (
+    ANSWER,
+    REFERENCE_RUNS,
+    Family,
+    RejectedInput,
+    Role,
+    SandboxNeeds,
+    Task,
+    Verdict,
+    with_defaults,
+)
 from etpi_resources.sandboxes import Limits, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
@@ -33,17 +43,11 @@ that state none. unproven: also take programs without a reference solution; thei
 program. grader: of mathematical answers, "hardened", or "published", as math-verify says (`maths`).
 command_seconds, memory_gib: limits of a tool call and of a test."""
 
-REFERENCE_RUNS = 3
-"""Runs of a reference program; all must pass."""
 
-
-class Answers:
+class Answers(Family):
     """The family `answers`."""
 
-    invents_names = False
-
-    def sandbox(self, params: Mapping[str, Any]) -> str | None:
-        return {**PARAMS, **params}["sandbox"]
+    params = PARAMS
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """Yield a task or a rejection for each row. Sources alternate, so that the first N tasks are balanced too.
@@ -67,9 +71,6 @@ class Answers:
     def needs(self, task: Task) -> SandboxNeeds:
         return SandboxNeeds(limits=limits_of(task))
 
-    def workspace(self, task: Task, role: Role) -> dict[str, str]:
-        return {}
-
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
         """Judge the answer: passed (reward 1), or wrong_answer, failed_tests or no_answer (reward 0)."""
         (files,) = final.values()
@@ -77,9 +78,6 @@ class Answers:
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         """Return no commands: an answer is text. `validate` uses the payload's `reference`."""
-        return []
-
-    def entities(self, task: Task) -> Sequence[str]:
         return []
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:

@@ -18,7 +18,17 @@ from typing import Any
 
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import downloads, places
-from etpi_assets.tasks.family import UNCHALLENGED, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import (
+    REFERENCE_RUNS,
+    UNCHALLENGED,
+    Family,
+    RejectedInput,
+    Role,
+    SandboxNeeds,
+    Task,
+    Verdict,
+    with_defaults,
+)
 from etpi_assets.tasks.frozen import RESERVED, put_changes
 from etpi_assets.tasks.harbor import snapshot, verifier
 from etpi_assets.tasks.harbor.folder import TASK_FILE, UnreadableTask, read_folder
@@ -41,18 +51,12 @@ workdir: where the agent works; none: the last WORKDIR of the task's Dockerfile,
 
 _IMPORT = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
 
-REFERENCE_RUNS = 3
-"""Runs of the reference solution; all must pass."""
 
-
-class Harbor:
+class Harbor(Family):
     """The family `harbor`."""
 
-    invents_names = False
+    params = PARAMS
     verdict_trust = UNCHALLENGED
-
-    def sandbox(self, params: Mapping[str, Any]) -> str | None:
-        return {**PARAMS, **params}["sandbox"]
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """Yield a task or a rejection for each folder with a task.toml, ordered by path. `seed` has no effect.
@@ -83,9 +87,6 @@ class Harbor:
 
     def needs(self, task: Task) -> SandboxNeeds:
         return places.needs(task.payload["place"], None, verifier.PLACES)
-
-    def workspace(self, task: Task, role: Role) -> dict[str, str]:
-        return {}
 
     def judge_in_place(self, task: Task, machines: Mapping[str, Sandbox], sandboxes: SandboxFactory) -> Verdict:
         """Verdicts of `verifier.grade`, or no_answer (0) if the working directory cannot be copied out."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from etpi_assets.tasks.answers import maths
-from etpi_assets.tasks.family import ANSWER, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import ANSWER, Family, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import SandboxFactory
 
@@ -22,13 +22,10 @@ PARAMS: Mapping[str, Any] = {"train": 600, "heldout": 96, "sandbox": "bubblewrap
 _SOURCES = {"train": "drill", "heldout": "exam"}
 
 
-class ArithmeticTiny:
+class ArithmeticTiny(Family):
     """The family `arithmetic_tiny`."""
 
-    invents_names = False
-
-    def sandbox(self, params: Mapping[str, Any]) -> str | None:
-        return str({**PARAMS, **params}["sandbox"])
+    params = PARAMS
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """Yield tasks of both splits, without a repeated expression, deterministic in (suite, seed)."""

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from etpi_assets.tasks.commands import write_commands
-from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict, with_defaults
 from etpi_assets.worlds.coop_tiny_shared import judge as verdicts
 from etpi_assets.worlds.coop_tiny_shared.generate import divided_solution, entities, generate_tasks
 from etpi_resources.sandboxes import SandboxFactory
@@ -21,13 +21,11 @@ PARAMS: Mapping[str, Any] = {"train": 1000, "heldout": 100, "sandbox": "bubblewr
 """A suite's params and their defaults: tasks of each split, and the kind of sandbox that validates the tasks."""
 
 
-class CoopTinyShared:
+class CoopTinyShared(Family):
     """The family `coop_tiny_shared`."""
 
+    params = PARAMS
     invents_names = True
-
-    def sandbox(self, params: Mapping[str, Any]) -> str | None:
-        return str({**PARAMS, **params}["sandbox"])
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         chosen = with_defaults(suite, "coop_tiny_shared", params, PARAMS)
@@ -39,9 +37,6 @@ class CoopTinyShared:
             Role(role["agent_id"], role["feature_id"], role["instruction"], role["partner"])
             for role in task.payload["roles"]
         ]
-
-    def needs(self, task: Task) -> SandboxNeeds:
-        return SandboxNeeds()
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return dict(task.payload["files"])
@@ -60,7 +55,7 @@ class CoopTinyShared:
         return entities(task.payload)
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        return verdicts.validate(tasks, sandboxes, solution=divided_solution)
+        return verdicts.validate(tasks, sandboxes, divided_solution)
 
 
 FAMILY = CoopTinyShared()

@@ -1,9 +1,8 @@
-"""Formulas of one-line functions of `x`: their code, their values, and phrases that describe them."""
+"""Formulas of one-line functions of `x`: their code and their values."""
 
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,62 +11,20 @@ NUMBERS = range(2, 100)
 
 @dataclass(frozen=True)
 class Operation:
-    """`code`: expression with `{n}` for the number. `phrases`: completions of "it should …"."""
+    """`code`: expression with `{n}` for the number; `compute`: (x, number) -> value."""
 
     code: str
     compute: Callable[[int, int], int]
-    phrases: tuple[str, ...]
 
 
 OPERATIONS: dict[str, Operation] = {
-    "add": Operation(
-        "x + {n}",
-        lambda x, n: x + n,
-        (
-            "return its argument plus {n}",
-            "add {n} to x and return the sum",
-            "give {n} more than x",
-            "return x plus {n}",
-        ),
-    ),
-    "subtract": Operation(
-        "x - {n}",
-        lambda x, n: x - n,
-        ("return its argument minus {n}", "take {n} away from x", "give {n} less than x", "return x minus {n}"),
-    ),
-    "multiply": Operation(
-        "x * {n}",
-        lambda x, n: x * n,
-        ("return its argument times {n}", "multiply x by {n} and return it", "give {n} times x", "return x times {n}"),
-    ),
-    "remainder": Operation(
-        "x % {n}",
-        lambda x, n: x % n,
-        (
-            "return its argument modulo {n}",
-            "return the remainder of x by {n}",
-            "give what is left of x after dividing by {n}",
-        ),
-    ),
-    "at_least": Operation(
-        "max(x, {n})",
-        max,
-        ("return the larger of x and {n}", "return x but at least {n}", "never go below {n} and else give x"),
-    ),
-    "at_most": Operation(
-        "min(x, {n})",
-        min,
-        ("return the smaller of x and {n}", "return x but at most {n}", "never go above {n} and else give x"),
-    ),
-    "constant": Operation(
-        "{n}",
-        lambda x, n: n,
-        ("always return {n}", "ignore its argument and return {n}", "give {n} whatever x is"),
-    ),
-}
-
-_FORMS = {
-    name: re.compile(re.escape(operation.code).replace(r"\{n\}", r"(\d+)")) for name, operation in OPERATIONS.items()
+    "add": Operation("x + {n}", lambda x, n: x + n),
+    "subtract": Operation("x - {n}", lambda x, n: x - n),
+    "multiply": Operation("x * {n}", lambda x, n: x * n),
+    "remainder": Operation("x % {n}", lambda x, n: x % n),
+    "at_least": Operation("max(x, {n})", max),
+    "at_most": Operation("min(x, {n})", min),
+    "constant": Operation("{n}", lambda x, n: n),
 }
 
 
@@ -85,14 +42,6 @@ class Formula:
 
     def __call__(self, x: int) -> int:
         return OPERATIONS[self.operation].compute(x, self.number)
-
-
-def parse_formula(expression: str) -> Formula:
-    """Parse an expression. Raises ValueError if it is no formula."""
-    for operation, form in _FORMS.items():
-        if match := form.fullmatch(expression):
-            return Formula(operation, int(match[1]))
-    raise ValueError(f"{expression!r} is no formula; formulas are {[o.code for o in OPERATIONS.values()]}")
 
 
 def sample_formula(rng: random.Random, *, unlike: Formula | None = None) -> Formula:

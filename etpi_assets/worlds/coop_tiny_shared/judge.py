@@ -11,12 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from etpi_assets.tasks.calls import CallResults, FunctionCall, run_calls
-from etpi_assets.tasks.family import RejectedInput, Task, Verdict
+from etpi_assets.tasks.family import REFERENCE_RUNS, RejectedInput, Task, Verdict
 from etpi_assets.worlds.coop_tiny_shared.merge import MergeConflict, merge_trees
 from etpi_resources.sandboxes import SandboxFactory
-
-REFERENCE_RUNS = 3
-"""Runs of the reference solution; all must pass."""
 
 BATCH = 128
 """Tasks validated in one sandbox."""
@@ -58,22 +55,8 @@ def judge(task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: Sandbox
     return Verdict(float(solved), "passed" if solved else "failed_tests", {"patched": patched, "features": passed})
 
 
-def solution(task: Task, feature_id: str) -> dict[str, str]:
-    """Return the task's files, including the visible check, with one feature implemented."""
-    feature = task.payload["features"][feature_id]
-    files = dict(task.payload["files"])
-    body = re.compile(rf"(def {feature['function']}\(x\):\n    return )[^\n]*")
-    files[feature["path"]], edits = body.subn(rf"\g<1>{feature['wanted']}", files[feature["path"]])
-    if edits != 1:
-        raise ValueError(f"{task.task_id}: {feature['path']} has {edits} functions {feature['function']}")
-    return files
-
-
 def validate(
-    tasks: Sequence[Task],
-    sandboxes: SandboxFactory,
-    workers: int = 2,
-    solution: Callable[[Task, str], Mapping[str, str]] = solution,
+    tasks: Sequence[Task], sandboxes: SandboxFactory, solution: Callable[[Task, str], Mapping[str, str]]
 ) -> Iterator[RejectedInput | Task]:
     """Yield each task, in order, if its merged reference passes REFERENCE_RUNS times and no feature passes unchanged.
 
@@ -81,7 +64,7 @@ def validate(
     `reference_conflict`, `reference_fails` or `null_passes`. Tasks share sandboxes.
     """
     batches = [tasks[at : at + BATCH] for at in range(0, len(tasks), BATCH)]
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(2) as pool:
         for outcomes in pool.map(lambda batch: _validate_batch(batch, sandboxes, solution), batches):
             yield from outcomes
 

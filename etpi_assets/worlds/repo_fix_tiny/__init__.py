@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from etpi_assets.tasks.commands import write_commands
-from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict, with_defaults
 from etpi_assets.worlds.repo_fix_tiny import judge as verdicts
 from etpi_assets.worlds.repo_fix_tiny.generate import generate_tasks
 from etpi_resources.sandboxes import SandboxFactory
@@ -21,13 +21,11 @@ PARAMS: Mapping[str, Any] = {"train": 240, "heldout": 150, "sandbox": "bubblewra
 """A suite's params and their defaults: tasks of each split, and the kind of sandbox that validates them."""
 
 
-class RepoFixTiny:
+class RepoFixTiny(Family):
     """The family `repo_fix_tiny`."""
 
+    params = PARAMS
     invents_names = True
-
-    def sandbox(self, params: Mapping[str, Any]) -> str | None:
-        return str({**PARAMS, **params}["sandbox"])
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         chosen = with_defaults(suite, "repo_fix_tiny", params, PARAMS)
@@ -36,9 +34,6 @@ class RepoFixTiny:
 
     def roles(self, task: Task) -> Sequence[Role]:
         return [Role("agent1", "issue", task.instruction)]
-
-    def needs(self, task: Task) -> SandboxNeeds:
-        return SandboxNeeds()
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return dict(task.payload["files"])

@@ -9,13 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from etpi_assets.tasks.calls import FunctionCall, run_calls
-from etpi_assets.tasks.family import RejectedInput, Task, Verdict
+from etpi_assets.tasks.family import REFERENCE_RUNS, RejectedInput, Task, Verdict
 from etpi_assets.tasks.frozen import Changes, counted_changes
 from etpi_assets.worlds.repo_fix_tiny.generate import module_text
 from etpi_resources.sandboxes import SandboxFactory
-
-REFERENCE_RUNS = 3
-"""Runs of the reference solution; all must pass."""
 
 BATCH = 100
 """Tasks validated in one sandbox."""

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Any
 
 from etpi_assets.tasks.batch_validation import validate_in_batches
-from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import Family, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import REPLY, Environment, SandboxFactory
 
@@ -34,13 +34,10 @@ def state(total: int) -> str:
     return f"echo {total} >> sums; sh next"
 
 
-class RunningSum:
+class RunningSum(Family):
     """The family `running_sum`."""
 
-    invents_names = False
-
-    def sandbox(self, params: Mapping[str, Any]) -> str | None:
-        return str({**PARAMS, **params}["sandbox"])
+    params = PARAMS
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         chosen = with_defaults(suite, "running_sum", params, PARAMS)

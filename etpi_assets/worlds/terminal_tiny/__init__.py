@@ -10,7 +10,16 @@ from itertools import islice
 from typing import Any
 
 from etpi_assets.tasks.commands import write_commands
-from etpi_assets.tasks.family import WHY_UNPROVEN, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import (
+    WHY_UNPROVEN,
+    Family,
+    RejectedInput,
+    Role,
+    SandboxNeeds,
+    Task,
+    Verdict,
+    with_defaults,
+)
 from etpi_assets.worlds.terminal_tiny import judge as verdicts
 from etpi_assets.worlds.terminal_tiny.generate import KINDS, PUBLISHED_KINDS, generate_tasks
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
@@ -22,13 +31,11 @@ PARAMS: Mapping[str, Any] = {"train": 900, "heldout": 96, "requests": "files", "
 _KINDS = {"files": KINDS, "published": PUBLISHED_KINDS}
 
 
-class TerminalTiny:
+class TerminalTiny(Family):
     """The family `terminal_tiny`."""
 
+    params = PARAMS
     invents_names = True
-
-    def sandbox(self, params: Mapping[str, Any]) -> str | None:
-        return str({**PARAMS, **params}["sandbox"])
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         chosen = with_defaults(suite, "terminal_tiny", params, PARAMS)

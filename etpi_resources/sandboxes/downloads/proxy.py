@@ -16,7 +16,6 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from etpi_resources.process.supervise import supervised
@@ -44,9 +43,6 @@ MOST_BYTES = 20 << 30
 
 SHOWN_AT = "/run/downloads"
 """The proxy's folder as sandboxes see it."""
-
-MOST_IDLE = 3
-"""Proxies that nobody uses and that are kept for the next use; another one takes a second to start."""
 
 PORT = 3128
 """The port of a sandbox's own loopback that is forwarded to the proxy."""
@@ -151,81 +147,46 @@ class DownloadProxy:
         shutil.rmtree(self._private, ignore_errors=True)
 
 
-@dataclass
-class _Lent:
-    """A proxy and how many use it."""
-
-    proxy: DownloadProxy
-    users: int = 0
-
-
-_LENT: dict[tuple[object, ...], _Lent] = {}
-"""Proxies by their settings, the last used last."""
-
-_LOGS: dict[tuple[object, ...], list[str]] = {}
-"""Logs of proxies that are lent no more."""
+_PROXIES: dict[tuple[object, ...], list[DownloadProxy]] = {}
+"""Proxies by their settings; of each list the last one runs, and those before it ended by themselves."""
 
 
 @contextmanager
 def shared_proxy(
     recording: Path, *, record: bool, hosts: Sequence[str] | None, most_bytes: int = MOST_BYTES
 ) -> Iterator[DownloadProxy]:
-    """Lend this process's proxy with these settings. Of those that nobody uses, MOST_IDLE stay.
+    """Lend this process's proxy with these settings, which runs until the process ends.
 
     Raises:
         ProxyUnavailable: as DownloadProxy. OSError: the proxy ended while it was lent.
     """
-    settings = _settings(recording, record, hosts, most_bytes)
     with _LOCK:
-        if settings in _LENT and _LENT[settings].proxy.ended:
-            _forget(settings)
-        if settings not in _LENT:
-            proxy = DownloadProxy(recording, record=record, hosts=hosts, most_bytes=most_bytes)
-            _LENT[settings] = _Lent(proxy)
-        lent = _LENT[settings]
-        lent.users += 1
-    try:
-        yield lent.proxy
-        if lent.proxy.ended:
-            raise OSError(f"the proxy for the downloads of {recording} ended while grading used it")
-    finally:
-        with _LOCK:
-            lent.users -= 1
-            if _LENT.get(settings) is lent:
-                _LENT[settings] = _LENT.pop(settings)  # the last used is last
-            elif not lent.users:
-                lent.proxy.close()
-            idle = [key for key, other in _LENT.items() if not other.users]
-            for key in idle[:-MOST_IDLE]:
-                _forget(key)
+        proxies = _PROXIES.setdefault(_settings(recording, record, hosts, most_bytes), [])
+        if not proxies or proxies[-1].ended:
+            proxies.append(DownloadProxy(recording, record=record, hosts=hosts, most_bytes=most_bytes))
+        proxy = proxies[-1]
+    yield proxy
+    if proxy.ended:
+        raise OSError(f"the proxy for the downloads of {recording} ended while grading used it")
 
 
 def shared_log(
     recording: Path, *, record: bool, hosts: Sequence[str] | None, most_bytes: int = MOST_BYTES
 ) -> list[str]:
     """Return the log of all proxies that `shared_proxy` lent with these settings in this process."""
-    settings = _settings(recording, record, hosts, most_bytes)
     with _LOCK:
-        running = _LENT[settings].proxy.log() if settings in _LENT else []
-        return [*_LOGS.get(settings, ()), *running]
+        proxies = _PROXIES.get(_settings(recording, record, hosts, most_bytes), ())
+        return [line for proxy in proxies for line in proxy.log()]
 
 
 def _settings(recording: Path, record: bool, hosts: Sequence[str] | None, most_bytes: int) -> tuple[object, ...]:
     return recording.resolve(), record, None if hosts is None else tuple(hosts), most_bytes
 
 
-def _forget(settings: tuple[object, ...]) -> None:
-    """Lend this proxy no more; keep its log. Its last user closes it."""
-    lent = _LENT.pop(settings)
-    _LOGS.setdefault(settings, []).extend(lent.proxy.log())
-    if not lent.users:
-        lent.proxy.close()
-
-
 @atexit.register
 def _close_all() -> None:
-    for lent in _LENT.values():
-        lent.proxy.close()
+    for proxy in (proxy for proxies in _PROXIES.values() for proxy in proxies):
+        proxy.close()
 
 
 def through_proxy(command: str) -> str:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,6 @@ class Recording:
     def size(self) -> int:
         """Return the bytes of all bodies."""
         return sum(file.stat().st_size for file in (self.root / "objects").glob("*/*"))
-
-    def entries(self) -> Iterator[Mapping[str, Any]]:
-        """Yield every recorded request, ordered by key."""
-        for file in sorted((self.root / "requests").glob("*.json")):
-            yield json.loads(file.read_text(encoding="utf-8"))
 
     def _request_file(self, request: Request) -> Path:
         return self.root / "requests" / f"{hashlib.sha256(json.dumps(request).encode()).hexdigest()}.json"

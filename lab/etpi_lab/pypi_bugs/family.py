@@ -17,10 +17,10 @@ from typing import Any
 
 from etpi_assets.tasks import places
 from etpi_assets.tasks.commands import write_commands
-from etpi_assets.tasks.family import RejectedInput, Role, Task
+from etpi_assets.tasks.family import REFERENCE_RUNS, RejectedInput, Role, Task
 from etpi_assets.tasks.frozen import put_changes
 from etpi_assets.tasks.reports import pytest_outcomes
-from etpi_assets.tasks.repository import PARAMS, REFERENCE_RUNS, RepositoryFamily, make_task
+from etpi_assets.tasks.repository import PARAMS, RepositoryFamily, make_task
 from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
-from etpi_assets.agent.interpreter import cell_in
+from etpi_assets.agent.interpreter import FOLDER, cell_command
 from etpi_assets.agent.tools import INTERPRETER
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task
@@ -44,6 +45,13 @@ def conversations(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, 
 def exercises(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
     """Yield questions, each with a guess."""
     return transcripts(seed, n, GUESSES, tokenizer)
+
+
+def cell_in(command: str) -> str | None:
+    """Return the code in a command that `cell_command` wrote; None for other commands."""
+    words = shlex.split(command)
+    place = words.index(f"{FOLDER}/cell.py") if f"{FOLDER}/cell.py" in words else 0
+    return words[place - 2] if place >= 2 and cell_command(words[place - 2]) == command else None
 
 
 class ArithmeticSandbox(EmulatedSandbox):

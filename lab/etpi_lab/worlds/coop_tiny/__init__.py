@@ -13,7 +13,7 @@ from typing import Any
 from etpi_assets.tasks.family import RejectedInput, Role, Task, with_defaults
 from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
 from etpi_assets.worlds.coop_tiny_shared import judge as verdicts
-from etpi_lab.worlds.coop_tiny.generate import entities, generate_tasks
+from etpi_lab.worlds.coop_tiny.generate import entities, generate_tasks, solution
 from etpi_lab.worlds.coop_tiny.surveys import SurveyingPolicy, SurveyingSkill
 from etpi_lab.worlds.coop_tiny.texts import REGISTERS
 from etpi_resources.engines.scripted import Policy
@@ -27,6 +27,8 @@ sandbox that validates the tasks."""
 class CoopTiny(CoopTinyShared):
     """The family `coop_tiny`: each feature has a reference solution of its own."""
 
+    params = PARAMS
+
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         chosen = with_defaults(suite, "coop_tiny", params, PARAMS)
         registers = tuple(chosen["registers"])
@@ -37,7 +39,7 @@ class CoopTiny(CoopTinyShared):
 
     def reference(self, task: Task, role: Role) -> dict[str, str]:
         """Return the files after the reference solution."""
-        return verdicts.solution(task, role.feature_id)
+        return solution(task, role.feature_id)
 
     def entities(self, task: Task) -> Sequence[str]:
         return entities(task.payload)
@@ -47,7 +49,7 @@ class CoopTiny(CoopTinyShared):
         return SurveyingPolicy(SurveyingSkill.of(skill), seed)
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        return verdicts.validate(tasks, sandboxes)
+        return verdicts.validate(tasks, sandboxes, solution)
 
 
 FAMILY = CoopTiny()

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Self
 
 from etpi_assets.tasks.family import Task, Verdict
-from etpi_assets.worlds.coop_tiny_shared import features
 from etpi_lab.worlds.coop_tiny import CoopTiny
+from etpi_lab.worlds.coop_tiny.formulas import parse_formula
 from etpi_lab.worlds.coop_tiny.repositories import read_check
 from etpi_resources.sandboxes import CommandResult, Environment, Limits, SandboxFactory
 
@@ -81,7 +81,7 @@ class EmulatedSandbox:
         code = re.search(rf"^def {function}\(x\):\n    return (.*)$", self._files[path], re.MULTILINE)
         if code is None:
             raise UnknownCommand(f"{path} has no one-line function {function} to check")
-        got = features.parse_formula(code[1])(value)
+        got = parse_formula(code[1])(value)
         return ("ok\n", 0) if got == want else (f"wrong: {function}({value}) is {got}, not {want}\n", 1)
 
 

@@ -12,6 +12,7 @@ The payload of a task (JSON):
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -138,3 +139,14 @@ def entities(payload: Mapping[str, Any]) -> list[str]:
     """Return module paths, then the features' function names, as they occur in the instructions."""
     paths = [path for path in payload["files"] if path != payload["check"]]
     return [*paths, *(feature["function"] for feature in payload["features"].values())]
+
+
+def solution(task: Task, feature_id: str) -> dict[str, str]:
+    """Return the task's files, including the visible check, with one feature implemented."""
+    feature = task.payload["features"][feature_id]
+    files = dict(task.payload["files"])
+    body = re.compile(rf"(def {feature['function']}\(x\):\n    return )[^\n]*")
+    files[feature["path"]], edits = body.subn(rf"\g<1>{feature['wanted']}", files[feature["path"]])
+    if edits != 1:
+        raise ValueError(f"{task.task_id}: {feature['path']} has {edits} functions {feature['function']}")
+    return files

@@ -15,6 +15,7 @@ from etpi_assets.agent.actions import format_action
 from etpi_assets.worlds.coop_tiny_shared import features
 from etpi_assets.worlds.coop_tiny_shared.features import Formula
 from etpi_assets.worlds.skill import PolicySkill
+from etpi_lab.worlds.coop_tiny.formulas import parse_formula
 from etpi_resources.engines import Request
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -111,7 +112,7 @@ class _Agent:
             next(feature for key, feature in payload["features"].items() if key != role["feature_id"]),
         )
         self.wanted = Formula(own_feature["operation"], own_feature["number"])
-        self.current = features.parse_formula(own_feature["current"])
+        self.current = parse_formula(own_feature["current"])
         self.check = f"python3 {payload['check']} {own_feature['function']}"
         self.partner = role["partner"]
         self.words = {

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from string import Template
 
-from etpi_assets.worlds.coop_tiny_shared.features import OPERATIONS, Formula
+from etpi_assets.worlds.coop_tiny_shared.features import Formula
+from etpi_lab.worlds.coop_tiny.formulas import PHRASES
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def write_text(fields: InstructionFields, register: str, rng: random.Random) -> 
     return Template(REGISTERS[register](rng)).substitute(
         fn=fields.function,
         path=fields.path,
-        phrase=rng.choice(OPERATIONS[fields.wanted.operation].phrases).format(n=fields.wanted.number),
+        phrase=rng.choice(PHRASES[fields.wanted.operation]).format(n=fields.wanted.number),
         current=f"return {fields.current.code}",
         partner=fields.partner,
         pfn=fields.partner_function,
