@@ -5,6 +5,7 @@ These are the values that pass between the agent loop and an engine; each engine
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -64,6 +65,11 @@ class Request:
     grammar: ThinkGrammar | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     privileged: Mapping[str, Any] = field(default_factory=dict)
+
+    def seed(self, bits: int) -> int:
+        """Return the seed of this request's generator."""
+        digest = hashlib.sha256(f"{self.sampler.seed}/{self.request_id}".encode()).digest()
+        return int.from_bytes(digest[: (bits + 1) // 8], "big") >> 1
 
 
 @dataclass(frozen=True)
