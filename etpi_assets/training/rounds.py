@@ -8,7 +8,6 @@ trained on. A resumed run drops the rounds after its checkpoint, because other w
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -30,6 +29,7 @@ from etpi_assets.training.token_statistics import SUFFIX, read_statistics, write
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.engines import Engine
 from etpi_resources.lake.check_outcome import BadData
+from etpi_resources.lake.files import write_atomically
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.trainers.policy_link import Sample, TokenStatistics
 
@@ -178,22 +178,15 @@ class Rounds:
         write_statistics(_path(self.folder, step), statistics)
 
     def _write(self, step: int, samples: Sequence[RewardedSample], records: Sequence[RolloutRecord]) -> None:
-        path = _path(self.folder, step)
-        beside = path.with_suffix(".new")
         header = json.dumps({"step": step, "samples": [asdict(sample) for sample in samples]}, allow_nan=False)
-        with beside.open("wb") as file:
-            file.write(header.encode() + b"\n")
-            for record in records:
-                file.write(to_line(record, self.identity.spec_key))
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        lines = (to_line(record, self.identity.spec_key) for record in records)
+        write_atomically(_path(self.folder, step), b"".join([header.encode() + b"\n", *lines]))
 
 
 def drop_rounds_from(folder: Path, step: int) -> int:
     """Remove the rounds that a run resumed at `step` will roll out again; return how many there were."""
-    late = [path for path in folder.glob("round-*") if path.suffix == ".new" or _step(path) >= step]
-    for path in late:
+    late = [path for path in folder.glob("round-*") if _step(path) >= step]
+    for path in (*late, *folder.glob(".round-*")):  # the second were being written when the run was killed
         path.unlink()
     return sum(path.suffix != SUFFIX for path in late)
 

@@ -6,13 +6,13 @@ order, and of each its turns' `output_ids` one after the other.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from etpi_resources.lake.check_outcome import BadData
+from etpi_resources.lake.files import write_atomically
 from etpi_resources.trainers.policy_link import TokenStatistics
 
 SUFFIX = ".tokens"
@@ -20,12 +20,7 @@ SUFFIX = ".tokens"
 
 def write_statistics(round_path: Path, statistics: TokenStatistics) -> None:
     """Write the statistics of a round whose file is `round_path`."""
-    beside = round_path.with_suffix(".new")
-    with beside.open("wb") as file:
-        file.write(statistics.logprobs + statistics.entropies)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(round_path.with_suffix(SUFFIX))
+    write_atomically(round_path.with_suffix(SUFFIX), statistics.logprobs + statistics.entropies)
 
 
 def read_statistics(round_path: Path, tokens: Sequence[int]) -> list[np.ndarray | None]:

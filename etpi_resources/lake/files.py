@@ -37,15 +37,15 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, text: str, check: Callable[[], None] = lambda: None) -> None:
-    """Replace a file's text; a crash leaves the old text or the new one.
+def write_atomically(path: Path, content: str | bytes, check: Callable[[], None] = lambda: None) -> None:
+    """Replace a file's content; a crash leaves the old content or the new one.
 
     Args:
-        check: called right before the text is replaced, so that it may still raise.
+        check: called right before the content is replaced, so that it may still raise.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    beside.write_text(text)
+    beside.write_bytes(content.encode() if isinstance(content, str) else content)
     sync(beside)
     try:
         check()

@@ -162,8 +162,8 @@ class WeightedSFTTrainer(SFTTrainer):
 
     def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Compute the gradients of the micro-batches `inputs`; return their loss."""
-        if self._generators is not None and self.states is not None:
-            self.states.restore_generators(self._generators)
+        if self._generators is not None:
+            super()._load_rng_state(self._generators)
             self._generators = None
         if not self._replicated:
             (batch,) = inputs
