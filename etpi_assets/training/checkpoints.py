@@ -62,27 +62,11 @@ def checkpoint_rows(
         "device": report.device,
         "libraries": report.libraries,
     }
-    return [_row(checkpoint, report, shared, hyperparameters) for checkpoint in report.checkpoints]
+    same = {**shared, "dtype": report.dtype, "hyperparameters": json.dumps(hyperparameters, sort_keys=True)}
+    return [same | _row(checkpoint) for checkpoint in report.checkpoints]
 
 
-def _row(
-    checkpoint: LakeCheckpoint,
-    report: SftReport | GrpoReport,
-    shared: Mapping[str, Any],
-    hyperparameters: Mapping[str, Any],
-) -> dict[str, Any]:
+def _row(checkpoint: LakeCheckpoint) -> dict[str, Any]:
     path = f"checkpoints/{checkpoint.checkpoint_id}"
-    return {
-        **shared,
-        "checkpoint_id": checkpoint.checkpoint_id,
-        "step": checkpoint.step,
-        "final": checkpoint.final,
-        "dtype": report.dtype,
-        "path": path,
-        "adapter_path": f"{path}/adapter" if checkpoint.adapter_hash else None,
-        "adapter_hash": checkpoint.adapter_hash,
-        "train_loss": checkpoint.train_loss,
-        "token_accuracy": checkpoint.token_accuracy,
-        "val_loss": checkpoint.val_loss,
-        "hyperparameters": json.dumps(hyperparameters, sort_keys=True),
-    }
+    adapter = f"{path}/adapter" if checkpoint.adapter_hash else None
+    return {**checkpoint.model_dump(), "path": path, "adapter_path": adapter}

@@ -36,7 +36,7 @@ from etpi_assets.training.sft_checks import proofs
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
 from etpi_resources.backend import BackendError, backend
-from etpi_resources.engines.vllm_options import accelerators_of
+from etpi_resources.engines.vllm_options import accelerators_of, lora_options, named
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake import stored_trainings
 from etpi_resources.lake.lake import Lake
@@ -58,19 +58,10 @@ from etpi_resources.trainers.trackers import tracking_of
 from etpi_resources.trainers.workers.grpo_worker import last_complete_step
 
 WORKER = "etpi_resources.trainers.workers.grpo_worker"
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""The values of vLLM's `max-lora-rank`."""
 PROBE_IDS = 128
 """Most ids of the prompt that proves a hand-over; the trainer has all of their logits in memory at the same time."""
 RESUME_CHECKPOINTS = 10
 """About how many checkpoints a long run has to resume from."""
-
-LOG_COLUMNS = (
-    "step", "loss", "learning_rate", "tokens", "seconds", "reward", "reward_std", "parsed", "solved", "called",
-    "constant_groups", "staleness", "logprob_gap", "logprob_gap_max", "entropy", "clip_share", "kl", "staleness_max",
-    "weight_mean", "weight_clipped", "rollout_seconds", "update_seconds", "publish_seconds",
-)  # fmt: skip
-"""The fields of a GrpoLogLine that are columns of `training_log`."""
 
 
 @dataclass(frozen=True)
@@ -268,13 +259,13 @@ def server_plan(lake: Lake, request: GrpoRequest) -> ServerPlan:
         "max-model-len": section.max_prompt_tokens + section.max_response_tokens,
     }
     if section.tuning == "lora":
-        options |= {"enable-lora": True, "max-lora-rank": min(r for r in LORA_RANKS if r >= section.lora_rank)}
+        options |= lora_options(section.lora_rank)
     if section.placement == "shared":
         options["enable-sleep-mode"] = True
     if not accelerators():
         # On a CPU vLLM packs new weights into new tensors, and a compiled graph would keep using the old ones.
         options["enforce-eager"] = True
-    options |= {name.replace("_", "-"): value for name, value in section.options.items()}
+    options |= named(section.options)
     return ServerPlan(
         base=request.base_folder,
         name=request.base_id,
@@ -326,7 +317,7 @@ def checkpoint_rows(request: GrpoRequest, report: GrpoReport) -> list[dict[str, 
 def log_rows(request: GrpoRequest, report: GrpoReport) -> list[dict[str, Any]]:
     """Rows of the table `training_log`."""
     key = {"experiment": request.experiment, "role": "rl", "seed": request.seed}
-    return [key | line.model_dump(include=set(LOG_COLUMNS)) for line in report.log]
+    return [key | line.model_dump(exclude={"response_tokens", "truncated"}) for line in report.log]
 
 
 def recorded(lake: Lake, requests: Mapping[int, GrpoRequest], reports: Mapping[int, GrpoReport]) -> dict[str, pa.Table]:

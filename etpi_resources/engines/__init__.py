@@ -101,7 +101,11 @@ class Completion:
 @runtime_checkable
 class Engine(Protocol):
     """Generates assistant turns. Thread-safe: several rollouts call `complete` at once, and an engine that batches
-    puts concurrent requests into one batch."""
+    puts concurrent requests into one batch.
+
+    An engine whose pickled copy answers alike on another machine has a true attribute `portable`. Its pickle names the
+    variables of its keys and contains no keys.
+    """
 
     name: str
 
@@ -125,14 +129,6 @@ class ServedModel:
     name: str
     root: str | None
     parent: str | None
-
-
-def is_portable(engine: Engine) -> bool:
-    """Return whether a pickled copy of the engine answers alike on another machine.
-
-    Such an engine has a true attribute `portable`. Its pickle names the variables of its keys and contains no keys.
-    """
-    return bool(getattr(engine, "portable", False))
 
 
 @runtime_checkable
