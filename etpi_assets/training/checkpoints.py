@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,38 @@ from pydantic import BaseModel
 
 from etpi_resources.lake import stored_trainings
 from etpi_resources.lake.lake import Lake
-from etpi_resources.trainers.contracts import GrpoFigures, GrpoWorkerResult, SftFigures, SftWorkerResult, WorkerModel
+from etpi_resources.trainers.contracts import (
+    GrpoFigures,
+    GrpoWorkerResult,
+    SftFigures,
+    SftWorkerResult,
+    Tracker,
+    WorkerModel,
+)
+from etpi_resources.trainers.precision import Dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRequest:
+    """One training; its key, which `kept` stores its report under, is the hash of all inputs of its result.
+
+    Attributes:
+        experiment, report_to: no part of the key.
+        base_id, base_folder: the checkpoint that training starts from, and the folder of its files.
+        seed: of the order of the data or tasks, of an adapter's initial values and of sampling.
+        gpu: whether a GPU is required; otherwise one is used where there is one.
+        dtype: of the passes on this machine, where the section may say "auto".
+        code: version of the code whose result is kept.
+    """
+
+    experiment: str
+    base_id: str
+    base_folder: Path
+    seed: int
+    gpu: bool
+    dtype: Dtype
+    code: str
+    report_to: tuple[Tracker, ...] = ()
 
 
 class LakeCheckpoint(WorkerModel):

@@ -22,7 +22,7 @@ from etpi_assets.agent.loop import Identity
 from etpi_assets.resources import HardwareMissing, accelerator_count, accelerators
 from etpi_assets.specs.training import RLSection
 from etpi_assets.training import checkpoints
-from etpi_assets.training.checkpoints import GrpoReport, adopt_checkpoints
+from etpi_assets.training.checkpoints import GrpoReport, TrainingRequest, adopt_checkpoints
 from etpi_assets.training.device import confirm_dtype
 from etpi_assets.training.rounds import (
     RewardedSample,
@@ -47,13 +47,11 @@ from etpi_resources.trainers.contracts import (
     GrpoWorkerConfig,
     GrpoWorkerResult,
     PublishConfig,
-    Tracker,
 )
 from etpi_resources.trainers.interpreter import visible
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.policy_link import Generate, PolicyServer, largest_gap
 from etpi_resources.trainers.policy_servers import PolicyServers, ServerPlan, stored_dtype_name, weights_folder
-from etpi_resources.trainers.precision import Dtype
 from etpi_resources.trainers.trackers import tracking_of
 from etpi_resources.trainers.workers.grpo_worker import last_complete_step
 
@@ -64,31 +62,17 @@ RESUME_CHECKPOINTS = 10
 """About how many checkpoints a long run has to resume from."""
 
 
-@dataclass(frozen=True)
-class GrpoRequest:
+@dataclass(frozen=True, kw_only=True)
+class GrpoRequest(TrainingRequest):
     """One run of reinforcement.
 
     Attributes:
-        experiment: no part of the key.
-        base_id, base_folder: the checkpoint that training starts from, and the folder of its files.
-        section: the spec's. seed: of the tasks' order and of sampling.
+        section: the spec's.
         environment: tasks, judge, sandboxes, chat format.
-        gpu: whether a GPU is required; otherwise one is used where there is one.
-        dtype: of the passes on this machine, where the section may say "auto".
-        code: version of the code that rolls out, rewards and trains.
-        report_to: trackers; no part of the key.
     """
 
-    experiment: str
-    base_id: str
-    base_folder: Path
     section: RLSection
-    seed: int
     environment: RLEnvironment
-    gpu: bool
-    dtype: Dtype
-    code: str
-    report_to: tuple[Tracker, ...] = ()
 
     @property
     def label(self) -> str:
@@ -179,12 +163,12 @@ def reinforce_once(
         return adopt_checkpoints(lake, folder, result) | {"rounds": rounds_path}
 
     def passes(report: Mapping[str, Any]) -> bool:
-        return all(check.passed for check in proofs({request.seed: _report(report, reused=False)}))
+        return all(check.passed for check in proofs({request.seed: GrpoReport(**report, reused=False)}))
 
     report = stored_trainings.train_once(
         lake, request.key, "reinforce", reinforce, passes=passes, label=request.label, log=echo
     )
-    return _report(report)
+    return GrpoReport.model_validate(report)
 
 
 def _prepare(folder: Path, rounds_folder: Path, label: str, echo: Callable[[str], None]) -> int | None:
@@ -196,10 +180,6 @@ def _prepare(folder: Path, rounds_folder: Path, label: str, echo: Callable[[str]
     if resume is not None:
         echo(f"{label}: resuming from step {resume}; {dropped} later rounds will be rolled out again")
     return resume
-
-
-def _report(stored: Mapping[str, Any], **more: Any) -> GrpoReport:
-    return GrpoReport.model_validate({**stored, **more})
 
 
 def worker_config(

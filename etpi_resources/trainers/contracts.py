@@ -165,10 +165,10 @@ class SftLogLine(WorkerModel):
 
     step: int
     epoch: float
-    loss: float | None
-    token_accuracy: float | None
-    val_loss: float | None
-    learning_rate: float | None
+    loss: float | None = None
+    token_accuracy: float | None = None
+    val_loss: float | None = None
+    learning_rate: float | None = None
     tokens: int
     seconds: float
 
