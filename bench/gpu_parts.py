@@ -460,7 +460,7 @@ def group_trainer(size: Size, gpu: bool, folder: Path, way: str, roll_out: Any =
 
     from etpi_resources.trainers.contracts import GrpoSettings
     from etpi_resources.trainers.policy_link import Sample
-    from etpi_resources.trainers.workers.adapters import lora_config
+    from etpi_resources.trainers.workers.checkpointing import lora_config
     from etpi_resources.trainers.workers.device import Compute
     from etpi_resources.trainers.workers.grpo_worker import trainer_arguments
     from etpi_resources.trainers.workers.policy_trainer import PolicyTrainer

@@ -23,7 +23,8 @@ from machine import machine
 
 from etpi_assets.specs.load import load_specs
 from etpi_assets.training.grpo import settings
-from etpi_assets.training.token_statistics import SUFFIX, write_statistics
+from etpi_assets.training.rounds import SUFFIX
+from etpi_resources.lake.files import write_atomically
 from etpi_resources.trainers.policy_link import PolicyServer, Sample, TokenStatistics, connect
 from etpi_resources.trainers.workers.checkpointing import load_model
 from etpi_resources.trainers.workers.device import Compute
@@ -64,7 +65,7 @@ def main() -> None:
         rounds = Path(folder)
 
         def record(step: int, kept: TokenStatistics) -> None:
-            write_statistics(rounds / f"round-{step:06d}.jsonl", kept)
+            write_atomically(rounds / f"round-{step:06d}{SUFFIX}", kept.logprobs + kept.entropies)
 
         trainer: Any = PolicyTrainer(
             lambda step, rows: rollouts,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, get_args
@@ -22,17 +22,14 @@ from etpi_assets.evaluation.probe_plan import (
     probe_intermediate,
 )
 from etpi_assets.evaluation.rollouts import (
-    EvaluatedCheckpoint,
-    EvaluationCondition,
     EvaluationSetting,
+    checkpoint_rows,
     conditions,
     every_condition_ran,
     harness_as_trained,
     infrastructure_held,
-    read_checkpoints,
     roll_out,
 )
-from etpi_assets.evaluation.tracked import report_metrics
 from etpi_assets.resources import serving_kind
 from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.score_checks import every_rollout_scored
@@ -73,7 +70,7 @@ def serving_probe(
     tasks: Input,
 ) -> Produced:
     spec: ExperimentSpec = run.spec
-    if not any(c.role != "base" for c in _checkpoints(run)):
+    if not any(row["role"] != "base" for row in _checkpoints(run)):
         return Produced.not_applicable(run.node.name, NOTHING)
     chat = load_chat_format(spec.base.tokenizer, spec.base.chat_template)
     plan = _plan(run, spec, chat, upweighted_dataset, tito_pairs, tasks)
@@ -81,15 +78,15 @@ def serving_probe(
         return Produced.not_applicable(run.node.name, "no first turn of the training data has a readable action")
     rows, base_turns = [], None
     with _serving(run, spec) as (serving, checkpoints):
-        for evaluated, checkpoint in checkpoints.items():
+        for checkpoint in checkpoints:
             with serving.engine(checkpoint) as engine:
-                if evaluated.final:
-                    expected, is_base = _expected(serving, evaluated, checkpoint), evaluated.role == "base"
+                if checkpoint.final:
+                    expected, is_base = _expected(serving, checkpoint), checkpoint.role == "base"
                     results, base_turns = probe_final(engine, plan, expected, base_turns, trained=not is_base)
                 else:
                     results = probe_intermediate(engine, plan)
-            step = None if evaluated.final else evaluated.step
-            rows += [result.row(evaluated.checkpoint_id, evaluated.role, evaluated.seed, step) for result in results]
+            step = None if checkpoint.final else checkpoint.step
+            rows += [result.row(checkpoint.identity, checkpoint.role, checkpoint.seed, step) for result in results]
     table = from_rows("probes", rows)
     checks = apply_overrides(probes.verdicts(table.to_pylist()), spec.gates)
     return Produced(tables={"probes": table}, checks=checks, notes=_served_by(spec), seeds=spec.seeds)
@@ -120,14 +117,14 @@ def eval_rollouts(
     spec: ExperimentSpec = run.spec
     if spec.evaluate is None:
         return Produced.not_applicable(run.node.name, NOTHING)
-    served = [c for c in _checkpoints(run) if c.final and c.role in spec.evaluate.roles]
+    section = spec.evaluate
+    served = [(row["role"], row["seed"]) for row in _checkpoints(run) if row["final"] and row["role"] in section.roles]
     if not served:
         return Produced.not_applicable(run.node.name, NOTHING)
-    section = spec.evaluate
     setting = _setting(run, spec, section)
-    records, count = _roll_out(run, spec, section, served, setting), len(setting.tasks)
-    tables = to_tables(records, setting.chat.decode)
-    expected = {(c.role, c.seed, x.decoding, x.sample_seed): count for c, x in _plan_of(section, served)}
+    count, planned = len(setting.tasks), [(*c, x) for c in served for x in conditions(section, c[0])]
+    tables = to_tables(_roll_out(run, spec, section, len(planned) * count, setting), setting.chat.decode)
+    expected = {(role, seed, x.decoding, x.sample_seed): count for role, seed, x in planned}
     return Produced(
         tables=tables,
         checks=(
@@ -146,21 +143,21 @@ def _roll_out(
     run: AssetRun,
     spec: ExperimentSpec,
     section: EvaluateSection,
-    served: Sequence[EvaluatedCheckpoint],
+    rollouts: int,
     setting: EvaluationSetting,
 ) -> list[RolloutRecord]:
     """Roll out every checkpoint under every condition on the tasks of a setting."""
     journals = run.lake.scratch(f"evaluations/{run.kept_code}")
     records = []
     with (
-        run.progress("held-out rollouts", len(_plan_of(section, served)) * len(setting.tasks)) as progress,
+        run.progress("held-out rollouts", rollouts) as progress,
         _serving(run, spec) as (serving, checkpoints),
     ):
-        for evaluated in served:
-            with serving.engine(checkpoints[evaluated]) as engine:
-                for condition in conditions(section, evaluated.role):
+        for checkpoint in (c for c in checkpoints if c.final and c.role in section.roles):
+            with serving.engine(checkpoint) as engine:
+                for condition in conditions(section, checkpoint.role):
                     records += roll_out(
-                        evaluated,
+                        checkpoint,
                         condition,
                         engine,
                         setting,
@@ -170,12 +167,6 @@ def _roll_out(
                         log=run.log,
                     )
     return records
-
-
-def _plan_of(
-    section: EvaluateSection, served: Sequence[EvaluatedCheckpoint]
-) -> list[tuple[EvaluatedCheckpoint, EvaluationCondition]]:
-    return [(evaluated, condition) for evaluated in served for condition in conditions(section, evaluated.role)]
 
 
 @asset(
@@ -195,7 +186,6 @@ def eval_metrics(run: AssetRun, eval_rollouts: Input, scored_rollouts: Input, ta
     teacher = metrics.teacher_of(scored_rollouts.read("scores"), scored_rollouts.read("agent_scores"), run.key)
     student = metrics.measure(rollouts, scored["scores"], scored["agent_scores"], experiment=run.key)
     table = pa.concat_tables([student, teacher])
-    report_metrics(run.lake, run.key, spec.train.report_to, table, run.log)
     return Produced(
         tables={"metrics": table, **scored},
         checks=(
@@ -262,17 +252,17 @@ def _entities(run: AssetRun, tasks: Input) -> dict[str, Sequence[str]]:
     return {task.task_id: families[task.suite].entities(task) for task in read_tasks(tasks.read("tasks"))}
 
 
-def _checkpoints(run: AssetRun) -> list[EvaluatedCheckpoint]:
-    """Read the base and every trained checkpoint, of all roles, because the probe compares with the base."""
+def _checkpoints(run: AssetRun) -> list[dict[str, Any]]:
+    """Return the rows of the base and of every trained checkpoint, because the probe compares with the base."""
     tables = [run.read(asset, "checkpoints") for asset in ("base_checkpoint", "sft_checkpoint", "rl_checkpoint")]
-    return read_checkpoints(pa.concat_tables(tables))
+    return checkpoint_rows(pa.concat_tables(tables))
 
 
-def _expected(serving: Serving, evaluated: EvaluatedCheckpoint, checkpoint: Checkpoint) -> ExpectedServing:
+def _expected(serving: Serving, checkpoint: Checkpoint) -> ExpectedServing:
     name, folder = serving.expected(checkpoint)
     adapter, trained = folder != checkpoint.folder, folder in (checkpoint.folder, checkpoint.adapter)
-    content_hash = evaluated.adapter_hash if adapter else evaluated.checkpoint_id
-    verifiable = trained and not evaluated.path.startswith((HUB, PACKAGE))  # a copy was verified when it was written
+    content_hash = checkpoint.adapter_hash if adapter else checkpoint.identity
+    verifiable = trained and not checkpoint.path.startswith((HUB, PACKAGE))  # a copy was verified when it was written
     return ExpectedServing(name, folder, content_hash or "", verifiable=verifiable)
 
 
@@ -281,23 +271,22 @@ def _served_by(spec: ExperimentSpec) -> dict[str, Any]:
 
 
 @contextmanager
-def _serving(run: AssetRun, spec: ExperimentSpec) -> Iterator[tuple[Serving, Mapping[EvaluatedCheckpoint, Checkpoint]]]:
+def _serving(run: AssetRun, spec: ExperimentSpec) -> Iterator[tuple[Serving, Sequence[Checkpoint]]]:
     """Serve the experiment's checkpoints; every server has stopped when the context ends."""
     chat = load_chat_format(spec.base.tokenizer, spec.base.chat_template)
-    evaluated = _checkpoints(run)
-    folders = {c.checkpoint_id: checkpoint_folder(run.lake.root, c.path) for c in evaluated}
-    checkpoints = {
-        c: Checkpoint(
-            folder=folders[c.checkpoint_id],
-            identity=c.checkpoint_id,
-            role=c.role,
-            adapter=run.lake.root / c.adapter_path if c.adapter_path else None,
-            adapter_hash=c.adapter_hash,
-            base=folders.get(c.parent_id or ""),
-            base_identity=c.parent_id,
+    rows = _checkpoints(run)
+    folders = {row["checkpoint_id"]: checkpoint_folder(run.lake.root, row["path"]) for row in rows}
+    checkpoints = [
+        Checkpoint(
+            folder=folders[row["checkpoint_id"]],
+            identity=row["checkpoint_id"],
+            adapter=run.lake.root / row["adapter_path"] if row["adapter_path"] else None,
+            base=folders.get(row["parent_id"] or ""),
+            base_identity=row["parent_id"],
+            **{name: row[name] for name in ("role", "path", "adapter_hash", "seed", "step", "final")},
         )
-        for c in evaluated
-    }
+        for row in rows
+    ]
     context = spec.evaluate.longest_context() if spec.evaluate else None
-    with closing(run.resources.serving(spec.serving, chat, list(checkpoints.values()), context)) as serving:
+    with closing(run.resources.serving(spec.serving, chat, checkpoints, context)) as serving:
         yield serving, checkpoints

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,42 +28,16 @@ from etpi_assets.tasks.family import Family, Task
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.engines import Engine
+from etpi_resources.engines.serving import Checkpoint
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake.check_outcome import CheckOutcome, percent
 from etpi_resources.sandboxes import SandboxFactory
 
-_COLUMNS = ("checkpoint_id", "role", "seed", "step", "final", "path", "adapter_path", "adapter_hash", "parent_id")
 _ORDER = ("base", "sft", "rl")
 STEERED = "+steering"
 """Suffix of a decoding's name if its prompts carried the steering section."""
 BUDGET = "@"
 """Separates the name of a decoding from the name of a budget other than the agent's own."""
-
-
-@dataclass(frozen=True)
-class EvaluatedCheckpoint:
-    """A checkpoint to evaluate, from a row of `checkpoints`.
-
-    Attributes:
-        checkpoint_id: its content hash.
-        role: base, sft or rl.
-        seed: training seed; None for the base.
-        path: its folder, or its repository on the hub.
-        adapter_path, adapter_hash: the adapter's folder and content hash, if it was trained as an adapter.
-        parent_id: the checkpoint that training started from.
-        step: the optimiser step it was saved at.
-        final: whether that was the last step.
-    """
-
-    checkpoint_id: str
-    role: str
-    seed: int | None
-    path: str
-    adapter_path: str | None = None
-    adapter_hash: str | None = None
-    parent_id: str | None = None
-    step: int | None = None
-    final: bool = True
 
 
 @dataclass(frozen=True)
@@ -86,11 +60,10 @@ class EvaluationSetting:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_checkpoints(table: pa.Table) -> list[EvaluatedCheckpoint]:
-    """Read every row of a `checkpoints` table: the base first, then by role, seed and step."""
-    checkpoints = [EvaluatedCheckpoint(**{name: row[name] for name in _COLUMNS}) for row in table.to_pylist()]
-    checkpoints = [replace(c, final=True) if c.role == "base" else c for c in checkpoints]
-    return sorted(checkpoints, key=lambda c: (_ORDER.index(c.role), -1 if c.seed is None else c.seed, c.step or 0))
+def checkpoint_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Return the rows of a `checkpoints` table: the base first, then by role, seed and step."""
+    rows = [row | {"final": row["final"] or row["role"] == "base"} for row in table.to_pylist()]
+    return sorted(rows, key=lambda c: (_ORDER.index(c["role"]), -1 if c["seed"] is None else c["seed"], c["step"] or 0))
 
 
 def conditions(section: EvaluateSection, role: str) -> list[EvaluationCondition]:
@@ -113,7 +86,7 @@ def conditions(section: EvaluateSection, role: str) -> list[EvaluationCondition]
 
 
 def roll_out(
-    evaluated: EvaluatedCheckpoint,
+    checkpoint: Checkpoint,
     condition: EvaluationCondition,
     engine: Engine,
     setting: EvaluationSetting,
@@ -124,15 +97,15 @@ def roll_out(
     log: Callable[[str], None] = print,
 ) -> Iterator[RolloutRecord]:
     """Yield one rollout per task, from the journal if it has it, relabelled for this experiment."""
-    key = _key(evaluated, condition, engine, setting.template_kwargs)
+    key = _key(checkpoint, condition, engine, setting.template_kwargs)
     identity = Identity(
         spec_key=key,
         origin="eval",
         engine="model",
         teacher=engine.name,
-        checkpoint_role=evaluated.role,
-        checkpoint_id=evaluated.checkpoint_id,
-        seed=evaluated.seed,
+        checkpoint_role=checkpoint.role,
+        checkpoint_id=checkpoint.identity,
+        seed=checkpoint.seed,
         decoding=condition.decoding,
     )
 
@@ -142,7 +115,7 @@ def roll_out(
         with rollout_executor(runtime, MODEL_CONCURRENCY, log) as executor:
             records = collect(setting.tasks, 1, run, journal, executor=executor, advance=advance)
         for record in records:
-            yield _relabelled(record, evaluated, experiment)
+            yield _relabelled(record, checkpoint, experiment)
 
 
 def _roll_out(
@@ -201,13 +174,13 @@ def _decoded(agent: AgentSection, decoding: Decoding) -> AgentSection:
 
 
 def _key(
-    evaluated: EvaluatedCheckpoint,
+    checkpoint: Checkpoint,
     condition: EvaluationCondition,
     engine: Engine,
     template_kwargs: Mapping[str, Any],
 ) -> str:
     identity = {
-        "checkpoint": evaluated.checkpoint_id,
+        "checkpoint": checkpoint.identity,
         "agent": condition.agent.identity(),
         "sample_seed": condition.sample_seed,
         "engine": dict(engine.fingerprint()),
@@ -216,8 +189,8 @@ def _key(
     return json_hash(identity)
 
 
-def _relabelled(record: RolloutRecord, evaluated: EvaluatedCheckpoint, experiment: str) -> RolloutRecord:
+def _relabelled(record: RolloutRecord, checkpoint: Checkpoint, experiment: str) -> RolloutRecord:
     """Give a shared rollout this experiment's labels and a rollout id that no other experiment uses for it."""
-    record.rollout_id = hashlib.sha256(f"{experiment}/{evaluated.role}/{record.rollout_id}".encode()).hexdigest()[:32]
-    record.experiment, record.checkpoint_role, record.seed = experiment, evaluated.role, evaluated.seed
+    record.rollout_id = hashlib.sha256(f"{experiment}/{checkpoint.role}/{record.rollout_id}".encode()).hexdigest()[:32]
+    record.experiment, record.checkpoint_role, record.seed = experiment, checkpoint.role, checkpoint.seed
     return record

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from etpi_assets.agent.loop import RolloutRuntime
 from etpi_resources.backend import backend
-from etpi_resources.engines import Engine, EngineUnavailable, is_portable
+from etpi_resources.engines import Engine, EngineUnavailable
 
 HOST_SANDBOXES = ("bubblewrap", "docker")
 """Sandboxes with processes. The others are dictionaries in this process and gain nothing from a cluster."""
@@ -48,7 +48,7 @@ def rollout_executor(runtime: RolloutRuntime, threads: int, log: Log) -> Iterato
 
 def _stays(engine: Engine, addresses: list[str]) -> str:
     """Return why an engine cannot be used from nodes of these addresses; "" if it can."""
-    if not is_portable(engine):
+    if not getattr(engine, "portable", False):
         return f"the engine {engine.name} computes in this process"
     local = [url for url in getattr(engine, "urls", ()) if _is_loopback(urlsplit(url).hostname or "")]
     if local and not all(map(_is_loopback, addresses)):

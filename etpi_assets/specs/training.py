@@ -10,7 +10,7 @@ from etpi_assets.specs.rollout_set import AgentSection, TinySection
 from etpi_assets.specs.section import Omitted, Operational, Section
 from etpi_assets.specs.server import ServerSection
 from etpi_resources.checkpoints import HUB
-from etpi_resources.engines.vllm_options import accelerators_of
+from etpi_resources.engines.vllm_options import accelerators_of, named
 from etpi_resources.packages import package_name
 from etpi_resources.trainers.contracts import Correction, Tracker
 from etpi_resources.trainers.precision import SpecDtype
@@ -310,7 +310,7 @@ class RLSection(ServerSection):
             raise ValueError('rl.agent.history_think = "strip" forks the prompt; a rollout must stay one sequence')
         if self.agent.compact_after:
             raise ValueError("rl.agent.compact_after forks the prompt; a rollout must stay one sequence")
-        if "logprobs-mode" in {name.replace("_", "-").removeprefix("--") for name in self.options}:
+        if "logprobs-mode" in named(self.options):
             raise ValueError("rl.options.logprobs-mode is set here: the loss takes probabilities at the temperature")
         if self.round_size % self.group_size:
             raise ValueError(

@@ -17,6 +17,7 @@ from etpi_assets.training.curves import loss_plot, rollout_shares_plot
 from etpi_assets.training.device import dtype_here
 from etpi_assets.training.rounds import RLEnvironment, with_prompts_that_fit
 from etpi_assets.trajectories.tables import from_tables
+from etpi_resources.checkpoints import checkpoint_folder
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.schemas import from_rows
@@ -97,7 +98,7 @@ def sft_checkpoint(run: AssetRun, base_checkpoint: Input, upweighted_dataset: In
         seed: sft.SftRequest(
             experiment=run.key,
             base_id=bases[0]["checkpoint_id"],
-            base_folder=pointers.checkpoint_folder(run.lake.root, bases[0]["path"]),
+            base_folder=checkpoint_folder(run.lake.root, bases[0]["path"]),
             files=dict(zip(files, hashes, strict=True)),
             train=spec.train,
             seed=seed,
@@ -174,7 +175,7 @@ def rl_checkpoint(run: AssetRun, base_checkpoint: Input, sft_checkpoint: Input, 
         seed: grpo.GrpoRequest(
             experiment=run.key,
             base_id=starts[seed]["checkpoint_id"],
-            base_folder=pointers.checkpoint_folder(run.lake.root, starts[seed]["path"]),
+            base_folder=checkpoint_folder(run.lake.root, starts[seed]["path"]),
             section=spec.rl,
             seed=seed,
             environment=environment,

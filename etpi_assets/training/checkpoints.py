@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,38 @@ from pydantic import BaseModel
 
 from etpi_resources.lake import stored_trainings
 from etpi_resources.lake.lake import Lake
-from etpi_resources.trainers.contracts import GrpoFigures, GrpoWorkerResult, SftFigures, SftWorkerResult, WorkerModel
+from etpi_resources.trainers.contracts import (
+    GrpoFigures,
+    GrpoWorkerResult,
+    SftFigures,
+    SftWorkerResult,
+    Tracker,
+    WorkerModel,
+)
+from etpi_resources.trainers.precision import Dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRequest:
+    """One training; its key, which `kept` stores its report under, is the hash of all inputs of its result.
+
+    Attributes:
+        experiment, report_to: no part of the key.
+        base_id, base_folder: the checkpoint that training starts from, and the folder of its files.
+        seed: of the order of the data or tasks, of an adapter's initial values and of sampling.
+        gpu: whether a GPU is required; otherwise one is used where there is one.
+        dtype: of the passes on this machine, where the section may say "auto".
+        code: version of the code whose result is kept.
+    """
+
+    experiment: str
+    base_id: str
+    base_folder: Path
+    seed: int
+    gpu: bool
+    dtype: Dtype
+    code: str
+    report_to: tuple[Tracker, ...] = ()
 
 
 class LakeCheckpoint(WorkerModel):
@@ -62,27 +94,11 @@ def checkpoint_rows(
         "device": report.device,
         "libraries": report.libraries,
     }
-    return [_row(checkpoint, report, shared, hyperparameters) for checkpoint in report.checkpoints]
+    same = {**shared, "dtype": report.dtype, "hyperparameters": json.dumps(hyperparameters, sort_keys=True)}
+    return [same | _row(checkpoint) for checkpoint in report.checkpoints]
 
 
-def _row(
-    checkpoint: LakeCheckpoint,
-    report: SftReport | GrpoReport,
-    shared: Mapping[str, Any],
-    hyperparameters: Mapping[str, Any],
-) -> dict[str, Any]:
+def _row(checkpoint: LakeCheckpoint) -> dict[str, Any]:
     path = f"checkpoints/{checkpoint.checkpoint_id}"
-    return {
-        **shared,
-        "checkpoint_id": checkpoint.checkpoint_id,
-        "step": checkpoint.step,
-        "final": checkpoint.final,
-        "dtype": report.dtype,
-        "path": path,
-        "adapter_path": f"{path}/adapter" if checkpoint.adapter_hash else None,
-        "adapter_hash": checkpoint.adapter_hash,
-        "train_loss": checkpoint.train_loss,
-        "token_accuracy": checkpoint.token_accuracy,
-        "val_loss": checkpoint.val_loss,
-        "hyperparameters": json.dumps(hyperparameters, sort_keys=True),
-    }
+    adapter = f"{path}/adapter" if checkpoint.adapter_hash else None
+    return {**checkpoint.model_dump(), "path": path, "adapter_path": adapter}

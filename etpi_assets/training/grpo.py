@@ -22,7 +22,7 @@ from etpi_assets.agent.loop import Identity
 from etpi_assets.resources import HardwareMissing, accelerator_count, accelerators
 from etpi_assets.specs.training import RLSection
 from etpi_assets.training import checkpoints
-from etpi_assets.training.checkpoints import GrpoReport, adopt_checkpoints
+from etpi_assets.training.checkpoints import GrpoReport, TrainingRequest, adopt_checkpoints
 from etpi_assets.training.device import confirm_dtype
 from etpi_assets.training.rounds import (
     RewardedSample,
@@ -36,7 +36,7 @@ from etpi_assets.training.sft_checks import proofs
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
 from etpi_resources.backend import BackendError, backend
-from etpi_resources.engines.vllm_options import accelerators_of
+from etpi_resources.engines.vllm_options import accelerators_of, lora_options, named
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake import stored_trainings
 from etpi_resources.lake.lake import Lake
@@ -47,57 +47,32 @@ from etpi_resources.trainers.contracts import (
     GrpoWorkerConfig,
     GrpoWorkerResult,
     PublishConfig,
-    Tracker,
 )
 from etpi_resources.trainers.interpreter import visible
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.policy_link import Generate, PolicyServer, largest_gap
 from etpi_resources.trainers.policy_servers import PolicyServers, ServerPlan, stored_dtype_name, weights_folder
-from etpi_resources.trainers.precision import Dtype
 from etpi_resources.trainers.trackers import tracking_of
 from etpi_resources.trainers.workers.grpo_worker import last_complete_step
 
 WORKER = "etpi_resources.trainers.workers.grpo_worker"
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""The values of vLLM's `max-lora-rank`."""
 PROBE_IDS = 128
 """Most ids of the prompt that proves a hand-over; the trainer has all of their logits in memory at the same time."""
 RESUME_CHECKPOINTS = 10
 """About how many checkpoints a long run has to resume from."""
 
-LOG_COLUMNS = (
-    "step", "loss", "learning_rate", "tokens", "seconds", "reward", "reward_std", "parsed", "solved", "called",
-    "constant_groups", "staleness", "logprob_gap", "logprob_gap_max", "entropy", "clip_share", "kl", "staleness_max",
-    "weight_mean", "weight_clipped", "rollout_seconds", "update_seconds", "publish_seconds",
-)  # fmt: skip
-"""The fields of a GrpoLogLine that are columns of `training_log`."""
 
-
-@dataclass(frozen=True)
-class GrpoRequest:
+@dataclass(frozen=True, kw_only=True)
+class GrpoRequest(TrainingRequest):
     """One run of reinforcement.
 
     Attributes:
-        experiment: no part of the key.
-        base_id, base_folder: the checkpoint that training starts from, and the folder of its files.
-        section: the spec's. seed: of the tasks' order and of sampling.
+        section: the spec's.
         environment: tasks, judge, sandboxes, chat format.
-        gpu: whether a GPU is required; otherwise one is used where there is one.
-        dtype: of the passes on this machine, where the section may say "auto".
-        code: version of the code that rolls out, rewards and trains.
-        report_to: trackers; no part of the key.
     """
 
-    experiment: str
-    base_id: str
-    base_folder: Path
     section: RLSection
-    seed: int
     environment: RLEnvironment
-    gpu: bool
-    dtype: Dtype
-    code: str
-    report_to: tuple[Tracker, ...] = ()
 
     @property
     def label(self) -> str:
@@ -188,12 +163,12 @@ def reinforce_once(
         return adopt_checkpoints(lake, folder, result) | {"rounds": rounds_path}
 
     def passes(report: Mapping[str, Any]) -> bool:
-        return all(check.passed for check in proofs({request.seed: _report(report, reused=False)}))
+        return all(check.passed for check in proofs({request.seed: GrpoReport(**report, reused=False)}))
 
     report = stored_trainings.train_once(
         lake, request.key, "reinforce", reinforce, passes=passes, label=request.label, log=echo
     )
-    return _report(report)
+    return GrpoReport.model_validate(report)
 
 
 def _prepare(folder: Path, rounds_folder: Path, label: str, echo: Callable[[str], None]) -> int | None:
@@ -205,10 +180,6 @@ def _prepare(folder: Path, rounds_folder: Path, label: str, echo: Callable[[str]
     if resume is not None:
         echo(f"{label}: resuming from step {resume}; {dropped} later rounds will be rolled out again")
     return resume
-
-
-def _report(stored: Mapping[str, Any], **more: Any) -> GrpoReport:
-    return GrpoReport.model_validate({**stored, **more})
 
 
 def worker_config(
@@ -268,13 +239,13 @@ def server_plan(lake: Lake, request: GrpoRequest) -> ServerPlan:
         "max-model-len": section.max_prompt_tokens + section.max_response_tokens,
     }
     if section.tuning == "lora":
-        options |= {"enable-lora": True, "max-lora-rank": min(r for r in LORA_RANKS if r >= section.lora_rank)}
+        options |= lora_options(section.lora_rank)
     if section.placement == "shared":
         options["enable-sleep-mode"] = True
     if not accelerators():
         # On a CPU vLLM packs new weights into new tensors, and a compiled graph would keep using the old ones.
         options["enforce-eager"] = True
-    options |= {name.replace("_", "-"): value for name, value in section.options.items()}
+    options |= named(section.options)
     return ServerPlan(
         base=request.base_folder,
         name=request.base_id,
@@ -326,7 +297,7 @@ def checkpoint_rows(request: GrpoRequest, report: GrpoReport) -> list[dict[str, 
 def log_rows(request: GrpoRequest, report: GrpoReport) -> list[dict[str, Any]]:
     """Rows of the table `training_log`."""
     key = {"experiment": request.experiment, "role": "rl", "seed": request.seed}
-    return [key | line.model_dump(include=set(LOG_COLUMNS)) for line in report.log]
+    return [key | line.model_dump(exclude={"response_tokens", "truncated"}) for line in report.log]
 
 
 def recorded(lake: Lake, requests: Mapping[int, GrpoRequest], reports: Mapping[int, GrpoReport]) -> dict[str, pa.Table]:

@@ -6,11 +6,9 @@ import hashlib
 
 from etpi_assets.specs.paths import expand
 from etpi_assets.specs.training import BaseSection
-from etpi_resources.checkpoints import COMMIT, checkpoint_folder
+from etpi_resources.checkpoints import COMMIT
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import LakeError, folder_hash
-
-__all__ = ["checkpoint_folder", "pointer"]
 
 PINNED = "base_is_pinned"
 

@@ -1,19 +1,20 @@
 """Rounds of reinforcement: roll the policy out on the tasks that the trainer names, reward, store, return samples.
 
 A round is all rollouts between two updates of the generating weights. It is one file, written when the round is
-complete: a header line with the rewarded samples, then one line per rollout; `token_statistics` adds a file once it was
-trained on. A resumed run drops the rounds after its checkpoint, because other weights will generate them.
+complete: a header line with the rewarded samples, then one line per rollout; a second file (`SUFFIX`) is added once it
+was trained on. A resumed run drops the rounds after its checkpoint, because other weights will generate them.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.agent.prompts import render_prompts
@@ -26,17 +27,21 @@ from etpi_assets.scoring.rewards.functions import Score, score_attempt
 from etpi_assets.specs.training import FEW_TASKS, RLSection
 from etpi_assets.tasks.family import Family, Task
 from etpi_assets.training.lock_step import map_in_step
-from etpi_assets.training.token_statistics import SUFFIX, read_statistics, write_statistics
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.engines import Engine
 from etpi_resources.lake.check_outcome import BadData
+from etpi_resources.lake.files import write_atomically
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.trainers.policy_link import Sample, TokenStatistics
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from etpi_resources.chat.format import ChatFormat
+
+
+SUFFIX = ".tokens"
+"""Of the file beside a round's with the trainer's figures at each token that the policy generated: two rows of
+little-endian float32, log-probabilities and entropies in nats. Samples are in the order of the round, and of each its
+turns' `output_ids` one after the other."""
 
 
 class RolloutsFailed(BadData):
@@ -175,25 +180,19 @@ class Rounds:
 
     def record(self, step: int, statistics: TokenStatistics) -> None:
         """Store the trainer's figures at the tokens of the round generated at `step`; see `policy_link.Record`."""
-        write_statistics(_path(self.folder, step), statistics)
+        content = statistics.logprobs + statistics.entropies
+        write_atomically(_path(self.folder, step).with_suffix(SUFFIX), content)
 
     def _write(self, step: int, samples: Sequence[RewardedSample], records: Sequence[RolloutRecord]) -> None:
-        path = _path(self.folder, step)
-        beside = path.with_suffix(".new")
         header = json.dumps({"step": step, "samples": [asdict(sample) for sample in samples]}, allow_nan=False)
-        with beside.open("wb") as file:
-            file.write(header.encode() + b"\n")
-            for record in records:
-                file.write(to_line(record, self.identity.spec_key))
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        lines = (to_line(record, self.identity.spec_key) for record in records)
+        write_atomically(_path(self.folder, step), b"".join([header.encode() + b"\n", *lines]))
 
 
 def drop_rounds_from(folder: Path, step: int) -> int:
     """Remove the rounds that a run resumed at `step` will roll out again; return how many there were."""
-    late = [path for path in folder.glob("round-*") if path.suffix == ".new" or _step(path) >= step]
-    for path in late:
+    late = [path for path in folder.glob("round-*") if _step(path) >= step]
+    for path in (*late, *folder.glob(".round-*")):  # the second were being written when the run was killed
         path.unlink()
     return sum(path.suffix != SUFFIX for path in late)
 
@@ -208,6 +207,29 @@ def read_rounds(folder: Path, spec_key: str) -> Iterator[tuple[RewardedSample, R
             statistics = read_statistics(path, [sample.policy_tokens for sample in samples])
             for sample, line, values in zip(samples, file, statistics, strict=True):
                 yield sample, from_line(line, spec_key), values
+
+
+def read_statistics(round_path: Path, tokens: Sequence[int]) -> list[np.ndarray | None]:
+    """Return (2, n) float32 for each sample, log-probabilities and entropies; None where they were not computed, as for
+    samples that are left out of the loss, or a round from before they were kept.
+
+    Args:
+        tokens: how many tokens of the policy each sample of the round has.
+
+    Raises:
+        BadData: the file is of another round.
+    """
+    path = round_path.with_suffix(SUFFIX)
+    if not path.exists():
+        return [None] * len(tokens)
+    values = np.fromfile(path, dtype="<f4")
+    if len(values) != 2 * sum(tokens):
+        raise BadData(
+            f"{path} has {len(values)} values, its round has {sum(tokens)} tokens of the policy, two values each; "
+            "remove the run's folder below checkpoints/rounds and train again"
+        )
+    rows = np.split(values.reshape(2, -1), np.cumsum(tokens)[:-1], axis=1)
+    return [None if np.isnan(row).all() else row for row in rows]
 
 
 def first_prompt(section: RLSection, environment: RLEnvironment, task: Task) -> list[int]:

@@ -15,15 +15,14 @@ from typing import Any
 
 from etpi_assets.specs.training import TrainSection
 from etpi_assets.training import checkpoints
-from etpi_assets.training.checkpoints import SftReport, adopt_checkpoints
+from etpi_assets.training.checkpoints import SftReport, TrainingRequest, adopt_checkpoints
 from etpi_assets.training.device import confirm_dtype
 from etpi_assets.training.sft_checks import TrainingSplit, checks
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake import stored_trainings
 from etpi_resources.lake.lake import Lake
-from etpi_resources.trainers.contracts import SftSettings, SftWorkerConfig, SftWorkerResult, Tracker
+from etpi_resources.trainers.contracts import SftSettings, SftWorkerConfig, SftWorkerResult
 from etpi_resources.trainers.pipes import run_worker
-from etpi_resources.trainers.precision import Dtype
 from etpi_resources.trainers.trackers import tracking_of
 from etpi_resources.trainers.workers.states import last_complete_step
 
@@ -35,33 +34,19 @@ STATE_SECONDS = 600.0
 """Least time between two states that a killed training continues from."""
 
 
-@dataclass(frozen=True)
-class SftRequest:
+@dataclass(frozen=True, kw_only=True)
+class SftRequest(TrainingRequest):
     """One fine-tuning run.
 
     Attributes:
-        experiment: prefix of the trainer's log lines; not part of the key.
-        base_id, base_folder: the checkpoint that training starts from, and the folder of its files.
         files: sequence files (parquet) -> sha256 of each.
-        train: the spec's section. seed: of the data's order and the adapter's initial values.
+        train: the spec's section.
         chat_template: the template that the dataset was rendered with; the checkpoint gets it too.
-        gpu: whether a GPU is required; otherwise one is used where there is one.
-        dtype: of the passes on this machine, where the section may say "auto".
-        code: version of the code that trains.
-        report_to: trackers; no part of the key.
     """
 
-    experiment: str
-    base_id: str
-    base_folder: Path
     files: Mapping[Path, str]
     train: TrainSection
-    seed: int
     chat_template: str
-    gpu: bool
-    dtype: Dtype
-    code: str
-    report_to: tuple[Tracker, ...] = ()
 
     @property
     def label(self) -> str:
@@ -119,16 +104,12 @@ def train_once(
         return adopt_checkpoints(lake, folder, result)
 
     def passes(report: Mapping[str, Any]) -> bool:
-        return all(check.passed for check in checks({request.seed: _report(report, reused=False)}, split))
+        return all(check.passed for check in checks({request.seed: SftReport(**report, reused=False)}, split))
 
     report = stored_trainings.train_once(
         lake, request.key, "train", train, passes=passes, label=request.label, log=echo
     )
-    return _report(report)
-
-
-def _report(stored: Mapping[str, Any], **more: Any) -> SftReport:
-    return SftReport.model_validate({**stored, **more})
+    return SftReport.model_validate(report)
 
 
 def worker_config(request: SftRequest) -> SftWorkerConfig:

@@ -153,7 +153,7 @@ class ChatFormat:
         Raises:
             NoTurnEnd: the template ends a turn with no control token of the tokenizer.
         """
-        return TurnMarkers.chatml() if self.chatml else TurnMarkers.probe(self._plain, self._split, self.name)
+        return TurnMarkers.chatml() if self.chatml else TurnMarkers.probe(self._bare, self._split, self.name)
 
     @cached_property
     def turn_id(self) -> int:
@@ -298,7 +298,7 @@ class ChatFormat:
         Raises:
             UnknownToolForm: the calls are in a form that is not in `FORMS`.
         """
-        return TemplateForm.probe(self._plain, self.name)
+        return TemplateForm.probe(self._bare, self.name)
 
     @cached_property
     def words(self) -> TemplateForm:
@@ -306,7 +306,7 @@ class ChatFormat:
         try:
             return self.template_form
         except UnknownToolForm:
-            return TemplateForm.of_words(self._plain, self.name)
+            return TemplateForm.of_words(self._bare, self.name)
 
     @cached_property
     def roles(self) -> Roles:
@@ -478,10 +478,6 @@ class ChatFormat:
         if self.markers.turn:
             return max(text.rfind(self.markers.turn), 0)
         return max((match.start() for match in self._split.finditer(text)), default=0)
-
-    def _plain(self, messages: list[Any], tools: list[Any] | None, generation_prompt: bool) -> str:
-        """Render without further arguments."""
-        return self._bare(messages, tools, generation_prompt)
 
     def _apply(
         self, messages: list[Any], tools: list[Any] | None, kwargs: Mapping[str, Any], generation_prompt: bool = True

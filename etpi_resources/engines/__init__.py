@@ -5,6 +5,7 @@ These are the values that pass between the agent loop and an engine; each engine
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -65,6 +66,11 @@ class Request:
     tools: Sequence[Mapping[str, Any]] = ()
     privileged: Mapping[str, Any] = field(default_factory=dict)
 
+    def seed(self, bits: int) -> int:
+        """Return the seed of this request's generator."""
+        digest = hashlib.sha256(f"{self.sampler.seed}/{self.request_id}".encode()).digest()
+        return int.from_bytes(digest[: (bits + 1) // 8], "big") >> 1
+
 
 @dataclass(frozen=True)
 class Completion:
@@ -95,7 +101,11 @@ class Completion:
 @runtime_checkable
 class Engine(Protocol):
     """Generates assistant turns. Thread-safe: several rollouts call `complete` at once, and an engine that batches
-    puts concurrent requests into one batch."""
+    puts concurrent requests into one batch.
+
+    An engine whose pickled copy answers alike on another machine has a true attribute `portable`. Its pickle names the
+    variables of its keys and contains no keys.
+    """
 
     name: str
 
@@ -119,14 +129,6 @@ class ServedModel:
     name: str
     root: str | None
     parent: str | None
-
-
-def is_portable(engine: Engine) -> bool:
-    """Return whether a pickled copy of the engine answers alike on another machine.
-
-    Such an engine has a true attribute `portable`. Its pickle names the variables of its keys and contains no keys.
-    """
-    return bool(getattr(engine, "portable", False))
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""An HTTP client for one or more servers of the same model: load balancing, retries, and failover.
+"""An HTTP client for one or more OpenAI-compatible servers of a model: load balancing, retries, and failover.
 
 A conversation stays with its server while that server works, because the server caches the prefix; a new conversation
 goes to the server with the fewest requests under way. A server that does not answer is excluded for a while, then its
@@ -7,20 +7,26 @@ health is checked.
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_random_exponential
 
-from etpi_resources.engines import EngineUnavailable
+from etpi_resources.engines import EngineUnavailable, FinishReason
 from etpi_resources.secrets import read_secret
+
+FINISH: Mapping[str | None, FinishReason] = {
+    "stop": "stop", "tool_calls": "stop", "function_call": "stop", "length": "length",
+}  # fmt: skip
+"""`finish_reason` of a server -> ours."""
 
 ATTEMPTS = 6
 TIMEOUT_ATTEMPTS = 2
@@ -88,6 +94,7 @@ class Endpoints:
         timeout: seconds a request may take.
         exit_reason: for a server that this process started: why it exited, None while it runs.
         attempts, backoff: how often a request is tried, and the first wait between tries in seconds.
+        proxies: use the proxies that the environment names.
     Raises:
         EngineUnavailable: the key is not set, or a URL contains a user name or password.
     """
@@ -101,6 +108,7 @@ class Endpoints:
         exit_reason: Callable[[], str | None] = lambda: None,
         attempts: int = ATTEMPTS,
         backoff: float = BACKOFF_SECONDS,
+        proxies: bool = False,
     ) -> None:
         for url in urls:
             if "@" in urlsplit(url).netloc:
@@ -112,16 +120,26 @@ class Endpoints:
             headers=headers,
             timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
-            trust_env=False,
+            trust_env=proxies,
         )
         self._timeout, self.exit_reason, self._attempts, self._backoff = timeout, exit_reason, attempts, backoff
+        self._proxies = proxies
         self._lock = threading.Lock()
         self._server_of_session: OrderedDict[str, _Server] = OrderedDict()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the key, which a copy reads from its own environment, and without `exit_reason`: a copy in
         another process does not watch the servers."""
-        return _open, (tuple(self.urls), self._key_env, self._timeout, self._attempts, self._backoff)
+        copied = partial(
+            Endpoints,
+            self.urls,
+            key_env=self._key_env,
+            timeout=self._timeout,
+            attempts=self._attempts,
+            backoff=self._backoff,
+            proxies=self._proxies,
+        )
+        return copied, ()
 
     @property
     def urls(self) -> list[str]:
@@ -141,16 +159,16 @@ class Endpoints:
             EngineUnavailable: no server answers within the tries, none accepts the key, or none knows the model.
             RuntimeError: a healthy server refuses this request, or fails on it every time.
         """
-        retrying = Retrying(
-            retry=retry_if_exception_type(RetryableError), stop=self._exhausted, wait=self._wait_seconds, reraise=True
-        )
-        try:
-            return retrying(self._try_once, path, body, session)
-        except RetryableError as error:
-            tried = f"{error} ({self._attempts if not error.timed_out else TIMEOUT_ATTEMPTS} tries)"
-            if error.status is not None and error.status >= 500 and any(map(self.is_healthy, self.urls)):
-                raise RuntimeError(f"{tried}; the server is well otherwise") from None
-            raise EngineUnavailable(f"{tried}. Finished rollouts are kept; check the server and start again") from None
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return self._try_once(path, body, session)
+            except RetryableError as error:
+                if attempt >= (min(self._attempts, TIMEOUT_ATTEMPTS) if error.timed_out else self._attempts):
+                    raise self._final_error(error, attempt) from None
+                backoff = random.uniform(0, min(self._backoff * 2 ** (attempt - 1), MAX_BACKOFF_SECONDS))
+                time.sleep(max(min(error.retry_after, MAX_EXCLUDE_SECONDS), self._backoff / 2, backoff))
 
     def request(self, url: str, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Send one request to the server at `url`, without retries; return its JSON, or its text if it sends no JSON.
@@ -227,16 +245,13 @@ class Endpoints:
     def _without_key(self, text: str) -> str:
         return text if self._key is None else text.replace(self._key, f"${self._key_env}")
 
-    def _exhausted(self, state: RetryCallState) -> bool:
-        error = state.outcome.exception() if state.outcome else None
-        timed_out = isinstance(error, RetryableError) and error.timed_out
-        return state.attempt_number >= (min(self._attempts, TIMEOUT_ATTEMPTS) if timed_out else self._attempts)
-
-    def _wait_seconds(self, state: RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome else None
-        retry_after = error.retry_after if isinstance(error, RetryableError) else 0.0
-        backoff = wait_random_exponential(multiplier=self._backoff, max=MAX_BACKOFF_SECONDS)(state)
-        return max(min(retry_after, MAX_EXCLUDE_SECONDS), self._backoff / 2, backoff)
+    def _final_error(self, error: RetryableError, tries: int) -> RuntimeError:
+        """Return the error of the last try: of the request, if a server is well that fails on it each time."""
+        if error.status is not None and error.status >= 500 and any(map(self.is_healthy, self.urls)):
+            return RuntimeError(f"{error} ({tries} tries); the server is well otherwise")
+        return EngineUnavailable(
+            f"{error} ({tries} tries). Finished rollouts are kept; check the server and start again"
+        )
 
     # --- choosing a server -----------------------------------------------------------------------------------------
 
@@ -284,5 +299,11 @@ def _error_message(response: httpx.Response) -> str:
     return response.text[:500]
 
 
-def _open(urls: Sequence[str], key_env: str | None, timeout: float, attempts: int, backoff: float) -> Endpoints:
-    return Endpoints(urls, key_env=key_env, timeout=timeout, attempts=attempts, backoff=backoff)
+def assistant_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a server's message in the form of the next request's messages, with one name for reasoning."""
+    repeated: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
+    if calls := message.get("tool_calls"):
+        repeated["tool_calls"] = calls
+    if reasoning := message.get("reasoning") or message.get("reasoning_content"):
+        repeated["reasoning"] = reasoning
+    return repeated

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from etpi_resources.engines import Engine
+from etpi_resources.engines.vllm_options import lora_options
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
     from etpi_resources.engines.vllm_server import Servers
-
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that vLLM accepts for --max-lora-rank."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,10 @@ class Checkpoint:
 
     Attributes:
         folder, identity: its files (merged, if an adapter was trained) and their content hash.
-        role: the first part of the served name.
+        role: base, sft or rl; the first part of the served name.
+        path: its folder in the lake, or its name on the hub.
+        seed: of training; None for the base. step: of the optimiser, when it was saved. final: whether that was the
+            last step.
         adapter, adapter_hash: the adapter's files and their hash, if there is one.
         base, base_identity: the files of the adapter's base and their content hash.
     """
@@ -37,6 +38,10 @@ class Checkpoint:
     folder: Path
     identity: str
     role: str
+    path: str = ""
+    seed: int | None = None
+    step: int | None = None
+    final: bool = True
     adapter: Path | None = None
     adapter_hash: str | None = None
     base: Path | None = None
@@ -175,7 +180,6 @@ class VllmServing:
         self.close()
         options = with_context(self._options, self._context)
         if rank := self._ranks.get(folder):
-            max_rank = next((r for r in LORA_RANKS if r >= rank), rank)
-            options = {"enable-lora": True, "max-lora-rank": max_rank, **options}
+            options = lora_options(rank) | options
         self._servers = start_servers(folder, name, log=self._logs / f"{name}.log", options=options, lock=self._lock)
         return self._servers

@@ -8,7 +8,6 @@ cannot hold; grammars are in `masks`.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -375,8 +374,7 @@ class TransformersEngine:
 
     @staticmethod
     def _generator(request: Request) -> torch.Generator:
-        digest = hashlib.sha256(f"{request.sampler.seed}/{request.request_id}".encode()).digest()
-        return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        return torch.Generator().manual_seed(request.seed(bits=63))
 
 
 def _sample(rows: Sequence[_BatchRow], logits: torch.Tensor) -> torch.Tensor:

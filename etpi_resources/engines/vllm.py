@@ -8,15 +8,15 @@ server is in `vllm_server`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from etpi_resources.engines import Completion, EngineUnavailable, FinishReason, Request, ServedModel
-from etpi_resources.engines.endpoints import Endpoints, RetryableError
+from etpi_resources.engines import Completion, EngineUnavailable, Request, ServedModel
+from etpi_resources.engines.endpoints import FINISH, Endpoints, RetryableError, assistant_message
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
@@ -26,8 +26,6 @@ CONCURRENCY = 128
 
 _TOKENIZER_PROBE = "def halve(n):\n    return n // 2  # 50 %, naïve\n<think>\n</think>\n<tool_call>"
 """A text that different tokenizers encode differently."""
-
-_FINISH: Mapping[str | None, FinishReason] = {"stop": "stop", "tool_calls": "stop", "length": "length"}
 
 NO_IDS = (
     "{model} at {urls} answered without token ids ({what}). Capture needs a vLLM that supports `return_token_ids`, and "
@@ -77,9 +75,9 @@ class VllmEngine:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a client of the same servers, which releases nothing."""
-        return _open, (
-            self._endpoints, self.name, self._chat, self._request, self._template_kwargs, self._settings,
-        )  # fmt: skip
+        options = {"template_kwargs": self._template_kwargs, "settings": self._settings}
+        copied = partial(VllmEngine, self._endpoints, self.name, self._chat, request=self._request, **options)
+        return copied, ()
 
     @property
     def urls(self) -> list[str]:
@@ -201,17 +199,17 @@ class VllmEngine:
         prompt, output = self._ids(answer.get("prompt_token_ids"), choice.get("token_ids"))
         self._require_own_answer(request, answer, output)
         logprobs = [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or ()]
-        return self._completion(request, choice, prompt, output, logprobs, _message(choice.get("message") or {}))
+        message = assistant_message(choice.get("message") or {})
+        return self._completion(request, choice, prompt, output, logprobs, message)
 
     def _common_body(self, request: Request) -> dict[str, Any]:
         sampler = request.sampler
-        digest = hashlib.sha256(f"{sampler.seed}/{request.request_id}".encode()).digest()
         body = {
             "model": self.name,
             "max_tokens": sampler.max_tokens,
             "temperature": sampler.temperature,
             "top_p": sampler.top_p,
-            "seed": int.from_bytes(digest[:8], "big") >> 1,
+            "seed": request.seed(bits=63),
             # Set explicitly, because a server's defaults may come from the model's files.
             "top_k": 0,
             "min_p": 0.0,
@@ -251,7 +249,7 @@ class VllmEngine:
         message: Mapping[str, Any] | None,
     ) -> Completion:
         reason = choice.get("finish_reason")
-        if reason not in _FINISH:
+        if reason not in FINISH:
             raise RuntimeError(f"{self.name} ended {request.request_id} with finish_reason {reason!r}")
         text_ids = self._chat.without_end(output)
         return Completion(
@@ -259,7 +257,7 @@ class VllmEngine:
             output_ids=output,
             logprobs=list(logprobs) if logprobs and len(logprobs) == len(output) else None,
             text=self._chat.decode(text_ids),
-            finish_reason=_FINISH[reason],
+            finish_reason=FINISH[reason],
             model=self.name,
             message=message,
         )
@@ -294,25 +292,6 @@ class VllmEngine:
                 )
         if len(errors) == len(self._endpoints.urls):
             raise EngineUnavailable(f"no vLLM server answers: {'; '.join(errors)}")
-
-
-def _open(
-    endpoints: Endpoints,
-    model: str,
-    chat: ChatFormat,
-    request: Literal["tokens", "chat"],
-    template_kwargs: Mapping[str, Any],
-    settings: Mapping[str, Any],
-) -> VllmEngine:
-    return VllmEngine(
-        endpoints,
-        model,
-        chat,
-        request=request,
-        template_kwargs=template_kwargs,
-        settings=settings,
-        release=endpoints.close,
-    )
 
 
 @contextmanager
@@ -376,13 +355,3 @@ def same_text(text: str, decoded: str) -> bool:
     Only letters and digits are compared, because servers strip white space and cut characters in their own ways.
     """
     return "".join(filter(str.isalnum, text)) == "".join(filter(str.isalnum, decoded))
-
-
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the assistant message in the form of the next request's messages, with one name for reasoning."""
-    repeated: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
-    if calls := message.get("tool_calls"):
-        repeated["tool_calls"] = calls
-    if reasoning := message.get("reasoning") or message.get("reasoning_content"):
-        repeated["reasoning"] = reasoning
-    return repeated

@@ -1,4 +1,4 @@
-"""Options of `vllm serve` that etpi reads."""
+"""Options of `vllm serve` that etpi reads and sets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 _PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 _SHORT = {"tp": _PARALLEL[0], "pp": _PARALLEL[1], "dp": _PARALLEL[2]}
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that vLLM accepts for --max-lora-rank."""
 
 
 def named(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -17,8 +19,12 @@ def named(options: Mapping[str, Any]) -> dict[str, Any]:
 def accelerators_of(options: Mapping[str, Any]) -> int:
     """Return how many accelerators one server of these options takes."""
     number = 1
-    for name, value in options.items():
-        name = name.replace("_", "-").removeprefix("--")
+    for name, value in named(options).items():
         if _SHORT.get(name, name) in _PARALLEL:
             number *= int(value)
     return number
+
+
+def lora_options(rank: int) -> dict[str, Any]:
+    """Return the options of a server for adapters of this rank or less."""
+    return {"enable-lora": True, "max-lora-rank": next((r for r in _LORA_RANKS if r >= rank), rank)}

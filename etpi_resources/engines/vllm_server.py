@@ -21,6 +21,7 @@ import httpx
 
 from etpi_resources.backend import backend
 from etpi_resources.engines import EngineUnavailable
+from etpi_resources.engines.vllm_options import named
 from etpi_resources.process.supervise import supervised
 from etpi_resources.secrets import read_secret
 
@@ -79,8 +80,7 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
         EngineUnavailable: an option is one that `VllmServer` sets, or would put a secret into a spec.
     """
     line = []
-    for name, value in options.items():
-        name = name.replace("_", "-").removeprefix("--")
+    for name, value in named(options).items():
         if name in _RESERVED_OPTIONS:
             raise EngineUnavailable(
                 f"options.{name} is not allowed in a spec: etpi sets the server's address, name and keys; remove it"
@@ -94,8 +94,8 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
 
 def with_context(options: Mapping[str, Any], tokens: int | None) -> dict[str, Any]:
     """Return the options with `max-model-len`, unless they set it."""
-    named = {name.replace("_", "-").removeprefix("--") for name in options}
-    return dict(options) if tokens is None or "max-model-len" in named else {"max-model-len": tokens, **options}
+    set_already = tokens is None or "max-model-len" in named(options)
+    return dict(options) if set_already else {"max-model-len": tokens, **options}
 
 
 class Servers(Protocol):

@@ -42,19 +42,6 @@ class Tracking(WorkerModel):
     folder: str
 
 
-class TrackerWorkerConfig(WorkerModel):
-    """Values to report as a run of their own, by name (`tracker_worker`)."""
-
-    tracking: Tracking
-    values: dict[str, float]
-
-
-class TrackerWorkerResult(WorkerModel):
-    """The name of the run that has the values."""
-
-    run_name: str
-
-
 class TunedModel(WorkerModel):
     """The checkpoint that training starts from, and how the trained one is saved.
 
@@ -178,10 +165,10 @@ class SftLogLine(WorkerModel):
 
     step: int
     epoch: float
-    loss: float | None
-    token_accuracy: float | None
-    val_loss: float | None
-    learning_rate: float | None
+    loss: float | None = None
+    token_accuracy: float | None = None
+    val_loss: float | None = None
+    learning_rate: float | None = None
     tokens: int
     seconds: float
 

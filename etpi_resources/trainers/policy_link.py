@@ -1,42 +1,38 @@
 """Connects a trainer, which generates from the policy's weights, with the process that rolls the policy out.
 
 Both sides are here, with the standard library alone: the trainer's (`connect`, PolicyClient), and that of the process
-with tasks, sandboxes and rewards (PolicyServer). They exchange lines of JSON over a Unix socket in a folder that only
+with tasks, sandboxes and rewards (PolicyServer). They exchange pickled tuples over a Unix socket in a folder that only
 this user can open. The trainer starts every exchange:
 
-    trainer  {"do": "roll_out", "step": optimiser steps done, "rows": [task row, ...], "published": Published or null}
-    server   {"do": "complete", "id": n, "requests": [...]}      if null: any number, several at the same time
-    trainer  {"do": "completed", "id": n, "completions": [...]}  or {"do": "failed", "id": n, "error": text}
-    server   {"do": "rolled_out", "samples": [...], "publish_seconds": x}  or {"do": "stop", "error": text}
+    trainer  "roll_out", optimiser steps done, [task row, ...], Published or None
+    server   "complete", number, requests                    if None: any number, several at the same time
+    trainer  "completed", number, completions                or "failed", number, text
+    server   "rolled_out", samples, seconds of publishing    or "stop", text
 
 and, when the round was trained on for the first time,
 
-    trainer  {"do": "trained", "step": as above, "logprobs": base64, "entropies": base64}
-    server   {"do": "recorded"}                                  or {"do": "stop", "error": text}
+    trainer  "trained", step as above, TokenStatistics
+    server   "recorded",                                     or "stop", text
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import shutil
-import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from etpi_resources.engines import Completion, Engine, Request, Sampler
+from etpi_resources.engines import Completion, Engine, Request
 
 ENGINE_THREADS = 64
 """Calls that the trainer's side runs at the same time; each takes a thread while it is generated."""
-
-POLL_SECONDS = 0.5
 
 GAP_IN_FLOAT32, GAP_IN_HALF = 0.005, 0.2
 """Largest mean difference, in nats, that rounding explains between the log-prob a token was sampled with and the
@@ -53,35 +49,29 @@ class LinkBroken(ConnectionError):
     """The other side closed the link, or stopped with a reason."""
 
 
-class JsonLines:
-    """Lines of JSON over a socket; several threads may send."""
+class Link:
+    """One side's connection; several threads may send."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._reader = connection, connection.makefile("rb")
-        self._sending = threading.Lock()
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._sending = connection, threading.Lock()
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Raises LinkBroken if the other side has closed; ValueError for a number that is not finite."""
-        line = json.dumps(message, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    def send(self, *message: Any) -> None:
+        """Raises LinkBroken if the other side has closed."""
         try:
             with self._sending:
-                self._connection.sendall(line)
+                self._connection.send(message)
         except OSError as error:
             raise LinkBroken(f"the other side closed the policy link: {error}") from error
 
-    def receive(self) -> dict[str, Any] | None:
+    def receive(self) -> Any:
         """Return the next message; None if the other side has closed."""
         try:
-            line = self._reader.readline()
-        except OSError:
+            return self._connection.recv()
+        except (EOFError, OSError):
             return None
-        return json.loads(line) if line.endswith(b"\n") else None
 
     def close(self) -> None:
-        """Close the socket; a thread that waits in `receive` gets None."""
         with self._sending:
-            with suppress(OSError):  # the other side may have closed first
-                self._connection.shutdown(socket.SHUT_RDWR)
             self._connection.close()
 
 
@@ -168,11 +158,7 @@ class PolicyServer:
         self._folder = Path(tempfile.mkdtemp(prefix="etpi-policy-"))
         self.path = self._folder / "link"
         self.error: BaseException | None = None
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(self.path))
-        self._listener.listen(1)
-        self._listener.settimeout(POLL_SECONDS)
-        self._closed = threading.Event()
+        self._listener = Listener(str(self.path), "AF_UNIX")
         self._thread = threading.Thread(target=self._serve, name=f"policy link of {name}", daemon=True)
 
     def __enter__(self) -> PolicyServer:
@@ -180,107 +166,90 @@ class PolicyServer:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._closed.set()
+        with suppress(OSError):
+            Client(str(self.path)).close()  # ends the wait for a trainer that never came
         self._thread.join()
         self._listener.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _serve(self) -> None:
-        while not self._closed.is_set():
-            try:
-                connection, _ = self._listener.accept()
-            except TimeoutError:
-                continue
-            lines = JsonLines(connection)
-            policy = _RemotePolicy(lines, self._name)
-            try:
-                self._dispatch(lines, policy)
-            finally:
-                policy.close()
-                lines.close()
-            return
-
-    def _dispatch(self, lines: JsonLines, policy: _RemotePolicy) -> None:
-        with ThreadPoolExecutor(1, thread_name_prefix="rollouts") as pool:
-            while (message := lines.receive()) is not None:
-                if message["do"] == "roll_out":
-                    pool.submit(self._run_round, lines, policy, message)
-                elif message["do"] == "trained":
-                    self._keep(lines, message)
+        link = Link(self._listener.accept())
+        policy = _RemotePolicy(link, self._name)
+        # Closed from right to left: running rollouts fail with the policy, so the pool does not wait for them.
+        with closing(link), ThreadPoolExecutor(1, thread_name_prefix="rollouts") as pool, closing(policy):
+            while (message := link.receive()) is not None:
+                kind, *content = message
+                if kind == "roll_out":
+                    pool.submit(self._answer, link, self._rolled_out, policy, *content)
+                elif kind == "trained":
+                    self._answer(link, self._recorded, *content)
                 else:
-                    policy.receive(message)
-            policy.close()  # running rollouts then fail instead of waiting for the trainer
+                    policy.receive(kind, *content)
 
-    def _run_round(self, lines: JsonLines, policy: _RemotePolicy, message: Mapping[str, Any]) -> None:
+    def _answer(self, link: Link, work: Callable[..., tuple[Any, ...]], *arguments: Any) -> None:
+        """Send what `work` returns, or why it failed: the trainer must not wait for ever."""
         try:
-            began = time.monotonic()
-            with self._engine(message, policy) as engine:
-                publish_seconds = time.monotonic() - began
-                samples = self._roll_out(message["step"], message["rows"], engine)
-            values = [asdict(sample) for sample in samples]
-            lines.send({"do": "rolled_out", "samples": values, "publish_seconds": publish_seconds})
+            link.send(*work(*arguments))
         except LinkBroken:
             pass  # the trainer has ended, and its own error says why
-        except BaseException as error:  # whatever it is, the trainer must not wait for ever
-            self._stop(lines, error)
-
-    def _engine(self, message: Mapping[str, Any], policy: _RemotePolicy) -> AbstractContextManager[Engine]:
-        if self._generating is None:
-            return nullcontext(policy)
-        return self._generating(message["step"], Published(**message["published"]))
-
-    def _keep(self, lines: JsonLines, message: Mapping[str, Any]) -> None:
-        try:
-            if self._record is not None:
-                values = (base64.b64decode(message[name]) for name in ("logprobs", "entropies"))
-                self._record(message["step"], TokenStatistics(*values))
-            lines.send({"do": "recorded"})
-        except LinkBroken:
-            pass
         except BaseException as error:
-            self._stop(lines, error)
+            self.error = error
+            with suppress(LinkBroken):
+                link.send("stop", f"{type(error).__name__}: {error}")
 
-    def _stop(self, lines: JsonLines, error: BaseException) -> None:
-        self.error = error
-        with suppress(LinkBroken):
-            lines.send({"do": "stop", "error": f"{type(error).__name__}: {error}"})
+    def _rolled_out(
+        self, policy: _RemotePolicy, step: int, rows: Sequence[int], published: Published | None
+    ) -> tuple[Any, ...]:
+        began = time.monotonic()
+        opened: AbstractContextManager[Engine] = nullcontext(policy)
+        if published is not None and self._generating is not None:
+            opened = self._generating(step, published)
+        with opened as engine:
+            publish_seconds = time.monotonic() - began
+            return "rolled_out", self._roll_out(step, rows, engine), publish_seconds
+
+    def _recorded(self, step: int, statistics: TokenStatistics) -> tuple[Any, ...]:
+        if self._record is not None:
+            self._record(step, statistics)
+        return ("recorded",)
 
 
 class _RemotePolicy:
     """The trainer's policy as an Engine."""
 
-    def __init__(self, lines: JsonLines, name: str) -> None:
-        self.name, self._lines = name, lines
-        self._waiting: dict[int, Future[list[dict[str, Any]]]] = {}
+    def __init__(self, link: Link, name: str) -> None:
+        self.name, self._link = name, link
+        self._waiting: dict[int, Future[list[Completion]]] = {}
         self._lock, self._next, self._closed = threading.Lock(), 0, False
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Return a completion per request. Raises LinkBroken if the trainer is gone, or RuntimeError."""
-        answer: Future[list[dict[str, Any]]] = Future()
+        answer: Future[list[Completion]] = Future()
         with self._lock:
             if self._closed:
                 raise LinkBroken("the trainer is gone")
             number, self._next = self._next, self._next + 1
             self._waiting[number] = answer
-        self._lines.send({"do": "complete", "id": number, "requests": [_request_line(r) for r in requests]})
+        self._link.send("complete", number, [_ids_alone(request) for request in requests])
         return [
-            Completion(prompt_ids=list(request.prompt_ids), **completion)
+            replace(completion, prompt_ids=list(request.prompt_ids))
             for request, completion in zip(requests, answer.result(), strict=True)
         ]
 
     def fingerprint(self) -> Mapping[str, Any]:
         return {"engine": "policy", "model": self.name}
 
-    def receive(self, message: Mapping[str, Any]) -> None:
+    def receive(self, kind: str, number: int, content: Any) -> None:
         """Pass an answer of the trainer to the call that waits for it."""
         with self._lock:
-            answer = self._waiting.pop(message["id"])
-        if message["do"] == "completed":
-            answer.set_result(message["completions"])
+            answer = self._waiting.pop(number)
+        if kind == "completed":
+            answer.set_result(content)
         else:
-            answer.set_exception(RuntimeError(message["error"]))
+            answer.set_exception(RuntimeError(content))
 
     def close(self) -> None:
+        """Let running rollouts fail instead of waiting for the trainer."""
         with self._lock:
             self._closed, waiting = True, list(self._waiting.values())
             self._waiting.clear()
@@ -288,15 +257,11 @@ class _RemotePolicy:
             answer.set_exception(LinkBroken("the trainer is gone"))
 
 
-def _request_line(request: Request) -> dict[str, Any]:
+def _ids_alone(request: Request) -> Request:
+    """Return the request as the trainer gets it: without messages, and without data that only scripts may read."""
     if request.grammar is not None:
         raise ValueError(f"{request.request_id}: a policy in training does not support grammars")
-    return {
-        "request_id": request.request_id,
-        "session": request.session,
-        "prompt_ids": list(request.prompt_ids),
-        "sampler": asdict(request.sampler),
-    }
+    return replace(request, messages=(), tools=(), privileged={})
 
 
 # --- the trainer's side ----------------------------------------------------------------------------------------------
@@ -305,13 +270,8 @@ def _request_line(request: Request) -> dict[str, Any]:
 @contextmanager
 def connect(path: str) -> Iterator[PolicyClient]:
     """Connect the trainer to the socket `path`. Raises OSError if no server listens there."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(path)
-    client = PolicyClient(JsonLines(connection))
-    try:
+    with closing(PolicyClient(Link(Client(path)))) as client:
         yield client
-    finally:
-        client.close()
 
 
 class PolicyClient:
@@ -321,26 +281,26 @@ class PolicyClient:
         publish_seconds: in which the servers loaded the last round's weights.
     """
 
-    def __init__(self, lines: JsonLines) -> None:
-        self._lines, self.publish_seconds = lines, 0.0
+    def __init__(self, link: Link) -> None:
+        self._link, self.publish_seconds = link, 0.0
         self._pool = ThreadPoolExecutor(ENGINE_THREADS, thread_name_prefix="generate")
 
-    def roll_out(self, step: int, rows: Sequence[int], policy: Engine | Published) -> list[Sample]:
+    def roll_out(self, step: int, rows: Sequence[int], policy: Engine | Published) -> Sequence[Sample]:
         """Return a sample per row, generated by an engine here, or by servers from the published weights.
 
         Raises:
             LinkBroken: the other side stopped; with the reason.
         """
-        published = asdict(policy) if isinstance(policy, Published) else None
-        self._lines.send({"do": "roll_out", "step": step, "rows": list(rows), "published": published})
-        while (message := self._lines.receive()) is not None:
-            if message["do"] == "complete" and not isinstance(policy, Published):
-                self._pool.submit(self._complete, message, policy)
-            elif message["do"] == "rolled_out":
-                self.publish_seconds = message["publish_seconds"]
-                return [Sample(**sample) for sample in message["samples"]]
+        self._link.send("roll_out", step, list(rows), policy if isinstance(policy, Published) else None)
+        while (message := self._link.receive()) is not None:
+            kind, *content = message
+            if kind == "complete" and not isinstance(policy, Published):
+                self._pool.submit(self._complete, policy, *content)
+            elif kind == "rolled_out":
+                samples, self.publish_seconds = content
+                return samples
             else:
-                raise LinkBroken(f"the rollouts stopped at step {step}: {message['error']}")
+                raise LinkBroken(f"the rollouts stopped at step {step}: {content[0]}")
         raise LinkBroken(f"the process that rolls out is gone at step {step}")
 
     def record(self, step: int, statistics: TokenStatistics) -> None:
@@ -348,34 +308,18 @@ class PolicyClient:
 
         Raises LinkBroken with the reason if the other side cannot keep them.
         """
-        values = {name: base64.b64encode(value).decode() for name, value in vars(statistics).items()}
-        self._lines.send({"do": "trained", "step": step, **values})
-        reply = self._lines.receive()
-        if reply is None:
-            raise LinkBroken(f"the process that rolls out is gone at step {step}")
-        if reply["do"] != "recorded":
-            raise LinkBroken(f"the statistics of step {step} were not kept: {reply.get('error')}")
+        self._link.send("trained", step, statistics)
+        kind, *reason = self._link.receive() or ("stop", "the process that rolls out is gone")
+        if kind != "recorded":
+            raise LinkBroken(f"the statistics of step {step} were not kept: {reason[0]}")
 
-    def _complete(self, message: Mapping[str, Any], engine: Engine) -> None:
+    def _complete(self, engine: Engine, number: int, requests: Sequence[Request]) -> None:
         try:
-            requests = [
-                Request(r["request_id"], r["session"], r["prompt_ids"], (), Sampler(**r["sampler"]))
-                for r in message["requests"]
-            ]
-            completions = [
-                {
-                    "output_ids": list(c.output_ids or ()),
-                    "logprobs": list(c.logprobs or ()),
-                    "text": c.text,
-                    "finish_reason": c.finish_reason,
-                    "model": c.model,
-                }
-                for c in engine.complete(requests)
-            ]
-            self._lines.send({"do": "completed", "id": message["id"], "completions": completions})
+            completions = [replace(completion, prompt_ids=None) for completion in engine.complete(requests)]
+            self._link.send("completed", number, completions)
         except Exception as error:  # the call that waits must not hang
-            self._lines.send({"do": "failed", "id": message["id"], "error": f"{type(error).__name__}: {error}"})
+            self._link.send("failed", number, f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
-        self._lines.close()
+        self._link.close()
         self._pool.shutdown(wait=False, cancel_futures=True)

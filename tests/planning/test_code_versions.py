@@ -184,7 +184,9 @@ def _counts(edit: Edit, asset: str, chosen: Selection, code: Codebase) -> bool:
     if source is None:
         return bool(names)
     line = (code.root / edit.file).read_text("utf-8").partition(edit.old)[0].count("\n") + 1
-    known = [code.definition(f"{module}:{name}") for name in names if name.partition(".")[0] in source.definitions]
+    heads = {name: source.definitions.get(name.partition(".")[0]) for name in names}
+    today = [name for name, head in heads.items() if head and name.partition(".")[2] in ("", *head.methods)]
+    known = [code.definition(f"{module}:{name}") for name in today]
     parts = [part for definition in known for part in (definition.shell or definition).parts]
     return any(part.lineno <= line <= (part.end_lineno or 0) for part in parts if isinstance(part, ast.stmt))
 

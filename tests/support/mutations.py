@@ -300,7 +300,7 @@ EDITS = (
     Edit(f"{G}/scripted.py", 'f"</think>\\n\\n{text}"', 'f"</think>\\n{text}"', "a text behind a begun think block", {"raw_rollouts": sets(lambda s: s.agent.tokenizer == "qwen3_6")}),
     Edit(f"{G}/transformers.py", "SLOTS = 64", "SLOTS = 32", "rows of a batch", served_by("transformers")),
     Edit(f"{G}/slots.py", "_GROWTH = 256", "_GROWTH = 128", "growth of the cache", served_by("transformers")),
-    Edit(f"{G}/openai.py", 'if answer.choices else "no choice"', 'if answer.choices else "none"', "an endpoint's error", {"raw_rollouts": engine("openai")}),
+    Edit(f"{G}/openai.py", 'ended {request.request_id} with', 'left {request.request_id} with', "an endpoint's error", {"raw_rollouts": engine("openai")}),
     Edit(f"{G}/vllm.py", "50 %, naïve", "50 %, naive", "the first request to vLLM", served_by("vllm")),
     Edit(f"{B}/bubblewrap.py", "_OVERHEAD = 64 * 1024**2", "_OVERHEAD = 32 * 1024**2", "memory of a sandbox", sandboxed("bubblewrap")),
     Edit(f"{B}/guest.py", "MOST_FILES = 50_000", "MOST_FILES = 40_000", "the guest program", {asset: either(sandboxed("docker")[asset], where) for asset, where in sandboxed("bubblewrap").items()}),

@@ -25,7 +25,7 @@ from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.vllm_server import PROGRAM_VARIABLE
 from etpi_resources.trainers import policy_servers
 from etpi_resources.trainers.pipes import WorkerFailed
-from etpi_resources.trainers.policy_link import JsonLines, Published
+from etpi_resources.trainers.policy_link import Link, Published
 from etpi_resources.trainers.policy_servers import HandOverFailed, PolicyServers, ServerPlan, weights_folder
 from tests.support.reinforcement import BY_VLLM, LORA, judge, make, prepared, processes, rows
 from tests.support.tiny_training import make_speaking_base
@@ -65,8 +65,8 @@ def devices_of_servers(lake) -> list[set[str]]:
 
 def test_an_adapter_is_served_by_two_servers_under_its_versions(tmp_path, base, gpus, monkeypatch):
     messages: list[str] = []
-    send = JsonLines.send
-    monkeypatch.setattr(JsonLines, "send", lambda self, m: (messages.append(m["do"]), send(self, m))[1])
+    send = Link.send
+    monkeypatch.setattr(Link, "send", lambda self, *m: (messages.append(m[0]), send(self, *m))[1])
     lake = prepared(tmp_path, base, **BY_VLLM, **LORA, servers="2")
     outcome = make(tmp_path, lake, "rl_checkpoint")
     assert not outcome.manifest.blocked, outcome.manifest.failures
@@ -101,14 +101,14 @@ def test_sharded_policy_is_served_on_the_devices_of_its_trainers_which_it_leaves
     monkeypatch.setenv("FAKE_VLLM", "0.26")
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     lake = prepared(tmp_path, base, **BY_VLLM, **SHARDED, correction='"token_truncate"')
-    before_updates, send = [], JsonLines.send
+    before_updates, send = [], Link.send
 
-    def sent(self, message) -> None:
-        if message["do"] == "rolled_out":
+    def sent(self, *message) -> None:
+        if message[0] == "rolled_out":
             before_updates.append(calls_of_server(lake)[-1])
-        send(self, message)
+        send(self, *message)
 
-    monkeypatch.setattr(JsonLines, "send", sent)
+    monkeypatch.setattr(Link, "send", sent)
     outcome = make(tmp_path, lake, "rl_checkpoint")
     assert not outcome.manifest.blocked, outcome.manifest.failures
     judge(lake, base)

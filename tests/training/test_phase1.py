@@ -16,7 +16,7 @@ from etpi_assets.training.assets import sft_checkpoint
 from etpi_assets.training.sft import settings
 from etpi_resources.chat.grammars import SLOTS
 from etpi_resources.lake.lake import Lake
-from etpi_resources.trainers.workers.adapters import lora_config
+from etpi_resources.trainers.workers.checkpointing import lora_config
 from etpi_resources.trainers.workers.device import Compute
 from etpi_resources.trainers.workers.plan import PlanSettings, make_plan
 from etpi_resources.trainers.workers.sft_worker import sft_arguments

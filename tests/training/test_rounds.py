@@ -114,8 +114,8 @@ def test_dropped_round_is_rolled_out_again_with_the_same_samples(tmp_path):
     for step in range(4):
         one(step, [step] * 4, Mixed())
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    (tmp_path / "round-000004.new").write_text("torn")
-    assert drop_rounds_from(tmp_path, 2) == 3
+    (tmp_path / ".round-000004.jsonl.a1").write_text("torn")
+    assert drop_rounds_from(tmp_path, 2) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["round-000000.jsonl", "round-000001.jsonl"]
     one(2, [2] * 4, Mixed())
     again = json.loads((tmp_path / "round-000002.jsonl").read_text().splitlines()[0])

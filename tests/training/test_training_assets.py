@@ -20,6 +20,7 @@ from etpi_assets.specs.training import BaseSection, RLSection, TrainSection
 from etpi_assets.training import pointers, sft, sft_checks
 from etpi_assets.training.checkpoints import SftReport
 from etpi_assets.training.curves import loss_plot
+from etpi_resources.checkpoints import checkpoint_folder
 from etpi_resources.lake.lake import BlockedInput, Lake, LakeError, Ref, folder_hash
 from etpi_resources.lake.schemas import empty, from_rows
 from etpi_resources.trainers.contracts import GrpoSettings, SftLogLine, SftSettings
@@ -263,7 +264,7 @@ def test_a_hub_base_is_a_pinned_pointer_that_is_fetched_only_when_needed(trainin
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(training.folder / "empty"))
     with pytest.raises(LakeError, match=f"Qwen/Qwen3-0.6B at {commit} is not in the hub's cache.*hf download"):
-        pointers.checkpoint_folder(training.lake.root, row["path"])
+        checkpoint_folder(training.lake.root, row["path"])
 
     training.experiment(base='kind = "hub"\nrepo = "Qwen/Qwen3-0.6B"\nrevision = "main"')
     assert "name the commit" in training.failures(training.make("base_checkpoint"))[pointers.PINNED]

@@ -48,9 +48,10 @@ def load_tokenizer() -> PreTrainedTokenizerFast:
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     ranks = _ranks(_package_file("dashscope", "resources/qwen.tiktoken", install="'etpi[import]'"))
-    spell = _byte_spelling()
+    spell = bytes_to_unicode()
     vocab = {"".join(map(spell.__getitem__, token)): rank for token, rank in ranks.items()}
     merges = [
         ("".join(map(spell.__getitem__, left)), "".join(map(spell.__getitem__, right)))
@@ -128,15 +129,3 @@ def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
             parts[best : best + 2] = [parts[best] + parts[best + 1]]
         merges.append((parts[0], parts[1]))
     return merges
-
-
-def _byte_spelling() -> dict[int, str]:
-    """Return the printable character that byte-level vocabularies write for each byte.
-
-    A printable byte stands for itself; the others get the characters from 256 on, in byte order.
-    """
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    spelling = {byte: chr(byte) for byte in printable}
-    hidden = (byte for byte in range(256) if byte not in spelling)
-    spelling.update({byte: chr(256 + i) for i, byte in enumerate(hidden)})
-    return spelling

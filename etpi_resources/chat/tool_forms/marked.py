@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 from etpi_resources.chat.tool_forms.call import (
     BAD_JSON,
@@ -105,9 +105,9 @@ _CALL_BEGIN, _CALL_SEP, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁s
 
 
 def _deepseek_render(calls: Sequence[Call]) -> str:
-    return _deepseek(
-        f"function{_CALL_SEP}{call.name}\n```json\n{dumps(dict(call.arguments))}\n```" for call in calls
-    )  # fmt: skip
+    bodies = (f"function{_CALL_SEP}{call.name}\n```json\n{dumps(dict(call.arguments))}\n```" for call in calls)
+    joined = "\n".join(f"{_CALL_BEGIN}{body}{_CALL_END}" for body in bodies)
+    return f"{_CALLS_BEGIN}{joined}{_CALLS_END}"
 
 
 def _deepseek_v31_render(calls: Sequence[Call]) -> str:
@@ -115,19 +115,7 @@ def _deepseek_v31_render(calls: Sequence[Call]) -> str:
     return f"{_CALLS_BEGIN}{''.join(bodies)}{_CALLS_END}"
 
 
-def _deepseek(bodies: Any) -> str:
-    return f"{_CALLS_BEGIN}{chr(10).join(f'{_CALL_BEGIN}{body}{_CALL_END}' for body in bodies)}{_CALLS_END}"
-
-
-def _deepseek_parse(text: str) -> list[ParsedCall]:
-    return _deepseek_calls(text, fenced=True)
-
-
-def _deepseek_v31_parse(text: str) -> list[ParsedCall]:
-    return _deepseek_calls(text, fenced=False)
-
-
-def _deepseek_calls(text: str, *, fenced: bool) -> list[ParsedCall]:
+def _deepseek_parse(text: str, *, fenced: bool = True) -> list[ParsedCall]:
     calls: list[ParsedCall] = []
     at = text.find(_CALL_BEGIN)
     while at >= 0:
@@ -212,7 +200,7 @@ DEEPSEEK = ToolForm("deepseek_v3", _deepseek_render, _deepseek_parse, marker=_CA
 DEEPSEEK_V31 = ToolForm(
     "deepseek_v3_1",
     _deepseek_v31_render,
-    _deepseek_v31_parse,
+    partial(_deepseek_parse, fenced=False),
     marker=_CALL_BEGIN,
     servers=("deepseek_v31",),
 )

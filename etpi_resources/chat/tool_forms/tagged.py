@@ -17,6 +17,7 @@ from etpi_resources.chat.tool_forms.call import (
     ToolForm,
     dumps,
     json_object,
+    named_object,
     skip_space,
     value_text,
 )
@@ -35,7 +36,7 @@ def read_tagged(text: str) -> Iterator[tuple[Tagged, ParsedCall]]:
         start = skip_space(text, at + len(OPENING))
         if text.startswith("{", start):
             value, end = json_object(text, start)
-            yield "hermes", _hermes_call(value)
+            yield "hermes", named_object(value, "arguments" if value and "arguments" in value else "parameters")
             at = text.find(OPENING, max(end, start))
             continue
         end = text.find(CLOSING, start)
@@ -86,13 +87,6 @@ def xml_call(call: Call) -> str:
 def hermes_call(call: Call) -> str:
     """Return a call as Hermes' JSON in `<tool_call>` tags."""
     return f"{OPENING}\n{dumps({'name': call.name, 'arguments': dict(call.arguments)})}\n{CLOSING}"
-
-
-def _hermes_call(value: dict[str, Any] | None) -> ParsedCall:
-    name, arguments = (value.get("name"), value.get("arguments", value.get("parameters"))) if value else (None, None)
-    if isinstance(arguments, str):
-        arguments, _ = json_object(arguments, 0)
-    return Call(name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else BAD_JSON
 
 
 def _parse_hermes(text: str) -> list[ParsedCall]:

@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from etpi_resources.trainers.contracts import LoraSettings
+
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "chat_template.jinja", "chat_template.json",
@@ -74,6 +76,19 @@ def save_model(
             shutil.copyfile(tokenizer / name, folder / name)
     if chat_template is not None:
         (folder / "chat_template.jinja").write_text(chat_template)
+
+
+def lora_config(settings: LoraSettings) -> Any:
+    """Return PEFT's config of the adapter of a causal language model that a training section asks for."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=settings.lora_dropout,
+        target_modules=settings.target_modules,
+    )
 
 
 def save_adapter(model: Any, folder: Path, base_name: str) -> None:

@@ -160,7 +160,7 @@ def build_trainer(
 
     from etpi_resources.chat.format import ChatFormat
     from etpi_resources.engines.live import LiveEngine
-    from etpi_resources.trainers.workers.adapters import lora_config
+    from etpi_resources.trainers.workers.checkpointing import lora_config
     from etpi_resources.trainers.workers.policy_trainer import PolicyTrainer
 
     config, rl = worker.config, worker.config.rl

@@ -12,17 +12,17 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from accelerate.utils import gather_object
 from peft import PeftModel
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from etpi_resources.trainers.policy_link import Sample
+from etpi_resources.trainers.policy_link import Sample, TokenStatistics
 from etpi_resources.trainers.workers.sample_trees import pack_samples
 from etpi_resources.trainers.workers.sharding import is_sharded, reshard
 from etpi_resources.trainers.workers.states import read_shards, write_shards
-from etpi_resources.trainers.workers.token_statistics import RoundStatistics
 from etpi_resources.trainers.workers.tree_attention import refuses_trees
 
 BOUND_TOKENS = 256
@@ -31,6 +31,39 @@ SCHEDULER = "scheduler.pt"
 
 RollOut = Callable[[int, Sequence[int]], Sequence[Sample]]
 """(optimiser steps done, rows of tasks of all ranks) -> one sample per row, in order; on ranks other than 0: []."""
+
+
+class RoundStatistics:
+    """The log-probability and the entropy of every policy token of a round; a pass adds some samples, in any order.
+
+    Nothing is computed for them: the loss has both tensors. A pass copies them to memory once, 8 bytes a token.
+    """
+
+    def __init__(self, samples: Sequence[Sample] = ()) -> None:
+        self._masks = [np.array(sample.mask, dtype=bool) for sample in samples]
+        self._values: dict[int, np.ndarray] = {}
+
+    def add(self, places: torch.Tensor, in_loss: torch.Tensor, logprobs: torch.Tensor, entropies: torch.Tensor) -> None:
+        """Add the samples of a pass.
+
+        Args:
+            places: (B,) int64, the position of each sample in the round.
+            in_loss: (B,) bool; a sample that is not in the loss was not processed, and gets NaN.
+            logprobs, entropies: (B, C), of the tokens after the prompt, padded on the right; nats.
+        """
+        both = torch.stack((logprobs.detach(), entropies.detach()), dim=1).float()
+        values = torch.where(in_loss[:, None, None], both, float("nan")).cpu().numpy()
+        for place, of_sample in zip(places.tolist(), values, strict=True):
+            mask = self._masks[place]
+            self._values[place] = of_sample[:, : len(mask)][:, mask]
+
+    def take(self) -> TokenStatistics | None:
+        """Return the statistics once every sample has been added, and forget them; None before and after that."""
+        if not self._masks or len(self._values) < len(self._masks):
+            return None
+        flat = np.concatenate([self._values[place] for place in range(len(self._masks))], axis=1).astype("<f4")
+        self._masks, self._values = [], {}
+        return TokenStatistics(*(row.tobytes() for row in flat))
 
 
 class PolicyTrainer(GRPOTrainer):

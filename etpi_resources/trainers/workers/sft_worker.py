@@ -241,7 +241,7 @@ def build_trainer(
     from transformers import AutoTokenizer
 
     from etpi_resources.cuda import avoid_cudnn_attention
-    from etpi_resources.trainers.workers.adapters import lora_config
+    from etpi_resources.trainers.workers.checkpointing import lora_config
     from etpi_resources.trainers.workers.label_head import add_label_head
     from etpi_resources.trainers.workers.sharding import add_replicated_adapter
     from etpi_resources.trainers.workers.weighted_trainer import WeightedSFTTrainer

@@ -26,8 +26,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 
 from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.trainers.contracts import LoraSettings
-from etpi_resources.trainers.workers.adapters import lora_config
-from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
+from etpi_resources.trainers.workers.checkpointing import load_model, lora_config, stored_dtype
 from etpi_resources.trainers.workers.plan import MicroBatch
 
 

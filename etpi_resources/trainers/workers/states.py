@@ -8,10 +8,7 @@ a node that sees the marker reads whole files, on a network file system with clo
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import os
-import random
 import shutil
 import time
 import warnings
@@ -19,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from etpi_resources.lake.files import sync, write_atomically
 
 if TYPE_CHECKING:
     from etpi_resources.trainers.workers.weighted_trainer import StepLog, WeightedSFTTrainer
@@ -66,52 +65,44 @@ class States:
 
     def save_if_due(self, step: int, log: StepLog) -> None:
         """Save a state after a step, if the last is old enough. A collective: every rank calls it."""
-        if step >= self._trainer.plan.steps or not _agree(self._trainer, self._due()):
+        if step >= self._trainer.plan.steps or not _of_rank_0(time.monotonic() - self._saved_at >= self._seconds):
             return
-        began = time.monotonic()
+        began, wait = time.monotonic(), self._trainer.accelerator.wait_for_everyone
         folder = self._folder / FOLDER / f"step-{step}"
         if self._is_rank_0:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-        _barrier(self._trainer)
+        wait()
         write_shards(self._trainer, folder)
         self._write_rank(folder)
-        _barrier(self._trainer)
+        wait()
         if self._is_rank_0:
             self._trainer.state.save_to_json(str(folder / TRAINER_STATE))
-            _write(folder / LOG, json.dumps(log.state()).encode())
-            _sync(folder / TRAINER_STATE)
-            _write(folder / COMPLETE_MARK, json.dumps({"step": step, **self._plan}).encode())
+            sync(folder / TRAINER_STATE)
+            write_atomically(folder / LOG, json.dumps(log.state()))
+            write_atomically(folder / COMPLETE_MARK, json.dumps({"step": step, **self._plan}))
             self._remove_old()
         # Where saving takes long, the time between states grows with it.
         self._saved_at = time.monotonic() + 9 * (time.monotonic() - began) * bool(self._seconds)
-
-    def _due(self) -> bool:
-        return time.monotonic() - self._saved_at >= self._seconds
 
     @property
     def _is_rank_0(self) -> bool:
         return self._trainer.args.process_index == 0
 
+    @property
+    def _rank_file(self) -> str:
+        return f"rank-{self._trainer.args.process_index}.pt"
+
     def _write_rank(self, folder: Path) -> None:
         """Write this rank's own state: random generators, counts of the passes since the last log line."""
-        import numpy as np
         import torch
 
-        trainer = self._trainer
-        name, keys, *rest = np.random.get_state()
-        state = {
-            "python": random.getstate(),
-            "numpy": (name, torch.from_numpy(keys), *rest),
-            "cpu": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-            "window": _as_tensors(trainer.window),
-            "first_pass": _as_tensors(trainer.first_pass),
-            "scheduler": _scheduler(trainer).state_dict(),
-        }
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        _write(folder / _rank_file(trainer.args.process_index), buffer.getvalue())
+        trainer, scheduler = self._trainer, _scheduler(self._trainer)
+        trainer._save_rng_state(str(folder))
+        counts = {"window": _as_tensors(trainer.window), "first_pass": _as_tensors(trainer.first_pass)}
+        torch.save({**counts, "scheduler": scheduler.state_dict()}, folder / self._rank_file)
+        for path in (*folder.glob("rng_state*"), folder / self._rank_file, folder):
+            sync(path)
 
     def _remove_old(self) -> None:
         states = sorted((self._folder / FOLDER).glob("step-*"), key=_step)
@@ -128,7 +119,7 @@ class States:
             if mark != {"step": step, **self._plan}:
                 log(f"the state of step {step} belongs to other batches or another number of ranks: starting again")
                 step = None
-        step = _shared(self._trainer, step)
+        step = _of_rank_0(step)
         if step is not None:
             self._trainer.resumed_at = step
         return step
@@ -141,31 +132,15 @@ class States:
 
     def restore(self, folder: str) -> None:
         """Load weights, optimiser and learning rate. Trainer calls it when the optimiser exists."""
+        import torch
+
         trainer = self._trainer
         read_shards(trainer, Path(folder))
-        of_rank, device = self._of_rank(Path(folder)), trainer.args.device
+        of_rank, device = torch.load(Path(folder) / self._rank_file, weights_only=True), trainer.args.device
         for name in ("window", "first_pass"):
             counts = {key: tensor.to(device) for key, tensor in of_rank[name].items()}
             setattr(trainer, name, type(trainer.window)(**counts))
         _scheduler(trainer).load_state_dict(of_rank["scheduler"])
-
-    def restore_generators(self, folder: str) -> None:
-        """Set the random generators, before the first step."""
-        import numpy as np
-        import torch
-
-        state = self._of_rank(Path(folder))
-        random.setstate(state["python"])
-        name, keys, *rest = state["numpy"]
-        np.random.set_state((name, keys.numpy(), *rest))
-        torch.set_rng_state(state["cpu"])
-        if state["cuda"] is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(state["cuda"])
-
-    def _of_rank(self, folder: Path) -> dict[str, Any]:
-        import torch
-
-        return torch.load(folder / _rank_file(self._trainer.args.process_index), weights_only=True)
 
 
 def write_shards(trainer: Any, folder: Path) -> None:
@@ -217,10 +192,6 @@ def _as_tensors(tally: Any) -> dict[str, Any]:
     return {name: torch.as_tensor(value).cpu() for name, value in vars(tally).items()}
 
 
-def _rank_file(rank: int) -> str:
-    return f"rank-{rank}.pt"
-
-
 def _step(folder: Path) -> int:
     return int(folder.name.partition("-")[2])
 
@@ -232,59 +203,12 @@ def _without_warnings() -> Iterator[None]:
         yield
 
 
-# --- ranks -----------------------------------------------------------------------------------------------------------
-
-
 def _alone(trainer: Any) -> bool:
     return trainer.args.world_size == 1
 
 
-def _agree(trainer: Any, rank_0_says: bool) -> bool:
-    """Return rank 0's decision on every rank: clocks differ."""
-    if _alone(trainer):
-        return rank_0_says
-    import torch
-    import torch.distributed as dist
+def _of_rank_0(value: Any) -> Any:
+    """Return rank 0's value on every rank: their clocks and views of a folder differ."""
+    from accelerate.utils import broadcast_object_list
 
-    decision = torch.tensor([int(rank_0_says)], device=trainer.args.device)
-    dist.broadcast(decision, src=0)
-    return bool(decision.item())
-
-
-def _shared(trainer: Any, value: Any) -> Any:
-    if _alone(trainer):
-        return value
-    import torch.distributed as dist
-
-    values = [value]
-    dist.broadcast_object_list(values, src=0, device=trainer.args.device)
-    return values[0]
-
-
-def _barrier(trainer: Any) -> None:
-    if not _alone(trainer):
-        import torch.distributed as dist
-
-        dist.barrier()
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file atomically and flush it to disk."""
-    beside = path.with_name(f".{path.name}")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    return broadcast_object_list([value])[0]

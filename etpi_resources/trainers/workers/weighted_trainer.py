@@ -162,8 +162,8 @@ class WeightedSFTTrainer(SFTTrainer):
 
     def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Compute the gradients of the micro-batches `inputs`; return their loss."""
-        if self._generators is not None and self.states is not None:
-            self.states.restore_generators(self._generators)
+        if self._generators is not None:
+            super()._load_rng_state(self._generators)
             self._generators = None
         if not self._replicated:
             (batch,) = inputs
@@ -290,7 +290,7 @@ class StepLog(TrainerCallback):
         if self.trainer.is_world_process_zero():
             self.path.write_text("".join(json.dumps(line.model_dump()) + "\n" for line in self.lines))
         if not self.lines:
-            self._write(0, 0.0, None, None, None, self._validate())
+            self._write(step=0, epoch=0.0, val_loss=self._validate())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         plan, step = self.trainer.plan, state.global_step
@@ -308,8 +308,14 @@ class StepLog(TrainerCallback):
                     f"the loss is {loss} at step {step} of {plan.steps}; lower train.learning_rate, lengthen "
                     "train.warmup_ratio, or train in fp32"
                 )
-            val_loss = self._validate() if ends_epoch else None
-            self._write(step, epoch, loss, window.accuracy(), learning_rate, val_loss)
+            self._write(
+                step=step,
+                epoch=epoch,
+                loss=loss,
+                token_accuracy=window.accuracy(),
+                val_loss=self._validate() if ends_epoch else None,
+                learning_rate=learning_rate,
+            )
         self.on_step(step, f"loss {self.lines[-1].loss:.3f}")
 
     def _validate(self) -> float | None:
@@ -317,25 +323,8 @@ class StepLog(TrainerCallback):
             return None
         return self.trainer.validation_loss(self.validation, self.micro_tokens)
 
-    def _write(
-        self,
-        step: int,
-        epoch: float,
-        loss: float | None,
-        token_accuracy: float | None,
-        learning_rate: float | None,
-        val_loss: float | None,
-    ) -> None:
-        line = SftLogLine(
-            step=step,
-            epoch=epoch,
-            loss=loss,
-            token_accuracy=token_accuracy,
-            val_loss=val_loss,
-            learning_rate=learning_rate,
-            tokens=self.tokens,
-            seconds=time.monotonic() - self.start,
-        )
+    def _write(self, **figures: Any) -> None:
+        line = SftLogLine(**figures, tokens=self.tokens, seconds=time.monotonic() - self.start)
         self.lines.append(line)
         if self.trainer.is_world_process_zero():
             with self.path.open("a") as file:
