@@ -17,7 +17,6 @@ from etpi_assets.reports import facts, html
 from etpi_assets.reports import leaderboard as boards
 from etpi_assets.reports import model_card as cards
 from etpi_assets.reports.changes import STORED, changes, changes_table
-from etpi_assets.reports.iterations import iterations, iterations_board
 from etpi_assets.reports.recorded import parsed, recorded_spec
 from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.experiment import ExperimentSpec
@@ -147,23 +146,8 @@ def model_card(
     summary="The metrics of all experiments of the lake side by side.",
 )
 def leaderboard(run: AssetRun, eval_metrics: Input, experiment_spec: Input) -> Produced:
-    entries = _entries(run, eval_metrics)
-    table = boards.leaderboard(entries)
-    metrics = {entry.experiment: entry.metrics for entry in entries}
-    specs = {**run.specs.experiments, **_evaluated_specs(run, eval_metrics)}
-    suites = sorted({spec.evaluate.suite for name, spec in specs.items() if name in metrics and spec.evaluate})
-    on_suite = {suite: iterations(suite, specs, metrics) for suite in suites}
-    return Produced(
-        tables={"leaderboard": table},
-        metadata={
-            "board": Markdown(boards.board(table)),
-            **{
-                f"experiments on {suite}": Markdown(iterations_board(rows, boards.PAGE_CHARACTERS))
-                for suite, rows in on_suite.items()
-                if rows
-            },
-        },
-    )
+    table = boards.leaderboard(_entries(run, eval_metrics))
+    return Produced(tables={"leaderboard": table}, metadata={"board": Markdown(boards.board(table))})
 
 
 @asset(

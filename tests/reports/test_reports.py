@@ -18,7 +18,6 @@ from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.evaluation.metrics import measure
 from etpi_assets.graph import GRAPH
 from etpi_assets.reports import facts, html, leaderboard, model_card
-from etpi_assets.reports.iterations import iterations, iterations_board
 from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.presets import preset_values
@@ -298,34 +297,6 @@ def test_page_and_markdown_show_the_same_figures_of_the_trained_role(tables):
     assert "reward_below" in page and "reward_below" in markdown
 
 
-def _evaluated_spec(title: str, suite: str = "coop_tiny_shared", **published) -> ExperimentSpec:
-    return ExperimentSpec.model_validate(
-        {
-            **SPEC.model_dump(),
-            "title": title,
-            "rollout_sets": ["s"],
-            "evaluate": {"suite": suite},
-            "published": published,
-        }
-    )
-
-
-def test_experiments_of_a_suite_are_compared_with_published_ones(tables):
-    specs = {
-        "demo": _evaluated_spec("Ours"),
-        "later": _evaluated_spec("Published", date="2026-05-13", plan_first={"value": 0.5, "hits": 1, "n": 2}),
-        "earlier": _evaluated_spec("Published too", date="2026-05-11", plan_content=0.0),
-        "elsewhere": _evaluated_spec("Elsewhere", suite="other", plan_first=1.0),
-        "unfinished": _evaluated_spec("Unfinished"),
-    }
-    chosen = iterations("coop_tiny_shared", specs, {"demo": tables.metrics})
-    assert [i.name for i in chosen] == ["demo", "earlier", "later"]
-    assert {i["checkpoint_role"] for i in chosen[0].ours.values()} == {"sft"}
-    board = iterations_board(chosen, 10_000)
-    assert "| later | Published | published 0.50 (1 of 2) |" in board and "| demo | Ours | 1.00 [" in board
-    assert iterations("coop_tiny_shared", {"demo": specs["demo"]}, {"demo": tables.metrics}) == []
-
-
 def test_published_figures_stand_beside_the_published_reading_and_both_readings_are_shown(tables):
     value = next(
         row["value"]
@@ -341,19 +312,6 @@ def test_published_figures_stand_beside_the_published_reading_and_both_readings_
         first_row = next(line for line in markdown.splitlines() if line.startswith("| plan_first"))
         assert first_row.startswith(f"| {headline} |")
         assert "plan_first_published</td>" in page and "plan_first</td>" in page
-
-
-def test_experiment_is_compared_in_the_reading_of_its_spec(tables):
-    ours = _evaluated_spec("Ours")
-    specs = {
-        "hardened": ours,
-        "published": ours.model_copy(update={"metrics": ours.metrics.model_copy(update={"reading": "published"})}),
-    }
-    rows = iterations("coop_tiny_shared", specs, {"hardened": tables.metrics, "published": tables.metrics})
-    assert {row.name: row.ours["plan_first"]["metric"] for row in rows} == {
-        "hardened": "plan_first",
-        "published": "plan_first_published",
-    }
 
 
 def test_page_plots_student_against_teacher(tables):
