@@ -22,7 +22,6 @@ from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import part
 from etpi_assets.specs.published import figures
-from etpi_resources import charts
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake import catalog as catalog_file
 from etpi_resources.lake.lake import Manifest, Ref
@@ -34,8 +33,8 @@ from etpi_resources.lake.schemas import empty, from_rows
     group="reports",
     tables=("reports", "changes"),
     sections=("title", "notes", "published", "metrics.main"),
-    kinds=("html", "markdown"),
-    summary="The experiment's report: one self-contained HTML page, and the same in markdown.",
+    kinds=("html",),
+    summary="The experiment's report: one self-contained HTML page.",
 )
 def experiment_report(
     run: AssetRun,
@@ -87,15 +86,12 @@ def experiment_report(
         probes=serving_probe.read("probes"),
         tasks=tasks.read("tasks"),
     )
-    page, markdown = html.render(experiment, tables)
-    rows = [_write(run, "report.html", "html", page), _write(run, "report.md", "markdown", markdown)]
+    page, summary = html.render(experiment, tables)
+    row = _write(run, "report.html", "html", page)
     paired = changes(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, STORED)
     return Produced(
-        tables={"reports": from_rows("reports", rows), "changes": changes_table(key, paired)},
-        metadata={
-            "report": run.lake.root / rows[0]["path"],
-            "summary": Markdown(markdown.split("## Checks")[0]),
-        },
+        tables={"reports": from_rows("reports", [row]), "changes": changes_table(key, paired)},
+        metadata={"report": run.lake.root / row["path"], "summary": Markdown(summary)},
     )
 
 
@@ -167,23 +163,7 @@ def teacher_ceiling(
         for name, spec in _evaluated_specs(run, eval_metrics).items()
     }
     table = boards.teacher_ceiling(entries, {name: data for name, data in teachers.items() if data})
-    points = [
-        (
-            r["experiment"],
-            r["checkpoint_role"],
-            r["teacher_value"],
-            r["student_value"],
-            r["student_ci_low"],
-            r["student_ci_high"],
-        )
-        for r in table.to_pylist()
-        if r["metric"] == "follow_through" and "greedy" not in r["decoding"] and r["teacher_value"] is not None
-    ]
-    plot = charts.as_image(charts.teacher_plot("Follow-through", points), "follow-through of teacher and student")
-    return Produced(
-        tables={"teacher_ceiling": table},
-        metadata={"plot": Markdown(plot), "board": Markdown(boards.ceiling_board(table))},
-    )
+    return Produced(tables={"teacher_ceiling": table}, metadata={"board": Markdown(boards.ceiling_board(table))})
 
 
 @asset(

@@ -14,12 +14,6 @@ import pyarrow as pa
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources.frames import to_frame
 
-CONTAMINATION = (
-    "heldout_split", "heldout_names_unseen", "no_steering_leak", "prompt_is_default_render", "no_think_in_output",
-    "skip_rate", "turns_lost",
-)  # fmt: skip
-"""The checks of forbidden content in training data and of dropped rows."""
-
 
 @dataclass(frozen=True)
 class Source:

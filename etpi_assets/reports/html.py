@@ -1,4 +1,4 @@
-"""Render the experiment report as a self-contained HTML page and as markdown.
+"""Render the experiment report as a self-contained HTML page, and its summary as markdown.
 
 `facts` computes the figures, `etpi_resources.charts` draws the charts.
 """
@@ -19,7 +19,6 @@ from etpi_assets.curation.merge import merge_savings
 from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.reports import answer, changes, data_card, facts, failures, reinforcement, story
 from etpi_assets.reports.facts import ReportTables
-from etpi_assets.reports.leaderboard import CEILING_METRICS
 from etpi_assets.scoring.intervals import clears, wilson
 from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.published import Published
@@ -83,7 +82,7 @@ class ReportedExperiment:
 
 
 def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, str]:
-    """Render a report as (HTML, markdown). The page is self-contained: it loads nothing and needs no script."""
+    """Render a report as (HTML, markdown summary). The page loads nothing and needs no script."""
     names = facts.headline_metrics(experiment.reading)
     headline = facts.metric_rows(tables.metrics, names)
     measured = [row for row in headline if row["checkpoint_role"] != "teacher"]
@@ -106,7 +105,6 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
         "tone": changes.tone_of(changes.summary(paired, experiment.main)[0]),
         "example": answer.example(experiment.name, tables.eval_rollouts, tables.eval_scores, tables.eval_turns),
         "results_title": story.results_title(experiment.split, bool(measured)),
-        "headline": headline,
         "evaluated": bool(measured),
         "table": table,
         "parts": [
@@ -125,15 +123,12 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
             tables.dataset_rows,
         ),
         "split": data_card.split(tables.dataset_rows),
-        "contamination": [check for check in experiment.checks if check["name"] in data_card.CONTAMINATION],
         "funnel": facts.funnel(tables),
         "drops": facts.drops(tables),
         "tokens": merge_savings(tables.dataset_rows, tables.pairs, tables.sequences),
         "probes": tables.probes.to_pylist(),
         "checkpoints": tables.checkpoints.to_pylist(),
         "cost": facts.cost(tables),
-        "metrics_plot": _metrics_plot(headline, experiment.thresholds),
-        "teacher_plot": _teacher_plot(facts.metric_rows(tables.metrics, facts.HEADLINE)),
         "sft_plots": _curves(tables.training_log, "sft"),
         "rl_plots": _curves(tables.rl_log, "rl"),
         "changed": changed,
@@ -146,7 +141,7 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
     }  # fmt: skip
     return (
         with_hidden(TEMPLATES.get_template("report.html.jinja").render(**values)),
-        with_hidden(TEMPLATES.get_template("report.md.jinja").render(**values)),
+        with_hidden(TEMPLATES.get_template("summary.md.jinja").render(**values)),
     )
 
 
@@ -204,31 +199,3 @@ def _verdicts(
             word = _WORDS[clears(row["ci_low"], row["ci_high"], threshold)]
             verdicts.append({**row, "threshold": threshold, "word": word, "worse": worse})
     return verdicts
-
-
-def _metrics_plot(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, float]) -> str:
-    grouped: dict[str, list[tuple[str, float, float, float]]] = {}
-    for row in rows:
-        grouped.setdefault(row["metric"], []).append(
-            (row["checkpoint_role"], row["value"], row["ci_low"], row["ci_high"])
-        )
-    return charts.interval_plot("Rates with 95 % intervals", list(grouped.items()), {**thresholds})
-
-
-def _teacher_plot(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Plot each rate of the student against its teacher's over all rollouts; empty if there are no common rates."""
-    teacher = {row["metric"]: row["value"] for row in rows if row["checkpoint_role"] == "teacher"}
-    student = [row for row in rows if row["checkpoint_role"] in ("sft", "rl") and row["metric"] in CEILING_METRICS]
-    points = [
-        (
-            f"{row['metric']}, {row['decoding']}, {row['checkpoint_role']}",
-            row["checkpoint_role"],
-            teacher[row["metric"]],
-            row["value"],
-            row["ci_low"],
-            row["ci_high"],
-        )
-        for row in student
-        if row["metric"] in teacher
-    ]
-    return charts.teacher_plot("Student against teacher", points) if points else ""

@@ -452,7 +452,7 @@ TABLES: dict[str, Table] = {
             "reports",
             "one written report",
             ("experiment", s, "the experiment"),
-            ("kind", s, "html, markdown or model_card"),
+            ("kind", s, "html or model_card"),
             ("path", s, "file, relative to the lake's root"),
             ("sha256", s, "hash of the file"),
             ("bytes", i64, "size"),

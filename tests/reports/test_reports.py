@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from etpi_assets.asset import Markdown, asset_definitions
@@ -294,7 +293,7 @@ def test_page_and_markdown_show_the_same_figures_of_the_trained_role(tables):
     assert "100.0 %" in page and "| metric | decoding | base | sft |" in markdown
     assert "| plan_first |" in markdown
     assert "first action not send_message" not in page, "the base's pairs are not the trained role's"
-    assert "reward_below" in page and "reward_below" in markdown
+    assert "reward_below" in page
 
 
 def test_published_figures_stand_beside_the_published_reading_and_both_readings_are_shown(tables):
@@ -307,19 +306,13 @@ def test_published_figures_stand_beside_the_published_reading_and_both_readings_
     experiment = replace(_experiment(), published=(Published("plan_first", 0.5, 1, 2),))
     for reading, headline in (("hardened", "plan_first"), ("published", "plan_first_published")):
         page, markdown = html.render(replace(experiment, reading=reading), tables)
-        (beside,) = [line for line in markdown.splitlines() if line.startswith("| plan_first | 50.0 %")]
+        (beside,) = [
+            line for line in page.splitlines() if line.startswith('<tr><td>plan_first</td><td class="figure">50.0 %')
+        ]
         assert f"{100 * value:.1f} %" in beside
         first_row = next(line for line in markdown.splitlines() if line.startswith("| plan_first"))
         assert first_row.startswith(f"| {headline} |")
         assert "plan_first_published</td>" in page and "plan_first</td>" in page
-
-
-def test_page_plots_student_against_teacher(tables):
-    assert "Student and teacher" not in html.render(_experiment(), tables)[0]
-    scores = from_rows("scores", [{**row, "plan_first": True} for row in tables.eval_scores.to_pylist()])
-    teacher = measure(tables.eval_rollouts, scores, tables.eval_agent_scores, experiment="demo", teacher=True)
-    page, _ = html.render(_experiment(), replace(tables, metrics=pa.concat_tables([tables.metrics, teacher])))
-    assert "Student and teacher" in page and "plan_first, greedy, sft</text>" in page
 
 
 def test_loss_share_follows_the_weights(tables):
@@ -327,8 +320,8 @@ def test_loss_share_follows_the_weights(tables):
 
 
 def test_report_compares_tokens_of_rows_and_of_merged_sequences(tables):
-    _, markdown = html.render(_experiment(), tables)
-    assert "46; merged: 6" in markdown
+    page, _ = html.render(_experiment(), tables)
+    assert "46 → 6 (7.7× fewer)" in page
 
 
 def _card(tables: facts.ReportTables, spec: ExperimentSpec = SPEC) -> str:
@@ -437,15 +430,14 @@ def test_page_lists_tasks_that_reinforcement_changed(tables):
         rl_log=from_rows("training_log", log),
         tasks=from_rows("tasks", [{"task_id": "task3", "instruction": "Count <them>."}]),
     )
-    page, markdown = html.render(_experiment(), changed)
-    assert "newly parsed 1, parse lost 1, newly solved 1, newly lost 2" in markdown
-    assert "| task3 | greedy | 0 | newly parsed, newly solved | `wc -l <them> \\| tee 'n'` |" in markdown
-    assert "| task4 | greedy | 0 | no longer parsed, newly lost |  |" in markdown
+    page = html.render(_experiment(), changed)[0].partition("<h2>Reinforcement</h2>")[2].partition("<h2>")[0]
+    assert "newly parsed 1, parse lost 1, newly solved 1, newly lost 2" in page
+    assert "<td>task3</td><td>greedy</td><td>0</td><td>newly parsed, newly solved</td>" in page
+    assert "<td>task4</td><td>greedy</td><td>0</td><td>no longer parsed, newly lost</td>" in page
     assert "wc -l &lt;them&gt; | tee `n`</code>" in page
-    assert "task1 |" not in markdown.partition("## Reinforcement")[2].partition("## Checks")[0]
+    assert "<td>task1</td>" not in page
     assert "Count &lt;them&gt;." in page and "called" in page
-    # Where nothing was reinforced there is no such section.
-    assert "Reinforcement" not in html.render(_experiment(), tables)[1]
+    assert "<h2>Reinforcement</h2>" not in html.render(_experiment(), tables)[0]
 
 
 def test_leaderboard_and_ceiling_keep_filtered_apart(tables):
@@ -476,8 +468,6 @@ def test_leaderboard_and_ceiling_keep_filtered_apart(tables):
 
 def test_charts_survive_nothing_and_one_point():
     assert "nothing recorded" in charts.line_chart("Loss", [], "step")
-    student = charts.teacher_plot("t", [("solved", "sft", 0.9, 0.8, 0.7, 0.9), ("solved", "rl", 0.9, 0.9, 0.8, 1.0)])
-    assert charts.COLOURS["sft"] in student and charts.COLOURS["rl"] in student
     assert "polyline" in charts.line_chart("Loss", [("train", [(1, 0.5)])], "step", log_y=True)
     assert charts.as_image(charts.bars("b", []), "b").startswith("![b](data:image/svg+xml;base64,")
 
@@ -548,10 +538,8 @@ def test_assets_show_their_reports_as_markdown_metadata(tmp_path):
         outcome = definitions[asset].execute(key, resources, lambda line: None)
         assert not outcome.manifest.blocked, outcome.manifest.failures
         shown[asset] = outcome.metadata
-    board, plot, ceiling = (
-        shown[a][k] for a, k in (("leaderboard", "board"), ("teacher_ceiling", "plot"), ("teacher_ceiling", "board"))
-    )
-    for shown_value in (board, plot, ceiling, shown["experiment_report"]["summary"], shown["model_card"]["card"]):
+    board, ceiling = shown["leaderboard"]["board"], shown["teacher_ceiling"]["board"]
+    for shown_value in (board, ceiling, shown["experiment_report"]["summary"], shown["model_card"]["card"]):
         assert isinstance(shown_value, Markdown)
     assert "| few | teacher | as_rolled_out | 1.00 [" in board
     page = Path(shown["experiment_report"]["report"]).read_text()

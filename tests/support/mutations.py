@@ -316,7 +316,7 @@ EDITS = (
     Edit("sql/reports/failures.sql", "s.reward IS DISTINCT FROM 1", "s.reward = 0", "rollouts that failed", {"experiment_report": every}),
     Edit(f"{P}/model_card.py", 'if train.method == "lora":', 'if train.method == "full":', "words of the model card", {"model_card": every}),
     Edit(f"{P}/templates/model_card.md.jinja", "license:", "licence:", "the model card's template", {"model_card": every}),
-    Edit("etpi_resources/charts.py", 'style = f\' stroke-dasharray="{dash}"\' if dash else ""', 'style = ""', "lines of charts", {"experiment_report": every}),
+    Edit("etpi_resources/charts.py", 'stroke-width="{width}"/>', 'stroke-width="2"/>', "lines of charts", {"experiment_report": every}),
     # tokenizers
     Edit(f"{K}/terminal.jinja", "'### System:\\n'", "'### Sys:\\n'", "the terminal template", chats("terminal")),
     Edit(f"{K}/tiny/tiny.jinja", "+ message.content +", "+ message.content.strip() +", "the tiny template", TOKENIZED),
