@@ -12,12 +12,13 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from etpi_assets.curation.merge import OPEN_TOKENS
 from etpi_assets.curation.upweight import RowRule, validation_units
 from etpi_resources.lake.stored import Rows, batches
 
 BLOCK_ROWS = 4096
 """Minimum pairs of a block; it ends with the next agent that leaves no task open."""
+OPEN_TOKENS = 1 << 25
+"""Tokens of a block's trees, about, beyond which it ends whatever tasks are open, so that its memory is bounded."""
 _COLUMNS = ["rollout_id", "agent_id", "metadata", "input_tokens", "output_ids"]
 
 

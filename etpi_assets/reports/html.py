@@ -16,7 +16,7 @@ import pyarrow as pa
 from markupsafe import Markup, escape
 
 from etpi_assets.curation.merge import merge_savings
-from etpi_assets.curation.upweight import loss_share_by_turn
+from etpi_assets.curation.upweight import loss_by_turn, shares
 from etpi_assets.reports import answer, changes, data_card, facts, failures, reinforcement, story
 from etpi_assets.reports.facts import ReportTables
 from etpi_assets.scoring.intervals import clears, wilson
@@ -135,7 +135,7 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
         "changes": reinforcement.counts(changed),
         "share_plot": charts.bars(
             "Share of the loss by turn",
-            [(f"turn {t}", 100 * s) for t, s in list(loss_share_by_turn(tables.dataset_rows).items())[:16]],
+            [(f"turn {t}", 100 * s) for t, s in list(shares(loss_by_turn(tables.dataset_rows)).items())[:16]],
             " %",
         ),
     }  # fmt: skip

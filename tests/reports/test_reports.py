@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from etpi_assets.asset import Markdown, asset_definitions
-from etpi_assets.curation.upweight import loss_share_by_turn
+from etpi_assets.curation.upweight import loss_by_turn, shares
 from etpi_assets.evaluation.metrics import measure
 from etpi_assets.graph import GRAPH
 from etpi_assets.reports import facts, html, leaderboard, model_card
@@ -316,7 +316,7 @@ def test_published_figures_stand_beside_the_published_reading_and_both_readings_
 
 
 def test_loss_share_follows_the_weights(tables):
-    assert loss_share_by_turn(tables.dataset_rows)[0] == pytest.approx(12 / 15)
+    assert shares(loss_by_turn(tables.dataset_rows))[0] == pytest.approx(12 / 15)
 
 
 def test_report_compares_tokens_of_rows_and_of_merged_sequences(tables):
