@@ -263,8 +263,10 @@ def test_data_card_counts_each_source_and_its_licence() -> None:
         ["one", "two", "gone"], {"one": imported, "two": imported.model_copy(update={"license": ""})},
         from_rows("tasks", tasks), from_rows("selected", selected), from_rows("dataset_rows", rows),
     )  # fmt: skip
-    assert (one.licence, one.teachers, one.rollouts, one.turns, one.tokens) == ("mit", "m, unknown", 1, 2, 10)
-    assert (two.licence, lacking.kind) == ("bsd (1 tasks)", "unknown")
+    figures = {"teachers": "m, unknown", "rollouts": 1, "turns": 2, "tokens": 10}
+    assert one == {"name": "one", "kind": "imported", "suite": "–", "licence": "mit", **figures}
+    assert (two["licence"], lacking["kind"]) == ("bsd (1 tasks)", "unknown")
+    assert (lacking["teachers"], lacking["rollouts"]) == ("–", 0)
     train, val = data_card.split(from_rows("dataset_rows", rows))
     assert (train["split"], train["rollouts"], train["weighted_tokens"], val["rows"]) == (
         "train", 2, 30.0, 1,
