@@ -18,10 +18,8 @@ from etpi_assets.reports import leaderboard as boards
 from etpi_assets.reports import model_card as cards
 from etpi_assets.reports.changes import STORED, changes, changes_table
 from etpi_assets.reports.recorded import parsed, recorded_spec
-from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import part
-from etpi_assets.specs.published import figures
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake import catalog as catalog_file
 from etpi_resources.lake.lake import Manifest, Ref
@@ -49,22 +47,14 @@ def experiment_report(
     raw_rollouts: Input,
     tasks: Input,
 ) -> Produced:
-    spec, key = run.spec, run.key
     upstream = [ref for asset in run.node.upstream for ref in run.refs(asset)]
     manifests = {ref: run.lake.require(ref) for ref in upstream}
     experiment = html.ReportedExperiment(
-        name=key,
-        title=spec.title,
-        notes=spec.notes,
-        spec=spec.model_dump(mode="json"),
-        thresholds={in_reading(name, spec.metrics.reading): rate for name, rate in spec.metrics.thresholds.items()},
-        reading=spec.metrics.reading,
+        name=run.key,
+        spec=run.spec,
         inputs={str(ref): _version(manifest) for ref, manifest in manifests.items()},
         checks=[{**check, "asset": ref.asset} for ref, manifest in manifests.items() for check in manifest.checks],
-        seeds=spec.seeds,
-        published=figures(spec.published),
         rollout_sets=run.specs.rollout_sets,
-        published_source=". ".join(str(spec.published[k]) for k in ("source", "date", "note") if k in spec.published),
     )
     tables = facts.ReportTables(
         metrics=eval_metrics.read("metrics"),
@@ -88,7 +78,7 @@ def experiment_report(
     row = _write(run, "report.html", "html", page)
     paired = changes(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, STORED)
     return Produced(
-        tables={"reports": from_rows("reports", [row]), "changes": changes_table(key, paired)},
+        tables={"reports": from_rows("reports", [row]), "changes": changes_table(run.key, paired)},
         metadata={"report": run.lake.root / row["path"], "summary": Markdown(summary)},
     )
 

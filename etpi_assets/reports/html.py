@@ -21,8 +21,9 @@ from etpi_assets.reports import answer, changes, data_card, facts, failures, rei
 from etpi_assets.reports.facts import ReportTables
 from etpi_assets.scoring.intervals import clears, wilson
 from etpi_assets.scoring.published import in_reading
-from etpi_assets.specs.published import Published
-from etpi_assets.specs.rollout_set import Reading, RolloutSetSpec
+from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.published import Published, figures
+from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources import charts
 from etpi_resources.hidden import with_hidden
 
@@ -45,45 +46,38 @@ class ReportedExperiment:
     """The experiment that a report describes.
 
     Attributes:
-        name, title, notes: as in its spec.
-        spec: the resolved spec, as plain values.
-        thresholds: metric -> the rate it has to reach, in the spec's reading.
         inputs: "asset/key" -> data version of every input.
         checks: check outcomes as JSON, each with its "asset".
-        seeds: training seeds.
-        published: figures that others published of the experiment.
-        published_source: where and when they did, and their note.
-        reading: of the behaviours that the headline shows; the other one is among the details.
         rollout_sets: name -> spec of every loaded rollout set.
     """
 
     name: str
-    title: str
-    notes: str
-    spec: Mapping[str, Any]
-    thresholds: Mapping[str, float]
+    spec: ExperimentSpec
     inputs: Mapping[str, str]
     checks: Sequence[Mapping[str, Any]]
-    seeds: Sequence[int]
-    published: Sequence[Published] = ()
-    published_source: str = ""
-    reading: Reading = "hardened"
     rollout_sets: Mapping[str, RolloutSetSpec] = field(default_factory=dict)
 
     @property
     def main(self) -> str:
         """Return the main metric, in the spec's reading."""
-        return in_reading((self.spec.get("metrics") or {}).get("main", changes.OUTCOME), self.reading)
+        return in_reading(self.spec.metrics.main, self.spec.metrics.reading)
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Return metric -> the rate it has to reach, in the spec's reading."""
+        metrics = self.spec.metrics
+        return {in_reading(name, metrics.reading): rate for name, rate in metrics.thresholds.items()}
 
     @property
     def split(self) -> str:
         """Return the split of the evaluation's tasks: heldout or train."""
-        return (self.spec.get("evaluate") or {}).get("split", "heldout")
+        return self.spec.evaluate.split if self.spec.evaluate else "heldout"
 
 
 def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, str]:
     """Render a report as (HTML, markdown summary). The page loads nothing and needs no script."""
-    names = facts.headline_metrics(experiment.reading)
+    spec = experiment.spec
+    names = facts.headline_metrics(spec.metrics.reading)
     headline = facts.metric_rows(tables.metrics, names)
     measured = [row for row in headline if row["checkpoint_role"] != "teacher"]
     changed = reinforcement.changed(
@@ -114,12 +108,15 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
         "rules": changes.RULES,
         "failure_kinds": failures.kinds(failed, tables.eval_rollouts, experiment.name),
         "links": failures.links(experiment.name),
-        "detail": facts.metric_rows(tables.metrics, facts.detail_metrics(experiment.reading)),
-        "per_seed": [row for seed in experiment.seeds for row in facts.metric_rows(tables.metrics, names, seed)],
+        "detail": facts.metric_rows(tables.metrics, facts.detail_metrics(spec.metrics.reading)),
+        "per_seed": [row for seed in spec.seeds for row in facts.metric_rows(tables.metrics, names, seed)],
         "verdicts": verdicts,
-        "published": _published(experiment.published, tables.metrics),
+        "published": _published(figures(spec.published), tables.metrics),
+        "published_source": ". ".join(
+            str(spec.published[k]) for k in ("source", "date", "note") if k in spec.published
+        ),
         "sources": data_card.sources(
-            experiment.spec.get("rollout_sets", ()), experiment.rollout_sets, tables.tasks, tables.selected,
+            spec.rollout_sets, experiment.rollout_sets, tables.tasks, tables.selected,
             tables.dataset_rows,
         ),
         "split": data_card.split(tables.dataset_rows),

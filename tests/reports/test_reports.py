@@ -20,7 +20,6 @@ from etpi_assets.reports import facts, html, leaderboard, model_card
 from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.presets import preset_values
-from etpi_assets.specs.published import Published
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources import charts
 from etpi_resources.chat.format import load_chat_format
@@ -156,21 +155,13 @@ def tables() -> facts.ReportTables:
     )
 
 
-def _experiment() -> html.ReportedExperiment:
+def _experiment(**changes: Any) -> html.ReportedExperiment:
+    """The experiment of `SPEC` with other values of its keys."""
     checks = [
         {"asset": "tito_pairs", "name": "no_think", "passed": False, "blocking": True, "message": "1 row <script>"},
         {"asset": "raw_rollouts", "name": "tasks_as_asked", "passed": False, "blocking": False, "message": "1 fewer"},
     ]
-    return html.ReportedExperiment(
-        "demo",
-        SPEC.title,
-        "",
-        SPEC.model_dump(mode="json"),
-        SPEC.metrics.thresholds,
-        {"tasks/coop": "v1"},
-        checks,
-        (0,),
-    )
+    return html.ReportedExperiment("demo", SPEC.model_copy(update=changes), {"tasks/coop": "v1"}, checks)
 
 
 class _Wellformed(HTMLParser):
@@ -208,7 +199,7 @@ def test_hidden_characters_are_shown_as_their_numbers(tables):
     hostile = "\x1b]0;title\x07\x9b\u202eabc"
     failed = [{**row, "verdict": hostile} for row in tables.eval_scores.to_pylist()]
     tables = replace(tables, eval_scores=from_rows("scores", failed))
-    experiment = replace(_experiment(), title=hostile, notes=hostile)
+    experiment = _experiment(title=hostile, notes=hostile)
     for text in html.render(experiment, tables):
         assert not set(text) & set("\x1b\x07\x9b\u202e") and text.count("⟨U+202E⟩abc") > 2
 
@@ -240,15 +231,15 @@ def test_a_drop_is_shown_beside_a_threshold_that_is_cleared(tables):
         ],
     )
     metrics = measure(tables.eval_rollouts, scores, tables.eval_agent_scores, experiment="demo")
-    experiment = replace(_experiment(), thresholds={"plan_first": 0.5})
+    experiment = _experiment(metrics=SPEC.metrics.model_copy(update={"thresholds": {"plan_first": 0.5}}))
     page, markdown = html.render(experiment, replace(tables, eval_scores=scores, metrics=metrics))
     assert "- plan_first of sft, greedy: clears the threshold, but lower since base (50 %)" in markdown
     assert '<span class="bad">clears the threshold, but lower since base</span>' in page
 
 
 def test_figures_of_a_training_split_are_not_called_held_out(tables):
-    spec = {"evaluate": {"suite": "s", "split": "train"}}
-    page, markdown = html.render(replace(_experiment(), spec=spec), tables)
+    evaluated = ExperimentSpec.model_validate({**SPEC.model_dump(), "evaluate": {"suite": "s", "split": "train"}})
+    page, markdown = html.render(_experiment(evaluate=evaluated.evaluate), tables)
     for text in (page, markdown):
         assert "Results on tasks of the split train, not held out" in text and "Held-out results" not in text
 
@@ -281,7 +272,7 @@ def test_nothing_is_cut_between_800_and_1600_pixels(tables, tmp_path, chromium):
 
 def test_text_between_backticks_is_escaped_code(tables):
     notes = "Turn `dataset.<factor>` & run `make run`; a lone ` stays."
-    page, markdown = html.render(replace(_experiment(), notes=notes, published_source="`x` of a report"), tables)
+    page, markdown = html.render(_experiment(notes=notes, published={"source": "`x` of a report"}), tables)
     assert "Turn <code>dataset.&lt;factor&gt;</code> &amp; run <code>make run</code>; a lone ` stays." in page
     assert notes in markdown
 
@@ -301,9 +292,10 @@ def test_published_figures_stand_beside_the_published_reading_and_both_readings_
         if (row["metric"], row["checkpoint_role"], row["seed"]) == ("plan_first_published", "sft", None)
     )
     assert 0 < value < 1
-    experiment = replace(_experiment(), published=(Published("plan_first", 0.5, 1, 2),))
+    published = {"plan_first": {"value": 0.5, "hits": 1, "n": 2}}
     for reading, headline in (("hardened", "plan_first"), ("published", "plan_first_published")):
-        page, markdown = html.render(replace(experiment, reading=reading), tables)
+        metrics = SPEC.metrics.model_copy(update={"reading": reading})
+        page, markdown = html.render(_experiment(published=published, metrics=metrics), tables)
         (beside,) = [
             line for line in page.splitlines() if line.startswith('<tr><td>plan_first</td><td class="figure">50.0 %')
         ]
@@ -367,8 +359,7 @@ def test_card_and_report_begin_with_the_main_metric(tables):
     main = ExperimentSpec.model_validate({**SPEC.model_dump(), "metrics": {"main": "plan_first"}})
     for spec, begins in ((SPEC, "`solved` rose from"), (main, "`plan_first` rose from")):
         assert begins in _card(tables, spec).split("## ")[0]
-        experiment = replace(_experiment(), spec={"metrics": {"main": spec.metrics.main}})
-        _, markdown = html.render(experiment, tables)
+        _, markdown = html.render(_experiment(metrics=spec.metrics), tables)
         assert markdown.split("## What happened")[1].strip().startswith(f"- {begins}")
 
 
