@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from etpi_assets.reports import facts, html
 from etpi_assets.reports import leaderboard as boards
 from etpi_assets.reports import model_card as cards
 from etpi_assets.reports.changes import STORED, changes, changes_table
-from etpi_assets.reports.recorded import parsed, recorded_spec
+from etpi_assets.reports.recorded import recorded_spec
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import part
 from etpi_resources.chat.format import load_chat_format
@@ -186,7 +187,7 @@ _HAVE_IDS = (("raw_rollouts", "rollout_set"), ("upweighted_dataset", "experiment
 def _vocabularies(run: AssetRun) -> dict[str, list[str]]:
     """Return the text of every token id, for each tokenizer whose ids were captured or are trained on."""
     specs = [
-        (asset, recorded_spec(set_name, key, run.specs, run.lake).values)
+        (asset, recorded_spec(set_name, key, run.specs, run.lake)[0])
         for asset, set_name in _HAVE_IDS
         for key in run.lake.keys(asset, set_name)
         if not _not_applicable(run.lake.current(Ref(asset, set_name, key)))
@@ -214,18 +215,22 @@ def _not_applicable(manifest: Manifest | None) -> bool:
 
 def _entries(run: AssetRun, eval_metrics: Input) -> list[boards.EvaluatedExperiment]:
     """Return every evaluated experiment of the lake, whether or not its spec is loaded."""
-    specs = [recorded_spec("experiment", ref.key, run.specs, run.lake) for ref in eval_metrics.refs()]
-    return [
-        boards.EvaluatedExperiment(spec.name, spec.title, eval_metrics.read("metrics", spec.name), spec.state)
-        for spec in specs
-    ]
+    entries = []
+    for ref in eval_metrics.refs():
+        values, state = recorded_spec("experiment", ref.key, run.specs, run.lake)
+        title = values.get("title") or ref.key
+        entries.append(boards.EvaluatedExperiment(ref.key, title, eval_metrics.read("metrics", ref.key), state))
+    return entries
 
 
 def _evaluated_specs(run: AssetRun, eval_metrics: Input) -> dict[str, ExperimentSpec]:
     """Return the specs of the evaluated experiments of the lake, without those that this version cannot parse."""
-    specs = [recorded_spec("experiment", ref.key, run.specs, run.lake) for ref in eval_metrics.refs()]
-    models = {spec.name: parsed("experiment", spec) for spec in specs}
-    return {name: model for name, model in models.items() if isinstance(model, ExperimentSpec)}
+    specs = {}
+    for ref in eval_metrics.refs():
+        values, _ = recorded_spec("experiment", ref.key, run.specs, run.lake)
+        with suppress(ValueError):  # recorded under keys that this version of etpi does not know
+            specs[ref.key] = ExperimentSpec.model_validate(values)
+    return specs
 
 
 def _teacher_data(

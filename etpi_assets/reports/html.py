@@ -17,8 +17,9 @@ from markupsafe import Markup, escape
 
 from etpi_assets.curation.merge import merge_savings
 from etpi_assets.curation.upweight import loss_by_turn, shares
-from etpi_assets.reports import answer, changes, data_card, facts, failures, reinforcement, story
+from etpi_assets.reports import answer, changes, data_card, facts, failures, story
 from etpi_assets.reports.facts import ReportTables
+from etpi_assets.reports.queries import run_report
 from etpi_assets.scoring.intervals import clears, wilson
 from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.experiment import ExperimentSpec
@@ -38,6 +39,8 @@ TEMPLATES.filters["percent"] = facts.percent
 TEMPLATES.filters["points"] = changes.points
 TEMPLATES.filters["code"] = lambda text: Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
 
+_REINFORCED = ("newly_parsed", "parse_lost", "newly_solved", "newly_lost")
+"""Changes of a task by reinforcement; its page counts tasks over decodings and seeds."""
 _WORDS = {True: "clears the threshold", False: "below the threshold", None: "undecided at this n"}
 
 
@@ -80,12 +83,15 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
     names = facts.headline_metrics(spec.metrics.reading)
     headline = facts.metric_rows(tables.metrics, names)
     measured = [row for row in headline if row["checkpoint_role"] != "teacher"]
-    changed = reinforcement.changed(
-        tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, tables.eval_turns, tables.tasks
+    evaluated = {
+        "rollouts": tables.eval_rollouts, "scores": tables.eval_scores, "agent_scores": tables.eval_agent_scores,
+    }  # fmt: skip
+    reinforced = run_report(
+        "changed_by_reinforcement.sql", evaluated, {"turns": tables.eval_turns, "tasks": tables.tasks}
     )
     paired = changes.changes(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, names)
     verdicts = _verdicts(headline, experiment.thresholds, paired)
-    failed = failures.failures(tables.eval_rollouts, tables.eval_scores)
+    failed = run_report("failures.sql", {name: evaluated[name] for name in ("rollouts", "scores")}, {})
     role = answer.last_role(tables.eval_rollouts["checkpoint_role"].to_pylist())
     teachers = tables.rollouts["outcome"].to_pylist()
     ended = answer.verdicts_of(tables.eval_scores, tables.eval_rollouts, role)
@@ -127,8 +133,8 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
         "checkpoints": tables.checkpoints.to_pylist(),
         "sft_plots": _curves(tables.training_log, "sft"),
         "rl_plots": _curves(tables.rl_log, "rl"),
-        "changed": changed,
-        "changes": reinforcement.counts(changed),
+        "changed": reinforced,
+        "changes": [(kind.replace("_", " "), sum(bool(row[kind]) for row in reinforced)) for kind in _REINFORCED],
         "share_plot": charts.bars(
             "Share of the loss by turn",
             [(f"turn {t}", 100 * s) for t, s in list(shares(loss_by_turn(tables.dataset_rows)).items())[:16]],
