@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from itertools import chain
 from typing import Any
 
@@ -154,10 +153,6 @@ def _pairs_produced(run: AssetRun, section: PairsSection, counted: Mapping[str, 
         metadata={
             "capture": section.capture,
             "dropped": dict(Counter(counted["reconcile"]["reasons"]).most_common()),
-            "prompt_edits": counted["prompt_edits"],
-            "think_ids_removed": counted["think_removed"],
-            "output_tokens": counted["output_tokens"],
-            "chained": counted["chained"],
             "conversations_rendered_per_prompt": counted["rerendered"],
         },
     )
@@ -252,7 +247,6 @@ def upweighted_dataset(
             "rows": figures["splits"],
             "dropped": figures["reconcile"]["reasons"],
             "sequences": len(tables["sequences"]),
-            "branching_sequences": figures["branching"],
             "lengths": lengths.summary(measured),
             "tokens_saved_by_merging": f"{savings['ratio']:.2f}x",
             "loss_share_by_turn": {str(turn): round(n, 4) for turn, n in upweight.shares(figures["loss"]).items()},
@@ -264,14 +258,7 @@ def upweighted_dataset(
 
 def _spooled(run: AssetRun, parts: Iterable[Mapping[str, pa.Table]]) -> dict[str, Any]:
     """Write the asset's tables of each part to the version's files; return the sum of the parts' figures."""
-    figures = []
-    with ExitStack() as stack:
-        spools = {name: stack.enter_context(run.spool(name)) for name in run.node.tables}
-        for part in parts:
-            for name, spool in spools.items():
-                spool.add(part[name])
-            figures += [json.loads(text) for text in part["figures"]["json"].to_pylist()]
-    return merged(figures)
+    return merged(json.loads(text) for part in run.spool_parts(parts) for text in part["figures"]["json"].to_pylist())
 
 
 def _dataset_checks(

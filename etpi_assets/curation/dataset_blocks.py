@@ -74,7 +74,6 @@ def _figures(
         "lengths": lengths.length_figures(rows, pairs, sequences),
         "splits": _counted(rows["split"]),
         "sequence_tokens": len(pc.list_flatten(sequences["input_ids"])),  # pyright: ignore[reportAttributeAccessIssue]
-        "branching": merge.branching(sequences),
         "first_turns": [first + number for number in at.to_pylist()],
         "used": pa.concat_tables([rows.select(["rollout_id"]), heldout.select(["rollout_id"])])["rollout_id"]
         .unique()

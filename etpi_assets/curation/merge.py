@@ -235,8 +235,3 @@ def savings(row_tokens: int, sequence_tokens: int) -> dict[str, float]:
     """Return both, and their `ratio`."""
     ratio = row_tokens / sequence_tokens if sequence_tokens else 1.0
     return {"row_tokens": row_tokens, "sequence_tokens": sequence_tokens, "ratio": ratio}
-
-
-def branching(sequences: pa.Table) -> int:
-    """Return how many sequences have more than one branch."""
-    return int((pc.list_value_length(sequences["node_starts"]).to_numpy() > 1).sum())  # pyright: ignore[reportAttributeAccessIssue]

@@ -64,7 +64,6 @@ class PairBuilder:
         figures = {
             **self._checked(block, agents, **tables),
             **self._texts(agents),
-            **_totals(tables["pairs"]),
             "rerendered": sum(not agent.appended for agent in agents),
             "rows": [len(tables["pairs"])],
         }
@@ -118,16 +117,6 @@ def label_checks(counted: Mapping[str, Any], section: PairsSection, chat: ChatFo
         recorded_text.text_outcome(counted["text"]),
         recorded_text.tools_outcome(counted["tools"]),
     ]
-
-
-def _totals(pairs: pa.Table) -> dict[str, Any]:
-    """Return figures for the asset's page."""
-    return {
-        "prompt_edits": dict(counts(pairs, "prompt_edit")),
-        "think_removed": pc.sum(pairs["think_removed"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
-        "output_tokens": len(pc.list_flatten(pairs["output_ids"])),  # pyright: ignore[reportAttributeAccessIssue]
-        "chained": len(pairs) - pairs["prefix_turn"].null_count,
-    }
 
 
 @dataclass(frozen=True)
