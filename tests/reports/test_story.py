@@ -140,8 +140,8 @@ def test_example_shows_a_gained_task_or_the_most_frequent_failure(rewards, task,
     actions = '[{"kind": "bash", "command": "ls\\n-a"}]'
     turns = [{"rollout_id": f"sft-{task}-0", "agent_id": "a", "turn": n, "actions": actions} for n in range(9)]
     shown = answer.example("e", *tables[:2], from_rows("turns", turns))
-    assert shown and (shown.task_id, [a.verdict for a in shown.attempts]) == (task, verdicts)
-    assert shown.attempts[1].steps == ["a: ls -a"] * answer.MOST_STEPS and shown.attempts[0].steps == []
+    assert shown and (shown["task_id"], [a["verdict"] for a in shown["attempts"]]) == (task, verdicts)
+    assert [a["steps"] for a in shown["attempts"]] == [[], ["a: ls -a"] * answer.MOST_STEPS]
     alone = [table.filter(pc.not_equal(tables[0]["checkpoint_role"], "base")) for table in tables[:2]]
     assert answer.example("e", *alone, from_rows("turns", turns)) is None
 
