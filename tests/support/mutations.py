@@ -310,7 +310,7 @@ EDITS = (
     Edit(f"{E}/probes.py", "hits / max(1, len(completions)), True)", "float(hits), True)", "a probe's share", {"serving_probe": every}),
     Edit(f"{E}/probe_plan.py", "random.Random(0).sample", "random.Random(1).sample", "which prompts are probed", {"serving_probe": every}),
     Edit(f"{E}/rollouts.py", "else section.sample_seeds[:1]", "else section.sample_seeds", "conditions of evaluation", {"eval_rollouts": every}),
-    Edit(f"{P}/html.py", 'row["checkpoint_role"] in ("sft", "rl") and row["metric"] in CEILING_METRICS', 'row["metric"] in CEILING_METRICS', "rows of the report's table", {"experiment_report": every}),
+    Edit(f"{P}/html.py", 'row["metric"] in thresholds and row["checkpoint_role"] in ("sft", "rl")', 'row["metric"] in thresholds', "rows of the report's table", {"experiment_report": every}),
     Edit(f"{P}/facts.py", 'filter(stage="selection")', 'filter(stage="pairs")', "figures of the report", {"experiment_report": every}),
     Edit(f"{P}/changes.py", "sum(sign > _EQUAL for sign in signs)", "sum(sign >= _EQUAL for sign in signs)", "tasks that rose", {"experiment_report": every, "model_card": every}),
     Edit("sql/reports/failures.sql", "s.reward IS DISTINCT FROM 1", "s.reward = 0", "rollouts that failed", {"experiment_report": every}),
