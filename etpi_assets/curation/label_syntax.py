@@ -25,7 +25,7 @@ from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.marks import split_thought, without_code
 from etpi_resources.chat.tool_forms import FORMS, Call
 from etpi_resources.chat.tool_forms.template import UnknownToolForm
-from etpi_resources.lake.check_outcome import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome, listed
 from etpi_resources.token_ids import arrays
 
 _SHOWN = 3
@@ -108,11 +108,11 @@ class LabelSyntax:
                         self._findings.examples[_REFUSED] = [*self._findings.examples.get(_REFUSED, ()), detail][:1]
         return vars(self._findings)
 
-    def outcome(self, found: Mapping[str, Any]) -> CheckOutcome:
+    def outcome(self, findings: Mapping[str, Any]) -> CheckOutcome:
         """Return the verdict over the figures of all rollouts, summed by `merged` of `trajectories.rollout_checks`."""
         form = self._form.name if self._form else None
-        counted, faults, examples = Counter(found["counted"]), found["faults"], found["examples"]
-        lost = sum(found["lost_endings"].values())
+        counted, faults, examples = Counter(findings["counted"]), findings["faults"], findings["examples"]
+        lost = sum(findings["lost_endings"].values())
         finished = counted["finished"]
         figures: dict[str, object] = {"form": form, **counted, "endings_lost": lost, **faults}
         problems = [f"{n} labels {kind}, first {examples[kind][:_SHOWN]}" for kind, n in faults.items()]
@@ -121,7 +121,7 @@ class LabelSyntax:
             refused = examples.get(_REFUSED)
             endings = (
                 f"The last turn of {lost} of {finished} finished conversations is dropped "
-                f"({listed_with_keys(found['lost_endings'])}; bound {self._turns_lost:.2f}, gates.turns_lost): the "
+                f"({listed_with_keys(findings['lost_endings'])}; bound {self._turns_lost:.2f}, gates.turns_lost): the "
                 "student would not learn to stop."
             )
             endings += (
@@ -129,9 +129,9 @@ class LabelSyntax:
             )
         calling, strangers = counted["with_calls"], counted["not_offered"]
         if strangers and strangers > self._turns_lost * calling:
+            named = listed(dict(Counter(findings["not_offered"]).most_common(_SHOWN)))
             problems.append(
-                f"{strangers} of {calling} labels with calls call tools that their prompts do not offer "
-                f"({', '.join(f'{name} {n}' for name, n in Counter(found['not_offered']).most_common(_SHOWN))}; bound "
+                f"{strangers} of {calling} labels with calls call tools that their prompts do not offer ({named}; bound "
                 f"{self._turns_lost:.2f}, gates.turns_lost): name the tools as the prompt does"
             )
         if self._parser and self._form and self._parser not in self._form.servers and counted["in_form"]:
@@ -140,7 +140,7 @@ class LabelSyntax:
                 0,
                 f"serving.options has tool-call-parser = {self._parser!r}, which does not read {form}; {readers} does",
             )
-        if self._unknown and (counted["with_calls"] or found["tools_shown"]):
+        if self._unknown and (counted["with_calls"] or findings["tools_shown"]):
             problems.insert(0, self._unknown)
         if problems or endings:
             syntax = (
