@@ -131,8 +131,8 @@ class LabelSyntax:
         if strangers and strangers > self._turns_lost * calling:
             named = listed(dict(Counter(findings["not_offered"]).most_common(_SHOWN)))
             problems.append(
-                f"{strangers} of {calling} labels with calls call tools that their prompts do not offer ({named}; bound "
-                f"{self._turns_lost:.2f}, gates.turns_lost): name the tools as the prompt does"
+                f"{strangers} of {calling} labels with calls call tools that their prompts do not offer ({named}; "
+                f"bound {self._turns_lost:.2f}, gates.turns_lost): name the tools as the prompt does"
             )
         if self._parser and self._form and self._parser not in self._form.servers and counted["in_form"]:
             readers = " or ".join(map(repr, self._form.servers)) or "none of vLLM's"
