@@ -101,10 +101,10 @@ mitmproxy: .venv-mitmproxy/ready  ## mitmproxy, which records what grading downl
 	@.venv-mitmproxy/bin/python -m pip install --quiet --requirement $<
 	@touch $@
 
-consumers: setup .consumers/ready  ## verl, SWE-bench, SGLang and mistral-common in a folder of their own, for tests
+consumers: setup .consumers/ready  ## verl, SGLang and mistral-common in a folder of their own, for tests
 
 .consumers/ready: tests/consumers.txt
-	@echo "-- installing verl, SWE-bench, SGLang and mistral-common into .consumers"
+	@echo "-- installing verl, SGLang and mistral-common into .consumers"
 	@rm -rf .consumers && $(BIN)/python -m pip install --quiet --no-deps --target .consumers --requirement $<
 	@touch $@
 

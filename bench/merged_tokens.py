@@ -67,20 +67,18 @@ def format_of(history: str) -> Any:
 
 def dataset(history: str, messages: list[Conversation], longest: int = LONGEST) -> tuple[Any, Any, Any]:
     """Return (pairs, dataset rows, sequences) of at most `longest` tokens."""
-    import pyarrow as pa
 
     from etpi_assets.curation.merge import merge
     from etpi_assets.curation.pairs import make_pairs
-    from etpi_assets.curation.upweight import weigh
+    from etpi_assets.curation.upweight import RowRule, weigh_pairs, with_split
     from etpi_assets.specs.experiment import DatasetSection, PairsSection
 
     strip = history == "strip-think"
     section = PairsSection(capture="native" if strip else "retokenised", strip_think=strip, history_think="keep")
     pairs = make_pairs(captured(history, messages), section, format_of(history))["pairs"]
-    rows = weigh(pairs, DatasetSection(val_fraction=0.0, max_length=longest))["dataset_rows"]
-    sequences: list[pa.Table] = []
-    rows = merge(rows, pairs, longest, sequences.append)
-    return pairs, rows, pa.concat_tables(sequences)
+    chosen = DatasetSection(val_fraction=0.0, max_length=longest)
+    rows = with_split(weigh_pairs(pairs, RowRule(chosen))["dataset_rows"], chosen, ())
+    return pairs, *merge(rows, pairs, longest)
 
 
 def recorded() -> list[Conversation]:

@@ -17,7 +17,7 @@ from etpi_assets.curation.merge import merge
 from etpi_assets.curation.pairs import make_pairs
 from etpi_assets.curation.retokenise import retokenise
 from etpi_assets.curation.select import select
-from etpi_assets.curation.upweight import weigh
+from etpi_assets.curation.upweight import RowRule, weigh_pairs
 from etpi_assets.importers import import_runs
 from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.specs.experiment import DatasetSection, PairsSection, SelectSection
@@ -91,11 +91,10 @@ def curate(tables: Tables, chat: ChatFormat) -> Iterator[tuple[str, dict[str, pa
     agents = captured_agents(tables, native, chat, lambda task, agent: None, {})
     pairs = make_pairs(agents, native, chat)
     yield "pairs", pairs
-    weighed = weigh(pairs["pairs"], DatasetSection(upweight_factor=4, max_length=LONGEST))
+    weighed = weigh_pairs(pairs["pairs"], RowRule(DatasetSection(upweight_factor=4, max_length=LONGEST)))
     yield "weights", weighed
-    sequences: list[pa.Table] = []
-    rows = merge(weighed["dataset_rows"], pairs["pairs"], LONGEST, sequences.append)
-    yield "merged", {"dataset_rows": rows, "sequences": pa.concat_tables(sequences)}
+    rows, sequences = merge(weighed["dataset_rows"], pairs["pairs"], LONGEST)
+    yield "merged", {"dataset_rows": rows, "sequences": sequences}
 
 
 def varied(

@@ -146,6 +146,15 @@ class AssetRun:
         """Return a context manager that writes a table of this asset in pieces; `spooled` returns the table."""
         return parquet.Writer(table, self._spooled(table))
 
+    def spool_parts(self, parts: Iterable[Tables]) -> Iterator[Tables]:
+        """Write all tables of this asset, given in parts, and yield each part for its figures."""
+        with ExitStack() as stack:
+            spools = {name: stack.enter_context(self.spool(name)) for name in self.node.tables}
+            for part in parts:
+                for name, spool in spools.items():
+                    spool.add(part[name])
+                yield part
+
     def spooled(self, table: str) -> Spooled:
         """Return the table that `spool` wrote, for checks to read and for `Produced.tables`."""
         return Spooled(table, [self._spooled(table)])

@@ -44,13 +44,10 @@ def text_at(x: float, y: float, words: str, anchor: str = "start", size: int = 1
     return f'<text {place} font-size="{size}" fill="{colour}">{escape(words)}</text>'
 
 
-def line_between(
-    x1: float, y1: float, x2: float, y2: float, colour: str = FAINT, width: float = 1, dash: str = ""
-) -> str:
+def line_between(x1: float, y1: float, x2: float, y2: float, colour: str = FAINT, width: float = 1) -> str:
     """Return a line between two points."""
-    style = f' stroke-dasharray="{dash}"' if dash else ""
     ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
-    return f'<line {ends} stroke="{colour}" stroke-width="{width}"{style}/>'
+    return f'<line {ends} stroke="{colour}" stroke-width="{width}"/>'
 
 
 def _legend(names: Sequence[str], x: float, y: float, colours: Mapping[str, str] = COLOURS) -> list[str]:
@@ -60,40 +57,6 @@ def _legend(names: Sequence[str], x: float, y: float, colours: Mapping[str, str]
         parts.append(text_at(x + 9, y, name))
         x += 22 + 7 * len(name)
     return parts
-
-
-def interval_plot(
-    title: str,
-    rows: Sequence[tuple[str, Sequence[tuple[str, float, float, float]]]],
-    thresholds: dict[str, float] | None = None,
-) -> str:
-    """Plot rates with their intervals on a 0-1 axis.
-
-    Args:
-        title: for screen readers.
-        rows: (label, [(series, value, low, high), ...]) from top to bottom.
-        thresholds: label -> a threshold, drawn as a dashed line.
-    """
-    left = max(150, 20 + 7 * max((len(label) for label, _ in rows), default=0))  # 7 pixels a character
-    right, width, top = 20, 640, 30
-    scale = width - left - right
-    series = list(dict.fromkeys(name for _, marks in rows for name, *_ in marks))
-    body, y = _legend(series, left, 16), float(top)
-    start = y
-    for label, marks in rows:
-        height = max(1, len(marks)) * 14 + 10
-        body.append(text_at(left - 10, y + height / 2 + 4, label, "end"))
-        if thresholds and label in thresholds:
-            x = left + thresholds[label] * scale
-            body.append(line_between(x, y + 2, x, y + height - 2, INK, 1, "3 2"))
-        for i, (name, value, low, high) in enumerate(marks):
-            row, colour = y + 12 + i * 14, COLOURS.get(name, INK)
-            body.append(line_between(left + low * scale, row, left + high * scale, row, colour, 2))
-            body.append(f'<circle cx="{left + value * scale:.1f}" cy="{row:.1f}" r="4" fill="{colour}"/>')
-        y += height
-    axis = [line_between(left + t * scale, start, left + t * scale, y) for t in (0, 0.25, 0.5, 0.75, 1)]
-    ticks = [text_at(left + t * scale, y + 16, f"{t:g}", "middle", 11) for t in (0, 0.25, 0.5, 0.75, 1)]
-    return frame(width, int(y + 24), title, axis + body + ticks)
 
 
 def line_chart(
@@ -166,37 +129,3 @@ def _labelled(value: float, unit: str) -> str:
     if unit == " %":
         return f"{value:.1f} %" if value >= 0.05 or not value else "under 0.1 %"
     return f"{value:,.3g}{unit}"
-
-
-def teacher_plot(title: str, points: Sequence[tuple[str, str, float, float, float, float]]) -> str:
-    """Plot students against their teachers, with the diagonal.
-
-    Args:
-        points: (label, student's role, teacher's rate, student's rate, low and high end of its interval).
-    """
-    size, left, bottom, top = 420, 48, 40, 26
-    scale = size - left - bottom
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        return left + x * scale, top + (1 - y) * scale
-
-    (x0, y0), (x1, y1) = place(0, 0), place(1, 1)
-    body = [
-        line_between(x0, y0, x1, y1, FAINT, 1.5, "4 3"),
-        line_between(x0, y0, x1, y0, INK),
-        line_between(x0, y0, x0, y1, INK),
-    ]
-    for tick in (0, 0.5, 1):
-        px, py = place(tick, tick)
-        body += [text_at(px, y0 + 16, f"{tick:g}", "middle", 11), text_at(x0 - 6, py + 4, f"{tick:g}", "end", 11)]
-    body += [text_at((x0 + x1) / 2, y0 + 32, "teacher", "middle"), text_at(x0 - 6, 10, "student", "end", 11)]
-    free = top + 4.0  # the lowest free height of the labels, which are a column beside the axes
-    for label, role, teacher, student, low, high in sorted(points, key=lambda point: -point[3]):
-        x, y = place(teacher, student)
-        body.append(line_between(x, place(0, low)[1], x, place(0, high)[1], COLOURS[role], 2))
-        body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{COLOURS[role]}"/>')
-        beside = max(y, free)
-        free = beside + 14
-        body += [line_between(x + 6, y, x1 + 20, beside), text_at(x1 + 24, beside + 4, label, "start", 11)]
-    widest = max((len(label) for label, *_ in points), default=0)
-    return frame(int(x1 + 34 + 7 * widest), max(size, int(free)), title, body)

@@ -22,7 +22,7 @@ _HEAD = """# Experiments of the plan-first report
 The published report has eleven result rows with sub-iterations, run by hand over five days. Each is a full-size spec
 here (`requires = "gpu"`) that carries the published figures; after a run, the experiment's report shows ours beside
 them. The last column names the checks that stop the fault, most of them before a GPU is rented. Two evaluated pairs
-prove little, so our report and the leaderboard add an interval to published counts. Where the published report is
+prove little, so our report adds an interval to published counts. Where the published report is
 ambiguous, `notes` and `published.faults` of the spec say how we read it; an experiment's report shows the notes.
 
 Generated from the specs by `make docs`; do not edit.

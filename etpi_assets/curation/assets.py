@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from itertools import chain
 from typing import Any
 
@@ -20,7 +19,7 @@ from etpi_assets.curation.dataset_blocks import DatasetFactory
 from etpi_assets.curation.dataset_plan import plan
 from etpi_assets.curation.default_prompt import student_format, student_prompt
 from etpi_assets.curation.leaks import steering_leaks
-from etpi_assets.curation.pair_blocks import PairFactory, PairFigures, label_checks, label_syntax, of_rollouts, spread
+from etpi_assets.curation.pair_blocks import PairFactory, label_checks, label_syntax, of_rollouts, spread
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.specs.check_names import DATASET, OVERRIDABLE, PAIRS, SELECTED
 from etpi_assets.specs.experiment import ExperimentSpec, PairsSection
@@ -112,8 +111,8 @@ def tito_pairs(run: AssetRun, selected_trajectories: Input, raw_rollouts: Input,
     by_id = {task.task_id: task for task in read_tasks(tasks.read("tasks"))}
     selected = selected_trajectories.read("selected", columns=["rollout_id", "rollout_set", "turns"])
     section = _with_capture(run, raw_rollouts)
-    figures = PairFigures()
-    with run.spool("pairs") as pairs, run.spool("dropped") as dropped:
+
+    def parts() -> Iterator[Mapping[str, pa.Table]]:
         for name in spec.rollout_sets:
             rollout_set: RolloutSetSpec = run.specs.get("rollout_set", name)  # pyright: ignore[reportAssignmentType]
             _require_same_vocabulary(name, rollout_set, spec, section)
@@ -123,11 +122,9 @@ def tito_pairs(run: AssetRun, selected_trajectories: Input, raw_rollouts: Input,
             turns = pc.sum(chosen["turns"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
             blocks_of_set = enumerate(_blocks(raw_rollouts, name, frozenset(rollout_ids)))
             named = ((f"{name}-{number:06}", block) for number, block in blocks_of_set)
-            for part in run.parts_of(named, factory, turns * _SECONDS_PER_TURN[section.capture]):
-                figures.add(part)
-                pairs.add(part["pairs"])
-                dropped.add(part["dropped"])
-    return _pairs_produced(run, section, figures)
+            yield from run.parts_of(named, factory, turns * _SECONDS_PER_TURN[section.capture])
+
+    return _pairs_produced(run, section, _spooled(run, parts()))
 
 
 def _blocks(raw_rollouts: Input, rollout_set: str, rollout_ids: frozenset[str]) -> Iterator[dict[str, pa.Table]]:
@@ -137,17 +134,17 @@ def _blocks(raw_rollouts: Input, rollout_set: str, rollout_ids: frozenset[str]) 
     return (of_rollouts(block, rollout_ids) for block in chain([empty_block], blocks(tables, COLUMNS)))
 
 
-def _pairs_produced(run: AssetRun, section: PairsSection, figures: PairFigures) -> Produced:
+def _pairs_produced(run: AssetRun, section: PairsSection, counted: Mapping[str, Any]) -> Produced:
     spec: ExperimentSpec = run.spec
-    chat, pairs, counted = student_format(spec), run.spooled("pairs"), figures.counted()
+    chat, pairs = student_format(spec), run.spooled("pairs")
     checks = [
-        label_syntax(spec).outcome(figures.syntax),
+        label_syntax(spec).outcome(counted["syntax"]),
         *label_checks(counted, section, chat),
         integrity.pairs_reconcile_outcome(counted["reconcile"]),
         integrity.capture_outcome(Counter(counted["captures"]), section),
         integrity.history_outcome(counted["history"]),
         integrity.think_outcome(counted["think"], section, chat),
-        integrity.steering_outcome(steering_leaks(pairs, figures, spec)),
+        integrity.steering_outcome(steering_leaks(pairs, counted, spec)),
         integrity.default_render_outcome(counted["default_render"]),
     ]
     return Produced(
@@ -156,10 +153,6 @@ def _pairs_produced(run: AssetRun, section: PairsSection, figures: PairFigures) 
         metadata={
             "capture": section.capture,
             "dropped": dict(Counter(counted["reconcile"]["reasons"]).most_common()),
-            "prompt_edits": counted["prompt_edits"],
-            "think_ids_removed": counted["think_removed"],
-            "output_tokens": counted["output_tokens"],
-            "chained": counted["chained"],
             "conversations_rendered_per_prompt": counted["rerendered"],
         },
     )
@@ -234,8 +227,8 @@ def upweighted_dataset(
     pairs, task_rows = tito_pairs.stored("pairs"), tasks.read("tasks")
     heldout = task_rows.filter(pc.field("split") == "heldout")
     chat = student_format(spec)
-    shape = lengths.base_shape(spec.base, chat)
-    limit = lengths.row_limit(spec.dataset, spec.base, shape)
+    context = lengths.base_context(spec.base, chat)
+    limit = lengths.row_limit(spec.dataset, spec.base, context)
     rule = upweight.RowRule(spec.dataset, frozenset(heldout["task_id"].to_pylist()), limit)
     planned = plan(pairs, rule)
     most = lengths.merge_limit(spec.dataset, limit, planned.longest)
@@ -244,8 +237,8 @@ def upweighted_dataset(
     figures = _spooled(run, run.parts_of(named, factory, len(pairs) * _SECONDS_PER_ROW))
     tables = {name: run.spooled(name) for name in run.node.tables}
     checks = _dataset_checks(run, task_rows, figures, tito_pairs, selected_trajectories, scored_rollouts, raw_rollouts)
-    cost = lengths.costs(figures["lengths"], shape, chat, limit)
-    run.log(f"{run.label}: {lengths.summary(cost)}")
+    measured = lengths.totals(figures["lengths"], context, limit)
+    run.log(f"{run.label}: {lengths.summary(measured)}")
     savings = merge.savings(figures["lengths"]["rows"], figures["sequence_tokens"])
     return Produced(
         tables=tables,
@@ -254,27 +247,18 @@ def upweighted_dataset(
             "rows": figures["splits"],
             "dropped": figures["reconcile"]["reasons"],
             "sequences": len(tables["sequences"]),
-            "branching_sequences": figures["branching"],
-            "lengths": lengths.summary(cost),
-            "memory_formula": lengths.FORMULA,
+            "lengths": lengths.summary(measured),
             "tokens_saved_by_merging": f"{savings['ratio']:.2f}x",
             "loss_share_by_turn": {str(turn): round(n, 4) for turn, n in upweight.shares(figures["loss"]).items()},
             "label_tokens": figures["lengths"]["outputs"],
         },
-        notes={"merging": savings, "lengths": cost},
+        notes={"merging": savings, "lengths": measured},
     )
 
 
 def _spooled(run: AssetRun, parts: Iterable[Mapping[str, pa.Table]]) -> dict[str, Any]:
     """Write the asset's tables of each part to the version's files; return the sum of the parts' figures."""
-    figures = []
-    with ExitStack() as stack:
-        spools = {name: stack.enter_context(run.spool(name)) for name in run.node.tables}
-        for part in parts:
-            for name, spool in spools.items():
-                spool.add(part[name])
-            figures += [json.loads(text) for text in part["figures"]["json"].to_pylist()]
-    return merged(figures)
+    return merged(json.loads(text) for part in run.spool_parts(parts) for text in part["figures"]["json"].to_pylist())
 
 
 def _dataset_checks(

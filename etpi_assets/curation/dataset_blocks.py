@@ -45,9 +45,8 @@ class DatasetFactory:
         section = self.rule.section
         weighed = upweight.weigh_pairs(pairs, self.rule)
         rows = upweight.with_split(weighed["dataset_rows"], section, self.validate)
-        sequences: list[pa.Table] = []
-        rows = merge.merge(rows, pairs, self.max_tokens, sequences.append, merged=section.merge)
-        tables = {"dataset_rows": rows, "sequences": pa.concat_tables(sequences), "dropped": weighed["dropped"]}
+        rows, sequences = merge.merge(rows, pairs, self.max_tokens, merged=section.merge)
+        tables = {"dataset_rows": rows, "sequences": sequences, "dropped": weighed["dropped"]}
         figures = _figures(pairs, first, **tables)
         return {**tables, "figures": pa.table([[json.dumps(figures)]], schema=FIGURES)}
 
@@ -75,7 +74,6 @@ def _figures(
         "lengths": lengths.length_figures(rows, pairs, sequences),
         "splits": _counted(rows["split"]),
         "sequence_tokens": len(pc.list_flatten(sequences["input_ids"])),  # pyright: ignore[reportAttributeAccessIssue]
-        "branching": merge.branching(sequences),
         "first_turns": [first + number for number in at.to_pylist()],
         "used": pa.concat_tables([rows.select(["rollout_id"]), heldout.select(["rollout_id"])])["rollout_id"]
         .unique()

@@ -8,16 +8,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import pyarrow.compute as pc
 
-from etpi_assets.curation.merge import OPEN_TOKENS
 from etpi_assets.curation.upweight import RowRule, validation_units
 from etpi_resources.lake.stored import Rows, batches
 
 BLOCK_ROWS = 4096
 """Minimum pairs of a block; it ends with the next agent that leaves no task open."""
+OPEN_TOKENS = 1 << 25
+"""Tokens of a block's trees, about, beyond which it ends whatever tasks are open, so that its memory is bounded."""
 _COLUMNS = ["rollout_id", "agent_id", "metadata", "input_tokens", "output_ids"]
 
 
@@ -81,23 +83,23 @@ def plan(pairs: Rows, rule: RowRule) -> DatasetPlan:
 
 def _agents(pairs: Rows, rule: RowRule) -> Iterator[_Agent]:
     """Yield the agents in order; `longest` and `outputs` are of the pairs that become rows."""
-    agent: _Agent | None = None
-    for batch in batches(pairs, _COLUMNS):
-        outputs = pc.list_value_length(batch["output_ids"])  # pyright: ignore[reportAttributeAccessIssue]
-        columns = (*(batch[name] for name in _COLUMNS[:4]), outputs)
-        for rollout_id, agent_id, metadata, prompt, output in zip(*(c.to_pylist() for c in columns), strict=True):
-            if agent is None or (agent.rollout_id, agent.agent_id) != (rollout_id, agent_id):
-                if agent is not None:
-                    yield agent
-                agent = _Agent(rollout_id, agent_id)
+    for (rollout_id, agent_id), rows in groupby(_rows(pairs), key=lambda row: row[:2]):
+        agent = _Agent(rollout_id, agent_id)
+        for _, _, metadata, prompt, output in rows:
             agent.pairs += 1
             facts = json.loads(metadata)
             if rule.drop(facts, prompt + output) is None:
                 agent.kept, agent.facts = True, {name: facts.get(name) for name in ("task_id", "repo")}
                 agent.longest = max(agent.longest, prompt + output)
                 agent.outputs += output
-    if agent is not None:
         yield agent
+
+
+def _rows(pairs: Rows) -> Iterator[tuple[str, str, str, int, int]]:
+    """Yield rollout, agent, metadata, and the numbers of input and of output tokens, of each pair."""
+    for batch in batches(pairs, _COLUMNS):
+        outputs = pc.list_value_length(batch["output_ids"])  # pyright: ignore[reportAttributeAccessIssue]
+        yield from zip(*(column.to_pylist() for column in (*batch.columns[:4], outputs)), strict=True)
 
 
 def _blocks(agents: Sequence[_Agent], merged: bool) -> Iterator[Block]:

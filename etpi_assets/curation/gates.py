@@ -110,9 +110,13 @@ def _limit(word: str, value: float | None, form: str) -> str:
     return f"no {word}" if value is None else f"{word} {value:{form}}"
 
 
-def _unbounded(name: str, key: str, measured: str, figures: Mapping[str, Any]) -> CheckOutcome:
-    """Return the outcome of a gate without a limit in the spec, with its measured figures."""
-    return CheckOutcome.not_applicable(name, f"gates.{key} is not set. {measured}", figures)
+def _gate(
+    name: str, passed: bool | None, message: str, advice: str, figures: Mapping[str, Any], *, key: str | None = None
+) -> CheckOutcome:
+    """Return the outcome of a gate; `passed` is None if the spec sets no limit (`key`, by default the gate's name)."""
+    if passed is None:
+        return CheckOutcome.not_applicable(name, f"gates.{key or name} is not set. {message}", figures)
+    return CheckOutcome(name, passed, message if passed else f"{message} {advice}", figures=figures)
 
 
 def _value(row: Mapping[str, Any], metric: str) -> float | None:
@@ -128,17 +132,14 @@ def loss_share_outcome(share: Mapping[int, float], section: GatesSection) -> Che
     figures = {f"turn_{t}": v for t, v in share.items()}
     first_turns = ", ".join(f"turn {turn} {value:.3f}" for turn, value in list(share.items())[:6])
     message = f"Turn 0 carries {first:.3f} of the loss, {_limit('floor', floor, '.3f')} ({first_turns})."
-    if floor is None:
-        return _unbounded("turn_loss_share", "first_turn_loss_share", message, figures)
-    passed = first >= floor
-    if not passed:
-        factor = (1 - first) * floor / max(1e-9, first * (1 - floor))
-        message += (
-            " No training row is of turn 0: see the table `dropped`."
-            if first == 0
-            else f" Later turns bury it: raise dataset.upweight_factor about {factor:.1f} times for turn 0."
-        )
-    return CheckOutcome("turn_loss_share", passed, message, figures=figures)
+    factor = (1 - first) * (floor or 0) / max(1e-9, first * (1 - (floor or 0)))
+    advice = (
+        "No training row is of turn 0: see the table `dropped`."
+        if first == 0
+        else f"Later turns bury it: raise dataset.upweight_factor about {factor:.1f} times for turn 0."
+    )
+    passed = None if floor is None else first >= floor
+    return _gate("turn_loss_share", passed, message, advice, figures, key="first_turn_loss_share")
 
 
 def exposure_figures(rows: pa.Table, pairs: pa.Table) -> dict[str, Any]:
@@ -169,15 +170,12 @@ def exposure_outcome(figures: Mapping[str, Any], section: GatesSection) -> Check
         f"{calling} of {training} training rows have a tool call, {exposure:.0f} by weight; "
         f"{_limit('floor', floor, 'd')}."
     )
-    if floor is None:
-        return _unbounded("format_exposure", "format_exposure", message, figures)
-    if exposure < floor:
-        message += " The student would not learn the call format: " + (
-            "collect more rollouts, or raise dataset.upweight_factor."
-            if calling
-            else "no label has a call in a known form, so re-tokenise or take another teacher."
-        )
-    return CheckOutcome("format_exposure", exposure >= floor, message, figures=figures)
+    advice = "The student would not learn the call format: " + (
+        "collect more rollouts, or raise dataset.upweight_factor."
+        if calling
+        else "no label has a call in a known form, so re-tokenise or take another teacher."
+    )
+    return _gate("format_exposure", None if floor is None else exposure >= floor, message, advice, figures)
 
 
 def role_figures(rows: pa.Table, pairs: pa.Table) -> dict[str, int]:
@@ -196,11 +194,8 @@ def role_outcome(rows_of: Mapping[str, int], section: GatesSection) -> CheckOutc
     share = min(pair_roles.values()) / max(1, sum(pair_roles.values()))
     floor = section.role_balance
     message = f"Rows by role: {listed(pair_roles)}; the rarer has {share:.2f}, {_limit('floor', floor, '.2f')}."
-    if floor is None:
-        return _unbounded("role_balance", "role_balance", message, figures)
-    if share < floor:
-        message += " A student trained on one role fails the other: select rollouts whole, with both agents' turns."
-    return CheckOutcome("role_balance", share >= floor, message, figures=figures)
+    advice = "A student trained on one role fails the other: select rollouts whole, with both agents' turns."
+    return _gate("role_balance", None if floor is None else share >= floor, message, advice, figures)
 
 
 def plan_paths_in_task(
@@ -235,15 +230,13 @@ def plan_paths_in_task(
     figures["rate"] = estimate.value
     if floor is None:
         message = f"{estimate.value:.2f} of {len(hits)} plans name only what occurs in their task, no floor."
-        return _unbounded("plan_paths_in_task", "plan_paths_in_task", message, figures)
-    passed = estimate.value >= floor
+        return _gate("plan_paths_in_task", None, message, "", figures)
     message = f"Plans whose entities all occur in their task: {decide(estimate, floor)[1]}; {unknown} of unknown tasks."
-    if not passed:
-        message += (
-            f" Plans name what the task does not, first {foreign[:_SHOWN]}: the student would learn names that "
-            "have nothing to do with its task. Require plan_content, or take another teacher."
-        )
-    return CheckOutcome("plan_paths_in_task", passed, message, figures=figures)
+    advice = (
+        f"Plans name what the task does not, first {foreign[:_SHOWN]}: the student would learn names that have nothing "
+        "to do with its task. Require plan_content, or take another teacher."
+    )
+    return _gate("plan_paths_in_task", estimate.value >= floor, message, advice, figures)
 
 
 def prompt_length_ratio(training: Sequence[int], evaluation: Sequence[int], section: GatesSection) -> CheckOutcome:
@@ -259,11 +252,8 @@ def prompt_length_ratio(training: Sequence[int], evaluation: Sequence[int], sect
         f"Median first prompt {train_median:.0f} tokens in training (n = {len(training)}), {eval_median:.0f} in "
         f"evaluation (n = {len(evaluation)}): ratio {ratio:.2f}, {_limit('bound', bound, '.2f')}."
     )
-    if bound is None:
-        return _unbounded(name, name, message, {**figures, "ratio": ratio})
-    if ratio > bound:
-        message += " A behaviour trained at one length fails at the other: take tasks of the evaluation's registers."
-    return CheckOutcome(name, ratio <= bound, message, figures={**figures, "ratio": ratio})
+    advice = "A behaviour trained at one length fails at the other: take tasks of the evaluation's registers."
+    return _gate(name, None if bound is None else ratio <= bound, message, advice, {**figures, "ratio": ratio})
 
 
 def template_distance(
@@ -289,15 +279,9 @@ def template_distance(
         f"Training prompts lack {distance:.2f} of what {len(evaluation)} evaluation prompts share, "
         f"{_limit('bound', bound, '.2f')}."
     )
-    if bound is None:
-        return _unbounded(name, name, message, {**figures, "distance": distance, "common": len(common)})
-    if distance > bound:
-        message += (
-            " The student would be trained on another template than it is served: compare system and user messages."
-        )
-    return CheckOutcome(
-        name, distance <= bound, message, figures={**figures, "distance": distance, "common": len(common)}
-    )
+    advice = "The student would be trained on another template than it is served: compare system and user messages."
+    figures |= {"distance": distance, "common": len(common)}
+    return _gate(name, None if bound is None else distance <= bound, message, advice, figures)
 
 
 def generation_prompt(

@@ -330,22 +330,23 @@ def default_render_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
 
 
 def label_figures(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> dict[str, Any]:
-    """Count the labels of rows and of sequences, with their weights, and the rows that are not at their span.
-
-    Rows are in the order of the pairs and sequences in the order of their first rows, so few sequences are unpacked.
-    """
+    """Count the labels of rows and of sequences, with their weights, and the rows that are not at their span."""
     wanted = pc.sum(rows["output_tokens"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
     expected_weight = 0.0
-    reader = _SequenceReader(sequences)
+    labelled, weighted, laid = 0, 0.0, {}
+    for sequence in _sequences(sequences):
+        _, labels, weights = expand(sequence)
+        labelled += int((labels != IGNORE_INDEX).sum())
+        weighted += float(weights.sum())
+        laid[sequence["sequence_id"]] = _LaidOut.of(sequence)
     wrong: list[str] = []
     columns = ["pair_id", "sequence_id", "span_start", "span_end", "weight", "copies", "output_tokens"]
     for row, prompt, output in turns_of(rows, pairs, columns):
         expected_weight += row["weight"] * row["copies"] * row["output_tokens"]
-        if prompt is None or output is None or not _is_in_place(row, reader.take(row["sequence_id"]), prompt, output):
+        if prompt is None or output is None or not _is_in_place(row, laid.get(row["sequence_id"]), prompt, output):
             wrong.append(row["pair_id"])
-    reader.read_rest()
     return {
-        "labels": reader.labelled, "weight": reader.weighted, "sequences": len(sequences),
+        "labels": labelled, "weight": weighted, "sequences": len(sequences),
         "wanted": wanted, "wanted_weight": expected_weight, "rows": len(rows),
         "misplaced": len(wrong), "first": wrong[:_SHOWN],
     }  # fmt: skip
@@ -369,70 +370,30 @@ def label_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
 
 
 @dataclass(frozen=True)
-class _OpenSequence:
-    """A sequence some of whose rows were not taken yet; `sound`: its tree keeps the rules of the layout."""
+class _LaidOut:
+    """The ids, tree and spans of a sequence; `sound`: its tree keeps the rules of the layout."""
 
     ids: np.ndarray
     tree: PrefixTree
     sound: bool
     spans: frozenset[tuple[int, int]]
-    rows: int
 
     @classmethod
-    def of(cls, sequence: Mapping[str, Any]) -> _OpenSequence:
+    def of(cls, sequence: Mapping[str, Any]) -> _LaidOut:
         tree = PrefixTree.from_row(sequence)
         spans = zip(sequence["span_starts"].tolist(), sequence["span_ends"].tolist(), strict=True)
-        ids = np.asarray(sequence["input_ids"], dtype=np.int32)
-        return cls(ids, tree, tree.find_error() is None, frozenset(spans), sequence["rows"])
-
-
-class _SequenceReader:
-    """Reads sequences forwards, keeps each until all its rows were taken, and counts labels and their weights."""
-
-    def __init__(self, sequences: pa.Table) -> None:
-        self._unread = _sequences(sequences)
-        self._open: dict[str, _OpenSequence] = {}
-        self._taken: Counter[str] = Counter()
-        self.labelled, self.weighted = 0, 0.0
-
-    def take(self, name: str | None) -> _OpenSequence | None:
-        """Return the sequence of a row, None if there is none or all its rows were taken already."""
-        while name not in self._open and self._read_next():
-            pass
-        if name is None or (sequence := self._open.get(name)) is None:
-            return None
-        self._taken[name] += 1
-        if self._taken[name] == sequence.rows:
-            del self._open[name], self._taken[name]
-        return sequence
-
-    def read_rest(self) -> None:
-        """Read and count the remaining sequences."""
-        while self._read_next():
-            self._open.clear()
-
-    def _read_next(self) -> bool:
-        sequence = next(self._unread, None)
-        if sequence is None:
-            return False
-        _, labels, weights = expand(sequence)
-        self.labelled += int((labels != IGNORE_INDEX).sum())
-        self.weighted += float(weights.sum())
-        self._open[sequence["sequence_id"]] = _OpenSequence.of(sequence)
-        return True
+        return cls(np.asarray(sequence["input_ids"], dtype=np.int32), tree, tree.find_error() is None, frozenset(spans))
 
 
 def _sequences(sequences: pa.Table) -> Iterator[dict[str, Any]]:
     """Yield the rows of `sequences`, with lists as arrays."""
     lists = ["input_ids", "node_starts", "node_parents", "node_positions", "span_starts", "span_ends", "span_weights"]
-    columns = ["sequence_id", "rows", *lists]
-    for batch in batches(sequences, columns):
-        names = (column.to_pylist() for column in batch.columns[:2])
-        for name, rows, *of_sequence in zip(*names, *map(arrays, batch.columns[2:]), strict=True):
-            yield {"sequence_id": name, "rows": rows, **dict(zip(lists, of_sequence, strict=True))}
+    for batch in batches(sequences, ["sequence_id", *lists]):
+        for name, *of_sequence in zip(batch[0].to_pylist(), *map(arrays, batch.columns[1:]), strict=True):
+            yield {"sequence_id": name, **dict(zip(lists, of_sequence, strict=True))}
 
 
-def _is_in_place(row: Mapping, sequence: _OpenSequence | None, prompt: np.ndarray, output: np.ndarray) -> bool:
+def _is_in_place(row: Mapping, sequence: _LaidOut | None, prompt: np.ndarray, output: np.ndarray) -> bool:
     start, end = row["span_start"], row["span_end"]
     if sequence is None or end - start != len(output) or (start, end) not in sequence.spans:
         return False

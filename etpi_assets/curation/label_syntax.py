@@ -8,9 +8,8 @@ name must read the form.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +25,7 @@ from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.marks import split_thought, without_code
 from etpi_resources.chat.tool_forms import FORMS, Call
 from etpi_resources.chat.tool_forms.template import UnknownToolForm
-from etpi_resources.lake.check_outcome import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome, listed
 from etpi_resources.token_ids import arrays
 
 _SHOWN = 3
@@ -44,31 +43,19 @@ class Findings:
     """Findings on the labels of some rollouts.
 
     Attributes:
-        figures: labels, labels with calls, finished conversations, ... by name.
+        counted: labels, labels with calls, finished conversations, ... by name.
         faults: kind of fault -> number of labels; `examples` has the first of each kind.
         lost_endings: why the last turn of a finished conversation was dropped -> conversations.
         not_offered: tools that prompts do not offer -> calls.
         tools_shown: whether the template shows the tools of any conversation.
     """
 
-    figures: Counter[str] = field(default_factory=Counter)
+    counted: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
     lost_endings: Counter[str] = field(default_factory=Counter)
     not_offered: Counter[str] = field(default_factory=Counter)
     tools_shown: bool = False
-
-    def to_json(self) -> str:
-        return json.dumps(vars(self))
-
-    def add_json(self, text: str) -> None:
-        """Add the findings of other rollouts."""
-        other = json.loads(text)
-        for name in ("figures", "faults", "lost_endings", "not_offered"):
-            getattr(self, name).update(other[name])
-        for kind, names in other["examples"].items():
-            self.examples[kind] = [*self.examples.get(kind, ()), *names][:_SHOWN]
-        self.tools_shown |= other["tools_shown"]
 
     def add_fault(self, kind: str, label: str) -> None:
         """Count a label with a fault."""
@@ -78,32 +65,22 @@ class Findings:
 
 
 class LabelSyntax:
-    """The check, over the agents and pairs of a few rollouts at a time.
-
-    Attributes:
-        findings: of the labels added since the last `take`.
-    """
+    """The check, over the agents and pairs of a few rollouts at a time."""
 
     def __init__(self, chat: ChatFormat, section: GatesSection, parser: str | None = None) -> None:
         """Take the student's format, the bounds, and the parser of calls that the serving's options name, if any."""
         self._chat, self._turns_lost, self._parser = chat, section.turns_lost, parser
-        self._agents: list[CapturedAgent] = []
         self._unknown: str | None = None
         try:
             self._form = chat.tool_form
         except UnknownToolForm as error:
             self._form, self._unknown = None, str(error)
         self._prompt_shows_tools: dict[str, bool] = {}
-        self.findings = Findings()
+        self._findings = Findings()
 
-    def collect(self, agents: Iterable[CapturedAgent]) -> Iterator[CapturedAgent]:
-        """Yield the agents and remember them until `add` gets the pairs built from them."""
-        for agent in agents:
-            self._agents.append(agent)
-            yield agent
-
-    def add(self, pairs: pa.Table, dropped: pa.Table) -> None:
-        """Check the pairs and dropped turns of the agents collected since the last call."""
+    def figures(self, agents: Sequence[CapturedAgent], pairs: pa.Table, dropped: pa.Table) -> dict[str, Any]:
+        """Return the `Findings` on agents and the pairs and dropped turns made of them, as values of JSON."""
+        self._findings = Findings()
         rows = pairs.select(["rollout_id", "agent_id", "turn", "pair_id"]).to_pylist()
         outputs = (ids for chunk in pairs["output_ids"].chunks for ids in arrays(chunk))
         labels = {
@@ -114,42 +91,37 @@ class LabelSyntax:
             (row["rollout_id"], row["agent_id"], row["turn"]): (row["reason"], row["detail"])
             for row in dropped.select(["rollout_id", "agent_id", "turn", "reason", "detail"]).to_pylist()
         }
-        for agent in self._agents:
+        for agent in agents:
             shows_tools = self._shows_tools(agent.tools)
-            self.findings.tools_shown |= shows_tools
+            self._findings.tools_shown |= shows_tools
             for turn in agent.turns:
                 row = labels.get((agent.rollout_id, agent.agent_id, turn.turn))
                 if row is not None:
                     self._check_label(row, turn, shows_tools, agent.tools, last=turn is agent.turns[-1])
             if agent.finished and agent.turns:
                 last = (agent.rollout_id, agent.agent_id, agent.turns[-1].turn)
-                self.findings.figures["finished"] += 1
+                self._findings.counted["finished"] += 1
                 if last not in labels:
                     reason, detail = reasons.get(last, ("not in the table", ""))
-                    self.findings.lost_endings[reason] += 1
+                    self._findings.lost_endings[reason] += 1
                     if reason == _REFUSED:
-                        self.findings.examples[_REFUSED] = [*self.findings.examples.get(_REFUSED, ()), detail][:1]
-        self._agents = []
+                        self._findings.examples[_REFUSED] = [*self._findings.examples.get(_REFUSED, ()), detail][:1]
+        return vars(self._findings)
 
-    def take(self) -> str:
-        """Return the findings as JSON and reset them."""
-        text, self.findings = self.findings.to_json(), Findings()
-        return text
-
-    def outcome(self, findings: Findings) -> CheckOutcome:
-        """Return the verdict over the findings of all rollouts."""
+    def outcome(self, findings: Mapping[str, Any]) -> CheckOutcome:
+        """Return the verdict over the figures of all rollouts, summed by `merged` of `trajectories.rollout_checks`."""
         form = self._form.name if self._form else None
-        counted = findings.figures
-        lost = sum(findings.lost_endings.values())
+        counted, faults, examples = Counter(findings["counted"]), findings["faults"], findings["examples"]
+        lost = sum(findings["lost_endings"].values())
         finished = counted["finished"]
-        figures: dict[str, object] = {"form": form, **counted, "endings_lost": lost, **findings.faults}
-        problems = [f"{n} labels {kind}, first {findings.examples[kind]}" for kind, n in findings.faults.items()]
+        figures: dict[str, object] = {"form": form, **counted, "endings_lost": lost, **faults}
+        problems = [f"{n} labels {kind}, first {examples[kind][:_SHOWN]}" for kind, n in faults.items()]
         endings = ""
         if finished and lost / finished > self._turns_lost:
-            refused = findings.examples.get(_REFUSED)
+            refused = examples.get(_REFUSED)
             endings = (
                 f"The last turn of {lost} of {finished} finished conversations is dropped "
-                f"({listed_with_keys(findings.lost_endings)}; bound {self._turns_lost:.2f}, gates.turns_lost): the "
+                f"({listed_with_keys(findings['lost_endings'])}; bound {self._turns_lost:.2f}, gates.turns_lost): the "
                 "student would not learn to stop."
             )
             endings += (
@@ -157,10 +129,10 @@ class LabelSyntax:
             )
         calling, strangers = counted["with_calls"], counted["not_offered"]
         if strangers and strangers > self._turns_lost * calling:
+            named = listed(dict(Counter(findings["not_offered"]).most_common(_SHOWN)))
             problems.append(
-                f"{strangers} of {calling} labels with calls call tools that their prompts do not offer "
-                f"({', '.join(f'{name} {n}' for name, n in findings.not_offered.most_common(_SHOWN))}; bound "
-                f"{self._turns_lost:.2f}, gates.turns_lost): name the tools as the prompt does"
+                f"{strangers} of {calling} labels with calls call tools that their prompts do not offer ({named}; "
+                f"bound {self._turns_lost:.2f}, gates.turns_lost): name the tools as the prompt does"
             )
         if self._parser and self._form and self._parser not in self._form.servers and counted["in_form"]:
             readers = " or ".join(map(repr, self._form.servers)) or "none of vLLM's"
@@ -168,7 +140,7 @@ class LabelSyntax:
                 0,
                 f"serving.options has tool-call-parser = {self._parser!r}, which does not read {form}; {readers} does",
             )
-        if self._unknown and (counted["with_calls"] or findings.tools_shown):
+        if self._unknown and (counted["with_calls"] or findings["tools_shown"]):
             problems.insert(0, self._unknown)
         if problems or endings:
             syntax = (
@@ -197,8 +169,8 @@ class LabelSyntax:
     def _check_label(
         self, row: dict[str, Any], turn: CapturedTurn, shows_tools: bool, tools: Sequence[Any] | None, *, last: bool
     ) -> None:
-        self.findings.figures["labels"] += 1
-        self.findings.figures["prose_lost"] += turn.prose_lost
+        self._findings.counted["labels"] += 1
+        self._findings.counted["prose_lost"] += turn.prose_lost
         ids: np.ndarray = row["output_ids"]
         ended = len(ids) > 0 and int(ids[-1]) in self._chat.end_ids
         if not ended and not turn.truncated:
@@ -206,21 +178,21 @@ class LabelSyntax:
         text = label_text(ids, self._chat)
         body = split_thought(text).rest if turn.capture == "retokenised" else after_think(text)
         if self._form is None:
-            self.findings.figures["with_calls"] += bool(turn.calls)
+            self._findings.counted["with_calls"] += bool(turn.calls)
             return
         quotes = turn.capture == "retokenised" and not turn.calls  # a call in code is then quoted, not made
         plain = without_code(body) if quotes and self._form is not FORMS["markdown"] else body
         parsed = self._form.parse(plain)
-        self.findings.figures["with_calls"] += bool(parsed)
-        self.findings.figures["in_form"] += bool(turn.calls) or (shows_tools and bool(parsed))
+        self._findings.counted["with_calls"] += bool(parsed)
+        self._findings.counted["in_form"] += bool(turn.calls) or (shows_tools and bool(parsed))
         offered = {tool_name(tool) for tool in tools or ()}
         strange = [call.name for call in parsed if isinstance(call, Call) and call.name not in offered]
         if offered and None not in offered and strange and not self._chat.calls_in_content:
-            self.findings.figures["not_offered"] += 1
-            self.findings.not_offered.update(strange)
+            self._findings.counted["not_offered"] += 1
+            self._findings.not_offered.update(strange)
         if turn.calls:
-            self.findings.figures["calls_without_tools"] += not tools
-            self.findings.figures["calls_unshown"] += (
+            self._findings.counted["calls_without_tools"] += not tools
+            self._findings.counted["calls_unshown"] += (
                 bool(tools) and not shows_tools and not self._chat.calls_in_content
             )
             if not self._form.same(parsed, turn.calls):
@@ -234,9 +206,9 @@ class LabelSyntax:
     def _compare_with_template(
         self, row: dict[str, Any], calls: Sequence[Call], tools: Sequence[Any] | None, text: str
     ) -> None:
-        if self.findings.figures["rendered"] >= _RENDERED:
+        if self._findings.counted["rendered"] >= _RENDERED:
             return
-        self.findings.figures["rendered"] += 1
+        self._findings.counted["rendered"] += 1
         written = self._chat.decode(self._chat.without_end(self._chat.turn_ids("", calls, tools=tools))).strip()
         if not text.rstrip().endswith(written):
             self._fault("are not what the template itself writes for the same calls", row["pair_id"], text)
@@ -272,4 +244,4 @@ class LabelSyntax:
         return self._prompt_shows_tools[key]
 
     def _fault(self, kind: str, pair_id: str, text: str) -> None:
-        self.findings.add_fault(kind, f"{pair_id}: {text[-_TEXT:]!r}" if text else pair_id)
+        self._findings.add_fault(kind, f"{pair_id}: {text[-_TEXT:]!r}" if text else pair_id)

@@ -5,13 +5,12 @@ It is a second reading of the pairs, because only all rollouts together say whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from etpi_assets.curation.default_prompt import student_format
 from etpi_assets.curation.integrity import steering_figures
-from etpi_assets.curation.pair_blocks import PairFigures
 from etpi_assets.curation.steering import SteeringNgrams
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.trajectories.rollout_checks import merged
@@ -26,12 +25,12 @@ _SECONDS_PER_PAIR = 3e-4
 """Estimated seconds of one core to search a pair."""
 
 
-def steering_leaks(pairs: Stored, figures: PairFigures, spec: ExperimentSpec) -> dict[str, Any]:
-    """Return `steering_figures` of all pairs; raises as `SteeringNgrams.build` does."""
-    if not figures.steering:
+def steering_leaks(pairs: Stored, figures: Mapping[str, Any], spec: ExperimentSpec) -> dict[str, Any]:
+    """Return `steering_figures` of all pairs, given the figures of their blocks; raises as `SteeringNgrams.build`."""
+    if not figures["steering"]:
         return {"pairs": len(pairs), "leaks": 0, "first": []}
-    ranges = ((f"pairs {start} to {stop}", (start, stop)) for start, stop in _ranges(figures.rows))
-    factory = _LeakFactory(pairs, spec, sorted(figures.steering), sorted(figures.systems))
+    ranges = ((f"pairs {start} to {stop}", (start, stop)) for start, stop in _ranges(figures["rows"]))
+    factory = _LeakFactory(pairs, spec, sorted({*figures["steering"]}), sorted({*figures["systems"]}))
     workers = workers_for(len(pairs) * _SECONDS_PER_PAIR)
     return merged(ordered_map(factory, ranges, workers=workers, reads=pairs.paths))
 

@@ -10,8 +10,8 @@ one.
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any
 
@@ -22,39 +22,28 @@ import pyarrow.compute as pc
 from etpi_assets.curation.prefix_trees import DatasetRow, GrowingTree, Span
 from etpi_assets.trajectories.tables import iter_turns
 from etpi_resources.labels import IGNORE_INDEX
-from etpi_resources.lake.schemas import TableBuilder
-from etpi_resources.lake.stored import Rows, batches, columns_of, dicts
+from etpi_resources.lake.schemas import from_rows
 from etpi_resources.prefix_tree import PrefixTree
-
-OPEN_TOKENS = 1 << 25
-"""Tokens in trees that other samples of their task may still join. Beyond that the oldest trees are closed, so memory
-does not grow with the rows. Samples of a task are next to each other in a rollout set, or nearly, so few are missed."""
 
 RowIds = tuple[np.ndarray, np.ndarray, DatasetRow]
 """A row's input ids, output ids, and the row."""
-SampleGroup = tuple[str, str, str]
-"""Split, task and agent. Samples of one group may share a tree."""
-
 _COLUMNS = [
     "dataset_row_id", "pair_id", "rollout_id", "agent_id", "turn", "task_id", "split", "weight", "copies",
 ]  # fmt: skip
 
 
-def merge(
-    rows: pa.Table, pairs: Rows, max_tokens: int, sink: Callable[[pa.Table], object], *, merged: bool = True
-) -> pa.Table:
-    """Return the rows with their sequence and span; write `sequences` to `sink`, a few at a time.
+def merge(rows: pa.Table, pairs: pa.Table, max_tokens: int, *, merged: bool = True) -> tuple[pa.Table, pa.Table]:
+    """Return the rows with their sequence and span, and the table `sequences`.
 
     A sequence has rows of one agent, or of the same agent in several rollouts of a task if the prompt that they share
     is at least half of the tokens that each adds. So all its rows are of one split. Its spans are in order and do not
     overlap; `span_weights` are weight x copies. Sequences are in the order of their first rows.
 
     Args:
-        rows: `dataset_rows` from `weigh`: a subset of the pairs, in their order.
+        rows: `dataset_rows` from `weigh_pairs`: a subset of the pairs, in their order.
         pairs: the `pairs` table.
         max_tokens: longest sequence; a row that would make its tree longer begins another. No row is longer, because
-            `weigh` drops those.
-        sink: receives the tables of sequences.
+            `weigh_pairs` drops those.
         merged: False makes each row a separate sequence.
 
     Raises:
@@ -62,81 +51,45 @@ def merge(
     """
     names: list[str | None] = [None] * len(rows)
     places = np.zeros((2, len(rows)), dtype=np.int32)
-    sequences = TableBuilder("sequences", sink, rows=256)
-    for growing in _trees(rows, pairs, max_tokens) if merged else _single_rows(rows, pairs):
+    agents = _rows_by_agent(rows, pairs)
+    sequences = []
+    for growing in _trees(agents, max_tokens) if merged else map(_new_tree, chain.from_iterable(agents)):
         ids, tree, spans = growing.lay_out()
         name = _sequence_id(ids, tree, spans)
-        sequences.add(_sequence_row(name, ids, tree, spans))
+        sequences.append(_sequence_row(name, ids, tree, spans))
         for start, end, row in spans:
             names[row["at"]] = name
             places[:, row["at"]] = start, end
-    sequences.flush()
     columns = {"sequence_id": names, "span_start": places[0], "span_end": places[1]}
     for column, values in columns.items():
         index = rows.schema.get_field_index(column)
         rows = rows.set_column(index, column, pa.array(values, rows.schema.field(index).type))
-    return rows
+    return rows, from_rows("sequences", sequences)
 
 
-def _trees(rows: pa.Table, pairs: Rows, max_tokens: int) -> Iterator[GrowingTree]:
-    """Yield the complete trees, in the order of their first rows."""
-    open_trees = _OpenTrees()
-    for agent_rows in _rows_by_agent(rows, pairs):
+def _trees(agents: Iterable[list[RowIds]], max_tokens: int) -> list[GrowingTree]:
+    """Return the trees of the agents' rows, in the order of their first rows."""
+    trees: list[GrowingTree] = []
+    by_group: defaultdict[tuple[str, str, str], list[GrowingTree]] = defaultdict(list)
+    for agent_rows in agents:
         agent_trees: list[GrowingTree] = []
         for row_ids in agent_rows:
             _grow(agent_trees, row_ids, max_tokens)
         first_prompt, _, facts = agent_rows[0]
-        # A rollout of an unknown task has no other samples.
-        group = (facts["split"], facts["task_id"] or facts["rollout_id"], facts["agent_id"])
-        shared = _tree_to_join(first_prompt, agent_trees, open_trees.of(group), max_tokens)
+        # Samples of one group may share a tree; a rollout of an unknown task has no other samples.
+        group = by_group[facts["split"], facts["task_id"] or facts["rollout_id"], facts["agent_id"]]
+        shared = _tree_to_join(first_prompt, agent_trees, group, max_tokens)
         if shared is None:
-            open_trees.add(group, agent_trees)
+            trees += agent_trees
+            group += agent_trees
         else:
-            before = shared.size
             for prompt, output, row in agent_rows:
                 shared.add(prompt, output, row, shared.match(prompt))
-            open_trees.tokens += shared.size - before
-        while open_trees.tokens > OPEN_TOKENS:
-            yield open_trees.close_oldest()
-    while open_trees.tokens:
-        yield open_trees.close_oldest()
-
-
-def _single_rows(rows: pa.Table, pairs: Rows) -> Iterator[GrowingTree]:
-    """Yield a tree for each row."""
-    for agent_rows in _rows_by_agent(rows, pairs):
-        for row_ids in agent_rows:
-            yield _new_tree(row_ids)
-
-
-class _OpenTrees:
-    """Trees that other samples of their task may still join, oldest first, and the number of tokens in them."""
-
-    def __init__(self) -> None:
-        self._trees: deque[tuple[SampleGroup, GrowingTree]] = deque()
-        self._groups: defaultdict[SampleGroup, list[GrowingTree]] = defaultdict(list)
-        self.tokens = 0
-
-    def of(self, group: SampleGroup) -> Sequence[GrowingTree]:
-        return self._groups.get(group, ())
-
-    def add(self, group: SampleGroup, trees: Sequence[GrowingTree]) -> None:
-        self._trees.extend((group, tree) for tree in trees)
-        self._groups[group] += trees
-        self.tokens += sum(tree.size for tree in trees)
-
-    def close_oldest(self) -> GrowingTree:
-        """Remove the oldest tree and return it."""
-        group, tree = self._trees.popleft()
-        self._groups[group].remove(tree)
-        if not self._groups[group]:
-            del self._groups[group]
-        self.tokens -= tree.size
-        return tree
+    return trees
 
 
 def turns_of(
-    rows: pa.Table, pairs: Rows, columns: Sequence[str]
+    rows: pa.Table, pairs: pa.Table, columns: Sequence[str]
 ) -> Iterator[tuple[dict[str, Any], np.ndarray | None, np.ndarray | None]]:
     """Yield (row, input ids, output ids) of every row of `dataset_rows`, which are in the order of the pairs.
 
@@ -145,7 +98,7 @@ def turns_of(
     Args:
         columns: the columns to read of the rows, `pair_id` among them.
     """
-    remaining = dicts(rows, columns)
+    remaining = iter(rows.select(list(columns)).to_pylist())
     row = next(remaining, None)
     for key, prompt, output in iter_turns(pairs):
         if row is not None and row["pair_id"] == "/".join(map(str, key)):
@@ -155,7 +108,7 @@ def turns_of(
         yield from ((unmatched, None, None) for unmatched in chain([row], remaining))
 
 
-def _rows_by_agent(rows: pa.Table, pairs: Rows) -> Iterator[list[RowIds]]:
+def _rows_by_agent(rows: pa.Table, pairs: pa.Table) -> Iterator[list[RowIds]]:
     """Yield the rows of one agent after the other; each row has its number as "at"."""
     numbered = enumerate(turns_of(rows, pairs, _COLUMNS))
     for _, of_agent in groupby(numbered, key=lambda item: (item[1][0]["rollout_id"], item[1][0]["agent_id"])):
@@ -189,13 +142,13 @@ def _new_tree(row_ids: RowIds) -> GrowingTree:
 
 
 def _tree_to_join(
-    prompt: np.ndarray, agent_trees: Sequence[GrowingTree], open_trees: Sequence[GrowingTree], max_tokens: int
+    prompt: np.ndarray, agent_trees: Sequence[GrowingTree], group: Sequence[GrowingTree], max_tokens: int
 ) -> GrowingTree | None:
     """Return the tree of other samples of the same prompt that an agent with a single tree joins, if there is one."""
     if len(agent_trees) != 1:
         return None
     size = agent_trees[0].size
-    for tree in open_trees:
+    for tree in group:
         shared = tree.match(prompt).tokens
         if 2 * shared >= size and tree.size + size - shared <= max_tokens:
             return tree
@@ -271,24 +224,14 @@ def branches(sequence: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         }
 
 
-def merge_savings(rows: pa.Table, pairs: Rows, sequences: Rows) -> dict[str, float]:
+def merge_savings(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> dict[str, float]:
     """Return the tokens of the rows one by one (`row_tokens`), of the merged `sequence_tokens`, and their `ratio`."""
-    lengths = columns_of(pairs, ["pair_id", "input_tokens"])
-    inputs = lengths.filter(pc.is_in(lengths["pair_id"], value_set=rows["pair_id"]))  # pyright: ignore[reportAttributeAccessIssue]
+    inputs = pairs.filter(pc.is_in(pairs["pair_id"], value_set=rows["pair_id"]))  # pyright: ignore[reportAttributeAccessIssue]
     unmerged = sum((pc.sum(column).as_py() or 0) for column in (inputs["input_tokens"], rows["output_tokens"]))  # pyright: ignore[reportAttributeAccessIssue]
-    merged = sum(len(batch.column(0).flatten()) for batch in batches(sequences, ["input_ids"]))
-    return savings(unmerged, merged)
+    return savings(unmerged, len(pc.list_flatten(sequences["input_ids"])))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def savings(row_tokens: int, sequence_tokens: int) -> dict[str, float]:
     """Return both, and their `ratio`."""
     ratio = row_tokens / sequence_tokens if sequence_tokens else 1.0
     return {"row_tokens": row_tokens, "sequence_tokens": sequence_tokens, "ratio": ratio}
-
-
-def branching(sequences: Rows) -> int:
-    """Return how many sequences have more than one branch."""
-    return sum(
-        int((pc.list_value_length(batch.column(0)).to_numpy() > 1).sum())  # pyright: ignore[reportAttributeAccessIssue]
-        for batch in batches(sequences, ["node_starts"])
-    )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,7 @@ from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.trajectories.tables import iter_turns
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.lake.check_outcome import CheckOutcome
+from etpi_resources.token_ids import common_prefix
 
 NAME = "labels_equal_template"
 CHARACTERS = 250_000
@@ -171,7 +173,7 @@ class Oracle:
             rendered.differences.append("roles_fitted")
         head = self._render(messages[:position], tools, rendered, prompt=True)
         plain = self._render(messages[:position], tools, rendered)
-        plain = plain if head.startswith(plain) else _common(plain, head)
+        plain = plain if head.startswith(plain) else os.path.commonprefix([plain, head])
         header, opened, tail = head[len(plain) :].partition("<think>")
         open_tail = bool(opened) and "</think>" not in tail
         strips = self.section.strip_think and not (self.section.strip_rule == "opened" and open_tail)
@@ -197,7 +199,7 @@ class Oracle:
         if conversation.truncated(turn):
             rendered.differences.append("cut_at_limit")
         rendered.prompt = head
-        before = _common(plain + header, head)
+        before = os.path.commonprefix([plain + header, head])
         body = body.removeprefix(head[len(before) :]) if "</think>" in head[len(before) :] else body
         rendered.output = self._label(
             body, None if strips else thought, opened + tail if open_tail else "", strips, rendered
@@ -268,10 +270,7 @@ class Oracle:
             if decoded[0] == decoded[1] and _quotes_control(text, tokenizer, trained):
                 expected.differences.append("control_as_text")
                 continue
-            at = next(
-                (i for i, (a, b) in enumerate(zip(trained, wanted, strict=False)) if a != b),
-                min(len(trained), len(wanted)),
-            )
+            at = common_prefix(np.asarray(trained), np.asarray(wanted))
             sides = (_decode(tokenizer, side[at : at + _TEXT])[:_TEXT] for side in (trained, wanted))
             left, right = map(repr, sides)
             return f"{part}, token {at}: {left} is trained, the template writes {right}"
@@ -357,8 +356,3 @@ def _quotes_control(text: str, tokenizer: Any, trained: list[int]) -> bool:
 
 def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
     return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-
-def _common(left: str, right: str) -> str:
-    at = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
-    return left[:at]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -14,16 +14,14 @@ from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.curation import integrity, recorded_text
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.default_prompt import DefaultPrompts, student_format
-from etpi_assets.curation.label_syntax import Findings, LabelSyntax
+from etpi_assets.curation.label_syntax import LabelSyntax
 from etpi_assets.curation.oracle import Oracle, labels_outcome
 from etpi_assets.curation.pairs import CapturedAgent, make_pairs
-from etpi_assets.curation.steering import FirstPrompt
 from etpi_assets.specs.experiment import ExperimentSpec, PairsSection
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.records import UNTRAINED
-from etpi_assets.trajectories.rollout_checks import merged
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.schemas import empty
@@ -31,37 +29,6 @@ from etpi_resources.lake.stored import counts
 
 _COMPARED_ROLLOUTS = 100
 """Rollouts of a set whose re-tokenised prompts are compared with the captured ids."""
-
-
-@dataclass
-class PairFigures:
-    """Figures for the checks of all pairs, collected while the pairs are built a block at a time.
-
-    Attributes:
-        syntax: the findings on the labels' syntax.
-        steering, systems: texts of the steering, and of the default system messages.
-        rows: the number of pairs of each block.
-    """
-
-    syntax: Findings = field(default_factory=Findings)
-    steering: set[str] = field(default_factory=set)
-    systems: set[str] = field(default_factory=set)
-    rows: list[int] = field(default_factory=list)
-    _counted: list[dict[str, Any]] = field(default_factory=list)
-
-    def add(self, part: Mapping[str, pa.Table]) -> None:
-        """Add the figures of the tables that `PairBuilder.build` returned for a block."""
-        (text,) = part["figures"]["json"].to_pylist()
-        figures = json.loads(text)
-        self.syntax.add_json(figures.pop("syntax"))
-        self.steering.update(figures.pop("steering"))
-        self.systems.update(figures.pop("systems"))
-        self.rows.append(len(part["pairs"]))
-        self._counted.append(figures)
-
-    def counted(self) -> dict[str, Any]:
-        """Return the sum of the other figures, see `PairBuilder.build`."""
-        return merged(self._counted)
 
 
 FIGURES = pa.schema([("json", pa.string())])
@@ -73,7 +40,7 @@ class PairBuilder:
 
     Attributes:
         compared: rollouts whose pairs are also built from their captured ids.
-        default_prompt: the first prompt of a student, see `DefaultPrompts`.
+        default_prompts: the first prompts of a student.
         tools: offered in every prompt; None offers each rollout's own.
     """
 
@@ -85,82 +52,50 @@ class PairBuilder:
     default_prompts: DefaultPrompts
     syntax: LabelSyntax
 
-    @classmethod
-    def of(
-        cls,
-        specs: Specs,
-        spec: ExperimentSpec,
-        rollout_set: RolloutSetSpec,
-        rollout_ids: Sequence[str],
-        tasks: Mapping[str, Task],
-        section: PairsSection,
-        syntax: LabelSyntax,
-    ) -> PairBuilder:
-        """Return the builder for those rollouts of a set."""
-        chat = student_format(spec)
-        tools = tool_schemas(rollout_set.agent.tools if section.capture == "native" else section.tools)
-        comparable = section.capture == "retokenised" and _same_form(rollout_set, chat)
-        compared = frozenset(spread(rollout_ids, _COMPARED_ROLLOUTS) if comparable else ())
-        prompts = DefaultPrompts(specs, spec, rollout_set, tasks, tools)
-        return cls(section, chat, spec.serving.template_kwargs, tools, compared, prompts, syntax)
-
     def build(self, block: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         """Return {"pairs", "dropped", "figures"} of the rollouts of a block.
 
         The result depends on the block alone, so a rerun can use the parts of a killed run.
         """
-        expected: dict[integrity.AgentKey, FirstPrompt] = {}
-        quoted: dict[str, int] = {}
-        texts: dict[str, set[str]] = {"steering": set(), "systems": set()}
-        rerendered = 0
-
-        def noted(agents: Iterable[CapturedAgent]) -> Iterator[CapturedAgent]:
-            nonlocal rerendered
-            for agent in agents:
-                rerendered += not agent.appended
-                for turn in agent.turns:
-                    if turn.quoted:
-                        quoted[f"{agent.rollout_id}/{agent.agent_id}/{turn.turn}"] = turn.quoted
-                if agent.default is not None:
-                    expected[agent.rollout_id, agent.agent_id] = agent.default
-                    texts["systems"].update(m["content"] for m in agent.default.messages if m["role"] == "system")
-                    texts["steering"].update(self.default_prompts.steering(agent.facts["task_id"], agent.agent_id))
-                yield agent
-
-        default = self.default_prompts
-        agents = captured_agents(block, self.section, self.chat, default, self.template_kwargs, self.tools)
-        tables = make_pairs(self.syntax.collect(noted(agents)), self.section, self.chat)
-        self.syntax.add(tables["pairs"], tables["dropped"])
+        agents = list(
+            captured_agents(block, self.section, self.chat, self.default_prompts, self.template_kwargs, self.tools)
+        )
+        tables = make_pairs(agents, self.section, self.chat)
         figures = {
-            **self._checked(block, tables["pairs"], tables["dropped"], expected, quoted),
-            **_totals(tables["pairs"]),
-            "rerendered": rerendered,
-            "syntax": self.syntax.take(),
-            **{name: sorted(of_block) for name, of_block in texts.items()},
+            **self._checked(block, agents, **tables),
+            **self._texts(agents),
+            "rerendered": sum(not agent.appended for agent in agents),
+            "rows": [len(tables["pairs"])],
         }
         return {**tables, "figures": pa.table([[json.dumps(figures)]], schema=FIGURES)}
 
+    def _texts(self, agents: Sequence[CapturedAgent]) -> dict[str, list[str]]:
+        """Return the texts of the steering that teachers may have had, and of the default system messages."""
+        steering: set[str] = set()
+        systems: set[str] = set()
+        for agent in agents:
+            if agent.default is not None:
+                systems.update(m["content"] for m in agent.default.messages if m["role"] == "system")
+                steering |= self.default_prompts.steering(agent.facts["task_id"], agent.agent_id)
+        return {"steering": sorted(steering), "systems": sorted(systems)}
+
     def _checked(
-        self,
-        block: Mapping[str, pa.Table],
-        pairs: pa.Table,
-        dropped: pa.Table,
-        expected: Mapping[integrity.AgentKey, FirstPrompt],
-        quoted: Mapping[str, int],
+        self, block: Mapping[str, pa.Table], agents: Sequence[CapturedAgent], pairs: pa.Table, dropped: pa.Table
     ) -> dict[str, Any]:
         """Return the figures of the checks by name."""
         section, chat = self.section, self.chat
-        first = {key: prompt.messages for key, prompt in expected.items()}
-        oracle = Oracle(chat, section, self.template_kwargs, self.tools)
+        quoted = {f"{a.rollout_id}/{a.agent_id}/{t.turn}": t.quoted for a in agents for t in a.turns if t.quoted}
+        defaults = {(a.rollout_id, a.agent_id): a.default for a in agents if a.default is not None}
+        prompts = {key: prompt.ids for key, prompt in defaults.items()}
+        messages = {key: prompt.messages for key, prompt in defaults.items()}
         return {
+            "syntax": self.syntax.figures(agents, pairs, dropped),
             "reconcile": integrity.reconcile_figures(block["turns"], pairs, dropped),
             "captures": dict(counts(pairs, "capture")),
             "history": integrity.history_figures(pairs, self._captured_pairs(block), chat),
             "think": integrity.think_figures(pairs, section, chat, quoted),
-            "default_render": integrity.default_render_figures(
-                pairs, {key: prompt.ids for key, prompt in expected.items()}, section, chat
-            ),
-            "template": oracle.figures(block, pairs, first),
+            "default_render": integrity.default_render_figures(pairs, prompts, section, chat),
+            "template": Oracle(chat, section, self.template_kwargs, self.tools).figures(block, pairs, messages),
             "text": recorded_text.text_figures(block["turns"], block["messages"], pairs, chat),
             "tools": recorded_text.tool_figures(block, pairs, self.tools, chat),
         }
@@ -184,19 +119,9 @@ def label_checks(counted: Mapping[str, Any], section: PairsSection, chat: ChatFo
     ]
 
 
-def _totals(pairs: pa.Table) -> dict[str, Any]:
-    """Return figures for the asset's page."""
-    return {
-        "prompt_edits": dict(counts(pairs, "prompt_edit")),
-        "think_removed": pc.sum(pairs["think_removed"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
-        "output_tokens": len(pc.list_flatten(pairs["output_ids"])),  # pyright: ignore[reportAttributeAccessIssue]
-        "chained": len(pairs) - pairs["prefix_turn"].null_count,
-    }
-
-
 @dataclass(frozen=True)
 class PairFactory:
-    """Inputs from which a worker process builds the pairs of a rollout set: `PairBuilder.of` without unpicklable parts.
+    """Inputs from which a worker process creates the `PairBuilder` of a rollout set.
 
     Attributes:
         specs, experiment: all specs, as loaded at the start of the run, and the name of the experiment.
@@ -212,11 +137,14 @@ class PairFactory:
 
     def __call__(self) -> Callable[[Mapping[str, pa.Table]], dict[str, pa.Table]]:
         """Return `PairBuilder.build`."""
-        spec = self.specs.experiments[self.experiment]
-        syntax = label_syntax(spec)
-        return PairBuilder.of(
-            self.specs, spec, self.rollout_set, self.rollout_ids, self.tasks, self.section, syntax
-        ).build
+        spec, section = self.specs.experiments[self.experiment], self.section
+        chat = student_format(spec)
+        tools = tool_schemas(self.rollout_set.agent.tools if section.capture == "native" else section.tools)
+        comparable = section.capture == "retokenised" and _same_form(self.rollout_set, chat)
+        compared = frozenset(spread(self.rollout_ids, _COMPARED_ROLLOUTS) if comparable else ())
+        prompts = DefaultPrompts(self.specs, spec, self.rollout_set, self.tasks, tools)
+        kwargs = spec.serving.template_kwargs
+        return PairBuilder(section, chat, kwargs, tools, compared, prompts, label_syntax(spec)).build
 
 
 def label_syntax(spec: ExperimentSpec) -> LabelSyntax:

@@ -104,7 +104,7 @@ class Pair:
     input: np.ndarray
     output: np.ndarray
     capture: str
-    edits: tuple[str, ...]
+    edits: frozenset[str]
     removed: int
     tail: str
     source_tokens: int
@@ -148,7 +148,7 @@ def _pair_row(agent: CapturedAgent, pair: Pair, prefix: Pair | None, chat: ChatF
         "output_ids": pair.output,
         "input_tokens": len(pair.input),
         "capture": pair.capture,
-        "prompt_edit": "+".join(pair.edits) or "none",
+        "prompt_edit": "+".join(sorted(pair.edits)) or "none",
         "think_removed": pair.removed,
         "format_tokens": format_tokens(pair.output, chat),
         "metadata": json.dumps(facts, sort_keys=True),
@@ -182,7 +182,7 @@ class _PastTurn:
 
     captured: tuple[np.ndarray, np.ndarray]
     edited: tuple[np.ndarray, np.ndarray] | None
-    edits: tuple[str, ...]
+    edits: frozenset[str]
 
 
 def _edit(agent: CapturedAgent, section: PairsSection, chat: ChatFormat) -> Iterator[Pair | tuple[str, str]]:
@@ -212,7 +212,7 @@ def _edit(agent: CapturedAgent, section: PairsSection, chat: ChatFormat) -> Iter
             _PastTurn(
                 captured,
                 None if edited[0] is captured[0] and edited[1] is captured[1] else edited,
-                (*edits, *_stripped(in_history and (stripped.removed > 0 or closes))),
+                edits | _stripped(in_history and (stripped.removed > 0 or closes)),
             )
         )
         if drop := _drop_reason(turn, turn.output, stripped, tail, section):
@@ -223,7 +223,7 @@ def _edit(agent: CapturedAgent, section: PairsSection, chat: ChatFormat) -> Iter
             input=closed if section.strip_think else prompt,
             output=stripped.ids if section.strip_think else turn.output,
             capture=turn.capture,
-            edits=_ordered((*edits, *_stripped(section.strip_think and closes))),
+            edits=edits | _stripped(section.strip_think and closes),
             removed=stripped.removed if section.strip_think else 0,
             tail=tail,
             source_tokens=len(turn.output),
@@ -276,7 +276,7 @@ def _drop_reason(
 
 def _edited_prompt(
     prompt: np.ndarray, past: Sequence[_PastTurn], agent: CapturedAgent, section: PairsSection, chat: ChatFormat
-) -> tuple[np.ndarray, tuple[str, ...]]:
+) -> tuple[np.ndarray, frozenset[str]]:
     """Return the prompt as a student reads it, and its edits."""
     for earlier in reversed(past):
         if begins_with(prompt, *earlier.captured):
@@ -285,30 +285,24 @@ def _edited_prompt(
             whole = prompt
             if earlier.edited is not None or added is not follows:
                 whole = np.concatenate([*(earlier.edited or earlier.captured), added])
-            return whole, _ordered((*earlier.edits, *more))
-    edits: tuple[str, ...] = ()
+            return whole, earlier.edits | more
+    edits = frozenset[str]()
     if agent.captured is not None and agent.default is not None:
         prompt, spliced = splice(prompt, agent.captured, agent.default, chat)
-        edits = ("spliced",) if spliced else ()
+        edits = frozenset({"spliced"} if spliced else ())
     prompt, more = _strip_history_think(prompt, section, chat)
-    return prompt, _ordered((*edits, *more))
+    return prompt, edits | more
 
 
-def _strip_history_think(
-    ids: np.ndarray, section: PairsSection, chat: ChatFormat
-) -> tuple[np.ndarray, tuple[str, ...]]:
+def _strip_history_think(ids: np.ndarray, section: PairsSection, chat: ChatFormat) -> tuple[np.ndarray, frozenset[str]]:
     if section.history_think == "keep" or not has_think(ids, chat):
-        return ids, ()
+        return ids, _stripped(False)
     edited, removed = strip_history(ids, chat)
     return edited, _stripped(removed > 0)
 
 
-def _stripped(edited: bool) -> tuple[str, ...]:
-    return ("stripped",) if edited else ()
-
-
-def _ordered(edits: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name for name in ("spliced", "stripped") if name in edits)
+def _stripped(edited: bool) -> frozenset[str]:
+    return frozenset({"stripped"} if edited else ())
 
 
 def format_tokens(output: np.ndarray, chat: ChatFormat) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,48 +43,11 @@ class RolloutCandidate:
         return self.tokens, self.score["turns"], self.rollout["sample"]
 
 
-@dataclass(frozen=True)
-class RewardRule:
-    """The rule by which rewards select, and the rewards of the rollouts.
+class RewardRule(NamedTuple):
+    """The rule by which rewards select, with its figures; and why its threshold is wrong for the rollouts, if it is."""
 
-    Attributes:
-        min_reward: the threshold that applies; None if rewards do not select.
-        automatic: whether the rollouts decided on it (`select.min_reward = "auto"`).
-        offered, rewarded, passing: rollouts without infrastructure errors, those with a reward, those at the threshold.
-        highest: the highest reward, None if there is none.
-    """
-
-    min_reward: float | None
-    automatic: bool
-    offered: int
-    rewarded: int
-    passing: int
-    highest: float | None
-
-    @property
-    def text(self) -> str:
-        """The rule and its figures in one sentence."""
-        if self.min_reward is None:
-            why = "no rollout has one" if self.automatic else 'select.min_reward = "none"'
-            return f"rewards select nothing ({why}): {self.offered} rollouts offered"
-        how = "auto: some rollouts have one" if self.automatic else "select.min_reward"
-        return (
-            f"reward >= {self.min_reward:g} ({how}): {self.rewarded} of {self.offered} rollouts have a reward, "
-            f"{self.passing} pass"
-        )
-
-    @property
-    def problem(self) -> str | None:
-        """Return why the chosen threshold is wrong for these rollouts, or None."""
-        if not self.automatic or self.min_reward is None or self.highest is None:
-            return None
-        if self.highest > self.min_reward:
-            return f"the highest reward is {self.highest:g}, so 1 is not the full reward; set select.min_reward"
-        if not self.passing:
-            return (
-                f'no rollout has the full reward 1, the highest is {self.highest:g}; set select.min_reward, or "none"'
-            )
-        return None
+    text: str
+    problem: str | None = None
 
 
 def resolved(section: SelectSection, rollouts: pa.Table, scores: pa.Table) -> tuple[SelectSection, RewardRule]:
@@ -94,9 +57,19 @@ def resolved(section: SelectSection, rollouts: pa.Table, scores: pa.Table) -> tu
     rewards = usable["reward"].drop_null().to_pylist()
     automatic = section.min_reward == "auto"
     threshold = (1.0 if rewards else None) if section.min_reward == "auto" else section.min_reward
-    passing = sum(threshold is not None and reward >= threshold for reward in rewards)
-    rule = RewardRule(threshold, automatic, len(usable), len(rewards), passing, max(rewards, default=None))
-    return section.model_copy(update={"min_reward": threshold}), rule
+    resolved_section = section.model_copy(update={"min_reward": threshold})
+    if threshold is None:
+        why = "no rollout has one" if automatic else 'select.min_reward = "none"'
+        return resolved_section, RewardRule(f"rewards select nothing ({why}): {len(usable)} rollouts offered")
+    passing = sum(reward >= threshold for reward in rewards)
+    how = "auto: some rollouts have one" if automatic else "select.min_reward"
+    text = f"reward >= {threshold:g} ({how}): {len(rewards)} of {len(usable)} rollouts have a reward, {passing} pass"
+    problem = None
+    if automatic and max(rewards) > threshold:
+        problem = f"the highest reward is {max(rewards):g}, so 1 is not the full reward; set select.min_reward"
+    elif automatic and not passing:
+        problem = f'no rollout has the full reward 1, the highest is {max(rewards):g}; set select.min_reward, or "none"'
+    return resolved_section, RewardRule(text, problem)
 
 
 def select(

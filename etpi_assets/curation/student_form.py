@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -204,7 +204,11 @@ def turn_text(content: str, tool_calls: Sequence[Any] | None = None) -> str:
 
     It is the content with flattened calls rewritten in place, then the structured calls, separated by newlines.
     """
-    parts = [_rewrite_flattened(content, format_call)] if content else []
+    text, at = "", 0
+    for start, end, call in _flattened_calls(content):
+        text += content[at:start] + format_call(*call)
+        at = end
+    parts = [text + content[at:]] if content else []
     for raw in tool_calls or ():
         call = parse_structured(raw)
         parts.append(_unreadable(raw) if isinstance(call, str) else format_call(*call))
@@ -231,11 +235,9 @@ def _split_flattened(content: str) -> tuple[str, list[Call]]:
 
     A call with text after it stays in the text, because a template writes calls only after the text.
     """
-    pieces: list[tuple[int, int, Call]] = []
-    _rewrite_flattened(content, lambda name, arguments: "", pieces)
     calls: list[Call] = []
     end = len(content)
-    for start, stop, call in reversed(pieces):
+    for start, stop, call in reversed([*_flattened_calls(content)]):
         if content[stop:end].strip():
             break
         calls.insert(0, call)
@@ -243,27 +245,17 @@ def _split_flattened(content: str) -> tuple[str, list[Call]]:
     return (content[:end].rstrip() if calls else content), calls
 
 
-def _rewrite_flattened(
-    content: str, write: Callable[[str, Mapping[str, Any]], str], pieces: list[tuple[int, int, Call]] | None = None
-) -> str:
-    """Replace each `[tool_use NAME] {…}` at the start of a line by `write(name, arguments)`.
-
-    One whose JSON does not parse stays text. (start, end, call) of each is appended to `pieces`.
-    """
-    parts: list[str] = []
+def _flattened_calls(content: str) -> Iterator[tuple[int, int, Call]]:
+    """Yield (start, end, call) of each `[tool_use NAME] {…}` at the start of a line whose JSON parses."""
     at = 0
     for match in _FLATTENED.finditer(content):
         if match.start() < at:
             continue
         try:
-            arguments, end = _DECODER.raw_decode(content, match.end())
+            arguments, at = _DECODER.raw_decode(content, match.end())
         except (ValueError, RecursionError):
             continue
-        parts += [content[at : match.start()], write(match[1], arguments)]
-        if pieces is not None:
-            pieces.append((match.start(), end, Call(match[1], arguments)))
-        at = end
-    return "".join(parts) + content[at:]
+        yield match.start(), at, Call(match[1], arguments)
 
 
 def _unreadable(raw: Any) -> str:

@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,11 @@ import pyarrow.compute as pc
 
 from etpi_assets.specs.experiment import DatasetSection
 from etpi_assets.trajectories.tables import iter_turns
-from etpi_resources.lake.schemas import empty, from_columns
-from etpi_resources.lake.stored import Rows, batches
+from etpi_resources.lake.schemas import from_columns
 
 _KEY = ("rollout_id", "agent_id", "turn")
-_READ = ["pair_id", *_KEY, "metadata"]
-COLUMNS = [*_READ, "prefix_turn", "suffix_ids", "output_ids"]
-"""The columns of pairs that `weigh` reads."""
+COLUMNS = ["pair_id", *_KEY, "metadata", "prefix_turn", "suffix_ids", "output_ids"]
+"""The columns of pairs that `weigh_pairs` reads."""
 _FACTS = ("task_id", "repo", "teacher")
 
 
@@ -56,45 +53,26 @@ class RowRule:
         return None
 
 
-def weigh(
-    pairs: Rows, section: DatasetSection, heldout_tasks: Collection[str] = (), limit: int | None = None
-) -> dict[str, pa.Table]:
+def weigh_pairs(pairs: pa.Table, rule: RowRule) -> dict[str, pa.Table]:
     """Return {"dataset_rows", "dropped"}: a row for each pair to train or validate on, the other pairs with reasons.
 
-    Rows are in the order of `pairs`; `merge` sets their sequence and span later. Pairs of `section.heldout_repos` and
-    of `heldout_tasks` are dropped. A pair longer than `section.max_length`, or than `limit` where that is "auto", is
-    dropped, never truncated; None: no limit.
+    Rows are in the order of `pairs`. `with_split` sets their split, which depends on all pairs of the data set, and
+    `merge` their sequence and span. Longer pairs than the limit are dropped, never truncated.
 
     Raises:
         ValueError: the factor of the duplicating form is not a whole number.
     """
-    tables = weigh_pairs(pairs, RowRule(section, heldout_tasks, limit))
-    rows = tables["dataset_rows"]
-    validate = validation_units(units_of(rows, section).unique().to_pylist(), section.val_fraction)
-    return {**tables, "dataset_rows": with_split(rows, section, validate)}
-
-
-def weigh_pairs(pairs: Rows, rule: RowRule) -> dict[str, pa.Table]:
-    """Return the result of `weigh` without the split, which depends on all pairs of the data set."""
     section = rule.section
     if section.upweight_form == "duplicate" and section.upweight_factor != int(section.upweight_factor):
         raise ValueError(
             f'dataset.upweight_factor = {section.upweight_factor:g} cannot be repeated; use upweight_form = "weight"'
         )
-    rows, dropped = [empty("dataset_rows")], [empty("dropped")]
-    turns = iter_turns(pairs)
-    for batch in batches(pairs, _READ):
-        facts = [json.loads(text) for text in batch["metadata"].to_pylist()]
-        ids = [(prompt, _present(output)) for _, prompt, output in islice(turns, batch.num_rows)]
-        lengths = [len(prompt) + len(output) for prompt, output in ids]
-        drops = [rule.drop(*pair) for pair in zip(facts, lengths, strict=True)]
-        kept = [at for at, drop in enumerate(drops) if drop is None]
-        chosen = batch.take(pa.array(kept, pa.int64()))
-        rows.append(_rows(chosen, [facts[at] for at in kept], [ids[at] for at in kept], section))
-        if len(kept) < len(drops):
-            outputs = [len(output) for _, output in ids]
-            dropped.append(_dropped(batch, drops, outputs))
-    return {"dataset_rows": pa.concat_tables(rows), "dropped": pa.concat_tables(dropped)}
+    facts = [json.loads(text) for text in pairs["metadata"].to_pylist()]
+    ids = [(prompt, _present(output)) for _, prompt, output in iter_turns(pairs)]
+    drops = [rule.drop(about, len(prompt) + len(output)) for about, (prompt, output) in zip(facts, ids, strict=True)]
+    kept = [at for at, drop in enumerate(drops) if drop is None]
+    rows = _rows(pairs.take(pa.array(kept, pa.int64())), [facts[at] for at in kept], [ids[at] for at in kept], section)
+    return {"dataset_rows": rows, "dropped": _dropped(pairs, drops, [len(output) for _, output in ids])}
 
 
 def _present(output: np.ndarray | None) -> np.ndarray:
@@ -103,7 +81,7 @@ def _present(output: np.ndarray | None) -> np.ndarray:
 
 
 def _rows(
-    pairs: pa.RecordBatch,
+    pairs: pa.Table,
     facts: Sequence[Mapping[str, Any]],
     ids: Sequence[tuple[np.ndarray, np.ndarray]],
     section: DatasetSection,
@@ -124,7 +102,7 @@ def _rows(
     return from_columns("dataset_rows", columns, len(names))
 
 
-def _dropped(pairs: pa.RecordBatch, drops: Sequence[tuple[str, str] | None], outputs: Sequence[int]) -> pa.Table:
+def _dropped(pairs: pa.Table, drops: Sequence[tuple[str, str] | None], outputs: Sequence[int]) -> pa.Table:
     """Return the table `dropped` of the pairs that have a (reason, detail)."""
     out = [(at, *drop) for at, drop in enumerate(drops) if drop is not None]
     chosen = pairs.take(pa.array([at for at, _, _ in out], pa.int64()))
@@ -159,14 +137,6 @@ def validation_units(units: Iterable[str | None], fraction: float) -> set[str | 
     return set(names[: min(len(names) - 1, round(fraction * len(names)))]) if names else set()
 
 
-def loss_share_by_turn(rows: pa.Table) -> dict[int, float]:
-    """Return turn -> share of sum(weight x copies x output tokens) over the training rows, in order of the turns.
-
-    `sql/reports/loss_share_by_turn.sql` computes the same for every experiment.
-    """
-    return shares(loss_by_turn(rows))
-
-
 def loss_by_turn(rows: pa.Table) -> dict[str, float]:
     """Return turn -> sum(weight x copies x output tokens) over the training rows. The keys are text, as in JSON."""
     training = rows.filter(pc.field("split") == "train")
@@ -176,7 +146,10 @@ def loss_by_turn(rows: pa.Table) -> dict[str, float]:
 
 
 def shares(loss: Mapping[str, float]) -> dict[int, float]:
-    """Return turn -> share of the loss, from `loss_by_turn`, in order of the turns."""
+    """Return turn -> share of the loss, from `loss_by_turn`, in order of the turns.
+
+    `sql/reports/loss_share_by_turn.sql` computes the same for every experiment.
+    """
     total = sum(loss.values())
     return {turn: loss[str(turn)] / total for turn in sorted(map(int, loss))} if total else {}
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.exports import atif, conversations, hub, model, swe_bench, token_ids, verl_prompts
+from etpi_assets.exports import atif, conversations, hub, model, token_ids, verl_prompts
 from etpi_assets.exports.experiment_data import ExportSource
 from etpi_assets.exports.format import Export, Written
 from etpi_assets.resources import Resources
@@ -23,7 +23,7 @@ from etpi_resources.lake.lake import sha256_of
 
 _ALL = (
     token_ids.TRL, conversations.TRL, conversations.VERL, verl_prompts.EXPORT, atif.EXPORT, hub.EXPORT, token_ids.TITO,
-    swe_bench.EXPORT, model.EXPORT,
+    model.EXPORT,
 )  # fmt: skip
 
 EXPORTS: Mapping[str, Export] = {export.name: export for export in _ALL}

@@ -86,14 +86,9 @@ def _takes_text(chat: ChatFormat) -> bool:
 
 def facts_of(conversation: StudentConversation) -> dict[str, Any]:
     """Return the columns of a conversation besides its messages."""
-    record = conversation.record
-    return {
-        "rollout_id": record.rollout_id,
-        "agent_id": conversation.agent.agent_id,
-        "task_id": record.task_id,
-        "repo": record.repo,
-        "teacher": record.teacher,
-    }
+    of_record = ("rollout_id", "task_id", "repo", "teacher")
+    facts = {name: getattr(conversation.record, name) for name in of_record}
+    return {**facts, "agent_id": conversation.agent.agent_id}
 
 
 def _trl(source: ExportSource, folder: Path) -> Written:

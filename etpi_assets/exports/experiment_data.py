@@ -17,20 +17,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.agent.tools import tool_schemas
+from etpi_assets.curation.default_prompt import DefaultPrompts, student_format
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.graph import GRAPH
 from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.rollout_set import RolloutSetSpec
-from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import Task
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, own_messages
 from etpi_assets.trajectories.tables import TABLES, from_tables, iter_prompts
-from etpi_resources.chat.format import ChatFormat, load_chat_format
+from etpi_resources.chat.format import ChatFormat
 from etpi_resources.lake.lake import Lake, Manifest, Ref
 from etpi_resources.lake.parquet import schema_of
 from etpi_resources.lake.stored import Stored, batches
@@ -192,7 +190,7 @@ class ExportSource:
     @cached_property
     def chat(self) -> ChatFormat:
         """The student's chat format."""
-        return load_chat_format(self.spec.base.tokenizer, self.spec.base.chat_template)
+        return student_format(self.spec)
 
     def first_messages(self, record: RolloutRecord, agent: AgentRecord) -> list[dict[str, Any]]:
         """Return the messages that a student reads before the agent's first turn."""
@@ -213,11 +211,11 @@ class ExportSource:
             }
             for m in own_messages(agent)
         ]
-        default = self._default(record, agent)
+        default = self._default_prompts[record.rollout_set or ""](record.task_id, agent.agent_id)
         if default is None:
             return captured
         rest = [message for message in captured if message["kind"] != "prompt"]
-        return [{**m, "turn": None, "kind": "prompt", "tool_calls": None} for m in default] + rest
+        return [{**m, "turn": None, "kind": "prompt", "tool_calls": None} for m in default.messages] + rest
 
     @cached_property
     def capture(self) -> str:
@@ -233,22 +231,15 @@ class ExportSource:
         schemas = tool_schemas(rollout_set.agent.tools if native else self.spec.pairs.tools)
         return record.tools if schemas is None else schemas
 
-    def _default(self, record: RolloutRecord, agent: AgentRecord) -> list[dict[str, str]] | None:
-        rollout_set = self.specs.get("rollout_set", record.rollout_set or "")
-        assert isinstance(rollout_set, RolloutSetSpec)
-        if rollout_set.kind in ("imported", "agent") or rollout_set.suite is None or record.task_id not in self._tasks:
-            return None
-        task = self._tasks[record.task_id]
-        family = load_family(self.specs.suites[rollout_set.suite].family)
-        role = next(role for role in family.roles(task) if role.agent_id == agent.agent_id)
-        return render_prompts(rollout_set.agent.model_copy(update={"steering": False}), task, role)
-
     @cached_property
-    def _tasks(self) -> dict[str, Task]:
-        sets = [self.specs.get("rollout_set", name) for name in self.spec.rollout_sets]
-        suites = {s.suite for s in sets if isinstance(s, RolloutSetSpec) and s.suite and s.kind != "imported"}
+    def _default_prompts(self) -> dict[str, DefaultPrompts]:
+        """Rollout set -> the first prompts of a student at its tasks."""
+        sets = {name: self.specs.get("rollout_set", name) for name in self.spec.rollout_sets}
+        known = {name: spec for name, spec in sets.items() if isinstance(spec, RolloutSetSpec)}
+        suites = {spec.suite for spec in known.values() if spec.suite and spec.kind != "imported"}
         tables = [self.lake.read(Ref("tasks", "suite", suite), "tasks") for suite in sorted(suites)]
-        return {task.task_id: task for table in tables for task in read_tasks(table)}
+        tasks = {task.task_id: task for table in tables for task in read_tasks(table)}
+        return {name: DefaultPrompts(self.specs, self.spec, spec, tasks, None) for name, spec in known.items()}
 
     @cached_property
     def _selected(self) -> dict[str, list[str]]:

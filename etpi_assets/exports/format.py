@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +61,11 @@ class Export:
 def write_parquet(path: Path, schema: pa.Schema, rows: Iterable[dict[str, Any]]) -> int:
     """Write rows as parquet in batches and return their number; writes a file even if there are no rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    count, batch = 0, []
+    count, remaining = 0, iter(rows)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        for row in rows:
-            batch.append(row)
-            count += 1
-            if len(batch) == _BATCH_ROWS:
-                writer.write_table(pa.Table.from_pylist(batch, schema))
-                batch = []
-        if batch:
+        while batch := list(islice(remaining, _BATCH_ROWS)):
             writer.write_table(pa.Table.from_pylist(batch, schema))
+            count += len(batch)
     return count
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.exports.conversations import message_columns, message_fields
+from etpi_assets.exports.conversations import facts_of, message_columns, message_fields
 from etpi_assets.exports.experiment_data import ExportSource
 from etpi_assets.exports.format import Export, Written, write_splits
 from etpi_assets.exports.lineage import card_top, lineage_section
@@ -36,18 +36,14 @@ def _rows(source: ExportSource, split: str) -> Iterator[dict[str, Any]]:
             {**message, "weight": int(i in trained) if message["role"] == "assistant" else None}
             for i, message in enumerate(values["messages"])
         ]
-        record, agent = conversation.record, conversation.agent
+        agent = conversation.agent
         yield {
             **values,
-            "rollout_id": record.rollout_id,
-            "agent_id": agent.agent_id,
+            **facts_of(conversation),
             "role": agent.role,
-            "task_id": record.task_id,
-            "repo": record.repo,
-            "teacher": record.teacher,
             "exit_status": agent.exit_status,
             "model_patch": agent.patch,
-            "reward": source.rewards.get(record.rollout_id),
+            "reward": source.rewards.get(conversation.record.rollout_id),
         }
 
 

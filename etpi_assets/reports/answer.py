@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -30,27 +29,6 @@ REASONS = {
 MOST_STEPS = 6
 """Steps of an attempt in the example."""
 _LONGEST = 160
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A rollout of the example: its first steps, each of which is a command or a message."""
-
-    role: str
-    verdict: str
-    exit_status: str
-    steps: Sequence[str]
-    link: str
-
-
-@dataclass(frozen=True)
-class Example:
-    """A task that the first and the last evaluated role worked on, under one decoding."""
-
-    task_id: str
-    decoding: str
-    link: str
-    attempts: Sequence[Attempt]
 
 
 def last_role(roles: Iterable[str | None]) -> str | None:
@@ -112,11 +90,15 @@ def pick(pairs: Sequence[Mapping[str, Any]], verdict: str | None) -> Mapping[str
     return min(wanted or pairs, key=lambda pair: (pair["decoding"] or "", pair["task_id"]), default=None)
 
 
-def example(experiment: str, rollouts: pa.Table, scores: pa.Table, turns: pa.Table) -> Example | None:
-    """Return the example of an evaluation; None unless two roles were evaluated on a common task.
+def example(experiment: str, rollouts: pa.Table, scores: pa.Table, turns: pa.Table) -> dict[str, Any] | None:
+    """Return a task that the first and the last evaluated role worked on, under one decoding; None without such a task.
 
     Args:
         turns: of the evaluation, with rollout_id, agent_id, turn and actions.
+
+    Returns:
+        task_id, decoding, link; attempts: role, verdict, exit_status, link of each role's rollout, and its first steps,
+        each of which is a command or a message.
     """
     role = last_role(rollouts["checkpoint_role"].to_pylist())
     if role is None or role == "base":
@@ -140,11 +122,17 @@ def example(experiment: str, rollouts: pa.Table, scores: pa.Table, turns: pa.Tab
     attempts = []
     for side in chosen["sides"]:
         name = side["rollout_id"]
-        link = REPORTED_VIEW + rollout_page("eval", experiment, name)
-        verdict = _verdict(judged[name])
-        attempts.append(Attempt(side["checkpoint_role"], verdict, side["exit_status"] or "", _steps(turns, name), link))
+        attempts.append(
+            {
+                "role": side["checkpoint_role"],
+                "verdict": _verdict(judged[name]),
+                "exit_status": side["exit_status"] or "",
+                "steps": _steps(turns, name),
+                "link": REPORTED_VIEW + rollout_page("eval", experiment, name),
+            }
+        )
     link = REPORTED_VIEW + task_page(experiment, chosen["task_id"])
-    return Example(chosen["task_id"], chosen["decoding"], link, attempts)
+    return {"task_id": chosen["task_id"], "decoding": chosen["decoding"], "link": link, "attempts": attempts}
 
 
 def _of_role(rollouts: pa.Table, role: str | None) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,9 @@ from etpi_assets.reports import facts, html
 from etpi_assets.reports import leaderboard as boards
 from etpi_assets.reports import model_card as cards
 from etpi_assets.reports.changes import STORED, changes, changes_table
-from etpi_assets.reports.iterations import iterations, iterations_board
-from etpi_assets.reports.recorded import parsed, recorded_spec
-from etpi_assets.scoring.published import in_reading
+from etpi_assets.reports.recorded import recorded_spec
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import part
-from etpi_assets.specs.published import figures
-from etpi_resources import charts
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake import catalog as catalog_file
 from etpi_resources.lake.lake import Manifest, Ref
@@ -35,8 +32,8 @@ from etpi_resources.lake.schemas import empty, from_rows
     group="reports",
     tables=("reports", "changes"),
     sections=("title", "notes", "published", "metrics.main"),
-    kinds=("html", "markdown"),
-    summary="The experiment's report: one self-contained HTML page, and the same in markdown.",
+    kinds=("html",),
+    summary="The experiment's report: one self-contained HTML page.",
 )
 def experiment_report(
     run: AssetRun,
@@ -51,29 +48,19 @@ def experiment_report(
     raw_rollouts: Input,
     tasks: Input,
 ) -> Produced:
-    spec, key = run.spec, run.key
     upstream = [ref for asset in run.node.upstream for ref in run.refs(asset)]
     manifests = {ref: run.lake.require(ref) for ref in upstream}
     experiment = html.ReportedExperiment(
-        name=key,
-        title=spec.title,
-        notes=spec.notes,
-        spec=spec.model_dump(mode="json"),
-        thresholds={in_reading(name, spec.metrics.reading): rate for name, rate in spec.metrics.thresholds.items()},
-        reading=spec.metrics.reading,
+        name=run.key,
+        spec=run.spec,
         inputs={str(ref): _version(manifest) for ref, manifest in manifests.items()},
         checks=[{**check, "asset": ref.asset} for ref, manifest in manifests.items() for check in manifest.checks],
-        seeds=spec.seeds,
-        published=figures(spec.published),
         rollout_sets=run.specs.rollout_sets,
-        published_source=". ".join(str(spec.published[k]) for k in ("source", "date", "note") if k in spec.published),
     )
     tables = facts.ReportTables(
         metrics=eval_metrics.read("metrics"),
-        rollouts=raw_rollouts.read("rollouts", columns=["wall_seconds", "outcome"]),
-        agents=raw_rollouts.read("agents", columns=["output_tokens"]),
+        rollouts=raw_rollouts.read("rollouts", columns=["outcome"]),
         eval_rollouts=eval_rollouts.read("rollouts"),
-        eval_agents=eval_rollouts.read("agents"),
         eval_turns=eval_rollouts.read("turns", columns=["rollout_id", "agent_id", "turn", "actions"]),
         eval_scores=eval_metrics.read("scores"),
         eval_agent_scores=eval_metrics.read("agent_scores"),
@@ -88,15 +75,12 @@ def experiment_report(
         probes=serving_probe.read("probes"),
         tasks=tasks.read("tasks"),
     )
-    page, markdown = html.render(experiment, tables)
-    rows = [_write(run, "report.html", "html", page), _write(run, "report.md", "markdown", markdown)]
+    page, summary = html.render(experiment, tables)
+    row = _write(run, "report.html", "html", page)
     paired = changes(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, STORED)
     return Produced(
-        tables={"reports": from_rows("reports", rows), "changes": changes_table(key, paired)},
-        metadata={
-            "report": run.lake.root / rows[0]["path"],
-            "summary": Markdown(markdown.split("## Checks")[0]),
-        },
+        tables={"reports": from_rows("reports", [row]), "changes": changes_table(run.key, paired)},
+        metadata={"report": run.lake.root / row["path"], "summary": Markdown(summary)},
     )
 
 
@@ -147,23 +131,8 @@ def model_card(
     summary="The metrics of all experiments of the lake side by side.",
 )
 def leaderboard(run: AssetRun, eval_metrics: Input, experiment_spec: Input) -> Produced:
-    entries = _entries(run, eval_metrics)
-    table = boards.leaderboard(entries)
-    metrics = {entry.experiment: entry.metrics for entry in entries}
-    specs = {**run.specs.experiments, **_evaluated_specs(run, eval_metrics)}
-    suites = sorted({spec.evaluate.suite for name, spec in specs.items() if name in metrics and spec.evaluate})
-    on_suite = {suite: iterations(suite, specs, metrics) for suite in suites}
-    return Produced(
-        tables={"leaderboard": table},
-        metadata={
-            "board": Markdown(boards.board(table)),
-            **{
-                f"experiments on {suite}": Markdown(iterations_board(rows, boards.PAGE_CHARACTERS))
-                for suite, rows in on_suite.items()
-                if rows
-            },
-        },
-    )
+    table = boards.leaderboard(_entries(run, eval_metrics))
+    return Produced(tables={"leaderboard": table}, metadata={"board": Markdown(boards.board(table))})
 
 
 @asset(
@@ -183,23 +152,7 @@ def teacher_ceiling(
         for name, spec in _evaluated_specs(run, eval_metrics).items()
     }
     table = boards.teacher_ceiling(entries, {name: data for name, data in teachers.items() if data})
-    points = [
-        (
-            r["experiment"],
-            r["checkpoint_role"],
-            r["teacher_value"],
-            r["student_value"],
-            r["student_ci_low"],
-            r["student_ci_high"],
-        )
-        for r in table.to_pylist()
-        if r["metric"] == "follow_through" and "greedy" not in r["decoding"] and r["teacher_value"] is not None
-    ]
-    plot = charts.as_image(charts.teacher_plot("Follow-through", points), "follow-through of teacher and student")
-    return Produced(
-        tables={"teacher_ceiling": table},
-        metadata={"plot": Markdown(plot), "board": Markdown(boards.ceiling_board(table))},
-    )
+    return Produced(tables={"teacher_ceiling": table}, metadata={"board": Markdown(boards.ceiling_board(table))})
 
 
 @asset(
@@ -234,7 +187,7 @@ _HAVE_IDS = (("raw_rollouts", "rollout_set"), ("upweighted_dataset", "experiment
 def _vocabularies(run: AssetRun) -> dict[str, list[str]]:
     """Return the text of every token id, for each tokenizer whose ids were captured or are trained on."""
     specs = [
-        (asset, recorded_spec(set_name, key, run.specs, run.lake).values)
+        (asset, recorded_spec(set_name, key, run.specs, run.lake)[0])
         for asset, set_name in _HAVE_IDS
         for key in run.lake.keys(asset, set_name)
         if not _not_applicable(run.lake.current(Ref(asset, set_name, key)))
@@ -262,18 +215,22 @@ def _not_applicable(manifest: Manifest | None) -> bool:
 
 def _entries(run: AssetRun, eval_metrics: Input) -> list[boards.EvaluatedExperiment]:
     """Return every evaluated experiment of the lake, whether or not its spec is loaded."""
-    specs = [recorded_spec("experiment", ref.key, run.specs, run.lake) for ref in eval_metrics.refs()]
-    return [
-        boards.EvaluatedExperiment(spec.name, spec.title, eval_metrics.read("metrics", spec.name), spec.state)
-        for spec in specs
-    ]
+    entries = []
+    for ref in eval_metrics.refs():
+        values, state = recorded_spec("experiment", ref.key, run.specs, run.lake)
+        title = values.get("title") or ref.key
+        entries.append(boards.EvaluatedExperiment(ref.key, title, eval_metrics.read("metrics", ref.key), state))
+    return entries
 
 
 def _evaluated_specs(run: AssetRun, eval_metrics: Input) -> dict[str, ExperimentSpec]:
     """Return the specs of the evaluated experiments of the lake, without those that this version cannot parse."""
-    specs = [recorded_spec("experiment", ref.key, run.specs, run.lake) for ref in eval_metrics.refs()]
-    models = {spec.name: parsed("experiment", spec) for spec in specs}
-    return {name: model for name, model in models.items() if isinstance(model, ExperimentSpec)}
+    specs = {}
+    for ref in eval_metrics.refs():
+        values, _ = recorded_spec("experiment", ref.key, run.specs, run.lake)
+        with suppress(ValueError):  # recorded under keys that this version of etpi does not know
+            specs[ref.key] = ExperimentSpec.model_validate(values)
+    return specs
 
 
 def _teacher_data(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -14,32 +13,6 @@ import pyarrow as pa
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources.frames import to_frame
 
-CONTAMINATION = (
-    "heldout_split", "heldout_names_unseen", "no_steering_leak", "prompt_is_default_render", "no_think_in_output",
-    "skip_rate", "turns_lost",
-)  # fmt: skip
-"""The checks of forbidden content in training data and of dropped rows."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """A rollout set that training data are selected from.
-
-    Attributes:
-        licence: as its spec or its tasks state it; "not stated" otherwise.
-        rollouts, turns, tokens: selected rollouts, and training rows and label tokens of them.
-    """
-
-    name: str
-    title: str
-    kind: str
-    suite: str
-    teachers: str
-    licence: str
-    rollouts: int
-    turns: int
-    tokens: int
-
 
 def sources(
     names: Sequence[str],
@@ -47,33 +20,34 @@ def sources(
     tasks: pa.Table,
     selected: pa.Table,
     dataset_rows: pa.Table,
-) -> list[Source]:
-    """Return the rollout sets of an experiment, with the training rows of each."""
+) -> list[dict[str, Any]]:
+    """Describe the rollout sets of an experiment: name, kind, suite, teachers, licence; and what is trained of each.
+
+    The licence is that of the set's spec or of its tasks; rollouts, turns and tokens are those of the training rows.
+    """
     sets = to_frame(selected, ["rollout_id", "rollout_set", "teacher"])
     train = to_frame(dataset_rows, ["rollout_id", "split", "output_tokens"]).filter(split="train")
-    teachers = dict(
-        sets.group_by("rollout_set")
-        .agg(pl.col("teacher").fill_null("unknown").unique().sort().str.join(", "))
-        .iter_rows()
+    by_set = sets.group_by(name="rollout_set").agg(
+        teachers=pl.col("teacher").fill_null("unknown").unique().sort().str.join(", ")
     )
-    counts = {
-        name: figures
-        for name, *figures in train.join(sets, on="rollout_id")
-        .group_by("rollout_set")
-        .agg(pl.col("rollout_id").n_unique(), pl.len(), pl.col("output_tokens").sum())
-        .iter_rows()
-    }
+    trained = (
+        train.join(sets, on="rollout_id")
+        .group_by(name="rollout_set")
+        .agg(rollouts=pl.col("rollout_id").n_unique(), turns=pl.len(), tokens=pl.col("output_tokens").sum())
+    )
+    rows = pl.DataFrame({"name": list(names)}, schema={"name": pl.String}).join(by_set, "name", "left")
+    rows = rows.join(trained, "name", "left").fill_null("–").fill_null(0)
     licences = task_licences(tasks)
     return [
-        Source(
-            name, spec.title if spec else "", spec.kind if spec else "unknown", (spec.suite if spec else None) or "–",
-            teachers.get(name, "–"),
-            (spec.license if spec else None) or licences or "not stated",
-            *counts.get(name, (0, 0, 0)),
-        )
-        for name in names
-        for spec in [specs.get(name)]
-    ]  # fmt: skip
+        {
+            **row,
+            "kind": spec.kind if spec else "unknown",
+            "suite": (spec and spec.suite) or "–",
+            "licence": (spec and spec.license) or licences or "not stated",
+        }
+        for row in rows.to_dicts()
+        for spec in [specs.get(row["name"])]
+    ]
 
 
 def task_licences(tasks: pa.Table) -> str:

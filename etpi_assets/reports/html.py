@@ -1,4 +1,4 @@
-"""Render the experiment report as a self-contained HTML page and as markdown.
+"""Render the experiment report as a self-contained HTML page, and its summary as markdown.
 
 `facts` computes the figures, `etpi_resources.charts` draws the charts.
 """
@@ -16,14 +16,15 @@ import pyarrow as pa
 from markupsafe import Markup, escape
 
 from etpi_assets.curation.merge import merge_savings
-from etpi_assets.curation.upweight import loss_share_by_turn
-from etpi_assets.reports import answer, changes, data_card, facts, failures, reinforcement, story
+from etpi_assets.curation.upweight import loss_by_turn, shares
+from etpi_assets.reports import answer, changes, data_card, facts, failures, story
 from etpi_assets.reports.facts import ReportTables
-from etpi_assets.reports.leaderboard import CEILING_METRICS
+from etpi_assets.reports.queries import run_report
 from etpi_assets.scoring.intervals import clears, wilson
 from etpi_assets.scoring.published import in_reading
-from etpi_assets.specs.published import Published
-from etpi_assets.specs.rollout_set import Reading, RolloutSetSpec
+from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.published import Published, figures
+from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources import charts
 from etpi_resources.hidden import with_hidden
 
@@ -38,6 +39,8 @@ TEMPLATES.filters["percent"] = facts.percent
 TEMPLATES.filters["points"] = changes.points
 TEMPLATES.filters["code"] = lambda text: Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
 
+_REINFORCED = ("newly_parsed", "parse_lost", "newly_solved", "newly_lost")
+"""Changes of a task by reinforcement; its page counts tasks over decodings and seeds."""
 _WORDS = {True: "clears the threshold", False: "below the threshold", None: "undecided at this n"}
 
 
@@ -46,55 +49,51 @@ class ReportedExperiment:
     """The experiment that a report describes.
 
     Attributes:
-        name, title, notes: as in its spec.
-        spec: the resolved spec, as plain values.
-        thresholds: metric -> the rate it has to reach, in the spec's reading.
         inputs: "asset/key" -> data version of every input.
         checks: check outcomes as JSON, each with its "asset".
-        seeds: training seeds.
-        published: figures that others published of the experiment.
-        published_source: where and when they did, and their note.
-        reading: of the behaviours that the headline shows; the other one is among the details.
         rollout_sets: name -> spec of every loaded rollout set.
     """
 
     name: str
-    title: str
-    notes: str
-    spec: Mapping[str, Any]
-    thresholds: Mapping[str, float]
+    spec: ExperimentSpec
     inputs: Mapping[str, str]
     checks: Sequence[Mapping[str, Any]]
-    seeds: Sequence[int]
-    published: Sequence[Published] = ()
-    published_source: str = ""
-    reading: Reading = "hardened"
     rollout_sets: Mapping[str, RolloutSetSpec] = field(default_factory=dict)
 
     @property
     def main(self) -> str:
         """Return the main metric, in the spec's reading."""
-        return in_reading((self.spec.get("metrics") or {}).get("main", changes.OUTCOME), self.reading)
+        return in_reading(self.spec.metrics.main, self.spec.metrics.reading)
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Return metric -> the rate it has to reach, in the spec's reading."""
+        metrics = self.spec.metrics
+        return {in_reading(name, metrics.reading): rate for name, rate in metrics.thresholds.items()}
 
     @property
     def split(self) -> str:
         """Return the split of the evaluation's tasks: heldout or train."""
-        return (self.spec.get("evaluate") or {}).get("split", "heldout")
+        return self.spec.evaluate.split if self.spec.evaluate else "heldout"
 
 
 def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, str]:
-    """Render a report as (HTML, markdown). The page is self-contained: it loads nothing and needs no script."""
-    names = facts.headline_metrics(experiment.reading)
+    """Render a report as (HTML, markdown summary). The page loads nothing and needs no script."""
+    spec = experiment.spec
+    names = facts.headline_metrics(spec.metrics.reading)
     headline = facts.metric_rows(tables.metrics, names)
     measured = [row for row in headline if row["checkpoint_role"] != "teacher"]
-    changed = reinforcement.changed(
-        tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, tables.eval_turns, tables.tasks
+    evaluated = {
+        "rollouts": tables.eval_rollouts, "scores": tables.eval_scores, "agent_scores": tables.eval_agent_scores,
+    }  # fmt: skip
+    reinforced = run_report(
+        "changed_by_reinforcement.sql", evaluated, {"turns": tables.eval_turns, "tasks": tables.tasks}
     )
     paired = changes.changes(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, names)
     verdicts = _verdicts(headline, experiment.thresholds, paired)
-    failed = failures.failures(tables.eval_rollouts, tables.eval_scores)
+    failed = run_report("failures.sql", {name: evaluated[name] for name in ("rollouts", "scores")}, {})
     role = answer.last_role(tables.eval_rollouts["checkpoint_role"].to_pylist())
-    teachers = tables.rollouts["outcome"].to_pylist() if "outcome" in tables.rollouts.column_names else []
+    teachers = tables.rollouts["outcome"].to_pylist()
     ended = answer.verdicts_of(tables.eval_scores, tables.eval_rollouts, role)
     why = answer.why(role, ended, answer.verdicts_of_outcomes(teachers)) if role else ""
     table = _by_condition(headline)
@@ -106,7 +105,6 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
         "tone": changes.tone_of(changes.summary(paired, experiment.main)[0]),
         "example": answer.example(experiment.name, tables.eval_rollouts, tables.eval_scores, tables.eval_turns),
         "results_title": story.results_title(experiment.split, bool(measured)),
-        "headline": headline,
         "evaluated": bool(measured),
         "table": table,
         "parts": [
@@ -116,37 +114,36 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
         "rules": changes.RULES,
         "failure_kinds": failures.kinds(failed, tables.eval_rollouts, experiment.name),
         "links": failures.links(experiment.name),
-        "detail": facts.metric_rows(tables.metrics, facts.detail_metrics(experiment.reading)),
-        "per_seed": [row for seed in experiment.seeds for row in facts.metric_rows(tables.metrics, names, seed)],
+        "detail": facts.metric_rows(tables.metrics, facts.detail_metrics(spec.metrics.reading)),
+        "per_seed": [row for seed in spec.seeds for row in facts.metric_rows(tables.metrics, names, seed)],
         "verdicts": verdicts,
-        "published": _published(experiment.published, tables.metrics),
+        "published": _published(figures(spec.published), tables.metrics),
+        "published_source": ". ".join(
+            str(spec.published[k]) for k in ("source", "date", "note") if k in spec.published
+        ),
         "sources": data_card.sources(
-            experiment.spec.get("rollout_sets", ()), experiment.rollout_sets, tables.tasks, tables.selected,
+            spec.rollout_sets, experiment.rollout_sets, tables.tasks, tables.selected,
             tables.dataset_rows,
         ),
         "split": data_card.split(tables.dataset_rows),
-        "contamination": [check for check in experiment.checks if check["name"] in data_card.CONTAMINATION],
         "funnel": facts.funnel(tables),
         "drops": facts.drops(tables),
         "tokens": merge_savings(tables.dataset_rows, tables.pairs, tables.sequences),
         "probes": tables.probes.to_pylist(),
         "checkpoints": tables.checkpoints.to_pylist(),
-        "cost": facts.cost(tables),
-        "metrics_plot": _metrics_plot(headline, experiment.thresholds),
-        "teacher_plot": _teacher_plot(facts.metric_rows(tables.metrics, facts.HEADLINE)),
         "sft_plots": _curves(tables.training_log, "sft"),
         "rl_plots": _curves(tables.rl_log, "rl"),
-        "changed": changed,
-        "changes": reinforcement.counts(changed),
+        "changed": reinforced,
+        "changes": [(kind.replace("_", " "), sum(bool(row[kind]) for row in reinforced)) for kind in _REINFORCED],
         "share_plot": charts.bars(
             "Share of the loss by turn",
-            [(f"turn {t}", 100 * s) for t, s in list(loss_share_by_turn(tables.dataset_rows).items())[:16]],
+            [(f"turn {t}", 100 * s) for t, s in list(shares(loss_by_turn(tables.dataset_rows)).items())[:16]],
             " %",
         ),
     }  # fmt: skip
     return (
         with_hidden(TEMPLATES.get_template("report.html.jinja").render(**values)),
-        with_hidden(TEMPLATES.get_template("report.md.jinja").render(**values)),
+        with_hidden(TEMPLATES.get_template("summary.md.jinja").render(**values)),
     )
 
 
@@ -204,31 +201,3 @@ def _verdicts(
             word = _WORDS[clears(row["ci_low"], row["ci_high"], threshold)]
             verdicts.append({**row, "threshold": threshold, "word": word, "worse": worse})
     return verdicts
-
-
-def _metrics_plot(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, float]) -> str:
-    grouped: dict[str, list[tuple[str, float, float, float]]] = {}
-    for row in rows:
-        grouped.setdefault(row["metric"], []).append(
-            (row["checkpoint_role"], row["value"], row["ci_low"], row["ci_high"])
-        )
-    return charts.interval_plot("Rates with 95 % intervals", list(grouped.items()), {**thresholds})
-
-
-def _teacher_plot(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Plot each rate of the student against its teacher's over all rollouts; empty if there are no common rates."""
-    teacher = {row["metric"]: row["value"] for row in rows if row["checkpoint_role"] == "teacher"}
-    student = [row for row in rows if row["checkpoint_role"] in ("sft", "rl") and row["metric"] in CEILING_METRICS]
-    points = [
-        (
-            f"{row['metric']}, {row['decoding']}, {row['checkpoint_role']}",
-            row["checkpoint_role"],
-            teacher[row["metric"]],
-            row["value"],
-            row["ci_low"],
-            row["ci_high"],
-        )
-        for row in student
-        if row["metric"] in teacher
-    ]
-    return charts.teacher_plot("Student against teacher", points) if points else ""

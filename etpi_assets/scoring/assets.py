@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,11 +34,8 @@ TOOL_COLUMNS = ("observation",)
 """Further columns of turns, read if agents were offered tools."""
 
 
-_SHOWN_OF_SCORES = (
-    "rollout_id", "infrastructure_error", "verdict", "plan_first", "plan_content", "plan_first_reason",
-    "plan_content_reason",
-)  # fmt: skip
-_SHOWN_OF_AGENTS = ("rollout_id", "agent_id", "follow_through", "reason")
+_SHOWN_OF_SCORES = ("rollout_id", "infrastructure_error", "verdict", "plan_first", "plan_content")
+_SHOWN_OF_AGENTS = ("rollout_id", "agent_id", "follow_through")
 """The columns that the check and the asset's page show of all scores."""
 
 
@@ -64,24 +60,17 @@ def scored_rollouts(run: AssetRun, raw_rollouts: Input, tasks: Input) -> Produce
     columns = {**COLUMNS, "turns": (*COLUMNS["turns"], *more)}
     stored = {name: raw_rollouts.stored(name) for name in COLUMNS}
     named = ((f"{number:06}", block) for number, block in enumerate(blocks(stored, columns)))
-    adhering = [0, 0]  # turns that adhere, turns that can
-    with ExitStack() as stack:
-        spools = {name: stack.enter_context(run.spool(name)) for name in run.node.tables}
-        for part in run.parts_of(named, _BlockScorer(task_rows, options), len(stored["turns"]) * _SECONDS_PER_TURN):
-            for name, spool in spools.items():
-                spool.add(part[name])
-            adheres = part["turn_scores"]["adheres"].drop_null()
-            adhering[0] += pc.sum(adheres).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
-            adhering[1] += len(adheres)
-    return _produced(run, raw_rollouts, f"{adhering[0]} of {adhering[1]}")
+    factory = partial(_scorer, task_rows, options)
+    for _ in run.spool_parts(run.parts_of(named, factory, len(stored["turns"]) * _SECONDS_PER_TURN)):
+        pass
+    return _produced(run, raw_rollouts)
 
 
-def _produced(run: AssetRun, raw_rollouts: Input, adherence: str) -> Produced:
+def _produced(run: AssetRun, raw_rollouts: Input) -> Produced:
     tables = {name: run.spooled(name) for name in run.node.tables}
     scores = columns_of(tables["scores"], _SHOWN_OF_SCORES)
     agent_scores = columns_of(tables["agent_scores"], _SHOWN_OF_AGENTS)
     counted = scores.filter(~pc.field("infrastructure_error"))
-    agents_counted = agent_scores.filter(pc.field("follow_through").is_valid())
     rollouts = raw_rollouts.read("rollouts", columns=["rollout_id"])
     agents = raw_rollouts.read("agents", columns=["rollout_id", "agent_id"])
     return Produced(
@@ -91,39 +80,23 @@ def _produced(run: AssetRun, raw_rollouts: Input, adherence: str) -> Produced:
             "verdicts": dict(Counter(scores["verdict"].to_pylist())),
             "plan_first": _share(counted["plan_first"].to_pylist()),
             "plan_content": _share(counted["plan_content"].to_pylist()),
-            "adherence": adherence,
-            "follow_through": _share(agents_counted["follow_through"].to_pylist()),
-            "plan_first_reasons": _reasons(counted["plan_first_reason"].to_pylist()),
-            "plan_content_reasons": _reasons(counted["plan_content_reason"].to_pylist()),
-            "follow_through_reasons": _reasons(agents_counted["reason"].to_pylist()),
+            "adherence": _share(columns_of(tables["turn_scores"], ["adheres"])["adheres"].to_pylist()),
+            "follow_through": _share(agent_scores["follow_through"].to_pylist()),
         },
     )
 
 
-@dataclass(frozen=True)
-class _BlockScorer:
-    """Build the function that scores a block of rollouts."""
+def _scorer(tasks: pa.Table, options: ScoringOptions) -> Callable[[Mapping[str, pa.Table]], dict[str, pa.Table]]:
+    """Return the function that scores the rollouts of a block."""
 
-    tasks: pa.Table
-    options: ScoringOptions
-
-    def __call__(self) -> Callable[[Mapping[str, pa.Table]], dict[str, pa.Table]]:
-        return self.scored
-
-    def scored(self, block: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        """Return the tables of the asset for the rollouts of a block."""
+    def scored(block: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         rollouts, agents, turns, messages = (block[name] for name in COLUMNS)
-        of_block = self.tasks.filter(pc.is_in(self.tasks["task_id"], value_set=rollouts["task_id"]))  # pyright: ignore[reportAttributeAccessIssue]
-        return score(rollouts, agents, turns, of_block, self.options, messages)
+        of_block = tasks.filter(pc.is_in(tasks["task_id"], value_set=rollouts["task_id"]))  # pyright: ignore[reportAttributeAccessIssue]
+        return score(rollouts, agents, turns, of_block, options, messages)
+
+    return scored
 
 
 def _share(values: Iterable[float | None]) -> str:
     not_null = [value for value in values if value is not None]
     return f"{sum(not_null)} of {len(not_null)}"
-
-
-def _reasons(reasons: Iterable[str | None]) -> dict[str, int]:
-    """Count the reasons, without agent ids and without the names after a colon; the eight most frequent."""
-    parts = [part for reason in reasons if reason for part in reason.split("; ")]
-    stripped = [part.partition(": ")[2] if part.startswith("agent") else part.partition(":")[0] for part in parts]
-    return dict(Counter(stripped).most_common(8))

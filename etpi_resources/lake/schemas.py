@@ -7,7 +7,7 @@ descriptions from it.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,25 +103,3 @@ def from_columns(name: str, columns: Mapping[str, Any], rows: int) -> pa.Table:
 
 def _array(values: Any, kind: pa.DataType) -> Any:
     return values.cast(kind) if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, kind)
-
-
-class TableBuilder:
-    """Builds the named table from single rows, with at most `rows` of them as Python objects.
-
-    Args:
-        sink: receives the rows in order, as tables of at most `rows` rows: a list's `append`, or `parquet.Writer.add`.
-    """
-
-    def __init__(self, name: str, sink: Callable[[pa.Table], object], rows: int = 2048) -> None:
-        self._name, self._sink, self._limit = name, sink, rows
-        self._rows: list[dict] = []
-
-    def add(self, row: dict) -> None:
-        self._rows.append(row)
-        if len(self._rows) == self._limit:
-            self.flush()
-
-    def flush(self) -> None:
-        """Pass the remaining rows to `sink`; call it at the end."""
-        self._sink(from_rows(self._name, self._rows))
-        self._rows = []

@@ -1,6 +1,6 @@
 """Tables on disk, and functions that read tables in memory and on disk alike.
 
-A function that takes `Rows` iterates with `batches` or `dicts`, as often as it needs to. `columns_of` loads all rows of
+A function that takes `Rows` iterates with `batches`, as often as it needs to. `columns_of` loads all rows of
 a few narrow columns.
 """
 
@@ -56,12 +56,6 @@ def no_rows(rows: Rows, columns: Sequence[str]) -> pa.Table:
     if isinstance(rows, Stored):
         return parquet.schema_of(rows.name, columns).empty_table()
     return rows.select(list(columns)).slice(0, 0)
-
-
-def dicts(rows: Rows, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows in order, each as {column: value}."""
-    for batch in batches(rows, columns):
-        yield from batch.to_pylist()
 
 
 def columns_of(rows: Rows, columns: Sequence[str]) -> pa.Table:

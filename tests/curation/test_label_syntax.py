@@ -48,9 +48,8 @@ def verdict(
         ]
         agents.append(CapturedAgent(f"r{number}", "agent1", edit(turns), finished=True, tools=tools))
     check = LabelSyntax(chat, GATES, parser)
-    tables = make_pairs(check.collect(agents), PAIRS, chat)
-    check.add(tables["pairs"], tables["dropped"])
-    return check.outcome(check.findings)
+    tables = make_pairs(agents, PAIRS, chat)
+    return check.outcome(check.figures(agents, tables["pairs"], tables["dropped"]))
 
 
 def ids(numbers: list[int]) -> np.ndarray:

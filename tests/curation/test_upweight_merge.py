@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.curation.merge import branches, expand, merge, merge_savings
-from etpi_assets.curation.upweight import validation_units, weigh
+from etpi_assets.curation.upweight import validation_units
 from etpi_assets.specs.experiment import DatasetSection
 from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.labels import IGNORE_INDEX
@@ -19,7 +19,7 @@ from etpi_resources.prefix_tree import PrefixTree
 from etpi_resources.trainers.workers.collate import read_sequences
 from tests.support import whole_checks
 from tests.support.datasets import dataset
-from tests.support.sequences import CHAIN, FORK, built, conversations, gradient, one_by_one, pairs_of
+from tests.support.sequences import CHAIN, FORK, built, conversations, gradient, one_by_one, pairs_of, weigh
 
 # --- weights, split, length --------------------------------------------------------------------------------------
 
@@ -152,15 +152,11 @@ def test_samples_of_one_prompt_are_branches_with_their_own_labels():
     assert sequences["rows"].to_pylist() == [1, 1], "what they share is less than half of either"
 
 
-def test_oldest_trees_are_closed_beyond_the_token_limit(monkeypatch):
+def test_sequences_are_in_the_order_of_their_first_rows():
     pairs = pairs_of(*([([1, 2, 3], [number])] for number in range(4, 9)), task=list("ababc"))
     rows, sequences, _ = built(pairs)
     assert sequences["rows"].to_pylist() == [2, 2, 1]
     assert sequences["sequence_id"].to_pylist() == rows["sequence_id"].unique().to_pylist()
-    monkeypatch.setattr("etpi_assets.curation.merge.OPEN_TOKENS", 7)
-    rows, sequences, _ = built(pairs)
-    assert sequences["rows"].to_pylist() == [1] * 5, "two trees of four tokens exceed the limit"
-    assert sequences["sequence_id"].to_pylist() == rows["sequence_id"].to_pylist()
     assert whole_checks.label_tokens(rows, pairs, sequences).passed
 
 
@@ -168,7 +164,7 @@ def test_rows_missing_among_the_pairs_raise():
     pairs = pairs_of(CHAIN)
     rows = weigh(pairs, DatasetSection(val_fraction=0.0))["dataset_rows"]
     with pytest.raises(ValueError, match="r0/a/2"):
-        merge(rows, pairs.slice(0, 2), 2048, lambda table: None)
+        merge(rows, pairs.slice(0, 2), 2048)
 
 
 def test_tree_is_no_longer_than_max_length():

@@ -1,4 +1,4 @@
-"""Exports as read by their target packages: verl's data sets and SWE-bench's harness (`make consumers`).
+"""Exports as read by their target packages: verl's data sets (`make consumers`).
 
 The packages run in a separate process with their own path, because their dependencies conflict with etpi's.
 """
@@ -15,11 +15,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from etpi_assets.exports import EXPORTS, export
+from etpi_assets.exports import export
 from etpi_assets.resources import Resources
 from etpi_resources.chat.format import load_chat_format
 from tests.support.curation import CurationLake
-from tests.support.rollouts import planning_pair, rollout
 from tests.support.students import CONSUMERS
 
 pytestmark = pytest.mark.usefixtures("consumers")
@@ -44,11 +43,6 @@ rows = RLHFDataset(arguments["file"], hf_tokenizer(arguments["tokenizer"]), sett
 batch = collate_fn([rows[i] for i in range(len(rows))])
 names = ("index", "data_source", "reward_model", "raw_prompt")
 answer = [dict(zip(names, row)) for row in zip(*(batch[name].tolist() for name in names))]
-"""
-SWE_BENCH = """
-from swebench.harness.utils import get_predictions_from_file
-
-answer = get_predictions_from_file(arguments["file"], "princeton-nlp/SWE-bench", "test")
 """
 
 
@@ -91,16 +85,3 @@ def test_verl_prompts_are_those_of_the_student(exported: Path) -> None:
     assert [row["index"] for row in prompts] == list(range(len(rows)))
     assert [row["raw_prompt"] for row in prompts] == [row["prompt"] for row in rows]
     assert [row["reward_model"]["ground_truth"] for row in prompts] == [row["extra_info"]["task_id"] for row in rows]
-
-
-def test_swe_bench_reads_predictions(tmp_path: Path) -> None:
-    agent = planning_pair().agents[0]
-    agent.patch = "diff --git a/x b/x\n"
-
-    class Solo:
-        def records(self):
-            return iter([rollout(agent, task_id="a__b-1", teacher="t")])
-
-    EXPORTS["swe_bench"].write(Solo(), tmp_path)  # pyright: ignore[reportArgumentType]
-    predictions = read_by(SWE_BENCH, file=tmp_path / "predictions.jsonl")
-    assert predictions == [{"instance_id": "a__b-1", "model_name_or_path": "t", "model_patch": agent.patch}]

@@ -23,7 +23,6 @@ from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import BlockedInput, MissingInput, Ref
 from tests.support.curation import CurationLake
 from tests.support.recorded_runs import windowed_history
-from tests.support.rollouts import planning_pair, rollout
 from tests.support.rows import ROWS, atif_document, write_lines
 
 OF_DATA = [name for name, kind in EXPORTS.items() if kind.assets == DATASET]
@@ -297,29 +296,6 @@ def test_pairs_round_trip(exported, curation: CurationLake, resources: Resources
         for turn in agent.turns
     }
     assert back == pairs
-
-
-def test_rollouts_with_several_agents_have_no_prediction(exported, tmp_path: Path) -> None:
-    folder = exported("swe_bench")
-    assert (folder / "predictions.jsonl").read_text() == "", "two agents have two patches"
-    assert json.loads((folder / "manifest.json").read_text())["left_out"] == {
-        "more than one agent, so more than one patch": 24
-    }
-
-
-def test_predictions_of_solo_rollouts(tmp_path: Path) -> None:
-    patches = [("a__b-1", "diff 1"), ("a__b-1", "diff 2"), ("a__b-2", None)]
-    solo = [replace(planning_pair().agents[0], patch=patch) for _, patch in patches]
-    records = [rollout(agent, task_id=task, teacher="t") for agent, (task, _) in zip(solo, patches, strict=True)]
-
-    class Solo:
-        def records(self):
-            return iter(records)
-
-    written = EXPORTS["swe_bench"].write(Solo(), tmp_path)  # pyright: ignore[reportArgumentType]
-    assert written.rows == {"predictions.jsonl": 1, "predictions-1.jsonl": 1} and written.left_out == {"no patch": 1}
-    line = json.loads((tmp_path / "predictions-1.jsonl").read_text())
-    assert line == {"instance_id": "a__b-1", "model_name_or_path": "t", "model_patch": "diff 2"}
 
 
 def test_unknown_formats_full_folders_and_missing_inputs_are_refused(

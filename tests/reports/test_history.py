@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from docs.generate import history
 from etpi_assets.agent.actions import read_actions
 from etpi_assets.asset import asset_definitions
-from etpi_assets.curation.upweight import loss_share_by_turn
+from etpi_assets.curation.upweight import loss_by_turn, shares
 from etpi_assets.evaluation.probes import prompt_parity
 from etpi_assets.graph import GRAPH
 from etpi_assets.planning.planner import plan
@@ -47,7 +47,7 @@ TEMPLATED = (
 RETOKENISED = tuple(f"tito_retokenised_v{n}" for n in (1, 2, 3, 4))
 NATIVE = tuple(f"tito_native_{n}" for n in ("v1", "v2", "v3", "v4b", "v4c"))
 TABLE_OF = {
-    "eval_rollouts": "rollouts", "eval_agents": "agents", "eval_turns": "turns", "eval_scores": "scores",
+    "eval_rollouts": "rollouts", "eval_turns": "turns", "eval_scores": "scores",
     "eval_agent_scores": "agent_scores", "rl_log": "training_log",
 }  # fmt: skip
 PATH = ScoringSection().path_pattern
@@ -195,8 +195,8 @@ def test_gate_thresholds_separate_published_failures_from_successes(name):
     outcomes = [whole_checks.turn_loss_share(rows, section), whole_checks.format_exposure(rows, pairs, section)]
     failed = {outcome.name for outcome in outcomes if not outcome.passed}
     assert failed == set(spec(name).published["answered_by"]) & {"turn_loss_share", "format_exposure"}
-    assert loss_share_by_turn(made_rows(agents, total // agents, total, 1)[0])[0] == pytest.approx(38 / 571)
-    assert (loss_share_by_turn(rows)[0] > 0.1) == (factor > 1)
+    assert shares(loss_by_turn(made_rows(agents, total // agents, total, 1)[0]))[0] == pytest.approx(38 / 571)
+    assert (shares(loss_by_turn(rows))[0] > 0.1) == (factor > 1)
 
 
 @pytest.mark.parametrize("name", NATIVE)
@@ -458,25 +458,16 @@ def test_leaderboard_has_published_figures_with_intervals_from_their_counts(tmp_
 
 def test_report_shows_published_figures_beside_ours():
     result = spec("plan_first_v5_tf")
-    experiment = html.ReportedExperiment(
-        "plan_first_v5_tf",
-        result.title,
-        "",
-        {},
-        result.metrics.thresholds,
-        {},
-        [],
-        (0,),
-        figures(result.published),
-        "Row 8",
-    )
+    experiment = html.ReportedExperiment("plan_first_v5_tf", result, {}, [])
     no_tables = facts.ReportTables(
         **{field.name: empty(TABLE_OF.get(field.name, field.name)) for field in fields(facts.ReportTables)}
     )
-    for page in html.render(experiment, no_tables):
-        assert "Published elsewhere" in page and "Row 8" in page and "3 of 4" in page and "75.0 %" in page
-    for page in html.render(replace(experiment, published=()), no_tables):
-        assert "Published elsewhere" not in page
+    unpublished = result.model_copy(update={"published": {}})
+    page, _ = html.render(experiment, no_tables)
+    assert (
+        "Published elsewhere" in page and result.published["source"] in page and "3 of 4" in page and "75.0 %" in page
+    )
+    assert "Published elsewhere" not in html.render(replace(experiment, spec=unpublished), no_tables)[0]
 
 
 # --- the page --------------------------------------------------------------------------------------------------------

@@ -10,19 +10,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from etpi_assets.asset import Markdown, asset_definitions
-from etpi_assets.curation.upweight import loss_share_by_turn
+from etpi_assets.curation.upweight import loss_by_turn, shares
 from etpi_assets.evaluation.metrics import measure
 from etpi_assets.graph import GRAPH
 from etpi_assets.reports import facts, html, leaderboard, model_card
-from etpi_assets.reports.iterations import iterations, iterations_board
 from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.presets import preset_values
-from etpi_assets.specs.published import Published
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources import charts
 from etpi_resources.chat.format import load_chat_format
@@ -91,10 +88,8 @@ def tables() -> facts.ReportTables:
     evaluated = from_rows("rollouts", rollouts), from_rows("scores", scores), from_rows("agent_scores", agents)
     return facts.ReportTables(
         metrics=measure(*evaluated, experiment="demo"),
-        rollouts=from_rows("rollouts", [{"rollout_id": "a", "wall_seconds": 60.0}] * 4),
-        agents=from_rows("agents", [{"rollout_id": "a", "output_tokens": 250}] * 8),
+        rollouts=from_rows("rollouts", [{"rollout_id": "a"}] * 4),
         eval_rollouts=evaluated[0],
-        eval_agents=from_rows("agents", [{"rollout_id": a["rollout_id"], "output_tokens": 100} for a in agents]),
         eval_turns=empty("turns"),
         eval_scores=evaluated[1],
         eval_agent_scores=evaluated[2],
@@ -160,21 +155,13 @@ def tables() -> facts.ReportTables:
     )
 
 
-def _experiment() -> html.ReportedExperiment:
+def _experiment(**changes: Any) -> html.ReportedExperiment:
+    """The experiment of `SPEC` with other values of its keys."""
     checks = [
         {"asset": "tito_pairs", "name": "no_think", "passed": False, "blocking": True, "message": "1 row <script>"},
         {"asset": "raw_rollouts", "name": "tasks_as_asked", "passed": False, "blocking": False, "message": "1 fewer"},
     ]
-    return html.ReportedExperiment(
-        "demo",
-        SPEC.title,
-        "",
-        SPEC.model_dump(mode="json"),
-        SPEC.metrics.thresholds,
-        {"tasks/coop": "v1"},
-        checks,
-        (0,),
-    )
+    return html.ReportedExperiment("demo", SPEC.model_copy(update=changes), {"tasks/coop": "v1"}, checks)
 
 
 class _Wellformed(HTMLParser):
@@ -212,7 +199,7 @@ def test_hidden_characters_are_shown_as_their_numbers(tables):
     hostile = "\x1b]0;title\x07\x9b\u202eabc"
     failed = [{**row, "verdict": hostile} for row in tables.eval_scores.to_pylist()]
     tables = replace(tables, eval_scores=from_rows("scores", failed))
-    experiment = replace(_experiment(), title=hostile, notes=hostile)
+    experiment = _experiment(title=hostile, notes=hostile)
     for text in html.render(experiment, tables):
         assert not set(text) & set("\x1b\x07\x9b\u202e") and text.count("⟨U+202E⟩abc") > 2
 
@@ -244,15 +231,15 @@ def test_a_drop_is_shown_beside_a_threshold_that_is_cleared(tables):
         ],
     )
     metrics = measure(tables.eval_rollouts, scores, tables.eval_agent_scores, experiment="demo")
-    experiment = replace(_experiment(), thresholds={"plan_first": 0.5})
+    experiment = _experiment(metrics=SPEC.metrics.model_copy(update={"thresholds": {"plan_first": 0.5}}))
     page, markdown = html.render(experiment, replace(tables, eval_scores=scores, metrics=metrics))
     assert "- plan_first of sft, greedy: clears the threshold, but lower since base (50 %)" in markdown
     assert '<span class="bad">clears the threshold, but lower since base</span>' in page
 
 
 def test_figures_of_a_training_split_are_not_called_held_out(tables):
-    spec = {"evaluate": {"suite": "s", "split": "train"}}
-    page, markdown = html.render(replace(_experiment(), spec=spec), tables)
+    evaluated = ExperimentSpec.model_validate({**SPEC.model_dump(), "evaluate": {"suite": "s", "split": "train"}})
+    page, markdown = html.render(_experiment(evaluate=evaluated.evaluate), tables)
     for text in (page, markdown):
         assert "Results on tasks of the split train, not held out" in text and "Held-out results" not in text
 
@@ -285,7 +272,7 @@ def test_nothing_is_cut_between_800_and_1600_pixels(tables, tmp_path, chromium):
 
 def test_text_between_backticks_is_escaped_code(tables):
     notes = "Turn `dataset.<factor>` & run `make run`; a lone ` stays."
-    page, markdown = html.render(replace(_experiment(), notes=notes, published_source="`x` of a report"), tables)
+    page, markdown = html.render(_experiment(notes=notes, published={"source": "`x` of a report"}), tables)
     assert "Turn <code>dataset.&lt;factor&gt;</code> &amp; run <code>make run</code>; a lone ` stays." in page
     assert notes in markdown
 
@@ -295,35 +282,7 @@ def test_page_and_markdown_show_the_same_figures_of_the_trained_role(tables):
     assert "100.0 %" in page and "| metric | decoding | base | sft |" in markdown
     assert "| plan_first |" in markdown
     assert "first action not send_message" not in page, "the base's pairs are not the trained role's"
-    assert "reward_below" in page and "reward_below" in markdown
-
-
-def _evaluated_spec(title: str, suite: str = "coop_tiny_shared", **published) -> ExperimentSpec:
-    return ExperimentSpec.model_validate(
-        {
-            **SPEC.model_dump(),
-            "title": title,
-            "rollout_sets": ["s"],
-            "evaluate": {"suite": suite},
-            "published": published,
-        }
-    )
-
-
-def test_experiments_of_a_suite_are_compared_with_published_ones(tables):
-    specs = {
-        "demo": _evaluated_spec("Ours"),
-        "later": _evaluated_spec("Published", date="2026-05-13", plan_first={"value": 0.5, "hits": 1, "n": 2}),
-        "earlier": _evaluated_spec("Published too", date="2026-05-11", plan_content=0.0),
-        "elsewhere": _evaluated_spec("Elsewhere", suite="other", plan_first=1.0),
-        "unfinished": _evaluated_spec("Unfinished"),
-    }
-    chosen = iterations("coop_tiny_shared", specs, {"demo": tables.metrics})
-    assert [i.name for i in chosen] == ["demo", "earlier", "later"]
-    assert {i["checkpoint_role"] for i in chosen[0].ours.values()} == {"sft"}
-    board = iterations_board(chosen, 10_000)
-    assert "| later | Published | published 0.50 (1 of 2) |" in board and "| demo | Ours | 1.00 [" in board
-    assert iterations("coop_tiny_shared", {"demo": specs["demo"]}, {"demo": tables.metrics}) == []
+    assert "reward_below" in page
 
 
 def test_published_figures_stand_beside_the_published_reading_and_both_readings_are_shown(tables):
@@ -333,44 +292,26 @@ def test_published_figures_stand_beside_the_published_reading_and_both_readings_
         if (row["metric"], row["checkpoint_role"], row["seed"]) == ("plan_first_published", "sft", None)
     )
     assert 0 < value < 1
-    experiment = replace(_experiment(), published=(Published("plan_first", 0.5, 1, 2),))
+    published = {"plan_first": {"value": 0.5, "hits": 1, "n": 2}}
     for reading, headline in (("hardened", "plan_first"), ("published", "plan_first_published")):
-        page, markdown = html.render(replace(experiment, reading=reading), tables)
-        (beside,) = [line for line in markdown.splitlines() if line.startswith("| plan_first | 50.0 %")]
+        metrics = SPEC.metrics.model_copy(update={"reading": reading})
+        page, markdown = html.render(_experiment(published=published, metrics=metrics), tables)
+        (beside,) = [
+            line for line in page.splitlines() if line.startswith('<tr><td>plan_first</td><td class="figure">50.0 %')
+        ]
         assert f"{100 * value:.1f} %" in beside
         first_row = next(line for line in markdown.splitlines() if line.startswith("| plan_first"))
         assert first_row.startswith(f"| {headline} |")
         assert "plan_first_published</td>" in page and "plan_first</td>" in page
 
 
-def test_experiment_is_compared_in_the_reading_of_its_spec(tables):
-    ours = _evaluated_spec("Ours")
-    specs = {
-        "hardened": ours,
-        "published": ours.model_copy(update={"metrics": ours.metrics.model_copy(update={"reading": "published"})}),
-    }
-    rows = iterations("coop_tiny_shared", specs, {"hardened": tables.metrics, "published": tables.metrics})
-    assert {row.name: row.ours["plan_first"]["metric"] for row in rows} == {
-        "hardened": "plan_first",
-        "published": "plan_first_published",
-    }
-
-
-def test_page_plots_student_against_teacher(tables):
-    assert "Student and teacher" not in html.render(_experiment(), tables)[0]
-    scores = from_rows("scores", [{**row, "plan_first": True} for row in tables.eval_scores.to_pylist()])
-    teacher = measure(tables.eval_rollouts, scores, tables.eval_agent_scores, experiment="demo", teacher=True)
-    page, _ = html.render(_experiment(), replace(tables, metrics=pa.concat_tables([tables.metrics, teacher])))
-    assert "Student and teacher" in page and "plan_first, greedy, sft</text>" in page
-
-
 def test_loss_share_follows_the_weights(tables):
-    assert loss_share_by_turn(tables.dataset_rows)[0] == pytest.approx(12 / 15)
+    assert shares(loss_by_turn(tables.dataset_rows))[0] == pytest.approx(12 / 15)
 
 
 def test_report_compares_tokens_of_rows_and_of_merged_sequences(tables):
-    _, markdown = html.render(_experiment(), tables)
-    assert "46; merged: 6" in markdown
+    page, _ = html.render(_experiment(), tables)
+    assert "46 → 6 (7.7× fewer)" in page
 
 
 def _card(tables: facts.ReportTables, spec: ExperimentSpec = SPEC) -> str:
@@ -418,8 +359,7 @@ def test_card_and_report_begin_with_the_main_metric(tables):
     main = ExperimentSpec.model_validate({**SPEC.model_dump(), "metrics": {"main": "plan_first"}})
     for spec, begins in ((SPEC, "`solved` rose from"), (main, "`plan_first` rose from")):
         assert begins in _card(tables, spec).split("## ")[0]
-        experiment = replace(_experiment(), spec={"metrics": {"main": spec.metrics.main}})
-        _, markdown = html.render(experiment, tables)
+        _, markdown = html.render(_experiment(metrics=spec.metrics), tables)
         assert markdown.split("## What happened")[1].strip().startswith(f"- {begins}")
 
 
@@ -479,15 +419,14 @@ def test_page_lists_tasks_that_reinforcement_changed(tables):
         rl_log=from_rows("training_log", log),
         tasks=from_rows("tasks", [{"task_id": "task3", "instruction": "Count <them>."}]),
     )
-    page, markdown = html.render(_experiment(), changed)
-    assert "newly parsed 1, parse lost 1, newly solved 1, newly lost 2" in markdown
-    assert "| task3 | greedy | 0 | newly parsed, newly solved | `wc -l <them> \\| tee 'n'` |" in markdown
-    assert "| task4 | greedy | 0 | no longer parsed, newly lost |  |" in markdown
+    page = html.render(_experiment(), changed)[0].partition("<h2>Reinforcement</h2>")[2].partition("<h2>")[0]
+    assert "newly parsed 1, parse lost 1, newly solved 1, newly lost 2" in page
+    assert "<td>task3</td><td>greedy</td><td>0</td><td>newly parsed, newly solved</td>" in page
+    assert "<td>task4</td><td>greedy</td><td>0</td><td>no longer parsed, newly lost</td>" in page
     assert "wc -l &lt;them&gt; | tee `n`</code>" in page
-    assert "task1 |" not in markdown.partition("## Reinforcement")[2].partition("## Checks")[0]
+    assert "<td>task1</td>" not in page
     assert "Count &lt;them&gt;." in page and "called" in page
-    # Where nothing was reinforced there is no such section.
-    assert "Reinforcement" not in html.render(_experiment(), tables)[1]
+    assert "<h2>Reinforcement</h2>" not in html.render(_experiment(), tables)[0]
 
 
 def test_leaderboard_and_ceiling_keep_filtered_apart(tables):
@@ -518,8 +457,6 @@ def test_leaderboard_and_ceiling_keep_filtered_apart(tables):
 
 def test_charts_survive_nothing_and_one_point():
     assert "nothing recorded" in charts.line_chart("Loss", [], "step")
-    student = charts.teacher_plot("t", [("solved", "sft", 0.9, 0.8, 0.7, 0.9), ("solved", "rl", 0.9, 0.9, 0.8, 1.0)])
-    assert charts.COLOURS["sft"] in student and charts.COLOURS["rl"] in student
     assert "polyline" in charts.line_chart("Loss", [("train", [(1, 0.5)])], "step", log_y=True)
     assert charts.as_image(charts.bars("b", []), "b").startswith("![b](data:image/svg+xml;base64,")
 
@@ -553,13 +490,6 @@ def test_board_shows_called_where_it_was_measured():
     assert line.endswith("| 0.50 [0.40, 0.60], n 96 | 0.52 [0.40, 0.60], n 96 |")
 
 
-def test_cost_counts_teacher_rollouts(tables):
-    figures = dict(facts.cost(tables))
-    assert (figures["teacher rollouts"], figures["teacher output tokens"]) == ("4", "2,000")
-    assert figures["teacher rollout time, summed over concurrent rollouts"] == "4.0 min"
-    assert (figures["training wall time"], figures["evaluation rollouts"]) == ("9 s", "24")
-
-
 SUITE = 'title = "s"\nfamily = "coop_tiny_shared"\n[params]\ntrain = 8\nheldout = 24\n'
 SET = """title = "t"
 kind = "live"
@@ -590,16 +520,12 @@ def test_assets_show_their_reports_as_markdown_metadata(tmp_path):
         outcome = definitions[asset].execute(key, resources, lambda line: None)
         assert not outcome.manifest.blocked, outcome.manifest.failures
         shown[asset] = outcome.metadata
-    board, plot, ceiling = (
-        shown[a][k] for a, k in (("leaderboard", "board"), ("teacher_ceiling", "plot"), ("teacher_ceiling", "board"))
-    )
-    for shown_value in (board, plot, ceiling, shown["experiment_report"]["summary"], shown["model_card"]["card"]):
+    board, ceiling = shown["leaderboard"]["board"], shown["teacher_ceiling"]["board"]
+    for shown_value in (board, ceiling, shown["experiment_report"]["summary"], shown["model_card"]["card"]):
         assert isinstance(shown_value, Markdown)
     assert "| few | teacher | as_rolled_out | 1.00 [" in board
     page = Path(shown["experiment_report"]["report"]).read_text()
     collected = Ref("raw_rollouts", "rollout_set", "planned")
-    count = resources.lake.require(collected).rows["rollouts"]
-    assert f'<td>teacher rollouts</td><td class="figure">{count}</td>' in page
     assert f'<td class="long">{collected}</td>' in page, "lineage"
     assert "Not evaluated</h2>" in page and "Held-out" not in page and "held out" in page
     assert "<td>live</td>" in page and "the result is a data set of" in page

@@ -12,6 +12,7 @@ import pytest
 
 from etpi_assets.reports import answer, changes, data_card, facts, failures, story
 from etpi_assets.reports.changes import Change
+from etpi_assets.reports.queries import run_report
 from etpi_assets.scoring.intervals import paired_difference
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources.lake.schemas import empty, from_rows
@@ -139,8 +140,8 @@ def test_example_shows_a_gained_task_or_the_most_frequent_failure(rewards, task,
     actions = '[{"kind": "bash", "command": "ls\\n-a"}]'
     turns = [{"rollout_id": f"sft-{task}-0", "agent_id": "a", "turn": n, "actions": actions} for n in range(9)]
     shown = answer.example("e", *tables[:2], from_rows("turns", turns))
-    assert shown and (shown.task_id, [a.verdict for a in shown.attempts]) == (task, verdicts)
-    assert shown.attempts[1].steps == ["a: ls -a"] * answer.MOST_STEPS and shown.attempts[0].steps == []
+    assert shown and (shown["task_id"], [a["verdict"] for a in shown["attempts"]]) == (task, verdicts)
+    assert [a["steps"] for a in shown["attempts"]] == [[], ["a: ls -a"] * answer.MOST_STEPS]
     alone = [table.filter(pc.not_equal(tables[0]["checkpoint_role"], "base")) for table in tables[:2]]
     assert answer.example("e", *alone, from_rows("turns", turns)) is None
 
@@ -220,11 +221,11 @@ def test_sign_test_is_exact(higher: int, lower: int) -> None:
 
 def test_failures_are_counted_by_kind_and_link_to_their_rollouts() -> None:
     rollouts, scores, _ = evaluated({("sft", "a&b"): [0.0, 0.0, 1.0], ("sft", "c"): [None], ("base", "c"): [0.0]})
-    rows = failures.failures(rollouts, scores)
+    rows = run_report("failures.sql", {"rollouts": rollouts, "scores": scores}, {})
     first, second, third = failures.kinds(rows, rollouts, "my exp")
-    assert (first.role, first.verdict, first.count, first.of) == ("sft", "failed_tests", 2, 4)
-    assert (second.verdict, second.count, third.role) == ("infrastructure", 1, "base")
-    assert first.link.endswith(
+    assert [first[name] for name in ("role", "verdict", "count", "of")] == ["sft", "failed_tests", 2, 4]
+    assert (second["verdict"], second["count"], third["role"]) == ("infrastructure", 1, "base")
+    assert first["link"].endswith(
         "/rollouts?made_for=my+exp&origin=eval&role=sft&decoding=greedy&verdict=failed_tests&exit=Submitted"
     )
 
@@ -263,8 +264,10 @@ def test_data_card_counts_each_source_and_its_licence() -> None:
         ["one", "two", "gone"], {"one": imported, "two": imported.model_copy(update={"license": ""})},
         from_rows("tasks", tasks), from_rows("selected", selected), from_rows("dataset_rows", rows),
     )  # fmt: skip
-    assert (one.licence, one.teachers, one.rollouts, one.turns, one.tokens) == ("mit", "m, unknown", 1, 2, 10)
-    assert (two.licence, lacking.kind) == ("bsd (1 tasks)", "unknown")
+    figures = {"teachers": "m, unknown", "rollouts": 1, "turns": 2, "tokens": 10}
+    assert one == {"name": "one", "kind": "imported", "suite": "–", "licence": "mit", **figures}
+    assert (two["licence"], lacking["kind"]) == ("bsd (1 tasks)", "unknown")
+    assert (lacking["teachers"], lacking["rollouts"]) == ("–", 0)
     train, val = data_card.split(from_rows("dataset_rows", rows))
     assert (train["split"], train["rollouts"], train["weighted_tokens"], val["rows"]) == (
         "train", 2, 30.0, 1,

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
-from etpi_assets.curation import merge, select, upweight
+from etpi_assets.curation import merge, select
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.default_prompt import student_prompt
 from etpi_assets.curation.pairs import CapturedAgent, make_pairs
@@ -29,6 +29,7 @@ from etpi_lab.worlds.coop_tiny.generate import generate_tasks
 from etpi_lab.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
+from tests.support.sequences import weigh
 
 CHAT = load_chat_format("tiny")
 TASKS = list(islice(generate_tasks("made", 0, "train"), 6))
@@ -100,10 +101,9 @@ def _dataset(pairs: str, weights: str, steering: bool, history_think: str) -> Da
     taken = {name: table.filter(pc.field("rollout_id").isin(names)) for name, table in tables.items()}
     agents = list(captured_agents(taken, section, CHAT, default, {}))
     made = make_pairs(agents, section, CHAT)
-    weighed = upweight.weigh(made["pairs"], dataset_section)
-    sequences: list[pa.Table] = []
-    rows = merge.merge(weighed["dataset_rows"], made["pairs"], 2048, sequences.append)
+    weighed = weigh(made["pairs"], dataset_section)
+    rows, sequences = merge.merge(weighed["dataset_rows"], made["pairs"], 2048)
     return Dataset(
         tables, scored["scores"], scored["agent_scores"], chosen["selected"], agents, made["pairs"], made["dropped"],
-        rows, pa.concat_tables(sequences), weighed["dropped"], tasks,
+        rows, sequences, weighed["dropped"], tasks,
     )  # fmt: skip

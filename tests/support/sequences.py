@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import pyarrow as pa
 import torch
 from hypothesis import strategies as st
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from etpi_assets.curation.merge import merge
-from etpi_assets.curation.upweight import weigh
+from etpi_assets.curation.upweight import RowRule, units_of, validation_units, weigh_pairs, with_split
 from etpi_assets.specs.experiment import DatasetSection
 from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.labels import IGNORE_INDEX
@@ -45,9 +44,16 @@ FORK = [([1, 2], [3, 4]), ([1, 2, 9], [5]), ([1, 2, 3, 4, 6], [7]), ([1, 2, 9, 5
 def built(pairs, **section):
     chosen = DatasetSection(**{"val_fraction": 0.0, "upweight_turns": (0, 1, 2), **section})
     weighed = weigh(pairs, chosen)
-    sequences: list[pa.Table] = []
-    rows = merge(weighed["dataset_rows"], pairs, section.get("max_length", 2048), sequences.append, merged=chosen.merge)
-    return rows, pa.concat_tables(sequences), weighed["dropped"]
+    rows, sequences = merge(weighed["dataset_rows"], pairs, section.get("max_length", 2048), merged=chosen.merge)
+    return rows, sequences, weighed["dropped"]
+
+
+def weigh(pairs, section, heldout_tasks=(), limit=None):
+    """Rows with their split, and dropped pairs, of a data set in one block."""
+    tables = weigh_pairs(pairs, RowRule(section, heldout_tasks, limit))
+    rows = tables["dataset_rows"]
+    validate = validation_units(units_of(rows, section).unique().to_pylist(), section.val_fraction)
+    return {**tables, "dataset_rows": with_split(rows, section, validate)}
 
 
 ids = st.lists(st.integers(0, 3), min_size=1, max_size=3)

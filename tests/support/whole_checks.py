@@ -38,7 +38,7 @@ from etpi_assets.curation.integrity import (
     think_outcome,
 )
 from etpi_assets.curation.steering import SteeringNgrams
-from etpi_assets.curation.upweight import loss_share_by_turn
+from etpi_assets.curation.upweight import loss_by_turn, shares
 from etpi_assets.specs.experiment import GatesSection, PairsSection
 from etpi_assets.trajectories.rollout_checks import merged
 from etpi_resources.chat.format import ChatFormat
@@ -93,7 +93,7 @@ def heldout_split(
 
 
 def turn_loss_share(rows: pa.Table, section: GatesSection) -> CheckOutcome:
-    return loss_share_outcome(loss_share_by_turn(rows), section)
+    return loss_share_outcome(shares(loss_by_turn(rows)), section)
 
 
 def format_exposure(rows: pa.Table, pairs: pa.Table, section: GatesSection) -> CheckOutcome:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.curation.upweight import loss_share_by_turn
+from etpi_assets.curation.upweight import loss_by_turn, shares
 from etpi_assets.reports.changes import changes, changes_table
 from etpi_assets.reports.leaderboard import ceiling_cells
 from etpi_assets.reports.markdown import figure, markdown_table
@@ -19,7 +19,6 @@ from etpi_lab.analysis.findings import FindingVerdict, Rows
 from etpi_resources.lake.catalog import sql_folder
 from etpi_resources.lake.check_outcome import percent
 from etpi_resources.lake.lake import Lake, Manifest, Ref
-from etpi_resources.lake.stored import dicts
 
 METRICS = ("plan_first", "plan_content", "follow_through", "solved", "called", "parse_rate", "adherence")
 """The columns of an experiment's table; metrics that it does not measure are left out."""
@@ -165,7 +164,7 @@ def reader(lake: Lake, experiments: Mapping[str, str], stages: Stages | None = N
 def first_turn_loss_share(lake: Lake, experiment: str) -> float | None:
     """Return the first turn's share of an experiment's loss, weights included; None if it has no data set yet."""
     dataset = _current(lake, "upweighted_dataset", experiment)
-    return None if dataset is None else loss_share_by_turn(lake.read(dataset.ref, "dataset_rows")).get(0, 0.0)
+    return None if dataset is None else shares(loss_by_turn(lake.read(dataset.ref, "dataset_rows"))).get(0, 0.0)
 
 
 _COLUMNS = (
@@ -207,10 +206,10 @@ def _first_turns(lake: Lake, name: str) -> tuple[str, str]:
     rows = lake.read(dataset.ref, "dataset_rows")
     agents = [
         (row["rollout_id"], row["agent_id"])
-        for row in dicts(rows, ["split", "rollout_id", "agent_id"])
+        for row in rows.select(["split", "rollout_id", "agent_id"]).to_pylist()
         if row["split"] == "train"
     ]
-    return f"{len(agents) / len(set(agents)):.1f}", f"{percent(loss_share_by_turn(rows).get(0, 0.0), 1)}"
+    return f"{len(agents) / len(set(agents)):.1f}", f"{percent(shares(loss_by_turn(rows)).get(0, 0.0), 1)}"
 
 
 def _task_by_task(specs: Specs, experiments: Mapping[str, str], stages: Stages) -> str:
