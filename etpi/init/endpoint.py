@@ -73,7 +73,6 @@ def read_endpoint(url: str, model: str | None, key_variable: str | None) -> Endp
 
 
 def _cards(base: str, key_variable: str | None) -> Sequence[Mapping[str, Any]]:
-    """Return the entries of the server's list of models."""
     if not base.startswith(("http://", "https://")):
         raise SpecError(f"--endpoint {base}: write the whole address, such as http://{base}")
     key = api_key(key_variable)
@@ -97,7 +96,6 @@ def _cards(base: str, key_variable: str | None) -> Sequence[Mapping[str, Any]]:
 
 
 def summary(endpoint: Endpoint) -> str:
-    """Return the server's answer in a line or two."""
     context = f"{endpoint.context:,} tokens" if endpoint.context else "a context that it does not name"
     return f"{endpoint.url}: {endpoint.model}, {context}; engine {endpoint.kind}: {endpoint.reason}"
 

@@ -52,7 +52,6 @@ class NewExperiment:
         return bool(self.rl_sandbox) and self.student.base["kind"] == "tiny"
 
     def spec(self) -> NewSpec:
-        """Return the experiment's file."""
         parts = [
             self._head(),
             "[base]   # the student\n"
@@ -97,7 +96,6 @@ title = {quoted(f"A student of {self.name}")}
         return _RL.format(**names, settings=_RL_SETTINGS, agent=_RL_AGENT)
 
     def _evaluation(self) -> str:
-        """Return how the experiment gets held-out rollouts."""
         if not self.suite:
             return "held-out rollouts need a suite of tasks"
         return f"a trained student is evaluated with a section instead: [evaluate] suite = {quoted(self.suite)}"

@@ -221,7 +221,6 @@ def _length(result: Survey, agent: AgentRecord, tools: Sequence[Any] | None, stu
 
 
 def _licences(path: Path) -> Counter[str]:
-    """Count the licences that the first rows name."""
     files = row_files(sorted(path.rglob("*")) if path.is_dir() else [path])
     rows = (value for file in files[:1] for _, value in islice(iter_rows(file), 100))
     return Counter(str(row[key]) for row in rows if isinstance(row, Mapping) for key in _LICENCES if row.get(key))
@@ -308,7 +307,6 @@ def _preview(result: Survey, student: Student, preset: str | None) -> list[previ
 
 
 def _private(result: Survey) -> list[str]:
-    """Return lines about keys in the runs, and about what sessions of assistants hold in general."""
     lines = []
     if result.format in ASSISTANTS:
         lines.append("  sessions of an assistant contain other people's code: train only on data that you may pass on")
@@ -324,7 +322,6 @@ def _private(result: Survey) -> list[str]:
 
 
 def _lacks_schemas(result: Survey) -> bool:
-    """Return whether the runs call tools by structured calls and record no schema."""
     return bool(result.called) and not result.with_tools
 
 
@@ -391,7 +388,6 @@ def experiment_spec(name: str, result: Survey, student: Student, preset: str | N
 
 
 def _min_reward(result: Survey) -> str:
-    """Return the line of `select.min_reward`."""
     ones = sum(reward >= 1 for reward in result.rewards)
     if ones:
         return f"min_reward = 1.0   # {ones} of {result.rollouts} rollouts reach it; the others are not trained on"

@@ -208,7 +208,6 @@ def sequences_of(spec: ExperimentSpec, specs: Specs) -> tuple[float, str] | None
 
 
 def _conversations(spec: RolloutSetSpec, specs: Specs) -> int | None:
-    """Return the number of a set's conversations; None if its number of tasks is not known here."""
     tasks = spec.tasks or (_counted(spec.suite, specs, spec.split) if spec.suite else None)
     both = spec.templated is None or spec.templated.roles == "both"
     return None if tasks is None else tasks * spec.k * (_agents(spec.agent) if both else 1)
@@ -252,7 +251,6 @@ def reinforcement(spec: ExperimentSpec, shape: Shape) -> Training:
 
 
 def _row_length(spec: ExperimentSpec) -> int:
-    """Return the most tokens of a sequence."""
     return spec.dataset.max_length if isinstance(spec.dataset.max_length, int) else spec.train.batch_tokens
 
 
@@ -274,7 +272,6 @@ def _supervised(spec: ExperimentSpec, shape: Shape, specs: Specs) -> list[Cost]:
 
 
 def _computed(part: str, amount: str, training: Training, shape: Shape, tokens: float) -> Cost:
-    """Return the line of training on that number of tokens."""
     used = "parameters that a token uses" if shape.mixture else "parameters"
     formula = f"{training.operations} x {used} x tokens / ({_PEAK})"
     return _timed(part, amount, tokens, training.seconds(shape, tokens), formula)
@@ -351,7 +348,6 @@ def cache_bytes(shape: Shape, tokens: int) -> float:
 
 
 def _host(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Cost:
-    """Return the line of the machine around the GPUs."""
     weights, handed, rl, stages = 2 * shape.parameters, 0.0, spec.rl, []  # (training, its checkpoints, its processes)
     if spec.train.method != "none":
         stages.append((supervised(spec), 2 if spec.train.use_epoch or spec.train.use_step else 1, spec.train.shards))

@@ -43,8 +43,6 @@ Build = Callable[[Queries, Lake, Request], Page]
 
 @dataclass(frozen=True)
 class _View:
-    """Objects that every request uses."""
-
     lake: Lake
     catalog: CatalogFile
     templates: Environment
@@ -135,7 +133,6 @@ def _file(name: str, kind: str) -> Any:
 
 
 def _error_page(view: _View) -> Any:
-    """Return the handler of errors: a page with their title, message and status."""
 
     def handle(request: Request, error: Exception) -> Response:
         title, message, status = "The catalog cannot be read", str(error), 503

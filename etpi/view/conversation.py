@@ -118,7 +118,6 @@ def _shown(row: Row) -> ShownTurn:
 
 
 def _split(content: str, reasoning: str | None) -> tuple[str, str]:
-    """Return (thought, text) of a turn."""
     if reasoning:
         return reasoning, content
     if match := _THINK.match(content):

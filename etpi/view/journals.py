@@ -193,7 +193,6 @@ def _read(state: JournalState, path: Path) -> None:
 
 
 def _share(config: Mapping[str, Any], last: Mapping[str, Any]) -> float:
-    """Return the share of a training that is done at a logged step."""
     rl, train = config.get("rl") or {}, config.get("train") or {}
     steps = rl.get("steps") or train.get("max_steps")
     done, whole = (last["step"], steps) if steps else (last.get("epoch"), train.get("epochs"))

@@ -408,7 +408,6 @@ def _problem(model: type[BaseModel], loc: Sequence[str | int], kind: str, messag
 
 
 def _meaning(model: type[BaseModel], path: str) -> str:
-    """Return the first sentence of a key's description, in brackets."""
     *parents, name = [part for part in path.split(".") if not part.isdigit()]
     description = " ".join((_section(model, parents).model_fields[name].description or "").split())
     sentence = re.split(r"(?<=\.)\s", description)[0].rstrip(".")
@@ -416,7 +415,6 @@ def _meaning(model: type[BaseModel], path: str) -> str:
 
 
 def _section(model: type[BaseModel], loc: Sequence[str | int]) -> type[BaseModel]:
-    """Return the model at a location within another."""
     for part in loc:
         if isinstance(part, str):
             model = inner_section(model.model_fields[part].annotation) or model

@@ -49,7 +49,6 @@ def live(queries: Queries, lake: Lake, request: Request) -> Page:
 
 
 def _age(written_at: float) -> float:
-    """Return the seconds since a file was written."""
     return max(0.0, time.time() - written_at)
 
 

@@ -161,7 +161,6 @@ class ShownPair:
 def _pair(
     queries: Queries, key: dict[str, str], agent: str, turn: int, wanted: str | None
 ) -> tuple[ShownPair, str | None]:
-    """Return the pair of the turn and the tokenizer of its ids."""
     place = {"rollout": key["rollout"], "agent": agent, "turn": turn}
     rows = queries.rows("pairs_of", **place) if key["origin"] == "set" else []
     names = [row["experiment"] for row in rows]
@@ -176,7 +175,6 @@ def _pair(
 
 
 def _history(pieces: Sequence[Row]) -> list[int]:
-    """Return the ids that the pieces of a prompt add, prompts and outputs."""
     return [number for piece in pieces for number in (*piece["suffix_ids"], *piece["output_ids"])]
 
 

@@ -245,7 +245,6 @@ def _collect(node: ast.AST, names: set[tuple[str, ...]], attributes: set[str], t
 
 
 def _bound(node: ast.Import | ast.ImportFrom, module: str, is_package: bool) -> dict[str, Import]:
-    """Return the names that an import statement binds, with their targets."""
     if isinstance(node, ast.Import):
         return {
             alias.asname or alias.name.split(".")[0]: Import(alias.name if alias.asname else alias.name.split(".")[0])
@@ -258,7 +257,6 @@ def _bound(node: ast.Import | ast.ImportFrom, module: str, is_package: bool) -> 
 
 
 def _defined(node: ast.stmt) -> list[str]:
-    """Return the names that a top-level statement defines."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return [node.name]
     targets: list[ast.expr] = []
@@ -308,7 +306,6 @@ def _declares(decorator: ast.AST) -> bool:
 
 
 def _inputs(node: ast.AST) -> set[str]:
-    """Return the parameters of a function that are assets."""
     arguments = node.args.args if isinstance(node, ast.FunctionDef) else []
     return {a.arg for a in arguments if isinstance(a.annotation, ast.Name) and a.annotation.id == "Input"}
 
