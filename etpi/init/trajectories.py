@@ -14,7 +14,7 @@ from typing import Any
 from etpi.init import preview
 from etpi.init.experiment import NewExperiment, strips_think
 from etpi.init.student import Student
-from etpi.init.write import NewSpec, quoted
+from etpi.init.write import NewSpec, rendered
 from etpi.run.console import say
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.curation.student_form import StudentForm, tool_name
@@ -345,31 +345,15 @@ def _dropped(result: Survey) -> list[str]:
 def rollout_set_spec(name: str, result: Survey, teacher: str | None, licence: str | None) -> NewSpec:
     """Return the rollout set that imports the runs; `teacher`, if the runs do not name the model that wrote them."""
     path = result.path if "${" in result.path else str(Path(result.path).expanduser().absolute())
-    text = f"""\
-# Written by `etpi init`, which looked at {result.looked:,} inputs. All keys: docs/reference/specs.md
-title = {quoted(f"Recorded runs of {Path(path).name}")}
-kind = "imported"
-format = {quoted(result.format)}
-path = {quoted(path)}
-license = {quoted(licence or next(iter(result.licences), ""))}   # for the model card
-"""
-    options = dict(result.options)
-    if teacher:
-        options["teacher"] = teacher
-    lines = [f"{key} = {_toml(value)}   # {_MEANING[key]}\n" for key, value in options.items()]
-    if _lacks_schemas(result):
-        names = ", ".join(map(quoted, sorted(result.called)))
-        schema = '{"type": "function", "function": {"name": "…", "description": "…", "parameters": {…}}}'
-        lines.append(f"# tools = '''[{schema}]'''   # schemas of {names}, which the runs do not record\n")
-    if lines:
-        text += "\n[options]\n" + "".join(lines)
-    return NewSpec("rollout_set", name, text)
-
-
-def _toml(value: str | Mapping[str, str]) -> str:
-    if isinstance(value, str):
-        return quoted(value)
-    return f"{{{', '.join(f'{key} = {quoted(path)}' for key, path in value.items())}}}"
+    values = {
+        "path": path,
+        "file": Path(path).name,
+        "licence": licence or next(iter(result.licences), ""),
+        "options": result.options | ({"teacher": teacher} if teacher else {}),
+        "lacks_schemas": _lacks_schemas(result),
+        "meaning": _MEANING,
+    }
+    return NewSpec("rollout_set", name, rendered("imported", survey=result, **values))
 
 
 def experiment_spec(name: str, result: Survey, student: Student, preset: str | None, trains: bool = False) -> NewSpec:
