@@ -34,7 +34,7 @@ from etpi_assets.planning.planner import CONSENT_TAG, Step, open_steps, plan, se
 from etpi_assets.resources import side_by_side
 from etpi_assets.specs.folders import VARIABLE, user_folders
 from etpi_assets.specs.load import Specs
-from etpi_assets.specs.shown import ALL, SHIPPED_VARIABLE
+from etpi_assets.specs.shown import SHIPPED_VARIABLE
 from etpi_resources.backend import backend
 from etpi_resources.lake.lake import Lake
 from etpi_resources.process.pool import WORKERS_VARIABLE
@@ -99,7 +99,7 @@ class Client:
         folders = [specs_folder] if specs_folder else [folder.path for folder in user_folders()]
         self._variables = {
             VARIABLE: os.pathsep.join(str(folder.absolute()) for folder in folders),
-            SHIPPED_VARIABLE: ALL,
+            SHIPPED_VARIABLE: "all",
         }
         self._stopped = threading.Event()
         self._following: set[str] = set()
