@@ -195,46 +195,25 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 @click.option("--name", metavar="NAME", help="name of the new specs (default: from the data)")
 @click.option("--yes", is_flag=True, help="ask nothing; take defaults for options that are not given")
 @click.option("--force", is_flag=True, help="replace files that exist")
-def init(
-    source: str | None,
-    format: str,
-    columns: str | None,
-    secrets: str | None,
-    as_json: bool,
-    endpoint: str | None,
-    suite: str | None,
-    api_key_env: str | None,
-    model: str | None,
-    tasks: str | None,
-    python: str | None,
-    commits: int,
-    split: str,
-    checkouts: str | None,
-    repos: str,
-    train: bool,
-    rl: bool,
-    **options: Any,
-) -> int:
+def init(source: str | None, endpoint: str | None, tasks: str | None, suite: str | None, **options: Any) -> int:
     """Write specs into ./specs for your own recorded runs, a teacher behind an endpoint, or your own tasks.
 
     docs/own_data.md and docs/own_tasks.md show it.
     """
     from etpi.init import command
 
-    answers = command.Answers(**options)
     if sum(start is not None for start in (source, endpoint, tasks)) != 1:
         raise click.UsageError("give one of --from PATH, --endpoint URL and --tasks PATH")
-    if train and source is None or rl and tasks is None:
+    if options["train"] and source is None or options["rl"] and tasks is None:
         raise click.UsageError("--train belongs to --from PATH, and --rl to --tasks PATH")
+    answers = command.Answers(**options)
     if tasks is not None:
-        chosen = command.TaskOptions(python, commits, split, checkouts, repos, rl)
-        return command.from_tasks(tasks, chosen, answers.with_student(model))
+        return command.from_tasks(tasks, answers)
     if source is not None:
-        seen = command.RunOptions(format, columns, secrets, as_json, train)
-        return command.from_trajectories(source, seen, answers.with_student(model))
+        return command.from_trajectories(source, answers)
     if not suite:
         raise click.UsageError("--endpoint needs --suite SUITE; `etpi status` and docs/reference list suites")
-    return command.from_endpoint(str(endpoint), suite, model, api_key_env, answers)
+    return command.from_endpoint(str(endpoint), suite, answers)
 
 
 @etpi.command()
