@@ -59,7 +59,11 @@ def facts(student: Student) -> Iterator[Finding]:
     yield _weights(student.folder)
     context = student.context
     yield Finding("context", f"{context} tokens" if context else "not in config.json: set dataset.max_length")
-    yield _cache(text)
+    kinds = set(text.get("layer_types") or ["full_attention"])
+    cache = "one cache and one forward pass for all conversations"
+    if not kinds <= {"full_attention", "linear_attention"}:
+        cache = f"a cache and a forward pass for each conversation ({', '.join(sorted(kinds))}): slow; prefer vLLM"
+    yield Finding("in-process engine", cache)
 
 
 def _weights(folder: Path) -> Finding:
@@ -81,12 +85,3 @@ def _header(file: Path) -> dict[str, Any]:
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         return json.loads(stream.read(length))
-
-
-def _cache(text: dict[str, Any]) -> Finding:
-    """Say how the in-process engine caches the model, from the kinds of its layers."""
-    kinds = set(text.get("layer_types") or ["full_attention"])
-    if kinds <= {"full_attention", "linear_attention"}:
-        return Finding("in-process engine", "one cache and one forward pass for all conversations")
-    seen = f"a cache and a forward pass for each conversation ({', '.join(sorted(kinds))}): slow; prefer vLLM"
-    return Finding("in-process engine", seen)

@@ -128,7 +128,10 @@ class OpenLake:
             self._require_keys(name, keys)
             nodes = [node for node in nodes if node.set == name]
         if origin is not None:
-            self._require_origin(stored, origin)
+            if not stored.of_rollouts:
+                raise LakeError(f"the rows of {table!r} have no origin")
+            if origin not in ORIGINS.values():
+                raise UnknownName.of("an origin", origin, {*ORIGINS.values()})
             nodes = [node for node in nodes if ORIGINS.get(node.name) == origin]
         frame = stored.scan(self._lake, nodes, keys)
         if columns is None:
@@ -149,12 +152,6 @@ class OpenLake:
                 raise UnknownName.of(
                     f"{'an' if set == 'experiment' else 'a'} {set} of the lake {self.root}", key, known
                 )
-
-    def _require_origin(self, stored: StoredTable, origin: str) -> None:
-        if not stored.of_rollouts:
-            raise LakeError(f"the rows of {stored.name!r} have no origin")
-        if origin not in ORIGINS.values():
-            raise UnknownName.of("an origin", origin, {*ORIGINS.values()})
 
     # --- SQL -------------------------------------------------------------------------------------------------------
 
