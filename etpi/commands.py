@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 
 def run_experiments(
     names: Sequence[str],
-    specs_folder: Path | None = None,
+    specs: Specs,
     consent: Collection[str] = (),
     finished: Callable[[str, list[str]], None] = lambda name, failures: None,
     data_only: bool = False,
-    specs: Specs | None = None,
 ) -> int:
     """Bring experiments, rollout sets and suites up to date with everything they depend on, several at once.
 
@@ -35,7 +34,6 @@ def run_experiments(
         names: of specs; CATALOG is the catalog alone.
         data_only: end with the data sets of experiments.
         finished: called after each experiment with one line for each failed step.
-        specs: those of `specs_folder`, if they are loaded already.
 
     Returns:
         1 if any experiment failed, or if code changed since expensive results were computed and `consent` ("rebuild",
@@ -54,7 +52,7 @@ def run_experiments(
     from etpi_resources.lake.catalog import default_path, refuse_other_file
     from etpi_resources.lake.lake import Lake
 
-    specs, lake = specs or load_specs(specs_folder), Lake.open()
+    lake = Lake.open()
     refuse_other_file(default_path(lake))
     plans = _plans(names, specs, lake, data_only)
     for line in plan_warnings(names, specs):
@@ -76,7 +74,7 @@ def run_experiments(
     from etpi.run.client import Client
     from etpi.run.console_table import failures_table
 
-    with Client(specs, specs_folder, consent, at_once=len(names), data_only=data_only) as client:
+    with Client(specs, consent, at_once=len(names), data_only=data_only) as client:
         failed = client.run_experiments(names, finished)
     if failed:
         print(failures_table(failed), file=sys.stderr)
@@ -187,11 +185,7 @@ def compare(names: Sequence[str], consent: Collection[str] = (), data_only: bool
     specs = load_specs()
     experiments = [name for name in names if name != CATALOG and set_of(name, specs) == "experiment"]
     code = run_experiments(
-        names,
-        consent=consent,
-        finished=lambda name, failures: ended.update({name: failures}),
-        data_only=data_only,
-        specs=specs,
+        names, specs, consent, lambda name, failures: ended.update({name: failures}), data_only=data_only
     )
     # A run that is refused, or that finds nothing to do, ends no experiment.
     evaluated = [name for name in experiments if not data_only and (not code or ended.get(name) == [])]
