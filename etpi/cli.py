@@ -1,6 +1,6 @@
 """The console command `etpi`: arguments, exit codes and error messages. `make` calls it.
 
-Each command imports `etpi.commands` only when it runs, so that `etpi --help` and a mistyped command answer at once.
+Each command imports what it needs only when it runs, so that `etpi --help` and a mistyped command answer at once.
 
 Exit codes: 0, success; 1, something failed; 2, the command line is wrong; 130, stopped.
 """
@@ -105,8 +105,11 @@ def demo(rebuild: bool, recollect: bool) -> int:
 def demo_all(rebuild: bool, recollect: bool) -> int:
     """Run every experiment on the embedded worlds once, ablations excepted."""
     from etpi import commands
+    from etpi_assets.specs.load import load_specs
 
-    return commands.compare(commands.embedded(), _consent(rebuild, recollect))
+    experiments = load_specs().experiments.items()
+    names = [n for n, spec in experiments if spec.base.kind == "tiny" and spec.requires == "cpu" and not spec.variant]
+    return commands.compare(names, _consent(rebuild, recollect))
 
 
 @etpi.command()
@@ -138,9 +141,17 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
     reference solutions replaces teachers, and stand-ins replace missing data. Exits with 1 if something would stop a
     real run. Everything is in the lake's folder, below rehearsals/EXPERIMENT (docs/rehearsal.md).
     """
-    from etpi import commands
+    from etpi.rehearsal import record
+    from etpi.rehearsal.starts import faults
+    from etpi_assets.specs.load import load_specs
+    from etpi_resources.lake.lake import Lake
 
-    return commands.rehearse(experiments, rate)
+    specs, root, stopped = load_specs(), Lake.open().root / "rehearsals", False
+    for name in experiments:
+        rehearsal = record.rehearse(name, specs, root / name, rate)
+        click.echo("\n".join(record.lines(rehearsal, root / name)))
+        stopped |= bool(faults(rehearsal.starts))
+    return 1 if stopped else 0
 
 
 @etpi.command()
@@ -156,7 +167,6 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
     type=click.Choice(["keep", "mask", "quarantine"]),
     help="--from: keep, mask or quarantine keys in the runs",
 )
-@click.option("--json", "as_json", is_flag=True, help="--from: print what was seen as JSON, and write nothing")
 @click.option("--endpoint", metavar="URL", help="a server with an OpenAI-compatible interface, for the teacher")
 @click.option("--suite", metavar="SUITE", help="--endpoint: the suite whose tasks the teacher works on")
 @click.option(
@@ -184,46 +194,25 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 @click.option("--name", metavar="NAME", help="name of the new specs (default: from the data)")
 @click.option("--yes", is_flag=True, help="ask nothing; take defaults for options that are not given")
 @click.option("--force", is_flag=True, help="replace files that exist")
-def init(
-    source: str | None,
-    format: str,
-    columns: str | None,
-    secrets: str | None,
-    as_json: bool,
-    endpoint: str | None,
-    suite: str | None,
-    api_key_env: str | None,
-    model: str | None,
-    tasks: str | None,
-    python: str | None,
-    commits: int,
-    split: str,
-    checkouts: str | None,
-    repos: str,
-    train: bool,
-    rl: bool,
-    **options: Any,
-) -> int:
+def init(source: str | None, endpoint: str | None, tasks: str | None, suite: str | None, **options: Any) -> int:
     """Write specs into ./specs for your own recorded runs, a teacher behind an endpoint, or your own tasks.
 
     docs/own_data.md and docs/own_tasks.md show it.
     """
     from etpi.init import command
 
-    answers = command.Answers(**options)
     if sum(start is not None for start in (source, endpoint, tasks)) != 1:
         raise click.UsageError("give one of --from PATH, --endpoint URL and --tasks PATH")
-    if train and source is None or rl and tasks is None:
+    if options["train"] and source is None or options["rl"] and tasks is None:
         raise click.UsageError("--train belongs to --from PATH, and --rl to --tasks PATH")
+    answers = command.Answers(**options)
     if tasks is not None:
-        chosen = command.TaskOptions(python, commits, split, checkouts, repos, rl)
-        return command.from_tasks(tasks, chosen, answers.with_student(model))
+        return command.from_tasks(tasks, answers)
     if source is not None:
-        seen = command.RunOptions(format, columns, secrets, as_json, train)
-        return command.from_trajectories(source, seen, answers.with_student(model))
+        return command.from_trajectories(source, answers)
     if not suite:
         raise click.UsageError("--endpoint needs --suite SUITE; `etpi status` and docs/reference list suites")
-    return command.from_endpoint(str(endpoint), suite, model, api_key_env, answers)
+    return command.from_endpoint(str(endpoint), suite, answers)
 
 
 @etpi.command()
@@ -261,9 +250,9 @@ def model(model: str, template: str | None) -> int:
     MODEL is a folder, REPO@COMMIT of the hub, package:NAME==VERSION@SHA256, or tiny. Exits with 1 if something does not
     work.
     """
-    from etpi import commands
+    from etpi.model_facts import show
 
-    return commands.show_model(model, template)
+    return show(model, template)
 
 
 # The name that it had before.
@@ -289,9 +278,13 @@ def status(names: tuple[str, ...], everything: bool, as_json: bool) -> int:
 @click.argument("key")
 def explain(asset: str, key: str) -> int:
     """Show the parts of the key of ASSET's partition KEY, and what changed in them."""
-    from etpi import commands
+    from etpi_assets.planning.explain import explain as explained
+    from etpi_assets.specs.load import load_specs
+    from etpi_resources.lake.lake import Lake
 
-    return commands.explain_partition(asset, key)
+    for line in explained(asset, key, load_specs(), Lake.open()):
+        click.echo(line)
+    return 0
 
 
 @etpi.command()
@@ -301,15 +294,21 @@ def explain(asset: str, key: str) -> int:
 @click.option("--because", required=True, metavar="TEXT", help="why the change cannot matter; the lake records it")
 def accept(asset: str | None, key: str | None, experiment: str | None, because: str) -> int:
     """Keep the version of ASSET's partition KEY although the code that makes it changed."""
-    from etpi import commands
+    from etpi_assets.planning import acceptance
+    from etpi_assets.specs.load import load_specs
+    from etpi_resources.lake.lake import Lake
 
-    if experiment:
-        if asset:
-            raise click.UsageError("give ASSET and KEY, or --all EXPERIMENT, not both")
-        return commands.accept_changes(experiment, because)
-    if not (asset and key):
+    if experiment and not asset:
+        steps = acceptance.accept_all(experiment, load_specs(), Lake.open(), because=because)
+        for step in steps:
+            click.echo(f"{step.asset} of {step.key}: accepted ({step.reason})")
+        click.echo(f"{experiment}: {len(steps)} changes of code accepted")
+    elif asset and key and not experiment:
+        kept = acceptance.accept(asset, key, load_specs(), Lake.open(), because=because)
+        click.echo(f"{asset} of {key}: version {kept.version} stays; {kept.accepted[-1]['by']} accepted the change")
+    else:
         raise click.UsageError("give ASSET and KEY, or --all EXPERIMENT")
-    return commands.accept_change(asset, key, because)
+    return 0
 
 
 @etpi.command()
@@ -335,9 +334,21 @@ def verify(deep: bool, since: datetime | None, set_aside: bool, as_json: bool) -
 @click.option("--to", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="a new or empty folder")
 def export(experiment: str, format: str, to: Path) -> int:
     """Write an experiment's data or models in another program's format (docs/formats.md)."""
-    from etpi import commands
+    from etpi_assets.exports import MANIFEST
+    from etpi_assets.exports import export as write
+    from etpi_assets.resources import Resources
 
-    return commands.export_experiment(experiment, format, to)
+    manifest = write(experiment, format, to, Resources())
+    for file in manifest["files"][:8]:
+        click.echo(f"{to / file['path']}: {file['rows']} rows, {file['bytes']} bytes")
+    if more := len(manifest["files"][8:]):
+        click.echo(f"... and {more} more files; {to / MANIFEST} lists them")
+    for reason, count in manifest["left_out"].items():
+        click.echo(f"left out: {count}, {reason}")
+    for note in manifest["notes"]:
+        click.echo(f"note: {note}")
+    click.echo(f"{to / MANIFEST} names the {len(manifest['versions'])} data versions it comes from")
+    return 0
 
 
 @etpi.command()

@@ -1,4 +1,4 @@
-"""The work of each console command, as functions that return an exit code."""
+"""The work of `etpi run`, `demo`, `status` and `ui`, as functions that return an exit code."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 
 def run_experiments(
     names: Sequence[str],
-    specs_folder: Path | None = None,
+    specs: Specs,
     consent: Collection[str] = (),
     finished: Callable[[str, list[str]], None] = lambda name, failures: None,
     data_only: bool = False,
-    specs: Specs | None = None,
 ) -> int:
     """Bring experiments, rollout sets and suites up to date with everything they depend on, several at once.
 
@@ -35,7 +34,6 @@ def run_experiments(
         names: of specs; CATALOG is the catalog alone.
         data_only: end with the data sets of experiments.
         finished: called after each experiment with one line for each failed step.
-        specs: those of `specs_folder`, if they are loaded already.
 
     Returns:
         1 if any experiment failed, or if code changed since expensive results were computed and `consent` ("rebuild",
@@ -54,7 +52,7 @@ def run_experiments(
     from etpi_resources.lake.catalog import default_path, refuse_other_file
     from etpi_resources.lake.lake import Lake
 
-    specs, lake = specs or load_specs(specs_folder), Lake.open()
+    lake = Lake.open()
     refuse_other_file(default_path(lake))
     plans = _plans(names, specs, lake, data_only)
     for line in plan_warnings(names, specs):
@@ -76,31 +74,11 @@ def run_experiments(
     from etpi.run.client import Client
     from etpi.run.console_table import failures_table
 
-    with Client(specs, specs_folder, consent, at_once=len(names), data_only=data_only) as client:
+    with Client(specs, consent, at_once=len(names), data_only=data_only) as client:
         failed = client.run_experiments(names, finished)
     if failed:
         print(failures_table(failed), file=sys.stderr)
     return 1 if failed else 0
-
-
-def rehearse(names: Sequence[str], rate: float) -> int:
-    """Rehearse experiments one after another and print a page for each; return 1 if any real run would stop.
-
-    Raises:
-        SpecError: an experiment does not exist, or cannot be rehearsed.
-    """
-    from etpi.rehearsal import record
-    from etpi.rehearsal.starts import faults
-    from etpi_resources.lake.lake import Lake
-
-    specs, root = load_specs(), Lake.open().root / "rehearsals"
-    stopped = False
-    for name in names:
-        rehearsal = record.rehearse(name, specs, root / name, rate)
-        for line in record.lines(rehearsal, root / name):
-            print(line)
-        stopped |= bool(faults(rehearsal.starts))
-    return 1 if stopped else 0
 
 
 def dry_run(names: Sequence[str], consent: Collection[str] = (), as_json: bool = False, data_only: bool = False) -> int:
@@ -189,59 +167,6 @@ def show_status(names: Sequence[str], everything: bool = False, as_json: bool = 
     return 0
 
 
-def show_model(model: str, template: str | None) -> int:
-    """Print a model's `[base]` section, its size, and the effects of its chat template on training.
-
-    Returns:
-        1 if something of it does not work.
-
-    Raises:
-        SpecError: the model or its tokenizer cannot be read on this machine.
-    """
-    from etpi.init.student import read_student
-    from etpi.model_facts import base_lines, facts
-    from etpi_resources.chat.bounds import require_bounded
-    from etpi_resources.chat.format import load_chat_format
-    from etpi_resources.chat.report import report
-
-    student = read_student(model)
-    if student.chat is None:
-        raise SpecError(f"{model}: {student.unknown}")
-    try:
-        chat = load_chat_format(student.base.get("tokenizer", "tiny"), template) if template else student.chat
-        require_bounded(chat.template)
-    except (OSError, ValueError) as error:
-        raise SpecError(f"--template {template}: {error}") from error
-    print("\n".join(base_lines(student)))
-    findings = [*facts(student), *report(chat)]
-    width = max(len(finding.subject) for finding in findings)
-    for finding in findings:
-        print(f"{finding.subject:{width}}  {finding.seen}")
-    problems = [finding for finding in findings if finding.problem]
-    for finding in problems:
-        print(f"does not work: {finding.subject}: {finding.problem}")
-    return 1 if problems else 0
-
-
-def export_experiment(name: str, format: str, to: Path) -> int:
-    """Write an experiment's data to a folder and print its contents; always 0."""
-    from etpi_assets.exports import MANIFEST, export
-    from etpi_assets.resources import Resources
-    from etpi_resources.lake.lake import Lake
-
-    manifest = export(name, format, to, Resources(lake=Lake.open()))
-    for file in manifest["files"][:8]:
-        print(f"{to / file['path']}: {file['rows']} rows, {file['bytes']} bytes")
-    if len(manifest["files"]) > 8:
-        print(f"... and {len(manifest['files']) - 8} more files; {to / MANIFEST} lists them")
-    for reason, count in manifest["left_out"].items():
-        print(f"left out: {count}, {reason}")
-    for note in manifest["notes"]:
-        print(f"note: {note}")
-    print(f"{to / MANIFEST} names the {len(manifest['versions'])} data versions it comes from")
-    return 0
-
-
 def compare(names: Sequence[str], consent: Collection[str] = (), data_only: bool = False, as_json: bool = False) -> int:
     """Run experiments, rollout sets and suites; end with the table that compares the experiments that succeeded.
 
@@ -260,11 +185,7 @@ def compare(names: Sequence[str], consent: Collection[str] = (), data_only: bool
     specs = load_specs()
     experiments = [name for name in names if name != CATALOG and set_of(name, specs) == "experiment"]
     code = run_experiments(
-        names,
-        consent=consent,
-        finished=lambda name, failures: ended.update({name: failures}),
-        data_only=data_only,
-        specs=specs,
+        names, specs, consent, lambda name, failures: ended.update({name: failures}), data_only=data_only
     )
     # A run that is refused, or that finds nothing to do, ends no experiment.
     evaluated = [name for name in experiments if not data_only and (not code or ended.get(name) == [])]
@@ -281,47 +202,6 @@ def compare(names: Sequence[str], consent: Collection[str] = (), data_only: bool
     if not code:
         print(f"\n{ending(lake, evaluated)}")
     return code
-
-
-def explain_partition(asset: str, key: str) -> int:
-    """Print the parts of a partition's key, and what changed in them; always 0."""
-    from etpi_assets.planning.explain import explain
-    from etpi_resources.lake.lake import Lake
-
-    for line in explain(asset, key, load_specs(), Lake.open()):
-        print(line)
-    return 0
-
-
-def accept_change(asset: str, key: str, because: str) -> int:
-    """Keep a version although the code that makes it changed; always 0."""
-    from etpi_assets.planning.acceptance import accept
-    from etpi_resources.lake.lake import Lake
-
-    manifest = accept(asset, key, load_specs(), Lake.open(), because=because)
-    print(f"{asset} of {key}: version {manifest.version} stays; {manifest.accepted[-1]['by']} accepted the change")
-    return 0
-
-
-def accept_changes(experiment: str, because: str) -> int:
-    """Keep every version of an experiment's chain whose code changed; always 0."""
-    from etpi_assets.planning.acceptance import accept_all
-    from etpi_resources.lake.lake import Lake
-
-    steps = accept_all(experiment, load_specs(), Lake.open(), because=because)
-    for step in steps:
-        print(f"{step.asset} of {step.key}: accepted ({step.reason})")
-    print(f"{experiment}: {len(steps)} changes of code accepted")
-    return 0
-
-
-def embedded(specs: Specs | None = None) -> list[str]:
-    """Return the experiments on the embedded base that need no GPU, without ablations."""
-    return [
-        name
-        for name, spec in (specs or load_specs()).experiments.items()
-        if spec.base.kind == "tiny" and spec.requires == "cpu" and not spec.variant
-    ]
 
 
 def _refuse_other_home(home: Path) -> None:

@@ -1,4 +1,4 @@
-"""The output of `etpi model` except for the template's report: the `[base]` section, and facts of the model's files."""
+"""The command `etpi model`: the `[base]` section of a model, facts of its files, and the report on its template."""
 
 from __future__ import annotations
 
@@ -9,14 +9,43 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from etpi.init.student import Student
-from etpi_resources.chat.report import Finding
+from etpi.init.student import Student, read_student
+from etpi_assets.specs.errors import SpecError
+from etpi_resources.chat.bounds import require_bounded
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.report import Finding, report
 
 
-def base_lines(student: Student) -> list[str]:
-    """Return the lines of the experiment's `[base]` section; the names of tokenizer and template are the base's own."""
-    keys = {name: value for name, value in student.base.items() if name not in ("tokenizer", "chat_template")}
-    return ["[base]", *(f"{name} = {json.dumps(value)}" for name, value in keys.items()), ""]
+def show(model: str, template: str | None) -> int:
+    """Print a model's `[base]` section, its size, and the effects of a chat template on training data.
+
+    Returns:
+        1 if something of it does not work.
+
+    Raises:
+        SpecError: the model or its tokenizer cannot be read on this machine.
+    """
+    student = read_student(model)
+    if student.chat is None:
+        raise SpecError(f"{model}: {student.unknown}")
+    try:
+        chat = load_chat_format(student.base.get("tokenizer", "tiny"), template) if template else student.chat
+        require_bounded(chat.template)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"--template {template}: {error}") from error
+    print("[base]")
+    for name, value in student.base.items():
+        if name not in ("tokenizer", "chat_template"):  # they are the base's own
+            print(f"{name} = {json.dumps(value)}")
+    print()
+    findings = [*facts(student), *report(chat)]
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        print(f"{finding.subject:{width}}  {finding.seen}")
+    problems = [finding for finding in findings if finding.problem]
+    for finding in problems:
+        print(f"does not work: {finding.subject}: {finding.problem}")
+    return 1 if problems else 0
 
 
 def facts(student: Student) -> Iterator[Finding]:
@@ -30,7 +59,11 @@ def facts(student: Student) -> Iterator[Finding]:
     yield _weights(student.folder)
     context = student.context
     yield Finding("context", f"{context} tokens" if context else "not in config.json: set dataset.max_length")
-    yield _cache(text)
+    kinds = set(text.get("layer_types") or ["full_attention"])
+    cache = "one cache and one forward pass for all conversations"
+    if not kinds <= {"full_attention", "linear_attention"}:
+        cache = f"a cache and a forward pass for each conversation ({', '.join(sorted(kinds))}): slow; prefer vLLM"
+    yield Finding("in-process engine", cache)
 
 
 def _weights(folder: Path) -> Finding:
@@ -52,12 +85,3 @@ def _header(file: Path) -> dict[str, Any]:
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         return json.loads(stream.read(length))
-
-
-def _cache(text: dict[str, Any]) -> Finding:
-    """Say how the in-process engine caches the model, from the kinds of its layers."""
-    kinds = set(text.get("layer_types") or ["full_attention"])
-    if kinds <= {"full_attention", "linear_attention"}:
-        return Finding("in-process engine", "one cache and one forward pass for all conversations")
-    seen = f"a cache and a forward pass for each conversation ({', '.join(sorted(kinds))}): slow; prefer vLLM"
-    return Finding("in-process engine", seen)

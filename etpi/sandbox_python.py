@@ -59,7 +59,6 @@ def make_tools(folder: Path, packages: Path | None = None, roots: Sequence[str] 
 
 
 def _copy_pytest(folder: Path) -> None:
-    """Copy this environment's pytest and its imports."""
     site = Path(importlib.import_module("pytest").__file__ or "").parents[1]
     for name in _PYTEST:
         shutil.copytree(site / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -13,11 +13,10 @@ from pydantic import Field
 
 from etpi_assets.asset import asset_definitions
 from etpi_assets.graph import GRAPH
-from etpi_assets.orchestration.automation.conditions import automation_sensor, with_automation
-from etpi_assets.orchestration.automation.schedule import schedules
 from etpi_assets.orchestration.experiment_inputs import experiment_inputs
 from etpi_assets.orchestration.jobs import build_jobs
 from etpi_assets.orchestration.materialize import RESOURCE, build_asset
+from etpi_assets.orchestration.schedule import schedules
 from etpi_assets.resources import CONCURRENCY, Resources
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_assets.specs.shown import shown_specs
@@ -43,11 +42,10 @@ def executor() -> dg.ExecutorDefinition:
 def build_defs(specs: Specs | None = None, resource_overrides: Mapping[str, Any] | None = None) -> dg.Definitions:
     """Build the definitions for the given specs (default: the shipped specs and the user's)."""
     specs = specs or load_specs()
-    assets = with_automation([build_asset(definition, specs) for definition in asset_definitions().values()])
+    definitions = asset_definitions().values()
     return dg.Definitions(
-        assets=[experiment_inputs(asset_definitions().values(), specs), *assets],
+        assets=[experiment_inputs(definitions, specs), *(build_asset(each, specs) for each in definitions)],
         jobs=build_jobs(specs),
-        sensors=[automation_sensor()],
         schedules=schedules(specs),
         resources={RESOURCE: EtpiResource(), **(resource_overrides or {})},
         executor=executor(),

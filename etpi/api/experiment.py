@@ -145,7 +145,6 @@ class Dataset:
         )
 
     def _vocabulary(self) -> pl.LazyFrame:
-        """Return (token_id, text) of the student's tokenizer."""
         tokenizer = (self.experiment.spec.get("base") or {}).get("tokenizer")
         query = "SELECT id AS token_id, text FROM vocabulary WHERE tokenizer = $tokenizer"
         return self.experiment.lake.sql(query, tokenizer=tokenizer).lazy()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection
 
+from etpi_assets.specs.plugins import near
 from etpi_resources.lake.manifest import LakeError
 
 MOST_LISTED = 30
@@ -21,7 +21,6 @@ class UnknownName(LakeError, LookupError):
             what: what kind of name it is, with an article: "a table".
             remedy: a sentence to add.
         """
-        close = difflib.get_close_matches(str(name), sorted(known), n=3, cutoff=0.5)
         listed = ", ".join(sorted(known)[:MOST_LISTED]) + (", ..." if len(known) > MOST_LISTED else "")
-        hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        hint = near(str(name), sorted(known))
         return cls(f"{name!r} is not {what}.{hint} There are: {listed or 'none'}.{' ' if remedy else ''}{remedy}")

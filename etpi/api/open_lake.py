@@ -14,7 +14,7 @@ import polars as pl
 
 from etpi.api.experiment import Experiment
 from etpi.api.names import UnknownName
-from etpi.api.scan import ORIGINS, StoredTable, refuse_root
+from etpi.api.scan import ORIGINS, StoredTable
 from etpi_resources.lake import catalog, questions
 from etpi_resources.lake.lake import Lake, LakeError
 from etpi_resources.links import experiment_page, view_url
@@ -37,7 +37,6 @@ def open_lake(path: str | Path | None = None) -> OpenLake:
     for folder in (root, root / "data"):
         lake = Lake(folder)
         if lake.refs():
-            refuse_root(lake.root)
             by_path = path is not None
             return OpenLake(lake, catalog.catalog_of(lake.root) if by_path else catalog.default_path(lake))
     why = "named by ETPI_DATA" if named else f"ETPI_DATA is not set, and the working directory is {Path.cwd()}"
@@ -100,8 +99,7 @@ class OpenLake:
         Columns have the types of docs/reference/tables.md; added are the partition key of each asset (`experiment`,
         `rollout_set`, `suite`) and, where rollouts have several origins, `origin` (set, eval, rl) and `made_for` (the
         rollout set or experiment). Without data the frame is typed and empty. Files of other partitions than those
-        asked for are not opened; neither are files that a later filter on the key excludes. The frame reads the
-        versions that are current now, whenever it is collected.
+        asked for are not opened. The frame reads the versions that are current now, whenever it is collected.
 
         Args:
             experiment, rollout_set, suite: the partitions to read, a key or several. One of the three; a row belongs
@@ -130,7 +128,10 @@ class OpenLake:
             self._require_keys(name, keys)
             nodes = [node for node in nodes if node.set == name]
         if origin is not None:
-            self._require_origin(stored, origin)
+            if not stored.of_rollouts:
+                raise LakeError(f"the rows of {table!r} have no origin")
+            if origin not in ORIGINS.values():
+                raise UnknownName.of("an origin", origin, {*ORIGINS.values()})
             nodes = [node for node in nodes if ORIGINS.get(node.name) == origin]
         frame = stored.scan(self._lake, nodes, keys)
         if columns is None:
@@ -148,13 +149,9 @@ class OpenLake:
         known = self.keys(set)
         for key in keys:
             if key not in known:
-                raise UnknownName.of(f"{_article(set)} of the lake {self.root}", key, known)
-
-    def _require_origin(self, stored: StoredTable, origin: str) -> None:
-        if not stored.of_rollouts:
-            raise LakeError(f"the rows of {stored.name!r} have no origin")
-        if origin not in ORIGINS.values():
-            raise UnknownName.of("an origin", origin, {*ORIGINS.values()})
+                raise UnknownName.of(
+                    f"{'an' if set == 'experiment' else 'a'} {set} of the lake {self.root}", key, known
+                )
 
     # --- SQL -------------------------------------------------------------------------------------------------------
 
@@ -169,7 +166,7 @@ class OpenLake:
             duckdb.Error: the query is wrong.
         """
         with self._connected() as connection:
-            return _frame(connection.execute(query, parameters or None))
+            return connection.execute(query, parameters or None).pl()
 
     def report(self, name: str, **variables: Any) -> pl.DataFrame:
         """Run a file of sql/reports; `reports()` lists them with their questions.
@@ -190,7 +187,7 @@ class OpenLake:
         with self._connected() as connection:
             for variable, value in variables.items():
                 connection.execute(f"SET VARIABLE {variable} = $value", {"value": value})
-            return _frame(connection.execute(known[name].text))
+            return connection.execute(known[name].text).pl()
 
     @staticmethod
     def reports() -> pl.DataFrame:
@@ -218,11 +215,3 @@ class OpenLake:
         """Return an experiment's data; raises UnknownName."""
         self._require_keys("experiment", [name])
         return Experiment(self, name)
-
-
-def _frame(result: duckdb.DuckDBPyConnection) -> pl.DataFrame:
-    return result.pl()
-
-
-def _article(noun: str) -> str:
-    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import polars as pl
 
 from etpi.api.names import UnknownName
 from etpi_assets.graph import GRAPH, Node
 from etpi_resources.frames import to_frame
-from etpi_resources.lake.lake import Lake, LakeError, Ref
+from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.parquet import storage_schema
 from etpi_resources.lake.schemas import TABLES
 
@@ -52,14 +51,18 @@ class StoredTable:
     @property
     def of_rollouts(self) -> bool:
         """Return whether rows belong to rollouts of several origins, and so have the columns origin and made_for."""
-        origins = {ORIGINS.get(node.name) for node in self.nodes}
-        return {"set", "eval"} <= origins
+        return {"set", "eval"} <= {ORIGINS.get(node.name) for node in self.nodes}
+
+    @property
+    def stored(self) -> pl.Schema:
+        """Return the stored columns with polars' types: lists of int32 for ids, UTC microseconds for times."""
+        return to_frame(storage_schema(self.name).empty_table()).schema
 
     @property
     def schema(self) -> pl.Schema:
         """Return the columns of a scan: the stored ones, the partition keys, then origin and made_for."""
         added = [*self.sets, *(("origin", "made_for") if self.of_rollouts else ())]
-        return pl.Schema({**stored_schema(self.name), **dict.fromkeys(added, pl.String())})
+        return pl.Schema({**self.stored, **dict.fromkeys(added, pl.String())})
 
     def scan(self, lake: Lake, nodes: Iterable[Node], keys: Collection[str] | None) -> pl.LazyFrame:
         """Return the rows of the current versions of those assets, with the columns of `schema`.
@@ -70,60 +73,24 @@ class StoredTable:
         Raises:
             DamagedFile: a file is missing or does not have its recorded sha256.
         """
-        frames = []
-        for node in nodes:
-            files = self._files(lake, node, keys)
-            if files:
-                frames.append(self._columns(node, self._read(node, files)))
-        return pl.concat(frames) if frames else pl.LazyFrame(schema=self.schema)
-
-    def _files(self, lake: Lake, node: Node, keys: Collection[str] | None) -> dict[str, list[Path]]:
-        files = {}
-        for key in lake.keys(node.name, node.set):
-            manifest = lake.current(Ref(node.name, node.set, key)) if keys is None or key in keys else None
-            if manifest is not None and self.name in manifest.tables:
-                files[key] = lake.verified_files(manifest, self.name)
-        return files
-
-    def _read(self, node: Node, files: dict[str, list[Path]]) -> pl.LazyFrame:
-        """Return the files' rows with the partition key; a filter on the key then skips files without opening them."""
-        stored = stored_schema(self.name)
-        if "version" not in stored and node.set != "all":
-            paths = [path for of_key in files.values() for path in of_key]
-            partitions = pl.Schema({node.set: pl.String(), "version": pl.String()})
-            return _scan(paths, stored, partitions).drop("version")
-        # The version in the path would replace the table's column of that name.
-        parts = [_scan(paths, stored).with_columns(pl.lit(key).alias(node.set)) for key, paths in files.items()]
-        return pl.concat(parts)
-
-    def _columns(self, node: Node, frame: pl.LazyFrame) -> pl.LazyFrame:
-        """Select the columns of `schema`; a partition key of another set is null."""
-        present = {*stored_schema(self.name), node.set}
-        columns = [
-            pl.col(name) if name in present else pl.lit(None, kind).alias(name)
-            for name, kind in self.schema.items()
-            if name not in ("origin", "made_for")
+        frames = [
+            self._partition(lake, node, key)
+            for node in nodes
+            for key in lake.keys(node.name, node.set)
+            if keys is None or key in keys
         ]
-        if self.of_rollouts:
-            columns = [column for column in columns if column.meta.output_name() != "origin"]
-            columns += [pl.lit(ORIGINS[node.name]).alias("origin"), pl.col(node.set).alias("made_for")]
-        return frame.select(columns).select(self.schema.names())
+        return pl.concat([pl.LazyFrame(schema=self.schema), *frames])
 
-
-def stored_schema(table: str) -> pl.Schema:
-    """Return the stored columns of a table with polars' types: lists of int32 for ids, UTC microseconds for times."""
-    return to_frame(storage_schema(table).empty_table()).schema
-
-
-def _scan(paths: Sequence[Path], schema: pl.Schema, partitions: pl.Schema | None = None) -> pl.LazyFrame:
-    """Scan files; a column that an older file lacks is null."""
-    return pl.scan_parquet(
-        list(paths), schema=schema, glob=False, missing_columns="insert",
-        hive_partitioning=partitions is not None, hive_schema=partitions,
-    )  # fmt: skip
-
-
-def refuse_root(root: Path) -> None:
-    """Raise LakeError if a folder of the lake's path would be read as a partition."""
-    if odd := [part for part in root.parts if "=" in part]:
-        raise LakeError(f"the lake is under {odd[0]!r}, which polars would read as a column; move {root}")
+    def _partition(self, lake: Lake, node: Node, key: str) -> pl.LazyFrame:
+        """Return the rows of a partition; a column that an older file lacks is null."""
+        manifest = lake.current(Ref(node.name, node.set, key))
+        if manifest is None or self.name not in manifest.tables:
+            return pl.LazyFrame(schema=self.schema)
+        rows = pl.scan_parquet(
+            lake.verified_files(manifest, self.name), schema=self.stored, glob=False, missing_columns="insert",
+            hive_partitioning=False,
+        )  # fmt: skip
+        keys = {name: key if name == node.set else None for name in self.sets if name not in self.stored}
+        added = {**keys, node.set: key, "origin": ORIGINS.get(node.name), "made_for": key}
+        columns = {name: pl.lit(value, pl.String) for name, value in added.items() if name in self.schema}
+        return rows.with_columns(**columns).select(self.schema.names())

@@ -62,7 +62,6 @@ def _containers(machine: str, experiments: Sequence[str]) -> list[Finding]:
 
 
 def _own_lock(examiner: Examiner, lake: Path, token: str, report: MachineReport) -> list[Finding]:
-    """Check that a lock of this process excludes another process."""
     remedy = "the lake's file system ignores flock; name a folder on another one in ETPI_DATA"
     if error := examiner.hold("flock"):
         return [Finding(report.name, "locks", error, remedy)]

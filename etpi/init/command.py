@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,18 +15,32 @@ from etpi.init.write import announcement, refuse_existing, spec_name, write_spec
 from etpi_assets.specs.load import SpecError, load_specs
 from etpi_assets.specs.presets import preset_file
 
+_STUDENT = "the student, a folder or REPO@COMMIT of the hub"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Answers:
-    """The options of the command line; None: ask on a terminal, unless `yes`."""
+    """The options of the command line (`etpi init --help`); None: ask on a terminal, unless `yes`."""
 
-    student: str | None = None
-    name: str | None = None
-    teacher: str | None = None
-    license: str | None = None
-    preset: str | None = None
-    yes: bool = False
-    force: bool = False
+    model: str | None
+    student: str | None
+    name: str | None
+    teacher: str | None
+    license: str | None
+    preset: str | None
+    api_key_env: str | None
+    yes: bool
+    force: bool
+    format: str
+    columns: str | None
+    secrets: str | None
+    train: bool
+    rl: bool
+    python: str | None
+    commits: int
+    split: str
+    checkouts: str | None
+    repos: str
 
     def __post_init__(self) -> None:
         """Raise SpecError for an unknown preset, or a name that cannot be a file's."""
@@ -40,10 +53,6 @@ class Answers:
                 preset_file(self.preset)
         except ValueError as error:
             raise SpecError(f"--preset: {error}") from error
-
-    def with_student(self, model: str | None) -> Answers:
-        """Return the answers with `model` as the student, if none is named."""
-        return self if self.student else replace(self, student=model)
 
     def ask(self, option: str, question: str, default: str | None) -> str:
         """Return the option, a person's answer, or the default.
@@ -59,29 +68,19 @@ class Answers:
             raise click.UsageError(f"--{option} is missing: {question}")
         return value
 
-
-@dataclass(frozen=True)
-class RunOptions:
-    """The options of `--from`: see `etpi init --help`."""
-
-    format: str = "auto"
-    columns: str | None = None
-    secrets: str | None = None
-    json: bool = False
-    train: bool = False
+    def ask_student(self, default: str | None) -> str:
+        """Return the student, which --model names too where no endpoint has a model."""
+        return self.student or self.model or self.ask("student", _STUDENT, default)
 
 
-def from_trajectories(source: str, options: RunOptions, answers: Answers) -> int:
-    """Write a rollout set and an experiment for recorded runs, or print what was seen as JSON; always 0.
+def from_trajectories(source: str, answers: Answers) -> int:
+    """Write a rollout set and an experiment for recorded runs; always 0.
 
     Raises:
         SpecError: a bad path, format, student or name; none of the inputs can be read; or files that exist.
     """
-    student = read_student(answers.ask("student", "the student, a folder or REPO@COMMIT of the hub", None))
-    survey = trajectories.survey(source, options.format, student, options.columns, options.secrets)
-    if options.json:
-        click.echo(json.dumps(trajectories.facts(survey, student, answers.preset), ensure_ascii=False, indent=1))
-        return 0
+    student = read_student(answers.ask_student(None))
+    survey = trajectories.survey(source, answers.format, student, answers.columns, answers.secrets)
     click.echo(trajectories.summary(survey, student))
     click.echo("\n".join(trajectories.preview_lines(survey, student, answers.preset)))
     if not survey.rollouts:
@@ -100,25 +99,13 @@ def from_trajectories(source: str, options: RunOptions, answers: Answers) -> int
         licence = answers.ask("license", "licence of the runs", "")
     new = [
         trajectories.rollout_set_spec(name, survey, teacher, licence),
-        trajectories.experiment_spec(name, survey, student, answers.preset, options.train),
+        trajectories.experiment_spec(name, survey, student, answers.preset, answers.train),
     ]
-    click.echo(announcement(write_specs(new, force=answers.force), name, export="model" if options.train else "trl"))
+    click.echo(announcement(write_specs(new, force=answers.force), name, export="model" if answers.train else "trl"))
     return 0
 
 
-@dataclass(frozen=True)
-class TaskOptions:
-    """The options of `--tasks`: see `etpi init --help`."""
-
-    python: str | None = None
-    commits: int = 200
-    split: str = "repository"
-    checkouts: str | None = None
-    repos: str = ""
-    rl: bool = False
-
-
-def from_tasks(source: str, options: TaskOptions, answers: Answers) -> int:
+def from_tasks(source: str, answers: Answers) -> int:
     """Write a suite, a rollout set and an experiment for one's own tasks, and prove the tasks.
 
     Always 0.
@@ -130,21 +117,20 @@ def from_tasks(source: str, options: TaskOptions, answers: Answers) -> int:
     kind = tasks.kind_of(place)
     name = answers.ask("name", "name of the new specs", spec_name(place.resolve().name.partition(".")[0]))
     # Patches of real repositories are longer than what the tiny base can read.
-    trains = kind != "cooperbench" or answers.student or options.rl
-    wanted = answers.ask("student", "the student, a folder or REPO@COMMIT of the hub", "tiny") if trains else "tiny"
-    student = read_student(wanted)
+    trains = kind != "cooperbench" or answers.student or answers.model or answers.rl
+    student = read_student(answers.ask_student("tiny") if trains else "tiny")
     if not answers.force:  # making tasks takes minutes
         refuse_existing([(set, name) for set in ("suite", "rollout_set", "experiment")])
     if kind == "git":
-        suite_tasks = tasks.from_git(place, name, options.python, options.commits)
+        suite_tasks = tasks.from_git(place, name, answers.python, answers.commits)
     elif kind == "rows":
-        suite_tasks = tasks.from_rows(place, options.split, options.checkouts)
+        suite_tasks = tasks.from_rows(place, answers.split, answers.checkouts)
     elif kind == "cooperbench":
-        suite_tasks = tasks.from_cooperbench(place, [*filter(None, options.repos.split(","))], options.checkouts)
+        suite_tasks = tasks.from_cooperbench(place, [*filter(None, answers.repos.split(","))], answers.checkouts)
     else:
-        suite_tasks = tasks.from_harbor(place, options.checkouts)
+        suite_tasks = tasks.from_harbor(place, answers.checkouts)
     click.echo("\n".join(suite_tasks.lines))
-    sandbox = suite_tasks.sandbox if options.rl else ""
+    sandbox = suite_tasks.sandbox if answers.rl else ""
     solved = "min_reward = 1.0   # solved rollouts; the others are not trained on"
     experiment = NewExperiment(
         name, student, native=True, min_reward=solved, preset=answers.preset, suite=name, rl_sandbox=sandbox
@@ -153,13 +139,13 @@ def from_tasks(source: str, options: TaskOptions, answers: Answers) -> int:
         suite_tasks = replace(suite_tasks, prompt=TINY_PROMPT)
     new = [tasks.suite_spec(name, suite_tasks), tasks.reference_set_spec(name, suite_tasks)]
     new += [experiment.spec()] if trains else []
-    new += [experiment.baseline()] if options.rl else []
+    new += [experiment.baseline()] if answers.rl else []
     files = write_specs(new, force=answers.force)  # reads them: a wrong suite or reward is refused before the proof
     if failures := _prove(name):
         raise SpecError("\n".join(["the tasks cannot be proved:", *failures]))
     click.echo("\n".join(tasks.proof(name)))
-    first = [f"{name}_baseline"] if options.rl else []
-    export = "model" if options.rl else "trl" if trains else ""
+    first = [f"{name}_baseline"] if answers.rl else []
+    export = "model" if answers.rl else "trl" if trains else ""
     click.echo(announcement(files, name, export=export, first=first))
     return 0
 
@@ -176,7 +162,7 @@ def _prove(suite: str) -> list[str]:
         return client.run("prepare_suite", suite)
 
 
-def from_endpoint(url: str, suite: str, model: str | None, key_variable: str | None, answers: Answers) -> int:
+def from_endpoint(url: str, suite: str, answers: Answers) -> int:
     """Write a rollout set that an endpoint's model collects on a suite, and an experiment; always 0.
 
     Raises:
@@ -184,9 +170,9 @@ def from_endpoint(url: str, suite: str, model: str | None, key_variable: str | N
     """
     specs = load_specs()
     agent, sandbox = endpoint.suite_agent(suite, specs)
-    server = endpoint.read_endpoint(url, model, key_variable)
+    server = endpoint.read_endpoint(url, answers.model, answers.api_key_env)
     click.echo(endpoint.summary(server))
-    student = read_student(answers.ask("student", "the student, a folder or REPO@COMMIT of the hub", "tiny"))
+    student = read_student(answers.ask("student", _STUDENT, "tiny"))
     name = answers.ask("name", "name of the new specs", spec_name(f"{suite}_{server.model.rpartition('/')[2]}"))
     experiment = NewExperiment(
         name,

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from etpi.init.student import Student, family_vocabulary
-from etpi.init.write import NewSpec, quoted
+from etpi.init.write import NewSpec, rendered
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.specs.suite import SuiteSpec
@@ -73,7 +73,6 @@ def read_endpoint(url: str, model: str | None, key_variable: str | None) -> Endp
 
 
 def _cards(base: str, key_variable: str | None) -> Sequence[Mapping[str, Any]]:
-    """Return the entries of the server's list of models."""
     if not base.startswith(("http://", "https://")):
         raise SpecError(f"--endpoint {base}: write the whole address, such as http://{base}")
     key = api_key(key_variable)
@@ -97,7 +96,6 @@ def _cards(base: str, key_variable: str | None) -> Sequence[Mapping[str, Any]]:
 
 
 def summary(endpoint: Endpoint) -> str:
-    """Return the server's answer in a line or two."""
     context = f"{endpoint.context:,} tokens" if endpoint.context else "a context that it does not name"
     return f"{endpoint.url}: {endpoint.model}, {context}; engine {endpoint.kind}: {endpoint.reason}"
 
@@ -119,33 +117,8 @@ def suite_agent(suite: str, specs: Specs) -> tuple[AgentSection, str]:
 
 def rollout_set_spec(name: str, suite: str, endpoint: Endpoint, agent: AgentSection, sandbox: str) -> NewSpec:
     """Return the rollout set that collects the teacher's rollouts."""
-    key = f"api_key_env = {quoted(endpoint.key_variable)}   # the variable's name\n" if endpoint.key_variable else ""
-    tools = ", ".join(map(quoted, agent.tools or ("bash",)))
-    tokenizer = f"tokenizer = {quoted(endpoint.tokenizer)}   # of the served model\n" if endpoint.kind == "vllm" else ""
     limit = min(endpoint.context or _TOKENS, 131072)
-    text = f"""\
-# Written by `etpi init`. All keys: docs/reference/specs.md; engines: docs/engines.md
-title = {quoted(f"Rollouts of {endpoint.model} on {suite}")}
-kind = "live"
-suite = {quoted(suite)}
-split = "train"
-k = 1   # rollouts per task
-sandbox = {quoted(sandbox)}
-
-[engine]
-kind = {quoted(endpoint.kind)}   # {endpoint.reason}
-teacher = {quoted(endpoint.model)}   # its name in lineage and reports
-model = {quoted(endpoint.model)}
-urls = [{quoted(endpoint.url)}]
-{key}
-[agent]
-prompt = {quoted(agent.prompt)}
-{tokenizer}tools = [{tools}]
-max_steps = {max(agent.max_steps, 30)}   # assistant turns of an agent
-max_tokens = {min(4096, limit // 4)}   # tokens of one turn
-max_model_len = {limit}   # tokens of prompt and output together
-temperature = 1.0
-"""
+    text = rendered("collected", suite=suite, endpoint=endpoint, agent=agent, sandbox=sandbox, limit=limit)
     return NewSpec("rollout_set", name, text)
 
 

@@ -188,7 +188,6 @@ def _checkout(folder: Path, repository: Path, candidate: Candidate) -> Path:
 
 
 def _snapshot(objects: Path, commit: str, to: Path) -> None:
-    """Write the files of one commit as a separate repository with a single commit."""
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir(parents=True)
     subprocess.run(["tar", "-x", "-C", str(to)], input=git(objects, "archive", commit), check=True)

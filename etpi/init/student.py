@@ -89,7 +89,6 @@ def _student(model: str) -> Student:
 
 
 def _local(folder: Path) -> Student:
-    """Return a model saved in a folder, with its own tokenizer and template."""
     if not (folder / "config.json").is_file():
         raise SpecError(f"--model {folder}: it holds no config.json; name a folder with a saved model")
     try:
@@ -153,7 +152,6 @@ def _shipped_template(repo: str) -> str:
 
 
 def _cached_config(repo: str, revision: str) -> Path | None:
-    """Return the config.json of a repository in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
 
     path = try_to_load_from_cache(repo, "config.json", revision=revision)

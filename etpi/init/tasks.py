@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from etpi.init import git_tasks
-from etpi.init.write import NewSpec, quoted
+from etpi.init.write import NewSpec, quoted, rendered
 from etpi_assets.specs.load import SpecError
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
@@ -163,37 +163,12 @@ def _held_out(count: int) -> int:
 
 def suite_spec(name: str, tasks: OwnTasks) -> NewSpec:
     """Return the suite's file."""
-    text = f"""\
-# Written by `etpi init --tasks`. All keys: docs/reference/specs.md; families: docs/sandboxes.md
-title = {quoted(f"Tasks of {name}")}
-family = {quoted(tasks.family)}
-
-[params]
-"""
-    return NewSpec("suite", name, text + "".join(f"{line}\n" for line in tasks.params))
+    return NewSpec("suite", name, rendered("suite", name=name, tasks=tasks))
 
 
 def reference_set_spec(name: str, tasks: OwnTasks) -> NewSpec:
     """Return a rollout set that runs each task's reference solution, until an engine takes its place."""
-    text = f"""\
-# Written by `etpi init --tasks`. All keys: docs/reference/specs.md; engines: docs/engines.md
-title = {quoted(f"Reference solutions of {name}")}
-kind = "live"
-suite = {quoted(name)}
-split = "train"
-sandbox = {quoted(tasks.sandbox)}
-
-[engine]
-kind = "reference"   # submits the solution of each task; your own teacher: `etpi init --endpoint URL --suite {name}`
-teacher = "reference"
-
-[agent]
-prompt = {quoted(tasks.prompt)}
-max_steps = 30
-max_tokens = 65536      # a reference solution is one patch
-max_model_len = 131072
-"""
-    return NewSpec("rollout_set", name, text)
+    return NewSpec("rollout_set", name, rendered("reference", name=name, tasks=tasks))
 
 
 def proof(name: str) -> list[str]:

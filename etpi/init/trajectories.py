@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from etpi.init import preview
 from etpi.init.experiment import NewExperiment, strips_think
 from etpi.init.student import Student
-from etpi.init.write import NewSpec, quoted
+from etpi.init.write import NewSpec, rendered
 from etpi.run.console import say
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.curation.student_form import StudentForm, tool_name
@@ -221,7 +221,6 @@ def _length(result: Survey, agent: AgentRecord, tools: Sequence[Any] | None, stu
 
 
 def _licences(path: Path) -> Counter[str]:
-    """Count the licences that the first rows name."""
     files = row_files(sorted(path.rglob("*")) if path.is_dir() else [path])
     rows = (value for file in files[:1] for _, value in islice(iter_rows(file), 100))
     return Counter(str(row[key]) for row in rows if isinstance(row, Mapping) for key in _LICENCES if row.get(key))
@@ -283,32 +282,16 @@ def summary(result: Survey, student: Student) -> str:
 
 def preview_lines(result: Survey, student: Student, preset: str | None) -> list[str]:
     """Return the first conversation as it will be trained, or why it cannot be shown."""
-    shown = _preview(result, student, preset)
-    return [f"  not shown: {shown}"] if isinstance(shown, str) else preview.lines(shown) if shown else []
-
-
-def facts(result: Survey, student: Student, preset: str | None) -> dict[str, Any]:
-    """Return what was seen as JSON values: the counts, and the first conversation as it will be trained."""
-    left_out = ("seen", "first", "turns", "lengths", "rewards")
-    values = {f.name: getattr(result, f.name) for f in fields(result) if f.name not in left_out}
-    shown = _preview(result, student, preset)
-    conversation = {"error": shown} if isinstance(shown, str) else {"parts": preview.as_json(shown)}
-    return {**values, "turns": sum(result.turns), "rewards": len(result.rewards), "first": conversation}
-
-
-def _preview(result: Survey, student: Student, preset: str | None) -> list[preview.TextSpan] | str:
-    """Return the parts of the first conversation; why the template does not take it, if so."""
     first = result.first and secrets.without_secrets(result.first, result.options.get("secrets", "keep"))
     if not isinstance(first, RolloutRecord):
-        return "" if first is None else first.detail
+        return [] if first is None else [f"  not shown: {first.detail}"]
     try:
-        return preview.parts(first, student, native=result.native, strips_think=strips_think(preset))
+        return preview.lines(preview.parts(first, student, native=result.native, strips_think=strips_think(preset)))
     except Exception as error:  # a template raises what its author chose
-        return f"the first conversation: {' '.join(str(error).split())}"
+        return [f"  not shown: the first conversation: {' '.join(str(error).split())}"]
 
 
 def _private(result: Survey) -> list[str]:
-    """Return lines about keys in the runs, and about what sessions of assistants hold in general."""
     lines = []
     if result.format in ASSISTANTS:
         lines.append("  sessions of an assistant contain other people's code: train only on data that you may pass on")
@@ -324,7 +307,6 @@ def _private(result: Survey) -> list[str]:
 
 
 def _lacks_schemas(result: Survey) -> bool:
-    """Return whether the runs call tools by structured calls and record no schema."""
     return bool(result.called) and not result.with_tools
 
 
@@ -348,31 +330,15 @@ def _dropped(result: Survey) -> list[str]:
 def rollout_set_spec(name: str, result: Survey, teacher: str | None, licence: str | None) -> NewSpec:
     """Return the rollout set that imports the runs; `teacher`, if the runs do not name the model that wrote them."""
     path = result.path if "${" in result.path else str(Path(result.path).expanduser().absolute())
-    text = f"""\
-# Written by `etpi init`, which looked at {result.looked:,} inputs. All keys: docs/reference/specs.md
-title = {quoted(f"Recorded runs of {Path(path).name}")}
-kind = "imported"
-format = {quoted(result.format)}
-path = {quoted(path)}
-license = {quoted(licence or next(iter(result.licences), ""))}   # for the model card
-"""
-    options = dict(result.options)
-    if teacher:
-        options["teacher"] = teacher
-    lines = [f"{key} = {_toml(value)}   # {_MEANING[key]}\n" for key, value in options.items()]
-    if _lacks_schemas(result):
-        names = ", ".join(map(quoted, sorted(result.called)))
-        schema = '{"type": "function", "function": {"name": "…", "description": "…", "parameters": {…}}}'
-        lines.append(f"# tools = '''[{schema}]'''   # schemas of {names}, which the runs do not record\n")
-    if lines:
-        text += "\n[options]\n" + "".join(lines)
-    return NewSpec("rollout_set", name, text)
-
-
-def _toml(value: str | Mapping[str, str]) -> str:
-    if isinstance(value, str):
-        return quoted(value)
-    return f"{{{', '.join(f'{key} = {quoted(path)}' for key, path in value.items())}}}"
+    values = {
+        "path": path,
+        "file": Path(path).name,
+        "licence": licence or next(iter(result.licences), ""),
+        "options": result.options | ({"teacher": teacher} if teacher else {}),
+        "lacks_schemas": _lacks_schemas(result),
+        "meaning": _MEANING,
+    }
+    return NewSpec("rollout_set", name, rendered("imported", survey=result, **values))
 
 
 def experiment_spec(name: str, result: Survey, student: Student, preset: str | None, trains: bool = False) -> NewSpec:
@@ -391,7 +357,6 @@ def experiment_spec(name: str, result: Survey, student: Student, preset: str | N
 
 
 def _min_reward(result: Survey) -> str:
-    """Return the line of `select.min_reward`."""
     ones = sum(reward >= 1 for reward in result.rewards)
     if ones:
         return f"min_reward = 1.0   # {ones} of {result.rollouts} rollouts reach it; the others are not trained on"

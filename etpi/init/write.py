@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from etpi.run.columns import WIDTH
 from etpi.run.console_table import step_lines
@@ -17,6 +20,7 @@ from etpi_assets.specs.json_schema import FOLDER, directive, schema
 from etpi_assets.specs.load import SpecError, load_specs
 from etpi_resources.lake.lake import Lake
 
+TEMPLATES = Path(__file__).with_name("specs")
 _NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -34,9 +38,20 @@ def spec_name(text: str) -> str:
     return _NAME.sub("_", text).strip("_.-") or "mine"
 
 
-def quoted(text: str) -> str:
-    """Return the text as a TOML string."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+def quoted(value: str | Mapping[str, str]) -> str:
+    """Return a text, or a table of texts, as TOML."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return f"{{{', '.join(f'{key} = {quoted(text)}' for key, text in value.items())}}}"
+
+
+def rendered(template: str, **values: Any) -> str:
+    """Return the TOML of a new spec: a template of `etpi/init/specs` with its values."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
+    environment.filters["toml"] = quoted
+    return environment.get_template(f"{template}.toml.jinja").render(values)
 
 
 def write_specs(specs: Iterable[NewSpec], *, force: bool = False) -> list[Path]:

@@ -72,7 +72,6 @@ def _confinement(connection: duckdb.DuckDBPyConnection) -> str:
 
 
 def _refuse_writing(connection: duckdb.DuckDBPyConnection, question: Question) -> None:
-    """Raise QueryError if a statement does more than read."""
     for statement in connection.extract_statements(question.text):
         reads = statement.type in _READING
         if statement.type == duckdb.StatementType.EXPLAIN:  # EXPLAIN ANALYZE runs its statement

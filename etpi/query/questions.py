@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 
+from etpi_assets.specs.plugins import near
 from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.questions import Question, reports
 
@@ -33,9 +33,7 @@ def find(name: str) -> Question:
             return Question(name, path.read_text(encoding="utf-8"))
         except UnicodeDecodeError as error:
             raise QueryError(f"{path} is no SQL: byte {error.start} is not UTF-8") from error
-    near = difflib.get_close_matches(name, known, n=3)
-    nearest = f"; the nearest: {', '.join(near)}" if near else ""
-    raise QueryError(f"there is no file and no report {name!r}{nearest}. `etpi sql --list` shows the reports")
+    raise QueryError(f"there is no file and no report {name!r}.{near(name, known)} `etpi sql --list` shows the reports")
 
 
 def parse_values(pairs: tuple[str, ...], question: Question) -> dict[str, Value]:

@@ -33,6 +33,8 @@ WRITTEN = 0.66e9
 """Bytes of weights that reinforcement merged and wrote in a second for vLLM, on the same H200."""
 
 GIB = 1 << 30
+_EXPERTS = ("num_experts", "num_local_experts", "num_experts_per_tok")
+"""Keys of a configuration of a mixture of experts."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,12 @@ def costs(name: str, specs: Specs, rate: float = RATE) -> list[Cost]:
         return [*lines, _total(lines, rate)] if any(line.hours != 0 for line in lines) else lines
     shape = model_shape(students.model_name(spec.base))
     if shape is None:
-        why = "its configuration is not here, or its weights are quantised: no size is known"
+        why = "its configuration is not here, or its weights are quantised or of a mixture of experts: no size is known"
         lines.append(
             Cost("student, its training and evaluation", f"unknown: {students.model_name(spec.base)}", why, None)
         )
         return [*lines, _total(lines, rate)]
     size = f"{shape.parameters / 1e9:.1f} B parameters, {shape.layers} layers, width {shape.hidden}"
-    if shape.mixture:
-        known = "an unknown part" if shape.active is None else f"{shape.active / 1e9:.1f} B"
-        size += f", {known} of them used for a token"
     counted = "as transformers builds its configuration, without a vision part"
     lines.append(Cost("student", f"{size}; {shape.attention} layers keep keys and values", counted))
     if spec.train.method != "none":
@@ -88,9 +87,12 @@ def _total(lines: list[Cost], rate: float) -> Cost:
 
 @lru_cache(maxsize=16)
 def model_shape(model: str) -> Shape | None:
-    """Return the sizes of a model that a spec names; None if its configuration is not here, or says "quantised"."""
+    """Return the sizes of a model that a spec names; None if its configuration is not here, or is of quantised weights
+    or a mixture of experts, whose time and memory are not estimated."""
     config = students.configuration(model)
-    return None if config is None or "quantization_config" in config else shape_of(config)
+    if config is None or "quantization_config" in config or any(config.get(name) for name in _EXPERTS):
+        return None
+    return shape_of(config)
 
 
 # --- rollouts --------------------------------------------------------------------------------------------------------
@@ -135,16 +137,16 @@ def _timed(part: str, amount: str, tokens: float, seconds: float | None, formula
 
 def decoding(engine: str, shape: Shape | None, tokens: float, at_once: int) -> tuple[float | None, str]:
     """Return the seconds that tokens of that number of sequences at once take at least (None: unknown), and why."""
-    if shape is None or shape.active is None:
-        return None, "the size of the model, or of its part that a token uses, is not known"
+    if shape is None:
+        return None, "the size of the model is not known"
     if engine != "transformers":
-        return tokens / at_once * 2 * shape.active / BANDWIDTH, (
-            f"vLLM was not measured: at best a step of {at_once} sequences reads 2 bytes a parameter"
-            f"{' that a token uses' if shape.mixture else ''} at {BANDWIDTH / 1e12:.1f} TB/s"
+        return tokens / at_once * 2 * shape.parameters / BANDWIDTH, (
+            f"vLLM was not measured: at best a step of {at_once} sequences reads 2 bytes a parameter at "
+            f"{BANDWIDTH / 1e12:.1f} TB/s"
         )
     (small, fast), (large, slow) = MEASURED
-    if shape.mixture or not small <= shape.parameters <= 1.1 * large:
-        only = f"dense models of {small / 1e9:g} to {large / 1e9:g} B parameters"
+    if not small <= shape.parameters <= 1.1 * large:
+        only = f"models of {small / 1e9:g} to {large / 1e9:g} B parameters"
         return None, f"the in-process engine was measured with {only} only"
     scaled = slow * min(at_once, MODEL_CONCURRENCY) / SAMPLES
     share = math.log(min(shape.parameters, large) / small) / math.log(large / small)
@@ -208,7 +210,6 @@ def sequences_of(spec: ExperimentSpec, specs: Specs) -> tuple[float, str] | None
 
 
 def _conversations(spec: RolloutSetSpec, specs: Specs) -> int | None:
-    """Return the number of a set's conversations; None if its number of tasks is not known here."""
     tasks = spec.tasks or (_counted(spec.suite, specs, spec.split) if spec.suite else None)
     both = spec.templated is None or spec.templated.roles == "both"
     return None if tasks is None else tasks * spec.k * (_agents(spec.agent) if both else 1)
@@ -252,7 +253,6 @@ def reinforcement(spec: ExperimentSpec, shape: Shape) -> Training:
 
 
 def _row_length(spec: ExperimentSpec) -> int:
-    """Return the most tokens of a sequence."""
     return spec.dataset.max_length if isinstance(spec.dataset.max_length, int) else spec.train.batch_tokens
 
 
@@ -274,9 +274,7 @@ def _supervised(spec: ExperimentSpec, shape: Shape, specs: Specs) -> list[Cost]:
 
 
 def _computed(part: str, amount: str, training: Training, shape: Shape, tokens: float) -> Cost:
-    """Return the line of training on that number of tokens."""
-    used = "parameters that a token uses" if shape.mixture else "parameters"
-    formula = f"{training.operations} x {used} x tokens / ({_PEAK})"
+    formula = f"{training.operations} x parameters x tokens / ({_PEAK})"
     return _timed(part, amount, tokens, training.seconds(shape, tokens), formula)
 
 
@@ -309,8 +307,7 @@ def _memory(part: str, training: Training, shape: Shape) -> Cost:
         f"{f', {training.tile:,} at a time' if training.tile else f' of {training.scored:,} tokens'}"
         f"{'' if shards == 1 else f'; over {shards} GPUs, each'}"
     )
-    least, more = ("at least ", "; unknown: activations") if shape.mixture else ("", "")
-    return Cost(f"{part} memory", f"{least}{sum(parts.values()) / GIB:.0f} GiB of each GPU: {shown}{more}", formula)
+    return Cost(f"{part} memory", f"{sum(parts.values()) / GIB:.0f} GiB of each GPU: {shown}", formula)
 
 
 def _evaluation(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Iterator[Cost]:
@@ -351,7 +348,6 @@ def cache_bytes(shape: Shape, tokens: int) -> float:
 
 
 def _host(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Cost:
-    """Return the line of the machine around the GPUs."""
     weights, handed, rl, stages = 2 * shape.parameters, 0.0, spec.rl, []  # (training, its checkpoints, its processes)
     if spec.train.method != "none":
         stages.append((supervised(spec), 2 if spec.train.use_epoch or spec.train.use_step else 1, spec.train.shards))

@@ -25,11 +25,9 @@ class Shape:
         keys: numbers in all keys of a token and layer.
         only_full: whether all layers are full attention, so that samples of a prompt can be trained as a tree.
         linear: inputs and outputs of all linear modules but the last, added up: parameters that LoRA trains per rank.
-        active: parameters that a token uses: of a mixture of experts only those of its experts; None: not known.
     """
 
     parameters: int
-    active: float | None
     layers: int
     attention: int
     only_full: bool
@@ -37,11 +35,6 @@ class Shape:
     keys: int
     linear: int
     vocabulary: int
-
-    @property
-    def mixture(self) -> bool:
-        """True for a mixture of experts: a token uses only a part of the parameters, or an unknown part."""
-        return self.active != self.parameters
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
@@ -58,10 +51,8 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     layers, heads = built.num_hidden_layers, built.num_attention_heads
     kinds = getattr(built, "layer_types", None) or []
     size = getattr(built, "head_dim", None) or built.hidden_size // heads
-    parameters = sum(parameter.numel() for parameter in model.parameters())
     return Shape(
-        parameters=parameters,
-        active=_active(model, built, parameters),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
         layers=layers,
         attention=layers - kinds.count("linear_attention"),
         only_full=set(kinds) <= {"full_attention"},
@@ -70,16 +61,6 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         linear=sum(module.in_features + module.out_features for module in modules),
         vocabulary=built.vocab_size,
     )
-
-
-def _active(model: Any, config: Any, parameters: int) -> float | None:
-    """Return the parameters that a token uses; None: the configuration names its experts in a way not known here."""
-    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
-    chosen = getattr(config, "num_experts_per_tok", None)
-    number = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
-    if not experts:
-        return None if chosen else parameters
-    return parameters - experts * (1 - chosen / number) if chosen and number else None
 
 
 @dataclass(frozen=True)
@@ -116,9 +97,9 @@ class Training:
         """Return the number of trained parameters."""
         return shape.parameters if self.full else self.rank * shape.linear
 
-    def seconds(self, shape: Shape, tokens: float) -> float | None:
-        """Return the seconds of training on that number of tokens; None: they are not known."""
-        return None if shape.active is None else self.operations * shape.active * tokens / (PEAK_FLOPS * UTILISATION)
+    def seconds(self, shape: Shape, tokens: float) -> float:
+        """Return the seconds of training on that number of tokens."""
+        return self.operations * shape.parameters * tokens / (PEAK_FLOPS * UTILISATION)
 
     @property
     def state_bytes(self) -> int:
@@ -126,7 +107,7 @@ class Training:
         return 2 if self.small_states else 8
 
     def memory(self, shape: Shape) -> dict[str, float]:
-        """Return the bytes on each GPU by part; of a mixture of experts without activations, which are not known.
+        """Return the bytes on each GPU by part.
 
         Activations: Korthikanti et al. 2022, 34 bytes a token, width and layer without the attention matrix; with
         gradient checkpointing 2 bytes, and 34 of one layer. Copies: autocast keeps float32 weights in bfloat16 for the
@@ -137,12 +118,12 @@ class Training:
         weights = 4 * number / shards if self.full else 2 * shape.parameters / shards + 4 * number
         each = number / shards if self.full else number
         layers = shape.layers * 2 + 34 if self.recomputed else shape.layers * 34
-        parts = {
+        return {
             "weights": weights,
             "copies": 2 * number if self.full and shards == 1 else 0.0,
             "gradients": 4 * each,
             "optimiser": self.state_bytes * each,
             "logits": 10 * min(self.scored * shape.vocabulary, self.tile or math.inf),
             "reference": 2 * shape.parameters if self.reference else 0.0,
+            "activations": float(layers * self.length * shape.hidden),
         }
-        return parts if shape.mixture else {**parts, "activations": float(layers * self.length * shape.hidden)}

@@ -182,7 +182,6 @@ def _imported(name: str, spec: RolloutSetSpec, values: dict[str, Any], small: Re
 
 
 def _conversation(number: int) -> dict[str, Any]:
-    """Return a row of chat messages with a call of code_interpreter and an answer."""
     call = json.dumps({"name": "code_interpreter", "arguments": {"code": f"print({number} * 17)"}})
     texts = {
         "user": f"What is {number} times 17?",
@@ -194,7 +193,6 @@ def _conversation(number: int) -> dict[str, Any]:
 
 
 def _teacher(name: str, spec: RolloutSetSpec, world: str, small: Rehearsal) -> dict[str, Any]:
-    """Return the engine section of the scripted policy that acts instead of a model."""
     engine = spec.engine
     assert engine is not None
     small.scripted = True

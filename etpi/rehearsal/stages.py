@@ -109,7 +109,6 @@ def _report(chain: subprocess.Popen[bytes], rehearsal: Rehearsal, steps: Sequenc
 
 
 def _of_assets(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps without those of the specs."""
     return [step for step in steps if not step.asset.endswith("_spec")]
 
 

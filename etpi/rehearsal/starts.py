@@ -111,7 +111,7 @@ def _docker(name: str, specs: Specs) -> Iterator[Start]:
 @dataclass(frozen=True)
 class Program:
     """A program on GPUs: how many it takes, the bytes that it needs on each at least, how they are made up, and whether
-    more is needed that is not known."""
+    they are not known."""
 
     name: str
     gpus: int
@@ -153,29 +153,24 @@ def _programs(spec: ExperimentSpec, specs: Specs, shape: Shape, size: float | No
     if spec.train.method != "none":
         training = costs.supervised(spec)
         each = f"{training.shards} of them see one GPU each" if training.shards > 1 else "its process sees one GPU"
-        each += _EXPERTS if shape.mixture else ""
-        yield Program("training", training.shards, sum(training.memory(shape).values()), each, shape.mixture)
+        yield Program("training", training.shards, sum(training.memory(shape).values()), each)
     if spec.rl.method != "none":
         rl, memory = spec.rl, costs.reinforcement(spec, shape).memory(shape)
         needed, shared = sum(memory.values()), rl.engine == "vllm" and rl.placement == "shared"
         how = f"{rl.processes} of them see one GPU each" if rl.processes > 1 else "its process sees one GPU"
         if shared and size:
             taken = float(named(rl.options).get("gpu-memory-utilization", UTILISED)) * size
-            passing = memory.get("activations", 0) + memory["logits"] + memory["copies"]
+            passing = memory["activations"] + memory["logits"] + memory["copies"]
             needed = max(needed, needed - passing + taken)  # a server gives its memory back while the policy is trained
             how += ", and its server, which sleeps in training"
         if rl.engine == "vllm" and not shared:
             context = rl.max_prompt_tokens + rl.max_response_tokens
             yield _server("servers of the policy", shape, context, rl.options, size)
             how += f"; {rl.gpus - rl.processes} more for its servers"
-        how += _EXPERTS if shape.mixture else ""
-        yield Program("reinforcement", rl.gpus, needed, how, shape.mixture)
+        yield Program("reinforcement", rl.gpus, needed, how)
     if spec.evaluate is not None:
         served = spec.serving.engine != "transformers"
         yield _server("evaluation", shape, spec.evaluate.longest_context(), spec.serving.options, size, vllm=served)
-
-
-_EXPERTS = "; activations of experts are not known"
 
 
 def _server(

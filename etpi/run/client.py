@@ -32,9 +32,9 @@ from etpi_assets.orchestration.jobs import failure_reason
 from etpi_assets.orchestration.partitions import PARTITION_TAG
 from etpi_assets.planning.planner import CONSENT_TAG, Step, open_steps, plan, set_of
 from etpi_assets.resources import side_by_side
-from etpi_assets.specs.folders import VARIABLE, user_folders
+from etpi_assets.specs.folders import VARIABLE
 from etpi_assets.specs.load import Specs
-from etpi_assets.specs.shown import ALL, SHIPPED_VARIABLE
+from etpi_assets.specs.shown import SHIPPED_VARIABLE
 from etpi_resources.backend import backend
 from etpi_resources.lake.lake import Lake
 from etpi_resources.process.pool import WORKERS_VARIABLE
@@ -82,7 +82,6 @@ class Client:
     def __init__(
         self,
         specs: Specs,
-        specs_folder: Path | None = None,
         consent: Collection[str] = (),
         at_once: int = 1,
         data_only: bool = False,
@@ -96,11 +95,8 @@ class Client:
         self._specs, self._lake, self._at_once = specs, Lake.open(), at_once
         self._data_only = data_only
         self._tags = {f"{CONSENT_TAG}{option}": "true" for option in consent}
-        folders = [specs_folder] if specs_folder else [folder.path for folder in user_folders()]
-        self._variables = {
-            VARIABLE: os.pathsep.join(str(folder.absolute()) for folder in folders),
-            SHIPPED_VARIABLE: ALL,
-        }
+        folders = os.pathsep.join(str(folder.path) for folder in specs.folders)
+        self._variables = {VARIABLE: folders, SHIPPED_VARIABLE: "all"}
         self._stopped = threading.Event()
         self._following: set[str] = set()
         self._here = backend() is None

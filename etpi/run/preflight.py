@@ -93,7 +93,8 @@ def require_templates(steps: Iterable[Step], specs: Specs) -> None:
             case RolloutSetSpec(kind="live" | "agent") as spec:
                 wanted.setdefault((spec.agent.tokenizer, None), step)
     for (tokenizer, template), step in wanted.items():
-        if _is_foreign(template or tokenizer):
+        name = template or tokenizer
+        if ":" in name or Path(name).exists():
             from etpi_resources.chat.format import load_chat_format
 
             try:
@@ -123,10 +124,6 @@ def require_inputs(steps: Iterable[Step], specs: Specs) -> None:
                 check_terms(spec.rl.rewards)
             except SpecError as error:
                 raise SpecError(f"{file}: {error}") from error
-
-
-def _is_foreign(template: str) -> bool:
-    return ":" in template or Path(template).exists()
 
 
 def sandbox_kind(step: Step, specs: Specs) -> str | None:

@@ -21,9 +21,11 @@ from starlette.routing import Route
 
 from etpi.view import formats
 from etpi.view.catalog_file import CatalogFile, Queries
-from etpi.view.pages import curves, datasets, live, overview, report, rollout, rollouts, tokens
+from etpi.view.pages import curves, datasets, live, overview, rollout, rollouts, tokens
 from etpi.view.pages.page import NotFound, Page
 from etpi_resources import links
+from etpi_resources.hidden import with_hidden
+from etpi_resources.inside import is_file_inside, read_inside
 from etpi_resources.lake.catalog import default_path
 from etpi_resources.lake.lake import Lake, LakeError
 
@@ -41,8 +43,6 @@ Build = Callable[[Queries, Lake, Request], Page]
 
 @dataclass(frozen=True)
 class _View:
-    """Objects that every request uses."""
-
     lake: Lake
     catalog: CatalogFile
     templates: Environment
@@ -84,7 +84,7 @@ def _templates() -> Environment:
         lstrip_blocks=True, finalize=formats.visible,
     )  # fmt: skip
     environment.globals["links"] = links
-    environment.filters |= formats.FILTERS
+    environment.filters |= formats.FILTERS | {"token_spans": tokens.token_spans}
     return environment
 
 
@@ -112,10 +112,18 @@ def _headers(policy: str) -> dict[str, str]:
 
 
 def _report_endpoint(view: _View) -> Any:
+    """Return the endpoint of the written reports, whose links are made to lead to this server."""
+
     def respond(request: Request) -> Response:
+        name = request.path_params["experiment"]
         with view.catalog.queries() as queries:
-            text = report.report(queries, view.lake, request.path_params["experiment"])
-        return HTMLResponse(text, headers=_headers(REPORT_POLICY))
+            paths = [row["path"] for row in queries.rows("reports", experiment=name) if row["kind"] == "html"]
+        if not paths:
+            raise NotFound(f"There is no report of {name!r}; `etpi run {name}` writes it.")
+        if not paths[0].endswith(".html") or not is_file_inside(view.lake.root, paths[0]):
+            raise NotFound(f"The report of {name!r} is not at {paths[0]} in {view.lake.root}.")
+        text = with_hidden(read_inside(view.lake.root, paths[0]).decode("utf-8"))
+        return HTMLResponse(text.replace(f'="{links.REPORTED_VIEW}/', '="/'), headers=_headers(REPORT_POLICY))
 
     return respond
 
@@ -125,7 +133,6 @@ def _file(name: str, kind: str) -> Any:
 
 
 def _error_page(view: _View) -> Any:
-    """Return the handler of errors: a page with their title, message and status."""
 
     def handle(request: Request, error: Exception) -> Response:
         title, message, status = "The catalog cannot be read", str(error), 503

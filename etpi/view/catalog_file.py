@@ -65,14 +65,6 @@ class Queries:
         """Return the first row of `rows`, None if there is none."""
         return next(iter(self.rows(query, **variables)), None)
 
-    def has_column(self, view: str, column: str) -> bool:
-        """Return whether a view of the catalog has a column; a catalog of an earlier release may lack it."""
-        count = self._connection.execute(
-            "SELECT count(*) FROM duckdb_columns() WHERE schema_name = 'main' AND table_name = ? AND column_name = ?",
-            [view, column],
-        ).fetchone()
-        return bool(count and count[0])
-
 
 class CatalogFile:
     """The catalog's file, opened read-only. A build replaces the file; the next request opens the new one.

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import Any
 
 _THINK = re.compile(r"^\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
@@ -35,6 +34,7 @@ class ShownTurn:
     """One turn as a page shows it.
 
     Attributes:
+        row: the stored turn.
         thought: the think block, or the reasoning that the engine returned separately.
         prose: the text beside the calls; the whole text if no action could be read.
         commands: the commands, without messages.
@@ -43,22 +43,12 @@ class ShownTurn:
 
     agent: str
     turn: int
+    row: Row
     thought: str
     prose: str
-    raw: str
     commands: Sequence[Mapping[str, Any]]
     sent: Sequence[SentMessage]
     received: Sequence[SentMessage]
-    observation: str | None
-    exit_code: int | None
-    parse_error: str | None
-    finish_reason: str | None
-    finished_at: datetime | None
-    prompt_tokens: int | None
-    output_tokens: int | None
-    think_tokens: int | None
-    capture: str | None
-    drift_at: int | None
 
 
 @dataclass
@@ -104,7 +94,7 @@ def read_conversation(
         agent.prompts = [p for p in prompts if p["agent_id"] == agent.agent_id]
         agent.turns = sum(turn["agent_id"] == agent.agent_id for turn in turns)
     shown = _with_mail([_shown(turn) for turn in turns])
-    timed = recorded and len(names) > 1 and all(turn.finished_at for turn in shown)
+    timed = recorded and len(names) > 1 and all(turn.row["finished_at"] for turn in shown)
     rounds = list(_by_time(shown, names)) if timed else list(_by_round(shown, names))
     return Conversation(shown_agents, rounds, "time" if timed else "number" if recorded else "round")
 
@@ -122,19 +112,12 @@ def _shown(row: Row) -> ShownTurn:
         SentMessage(str(m.get("from")), row["agent_id"], str(m.get("message")), None, row["turn"])
         for m in _list(row["inbox"])
     ]
-    return ShownTurn(
-        agent=row["agent_id"], turn=row["turn"], thought=thought,
-        prose=_CALL.sub("", text).strip() if actions else text.strip(), raw=content,
-        commands=[a for a in actions if a.get("kind") != "send_message"], sent=sent, received=received,
-        observation=row["observation"], exit_code=row["exit_code"], parse_error=row["parse_error"],
-        finish_reason=row["finish_reason"], finished_at=row["finished_at"], prompt_tokens=row["prompt_tokens"],
-        output_tokens=row["output_tokens"], think_tokens=row["think_tokens"], capture=row["capture"],
-        drift_at=row["drift_at"],
-    )  # fmt: skip
+    prose = _CALL.sub("", text).strip() if actions else text.strip()
+    commands = [a for a in actions if a.get("kind") != "send_message"]
+    return ShownTurn(row["agent_id"], row["turn"], row, thought, prose, commands, sent, received)
 
 
 def _split(content: str, reasoning: str | None) -> tuple[str, str]:
-    """Return (thought, text) of a turn."""
     if reasoning:
         return reasoning, content
     if match := _THINK.match(content):
@@ -192,7 +175,7 @@ def _by_round(turns: Sequence[ShownTurn], names: Sequence[str]) -> Iterator[list
 def _by_time(turns: Sequence[ShownTurn], names: Sequence[str]) -> Iterator[list[ShownTurn | None]]:
     """Yield rows in the order of time; turns of different agents that follow each other share a row."""
     row: list[ShownTurn | None] = [None] * len(names)
-    for turn in sorted(turns, key=lambda t: (t.finished_at, t.agent, t.turn)):
+    for turn in sorted(turns, key=lambda t: (t.row["finished_at"], t.agent, t.turn)):
         place = names.index(turn.agent)
         if any(row[place:]):  # a row is in the order of time from left to right
             yield row

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from html import escape
-from typing import Any, Protocol
+from typing import Any
 
 from markupsafe import Markup
 
@@ -18,21 +18,6 @@ LONGEST = 200_000
 LONGEST_DIFF = 5_000
 """Lines of one patch on a page."""
 GOOD, BAD = ("passed", "Submitted"), ("failed_tests", "low_reward", "merge_conflict", "no_patch", "infrastructure")
-
-
-class ShownToken(Protocol):
-    """A token on a page; `shade` and `figures` are written by `pages.tokens`, `text` can be anything."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def id(self) -> int: ...
-    @property
-    def position(self) -> int: ...
-    @property
-    def shade(self) -> str: ...
-    @property
-    def figures(self) -> str: ...
 
 
 def rate(value: float | None, metric: str = "") -> str:
@@ -121,20 +106,6 @@ def visible(value: Any) -> Any:
     return with_hidden(value)
 
 
-_VISIBLE = str.maketrans({" ": "·", "\t": "→\t", "\n": "⏎\n", "\r": "␍"})
-
-
-def token_spans(tokens: Iterable[ShownToken]) -> Markup:
-    """Return tokens as spans with their id, position and figures on hover; here, since a page has thousands of them."""
-    spans = []
-    for token in tokens:
-        figures = f", {token.figures}" if token.figures else ""
-        text = escape(visible(token.text.translate(_VISIBLE))) if token.text else "<i>∅</i>"
-        style = f"t {token.shade}" if token.shade else "t"
-        spans.append(f'<span class="{style}" title="id {token.id}, position {token.position}{figures}">{text}</span>')
-    return Markup("".join(spans))
-
-
 def anchor(text: str) -> str:
     """Return a text as part of an element's id."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", text)
@@ -144,6 +115,5 @@ FILTERS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         rate, delta, direction, code, count, figure, tone, moment, seconds, diff_lines, as_json, anchor, svg,
-        token_spans,
     )
 }  # fmt: skip

@@ -9,6 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -47,10 +48,19 @@ class Finished:
 
 
 @dataclass
-class _Progress:
-    """The part of a journal that was read so far."""
+class JournalState:
+    """The part of a journal that was read so far.
 
-    inode: int = 0
+    Attributes:
+        name: its path in the scratch folder.
+        unreadable: complete lines that are no rollout.
+        newest: the last first.
+    """
+
+    name: str
+    inode: int
+    size: int = 0
+    written_at: float = 0.0
     offset: int = 0
     n: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)
@@ -58,29 +68,28 @@ class _Progress:
     times: deque[float] = field(default_factory=lambda: deque(maxlen=2000))
     unreadable: int = 0
 
+    @property
+    def kind(self) -> str:
+        """Return "rollouts" or "evaluations"."""
+        return self.name.split("/")[0]
 
-@dataclass(frozen=True)
-class JournalState:
-    """A journal as a page shows it.
+    @property
+    def key(self) -> str:
+        """Return the rollout set, or the folder of an evaluation."""
+        return self.name.split("/")[1]
 
-    Attributes:
-        name: its path in the scratch folder.
-        key: the rollout set, or the folder of an evaluation.
-        read: share of its bytes that was read.
-        per_minute: finished rollouts a minute lately, None if unknown.
-        unreadable: complete lines that are no rollout.
-    """
+    @property
+    def read(self) -> float:
+        """Return the share of its bytes that was read."""
+        return self.offset / self.size if self.size else 1.0
 
-    name: str
-    kind: str
-    key: str
-    written_at: float
-    n: int
-    verdicts: Counter[str]
-    newest: tuple[Finished, ...]
-    read: float
-    per_minute: float | None
-    unreadable: int
+    @property
+    def per_minute(self) -> float | None:
+        """Return the finished rollouts a minute lately, None if unknown."""
+        now = time.time()
+        recent = [at for at in self.times if at > now - WINDOW_SECONDS]
+        span = now - min(recent) if recent else 0.0
+        return 60 * len(recent) / span if len(recent) > 1 and span else None
 
 
 @dataclass(frozen=True)
@@ -101,18 +110,17 @@ class Journals:
 
     def __init__(self, lake: Lake) -> None:
         self._scratch = lake.root / "scratch"
-        self._progress: dict[str, _Progress] = {}
+        self._states: dict[str, JournalState] = {}
         self._lock = threading.Lock()
 
-    def states(self, now: float | None = None) -> list[JournalState]:
+    def states(self) -> list[JournalState]:
         """Return the journals under way, the last written first."""
-        now = time.time() if now is None else now
-        states = [self._state(path, now) for path in self._paths()]
+        states = [self._state(path) for path in self._paths()]
         return sorted((s for s in states if s), key=lambda state: -state.written_at)
 
-    def trainings(self, now: float | None = None) -> list[Training]:
+    def trainings(self) -> list[Training]:
         """Return the trainings under way."""
-        now = time.time() if now is None else now
+        now = time.time()
         trainings: list[Training] = []
         for path in sorted(self._scratch.glob("*/*/metrics.jsonl")):
             with suppress(OSError, ValueError):  # the folder goes when the training is stored
@@ -146,51 +154,45 @@ class Journals:
         for pattern in ("rollouts/*/*/journal-*.jsonl", "evaluations/*/journal-*.jsonl"):
             yield from (path for path in self._scratch.glob(pattern) if ".aside" not in path.name)
 
-    def _state(self, path: Path, now: float) -> JournalState | None:
+    def _state(self, path: Path) -> JournalState | None:
         try:
             stat = path.stat()
         except FileNotFoundError:
             return None
-        name = path.relative_to(self._scratch).as_posix()
-        kind, key = name.split("/")[:2]
-        if now - stat.st_mtime >= ACTIVE_SECONDS:
+        if time.time() - stat.st_mtime >= ACTIVE_SECONDS:
             return None
+        name = path.relative_to(self._scratch).as_posix()
         with self._lock:
-            progress = self._read(path, name, stat.st_ino, stat.st_size)
-            recent = [at for at in progress.times if at > now - WINDOW_SECONDS]
-            span = now - min(recent) if recent else 0.0
-            return JournalState(
-                name, kind, key, stat.st_mtime, progress.n, Counter(progress.verdicts),
-                tuple(reversed(progress.newest)), progress.offset / stat.st_size if stat.st_size else 1.0,
-                60 * len(recent) / span if len(recent) > 1 and span else None, progress.unreadable,
-            )  # fmt: skip
+            state = self._states.get(name)
+            if state is None or state.inode != stat.st_ino or state.offset > stat.st_size:
+                state = self._states[name] = JournalState(name, stat.st_ino)
+            state.size, state.written_at = stat.st_size, stat.st_mtime
+            _read(state, path)
+            return deepcopy(state)
 
-    def _read(self, path: Path, name: str, inode: int, size: int) -> _Progress:
-        progress = self._progress.get(name)
-        if progress is None or progress.inode != inode or progress.offset > size:
-            progress = self._progress[name] = _Progress(inode)
-        end = progress.offset + READ_BYTES
-        with path.open("rb") as file:
-            file.seek(progress.offset)
-            while progress.offset < end:
-                line = file.readline()
-                if not line.endswith(b"\n"):  # the writer is in the middle of it
-                    break
-                finished = _finished(line, progress.offset)
-                progress.offset += len(line)
-                if finished is None:
-                    progress.unreadable += 1
-                    continue
-                progress.n += 1
-                progress.verdicts[finished.verdict] += 1
-                progress.newest.append(finished)
-                if finished.finished_at is not None:
-                    progress.times.append(finished.finished_at)
-        return progress
+
+def _read(state: JournalState, path: Path) -> None:
+    """Add the rollouts that were written since, of READ_BYTES at most."""
+    end = state.offset + READ_BYTES
+    with path.open("rb") as file:
+        file.seek(state.offset)
+        while state.offset < end:
+            line = file.readline()
+            if not line.endswith(b"\n"):  # the writer is in the middle of it
+                break
+            finished = _finished(line, state.offset)
+            state.offset += len(line)
+            if finished is None:
+                state.unreadable += 1
+                continue
+            state.n += 1
+            state.verdicts[finished.verdict] += 1
+            state.newest.appendleft(finished)
+            if finished.finished_at is not None:
+                state.times.append(finished.finished_at)
 
 
 def _share(config: Mapping[str, Any], last: Mapping[str, Any]) -> float:
-    """Return the share of a training that is done at a logged step."""
     rl, train = config.get("rl") or {}, config.get("train") or {}
     steps = rl.get("steps") or train.get("max_steps")
     done, whole = (last["step"], steps) if steps else (last.get("epoch"), train.get("epochs"))

@@ -56,11 +56,8 @@ class Searched:
     all_turns: int
 
 
-@dataclass(frozen=True)
-class _File:
-    origin: str
-    made_for: str
-    path: Path
+_File = tuple[str, str, Path]
+"""Origin, rollout set or experiment, and path of a file of turns."""
 
 
 def search(
@@ -82,31 +79,30 @@ def search(
         allowed: ids of the rollouts that other filters leave; None: all.
     """
     files = [
-        file
-        for file in _files(lake)
-        if origin in (None, file.origin)
-        and made_for in (None, file.made_for)
-        and (experiment is None or (file.origin != "set" and file.made_for == experiment))
+        (of, key, path)
+        for of, key, path in _files(lake)
+        if origin in (None, of)
+        and made_for in (None, key)
+        and (experiment is None or (of != "set" and key == experiment))
     ]
     end = time.monotonic() + seconds
     start, group = _place(after)
     hits: dict[tuple[str, str, str], Hit] = {}
-    sizes = [pq.read_metadata(file.path).num_rows for file in files]
+    sizes = [pq.read_metadata(path).num_rows for _, _, path in files]
     for number in range(start, len(files)):
-        file = files[number]
-        with pq.ParquetFile(file.path) as opened:
+        with pq.ParquetFile(files[number][2]) as opened:
             for place in range(group if number == start else 0, opened.num_row_groups):
                 if time.monotonic() > end or len(hits) >= ROLLOUTS:
                     before = sum(opened.metadata.row_group(g).num_rows for g in range(place))
                     return Searched(list(hits.values()), f"{number}.{place}", sum(sizes[:number]) + before, sum(sizes))
-                for hit in _hits(opened, place, file, text, allowed):
+                for hit in _hits(opened, place, files[number], text, allowed):
                     hits.setdefault((hit.origin, hit.made_for, hit.rollout_id), hit)
     return Searched(list(hits.values()), None, sum(sizes), sum(sizes))
 
 
 def _files(lake: Lake) -> list[_File]:
     return [
-        _File(origin, ref.key, path)
+        (origin, ref.key, path)
         for asset, origin in ORIGINS.items()
         for ref in lake.refs(asset)
         if (manifest := lake.current(ref)) and "turns" in manifest.tables
@@ -134,7 +130,7 @@ def _hits(opened: pq.ParquetFile, group: int, file: _File, text: str, allowed: f
         content, observation = (texts[name][place].as_py() or "" for name in COLUMNS)
         rollout_id, agent_id, turn = (keys[name][place].as_py() for name in ("rollout_id", "agent_id", "turn"))
         before, shown, after = _snippet(content, observation, text)
-        yield Hit(file.origin, file.made_for, rollout_id, agent_id, turn, before, shown, after)
+        yield Hit(*file[:2], rollout_id, agent_id, turn, before, shown, after)
 
 
 def _snippet(content: str, observation: str, text: str) -> tuple[str, str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import numpy as np
@@ -37,55 +38,27 @@ def diff(old: Sequence[int], new: Sequence[int], breaks: frozenset[int] = frozen
     after = common_prefix(old_array[before:][::-1], new_array[before:][::-1])
     middle_old, middle_new = old[before : len(old) - after], new[before : len(new) - after]
     runs = [Run("kept", 0, old[:before])]
-    runs += _middle(middle_old, middle_new, before, before, breaks)
+    singly = len(middle_old) * len(middle_new) <= CELLS
+    old_units, new_units = (
+        [(number,) for number in ids] if singly else _lines(ids, breaks) for ids in (middle_old, middle_new)
+    )
+    old_ends, new_ends = (list(accumulate(map(len, units), initial=before)) for units in (old_units, new_units))
+    for tag, i1, i2, j1, j2 in SequenceMatcher(None, old_units, new_units, autojunk=False).get_opcodes():
+        a1, a2, b1, b2 = old_ends[i1], old_ends[i2], new_ends[j1], new_ends[j2]
+        if tag == "equal":
+            runs.append(Run("kept", a1, old[a1:a2]))
+        else:
+            runs += [Run("removed", a1, old[a1:a2]), Run("added", b1, new[b1:b2])]
     runs.append(Run("kept", len(old) - after, old[len(old) - after :]))
     return _joined([run for run in runs if len(run.ids)])
 
 
-def _middle(old: Sequence[int], new: Sequence[int], at: int, new_at: int, breaks: frozenset[int]) -> list[Run]:
-    if len(old) * len(new) <= CELLS:
-        return _runs(old, new, [[i] for i in old], [[i] for i in new], at, new_at)
-    return _runs(old, new, _lines(old, breaks), _lines(new, breaks), at, new_at)
-
-
-def _runs(
-    old: Sequence[int],
-    new: Sequence[int],
-    old_units: list[list[int]],
-    new_units: list[list[int]],
-    at: int,
-    new_at: int,
-) -> list[Run]:
-    matcher = SequenceMatcher(None, [*map(tuple, old_units)], [*map(tuple, new_units)], autojunk=False)
-    old_ends, new_ends = _ends(old_units), _ends(new_units)
-    runs: list[Run] = []
-    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
-        a1, a2, b1, b2 = old_ends[i1], old_ends[i2], new_ends[j1], new_ends[j2]
-        if tag == "equal":
-            runs.append(Run("kept", at + a1, old[a1:a2]))
-            continue
-        runs.append(Run("removed", at + a1, old[a1:a2]))
-        runs.append(Run("added", new_at + b1, new[b1:b2]))
-    return runs
-
-
-def _ends(units: list[list[int]]) -> list[int]:
-    ends = [0]
-    for unit in units:
-        ends.append(ends[-1] + len(unit))
-    return ends
-
-
-def _lines(ids: Sequence[int], breaks: frozenset[int]) -> list[list[int]]:
+def _lines(ids: Sequence[int], breaks: frozenset[int]) -> list[tuple[int, ...]]:
     """Split ids after each that ends a line; without such ids, into pieces."""
     if not breaks:
-        return [list(ids[i : i + PIECE]) for i in range(0, len(ids), PIECE)]
-    lines: list[list[int]] = [[]]
-    for number in ids:
-        lines[-1].append(number)
-        if number in breaks:
-            lines.append([])
-    return [line for line in lines if line]
+        return [tuple(ids[i : i + PIECE]) for i in range(0, len(ids), PIECE)]
+    ends = [place + 1 for place, number in enumerate(ids) if number in breaks]
+    return [tuple(ids[a:b]) for a, b in pairwise([0, *ends, len(ids)]) if a < b]
 
 
 def _joined(runs: list[Run]) -> list[Run]:

@@ -62,7 +62,6 @@ class Guard:
             await self._app(scope, receive, _with_headers(send))
 
     def _refusal(self, request: HTTPConnection) -> Response | None:
-        """Return the response to a request that is not passed on."""
         host = request.headers.get("host", "")
         if not self._is_own(host):
             return _refused(

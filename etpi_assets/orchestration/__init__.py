@@ -1,1 +1,1 @@
-"""etpi as Dagster sees it: assets, jobs, partitions, automation, and the content of the web page."""
+"""etpi as Dagster sees it: assets, jobs, partitions, a schedule, and the content of the web page."""

@@ -1,8 +1,8 @@
-"""The metadata of a version on its asset's page in Dagster: links, first rows, plotted rates, and its origin."""
+"""The metadata of a version on its asset's page in Dagster: links, first rows, and its origin."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dagster as dg
@@ -10,7 +10,6 @@ from pyarrow.dataset import dataset
 
 from etpi_assets.graph import Node
 from etpi_resources import links
-from etpi_resources.lake import parquet
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.manifest import Manifest, Ref
 
@@ -18,12 +17,8 @@ from etpi_resources.lake.manifest import Manifest, Ref
 def of_version(node: Node, manifest: Manifest, lake: Lake) -> dict[str, Any]:
     """Return the metadata that depend on the version alone, not on the run that computed it."""
     shown: dict[str, Any] = {}
-    plotted: Mapping[str, float] = {}
-    if "not_applicable" not in manifest.notes:
-        if address := page(manifest.ref):
-            shown["view"] = dg.MetadataValue.url(address)
-        if node.name == "eval_metrics":
-            plotted = floats(parquet.read("metrics", lake.files_of(manifest, "metrics")).to_pylist())
+    if "not_applicable" not in manifest.notes and (address := page(manifest.ref)):
+        shown["view"] = dg.MetadataValue.url(address)
     for index, name in enumerate(node.tables):
         shown["dagster/row_count" if index == 0 else f"rows/{name}"] = manifest.rows[name]
         shown[f"preview/{name}"] = preview(lake, manifest, name)
@@ -32,7 +27,6 @@ def of_version(node: Node, manifest: Manifest, lake: Lake) -> dict[str, Any]:
         "inputs": dict(manifest.inputs),
         "code": manifest.code.get("version", ""),
         **({"accepted": [dict(entry) for entry in manifest.accepted]} if manifest.accepted else {}),
-        **plotted,
     }
 
 
@@ -78,30 +72,3 @@ def _cell(value: Any) -> str | int | None:
         return value
     text = f"{value:.4g}" if isinstance(value, float) else str(value[:8] if isinstance(value, list) else value)
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
-
-
-METRICS = ("solved", "plan_first", "plan_content", "follow_through", "called", "parsed", "submitted", "adherence")
-"""The rates that the page plots, in order, where they were measured."""
-_ROLES = ("base", "sft", "rl")
-
-
-def floats(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the rates of a `metrics` table, pooled over seeds, by "ROLE DECODING METRIC", and their changes.
-
-    Dagster draws one plot for each label, with a point for each experiment.
-    """
-    pooled = {
-        (row["metric"], row["decoding"] or "", row["checkpoint_role"]): float(row["value"])
-        for row in rows
-        if row.get("seed") is None and row["value"] is not None and row["checkpoint_role"] in _ROLES
-    }
-    decodings = sorted({decoding for _, decoding, _ in pooled}, key=lambda name: (name != "greedy", name))
-    values = {}
-    for key in ((metric, decoding, role) for metric in METRICS for role in _ROLES for decoding in decodings):
-        metric, decoding, role = key
-        base = pooled.get((metric, decoding, "base"))
-        if key in pooled:
-            values[f"{role} {decoding} {metric}"] = round(pooled[key], 4)
-        if key in pooled and role != "base" and base is not None:
-            values[f"{role} {decoding} {metric} minus base"] = round(pooled[key] - base, 4)
-    return values

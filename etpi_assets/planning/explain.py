@@ -37,7 +37,6 @@ def explain(asset: str, key: str, specs: Specs, lake: Lake) -> Iterator[str]:
 
 
 def _differences(current: Manifest, new: Wanted) -> Iterator[str]:
-    """Yield a line for each part of the key that differs."""
     yield from (f"spec: {change}" for change in changed_keys(current.spec, new.spec))
     was, now = current.inputs, new.inputs
     yield from (f"input: {n} {was.get(n, 'none')} → {now.get(n, 'none')}" for n in differing(was, now))

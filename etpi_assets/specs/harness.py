@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
@@ -12,104 +14,7 @@ from etpi_assets.specs.section import Section
 if TYPE_CHECKING:
     from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
 
-_CODEX = """\
-model = "policy"
-model_provider = "etpi"
-[model_providers.etpi]
-name = "etpi"
-base_url = "{base_url}/v1"
-env_key = "ETPI_KEY"
-wire_api = "responses"
-"""
-_OPENCODE = """\
-{"provider": {"etpi": {"npm": "@ai-sdk/openai-compatible", "name": "etpi",
- "options": {"baseURL": "{base_url}/v1", "apiKey": "{key}"}, "models": {"policy": {}}}}}
-"""
-_USER = """\
-require("os").userInfo = () => ({username: "agent", uid: 1000, gid: 1000, homedir: "/tmp", shell: "/bin/bash"});
-require("module").syncBuiltinESMExports();
-"""
-"""Sandboxes have no /etc/passwd, where Node looks the user up."""
-
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "mini-swe-agent": {
-        "version": "2.4.6",
-        "package": "pip:mini-swe-agent",
-        "command": "{folder}/venv/bin/mini-swe-agent --yolo --exit-immediately --model openai/policy "
-        '--task "$(cat {task_file})" --output /tmp/trajectory.json',
-        "env": {
-            "OPENAI_API_BASE": "{base_url}/v1",
-            "OPENAI_API_KEY": "{key}",
-            "MSWEA_CONFIGURED": "true",
-            "MSWEA_COST_TRACKING": "ignore_errors",
-            "MSWEA_SILENT_STARTUP": "1",
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        },
-        "memory_gib": 1,
-        "address_gib": 8,
-    },
-    "codex": {
-        "version": "0.171.0",
-        "package": "npm:@openai/codex",
-        "command": "{folder}/node_modules/.bin/codex exec --dangerously-bypass-approvals-and-sandbox "
-        '--skip-git-repo-check -- "$(cat {task_file})"',
-        "env": {"CODEX_HOME": "/tmp/.codex", "ETPI_KEY": "{key}"},
-        "files": {"/tmp/.codex/config.toml": _CODEX},
-        "memory_gib": 1,
-        "address_gib": 8,
-    },
-    "claude-code": {
-        "version": "2.1.197",
-        "package": "npm:@anthropic-ai/claude-code",
-        "command": "{folder}/node_modules/.bin/claude --permission-mode=bypassPermissions --print -- "
-        '"$(cat {task_file})"',
-        "env": {
-            "CLAUDE_CONFIG_DIR": "/tmp/.claude",
-            "IS_SANDBOX": "1",
-            "ANTHROPIC_BASE_URL": "{base_url}",
-            "ANTHROPIC_API_KEY": "{key}",
-            **dict.fromkeys(
-                (
-                    "ANTHROPIC_MODEL",
-                    "ANTHROPIC_DEFAULT_HAIKU_MODEL",
-                    "ANTHROPIC_DEFAULT_SONNET_MODEL",
-                    "ANTHROPIC_DEFAULT_OPUS_MODEL",
-                    "CLAUDE_CODE_SUBAGENT_MODEL",
-                ),
-                "policy",
-            ),
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            "DISABLE_AUTOUPDATER": "1",
-        },
-        "memory_gib": 2,
-        "address_gib": 64,
-        "later_system": True,
-    },
-    "opencode": {
-        "version": "1.18.33",
-        "package": "npm:opencode-ai",
-        "command": "{folder}/node_modules/opencode-linux-x64/bin/opencode --model=etpi/policy run "
-        '--dangerously-skip-permissions -- "$(cat {task_file})"',
-        "env": {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"},
-        "files": {"/tmp/.config/opencode/opencode.json": _OPENCODE},
-        "memory_gib": 2,
-        "address_gib": 600,
-    },
-    "qwen-code": {
-        "version": "0.15.10",
-        "package": "npm:@qwen-code/qwen-code",
-        "command": '{folder}/node_modules/.bin/qwen --yolo --auth-type openai --model policy -p "$(cat {task_file})"',
-        "env": {
-            "OPENAI_BASE_URL": "{base_url}/v1",
-            "OPENAI_API_KEY": "{key}",
-            "OPENAI_MODEL": "policy",
-            "NODE_OPTIONS": "--require /tmp/user.cjs",
-        },
-        "files": {"/tmp/user.cjs": _USER},
-        "memory_gib": 2,
-        "address_gib": 64,
-    },
-}
+PRESETS: Mapping[str, Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("harnesses.toml").read_text("utf-8"))
 """Name of a harness -> the values of the keys of its section that a spec does not give."""
 
 

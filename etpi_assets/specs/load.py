@@ -22,6 +22,7 @@ from pydantic import BaseModel, ValidationError
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.folders import FOLDERS, SpecFolder, checked, plugin_folders, user_folders, where_read
+from etpi_assets.specs.plugins import near
 from etpi_assets.specs.presets import preset_values
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
@@ -31,6 +32,7 @@ SHIPPED = Path(__file__).resolve().parent
 MODELS: dict[str, type[BaseModel]] = {"suite": SuiteSpec, "rollout_set": RolloutSetSpec, "experiment": ExperimentSpec}
 
 AnySpec = SuiteSpec | RolloutSetSpec | ExperimentSpec
+_Spec = typing.TypeVar("_Spec", SuiteSpec, RolloutSetSpec, ExperimentSpec)
 
 
 @dataclass(frozen=True)
@@ -58,25 +60,20 @@ class Specs:
     @property
     def suites(self) -> dict[str, SuiteSpec]:
         """Return the valid suites by name, sorted."""
-        return {k: spec for k in self.keys("suite") if isinstance(spec := self._entries["suite", k].spec, SuiteSpec)}
+        return self._valid("suite", SuiteSpec)
 
     @property
     def rollout_sets(self) -> dict[str, RolloutSetSpec]:
         """Return the valid rollout sets by name, sorted."""
-        return {
-            k: spec
-            for k in self.keys("rollout_set")
-            if isinstance(spec := self._entries["rollout_set", k].spec, RolloutSetSpec)
-        }
+        return self._valid("rollout_set", RolloutSetSpec)
 
     @property
     def experiments(self) -> dict[str, ExperimentSpec]:
         """Return the valid experiments by name, sorted."""
-        return {
-            k: spec
-            for k in self.keys("experiment")
-            if isinstance(spec := self._entries["experiment", k].spec, ExperimentSpec)
-        }
+        return self._valid("experiment", ExperimentSpec)
+
+    def _valid(self, set: str, model: type[_Spec]) -> dict[str, _Spec]:
+        return {key: spec for key in self.keys(set) if isinstance(spec := self._entries[set, key].spec, model)}
 
     def entries(self) -> list[Entry]:
         """Return every spec file, invalid ones included."""
@@ -180,10 +177,7 @@ def _load(folders: Sequence[SpecFolder], installed: tuple[Path, ...]) -> Specs:
 
 def unknown_name(set: str, key: str, valid: Sequence[str], folders: Sequence[SpecFolder] = ()) -> str:
     """Return the message for an unknown name: names that resemble it, if any, and the folders that were read."""
-    noun = set.replace("_", " ")
-    close = difflib.get_close_matches(key, valid, n=3, cutoff=0.6)
-    near = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    return f"there is no {noun} {key!r}.{_lab_hint(key) or near} {where_read(folders)}"
+    return f"there is no {set.replace('_', ' ')} {key!r}.{_lab_hint(key) or near(key, valid)} {where_read(folders)}"
 
 
 @cache
@@ -259,9 +253,8 @@ def _resolve(
     if parent is None:
         return document
     if parent not in files:
-        near = difflib.get_close_matches(str(parent), files.keys() - {name}, n=1)
-        hint = _lab_hint(str(parent)) or (f"; did you mean {near[0]!r}?" if near else "")
-        raise SpecError(f"{file}: extends: there is no {parent!r} to extend{hint}")
+        hint = _lab_hint(str(parent)) or near(str(parent), files.keys() - {name})
+        raise SpecError(f"{file}: extends: there is no {parent!r} to extend.{hint}")
     under = _resolve(parent, files, model, (*seen, file))
     under.pop("published", None)  # figures of one run are not those of its variations
     return _merge(under, document, model)
@@ -408,7 +401,6 @@ def _problem(model: type[BaseModel], loc: Sequence[str | int], kind: str, messag
 
 
 def _meaning(model: type[BaseModel], path: str) -> str:
-    """Return the first sentence of a key's description, in brackets."""
     *parents, name = [part for part in path.split(".") if not part.isdigit()]
     description = " ".join((_section(model, parents).model_fields[name].description or "").split())
     sentence = re.split(r"(?<=\.)\s", description)[0].rstrip(".")
@@ -416,7 +408,6 @@ def _meaning(model: type[BaseModel], path: str) -> str:
 
 
 def _section(model: type[BaseModel], loc: Sequence[str | int]) -> type[BaseModel]:
-    """Return the model at a location within another."""
     for part in loc:
         if isinstance(part, str):
             model = inner_section(model.model_fields[part].annotation) or model

@@ -5,11 +5,12 @@ A preset is `presets/<name>.toml`. It has keys of an experiment; the spec, and t
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from etpi_assets.specs.plugins import near
 
 FOLDER = Path(__file__).resolve().parent / "presets"
 
@@ -27,9 +28,8 @@ def preset_file(name: str) -> Path:
         ValueError: there is no such preset; names those that resemble it, and all.
     """
     if name not in preset_names():
-        close = difflib.get_close_matches(str(name), preset_names(), n=3, cutoff=0.5)
-        near = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-        raise ValueError(f"there is no preset {name!r}.{near} The presets are {', '.join(preset_names())}")
+        names = preset_names()
+        raise ValueError(f"there is no preset {name!r}.{near(str(name), names)} The presets are {', '.join(names)}")
     return FOLDER / f"{name}.toml"
 
 

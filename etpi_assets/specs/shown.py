@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 
-from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import Specs, installed_folders
 
 SHIPPED_VARIABLE = "ETPI_SHIPPED"
-DEMO, ALL = "demo", "all"
 DEMO_EXPERIMENTS = ("plan_first_tiny", "plan_first_tiny_weak")
 """The experiments of `make demo`."""
 _SETS = ("experiment", "rollout_set", "suite")
@@ -17,22 +15,14 @@ _SETS = ("experiment", "rollout_set", "suite")
 
 
 def shown_specs(specs: Specs, with_data: Callable[[str], Collection[str]]) -> Specs:
-    """Return the specs to show, as $ETPI_SHIPPED says: "demo" or "all", by default all.
+    """Return the specs to show: all of them unless $ETPI_SHIPPED is "demo".
 
     With "demo", an installed spec is shown if the demo runs it, if its partition has data, or if a shown spec uses it.
 
     Args:
         with_data: set -> the names of its partitions that have data.
-
-    Raises:
-        SpecError: the variable has another value.
     """
-    choice = os.environ.get(SHIPPED_VARIABLE) or ALL
-    if choice not in (DEMO, ALL):
-        raise SpecError(
-            f"{SHIPPED_VARIABLE}={choice!r}: write {DEMO} (the demo's shipped specs) or {ALL} (every shipped spec)"
-        )
-    if choice == ALL:
+    if os.environ.get(SHIPPED_VARIABLE) != "demo":
         return specs
     shown = {("experiment", name) for name in DEMO_EXPERIMENTS}
     installed = installed_folders()

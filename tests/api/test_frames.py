@@ -133,10 +133,9 @@ def test_scan_chooses_partitions_and_origins(lake: OpenLake) -> None:
 def test_files_of_other_partitions_are_not_read(project: Path, tmp_path: Path) -> None:
     shutil.copytree(project / "data", tmp_path / "data")
     lake = etpi.open(tmp_path)
-    every = lake.scan("rollouts")
     for file in (tmp_path / "data" / "eval_rollouts" / "rollouts" / "experiment=strong").rglob("*.parquet"):
         file.write_bytes(b"PAR1 not any more")
-    kept = every.filter(pl.col("experiment") == "reinforced", pl.col("origin") == "eval").collect()
+    kept = lake.scan("rollouts", experiment="reinforced", origin="eval").collect()
     assert kept["rollout_id"].to_list() == ["f-sft", "f-rl"]
     assert len(lake.scan("rollouts", experiment="reinforced").collect()) == 4
 
@@ -156,17 +155,19 @@ def test_a_damaged_file_raises(project: Path, tmp_path: Path) -> None:
         lake.scan("metrics")
 
 
-def test_a_column_that_an_older_file_lacks_is_null(tmp_path: Path) -> None:
+def test_a_column_that_an_older_file_lacks_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Lake(tmp_path / "data")
-    manifest = small_lake.put(store, "serving_probe", "x", {"probes": [{"probe": "p", "step": 3}]})
-    (file,) = store.files_of(manifest, "probes")
+    probe = {"x": {"probe": "p", "step": 3}, "y": {"probe": "q", "step": 4}}
+    paths = {
+        key: store.files_of(small_lake.put(store, "serving_probe", key, {"probes": [row]}), "probes")
+        for key, row in probe.items()
+    }
+    (file,) = paths["x"]
     older = pl.read_parquet(file, hive_partitioning=False).drop("step")
-    small_lake.put(store, "serving_probe", "y", {"probes": [{"probe": "q", "step": 4}]})
-    stored = StoredTable.of("probes")
+    monkeypatch.setattr(Lake, "verified_files", lambda self, manifest, table: paths[manifest.ref.key])
     older.write_parquet(file)
-    node = GRAPH["serving_probe"]
-    read = stored._read(node, {"x": [file]}).select("probe", "step", "experiment").collect()
-    assert read.rows() == [("p", None, "x")]
+    read = etpi.open(tmp_path).scan("probes", columns=["probe", "step", "experiment"]).collect()
+    assert read.rows() == [("p", None, "x"), ("q", 4, "y")]
 
 
 def test_a_blocked_version_is_not_shown(lake: OpenLake, tmp_path: Path) -> None:
@@ -187,14 +188,12 @@ def test_a_column_called_version_is_the_tables_own(lake: OpenLake) -> None:
     assert lake.sql("SELECT version, experiment FROM rewards").rows() == [("source-1", "reinforced")]
 
 
-def test_odd_keys_stay_text_and_a_path_that_reads_as_a_column_is_refused(tmp_path: Path) -> None:
+def test_odd_keys_and_paths_stay_text(tmp_path: Path) -> None:
     for key in ("007", "1e3"):
-        small_lake.put(Lake(tmp_path / "data"), "selected_trajectories", key, {"selected": [{"rollout_id": "r"}]})
-        small_lake.put(Lake(tmp_path / "a=b" / "data"), "selected_trajectories", key, {"selected": []})
-    lake = etpi.open(tmp_path)
+        small_lake.put(Lake(tmp_path / "a=b"), "selected_trajectories", key, {"selected": [{"rollout_id": "r"}]})
+    lake = etpi.open(tmp_path / "a=b")
     assert lake.scan("selected").select("experiment").collect().to_series().to_list() == ["007", "1e3"]
-    with pytest.raises(LakeError, match="'a=b'.* read as a column"):
-        etpi.open(tmp_path / "a=b")
+    assert "a" not in lake.scan("selected").collect_schema()
 
 
 @pytest.mark.parametrize(

@@ -171,10 +171,6 @@ def page(tmp_path_factory, chromium):
 
 
 _RUNS = "{ runsOrError(limit: 20) { ... on Runs { results { runId jobName status } } } }"
-_REPOSITORY = 'repositoryLocationName: "etpi", repositoryName: "__repository__"'
-_SENSORS = f"""{{ sensorsOrError(repositorySelector: {{ {_REPOSITORY} }}) {{
-  ... on Sensors {{ results {{ name sensorState {{ status }} }} }}
-}} }}"""
 _PARTITIONS = """{ assetNodeOrError(assetKey: {path: ["tito_pairs"]}) { ... on AssetNode { partitionKeys } } }"""
 _EVENTS = """{ assetOrError(assetKey: {path: ["%s"]}) { ... on Asset {
   assetMaterializations(limit: 1, partitions: ["%s"]) { runId }
@@ -200,13 +196,9 @@ def test_run_experiment_from_its_job_page_makes_the_whole_chain(page):
         assert events[0]["runId"] == run["runId"], asset
 
 
-def test_runs_are_in_the_timeline_and_automation_is_off(page):
+def test_runs_are_in_the_timeline(page):
     page.open("/overview/timeline")
     page.shows("run_experiment")
-    page.open("/automation")
-    page.shows("cheap_assets_follow_inputs")
-    states = page.query(_SENSORS)["sensorsOrError"]["results"]
-    assert {state["sensorState"]["status"] for state in states} == {"STOPPED"}
 
 
 def test_page_offers_the_demo_and_the_users_own_experiments(page):

@@ -49,7 +49,7 @@ def test_own_location_has_all_of_etpi_and_posts_the_reason_of_a_failed_run(recei
     exec(page.partition("```python\n")[2].partition("```")[0], location)
     repository = location["defs"].get_repository_def()
     assert {"import_logs"} == {schedule.name for schedule in repository.schedule_defs}
-    assert {"alert", "cheap_assets_follow_inputs"} == {sensor.name for sensor in repository.sensor_defs}
+    assert {"alert"} == {sensor.name for sensor in repository.sensor_defs}
     with dg.DagsterInstance.ephemeral() as instance:
         result = train.execute_in_process(instance=instance, raise_on_error=False)
         event = result.get_run_failure_event()

@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etpi.view.catalog_file import Queries
 from etpi.view.pages.tokens import ratios, shade_class
 from etpi.view.token_diff import CELLS, diff
 from etpi_resources.lake import catalog
-from etpi_resources.lake.schemas import TABLES
 from etpi_resources.links import tokens_page
 from tests.support.viewed_lake import NAMES, SET, STUDY, WORDS
 
@@ -111,14 +109,7 @@ def test_a_figure_that_is_not_finite_has_a_shade(shade: str, value: float) -> No
     assert re.fullmatch(r"[srb]\d", shade_class(shade, value, 1.0))
 
 
-def test_statistics_of_reinforcement_are_those_of_the_turn(pages, monkeypatch) -> None:
-    if "policy_logprobs" not in TABLES["rl_samples"].schema.names:  # a lake without the trainer's statistics
-        answer = {"policy_logprobs": [-9.0] * 3 + [-0.1, -1.2, -4.0], "entropies": [9.0] * 3 + [0.0, 0.9, 2.0]}
-        row = Queries.row
-        monkeypatch.setattr(Queries, "has_column", lambda self, view, column: True)
-        monkeypatch.setattr(
-            Queries, "row", lambda self, q, **v: answer if q == "policy_statistics" else row(self, q, **v)
-        )
+def test_statistics_of_reinforcement_are_those_of_the_turn(pages) -> None:
     ratio = boxes(page(pages, "rl", shade="ratio"), "output")[0]
     assert [t[0] for t in ratio] == ["s0", "s0", "r4"] and "ratio 2.718" in ratio[2][3]
     entropy = boxes(page(pages, "rl", shade="entropy"), "output")[0]

@@ -42,15 +42,10 @@ def live(queries: Queries, lake: Lake, request: Request) -> Page:
         "trainings": trainings,
         "charts": plots(step for training in trainings for step in training.steps),
         "now": datetime.now().astimezone(),
-        "age": _age,
+        "written": lambda state: max(0.0, time.time() - state.written_at),
         "paused": text(request, "pause") is not None,
     }  # fmt: skip
     return Page("live.html.jinja", values)
-
-
-def _age(written_at: float) -> float:
-    """Return the seconds since a file was written."""
-    return max(0.0, time.time() - written_at)
 
 
 def _planned(lake: Lake, state: JournalState) -> int | None:

@@ -208,7 +208,6 @@ def task(queries: Queries, lake: Lake, request: Request) -> Page:
 
 
 def _columns(queries: Queries, rollouts: list[Row]) -> list[dict[str, Any]]:
-    """Return rollouts with their sides and conversations, for columns beside each other."""
     conversations = _conversations(queries, rollouts)
     return [
         {"rollout": r, "side": SIDES.get(r["side"], r["side"]), "conversation": conversations[r["rollout_id"]]}

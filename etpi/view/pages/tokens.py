@@ -6,11 +6,14 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
+from markupsafe import Markup
 from starlette.requests import Request
 
 from etpi.view.catalog_file import Queries, Row
+from etpi.view.formats import visible
 from etpi.view.pages.page import NotFound, Page, number, text, with_query
 from etpi.view.pages.rollout import find_rollout, key_of
 from etpi.view.token_diff import Run, diff
@@ -158,7 +161,6 @@ class ShownPair:
 def _pair(
     queries: Queries, key: dict[str, str], agent: str, turn: int, wanted: str | None
 ) -> tuple[ShownPair, str | None]:
-    """Return the pair of the turn and the tokenizer of its ids."""
     place = {"rollout": key["rollout"], "agent": agent, "turn": turn}
     rows = queries.rows("pairs_of", **place) if key["origin"] == "set" else []
     names = [row["experiment"] for row in rows]
@@ -173,7 +175,6 @@ def _pair(
 
 
 def _history(pieces: Sequence[Row]) -> list[int]:
-    """Return the ids that the pieces of a prompt add, prompts and outputs."""
     return [number for piece in pieces for number in (*piece["suffix_ids"], *piece["output_ids"])]
 
 
@@ -209,7 +210,7 @@ def reasons(pair: ShownPair, turn: Row) -> list[str]:
 def _statistics(queries: Queries, key: dict[str, str], turn: Row, pair: ShownPair, output: Sequence[int]) -> Statistics:
     logprobs = turn["logprobs"] if turn["logprobs"] and len(turn["logprobs"]) == len(output) else None
     policy = entropies = weights = None
-    if key["origin"] == "rl" and queries.has_column("rl_samples", "policy_logprobs"):
+    if key["origin"] == "rl":
         row = queries.row("policy_statistics", rollout=key["rollout"], made_for=key["made_for"]) or {}
         policy = _part(row.get("policy_logprobs"), turn["outputs_before"], len(output))
         entropies = _part(row.get("entropies"), turn["outputs_before"], len(output))
@@ -269,6 +270,20 @@ def shown(
         )
         for place, number in enumerate(ids)
     ]
+
+
+_VISIBLE = str.maketrans({" ": "·", "\t": "→\t", "\n": "⏎\n", "\r": "␍"})
+
+
+def token_spans(tokens: Iterable[Token]) -> Markup:
+    """Return tokens as spans with their id, position and figures on hover; here, since a page has thousands of them."""
+    spans = []
+    for token in tokens:
+        figures = f", {token.figures}" if token.figures else ""
+        text = escape(visible(token.text.translate(_VISIBLE))) if token.text else "<i>∅</i>"
+        style = f"t {token.shade}" if token.shade else "t"
+        spans.append(f'<span class="{style}" title="id {token.id}, position {token.position}{figures}">{text}</span>')
+    return Markup("".join(spans))
 
 
 def shade_class(shade: str, value: float, top: float) -> str:

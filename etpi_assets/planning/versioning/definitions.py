@@ -200,7 +200,7 @@ def _definition(statements: Sequence[ast.stmt], scope: Scope, home: str) -> Defi
             for node in statement.body:
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                     methods.setdefault(node.name, []).append(node)
-                    if node.name.startswith("__") or not {*map(_decorator, node.decorator_list)} <= ATTRIBUTES:
+                    if node.name.startswith("__") or not {*map(_named, node.decorator_list)} <= ATTRIBUTES:
                         definition.hooks.add(node.name)
                 elif isinstance(node, ast.AnnAssign):
                     _collect(node.annotation, definition.annotations, set(), set())
@@ -211,7 +211,8 @@ def _definition(statements: Sequence[ast.stmt], scope: Scope, home: str) -> Defi
 
 def _shell(statement: ast.ClassDef, scope: Scope, home: str) -> Definition:
     """Return a class without its docstrings and without its methods, which have their own definitions."""
-    rest = [node for node in statement.body if not (_is_function(node) or _is_docstring(node))]
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    rest = [node for node in statement.body if not (isinstance(node, functions) or _is_docstring(node))]
     return Definition([*statement.bases, *statement.keywords, *statement.decorator_list, *rest], scope, home)
 
 
@@ -245,7 +246,6 @@ def _collect(node: ast.AST, names: set[tuple[str, ...]], attributes: set[str], t
 
 
 def _bound(node: ast.Import | ast.ImportFrom, module: str, is_package: bool) -> dict[str, Import]:
-    """Return the names that an import statement binds, with their targets."""
     if isinstance(node, ast.Import):
         return {
             alias.asname or alias.name.split(".")[0]: Import(alias.name if alias.asname else alias.name.split(".")[0])
@@ -258,7 +258,6 @@ def _bound(node: ast.Import | ast.ImportFrom, module: str, is_package: bool) -> 
 
 
 def _defined(node: ast.stmt) -> list[str]:
-    """Return the names that a top-level statement defines."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return [node.name]
     targets: list[ast.expr] = []
@@ -308,25 +307,17 @@ def _declares(decorator: ast.AST) -> bool:
 
 
 def _inputs(node: ast.AST) -> set[str]:
-    """Return the parameters of a function that are assets."""
     arguments = node.args.args if isinstance(node, ast.FunctionDef) else []
     return {a.arg for a in arguments if isinstance(a.annotation, ast.Name) and a.annotation.id == "Input"}
 
 
 def _named(node: ast.AST) -> str:
-    return (dotted(node) or ("",))[-1]
-
-
-def _decorator(node: ast.AST) -> str:
-    return _named(node.func if isinstance(node, ast.Call) else node)
+    """Return the last name of a dotted name, or of the function that is called."""
+    return (dotted(node.func if isinstance(node, ast.Call) else node) or ("",))[-1]
 
 
 def _mentions(node: ast.AST, name: str) -> bool:
     return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node))
-
-
-def _is_function(node: ast.stmt) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def _is_docstring(node: object) -> bool:

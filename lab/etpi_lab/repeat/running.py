@@ -54,7 +54,7 @@ class Campaign:
         print(f"progress: {self.page.resolve().as_uri()}", file=sys.stderr)
         try:
             self.write(running=True)
-            return run_experiments(mine, self.folder, finished=self._finished)
+            return run_experiments(mine, load_specs(self.folder), finished=self._finished)
         finally:
             self.write(running=False)
 
