@@ -59,8 +59,10 @@ def experiment_report(
     )
     tables = facts.ReportTables(
         metrics=eval_metrics.read("metrics"),
-        rollouts=raw_rollouts.read("rollouts", columns=["outcome"]),
+        rollouts=raw_rollouts.read("rollouts", columns=["wall_seconds", "outcome"]),
+        agents=raw_rollouts.read("agents", columns=["output_tokens"]),
         eval_rollouts=eval_rollouts.read("rollouts"),
+        eval_agents=eval_rollouts.read("agents"),
         eval_turns=eval_rollouts.read("turns", columns=["rollout_id", "agent_id", "turn", "actions"]),
         eval_scores=eval_metrics.read("scores"),
         eval_agent_scores=eval_metrics.read("agent_scores"),

@@ -35,13 +35,15 @@ ROLE_ORDER = ("teacher", "base", "sft", "rl")
 class ReportTables:
     """The tables a report reads, by their names in `etpi_resources.lake.schemas`; empty where a stage does not apply.
 
-    `rollouts` are those that the experiment could select from; `outcome` suffices. Of `eval_turns`, `rollout_id`,
-    `agent_id`, `turn` and `actions` do.
+    `rollouts` and `agents` are those that the experiment could select from; `wall_seconds`, `outcome` and
+    `output_tokens` suffice. Of `eval_turns`, `rollout_id`, `agent_id`, `turn` and `actions` do.
     """
 
     metrics: pa.Table
     rollouts: pa.Table
+    agents: pa.Table
     eval_rollouts: pa.Table
+    eval_agents: pa.Table
     eval_turns: pa.Table
     eval_scores: pa.Table
     eval_agent_scores: pa.Table
@@ -128,9 +130,34 @@ def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return [point for number, point in enumerate(points) if number % stride == 0 or number == len(points) - 1]
 
 
+def cost(tables: ReportTables) -> list[tuple[str, str]]:
+    """Return wall time and tokens by stage, as (name, figure)."""
+    rows = tables.checkpoints.to_pylist()
+    trained = [r for r in rows if r["role"] != "base" and r["final"]]
+    figures = _rollout_cost("teacher", tables.rollouts, tables.agents)
+    figures += [("training wall time", _seconds(sum(r["wall_seconds"] or 0 for r in trained)))]
+    if tokens := sum(r["label_tokens"] or 0 for r in trained):
+        figures.append(("label tokens per epoch, all seeds", f"{tokens:,}"))
+    return figures + _rollout_cost("evaluation", tables.eval_rollouts, tables.eval_agents)
+
+
+def _rollout_cost(origin: str, rollouts: pa.Table, agents: pa.Table) -> list[tuple[str, str]]:
+    seconds = float(to_frame(rollouts, ["wall_seconds"])["wall_seconds"].sum())
+    output = to_frame(agents, ["output_tokens"])["output_tokens"].sum()
+    return [
+        (f"{origin} rollouts", f"{rollouts.num_rows:,}"),
+        (f"{origin} rollout time, summed over concurrent rollouts", _seconds(seconds)),
+        (f"{origin} output tokens", f"{output:,}"),
+    ]
+
+
 def percent(row: Mapping[str, Any]) -> str:
     """Format a metric with its interval and n: a rate in per cent, a mean as a plain number."""
     if row["interval"].startswith("mean"):
         return f"{row['value']:.1f} [{row['ci_low']:.1f}, {row['ci_high']:.1f}], n = {row['n']}"
     value, low, high = (100 * row[name] for name in ("value", "ci_low", "ci_high"))
     return f"{value:.1f} % [{low:.1f}, {high:.1f}], n = {row['n']}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.0f} s" if value < 180 else f"{value / 60:.1f} min"

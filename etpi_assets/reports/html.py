@@ -93,7 +93,7 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
     verdicts = _verdicts(headline, experiment.thresholds, paired)
     failed = run_report("failures.sql", {name: evaluated[name] for name in ("rollouts", "scores")}, {})
     role = answer.last_role(tables.eval_rollouts["checkpoint_role"].to_pylist())
-    teachers = tables.rollouts["outcome"].to_pylist()
+    teachers = tables.rollouts["outcome"].to_pylist() if "outcome" in tables.rollouts.column_names else []
     ended = answer.verdicts_of(tables.eval_scores, tables.eval_rollouts, role)
     why = answer.why(role, ended, answer.verdicts_of_outcomes(teachers)) if role else ""
     table = _by_condition(headline)
@@ -131,6 +131,7 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
         "tokens": merge_savings(tables.dataset_rows, tables.pairs, tables.sequences),
         "probes": tables.probes.to_pylist(),
         "checkpoints": tables.checkpoints.to_pylist(),
+        "cost": facts.cost(tables),
         "sft_plots": _curves(tables.training_log, "sft"),
         "rl_plots": _curves(tables.rl_log, "rl"),
         "changed": reinforced,

@@ -88,8 +88,10 @@ def tables() -> facts.ReportTables:
     evaluated = from_rows("rollouts", rollouts), from_rows("scores", scores), from_rows("agent_scores", agents)
     return facts.ReportTables(
         metrics=measure(*evaluated, experiment="demo"),
-        rollouts=from_rows("rollouts", [{"rollout_id": "a"}] * 4),
+        rollouts=from_rows("rollouts", [{"rollout_id": "a", "wall_seconds": 60.0}] * 4),
+        agents=from_rows("agents", [{"rollout_id": "a", "output_tokens": 250}] * 8),
         eval_rollouts=evaluated[0],
+        eval_agents=from_rows("agents", [{"rollout_id": a["rollout_id"], "output_tokens": 100} for a in agents]),
         eval_turns=empty("turns"),
         eval_scores=evaluated[1],
         eval_agent_scores=evaluated[2],
@@ -490,6 +492,13 @@ def test_board_shows_called_where_it_was_measured():
     assert line.endswith("| 0.50 [0.40, 0.60], n 96 | 0.52 [0.40, 0.60], n 96 |")
 
 
+def test_cost_counts_teacher_rollouts(tables):
+    figures = dict(facts.cost(tables))
+    assert (figures["teacher rollouts"], figures["teacher output tokens"]) == ("4", "2,000")
+    assert figures["teacher rollout time, summed over concurrent rollouts"] == "4.0 min"
+    assert (figures["training wall time"], figures["evaluation rollouts"]) == ("9 s", "24")
+
+
 SUITE = 'title = "s"\nfamily = "coop_tiny_shared"\n[params]\ntrain = 8\nheldout = 24\n'
 SET = """title = "t"
 kind = "live"
@@ -526,6 +535,8 @@ def test_assets_show_their_reports_as_markdown_metadata(tmp_path):
     assert "| few | teacher | as_rolled_out | 1.00 [" in board
     page = Path(shown["experiment_report"]["report"]).read_text()
     collected = Ref("raw_rollouts", "rollout_set", "planned")
+    count = resources.lake.require(collected).rows["rollouts"]
+    assert f'<td>teacher rollouts</td><td class="figure">{count}</td>' in page
     assert f'<td class="long">{collected}</td>' in page, "lineage"
     assert "Not evaluated</h2>" in page and "Held-out" not in page and "held out" in page
     assert "<td>live</td>" in page and "the result is a data set of" in page
