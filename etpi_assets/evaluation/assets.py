@@ -30,6 +30,7 @@ from etpi_assets.evaluation.rollouts import (
     infrastructure_held,
     roll_out,
 )
+from etpi_assets.evaluation.tracked import report_metrics
 from etpi_assets.resources import serving_kind
 from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.score_checks import every_rollout_scored
@@ -186,6 +187,7 @@ def eval_metrics(run: AssetRun, eval_rollouts: Input, scored_rollouts: Input, ta
     teacher = metrics.teacher_of(scored_rollouts.read("scores"), scored_rollouts.read("agent_scores"), run.key)
     student = metrics.measure(rollouts, scored["scores"], scored["agent_scores"], experiment=run.key)
     table = pa.concat_tables([student, teacher])
+    report_metrics(run.lake, run.key, spec.train.report_to, table, run.log)
     return Produced(
         tables={"metrics": table, **scored},
         checks=(

@@ -42,6 +42,19 @@ class Tracking(WorkerModel):
     folder: str
 
 
+class TrackerWorkerConfig(WorkerModel):
+    """Values to report as a run of their own, by name (`tracker_worker`)."""
+
+    tracking: Tracking
+    values: dict[str, float]
+
+
+class TrackerWorkerResult(WorkerModel):
+    """The name of the run that has the values."""
+
+    run_name: str
+
+
 class TunedModel(WorkerModel):
     """The checkpoint that training starts from, and how the trained one is saved.
 

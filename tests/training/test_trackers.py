@@ -1,4 +1,4 @@
-"""Trackers get what training_log has, outside of every hash; none that fails costs a training."""
+"""Trackers get what training_log and metrics have, outside of every hash; none that fails costs a training."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import sys
 import pytest
 
 from etpi.run import preflight
+from etpi_assets.evaluation.tracked import report_metrics
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.training import TrainSection
 from etpi_assets.training import sft
 from etpi_resources.lake.lake import Lake
+from etpi_resources.lake.schemas import from_rows
 from etpi_resources.trainers.contracts import Tracking
 from etpi_resources.trainers.trackers import TrackerMissing, require_trackers
 from etpi_resources.trainers.workers import tracking as of_worker
@@ -124,6 +126,29 @@ def test_a_tracker_that_fails_does_not_end_the_training(tmp_path, capsys):
     assert result.log[-1].step == result.plan.steps
     warnings = [line for line in capsys.readouterr().out.splitlines() if "WARNING: TensorBoardCallback failed" in line]
     assert len(warnings) == 1, "once, and then the tracker is off"
+
+
+@pytest.mark.slow
+def test_metrics_of_evaluation_are_a_run_of_the_same_project(tmp_path):
+    lake, said = Lake(tmp_path / "data"), list[str]()
+    measured = [
+        {"experiment": "e", "checkpoint_role": role, "seed": seed, "decoding": "greedy", "metric": "solved",
+         "value": value, "n": 8}
+        for role, seed, value in (("base", None, 0.5), ("sft", 0, 0.25), ("sft", 1, 1.0), ("sft", None, 0.625))
+    ]  # fmt: skip
+    table = from_rows("metrics", measured)
+    report_metrics(lake, "e", ("tensorboard", "trackio"), table, said.append)
+    wanted = {"base/greedy/solved": 0.5, "sft/greedy/solved": 0.625}
+    assert {tag: values[0] for tag, values in board(lake, "e-eval").items()} == wanted, said
+    [[logged]] = trackio_runs(lake).values()
+    assert {name: logged[name] for name in wanted} == wanted
+
+    # A tracker that is down costs a warning; the others get the values.
+    (lake.root / "trackers" / "tensorboard").rename(tmp_path / "aside")
+    (lake.root / "trackers" / "tensorboard").write_text("not a folder")
+    report_metrics(lake, "e", ("tensorboard", "trackio"), table, said.append)
+    assert said[-1].startswith("WARNING: the metrics of e were not reported") and "tensorboard: " in said[-1]
+    assert list(trackio_runs(lake)) == ["e-eval", "e-eval-2"]
 
 
 def test_ranks_other_than_0_report_nothing(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""A worker's trackers: the arguments with which transformers creates its callbacks for them.
+"""A worker's trackers: the arguments with which transformers creates its callbacks for them, and runs without training.
 
 A tracker that fails is switched off with a warning, at whatever moment: training and its log in the lake go on.
 """
@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from etpi_resources.trainers.contracts import Tracking
+from etpi_resources.trainers.contracts import Tracker, Tracking
 from etpi_resources.trainers.trackers import require_trackers
 from etpi_resources.trainers.workers.reporting import Worker
 
 PROJECT = "etpi"
-_PROJECT_VARIABLES = ("TRACKIO_PROJECT", "WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME")
+PROJECT_VARIABLES = {"trackio": "TRACKIO_PROJECT", "wandb": "WANDB_PROJECT", "mlflow": "MLFLOW_EXPERIMENT_NAME"}
 UNTRACKED: Mapping[str, Any] = {"report_to": "none"}
 """Trainer arguments without a tracker."""
 
@@ -36,7 +36,7 @@ def tracking_arguments(worker: Worker[Any], *, resumed: bool = False) -> Mapping
     return {
         "report_to": list(tracking.report_to),
         "run_name": name,
-        "project": os.environ[_PROJECT_VARIABLES[0]],
+        "project": _project("trackio"),
         "trackio_static_space_id": False,  # else it would publish a copy of the run
     }
 
@@ -55,7 +55,7 @@ def begin_run(tracking: Tracking, *, resumed: bool = False) -> str:
     os.environ.setdefault("TRACKIO_DIR", str(folder / "trackio"))
     os.environ.setdefault("WANDB_DIR", str(folder / "wandb"))
     os.environ.setdefault("MLFLOW_TRACKING_URI", (folder / "mlflow").absolute().as_uri())
-    for variable in _PROJECT_VARIABLES:
+    for variable in PROJECT_VARIABLES.values():
         os.environ.setdefault(variable, PROJECT)
     if "wandb" in tracking.report_to:  # it falls back to another folder if this one does not exist
         Path(os.environ["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)
@@ -102,3 +102,42 @@ def _guard(callback: Any, log: Callable[[str], None]) -> None:
 
     for event in (name for name in dir(TrainerCallback) if name.startswith("on_")):
         setattr(callback, event, guarded(getattr(callback, event)))
+
+
+# --- runs without training -------------------------------------------------------------------------------------------
+
+
+def _project(tracker: Tracker) -> str:
+    """Return the tracker's project: that of its own variable, if it has one that is set."""
+    variable = PROJECT_VARIABLES.get(tracker)
+    return os.environ.get(variable, PROJECT) if variable else PROJECT
+
+
+def log_values(tracker: Tracker, name: str, values: Mapping[str, float]) -> None:
+    """Report a run of these values to one tracker, with its own API, after `begin_run`."""
+    project = _project(tracker)
+    match tracker:
+        case "tensorboard":
+            from torch.utils.tensorboard import SummaryWriter
+
+            with SummaryWriter(log_dir=os.environ["TENSORBOARD_LOGGING_DIR"]) as writer:
+                for tag, value in values.items():
+                    writer.add_scalar(tag, value, 0)
+        case "trackio":
+            import trackio
+
+            trackio.init(project=project, name=name, auto_log_gpu=False, auto_log_cpu=False)
+            trackio.log(dict(values))
+            trackio.finish()
+        case "wandb":
+            import wandb  # pyright: ignore[reportMissingImports]
+
+            run = wandb.init(project=project, name=name, job_type="evaluation")
+            run.log(dict(values))
+            run.finish()
+        case "mlflow":
+            import mlflow  # pyright: ignore[reportMissingImports]
+
+            mlflow.set_experiment(project)
+            with mlflow.start_run(run_name=name):
+                mlflow.log_metrics(dict(values))
