@@ -18,6 +18,7 @@ from etpi_assets.curation.pairs import make_pairs
 from etpi_assets.curation.retokenise import retokenise
 from etpi_assets.curation.select import select
 from etpi_assets.curation.upweight import RowRule, weigh_pairs
+from etpi_assets.exports.token_ids import IDS
 from etpi_assets.importers import import_runs
 from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.specs.experiment import DatasetSection, PairsSection, SelectSection
@@ -25,7 +26,7 @@ from etpi_assets.specs.rollout_set import ScoringSection
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import named_rows, to_rows, to_tables
 from etpi_resources.chat.format import ChatFormat, load_chat_format
-from etpi_resources.lake.schemas import IDS, empty
+from etpi_resources.lake.schemas import empty
 
 SET = "recorded"
 LONGEST = 40_960

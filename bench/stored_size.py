@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 from machine import machine
 from recorded import captured, curate, qwen3
 
+from etpi_assets.exports.token_ids import IDS
 from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.lake import parquet
-from etpi_resources.lake.schemas import IDS
 
 
 def main() -> None:

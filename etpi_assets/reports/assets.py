@@ -32,8 +32,8 @@ from etpi_resources.lake.schemas import empty, from_rows
     group="reports",
     tables=("reports", "changes"),
     sections=("title", "notes", "published", "metrics.main"),
-    kinds=("html",),
-    summary="The experiment's report: one self-contained HTML page.",
+    kinds=("html", "markdown"),
+    summary="The experiment's report: one self-contained HTML page, and its results in markdown.",
 )
 def experiment_report(
     run: AssetRun,
@@ -78,11 +78,11 @@ def experiment_report(
         tasks=tasks.read("tasks"),
     )
     page, summary = html.render(experiment, tables)
-    row = _write(run, "report.html", "html", page)
+    rows = [_write(run, "report.html", "html", page), _write(run, "report.md", "markdown", summary)]
     paired = changes(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, STORED)
     return Produced(
-        tables={"reports": from_rows("reports", [row]), "changes": changes_table(run.key, paired)},
-        metadata={"report": run.lake.root / row["path"], "summary": Markdown(summary)},
+        tables={"reports": from_rows("reports", rows), "changes": changes_table(run.key, paired)},
+        metadata={"report": run.lake.root / rows[0]["path"], "summary": Markdown(summary)},
     )
 
 
