@@ -167,6 +167,7 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
     type=click.Choice(["keep", "mask", "quarantine"]),
     help="--from: keep, mask or quarantine keys in the runs",
 )
+@click.option("--json", "as_json", is_flag=True, help="--from: print what was seen as JSON, and write nothing")
 @click.option("--endpoint", metavar="URL", help="a server with an OpenAI-compatible interface, for the teacher")
 @click.option("--suite", metavar="SUITE", help="--endpoint: the suite whose tasks the teacher works on")
 @click.option(

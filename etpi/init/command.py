@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +35,7 @@ class Answers:
     format: str
     columns: str | None
     secrets: str | None
+    as_json: bool
     train: bool
     rl: bool
     python: str | None
@@ -74,13 +76,16 @@ class Answers:
 
 
 def from_trajectories(source: str, answers: Answers) -> int:
-    """Write a rollout set and an experiment for recorded runs; always 0.
+    """Write a rollout set and an experiment for recorded runs, or print what was seen as JSON; always 0.
 
     Raises:
         SpecError: a bad path, format, student or name; none of the inputs can be read; or files that exist.
     """
     student = read_student(answers.ask_student(None))
     survey = trajectories.survey(source, answers.format, student, answers.columns, answers.secrets)
+    if answers.as_json:
+        click.echo(json.dumps(trajectories.facts(survey, student, answers.preset), ensure_ascii=False, indent=1))
+        return 0
     click.echo(trajectories.summary(survey, student))
     click.echo("\n".join(trajectories.preview_lines(survey, student, answers.preset)))
     if not survey.rollouts:

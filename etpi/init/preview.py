@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -14,7 +15,7 @@ from etpi_assets.curation.retokenise import retokenise
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn, own_messages
 
 _TURNS, _LINES, _WIDTH = 3, 8, 110
-"""Turns, lines of a part and characters of a line that are shown."""
+"""Turns, lines of a part and characters of a line that a terminal shows; `--json` has all of them."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def lines(shown: Sequence[TextSpan]) -> list[str]:
             )
         if part.dropped:
             text.append(f"    (turn {part.turn} is not trained: {part.dropped})")
-    return [*text, f"    ({hidden} more labels)"] if hidden else text
+    return [*text, f"    ({hidden} more labels; --json shows all)"] if hidden else text
 
 
 def _shortened(text: Sequence[str]) -> list[str]:
@@ -120,3 +121,8 @@ def _shortened(text: Sequence[str]) -> list[str]:
         half = _LINES // 2
         kept = [*kept[:half], f"... {len(kept) - 2 * half} lines ...", *kept[-half:]]
     return [line if len(line) <= _WIDTH else f"{line[:_WIDTH]}..." for line in kept]
+
+
+def as_json(shown: Sequence[TextSpan]) -> list[dict[str, Any]]:
+    """Return the parts whole."""
+    return [{"text": p.text, "turn": p.turn, "trained": p.is_trained, "dropped": p.dropped or None} for p in shown]

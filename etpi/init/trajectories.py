@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -282,13 +282,28 @@ def summary(result: Survey, student: Student) -> str:
 
 def preview_lines(result: Survey, student: Student, preset: str | None) -> list[str]:
     """Return the first conversation as it will be trained, or why it cannot be shown."""
+    shown = _preview(result, student, preset)
+    return [f"  not shown: {shown}"] if isinstance(shown, str) else preview.lines(shown) if shown else []
+
+
+def facts(result: Survey, student: Student, preset: str | None) -> dict[str, Any]:
+    """Return what was seen as JSON values: the counts, and the first conversation as it will be trained."""
+    left_out = ("seen", "first", "turns", "lengths", "rewards")
+    values = {f.name: getattr(result, f.name) for f in fields(result) if f.name not in left_out}
+    shown = _preview(result, student, preset)
+    conversation = {"error": shown} if isinstance(shown, str) else {"parts": preview.as_json(shown)}
+    return {**values, "turns": sum(result.turns), "rewards": len(result.rewards), "first": conversation}
+
+
+def _preview(result: Survey, student: Student, preset: str | None) -> list[preview.TextSpan] | str:
+    """Return the parts of the first conversation; why the template does not take it, if so."""
     first = result.first and secrets.without_secrets(result.first, result.options.get("secrets", "keep"))
     if not isinstance(first, RolloutRecord):
-        return [] if first is None else [f"  not shown: {first.detail}"]
+        return "" if first is None else first.detail
     try:
-        return preview.lines(preview.parts(first, student, native=result.native, strips_think=strips_think(preset)))
+        return preview.parts(first, student, native=result.native, strips_think=strips_think(preset))
     except Exception as error:  # a template raises what its author chose
-        return [f"  not shown: the first conversation: {' '.join(str(error).split())}"]
+        return f"the first conversation: {' '.join(str(error).split())}"
 
 
 def _private(result: Survey) -> list[str]:

@@ -60,10 +60,15 @@ def test_first_conversation_is_shown_with_its_labels_before_anything_is_written(
     rows: list[Any] = [recorded_run(0, 2)]
     rows[0]["messages"][3]["content"] = "KEY=AKIA" + "ABCD" * 4
     write_runs(cwd, rows)
+    assert init("--model", "tiny", "--json") == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert not (cwd / "specs").exists() and seen["secrets"] == {"AWS key": 1}
+    labels = [part["text"] for part in seen["first"]["parts"] if part["trained"]]
+    context = [part["text"] for part in seen["first"]["parts"] if not part["trained"]]
+    assert len(labels) == 3 and labels[-1].endswith("<|im_end|>") and "Mend case 0." in context[0]
+    assert any("[masked AWS key]" in text for text in context) and "ABCDABCD" not in json.dumps(seen)
     assert init("--model", "tiny") == 0
     text = capsys.readouterr().out
-    assert "(3 of 3 turns)" in text and "▌ Mend case 0." not in text and "Mend case 0." in text
-    assert "[masked AWS key]" in text and "ABCDABCD" not in text
     assert text.index("▌ Step 0.") < text.index("wrote specs") and "▌ You fix bugs." not in text
     assert "1 in 1 rollouts (masked" in text
     assert 'secrets = "mask"' in Path("specs/rollout_sets/runs.toml").read_text()
