@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -474,6 +475,10 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
+def _write(format: str, folder: Path, runs: int) -> None:
+    CASES[format].write(folder, runs)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("formats", nargs="*", metavar="FORMAT", help="by default all that have a case")
@@ -490,7 +495,9 @@ def main() -> None:
             for runs in (options.runs // 8, options.runs):
                 place = Path(folder) / f"{format}{runs}"
                 place.mkdir()
-                CASES[format].write(place, runs)
+                writer = multiprocessing.Process(target=_write, args=(format, place, runs))  # its memory is not ours
+                writer.start()
+                writer.join()
                 _, turns = ours(format, place, Path(folder) / "lake")
                 print(f"{format:15} {turns:6} turns: peak {peak():.0f} MB", flush=True)
     print("1-minute load", round(os.getloadavg()[0], 1))
