@@ -140,8 +140,8 @@ def _actions(
 
 def _structured(raw: Any) -> ParsedCall:
     """Parse a structured call; one without arguments is malformed."""
-    function = raw.get("function", raw) if isinstance(raw, Mapping) else {}
-    named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
+    function = raw.get("function", raw) if isinstance(raw, (dict, Mapping)) else {}
+    named = isinstance(function, (dict, Mapping)) and isinstance(function.get("name"), str)
     if named and function.get("arguments", function.get("input")) is None:
         return BAD_JSON
     return parse_structured(raw)

@@ -281,7 +281,7 @@ def _dataset_checks(
     heldout_repos = {*heldout["repo"].to_pylist()} - shared | {*spec.dataset.heldout_repos}
     heldout_tasks = set(heldout["task_id"].to_pylist())
     training, evaluation = _training_prompts(tito_pairs, figures["first_turns"]), _evaluation_prompts(run, tasks)
-    quarantined = raw_rollouts.read("quarantined", columns=["source", "reason"])
+    quarantined = gates.lost_runs(raw_rollouts.read("quarantined", columns=["source", "reason"]))
     inputs = len(rollouts) + len(quarantined)
     lost_inputs = _lost_inputs(quarantined, rollouts, scores, selected, figures["used"])
     lost_turns = merged([gates.lost_figures(tito_pairs.stored("dropped")), figures["lost"]])

@@ -309,6 +309,11 @@ def _ngrams(prompt: Sequence[int]) -> set[tuple[int, ...]]:
     return {tuple(prompt[i : i + _NGRAM]) for i in range(len(prompt) - _NGRAM + 1)}
 
 
+def lost_runs(quarantined: pa.Table) -> pa.Table:
+    """Return the quarantined inputs that are, or may be, runs: without the files that importers find beside runs."""
+    return quarantined.filter(pc.field("reason") != "not_a_rollout")
+
+
 def skip_rate(inputs: int, lost: Mapping[str, str], section: GatesSection) -> CheckOutcome:
     """Compare the share of inputs that neither train nor were dropped by selection with its bound; name the inputs.
 

@@ -26,6 +26,7 @@ from etpi_assets.importers.source import (
     content_text,
     field,
     int32_field,
+    no_run,
     read_json,
     text_field,
     to_utc,
@@ -88,12 +89,12 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read one document as a rollout.
 
     Raises:
-        Unreadable: `not_a_rollout`, `unknown_version`, `empty`, `bad_token_ids`, `missing_trajectory`, or as
+        Unreadable: as `no_run`, `unknown_version`, `empty`, `bad_token_ids`, `missing_trajectory`, or as
             `read_json`.
     """
     value = read_json(unit)
     if not is_document(value):
-        raise Unreadable("not_a_rollout", f"{unit.name} is no ATIF document: it has no `schema_version` of one")
+        raise no_run(value, f"{unit.name} is no ATIF document: it has no `schema_version` of one")
     rollout = rollout_of(value, unit, options, unit.name.partition(".")[0])
     rollout.rollout_id = content_hash(source_of(unit, root), [unit, *documents_beside(unit)])
     return rollout

@@ -42,7 +42,7 @@ ROLES: Mapping[str, Role] = {
     "tool_response": "tool", "function_response": "tool", "tool_result": "tool",
 }  # fmt: skip
 """Role names of other programs -> role in etpi."""
-CALL_ROLES = frozenset({"tool_call", "tool_calls", "function_call"})
+CALL_ROLES = ("tool_call", "tool_calls", "function_call")
 """Roles of messages that are only calls, as JSON (ms-swift, LLaMA-Factory)."""
 _FLAGS = ("weight", "train", "loss", "loss_mask", "loss_weight", "trainable")
 """Keys that say whether a message is trained: OpenAI, axolotl, ms-swift, verl, LLaMA-Factory, and others."""
@@ -61,6 +61,8 @@ _FINISH = frozenset({"finish_reason", "stop_reason", "response_metadata"})
 _REASONING_TEXTS = ("reasoning_content", "reasoning", "thinking")
 _REASONING_BLOCKS = ("thinking_blocks", "reasoning_details")
 _REASONING = frozenset((*_REASONING_TEXTS, *_REASONING_BLOCKS))
+_COMMON = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
+"""Keys of most messages."""
 _NAMES = (("id",), ("call_id",), ("name",), ("function", "name"))
 """Keys of a call with the name that its result repeats."""
 _DECODER = json.JSONDecoder(strict=False)
@@ -136,11 +138,11 @@ def chat_entries(messages: Iterable[Any], what: str) -> list[ChatEntry]:
     """
     entries: list[ChatEntry] = []
     messages = list(messages)
-    if any(isinstance(m, dict) and m.get("tool_calls", m) is None and m.get("role") == "user" for m in messages):
+    if [m for m in messages if isinstance(m, dict) and m.get("role") == "user" and m.get("tool_calls", m) is None]:
         messages = without_padding(messages)  # only tables give the user's messages a key for calls
     for index, raw in enumerate(messages):
         message = raw if isinstance(raw, dict) else as_mapping(raw, f"{what}[{index}]")
-        role = message.get("role", message.get("type"))  # LangChain calls it `type`
+        role = message["role"] if "role" in message else message.get("type")  # LangChain calls it `type`
         if role == "exit":  # mini-swe-agent's last entry records how the run ended; no model reads it
             continue
         content, name = message.get("content"), f"{what}[{index}]"
@@ -226,6 +228,10 @@ def _read_extra_keys(entry: ChatEntry, message: Mapping[str, Any], name: str) ->
         calls = [{"function": message["function_call"]}]  # OpenAI's older form of a call
     if calls is not None:
         entry.tool_calls = tool_calls(calls, name) or entry.tool_calls
+    if entry.role == "tool":
+        entry.answers = answered_call(message)
+    if message.keys() <= _COMMON:
+        return
     if not _REASONING.isdisjoint(message):
         entry.reasoning = reasoning_of(message, name) or entry.reasoning
     entry.at = to_utc(message.get("timestamp"))
@@ -234,8 +240,6 @@ def _read_extra_keys(entry: ChatEntry, message: Mapping[str, Any], name: str) ->
         entry.learn = is_trained(message, name)
         if not _FINISH.isdisjoint(message):
             entry.finish_reason = _finish_reason(message)
-    elif entry.role == "tool":
-        entry.answers = answered_call(message)
     extra = message.get("extra")
     if not isinstance(extra, dict):
         return
@@ -262,9 +266,11 @@ def reasoning_of(message: Mapping[str, Any], what: str) -> str | None:
 
 def answered_call(message: Mapping[str, Any]) -> str | None:
     """Return the id of the call that a result answers, or the tool's name."""
+    if named := text_field(message, "tool_call_id"):
+        return named
     ids = message.get("tool_call_ids")  # SWE-agent
     only = ids[0] if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], str) else None
-    return text_field(message, "tool_call_id") or only or text_field(message, "name")
+    return only or text_field(message, "name")
 
 
 def _finish_reason(message: Mapping[str, Any]) -> str | None:
@@ -397,6 +403,7 @@ def _turn(
     if not actions:
         actions, error = read_actions(entry.content, entry.tool_calls, options.message_commands, bare_calls)
     receives = any(name in action.command for name in options.receive_commands for action in actions)
+    codes = [entry.exit_code for entry in answer if entry.exit_code is not None]
     return Turn(
         turn=number,
         content=entry.content,
@@ -409,7 +416,7 @@ def _turn(
         actions=actions,
         parse_error=error,
         observation="\n".join([entry.content for entry in answer]) if answer else None,
-        exit_code=next((e.exit_code for e in reversed(answer) if e.exit_code is not None), None),
+        exit_code=codes[-1] if codes else None,
         inbox=[message for entry in answer for message in _inbox(entry, receives)],
         at=entry.at,
     )

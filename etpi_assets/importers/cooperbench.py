@@ -24,6 +24,7 @@ from etpi_assets.importers.source import (
     as_mapping,
     content_hash,
     field,
+    no_run,
     number_field,
     read_json,
     text_field,
@@ -70,11 +71,11 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read one run folder as a rollout.
 
     Raises:
-        Unreadable: `not_a_rollout`, `missing_trajectory`, `duplicate_agent`, `errored`, `empty`, `compacted`, or as the
+        Unreadable: as `no_run`, `missing_trajectory`, `duplicate_agent`, `errored`, `empty`, `compacted`, or as the
             readers of its files.
     """
     if unit.is_file():
-        raise Unreadable("not_a_rollout", f"{unit.name} stands in no run folder")
+        raise no_run(read_json(unit), f"{unit.name} stands in no run folder")
     result = as_mapping(read_json(unit / "result.json"), "result.json") if (unit / "result.json").exists() else {}
     files = {path: as_mapping(read_json(path), path.name) for path in _trajectories(unit)}
     verdict = as_mapping(read_json(unit / "eval.json"), "eval.json") if (unit / "eval.json").exists() else None

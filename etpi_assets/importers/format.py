@@ -13,13 +13,25 @@ from typing import Any
 
 from etpi_assets.importers import rows
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.source import Unreadable, bytes_of, content_hash, content_hash_of, without_padding
+from etpi_assets.importers.source import (
+    Unreadable,
+    bytes_of,
+    content_hash,
+    content_hash_of,
+    holds_conversation,
+    without_padding,
+)
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.inside import leads_inside
 
 ImportResult = RolloutRecord | RejectedInput
 Row = Mapping[str, Any]
+_BESIDE = frozenset(
+    ("config.json", "dataset_info.json", "dataset_infos.json", "info.json", "metadata.json", "metrics.json")
+    + ("preds.json", "results.json", "state.json", "summary.json")
+)
+"""Names of files that programs write beside rows."""
 FOLDERS, ROWS, PLAIN = 0, 1, 2
 """Ranks: files and folders of one program; documents and rows of a known form; rows that hold only messages."""
 
@@ -171,6 +183,8 @@ def row_format(
             try:
                 for value in values:
                     _check_row(value, where)
+                    if unit.name in _BESIDE and iter_rows is rows.iter_rows and not holds_conversation(value):
+                        raise Unreadable("not_a_rollout", f"{where} holds no messages, and the name is no run's")
                 # Only the hash covers the null padding of columnar storage.
                 plain = [without_padding(value) for value in values] if padded else values
                 rollout = record(plain[0] if group is None else plain, where, options)

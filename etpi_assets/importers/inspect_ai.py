@@ -21,6 +21,7 @@ from etpi_assets.importers.source import (
     as_mapping,
     check_ratio,
     field,
+    no_run,
     number_field,
     parse_json,
     read_errors,
@@ -57,7 +58,7 @@ def iter_samples(unit: Path) -> Iterator[tuple[int, Any]]:
         return
     log = as_mapping(read_json(unit), unit.name)
     if not _is_log(log):
-        raise Unreadable("not_a_rollout", f"{unit.name} is no log of Inspect")
+        raise no_run(log, f"{unit.name} is no log of Inspect")
     head = {key: value for key, value in log.items() if key not in ("samples", "reductions")}
     samples = as_list(log.get("samples") or [], f"{unit.name}.samples")
     if not samples:

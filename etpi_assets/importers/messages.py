@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -111,17 +111,27 @@ def _drop_padding(entries: Sequence[ChatEntry], tools: Sequence[Any] | None) -> 
 
     JSON that was written from a table has them; a null of an argument of the tool itself is a value.
     """
-    if not tools:
+    padded = [
+        function
+        for entry in entries
+        for call in entry.tool_calls or ()
+        if None in _arguments(function := call["function"] if isinstance(call.get("function"), dict) else call)
+    ]
+    if not tools or not padded:
         return
     declared = {text_field(tool.get("function", tool), "name"): parameters_of(tool) for tool in tools}
     names = {name for of_tool in declared.values() for name in of_tool or ()}
-    for call in (call for entry in entries for call in entry.tool_calls or ()):
-        function = call["function"] if isinstance(call.get("function"), dict) else call
-        arguments, parameters = function.get("arguments"), declared.get(text_field(function, "name"))
-        if parameters is not None and isinstance(arguments, dict) and None in arguments.values():
+    for function in padded:
+        if (parameters := declared.get(text_field(function, "name"))) is not None:
             function["arguments"] = {
-                k: v for k, v in arguments.items() if v is not None or k in parameters or k not in names
+                k: v for k, v in function["arguments"].items() if v is not None or k in parameters or k not in names
             }
+
+
+def _arguments(function: Mapping[str, Any]) -> Collection[Any]:
+    """Return the values of a call's arguments, if they are an object."""
+    arguments = function.get("arguments")
+    return arguments.values() if isinstance(arguments, dict) else ()
 
 
 FORMAT = row_format(

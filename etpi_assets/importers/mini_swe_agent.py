@@ -9,14 +9,16 @@ from etpi_assets.importers.conversation import Options, chat_entries, fill_agent
 from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format
 from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.run_info import exit_by_action, imported, repo_of
-from etpi_assets.importers.source import Unreadable, as_list, read_json, text_field
+from etpi_assets.importers.source import Unreadable, as_list, holds_conversation, read_json, text_field
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 
 _JSON = (".json", ".json.gz", ".json.zst")
+_RUN = ".traj.json"
+"""Part of the names of trajectories."""
 
 
 def claims(source: DetectionInput) -> bool:
-    return any(".traj.json" in file.name and file.name.endswith(_JSON) for file in source.files)
+    return any(_RUN in file.name and file.name.endswith(_JSON) for file in source.files)
 
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
@@ -26,11 +28,9 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
         Unreadable: `not_a_rollout`, `empty`, `unknown_form`, or as `read_json` and `chat_entries`.
     """
     data = read_json(unit)
+    if _RUN not in unit.name and isinstance(data, dict | list) and not holds_conversation(data):
+        raise Unreadable("not_a_rollout", f"{unit.name} is no trajectory: its name has no {_RUN}, and it no messages")
     if isinstance(data, Mapping) and "messages" not in data:
-        if data and all(isinstance(value, Mapping) and "model_patch" in value for value in data.values()):
-            raise Unreadable(
-                "not_a_rollout", f"{unit.name} holds the final patches of {len(data)} instance(s), no messages"
-            )
         raise Unreadable(
             "unknown_form", f"{unit.name} is an object with {', '.join(map(str, list(data)[:8])) or 'no keys'}"
         )
@@ -60,7 +60,7 @@ FORMAT = run_format(
     FormatDoc(
         title="mini-swe-agent trajectories: a bare list of messages, and `{info, messages, trajectory_format}` "
         "(1.0, 1.1)",
-        files="`*.traj.json`, also with `.gz` or `.zst`; other JSON files in the same folders are quarantined by name",
+        files="`*.traj.json`, also with `.gz` or `.zst`; other JSON files in the same folders are quarantined",
         keeps="messages, calls, reasoning, token ids if captured, return codes, times, the submitted patch, exit "
         "status, the model's name",
         loses="costs, the configuration, the raw provider responses",

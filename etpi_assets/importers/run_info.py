@@ -57,6 +57,9 @@ _EXITS = {
 }  # fmt: skip
 
 
+_KNOWN = frozenset((*_TASK, *_TEACHER, *_REWARD, *_PATCH, *_TOOLS, *_EXIT, "repo", "repo_name"))
+
+
 @dataclass(frozen=True)
 class RunInfo:
     """Facts of a run besides its messages; None for a fact that the row does not have.
@@ -80,10 +83,11 @@ def run_info(row: Mapping[str, Any], options: Options) -> RunInfo:
     Raises:
         Unreadable: `unknown_form` if a column of tool schemas holds something else, `bad_reward` if a reward does.
     """
-    places = [row, *(inner for key in ("metadata", "info") if (inner := _object(row.get(key))))]
+    inner = [_object(row.get(key)) for key in ("metadata", "info") if key in row]
+    places = [{name: place[name] for name in place if name in _KNOWN} for place in (row, *inner) if place]
 
     def first(names: Sequence[str]) -> str | None:
-        held = ((place, name) for place in places for name in names if name in place)
+        held = [(place, name) for place in places for name in names if name in place]
         return next((text for place, name in held if (text := text_field(place, name))), None)
 
     def rewards() -> Iterator[float | None]:

@@ -14,10 +14,9 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import orjson
 
@@ -220,19 +219,25 @@ def to_utc(value: Any) -> datetime | None:
         return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
     if isinstance(value, str):
         text = value.strip()
+        if text[4:5] == "-" and (moment := _iso_time(text)) is not None:
+            return moment
         try:
             value = float(text)
         except ValueError:
-            try:
-                moment = datetime.fromisoformat(text)
-                return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
-            except (ValueError, OverflowError):
-                return None
+            return _iso_time(text)
     if not isinstance(value, int | float):
         return None
     try:
         return datetime.fromtimestamp(value / 1000 if abs(value) >= _MILLISECONDS_FROM else value, UTC)
     except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _iso_time(text: str) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(text)
+        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
         return None
 
 
@@ -262,9 +267,9 @@ def field(value: Any, *keys: str) -> Any:
 def text_field(value: Any, *keys: str) -> str | None:
     """Return `field` if it is a non-empty string or an integer, as text; None otherwise."""
     item = field(value, *keys)
-    if isinstance(item, int) and not isinstance(item, bool):
-        return str(item)
-    return item if isinstance(item, str) and item else None
+    if isinstance(item, str):
+        return item or None
+    return str(item) if isinstance(item, int) and not isinstance(item, bool) else None
 
 
 def int32_field(value: Any, *keys: str) -> int | None:
@@ -290,8 +295,7 @@ def content_text(content: Any, what: str) -> str:
     return content_parts(content, what).text
 
 
-@dataclass(frozen=True)
-class ContentParts:
+class ContentParts(NamedTuple):
     """A message's content: its text, and the calls, results and reasoning that some APIs put into it.
 
     Attributes:
@@ -304,6 +308,7 @@ class ContentParts:
     results: tuple[tuple[str | None, str], ...] = ()
 
 
+_TEXTS = ("text", "input_text", "output_text")
 _TEXT_KEYS = ("text", "value", "content")
 _THOUGHTS = ("thinking", "reasoning", "thought", "reasoning.text")
 
@@ -327,6 +332,9 @@ def content_parts(content: Any, what: str) -> ContentParts:
     for part in as_list(content, f"{what}.content"):
         if isinstance(part, str):
             texts.append(part)
+            continue
+        if field(part, "type") in _TEXTS and isinstance(part.get("text"), str):
+            texts.append(part["text"])
             continue
         block = {key: value for key, value in as_mapping(part, f"{what}.content[]").items() if value is not None}
         kind = text_field(block, "type") or ("text" if "text" in block else "")
@@ -392,7 +400,8 @@ def _call(value: Any, what: str) -> dict[str, Any]:
 
 def _with_arguments(function: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Return the function of a call with its arguments under `arguments` or `input`, {} where they are empty."""
-    key = next((key for key in _ARGUMENTS if function.get(key) is not None), None)
+    key = "arguments" if function.get("arguments") is not None else None
+    key = key or next((key for key in _ARGUMENTS if function.get(key) is not None), None)
     if key is None and (unknown := {k for k, v in function.items() if v is not None} - _CALL_KEYS - {*_ARGUMENTS}):
         raise Unreadable(
             "unknown_form",
@@ -415,6 +424,25 @@ def _decoded(arguments: Any) -> Any:
     return arguments
 
 
+_CONVERSATIONS = frozenset(
+    ("role", "from", "speaker", "messages", "conversation", "conversations", "history", "trajectory", "steps", "turns")
+    + ("events", "nodes", "traces", "samples", "simulations", "prompt", "completion", "input_ids")
+)
+"""Keys of a message, or of what holds messages."""
+
+
+def holds_conversation(value: Any) -> bool:
+    """Return whether a message, or a key that formats have for messages, is anywhere in a value: it may be a run."""
+    if isinstance(value, dict):
+        return not _CONVERSATIONS.isdisjoint(value) or any(map(holds_conversation, value.values()))
+    return isinstance(value, list) and any(map(holds_conversation, value))
+
+
+def no_run(value: Any, what: str) -> Unreadable:
+    """Return the refusal of a file that is no run (`not_a_rollout`: not lost) or may be one (`unknown_form`)."""
+    return Unreadable("unknown_form" if holds_conversation(value) else "not_a_rollout", what)
+
+
 def without_padding(value: Any) -> Any:
     """Remove the null keys that columnar storage adds to structs, in lists of structs too."""
     if type(value) is dict:  # leaves are not visited, and lists only if they hold structs
@@ -434,9 +462,30 @@ def tool_schemas_of(value: Any, what: str) -> list[dict[str, Any]] | None:
     `"default": null` is kept. JSON that was written from a table has null for the properties of the other tools, which
     is no schema; then all its nulls are padding.
 
+    Runs of one program offer the same tools, so equal columns give the same list.
+
     Raises:
         Unreadable: `unknown_form` for text that is not JSON, and for anything but a list of schemas.
     """
+    if not value:
+        return None
+    try:
+        key = value if isinstance(value, str) else orjson.dumps(value)
+    except TypeError:  # integers beyond 64 bits
+        return _tool_schemas(value, what)
+    if key not in _schemas_of:
+        if len(_schemas_of) >= _MOST_SCHEMAS:
+            _schemas_of.clear()
+        _schemas_of[key] = _tool_schemas(value, what)
+    return _schemas_of[key]
+
+
+_MOST_SCHEMAS = 64
+_schemas_of: dict[str | bytes, list[dict[str, Any]] | None] = {}
+"""Columns of tool schemas that were parsed last."""
+
+
+def _tool_schemas(value: Any, what: str) -> list[dict[str, Any]] | None:
     if isinstance(value, str) and value.strip():
         value = _json_text(value, what)
     if not value:

@@ -19,6 +19,7 @@ from etpi_assets.importers.source import (
     as_mapping,
     field,
     int32_field,
+    no_run,
     number_field,
     read_json,
     text_field,
@@ -63,7 +64,7 @@ def iter_simulations(unit: Path) -> Iterator[tuple[int, Any]]:
         yield 0, {"info": {}, "simulation": document}
         return
     if not claims(document):
-        raise Unreadable("not_a_rollout", f"{unit.name} is no result of tau2-bench")
+        raise no_run(document, f"{unit.name} is no result of tau2-bench")
     simulations: list[Any] = as_list(document.get(_FOLDER) or [], f"{unit.name}.{_FOLDER}")
     files = sorted((unit.parent / _FOLDER).glob("*.json")) if not simulations else []
     if not simulations and not files:

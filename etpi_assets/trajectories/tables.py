@@ -11,7 +11,9 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from itertools import chain
+from json.encoder import encode_basestring
 from operator import attrgetter
 from typing import Any
 
@@ -32,10 +34,8 @@ TableRows = dict[str, list[tuple[Any, ...]]]
 
 TABLES = ("rollouts", "agents", "turns", "messages")
 _TURN_FIELDS = tuple(f.name for f in fields(Turn) if f.name not in ("prompt_ids", "actions", "inbox"))
-_ACTION_FIELDS = tuple(f.name for f in fields(Action))
 _MESSAGE_FIELDS = tuple(f.name for f in fields(Message))
 _COLUMNS = {name: SCHEMAS[name].schema.names for name in TABLES}
-_action_values = attrgetter(*_ACTION_FIELDS)
 _text = attrgetter("finish_reason", "content", "reasoning", "think_tokens", "post_think_tokens")
 _AGENT_FIELDS = ("agent_id", "feature_id", "role", "exit_status", "patch")
 
@@ -189,7 +189,7 @@ def _array(ids: Sequence[int] | np.ndarray) -> np.ndarray:
 
 _encode = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
 _encode_ordered = json.JSONEncoder(ensure_ascii=False).encode
-"""Created once: creating an encoder costs as much as encoding an action."""
+"""Created once: creating an encoder costs as much as encoding a call."""
 
 
 def _dumps(value: Any) -> str | None:
@@ -210,12 +210,23 @@ def _rollout_row(record: RolloutRecord) -> tuple[Any, ...]:
     computed = {
         "sampler": _dumps(record.sampler),
         "outcome": _dumps(record.outcome),
-        "tools": _ordered(record.tools),
+        "tools": None if record.tools is None else _tools(record.tools),
         "exit_status": worst_exit(agent.exit_status for agent in record.agents),
         "agents": len(record.agents),
         "final_files": _dumps(patches),
     }
     return tuple(computed[name] if name in computed else getattr(record, name) for name in _COLUMNS["rollouts"])
+
+
+def _tools(tools: list[Any]) -> str | None:
+    """Encode tool schemas; the rollouts of an import mostly share one list of them."""
+    if _last_tools[0] is not tools:
+        _last_tools[:] = tools, _ordered(tools)
+    return _last_tools[1]
+
+
+_last_tools: list[Any] = [None, None]
+"""The list that was encoded last, and its text."""
 
 
 def _agent_values(agent: AgentRecord) -> tuple[Any, ...]:
@@ -241,12 +252,25 @@ def _turn_rows(key: tuple[str, str], agent: AgentRecord, decode: Decode | None) 
             if turn.output_ids is not None:
                 whole[turn.turn] = np.concatenate([prompt, _array(turn.output_ids)])
         last = turn.turn
-        actions = [dict(zip(_ACTION_FIELDS, _action_values(action), strict=True)) for action in turn.actions]
+        actions = f"[{', '.join(map(_action, turn.actions))}]"
         ids = (prefix, suffix, turn.output_ids, turn.logprobs, turn.capture, drift_at, drift, prompt_tokens)
         output_tokens = None if turn.output_ids is None else len(turn.output_ids)
         inbox = _encode(turn.inbox) if turn.inbox else "[]"
         answered = (turn.parse_error, turn.observation, turn.exit_code, inbox, turn.at)
-        yield (*key, turn.turn, *ids, output_tokens, *_text(turn), _encode(actions), *answered)
+        yield (*key, turn.turn, *ids, output_tokens, *_text(turn), actions, *answered)
+
+
+def _action(action: Action) -> str:
+    """Encode an action as JSON, its fields in the order of their names."""
+    rest = _rest(action.form, action.kind, action.message, action.pure, action.to, action.wait)
+    return f'{{"command": {encode_basestring(action.command)}, {rest}'
+
+
+@lru_cache(maxsize=256)
+def _rest(form: str, kind: str, message: str | None, pure: bool, to: str | None, wait: bool) -> str:
+    """Encode the fields after the command; most actions have the same."""
+    fields = {"form": form, "kind": kind, "message": message, "pure": pure, "to": to, "wait": wait}
+    return _encode(fields).removeprefix("{")
 
 
 def _prefix_turn(prompt: np.ndarray, whole: dict[int, np.ndarray]) -> int | None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etpi_assets.agent.actions import read_actions
 from etpi_resources.chat.tool_forms import FORMS, Call, message_calls, parse_structured
 from etpi_resources.chat.tool_forms.template import Apply, TemplateForm, UnknownToolForm
 
@@ -34,6 +35,29 @@ TAGS = ["{", "}", '"name"', "\n", ":", "a", "[ARGS]", "</tool_call>", "<paramete
 PIECES = st.lists(st.sampled_from([*MARKERS, *TAGS]), max_size=9).map("".join)
 JSON_FORMS = [name for name, form in FORMS.items() if form.typed and name != "markdown"]
 TEXT_FORMS = [name for name, form in FORMS.items() if not form.typed]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        (' {"a": "é", "n": 1, "b": true, "c": null} ', {"a": "é", "n": 1, "b": True, "c": None}),
+        ('{"n": 123456789012345678901234567890}', {"n": 123456789012345678901234567890}),
+        ('{"n": [123456789012345678901234567890], "x": 0.5}', {"n": [123456789012345678901234567890], "x": 0.5}),
+        ('{"a": "one\ntwo"}', {"a": "one\ntwo"}),
+        ('{"a": "\\ud800"}', {"a": "\ud800"}),
+        ('{"a": 1} and more', {"a": 1}),
+        ("null", {}),
+        ("", {}),
+    ],
+)
+def test_structured_arguments_are_read_as_the_standard_parser_reads_them(text, arguments):
+    assert parse_structured({"function": {"name": "f", "arguments": text}}) == Call("f", arguments)
+    assert read_actions("", [{"function": {"name": "f", "arguments": text}}])[0][0].command.startswith("f {")
+
+
+@pytest.mark.parametrize("call", [{"name": "f"}, {"function": {"name": "f"}}, {"name": 1, "arguments": {}}, "f", None])
+def test_structured_call_without_name_or_arguments_is_no_action(call):
+    assert read_actions("", [call])[0] == []
 
 
 def template(name: str) -> Apply:

@@ -393,6 +393,11 @@ def test_empty_think_block_of_serving_alone_fails():
     assert not gates.generation_prompt(TRAINING, [], CHAT).applicable
 
 
+def test_file_beside_runs_is_not_lost():
+    rows = [{"source": name, "reason": reason} for name, reason in [("a", "not_a_rollout"), ("b", "unknown_form")]]
+    assert gates.lost_runs(from_rows("quarantined", rows))["source"].to_pylist() == ["b"]
+
+
 def test_skip_rate_names_lost_inputs():
     passes(gates.skip_rate(24, {"a/b": "quarantined: empty"}, GATES), "a/b (quarantined: empty)", found=24, lost=1)
     lost = {f"task{i}": "infrastructure: Error" for i in range(12)}

@@ -353,14 +353,18 @@ def test_files_beside_trajectories_are_accounted_for(tmp_path: Path) -> None:
     write(tmp_path / "preds.json", {"pier__moor-12": {"model_patch": "diff", "instance_id": "pier__moor-12"}})
     write(tmp_path / "numbers.json", [1, 2])
     write(tmp_path / "settings.json", {"x": 1})
+    write(tmp_path / "cut.traj.json", {"info": {}})
+    write(tmp_path / "renamed.json", {"messages": 3})
     matches = list(import_runs("auto", tmp_path))
-    assert len(matches) == len(find_units("auto", tmp_path)) == 5
+    assert len(matches) == len(find_units("auto", tmp_path)) == 7
     reasons = {item.source: item.reason for item in matches if isinstance(item, RejectedInput)}
     assert reasons == {
+        "cut.traj.json": "unknown_form",
         "empty.traj.json": "empty",
-        "numbers.json": "unknown_form",
+        "numbers.json": "not_a_rollout",
         "preds.json": "not_a_rollout",
-        "settings.json": "unknown_form",
+        "renamed.json": "unknown_form",
+        "settings.json": "not_a_rollout",
     }
 
 
@@ -519,8 +523,9 @@ def test_ids_depend_only_on_path_and_content(tmp_path: Path) -> None:
 def test_stray_files_among_runs_are_refused_by_name(tmp_path: Path) -> None:
     pair_run(tmp_path)
     write(tmp_path / "run_a/summary.json", {"runs": 1})
+    write(tmp_path / "run_a/agent1.json", {"messages": native_messages()})
     matches = list(import_runs("auto", tmp_path))
-    assert [getattr(item, "reason", "taken") for item in matches] == ["taken", "not_a_rollout"]
+    assert [getattr(item, "reason", "taken") for item in matches] == ["unknown_form", "taken", "not_a_rollout"]
 
 
 FILES = {

@@ -333,9 +333,11 @@ def test_inspect_reads_every_kind_of_log(tmp_path, kind):
     assert rollout.sampler == {"temperature": 0.5, "usage": {"m": {"output_tokens": 7}}}
 
 
-def test_document_whose_eval_is_a_number_is_no_log(tmp_path):
-    (item,) = read(write(tmp_path, "log.json", [{**inspect_log(), "eval": 1}]), "inspect")
-    assert isinstance(item, RejectedInput) and item.reason == "not_a_rollout"
+@pytest.mark.parametrize(("eval", "reason"), [(1, "unknown_form"), ({}, "not_a_rollout")])
+def test_document_that_is_no_log_is_lost_only_if_it_may_be_a_run(tmp_path, eval, reason):
+    log = inspect_log(inspect_sample()) if eval else {"status": "success", "eval": eval}
+    (item,) = read(write(tmp_path, "log.json", [{**log, "eval": eval}]), "inspect")
+    assert isinstance(item, RejectedInput) and item.reason == reason
 
 
 def test_archives_that_are_damaged_or_made_to_exhaust_memory_are_refused(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -31,6 +32,30 @@ from tests.support.rollouts import prompts_of
 IDS = st.lists(st.integers(0, 9), max_size=6)
 TEXT = st.text(st.characters(blacklist_categories=("Cs",)), max_size=8)
 TIMES = st.none() | st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1)).map(lambda t: t.replace(tzinfo=UTC))
+
+
+def test_actions_and_tools_are_stored_as_json():
+    actions = [
+        Action("bash", 'echo "é\n\x01"\\', form="fenced"),
+        Action("send_message", "send b 'x'", to="b", message='"hm" é', form="xml", pure=False, wait=True),
+    ]
+    tools = [{"name": "é", "b": None, "a": [1, 2.5, True]}]
+    records = [
+        RolloutRecord(name, "set", None, None, None, [AgentRecord("a", "", "solo", "x", [turn])], tools=offered)
+        for name, turn, offered in [
+            ("1", Turn(0, "x", actions=actions), tools),
+            ("2", Turn(0, "x"), tools),
+            ("3", Turn(0, "x"), []),
+        ]
+    ]
+    tables = to_tables(records)
+    assert tables["turns"]["actions"].to_pylist() == [
+        json.dumps([vars(action) for action in actions], ensure_ascii=False, sort_keys=True),
+        "[]",
+        "[]",
+    ]
+    text = json.dumps(tools, ensure_ascii=False)
+    assert tables["rollouts"]["tools"].to_pylist() == [text, text, "[]"]
 
 
 def prompts_reconstruct(digests, tables):
