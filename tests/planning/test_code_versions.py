@@ -184,7 +184,12 @@ def _counts(edit: Edit, asset: str, chosen: Selection, code: Codebase) -> bool:
     if source is None:
         return bool(names)
     line = (code.root / edit.file).read_text("utf-8").partition(edit.old)[0].count("\n") + 1
-    known = [code.definition(f"{module}:{name}") for name in names if name.partition(".")[0] in source.definitions]
+    split = [(name, *name.partition(".")[::2]) for name in names]  # a name of a row may be of a method that is gone
+    known = [
+        code.definition(f"{module}:{name}")
+        for name, head, method in split
+        if head in source.definitions and (not method or method in source.definitions[head].methods)
+    ]
     parts = [part for definition in known for part in (definition.shell or definition).parts]
     return any(part.lineno <= line <= (part.end_lineno or 0) for part in parts if isinstance(part, ast.stmt))
 
