@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 
-from etpi_assets.specs.load import Specs, installed_folders
+from etpi_assets.specs.load import SpecError, Specs, installed_folders
 
 SHIPPED_VARIABLE = "ETPI_SHIPPED"
 DEMO_EXPERIMENTS = ("plan_first_tiny", "plan_first_tiny_weak")
@@ -21,8 +21,14 @@ def shown_specs(specs: Specs, with_data: Callable[[str], Collection[str]]) -> Sp
 
     Args:
         with_data: set -> the names of its partitions that have data.
+
+    Raises:
+        SpecError: the variable has another value than "demo" or "all".
     """
-    if os.environ.get(SHIPPED_VARIABLE) != "demo":
+    choice = os.environ.get(SHIPPED_VARIABLE) or "all"
+    if choice not in ("demo", "all"):
+        raise SpecError(f"{SHIPPED_VARIABLE}={choice!r}: write demo (the demo's shipped specs) or all")
+    if choice == "all":
         return specs
     shown = {("experiment", name) for name in DEMO_EXPERIMENTS}
     installed = installed_folders()

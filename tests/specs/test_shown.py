@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.shown import DEMO_EXPERIMENTS, shown_specs
 from tests.support.graph import write_spec
@@ -38,3 +39,9 @@ def test_all_are_shown_where_all_or_nothing_is_asked_for(monkeypatch, value):
     monkeypatch.setenv("ETPI_SHIPPED", value)
     specs = load_specs()
     assert shown_specs(specs, _nothing) is specs
+
+
+def test_another_value_names_the_two(monkeypatch):
+    monkeypatch.setenv("ETPI_SHIPPED", "none")
+    with pytest.raises(SpecError, match="write demo .* or all"):
+        shown_specs(load_specs(), _nothing)
