@@ -117,7 +117,7 @@ def test_catalog_cannot_be_written_and_errors_are_one_message(asked, capsys):
     code, _, err = _run(capsys, "-c", "CREATE TABLE mine (x INTEGER)")
     assert code == 1 and "read-only" in err and err.startswith("etpi: -c: ")
     code, _, err = _run(capsys, "pass_at")
-    assert code == 1 and "the nearest: pass_at_k" in err
+    assert code == 1 and "Did you mean 'pass_at_k'" in err
     code, _, err = _run(capsys, "pass_at_k", "set=x")
     assert code == 1 and "it reads rollout_set, experiment" in err
     with pytest.raises(QueryError, match="name=value"):

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from etpi_assets.specs.load import load_shipped
 from etpi_resources.lake.lake import Lake, Ref
 from tests.support.graph import write_spec
 from tests.support.small_specs import write_small_specs
@@ -57,3 +60,14 @@ def test_an_experiment_is_rolled_out_trained_evaluated_and_reported_once(tmp_pat
     before = {ref: lake.require(ref).version for ref in lake.refs()}
     assert run(folder, "run", "trained").returncode == 0
     assert {ref: lake.require(ref).version for ref in lake.refs()} == before
+
+
+@pytest.mark.long
+def test_data_of_each_shipped_demo_pass_the_checks_before_its_training(tmp_path: Path) -> None:
+    specs = load_shipped()
+    demos = [path.stem for path in (ROOT / "etpi_assets/specs/experiments/demo").glob("*.toml")]
+    names = [name for name in demos if specs.get("experiment", name).train.method != "none"]
+    assert {"plan_first_tiny", "plan_first_smol_lora", "running_sum_tiny"} <= set(names)
+    (tmp_path / "specs/experiments").mkdir(parents=True)
+    done = run(tmp_path, "run", "--data-only", *names)
+    assert done.returncode == 0, done.stderr

@@ -47,7 +47,7 @@ TEMPLATED = (
 RETOKENISED = tuple(f"tito_retokenised_v{n}" for n in (1, 2, 3, 4))
 NATIVE = tuple(f"tito_native_{n}" for n in ("v1", "v2", "v3", "v4b", "v4c"))
 TABLE_OF = {
-    "eval_rollouts": "rollouts", "eval_turns": "turns", "eval_scores": "scores",
+    "eval_rollouts": "rollouts", "eval_agents": "agents", "eval_turns": "turns", "eval_scores": "scores",
     "eval_agent_scores": "agent_scores", "rl_log": "training_log",
 }  # fmt: skip
 PATH = ScoringSection().path_pattern

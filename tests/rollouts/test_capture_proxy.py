@@ -555,7 +555,7 @@ def test_side_requests_invented_messages_and_helpers_are_not_trained(world):
     assert not any("ready" in turn.content for turn in main.turns)
     record = RolloutRecord("r", "set", None, None, None, [main])
     kept = [m.content for m in main.messages if m.kind in ("prompt", "action", "observation")]
-    captured = ExportSource._messages(SimpleNamespace(_default=lambda *_: None), record, main)  # type: ignore[arg-type]
+    captured = ExportSource._messages(SimpleNamespace(_default_prompts={"": lambda *_: None}), record, main)  # type: ignore[arg-type]
     shown = [part.text.rstrip("\n") for part in preview.parts(record, Student(), native=True, strips_think=False)]
     assert [m["content"] for m in captured] == kept and "Fix a sum" not in shown and "I am ready." in shown
     assert "Fix a sum" not in json.dumps(atif.document(record)) and "I am ready." in json.dumps(atif.document(record))

@@ -21,14 +21,17 @@ def _clock(monkeypatch):
 def test_progress_shows_stage_share_rate_and_time_left(monkeypatch):
     now = _clock(monkeypatch)
     counted = Progress("raw_rollouts of few", "rolled out", 100, print)
-    now[0] += 19
-    counted.advance(40)
-    now[0] += 1
-    assert counted.line() == "raw_rollouts of few: rolled out 40/100 (40%), 2.0/s, 0:20 so far, 0:30 left"
+    now[0] += 60  # the first units wait for workers to start
+    counted.advance(4)
+    assert counted.line() == "raw_rollouts of few: rolled out 4/100 (4%), 1:00 so far"
+    now[0] += 18
+    counted.advance(36)
+    assert counted.line() == "raw_rollouts of few: rolled out 40/100 (40%), 2.0/s, 1:18 so far, 0:30 left"
     slow = Progress("x", "y", 10, print)
+    slow.advance(1)
     now[0] += 60
-    slow.done = 2
-    assert "30.0 s each, 1:00 so far, 4:00 left (loss 0.5)" in slow.line("loss 0.5")
+    slow.advance(2)
+    assert "30.0 s each, 1:00 so far, 3:30 left (loss 0.5)" in slow.line("loss 0.5")
 
 
 @pytest.mark.parametrize(
