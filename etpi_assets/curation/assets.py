@@ -281,7 +281,7 @@ def _dataset_checks(
     heldout_repos = {*heldout["repo"].to_pylist()} - shared | {*spec.dataset.heldout_repos}
     heldout_tasks = set(heldout["task_id"].to_pylist())
     training, evaluation = _training_prompts(tito_pairs, figures["first_turns"]), _evaluation_prompts(run, tasks)
-    quarantined = gates.lost_runs(raw_rollouts.read("quarantined", columns=["source", "reason"]))
+    quarantined = gates.lost_runs(raw_rollouts.read("quarantined", columns=["source", "row", "reason"]))
     inputs = len(rollouts) + len(quarantined)
     lost_inputs = _lost_inputs(quarantined, rollouts, scores, selected, figures["used"])
     lost_turns = merged([gates.lost_figures(tito_pairs.stored("dropped")), figures["lost"]])
@@ -340,25 +340,25 @@ def _with_entities(run: AssetRun, tasks: pa.Table) -> pa.Table:
 
 def _lost_inputs(
     quarantined: pa.Table, rollouts: pa.Table, scores: pa.Table, selected: pa.Table, used: Sequence[str]
-) -> dict[str, str]:
-    """Return name -> reason of every input that neither trains nor was dropped by selection.
+) -> list[tuple[str, str]]:
+    """Return (name, reason) of every input that neither trains nor was dropped by selection.
 
     Args:
         used: the rollouts with rows, or with turns that are held out.
     """
-    lost = {row["source"]: f"quarantined: {row['reason']}" for row in quarantined.to_pylist()}
+    inputs = [
+        (row["source"] if row["row"] is None else f"{row['source']}#{row['row']}", f"quarantined: {row['reason']}")
+        for row in quarantined.to_pylist()
+    ]
     names = {
         row["rollout_id"]: row["source"] or f"{row['task_id']} ({row['rollout_id'][:8]})"
         for row in rollouts.to_pylist()
     }
+    lost = dict.fromkeys(set(selected["rollout_id"].to_pylist()).difference(used), "no turn is left")
     for row in scores.to_pylist():
         if row["infrastructure_error"]:
-            lost[names[row["rollout_id"]]] = f"infrastructure: {row['exit_status']}"
-    used_ids = set(used)
-    for rollout_id in selected["rollout_id"].to_pylist():
-        if rollout_id not in used_ids:
-            lost[names[rollout_id]] = "no turn is left"
-    return lost
+            lost[row["rollout_id"]] = f"infrastructure: {row['exit_status']}"
+    return inputs + sorted((names[rollout_id], reason) for rollout_id, reason in lost.items())
 
 
 # --- common ----------------------------------------------------------------------------------------------------------

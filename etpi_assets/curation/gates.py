@@ -314,17 +314,17 @@ def lost_runs(quarantined: pa.Table) -> pa.Table:
     return quarantined.filter(pc.field("reason") != "not_a_rollout")
 
 
-def skip_rate(inputs: int, lost: Mapping[str, str], section: GatesSection) -> CheckOutcome:
+def skip_rate(inputs: int, lost: Sequence[tuple[str, str]], section: GatesSection) -> CheckOutcome:
     """Compare the share of inputs that neither train nor were dropped by selection with its bound; name the inputs.
 
     Args:
         inputs: the number of rollouts and quarantined inputs.
-        lost: name -> reason of each such input.
+        lost: (name, reason) of each such input.
     """
     share = len(lost) / inputs if inputs else 1.0
-    reasons = Counter(reason.partition(":")[0] for reason in lost.values())
+    reasons = Counter(reason.partition(":")[0] for _, reason in lost)
     bound = section.skip_rate
-    first = ", ".join(f"{name} ({reason})" for name, reason in list(lost.items())[:10])
+    first = ", ".join(f"{name} ({reason})" for name, reason in lost[:10])
     message = f"{len(lost)} of {inputs} inputs lost ({share:.2f}, bound {bound:.2f})"
     message += f": {first}{', ...' if len(lost) > 10 else ''}." if lost else "."
     if share > bound:

@@ -179,6 +179,23 @@ def test_imported_ids_of_another_vocabulary_raise_if_the_spec_names_it(curation)
         curation.failures("recorded_native")
 
 
+def test_each_unreadable_row_of_a_file_is_a_lost_input(curation):
+    good = [
+        [{"role": "user", "content": f"Moor {n}?"}, {"role": "assistant", "content": f"Moored {n}."}] for n in range(2)
+    ]
+    bad = [[{"role": "user", "content": "Moor?"}, {"role": "harbour", "content": "Moored."}]] * 2
+    path = write_lines(curation.folder / "half.jsonl", [{"messages": said} for said in good + bad])
+    curation.write("rollout_sets", "half", f'title = "Half"\nkind = "imported"\nformat = "messages"\npath = "{path}"\n')
+    curation.make_set("half")
+    curation.write(
+        "experiments",
+        "half",
+        'title = "e"\nrollout_sets = ["half"]\nselect.min_reward = "none"\nselect.require = []\n'
+        '[base]\nkind = "none"\ntokenizer = "qwen3"\nchat_template = "qwen3"\n[pairs]\ncapture = "retokenised"\n',
+    )
+    assert "2 of 4 inputs lost" in curation.failures("half")["skip_rate"]
+
+
 TOOLS = 'tools = ["bash", "send_message"]\n'
 
 

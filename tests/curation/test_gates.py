@@ -399,10 +399,10 @@ def test_file_beside_runs_is_not_lost():
 
 
 def test_skip_rate_names_lost_inputs():
-    passes(gates.skip_rate(24, {"a/b": "quarantined: empty"}, GATES), "a/b (quarantined: empty)", found=24, lost=1)
-    lost = {f"task{i}": "infrastructure: Error" for i in range(12)}
+    passes(gates.skip_rate(24, [("a/b", "quarantined: empty")], GATES), "a/b (quarantined: empty)", found=24, lost=1)
+    lost = [(f"task{i}", "infrastructure: Error") for i in range(12)]
     fails(gates.skip_rate(24, lost, GATES), "task9 (infrastructure: Error), ...", found=24, lost=12, infrastructure=12)
-    fails(gates.skip_rate(0, {}, GATES), found=0)
+    fails(gates.skip_rate(0, [], GATES), found=0)
 
 
 # --- overriding ------------------------------------------------------------------------------------------------------
