@@ -433,9 +433,16 @@ _CONVERSATIONS = frozenset(
 
 def holds_conversation(value: Any) -> bool:
     """Return whether a message, or a key that formats have for messages, is anywhere in a value: it may be a run."""
-    if isinstance(value, dict):
-        return not _CONVERSATIONS.isdisjoint(value) or any(map(holds_conversation, value.values()))
-    return isinstance(value, list) and any(map(holds_conversation, value))
+    inside = [value]  # a list, because foreign JSON may be nested as deep as Python can call
+    while inside:
+        inner = inside.pop()
+        if isinstance(inner, dict):
+            if not _CONVERSATIONS.isdisjoint(inner):
+                return True
+            inside += inner.values()
+        elif isinstance(inner, list):
+            inside += inner
+    return False
 
 
 def no_run(value: Any, what: str) -> Unreadable:

@@ -355,12 +355,14 @@ def test_files_beside_trajectories_are_accounted_for(tmp_path: Path) -> None:
     write(tmp_path / "settings.json", {"x": 1})
     write(tmp_path / "cut.traj.json", {"info": {}})
     write(tmp_path / "renamed.json", {"messages": 3})
+    (tmp_path / "nested.json").write_text("[" * 900 + "]" * 900)
     matches = list(import_runs("auto", tmp_path))
-    assert len(matches) == len(find_units("auto", tmp_path)) == 7
+    assert len(matches) == len(find_units("auto", tmp_path)) == 8
     reasons = {item.source: item.reason for item in matches if isinstance(item, RejectedInput)}
     assert reasons == {
         "cut.traj.json": "unknown_form",
         "empty.traj.json": "empty",
+        "nested.json": "not_a_rollout",
         "numbers.json": "not_a_rollout",
         "preds.json": "not_a_rollout",
         "renamed.json": "unknown_form",
