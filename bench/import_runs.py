@@ -97,18 +97,18 @@ def trace_row(number: int) -> Message:
 
 def items(messages: Sequence[Message]) -> list[Message]:
     """Return messages as items of the Responses API."""
-    found: list[Message] = []
+    sent: list[Message] = []
     for message in messages:
         if message["role"] == "tool":
             output = {"call_id": message["tool_call_id"], "output": message["content"]}
-            found.append({"type": "function_call_output", **output})
+            sent.append({"type": "function_call_output", **output})
             continue
         kind = "output_text" if message["role"] == "assistant" else "input_text"
         content = [{"type": kind, "text": message["content"]}]
-        found.append({"type": "message", "role": message["role"], "content": content})
+        sent.append({"type": "message", "role": message["role"], "content": content})
         for call in message.get("tool_calls", ()):
-            found.append({"type": "function_call", "call_id": call["id"], **call["function"]})
-    return found
+            sent.append({"type": "function_call", "call_id": call["id"], **call["function"]})
+    return sent
 
 
 def gym_row(number: int) -> Message:
@@ -199,9 +199,11 @@ def batch_files(folder: Path, runs: int) -> None:
     """Write requests of chat completions, and their answers beside them."""
     messages = [talk(number) for number in range(runs)]
     url = {"method": "POST", "url": "/v1/chat/completions"}
-    asked = [{"custom_id": f"r{i}", **url, "body": {"model": "m", "messages": m[:-1]}} for i, m in enumerate(messages)]
+    requests = [
+        {"custom_id": f"r{i}", **url, "body": {"model": "m", "messages": m[:-1]}} for i, m in enumerate(messages)
+    ]
     answers = ({"model": "m", "choices": [{"message": m[-1], "finish_reason": "stop"}]} for m in messages)
-    write_lines(folder / "in.jsonl", asked)
+    write_lines(folder / "in.jsonl", requests)
     write_lines(folder / "out.jsonl", [{"custom_id": f"r{i}", "response": {"body": b}} for i, b in enumerate(answers)])
 
 
@@ -291,7 +293,7 @@ ITEM_CALLS = "if({0}.type = 'function_call', to_json({{'name': {0}.name, 'argume
 
 @dataclass(frozen=True)
 class Case:
-    """How the runs of a format are written, and the SQL for (rid, idx, role, content, calls) of their messages."""
+    """A writer of runs in a format, and the SQL for (rid, idx, role, content, calls) of their messages."""
 
     write: Callable[[Path, int], None]
     sql: str

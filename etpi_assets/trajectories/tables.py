@@ -220,13 +220,15 @@ def _rollout_row(record: RolloutRecord) -> tuple[Any, ...]:
 
 def _tools(tools: list[Any]) -> str | None:
     """Encode tool schemas; the rollouts of an import mostly share one list of them."""
-    if _last_tools[0] is not tools:
-        _last_tools[:] = tools, _ordered(tools)
-    return _last_tools[1]
+    known, text = _last_tools[0]
+    if known is not tools:
+        text = _ordered(tools)
+        _last_tools[0] = tools, text
+    return text
 
 
-_last_tools: list[Any] = [None, None]
-"""The list that was encoded last, and its text."""
+_last_tools: list[tuple[list[Any] | None, str | None]] = [(None, None)]
+"""The list that was encoded last, and its text: one pair, because rollouts are encoded in several threads."""
 
 
 def _agent_values(agent: AgentRecord) -> tuple[Any, ...]:

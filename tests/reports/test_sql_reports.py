@@ -145,11 +145,11 @@ def test_drift_by_rollout_set(full: Path, tmp_path: Path) -> None:
 
 
 def test_loss_share_by_turn(full: Path) -> None:
-    told = {row["turn"]: row["share_of_loss"] for row in ask(full, "loss_share_by_turn", experiment="strong")}
-    assert told == pytest.approx({0: 24 / 27, 1: 2 / 27, 2: 1 / 27})
+    reported = {row["turn"]: row["share_of_loss"] for row in ask(full, "loss_share_by_turn", experiment="strong")}
+    assert reported == pytest.approx({0: 24 / 27, 1: 2 / 27, 2: 1 / 27})
     with catalog.connect(full) as db:
         rows = db.execute("SELECT * FROM dataset_rows WHERE experiment = 'strong'").to_arrow_table()
-    assert told == pytest.approx(shares(loss_by_turn(rows))), "the data set's own figures"
+    assert reported == pytest.approx(shares(loss_by_turn(rows))), "the data set's own figures"
 
 
 def test_failed_checks(full: Path) -> None:
