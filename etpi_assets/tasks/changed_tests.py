@@ -1,7 +1,8 @@
 """Copies of hidden tests that a right solution fails: in each test, one expected value is another of the same type.
 
-The copies keep names, files and lines of the originals; place and value are chosen at random. An expected value may
-also be a name that the test assigns, loops over or is parametrized with: then the literals bound to the name change. If
+The copies keep names, files and lines of the originals; place and value are chosen at random, and the value is no
+other literal of the test, such as an argument, so that code which reads the test cannot tell that a value was changed.
+An expected value may also be a name that the test assigns, loops over or is parametrized with: then the literals bound to the name change. If
 a test has no literal of its own, so do constants of its module or class, what `setUp` assigns and what a fixture
 returns; other tests that read them may fail too. Then a literal that enters a compared value changes without a call in
 between (the 2 of `2 * x`). A test without any gets its comparison reversed (`==` to `!=`, `assertIn` to `assertNotIn`),
@@ -158,6 +159,7 @@ class _Module:
     ) -> list[_Edit]:
         """Return edits of one of the assertions that every call of the function reaches; none if there is none."""
         reached = list(_reached(function.body))
+        taken = [node.value for node in ast.walk(function) if isinstance(node, ast.Constant)]
         bound = dict(_bindings(function, reached))
         shared = _readable(self._shared, function)
         unseen = {name: value for name, value in shared.items() if name.removeprefix("self.") not in seen}
@@ -166,14 +168,15 @@ class _Module:
             together = [literals for several in expected for literals in several]
             rng.shuffle(together)
             for literals in together:
-                edits = [edit for literal in literals if (edit := self._other_value(literal, rng))]
+                edits = [edit for literal in literals if (edit := self._other_value(literal, rng, taken))]
                 if literals and len(edits) == len(literals):
                     return edits
         reversals = [edit for statement in reached for edit in self._reversals(statement)]
         return [rng.choice(reversals)] if reversals else []
 
-    def _other_value(self, literal: ast.expr, rng: random.SystemRandom) -> _Edit | None:
-        """Return an edit that gives a literal another value of the same type by changing one character of it."""
+    def _other_value(self, literal: ast.expr, rng: random.SystemRandom, taken: Collection[object]) -> _Edit | None:
+        """Return an edit that gives a literal another value of the same type by changing one character of it; none of
+        the values `taken`, if another is found."""
         start, end = self._span(literal)
         before = self._data[start:end].decode()
         if isinstance(literal, ast.Name | ast.Attribute):
@@ -187,12 +190,17 @@ class _Module:
         places = [at for at in places if before[at - 1 : at] != "\\"]
         if isinstance(literal.value, float):
             places = places[:1]  # a later digit may be within a tolerance
+        found = None
         for _ in range(_TRIES if places else 0):
             at = rng.choice(places)
             letters = next(kind for kind in _KINDS if before[at] in kind)
             after = before[:at] + rng.choice(letters) + before[at + 1 :]
             if _is_other(after, literal.value):
-                return _Edit(start, end, after)
+                found = _Edit(start, end, after)
+                if ast.literal_eval(after) not in taken:
+                    break
+        if found:
+            return found
         after = f"{before[:-1]}{rng.choice(string.ascii_lowercase)}{before[-1:]}"
         return _Edit(start, end, after) if _is_other(after, literal.value) else None
 

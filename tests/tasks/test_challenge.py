@@ -137,6 +137,21 @@ def test_only_the_value_differs() -> None:
     assert differing == [text.index("8")]
 
 
+@pytest.mark.parametrize(
+    ("call", "free"), [("rope(4)", "01235679"), ("rope(0, 1, 2, 3, 4, 5, 6)", "79"), ("rope(*range(9), 9)", "01234567")]
+)
+def test_changed_value_is_no_other_literal_of_the_test(call: str, free: str) -> None:
+    # Code that reads its caller's constants would take an 8 that became a 4 for a test without expected value.
+    text = f"def test_a():\n    assert {call} == 8\n"
+    values = {changed_tests({FILE: text}, {})[0][FILE].rpartition("== ")[2].strip() for _ in range(300)}
+    assert values == set(free)
+
+
+def test_value_is_changed_where_all_others_of_its_length_are_taken() -> None:
+    text = "def test_a():\n    assert rope(0, 1, 2, 3, 4, 5, 6, 7, 9) == 8\n"
+    assert changed_tests({FILE: text}, {})[1] == {("test_moor.py", "test_a")}
+
+
 def run(outcomes: Mapping[str, str]) -> GradedRun:
     tests = {FILE: "def test_a():\n    assert rope(4) == 8\n\n\ndef test_b():\n    assert knot(4) == 8\n"}
     return GradedRun("", 0, tests, {f"{FILE}::{name}": kind for name, kind in outcomes.items()}, None)
