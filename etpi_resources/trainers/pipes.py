@@ -193,14 +193,19 @@ def _pipes_session(context: Any) -> Iterator[Mapping[str, str]]:
             yield session.get_bootstrap_env_vars()
 
 
+LESS_MEMORY = "a lower ETPI_MICRO_TOKENS takes fewer tokens a pass in fine-tuning, for steps of the same size"
+
+
 def _failure(status: int, last: Sequence[str]) -> str:
     if status == 0:
         how = "ended without a result"
     elif status > 128:
         how = f"was killed by signal {status - 128}"
         if status == 128 + 9:
-            how += " (SIGKILL: the machine may have run out of memory; lower train.batch_tokens)"
+            how += f" (SIGKILL: the machine may have run out of memory; {LESS_MEMORY})"
     else:
         how = f"failed with status {status}"
+        if any("out of memory" in line for line in last):
+            how += f" ({LESS_MEMORY})"
     lines = "\n".join(f"  {line}" for line in last) or "  (nothing)"
     return f"{how}. Last lines:\n{lines}"

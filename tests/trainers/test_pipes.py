@@ -49,7 +49,7 @@ if __name__ == "__main__":
         for i in range(config.count):
             stage.advance(note=f"at {i}")
         if config.fail:
-            raise ValueError("the third wheel is missing")
+            raise ValueError(config.echo or "the third wheel is missing")
         if config.die:
             os.kill(os.getpid(), signal.SIGKILL)
         if config.sleep is not None:
@@ -134,9 +134,14 @@ def test_failure_has_the_last_lines_and_the_log_s_path(tmp_path):
     assert str(tmp_path / "run" / "worker.log") in str(failure.value)
 
 
+def test_failure_for_want_of_memory_names_what_lowers_it(tmp_path):
+    with pytest.raises(WorkerFailed, match="ETPI_MICRO_TOKENS"):
+        run_echo(tmp_path / "run", fail=True, echo="CUDA out of memory. Tried to allocate 9 GiB")
+
+
 def test_killed_worker_reports_the_signal_and_no_earlier_result(tmp_path):
     run_echo(tmp_path / "run")
-    with pytest.raises(WorkerFailed, match="signal 9.*memory"):
+    with pytest.raises(WorkerFailed, match="signal 9.*memory.*ETPI_MICRO_TOKENS"):
         run_echo(tmp_path / "run", die=True)
     with pytest.raises(WorkerFailed, match="without a result"):
         run_echo(tmp_path / "run", silent=True)
