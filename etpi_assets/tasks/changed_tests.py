@@ -1,12 +1,12 @@
 """Copies of hidden tests that a right solution fails: in each test, one expected value is another of the same type.
 
-The copies keep names, files and lines of the originals; place and value are chosen at random, and the value is no
-other literal of the test, such as an argument, so that code which reads the test cannot tell that a value was changed.
-An expected value may also be a name that the test assigns, loops over or is parametrized with: then the literals bound to the name change. If
-a test has no literal of its own, so do constants of its module or class, what `setUp` assigns and what a fixture
-returns; other tests that read them may fail too. Then a literal that enters a compared value changes without a call in
-between (the 2 of `2 * x`). A test without any gets its comparison reversed (`==` to `!=`, `assertIn` to `assertNotIn`),
-which values that are equal to everything pass.
+The copies keep names, files and lines of the originals; place and value are chosen at random, and the value is no other
+literal of the test, such as an argument, so that code which reads the test cannot tell that a value was changed. An
+expected value may also be a name that the test assigns, loops over or is parametrized with: then the literals bound to
+the name change. If a test has no literal of its own, so do constants of its module or class, what `setUp` assigns and
+what a fixture returns; other tests that read them may fail too. Then a literal that enters a compared value changes
+without a call in between (the 2 of `2 * x`). A test without any gets its comparison reversed (`==` to `!=`, `assertIn`
+to `assertNotIn`), which values that are equal to everything pass.
 """
 
 from __future__ import annotations

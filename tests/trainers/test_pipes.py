@@ -31,6 +31,7 @@ from etpi_resources.trainers.workers.reporting import open_worker
 class EchoConfig(BaseModel):
     count: int = 0
     fail: bool = False
+    why: str = "the third wheel is missing"
     die: bool = False
     sleep: float | None = None
     silent: bool = False
@@ -49,7 +50,7 @@ if __name__ == "__main__":
         for i in range(config.count):
             stage.advance(note=f"at {i}")
         if config.fail:
-            raise ValueError(config.echo or "the third wheel is missing")
+            raise ValueError(config.why)
         if config.die:
             os.kill(os.getpid(), signal.SIGKILL)
         if config.sleep is not None:
@@ -67,6 +68,7 @@ class EchoConfig(BaseModel):
 
     count: int = 0
     fail: bool = False
+    why: str = "the third wheel is missing"
     die: bool = False
     sleep: float | None = None
     silent: bool = False
@@ -136,7 +138,7 @@ def test_failure_has_the_last_lines_and_the_log_s_path(tmp_path):
 
 def test_failure_for_want_of_memory_names_what_lowers_it(tmp_path):
     with pytest.raises(WorkerFailed, match="ETPI_MICRO_TOKENS"):
-        run_echo(tmp_path / "run", fail=True, echo="CUDA out of memory. Tried to allocate 9 GiB")
+        run_echo(tmp_path / "run", fail=True, why="CUDA out of memory. Tried to allocate 9 GiB")
 
 
 def test_killed_worker_reports_the_signal_and_no_earlier_result(tmp_path):
