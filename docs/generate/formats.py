@@ -84,8 +84,8 @@ Counts of the importer equal those of an independent reading of about twenty lin
 The rows of `trl` are results of verifiers and of prime-rl.
 
 Written by the programs themselves: `traces.jsonl` of verifiers 0.4.0 (4 episodes of its own `write_episode`: 3
-rollouts, 1 quarantined; none in public), and sessions of Claude Code 2.1.197, Codex 0.171.0, Gemini CLI
-0.61.0 and Qwen Code 0.15.10 against a stand-in for their server, which tests read back turn by turn.
+rollouts, 1 quarantined; none in public), and sessions of Claude Code 2.1.332, Codex 0.171.0, Gemini CLI
+0.61.0 and Qwen Code 0.24.4 against a stand-in for their server, which tests read back turn by turn.
 """
 _HUB = """## To a Hugging Face Hub
 

@@ -190,17 +190,17 @@ class _Module:
         places = [at for at in places if before[at - 1 : at] != "\\"]
         if isinstance(literal.value, float):
             places = places[:1]  # a later digit may be within a tolerance
-        found = None
+        edit = None
         for _ in range(_TRIES if places else 0):
             at = rng.choice(places)
             letters = next(kind for kind in _KINDS if before[at] in kind)
             after = before[:at] + rng.choice(letters) + before[at + 1 :]
             if _is_other(after, literal.value):
-                found = _Edit(start, end, after)
+                edit = _Edit(start, end, after)
                 if ast.literal_eval(after) not in taken:
                     break
-        if found:
-            return found
+        if edit:
+            return edit
         after = f"{before[:-1]}{rng.choice(string.ascii_lowercase)}{before[-1:]}"
         return _Edit(start, end, after) if _is_other(after, literal.value) else None
 
