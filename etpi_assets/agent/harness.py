@@ -271,7 +271,7 @@ def require_installed(harness: HarnessSection) -> Path:
     else:
         install, installed = "install it there", harness.version if folder.is_dir() else None
     if installed != harness.version:
-        state = f"has version {installed}" if installed else "has none"
+        state = f'has version {installed} (version = "{installed}" runs it)' if installed else "has none"
         raise EngineUnavailable(f"{harness.name} {harness.version} is to run, but {harness.folder} {state}: {install}")
     return folder
 
