@@ -6,7 +6,7 @@ Figures are computed per part of a set (`*_figures`), summed by `merged`, and ju
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -20,6 +20,8 @@ MOST_DRIFT = 0.1
 """The share of later turns that compactions and edits of a history explain."""
 
 _SHOWN = 3
+_ERROR = 500
+"""Characters shown of an error."""
 
 
 def set_figures(tables: Mapping[str, pa.Table], digests: Mapping[str, str], *, live: bool) -> dict[str, Any]:
@@ -46,7 +48,7 @@ def set_outcomes(figures: Mapping[str, Any], *, total: int, live: bool) -> list[
     """Judge the figures of a whole set of `total` rollouts and refusals."""
     return [
         prompts_outcome(figures["prompts"]),
-        captures_outcome(figures["capture"], live=live),
+        captures_outcome(figures["capture"], live=live, errors=figures["first_error"]),
         counts_outcome(figures["counts"], total=total, quarantined=sum(figures["reasons"].values())),
         drift_outcome(figures["drift"]),
     ]
@@ -108,12 +110,13 @@ def capture_figures(tables: Mapping[str, pa.Table], *, live: bool) -> dict[str, 
     return {"captures": dict(captures), "without": without}
 
 
-def captures_outcome(figures: Mapping[str, Any], *, live: bool) -> CheckOutcome:
-    """Judge the figures."""
+def captures_outcome(figures: Mapping[str, Any], *, live: bool, errors: Sequence[str] = ()) -> CheckOutcome:
+    """Judge the figures; the message has the first of the rollouts' errors, if no turn was captured."""
     captures, without = Counter(figures["captures"]), figures["without"]
     shown = {"captures": dict(captures), "turns_without_ids": len(without)}
     if live and not captures:
-        message = "No turn was captured at all: an empty capture is a failure; look at the rollouts' `error`."
+        why = f"the first rollout's error is: {errors[0].strip()[:_ERROR]}" if errors else "no rollout has an error"
+        message = f"No turn was captured at all, and an empty capture is a failure; {why}"
         return CheckOutcome("native_ids_present", False, message, figures=shown)
     message = (
         f"{captures['native']} native turns, all with ids."

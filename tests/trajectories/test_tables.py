@@ -24,9 +24,11 @@ from etpi_assets.trajectories.rollout_checks import (
     drift_outcome,
     prompt_figures,
     prompts_outcome,
+    set_figures,
+    set_outcomes,
 )
 from etpi_assets.trajectories.tables import captured_digest, from_tables, to_tables, worst_exit
-from etpi_resources.lake.schemas import TABLES
+from etpi_resources.lake.schemas import TABLES, empty
 from tests.support.rollouts import prompts_of
 
 IDS = st.lists(st.integers(0, 9), max_size=6)
@@ -237,7 +239,11 @@ def test_turns_without_ids_are_noticed():
     record.agents[0].turns[1].capture = "native"
     assert not native_ids_present(to_tables([record]), live=False).passed
     record.agents[0].turns.clear()
-    assert not native_ids_present(to_tables([record]), live=True).passed
+    record.error = "the harness is gone"
+    tables = to_tables([record]) | {"quarantined": empty("quarantined")}
+    figures = set_figures(tables, {"r": captured_digest(record)}, live=True)
+    (outcome,) = [o for o in set_outcomes(figures, total=1, live=True) if o.name == "native_ids_present"]
+    assert not outcome.passed and "the harness is gone" in outcome.message
 
 
 def test_drift_is_counted_and_bounded():
