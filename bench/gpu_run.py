@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -131,7 +132,8 @@ def main() -> int:
     parser.add_argument("--cpu", action="store_true", help="the same path with a tiny model, without vLLM")
     parser.add_argument("--folder", type=Path, default=Path(".gpu-run"), help="lake, specs, logs and results")
     arguments = parser.parse_args()
-    folder, began = arguments.folder.resolve(), time.monotonic()
+    # A stage that ended well on a CPU has not run on a GPU.
+    folder, began = (arguments.folder / ("cpu" if arguments.cpu else "")).resolve(), time.monotonic()
     patience = 10 if arguments.cpu else 1
     write_specs(folder / "specs" / "experiments", arguments.cpu)
     results_file = folder / "results.json"
@@ -163,6 +165,8 @@ def machine(cpu: bool) -> str:
             if "model name" in line
         ]
         return f"{len(names)} x {names[0]}" if names else "a CPU"
+    if shutil.which("nvidia-smi") is None:
+        return "no GPU"
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip() or "no GPU"
 

@@ -51,3 +51,14 @@ def test_stage_that_did_not_end_well_is_a_failure(
     monkeypatch.setattr(gpu_run, "run_stage", lambda *given: {"result": result, "seconds": 1.0})
     monkeypatch.setattr("sys.argv", ["gpu_run", "--cpu", "--folder", str(tmp_path), "base", "sft_lora"])
     assert gpu_run.main() == status
+
+
+def test_stages_of_the_cpu_are_run_again_on_a_gpu(
+    gpu_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+    monkeypatch.setattr(gpu_run, "run_stage", lambda *given: ran.append(given) or {"result": "rc 0", "seconds": 1.0})
+    for argument in (["--cpu"], ["--cpu"], []):
+        monkeypatch.setattr("sys.argv", ["gpu_run", *argument, "--folder", str(tmp_path), "sft_lora"])
+        assert gpu_run.main() == 0
+    assert len(ran) == 2
