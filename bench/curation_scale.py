@@ -100,6 +100,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             results.append(measured(Path(folder), turns, capture))
     (few, before), (many, after) = results
+    if few == many:
+        sys.exit(f"{wanted:,} turns are one copy of the recorded runs, of {many:,}; take 10 times as many or more")
     print(f"{few:,} and {many:,} turns, {worker_count()} workers, load {os.getloadavg()[0]:.0f}")
     for asset, (seconds, peak, wall) in after.items():
         least, low, _ = before[asset]

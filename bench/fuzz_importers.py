@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,8 @@ def main() -> int:
     parser.add_argument("formats", nargs="*", help="by default all")
     parser.add_argument("--one", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if find_spec("atheris") is None:
+        sys.exit("not measured: no atheris; Python 3.11: pip install --constraint constraints.txt '.[bench]'")
     if options.one:
         _fuzz(options.formats[0], options.one, options.runs)
         return 0

@@ -17,7 +17,7 @@ from etpi_assets.curation.merge import merge
 from etpi_assets.curation.pairs import make_pairs
 from etpi_assets.curation.retokenise import retokenise
 from etpi_assets.curation.select import select
-from etpi_assets.curation.upweight import RowRule, weigh_pairs
+from etpi_assets.curation.upweight import RowRule, units_of, validation_units, weigh_pairs, with_split
 from etpi_assets.exports.token_ids import IDS
 from etpi_assets.importers import import_runs
 from etpi_assets.scoring.behaviours import ScoringOptions, score
@@ -92,9 +92,12 @@ def curate(tables: Tables, chat: ChatFormat) -> Iterator[tuple[str, dict[str, pa
     agents = captured_agents(tables, native, chat, lambda task, agent: None, {})
     pairs = make_pairs(agents, native, chat)
     yield "pairs", pairs
-    weighed = weigh_pairs(pairs["pairs"], RowRule(DatasetSection(upweight_factor=4, max_length=LONGEST)))
+    dataset = DatasetSection(upweight_factor=4, max_length=LONGEST)
+    weighed = weigh_pairs(pairs["pairs"], RowRule(dataset))
     yield "weights", weighed
-    rows, sequences = merge(weighed["dataset_rows"], pairs["pairs"], LONGEST)
+    weighted = weighed["dataset_rows"]
+    validate = validation_units(units_of(weighted, dataset).to_pylist(), dataset.val_fraction)
+    rows, sequences = merge(with_split(weighted, dataset, validate), pairs["pairs"], LONGEST)
     yield "merged", {"dataset_rows": rows, "sequences": sequences}
 
 

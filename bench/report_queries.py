@@ -159,6 +159,8 @@ def main() -> None:
             flush=True,
         )
         with catalog.connect(path) as connection:
+            trained_on = connection.execute("SELECT count(*) FROM lineage WHERE origin = 'set'").fetchone()
+            assert trained_on and trained_on[0], "no turn of the set is behind a checkpoint"
             for report in sorted((catalog.sql_folder() / "reports").glob("*.sql")):
                 text = report.read_text()
                 rows = len(connection.execute(text).fetchall())

@@ -85,10 +85,11 @@ def fetch(names: Sequence[str], specs: Specs, lake: Lake) -> int:
         LakeError: a file differs from its pin, or a model cannot be downloaded.
     """
     texts = [text for name in names for text in _texts(name, specs)]
-    for model in sorted({name for text in texts for name in _MODEL.findall(text)}):
+    models, variables = ({n for text in texts for n in named.findall(text)} for named in (_MODEL, _VARIABLE))
+    for model in sorted(models):
         print(f"{model}: {checkpoint_folder(lake.root, model)}")
     missing = 0
-    for variable in sorted({name for text in texts for name in _VARIABLE.findall(text)}):
+    for variable in sorted(variables):
         if path := os.environ.get(variable):
             print(f"{variable} is set: {path}")
         elif variable in DATA_SETS:
@@ -99,6 +100,8 @@ def fetch(names: Sequence[str], specs: Specs, lake: Lake) -> int:
                 variable, "no public data set is known for it; docs/reference/environment.md says more"
             )
             print(f"{variable} is not set: {known}")
+    if not models | variables:
+        print(f"{', '.join(names)}: there is nothing to download")
     return 1 if missing else 0
 
 

@@ -51,7 +51,7 @@ class Student:
 
 
 def read_student(model: str) -> Student:
-    """Return the student that `--model` names: `tiny`, a folder, REPO@COMMIT of the hub, or a package's pinned name.
+    """Return the student of a name: `tiny`, a folder, REPO@COMMIT of the hub, or a package's pinned name.
 
     Raises:
         SpecError: it is none of them, it names no commit, or the folder holds no model with a chat template, or one
@@ -64,7 +64,7 @@ def read_student(model: str) -> Student:
         try:
             require_bounded(student.chat.template)
         except TemplateUnbounded as error:
-            raise SpecError(f"--model {model}: {error}") from error
+            raise SpecError(f"model {model}: {error}") from error
     return student
 
 
@@ -76,13 +76,14 @@ def _student(model: str) -> Student:
     match = None if model.startswith((".", "/", "~")) else _REPO.fullmatch(model)
     if match is None:
         raise SpecError(
-            f"--model {model}: neither `tiny`, nor a folder, nor REPO@COMMIT such as Qwen/Qwen3-4B@<commit>"
+            f"model {model}: neither `tiny`, nor a folder, nor package:NAME==VERSION@SHA256, nor REPO@COMMIT such as "
+            "Qwen/Qwen3-4B@<commit>"
         )
     repo, revision = match["repo"], match["revision"]
     if COMMIT.fullmatch(revision or "") is None:
         problem = f"{revision!r} is a branch or tag, which can move" if revision else "it names no commit"
         raise SpecError(
-            f"--model {model}: {problem}; write {repo}@COMMIT. The commit's 40 hex digits: "
+            f"model {model}: {problem}; write {repo}@COMMIT. The commit's 40 hex digits: "
             f"git ls-remote https://huggingface.co/{repo} HEAD"
         )
     return _hub(repo, revision)
@@ -90,11 +91,11 @@ def _student(model: str) -> Student:
 
 def _local(folder: Path) -> Student:
     if not (folder / "config.json").is_file():
-        raise SpecError(f"--model {folder}: it holds no config.json; name a folder with a saved model")
+        raise SpecError(f"model {folder}: it holds no config.json; name a folder with a saved model")
     try:
         chat = load_chat_format(str(folder), str(folder))
     except (OSError, ValueError) as error:
-        raise SpecError(f"--model {folder}: {error}") from error
+        raise SpecError(f"model {folder}: {error}") from error
     base = {"kind": "path", "path": str(folder), "sha256": folder_hash(folder)}
     return Student({**base, "tokenizer": str(folder), "chat_template": str(folder)}, chat, _context(folder), folder)
 
@@ -104,7 +105,7 @@ def _packaged(name: str) -> Student:
     try:
         folder = package_folder(name)
     except OSError as error:
-        raise SpecError(f"--model {name}: {error}") from error
+        raise SpecError(f"model {name}: {error}") from error
     package, _, pin = name.removeprefix(PACKAGE).partition("@")
     sha256, _, dtype = pin.partition(":")
     base = {"kind": "package", "package": package, "sha256": sha256} | ({"dtype": dtype} if dtype else {})

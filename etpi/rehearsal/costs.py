@@ -283,7 +283,9 @@ def _reinforcement(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
     rollouts = rl.steps * rl.round_size // rl.iterations
     trained = rl.steps * rl.round_size * (rl.max_prompt_tokens + rl.max_response_tokens) * len(spec.seeds)
     sampled = rollouts * rl.max_response_tokens * len(spec.seeds)
-    seconds, how = decoding(rl.engine, shape, sampled, _at_once(rl.round_size, rl.agent))
+    # Servers share a round.
+    at_once = math.ceil(_at_once(rl.round_size, rl.agent) / rl.servers)
+    seconds, how = decoding(rl.engine, shape, sampled, at_once)
     formula = f"{rl.steps:,} steps, {rl.max_response_tokens:,} tokens each; {how}"
     lines = [
         _memory("reinforcement", training, shape),
@@ -352,16 +354,22 @@ def _host(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Cost:
     if spec.train.method != "none":
         stages.append((supervised(spec), 2 if spec.train.use_epoch or spec.train.use_step else 1, spec.train.shards))
     if rl.method != "none":
-        stages.append((reinforcement(spec, shape), 1 + rl.steps // (rl.save_steps or rl.steps + 1), rl.processes))
+        every = rl.save_steps or rl.steps
+        kept = {rl.steps, rl.use_step or rl.steps, *range(every, rl.steps + 1, every)}
+        stages.append((reinforcement(spec, shape), len(kept), rl.processes))
         handed = 2 * stages[-1][0].trained(shape) if rl.engine == "vllm" else 0.0
-    # The model of an adapter is merged once.
-    saved = sum(2 * number * t.trained(shape) + (0 if t.full else weights) for t, number, _ in stages)
+    # Each checkpoint of an adapter is stored merged, too.
+    saved = len(spec.seeds) * sum(
+        number * (weights + (0 if t.full else 2 * t.trained(shape))) for t, number, _ in stages
+    )
+    state = max(((4 + t.state_bytes) * t.trained(shape) for t, _, _ in stages), default=0.0)
     processes = max([1, *(number for _, _, number in stages)])
     models = [
         model_shape(m) for m in {students.model_name(spec.base), *(model for _, model, _ in teachers(spec, specs))}
     ]
     stored = sum(2 * other.parameters for other in models if other) + saved + handed
-    unknown = ["models of unknown size"] if None in models else []
+    unknown = [f"states to resume from, {state / 1e9:.1f} GB each"] if stages else []
+    unknown += ["models of unknown size"] if None in models else []
     return Cost(
         "host",
         f"at least {(weights * processes + handed) / GIB:.0f} GiB of memory, {stored / 1e9:.0f} GB of disk",

@@ -79,17 +79,19 @@ def folders_table(folders: Sequence[SpecFolder], specs: Specs | None) -> str:
 def states_table(experiment: str, steps: Sequence[Step], everything: bool) -> str:
     """Tabulate an experiment's chain: all steps, or only stale, changed, blocked and invalid ones.
 
-    A step has its state, its reason, and the time that it took last.
+    A step has its state, its reason, and the time that it took last; an error of a spec is shown once.
     """
     counts: dict[str, int] = {}
     for step in steps:
         counts[step.state] = counts.get(step.state, 0) + 1
     title = f"{experiment}: " + ", ".join(f"{n} {_STATE_LABELS[state]}" for state, n in counts.items())
     shown = [step for step in steps if everything or step.state not in ("ok", "missing", "waiting")]
-    rows = []
+    rows, errors = [], set[str]()
     for step in shown:
         took = f"took {clock(step.seconds)} last time" if step.seconds else ""
-        facts = "; ".join(filter(None, [step.reason.replace("\n", " "), took]))
+        reason = "" if step.reason in errors else step.reason.replace("\n", " ")
+        errors |= {step.reason} if step.state == "invalid" else set()
+        facts = "; ".join(filter(None, [reason, took]))
         rows.append(["", step.asset, step.key, _STATE_LABELS[step.state], facts])
     return f"{title}\n{aligned(rows)}" if rows else title
 

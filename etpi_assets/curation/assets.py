@@ -21,7 +21,7 @@ from etpi_assets.curation.default_prompt import student_format, student_prompt
 from etpi_assets.curation.leaks import steering_leaks
 from etpi_assets.curation.pair_blocks import PairFactory, label_checks, label_syntax, of_rollouts, spread
 from etpi_assets.curation.student_form import StudentForm
-from etpi_assets.specs.check_names import DATASET, OVERRIDABLE, PAIRS, SELECTED
+from etpi_assets.specs.check_names import DATASET, PAIRS, SELECTED
 from etpi_assets.specs.experiment import ExperimentSpec, PairsSection
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.rollout_set import RolloutSetSpec
@@ -66,7 +66,7 @@ def selected_trajectories(run: AssetRun, scored_rollouts: Input, raw_rollouts: I
     reasons = Counter(dropped["reason"].to_pylist())
     return Produced(
         tables=tables,
-        checks=_with_overrides(spec, [select.counts_reconcile(rollouts, selected, dropped, rule)]),
+        checks=gates.apply_overrides([select.counts_reconcile(rollouts, selected, dropped, rule)], spec.gates),
         metadata={
             "selected": len(selected),
             "offered": len(selected) + len(dropped),
@@ -149,7 +149,7 @@ def _pairs_produced(run: AssetRun, section: PairsSection, counted: Mapping[str, 
     ]
     return Produced(
         tables={"pairs": pairs, "dropped": run.spooled("dropped")},
-        checks=_with_overrides(spec, checks),
+        checks=gates.apply_overrides(checks, spec.gates),
         metadata={
             "capture": section.capture,
             "dropped": dict(Counter(counted["reconcile"]["reasons"]).most_common()),
@@ -242,7 +242,7 @@ def upweighted_dataset(
     savings = merge.savings(figures["lengths"]["rows"], figures["sequence_tokens"])
     return Produced(
         tables=tables,
-        checks=_with_overrides(spec, checks),
+        checks=gates.apply_overrides(checks, spec.gates),
         metadata={
             "rows": figures["splits"],
             "dropped": figures["reconcile"]["reasons"],
@@ -359,11 +359,3 @@ def _lost_inputs(
         if row["infrastructure_error"]:
             lost[row["rollout_id"]] = f"infrastructure: {row['exit_status']}"
     return inputs + sorted((names[rollout_id], reason) for rollout_id, reason in lost.items())
-
-
-# --- common ----------------------------------------------------------------------------------------------------------
-
-
-def _with_overrides(spec: ExperimentSpec, outcomes: Sequence[CheckOutcome]) -> list[CheckOutcome]:
-    gates.validate_overrides(spec.gates, OVERRIDABLE)
-    return gates.apply_overrides(outcomes, spec.gates)

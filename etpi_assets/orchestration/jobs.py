@@ -39,4 +39,5 @@ def failure_reason(event: dg.DagsterEvent) -> str:
     data = event.step_failure_data
     if data.user_failure_data and data.user_failure_data.description:
         return data.user_failure_data.description
-    return f"{event.step_key}: {data.error.message if data.error else 'no reason given'}"
+    error = data.error and (data.error.cause or data.error)  # Dagster's own error only names the step
+    return f"{event.step_key}: {error.message.strip() if error else 'no reason given'}"

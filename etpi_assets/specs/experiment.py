@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from etpi_assets.specs.check_names import OVERRIDABLE
 from etpi_assets.specs.harness import HarnessSection, with_harness
+from etpi_assets.specs.plugins import near
 from etpi_assets.specs.rollout_set import AgentSection, Reading, ScoringSection, Tool
 from etpi_assets.specs.section import Omitted, Section
 from etpi_assets.specs.server import ServerSection
@@ -125,8 +127,15 @@ class GatesSection(Section):
 
     @field_validator("override")
     @classmethod
-    def _withdrawn_overrides_are_gone(cls, override: dict[str, str]) -> dict[str, str]:
-        return {name: reason for name, reason in override.items() if reason != "none"}
+    def _overrides_name_checks(cls, override: dict[str, str]) -> dict[str, str]:
+        kept = {name: reason for name, reason in override.items() if reason != "none"}
+        for name, reason in kept.items():
+            if name not in OVERRIDABLE:
+                known = ", ".join(sorted(OVERRIDABLE))
+                raise ValueError(f"no check {name!r} can be overridden.{near(name, OVERRIDABLE)} These can: {known}")
+            if not reason.strip():
+                raise ValueError(f"give the reason why a failure of {name} is accepted")
+        return kept
 
 
 class ServingSection(ServerSection):

@@ -89,3 +89,8 @@ def test_a_known_revision_and_its_split_are_named_and_other_bytes_are_refused(tm
     assert done.returncode == 1 and "checkout 69671fbaac6d67a7ef0dfec016cc38a64ef7a77c" in done.stdout
     done = fetch(tmp_path, "swe_bench_verified", HF_ENDPOINT=hub, HF_HUB_DISABLE_XET="1")
     assert done.returncode == 1 and "data/test-00000-of-00001.parquet differ from the published ones" in done.stderr
+
+
+def test_specs_without_downloads_are_named(tmp_path):
+    done = fetch(tmp_path, "plan_first_tiny")
+    assert done.returncode == 0 and done.stdout.startswith("plan_first_tiny: ")

@@ -231,7 +231,7 @@ def test_unknown_preset_is_refused_and_nothing_is_written(cwd, capsys):
 def test_model_that_is_no_model_is_refused(cwd, capsys, model):
     (cwd / "empty").mkdir()
     assert init("--model", model) == 1
-    assert f"--model {cwd / model if model == 'empty' else model}" in capsys.readouterr().err
+    assert f"model {cwd / model if model == 'empty' else model}" in capsys.readouterr().err
 
 
 def test_calls_that_the_students_template_cannot_write_are_refused_before_anything_is_written(cwd, capsys):

@@ -23,6 +23,11 @@ def test_folder_s_base_section_can_be_pasted_into_a_spec(tmp_path: Path) -> None
     assert CliRunner().invoke(cli.etpi, ["template", str(folder)]).output == done.output
 
 
+def test_message_names_no_option_that_the_command_does_not_have() -> None:
+    done = CliRunner().invoke(cli.etpi, ["model", "nowhere"])
+    assert "--model" not in str(done.exception) and "package:" in str(done.exception)
+
+
 def test_weights_that_are_no_safetensors_are_named_as_what_does_not_work(tmp_path: Path) -> None:
     folder = make_speaking_base(tmp_path / "model")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")

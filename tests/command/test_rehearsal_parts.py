@@ -242,6 +242,25 @@ def test_merged_sequences_make_the_steps_and_tasks_are_those_of_the_public_data(
     assert len(hours) == len(lines) and sum(hours) > 2 * (lines["training time"].hours or 0)
 
 
+@pytest.mark.parametrize(
+    ("seeds", "checkpoints"), [([0], 1 + 4), ([0, 1], 2 * (1 + 4))]
+)  # fine-tuned, and after steps 50, 100, 150 and 200 of reinforcement
+def test_every_checkpoint_of_an_adapter_takes_the_disk_of_its_model(seeds, checkpoints, tmp_path):
+    write_spec(tmp_path, "experiments", "seeded", f'extends = "etpi_phase2"\nseeds = {seeds}\n')
+    (host,) = [cost for cost in costs.costs("seeded", load_specs(tmp_path)) if cost.part == "host"]
+    base, adapter = 53.79, 128 * 7_295_488 * 2 / 1e9
+    disk = float(host.value.split(", ")[1].split()[0])
+    assert disk == pytest.approx(base + checkpoints * (base + adapter) + adapter, rel=0.01)
+    assert f"{3 * adapter:.1f} GB each" in host.formula  # to resume: in float32, and two moments of a byte
+
+
+def test_servers_of_a_policy_share_its_rounds():
+    lines = {cost.part: cost for cost in costs.costs("grpo_tcr_4b", SHIPPED)}
+    # Two servers, each with half of the 32 rollouts of a step, read 8 GB of weights for each token.
+    seconds = 1500 * 10_480 * 2 * 2 * 4.022e9 / costs.BANDWIDTH
+    assert lines["reinforcement rollouts"].hours == pytest.approx(seconds / 3600, rel=0.01)
+
+
 def test_linear_attention_keeps_no_keys():
     layers = ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 9
     sizes = {"num_hidden_layers": 36, "head_dim": 128, "num_key_value_heads": 8, "layer_types": layers}

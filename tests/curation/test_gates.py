@@ -14,7 +14,6 @@ from etpi_assets.curation.default_prompt import student_prompt
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, make_pairs
 from etpi_assets.curation.steering import SteeringNgrams
 from etpi_assets.scoring.score_checks import every_rollout_scored
-from etpi_assets.specs.check_names import OVERRIDABLE
 from etpi_assets.specs.experiment import DatasetSection, GatesSection, PairsSection
 from etpi_assets.specs.presets import preset_values
 from etpi_assets.specs.rollout_set import AgentSection
@@ -420,11 +419,12 @@ def test_override_passes_a_failed_check_and_keeps_its_message():
     assert gates.apply_overrides([BAD], GATES) == [BAD]
 
 
-def test_override_of_unknown_check_or_without_reason_raises():
-    with pytest.raises(ValueError, match="'role_balance'"):
-        gates.validate_overrides(GatesSection(override={"role_balanse": "x"}), OVERRIDABLE)
-    with pytest.raises(ValueError, match="reason"):
-        gates.validate_overrides(GatesSection(override={"role_balance": " "}), OVERRIDABLE)
+@pytest.mark.parametrize(
+    ("name", "reason", "remedy"), [("role_balanse", "x", "'role_balance'"), ("role_balance", " ", "reason")]
+)
+def test_override_of_unknown_check_or_without_reason_is_refused_before_anything_runs(name, reason, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        GatesSection(override={name: reason})
 
 
 def test_data_set_without_any_turn_is_a_message():

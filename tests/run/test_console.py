@@ -97,3 +97,9 @@ def test_states_table_shows_what_is_not_ok():
     assert text.splitlines()[0] == "e: 1 ok, 1 STALE"
     assert "its code changed" in text and "tasks" not in text
     assert "tasks" in states_table("e", steps, everything=True)
+
+
+def test_error_of_a_spec_is_shown_once_for_all_its_assets():
+    steps = [Step(asset, "experiment", "e", "invalid", "e.toml: no key") for asset in ("experiment_spec", "tito_pairs")]
+    text = states_table("e", steps, everything=True)
+    assert text.count("no key") == 1 and text.count("INVALID") == 3

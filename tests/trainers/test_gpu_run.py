@@ -42,3 +42,23 @@ def test_every_stage_has_at_most_48_rollouts_and_10_steps(
 def test_stage_that_cannot_run_says_why(gpu_run: Any) -> None:
     assert "GPU" in gpu_run.command_of("vllm_grpo", True) and "tiny" in gpu_run.command_of("base", True)
     assert gpu_run.command_of("sft_lora", True)[-2:] == ["run", "gpu_run_sft_lora"]
+
+
+@pytest.mark.parametrize(("result", "status"), [("rc 0", 0), ("rc -9", 1), ("rc 2", 1), ("stopped after 3 s", 1)])
+def test_stage_that_did_not_end_well_is_a_failure(
+    gpu_run: Any, result: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_run, "run_stage", lambda *given: {"result": result, "seconds": 1.0})
+    monkeypatch.setattr("sys.argv", ["gpu_run", "--cpu", "--folder", str(tmp_path), "base", "sft_lora"])
+    assert gpu_run.main() == status
+
+
+def test_stages_of_the_cpu_are_run_again_on_a_gpu(
+    gpu_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+    monkeypatch.setattr(gpu_run, "run_stage", lambda *given: ran.append(given) or {"result": "rc 0", "seconds": 1.0})
+    for argument in (["--cpu"], ["--cpu"], []):
+        monkeypatch.setattr("sys.argv", ["gpu_run", *argument, "--folder", str(tmp_path), "sft_lora"])
+        assert gpu_run.main() == 0
+    assert len(ran) == 2
