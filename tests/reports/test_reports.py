@@ -459,7 +459,9 @@ def test_leaderboard_and_ceiling_keep_filtered_apart(tables):
 
 def test_charts_survive_nothing_and_one_point():
     assert "nothing recorded" in charts.line_chart("Loss", [], "step")
-    assert "polyline" in charts.line_chart("Loss", [("train", [(1, 0.5)])], "step", log_y=True)
+    one = charts.line_chart("Loss", [("train", [(1, 0.5)])], "step", log_y=True)
+    assert one.count("<circle") == 2, "the legend's and the point"
+    assert ">1.25<" not in one, "no tick between two steps"
     assert charts.as_image(charts.bars("b", []), "b").startswith("![b](data:image/svg+xml;base64,")
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from etpi.run import console
 from etpi.run.console_table import ending, failures_table, states_table
 from etpi_assets.planning.planner import Step
 from etpi_resources.lake.lake import Lake, Ref
@@ -16,6 +19,13 @@ def _clock(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now
+
+
+def test_line_is_written_whole_so_that_two_threads_do_not_share_one(monkeypatch):
+    written = []
+    monkeypatch.setattr(console.sys, "stderr", SimpleNamespace(write=written.append, flush=lambda: None))
+    console.say("one")
+    assert [text[9:] for text in written] == ["one\n"]
 
 
 def test_progress_shows_stage_share_rate_and_time_left(monkeypatch):
