@@ -277,6 +277,7 @@ def test_text_between_backticks_is_escaped_code(tables):
     page, markdown = html.render(_experiment(notes=notes, published={"source": "`x` of a report"}), tables)
     assert "Turn <code>dataset.&lt;factor&gt;</code> &amp; run <code>make run</code>; a lone ` stays." in page
     assert notes in markdown
+    assert "I&#39;ll" in page and r"\u0027" not in page, "the spec's keywords"
 
 
 def test_page_and_markdown_show_the_same_figures_of_the_trained_role(tables):
