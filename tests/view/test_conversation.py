@@ -108,7 +108,9 @@ def test_dropped_rollout_says_why(pages) -> None:
 
 
 def test_reinforced_rollout_shows_its_advantage(pages) -> None:
-    assert "advantage 0.250" in pages.get(rollout_page("rl", STUDY, NAMES["rl"])).text
+    text = pages.get(rollout_page("rl", STUDY, NAMES["rl"])).text
+    assert "advantage 0.250" in text and "None" not in text
+    assert "<dt>reward</dt><dd>1.00</dd>" in text, "of the verdict, as in the list of rollouts"
 
 
 def test_regressions_and_task_put_base_beside_student(pages) -> None:
