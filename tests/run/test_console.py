@@ -96,6 +96,7 @@ def test_a_run_ends_with_links_or_the_reasons_of_its_failures(tmp_path, monkeypa
     assert "etpi ui" in text and "etpi sql" in text and "plan_first_tiny_2.toml" in text
     monkeypatch.setenv("ETPI_VIEW_URL", "https://lab/view/")
     assert "https://lab/view/experiment/plan_first_tiny" in ending(lake, ["plan_first_tiny"])
+    assert "etpi status" not in failures_table({"catalog": ["catalog: disk full"]})
     text = failures_table({"right": ["tasks of little: blocked"], "publish_catalog": ["catalog: disk full"]})
     assert "failed: right, publish_catalog" in text and "  right: tasks of little: blocked" in text
     assert "etpi status right" in text and "  publish_catalog: catalog: disk full" in text
