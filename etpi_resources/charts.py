@@ -104,7 +104,6 @@ def line_chart(
         colour, placed = colours.get(name, INK), [place(x, y) for x, y in points]
         if len(placed) == 1:  # a line of one point is not drawn
             body.append('<circle cx="{:.1f}" cy="{:.1f}" r="3" fill="{}"/>'.format(*placed[0], colour))
-            continue
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in placed)
         body.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
     return frame(width, height, title, body)

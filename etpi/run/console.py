@@ -18,4 +18,3 @@ def say(text: str) -> None:
         return
     with suppress(OSError, ValueError):  # the terminal is closed, but the work must go on
         sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")  # one write: runs side by side print from threads
-        sys.stderr.flush()

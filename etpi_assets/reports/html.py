@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +37,6 @@ TEMPLATES = jinja2.Environment(
 )
 TEMPLATES.filters["percent"] = facts.percent
 TEMPLATES.filters["points"] = changes.points
-TEMPLATES.filters["as_json"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True)
 TEMPLATES.filters["code"] = lambda text: Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
 
 _REINFORCED = ("newly_parsed", "parse_lost", "newly_solved", "newly_lost")

@@ -23,7 +23,7 @@ def _clock(monkeypatch):
 
 def test_line_is_written_whole_so_that_two_threads_do_not_share_one(monkeypatch):
     written = []
-    monkeypatch.setattr(console.sys, "stderr", SimpleNamespace(write=written.append, flush=lambda: None))
+    monkeypatch.setattr(console.sys, "stderr", SimpleNamespace(write=written.append))
     console.say("one")
     assert [text[9:] for text in written] == ["one\n"]
 
