@@ -121,4 +121,5 @@ def test_regressions_and_task_put_base_beside_student(pages) -> None:
     beside = pages.get(task_page(STUDY, "t2")).text
     assert re.findall(r"<h2>(\w+)", beside) == ["base", "student", "teacher"]
     assert beside.index(NAMES["base"]) < beside.index(NAMES["student"]) < beside.index(NAMES["dropped"])
-    assert "1 lost, 0 gained" in pages.get(f"/experiment/{STUDY}").text
+    text = pages.get(f"/experiment/{STUDY}").text
+    assert "1 lost, 0 gained" in text and "rl in training" in text, "not the evaluation of its checkpoint"
