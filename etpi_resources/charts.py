@@ -96,14 +96,16 @@ def line_chart(
         shown = 10**y if log_y else (0.0 if abs(y) < (y1 - y0) / 1000 else y)
         text = f"{shown:.2g}" if log_y or digits > 4 else f"{shown:,.{digits}f}"
         body += [line_between(left, py, width - right, py), text_at(left - 6, py + 4, text, "end", 11)]
-        x = x0 + (x1 - x0) * i / 4
-        x = round(x) if x1 - x0 >= 8 else x  # whole steps
+    for x in dict.fromkeys(round(x0 + (x1 - x0) * i / 4) for i in range(5)):  # whole steps
         px, _ = place(x, y0)
-        body.append(text_at(px, height - 18, f"{x:.4g}", "middle", 11))
+        body.append(text_at(px, height - 18, f"{x:,}", "middle", 11))
     body.append(text_at((left + width) / 2, height - 4, x_label, "middle", 11))
     for name, points in curves:
-        path = " ".join(f"{px:.1f},{py:.1f}" for px, py in (place(x, y) for x, y in points))
-        body.append(f'<polyline points="{path}" fill="none" stroke="{colours.get(name, INK)}" stroke-width="1.8"/>')
+        colour, placed = colours.get(name, INK), [place(x, y) for x, y in points]
+        if len(placed) == 1:  # a line of one point is not drawn
+            body.append('<circle cx="{:.1f}" cy="{:.1f}" r="3" fill="{}"/>'.format(*placed[0], colour))
+        path = " ".join(f"{px:.1f},{py:.1f}" for px, py in placed)
+        body.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
     return frame(width, height, title, body)
 
 

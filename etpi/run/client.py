@@ -148,7 +148,7 @@ class Client:
         self._in_threads([partial(work, name) for name in names])
         failed = {name: failures[name] for name in names if failures[name]}
         # The catalog then has the results of the experiments that succeeded.
-        if (failed or not alone) and (lines := self.run("publish_catalog", None)):
+        if (failed.keys() - {CATALOG} or not alone) and (lines := self.run("publish_catalog", None)):
             failed["publish_catalog"] = lines
         return failed
 

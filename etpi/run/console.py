@@ -17,4 +17,4 @@ def say(text: str) -> None:
     if quiet:
         return
     with suppress(OSError, ValueError):  # the terminal is closed, but the work must go on
-        print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")  # one write: runs side by side print from threads

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from etpi.run import CATALOG
 from etpi.run.columns import aligned
 from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.planning.planner import Step
@@ -50,7 +51,7 @@ def failures_table(failures: Mapping[str, Sequence[str]]) -> str:
     """List the experiments that failed, their reasons, and what to do next."""
     reasons = [f"  {name}: {reason}" for name, lines in failures.items() for reason in lines]
     first = next(iter(failures))
-    status = "" if first == "publish_catalog" else f" (`etpi status {first}` says what is missing)"
+    status = "" if first in ("publish_catalog", CATALOG) else f" (`etpi status {first}` says what is missing)"
     how = f"the same command again{status}"
     return "\n".join(
         [

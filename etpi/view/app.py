@@ -143,8 +143,8 @@ def _error_page(view: _View) -> Any:
             title, status = "Not in this catalog", 404
         elif isinstance(error, duckdb.Error):
             message = (
-                f"{view.catalog.path}: DuckDB cannot answer: {message.splitlines()[0]}. If a file is missing, or the "
-                "catalog was written by another release of etpi, write it again: etpi run catalog"
+                f"{view.catalog.path}: DuckDB cannot answer: {message.splitlines()[0]}. `etpi verify` lists damaged "
+                "files of the lake. If there are none, write the catalog again: etpi run catalog"
             )
         return _page(view, "error.html.jinja", {"title": title, "message": message}, request, status)
 

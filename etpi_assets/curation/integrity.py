@@ -154,8 +154,8 @@ def history_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     compared, total, wrong = (counted[name] for name in ("compared", "pairs", "differing"))
     figures: dict[str, object] = {"compared": compared, "pairs": total}
     if not compared:
-        message = f"Cannot be decided: none of {total} pairs has captured ids to compare with."
-        return CheckOutcome("history_as_captured", True, message, figures=figures)
+        reason = f"none of {total} pairs was rendered again from messages although its ids were captured."
+        return CheckOutcome.not_applicable("history_as_captured", reason, figures)
     figures["differing"] = wrong
     message = f"{compared} of {total} prompts were compared with the captured ones; all have the same text."
     if wrong:

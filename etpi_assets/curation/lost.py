@@ -31,5 +31,6 @@ def listed_with_keys(reasons: Mapping[str, int]) -> str:
     words = []
     for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
         key = keeping(reason)
+        key = f"another {key}" if key and "=" not in key else key
         words.append(f"{reason} {count}" + (f" ({key} keeps {'them' if count > 1 else 'it'})" if key else ""))
     return ", ".join(words) or "none"

@@ -1,7 +1,7 @@
 -- One rollout with its scores and the instruction of its task. origin, made_for and rollout name it.
 SELECT
     r.*,
-    s.reward,
+    coalesce(s.reward, try_cast(r.outcome ->> '$.reward' AS DOUBLE)) AS reward,
     s.verdict,
     s.plan_first,
     s.plan_first_reason,

@@ -79,5 +79,8 @@ def test_status_names_what_is_lost_and_the_key_that_keeps_it(curation):
 
 def test_reasons_are_listed_most_first_with_their_keys():
     assert keeping("no_plan_first") == "select.require" and keeping("infrastructure") is None
-    text = listed_with_keys({"infrastructure": 1, "unparseable": 4})
-    assert text == "unparseable 4 (pairs.drop_unparseable = false keeps them), infrastructure 1"
+    text = listed_with_keys({"infrastructure": 1, "unparseable": 4, "low_reward": 2})
+    assert text == (
+        "unparseable 4 (pairs.drop_unparseable = false keeps them), "
+        "low_reward 2 (another select.min_reward keeps them), infrastructure 1"
+    )

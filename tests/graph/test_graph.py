@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import dagster as dg
 
+from etpi.cli import etpi
 from etpi_assets.checks import CHECKS
 from etpi_assets.graph import GRAPH, JOBS
 from etpi_assets.planning.versioning.keys import asset_code
@@ -97,6 +100,9 @@ def test_every_check_and_job_of_the_page_has_a_description():
     for key, text in described.items():
         catches, _, remedy = text.partition(" Remedy: ")
         assert catches.strip() and remedy.strip(), key
+        for line in re.findall(r"`etpi ([^`]+)`", text):
+            command, *arguments = shlex.split(line)
+            etpi.commands[command].make_context(command, arguments)  # raises on an unknown option
     jobs = [job for job in repository.get_all_jobs() if not job.name.startswith("__")]
     assert [job.name for job in jobs if not job.description] == []
 

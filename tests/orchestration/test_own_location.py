@@ -47,6 +47,7 @@ def test_own_location_has_all_of_etpi_and_posts_the_reason_of_a_failed_run(recei
     page = (Path(__file__).parents[2] / "docs" / "automation.md").read_text("utf-8")
     location: dict = {}
     exec(page.partition("```python\n")[2].partition("```")[0], location)
+    assert sum(isinstance(value, dg.Definitions) for value in location.values()) == 1, "Dagster loads no file of two"
     repository = location["defs"].get_repository_def()
     assert {"import_logs"} == {schedule.name for schedule in repository.schedule_defs}
     assert {"alert"} == {sensor.name for sensor in repository.sensor_defs}

@@ -17,6 +17,7 @@ import pytest
 
 from etpi.run import client
 from etpi_assets.graph import GRAPH
+from etpi_assets.specs.load import load_specs
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.process.supervise import descendants
 from tests.support.graph import write_spec
@@ -44,6 +45,14 @@ def _environment(folder: Path) -> dict[str, str]:
     places = {"DAGSTER_HOME": "", "ETPI_DATA": "data", "ETPI_CATALOG": "etpi.duckdb", "ETPI_SPECS": "specs"}
     own = {name: str(folder / place) for name, place in places.items()}
     return {**os.environ, **own, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+
+
+def test_a_catalog_that_failed_is_not_published_again(folder, monkeypatch):
+    monkeypatch.setenv("ETPI_DATA", str(folder / "data"))
+    runs = client.Client(load_specs(folder / "specs"))
+    jobs = []
+    monkeypatch.setattr(runs, "_run", lambda job, key, assets: jobs.append(job) or ["catalog: disk full"])
+    assert runs.run_experiments(["catalog"]) == {"catalog": ["catalog: disk full"]} and jobs == ["publish_catalog"]
 
 
 @contextmanager

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from etpi.run import console
 from etpi.run.console_table import ending, failures_table, states_table
 from etpi_assets.planning.planner import Step
 from etpi_resources.lake.lake import Lake, Ref
@@ -16,6 +19,13 @@ def _clock(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now
+
+
+def test_line_is_written_whole_so_that_two_threads_do_not_share_one(monkeypatch):
+    written = []
+    monkeypatch.setattr(console.sys, "stderr", SimpleNamespace(write=written.append))
+    console.say("one")
+    assert [text[9:] for text in written] == ["one\n"]
 
 
 def test_progress_shows_stage_share_rate_and_time_left(monkeypatch):
@@ -86,6 +96,7 @@ def test_a_run_ends_with_links_or_the_reasons_of_its_failures(tmp_path, monkeypa
     assert "etpi ui" in text and "etpi sql" in text and "plan_first_tiny_2.toml" in text
     monkeypatch.setenv("ETPI_VIEW_URL", "https://lab/view/")
     assert "https://lab/view/experiment/plan_first_tiny" in ending(lake, ["plan_first_tiny"])
+    assert "etpi status" not in failures_table({"catalog": ["catalog: disk full"]})
     text = failures_table({"right": ["tasks of little: blocked"], "publish_catalog": ["catalog: disk full"]})
     assert "failed: right, publish_catalog" in text and "  right: tasks of little: blocked" in text
     assert "etpi status right" in text and "  publish_catalog: catalog: disk full" in text

@@ -121,9 +121,10 @@ def test_keys_move_along_rows_and_turns(address: str, browser: Any) -> None:
     def press(keys: str) -> None:
         browser.find_element(By.TAG_NAME, "body").send_keys(keys)
 
-    browser.get(f"{address}/rollouts?sort=task")
-    press("jjk")
-    assert len(browser.find_elements(By.CSS_SELECTOR, "tr.at")) == 1
+    for path in (f"/regressions/{STUDY}", f"/dataset/{STUDY}", "/rollouts?sort=task"):
+        browser.get(f"{address}{path}")
+        press("jjk")
+        assert len(browser.find_elements(By.CSS_SELECTOR, "tr.at")) == 1, path
     press(Keys.ENTER)
     wait.WebDriverWait(browser, 20).until(lambda opened: "/rollout/" in opened.current_url)
     press("jj")

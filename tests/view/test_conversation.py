@@ -6,6 +6,7 @@ import json
 import re
 from datetime import timedelta
 
+from etpi.view.app import _templates
 from etpi.view.conversation import read_conversation
 from etpi_resources.links import rollout_page, task_page
 from tests.support.small_lake import AT
@@ -33,6 +34,15 @@ def test_turns_of_a_round_are_side_by_side() -> None:
     turns = rows_of([turn("r", "a", 0, "x"), turn("r", "a", 1, "x"), turn("r", "b", 0, "x")])
     conversation = read_conversation([], turns, [])
     assert cells(conversation) == [["a/0", "b/0"], ["a/1", None]] and conversation.clock == "round"
+
+
+def test_excerpt_counts_the_turns_that_each_agent_has_more() -> None:
+    turns = rows_of([turn("r", agent, n, "x") for agent, count in (("a", 4), ("b", 2)) for n in range(count)])
+    rollout = {"origin": "set", "made_for": SET, "rollout_id": "r", "side": "base", "verdict": "passed"}
+    rollout |= {"exit_status": "Submitted", "decoding": None, "seed": None, "teacher": None}
+    column = {"rollout": rollout, "side": "base", "conversation": read_conversation([], turns, [])}
+    page = _templates().get_template("macros.html.jinja").module.attempt(column, 2)
+    assert re.findall(r"\d+ more", page) == ["2 more"]
 
 
 def test_recorded_turns_are_in_the_order_of_time() -> None:
@@ -98,7 +108,9 @@ def test_dropped_rollout_says_why(pages) -> None:
 
 
 def test_reinforced_rollout_shows_its_advantage(pages) -> None:
-    assert "advantage 0.250" in pages.get(rollout_page("rl", STUDY, NAMES["rl"])).text
+    text = pages.get(rollout_page("rl", STUDY, NAMES["rl"])).text
+    assert "advantage 0.250" in text and "None" not in text
+    assert "<dt>reward</dt><dd>1.00</dd>" in text, "of the verdict, as in the list of rollouts"
 
 
 def test_regressions_and_task_put_base_beside_student(pages) -> None:
@@ -109,4 +121,5 @@ def test_regressions_and_task_put_base_beside_student(pages) -> None:
     beside = pages.get(task_page(STUDY, "t2")).text
     assert re.findall(r"<h2>(\w+)", beside) == ["base", "student", "teacher"]
     assert beside.index(NAMES["base"]) < beside.index(NAMES["student"]) < beside.index(NAMES["dropped"])
-    assert "1 lost, 0 gained" in pages.get(f"/experiment/{STUDY}").text
+    text = pages.get(f"/experiment/{STUDY}").text
+    assert "1 lost, 0 gained" in text and "rl in training" in text, "not the evaluation of its checkpoint"

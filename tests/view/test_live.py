@@ -93,6 +93,17 @@ def test_evaluation_has_a_name_its_tasks_and_the_time_left_before_a_catalog_know
     assert "of 3 rollouts" not in text and "Evaluation of new: sft greedy sample 0: complete, 3 rollouts" in text
 
 
+def test_evaluation_that_several_experiments_share_names_none(lake: Lake, client) -> None:
+    """An evaluation's journal has no experiment: every experiment with this checkpoint uses it."""
+    with Journal(lake.root / "scratch/evaluations/code1", KEY) as journal:
+        record = finished(0)
+        record.suite, record.experiment, record.checkpoint_role, record.decoding = "held", None, "sft", "greedy"
+        journal.append(record)
+        response = client.get("/live")
+        assert response.status_code == 200 and "<b>1</b> rollout" in response.text, response.text
+        assert client.get(f"/live/rollout?journal=evaluations/code1/journal-{KEY}.jsonl&offset=0").status_code == 200
+
+
 @pytest.mark.parametrize(("split", "limit", "planned"), [("all", None, 8), ("train", 1, 2), ("heldout", None, 6)])
 def test_rollout_set_is_counted_in_its_split(lake: Lake, client, split: str, limit: int | None, planned: int) -> None:
     rows = [{"suite": "s", "task_id": str(n), "repo": "dock", "split": "heldout" if n else "train"} for n in range(4)]

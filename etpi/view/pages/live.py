@@ -60,8 +60,8 @@ def _planned(lake: Lake, state: JournalState) -> int | None:
         section = _spec(lake, "rollout_set", state.key)
     elif newest is not None and newest.experiment:
         section = _spec(lake, "experiment", newest.experiment).get("evaluate") or {}
-    ref = Ref("tasks", "suite", section.get("suite") or "")
-    if not section.get("suite") or lake.current(ref) is None:
+    suite = section.get("suite")
+    if not suite or lake.current(ref := Ref("tasks", "suite", suite)) is None:
         return None
     splits = lake.read(ref, "tasks", ["split"])["split"].to_pylist()
     split = section.get("split", "all")
