@@ -84,8 +84,8 @@ def _problem_of(
     """Run tests again, some of them changed and others `left` as they are; return why the patch is not believed."""
     copies, names = changed
     second = again(copies, reference=False)
-    if not copies:
-        return {} if passes(second) else {"not_believed": _ONCE}
+    if not copies and not passes(second):
+        return {"not_believed": _ONCE}
     passed = {node for node in second.of_kind("passed") if name_of_test(node) in names}
     absent = {node for node in run.of_kind("passed") - second.of_kind("passed") if name_of_test(node) in left}
     if not passed and not absent:
