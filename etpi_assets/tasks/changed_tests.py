@@ -162,7 +162,8 @@ class _Module:
     ) -> list[_Edit]:
         """Return edits of one of the assertions that every call of the function reaches; none if there is none."""
         reached = list(_reached(function.body))
-        constants = [node for node in ast.walk(function) if isinstance(node, ast.Constant)]
+        constants = {node for node in ast.walk(function) if isinstance(node, ast.Constant)}
+        taken = {node.value for node in constants}
         bound = dict(_bindings(function, reached))
         shared = _readable(self._shared, function)
         unseen = {name: value for name, value in shared.items() if name.removeprefix("self.") not in seen}
@@ -170,10 +171,10 @@ class _Module:
             expected = (_expected(statement, names, rng, partly=partly) for statement in _with_loops(reached))
             together = [literals for several in expected for literals in several]
             all_expected = [literal for literals in together for literal in literals]
-            others = [node for node in constants if node not in all_expected]
+            others = [self._data[slice(*self._span(each))].decode() for each in constants.difference(all_expected)]
             rng.shuffle(together)
             for literals in together:
-                edits = [edit for each in literals if (edit := self._other_value(each, rng, constants, others))]
+                edits = [edit for each in literals if (edit := self._other_value(each, rng, taken, others))]
                 if literals and len(edits) == len(literals):
                     # Equal ones change too: a value that was repeated, and is not any more, would tell a copy.
                     texts = {self._data[edit.start : edit.end]: edit.text for edit in edits if edit.text not in _BOOLS}
@@ -183,7 +184,7 @@ class _Module:
         return [rng.choice(reversals)] if reversals else []
 
     def _other_value(
-        self, literal: ast.expr, rng: random.SystemRandom, taken: Sequence[ast.Constant], others: Sequence[ast.Constant]
+        self, literal: ast.expr, rng: random.SystemRandom, taken: Collection[object], others: Sequence[str]
     ) -> _Edit | None:
         """Return an edit that gives a literal another value of the same type by changing one character of it; none of
         the values `taken`, if another is found. One of `others` may become another of them."""
@@ -196,11 +197,10 @@ class _Module:
         assert isinstance(literal, ast.Constant)
         if isinstance(literal.value, bool):
             return _Edit(start, end, str(not literal.value))
-        texts = [self._data[slice(*self._span(each))].decode() for each in others]
-        if before in texts and rng.random() < 0.5:
-            texts = [text for text in texts if "\n" not in text and _is_other(text, literal.value)]
-            if texts:
-                return _Edit(start, end, rng.choice(texts))
+        if before in others and rng.random() < 0.5:
+            for text in rng.choices(others, k=_TRIES):
+                if "\n" not in text and _is_other(text, literal.value):
+                    return _Edit(start, end, text)
         places = [at for at, letter in enumerate(before) if letter.isascii() and letter.isalnum()]
         places = [at for at in places if before[at - 1 : at] != "\\"]
         if isinstance(literal.value, float):
@@ -213,7 +213,7 @@ class _Module:
             after = before[:at] + rng.choice(letters) + before[at + 1 :]
             if _is_other(after, literal.value):
                 other = _Edit(start, end, after)
-                if ast.literal_eval(after) not in [each.value for each in taken]:
+                if ast.literal_eval(after) not in taken:
                     break
         if other:
             return other
