@@ -80,7 +80,7 @@ def changed_tests(
 
     Args:
         tests: the hidden test files, path -> text.
-        visible: the files that an agent saw. A test that stands in them as it is stays unchanged, if others can be
+        visible: the files that an agent saw. A test that stands in them as it is stays unchanged, if elsewhere can be
             changed: an agent that knows it could tell a copy from the original.
         left: names of tests to leave as they are.
     """
@@ -171,10 +171,10 @@ class _Module:
             expected = (_expected(statement, names, rng, partly=partly) for statement in _with_loops(reached))
             together = [literals for several in expected for literals in several]
             all_expected = [literal for literals in together for literal in literals]
-            others = [self._data[slice(*self._span(each))].decode() for each in constants.difference(all_expected)]
+            elsewhere = [self._data[slice(*self._span(each))].decode() for each in constants.difference(all_expected)]
             rng.shuffle(together)
             for literals in together:
-                edits = [edit for each in literals if (edit := self._other_value(each, rng, taken, others))]
+                edits = [edit for each in literals if (edit := self._other_value(each, rng, taken, elsewhere))]
                 if literals and len(edits) == len(literals):
                     # Equal ones change too: a value that was repeated, and is not any more, would tell a copy.
                     texts = {self._data[edit.start : edit.end]: edit.text for edit in edits if edit.text not in _BOOLS}
@@ -184,10 +184,10 @@ class _Module:
         return [rng.choice(reversals)] if reversals else []
 
     def _other_value(
-        self, literal: ast.expr, rng: random.SystemRandom, taken: Collection[object], others: Sequence[str]
+        self, literal: ast.expr, rng: random.SystemRandom, taken: Collection[object], elsewhere: Sequence[str]
     ) -> _Edit | None:
         """Return an edit that gives a literal another value of the same type by changing one character of it; none of
-        the values `taken`, if another is found. One of `others` may become another of them."""
+        the values `taken`, if another is found. A value that also stands `elsewhere` in the test may become another that does."""
         start, end = self._span(literal)
         before = self._data[start:end].decode()
         if isinstance(literal, ast.Name | ast.Attribute):
@@ -197,8 +197,8 @@ class _Module:
         assert isinstance(literal, ast.Constant)
         if isinstance(literal.value, bool):
             return _Edit(start, end, str(not literal.value))
-        if before in others and rng.random() < 0.5:
-            for text in rng.choices(others, k=_TRIES):
+        if before in elsewhere and rng.random() < 0.5:
+            for text in rng.choices(elsewhere, k=_TRIES):
                 if "\n" not in text and _is_other(text, literal.value):
                     return _Edit(start, end, text)
         places = [at for at, letter in enumerate(before) if letter.isascii() and letter.isalnum()]
@@ -292,7 +292,7 @@ def _shared_literals(tree: ast.Module) -> dict[str, ast.expr]:
 def _readable(
     shared: Mapping[str, ast.expr], function: ast.FunctionDef | ast.AsyncFunctionDef
 ) -> dict[str, list[ast.expr]]:
-    """Return {name: [literal]} of the module's literals that a test can read; its own names hide others."""
+    """Return {name: [literal]} of the module's literals that a test can read; its own names hide elsewhere."""
     arguments = {argument.arg for argument in function.args.args}
     local = arguments | {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     read = {name: [value] for name, value in shared.items() if name not in local}

@@ -646,6 +646,20 @@ def rope(n):
 knot = rope
 """
     },
+    "tests reported in another file": in_module(f"""
+import re
+from _pytest.nodes import Item, Node
+{REPORT_AS_PASSED}
+forged, before = reports.TestReport.from_item_and_call.__func__, Node.nodeid.fget
+Item.nodeid = property(lambda item: re.sub("^.*/test_[^:]*", "other.py", before(item)))
+
+def renamed(cls, item, call):
+    report = forged(cls, item, call)
+    report.nodeid = item.nodeid
+    return report
+
+reports.TestReport.from_item_and_call = classmethod(renamed)
+"""),
     "an expected failure stored in the test's item": called("""
     frame = sys._getframe()
     while "item" not in frame.f_locals:

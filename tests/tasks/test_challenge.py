@@ -234,6 +234,28 @@ def test_patch_that_passes_the_first_run_alone_is_not_believed() -> None:
     assert "not_believed" in challenged(PASSED, FAILED, {}, repeated=FAILED)
 
 
+@pytest.mark.parametrize("name", ["tests/other.py::test_b", f"{FILE}::test_b - x", f"{FILE}::A.test_b"])
+@pytest.mark.parametrize("kind", [None, "failed"])
+def test_test_that_is_reported_by_another_name_is_no_pass(name: str, kind: str | None) -> None:
+    outcomes = {f"{FILE}::test_a": "passed", name: "passed", **({f"{FILE}::test_b": kind} if kind else {})}
+    renamed = replace(PASSED, outcomes=outcomes)
+
+    def again(copies: Mapping[str, str], *, reference: bool) -> GradedRun:
+        return FAILED if copies else PASSED if reference else renamed
+
+    assert "not_believed" in challenge(renamed, {}, again, lambda run: True)
+
+
+def test_test_that_fails_and_need_not_pass_is_no_doubt() -> None:
+    first = run({"test_a": "passed", "test_b": "failed"})
+    first = replace(first, output=f"= short test summary info =\nFAILED {FILE}::test_b - AssertionError\n")
+
+    def again(copies: Mapping[str, str], *, reference: bool) -> GradedRun:
+        return PASSED if reference and not copies else FAILED if copies else first
+
+    assert challenge(first, {}, again, lambda run: True) == CHALLENGED
+
+
 def test_test_left_out_when_it_runs_again_is_no_pass() -> None:
     for kind in ("skipped", "xfailed"):
         left_out = run({"test_a": "passed", "test_b": kind})
