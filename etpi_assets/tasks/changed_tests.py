@@ -80,7 +80,7 @@ def changed_tests(
 
     Args:
         tests: the hidden test files, path -> text.
-        visible: the files that an agent saw. A test that stands in them as it is stays unchanged, if elsewhere can be
+        visible: the files that an agent saw. A test that stands in them as it is stays unchanged, if others can be
             changed: an agent that knows it could tell a copy from the original.
         left: names of tests to leave as they are.
     """
@@ -187,7 +187,7 @@ class _Module:
         self, literal: ast.expr, rng: random.SystemRandom, taken: Collection[object], elsewhere: Sequence[str]
     ) -> _Edit | None:
         """Return an edit that gives a literal another value of the same type by changing one character of it; none of
-        the values `taken`, if another is found. A value that also stands `elsewhere` in the test may become another that does."""
+        the values `taken`, if another is found. One that the test has `elsewhere` too may become another of those."""
         start, end = self._span(literal)
         before = self._data[start:end].decode()
         if isinstance(literal, ast.Name | ast.Attribute):
@@ -292,7 +292,7 @@ def _shared_literals(tree: ast.Module) -> dict[str, ast.expr]:
 def _readable(
     shared: Mapping[str, ast.expr], function: ast.FunctionDef | ast.AsyncFunctionDef
 ) -> dict[str, list[ast.expr]]:
-    """Return {name: [literal]} of the module's literals that a test can read; its own names hide elsewhere."""
+    """Return {name: [literal]} of the module's literals that a test can read; its own names hide others."""
     arguments = {argument.arg for argument in function.args.args}
     local = arguments | {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     read = {name: [value] for name, value in shared.items() if name not in local}
