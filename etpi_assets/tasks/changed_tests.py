@@ -1,12 +1,12 @@
 """Copies of hidden tests that a right solution fails: in each test, one expected value is another of the same type.
 
-The copies keep names, files and lines of the originals; place and value are chosen at random, and the value is no other
-literal of the test, such as an argument, so that code which reads the test cannot tell that a value was changed. An
-expected value may also be a name that the test assigns, loops over or is parametrized with: then the literals bound to
-the name change. If a test has no literal of its own, so do constants of its module or class, what `setUp` assigns and
-what a fixture returns; other tests that read them may fail too. Then a literal that enters a compared value changes
-without a call in between (the 2 of `2 * x`). A test without any gets its comparison reversed (`==` to `!=`, `assertIn`
-to `assertNotIn`), which values that are equal to everything pass.
+The copies keep names, files and lines of the originals; place and value are chosen at random, and the value is no
+other literal of the test, such as an argument, so that code which reads the test cannot tell that a value was changed.
+An expected value may also be a name that the test assigns, loops over or is parametrized with: then the literals bound
+to the name change, or an exception or its text. If a test has no literal of its own, so do constants of its module or
+class, what `setUp` assigns and what a fixture returns; other tests that read them may fail too. Then a literal that
+enters a compared value changes without a call in between (the 2 of `2 * x`). A test without any gets its comparison
+reversed (`==` to `!=`, `assertIn` to `assertNotIn`), which values that are equal to everything pass.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ import random
 import re
 import string
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 TestName = tuple[str, str]
 """(Name of a test file without its folder, name of a test function)."""
 
-_EQUAL = re.compile(r"assert(?!.*[nN]ot).*([eE]qual|allclose)s?$")
-_RAISES = ("raises", "assertRaises")
-_STOPS = (*_RAISES, "assertRaisesRegex", "suppress")
+_EQUAL = re.compile(
+    r"assert(?!.*[nN]ot).*([eE]qual|allclose)s?$|^(assertI[ns]|isclose|allclose|array_equal|startswith|endswith)$"
+)
+_RAISES = ("raises", "assertRaises", "assertRaisesRegex")
+_STOPS = (*_RAISES, "suppress")
 """Context managers whose block may end early."""
 _CONSTRUCTORS = frozenset(
     """
@@ -58,6 +60,7 @@ _REVERSED_METHODS: Mapping[str, str] = {
     "assertIsNot": "assertIs",
 }
 _TRIES = 40
+_BOOLS = ("True", "False")
 
 
 @dataclass(frozen=True)
@@ -159,24 +162,32 @@ class _Module:
     ) -> list[_Edit]:
         """Return edits of one of the assertions that every call of the function reaches; none if there is none."""
         reached = list(_reached(function.body))
-        taken = [node.value for node in ast.walk(function) if isinstance(node, ast.Constant)]
+        constants = {node for node in ast.walk(function) if isinstance(node, ast.Constant)}
+        taken = {node.value for node in constants}
         bound = dict(_bindings(function, reached))
         shared = _readable(self._shared, function)
         unseen = {name: value for name, value in shared.items() if name.removeprefix("self.") not in seen}
         for names, partly in ((bound, False), (unseen, False), (bound, True)):
             expected = (_expected(statement, names, rng, partly=partly) for statement in _with_loops(reached))
             together = [literals for several in expected for literals in several]
+            all_expected = [literal for literals in together for literal in literals]
+            elsewhere = [self._data[slice(*self._span(each))].decode() for each in constants.difference(all_expected)]
             rng.shuffle(together)
             for literals in together:
-                edits = [edit for literal in literals if (edit := self._other_value(literal, rng, taken))]
+                edits = [edit for each in literals if (edit := self._other_value(each, rng, taken, elsewhere))]
                 if literals and len(edits) == len(literals):
-                    return edits
+                    # Equal ones change too: a value that was repeated, and is not any more, would tell a copy.
+                    texts = {self._data[edit.start : edit.end]: edit.text for edit in edits if edit.text not in _BOOLS}
+                    spans = [self._span(each) for each in all_expected]
+                    return edits + [_Edit(a, b, texts[self._data[a:b]]) for a, b in spans if self._data[a:b] in texts]
         reversals = [edit for statement in reached for edit in self._reversals(statement)]
         return [rng.choice(reversals)] if reversals else []
 
-    def _other_value(self, literal: ast.expr, rng: random.SystemRandom, taken: Collection[object]) -> _Edit | None:
+    def _other_value(
+        self, literal: ast.expr, rng: random.SystemRandom, taken: Collection[object], elsewhere: Sequence[str]
+    ) -> _Edit | None:
         """Return an edit that gives a literal another value of the same type by changing one character of it; none of
-        the values `taken`, if another is found."""
+        the values `taken`, if another is found. One that the test has `elsewhere` too may become another of those."""
         start, end = self._span(literal)
         before = self._data[start:end].decode()
         if isinstance(literal, ast.Name | ast.Attribute):
@@ -186,21 +197,26 @@ class _Module:
         assert isinstance(literal, ast.Constant)
         if isinstance(literal.value, bool):
             return _Edit(start, end, str(not literal.value))
+        if before in elsewhere and rng.random() < 0.5:
+            for text in rng.choices(elsewhere, k=_TRIES):
+                if "\n" not in text and _is_other(text, literal.value):
+                    return _Edit(start, end, text)
         places = [at for at, letter in enumerate(before) if letter.isascii() and letter.isalnum()]
         places = [at for at in places if before[at - 1 : at] != "\\"]
         if isinstance(literal.value, float):
-            places = places[:1]  # a later digit may be within a tolerance
-        edit = None
+            nonzero = [at for at in places if before[at] != "0"]  # 7.25 for 0.25 would be no share
+            places = (nonzero or places)[:1]  # a later digit may be within a tolerance
+        other = None
         for _ in range(_TRIES if places else 0):
             at = rng.choice(places)
             letters = next(kind for kind in _KINDS if before[at] in kind)
             after = before[:at] + rng.choice(letters) + before[at + 1 :]
             if _is_other(after, literal.value):
-                edit = _Edit(start, end, after)
+                other = _Edit(start, end, after)
                 if ast.literal_eval(after) not in taken:
                     break
-        if edit:
-            return edit
+        if other:
+            return other
         after = f"{before[:-1]}{rng.choice(string.ascii_lowercase)}{before[-1:]}"
         return _Edit(start, end, after) if _is_other(after, literal.value) else None
 
@@ -320,7 +336,7 @@ def _reached(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
         if not defines and any(isinstance(node, ast.Return) for node in ast.walk(statement)):
             return
         yield statement
-        if isinstance(statement, ast.With):
+        if isinstance(statement, ast.With | ast.AsyncWith):
             calls = [item.context_expr for item in statement.items if isinstance(item.context_expr, ast.Call)]
             if not any(_last_name(call.func) in _STOPS for call in calls):
                 yield from _reached(statement.body)
@@ -344,30 +360,41 @@ def _expected(
     Args:
         partly: take the literals of compared values of which neither is a literal.
     """
-    sides: list[ast.expr] = []
-    if isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Compare):
-        if len(statement.test.ops) == 1 and isinstance(statement.test.ops[0], ast.Eq | ast.Is):
-            sides = [statement.test.left, *statement.test.comparators]
-        elif len(statement.test.ops) == 1 and isinstance(statement.test.ops[0], ast.In):
-            container = statement.test.comparators[0]
-            if isinstance(container, ast.List | ast.Tuple | ast.Set) and not _is_value(statement.test.left):
-                yield _constants(container) if _is_value(container) else []
-            else:
-                sides = [statement.test.left]
-    elif (call := _call(statement)) and len(call.args) > 1:
-        if _EQUAL.search(_last_name(call.func)):
-            sides = call.args[:2]
-        elif _last_name(call.func) in _RAISES:
-            yield from ([name] for name in call.args[:1] if _is_exception(name))
-    elif isinstance(statement, ast.With) and isinstance(block := statement.items[0].context_expr, ast.Call):
-        yield from ([name] for name in block.args[:1] if _last_name(block.func) in _RAISES and _is_exception(name))
-    values = [bound.get(_name(side), [side]) for side in sides]
-    literals = [several for several in values if all(map(_is_value, several))]
-    if len(literals) == 1:
-        each = [_constants(value) for value in literals[0]]
-        yield from ([constant] for constant in each[0]) if len(each) == 1 else [[rng.choice(c) for c in each if c]]
-    elif partly and not literals:
-        yield from ([constant] for several in values if len(several) == 1 for constant in _constants(several[0]))
+    for test in _asserted(statement):
+        sides: list[ast.expr] = []
+        if isinstance(test, ast.Compare) and len(test.ops) == 1:
+            if isinstance(test.ops[0], ast.Eq | ast.Is):
+                sides = [test.left, *test.comparators]
+            elif isinstance(test.ops[0], ast.In):
+                container = test.comparators[0]
+                if isinstance(container, ast.List | ast.Tuple | ast.Set) and not _is_value(test.left):
+                    yield _constants(container) if _is_value(container) else []
+                else:
+                    sides = [test.left]
+        elif isinstance(test, ast.Call) and _last_name(test.func) in _RAISES:
+            yield from ([name] for name in test.args[:1] if _is_exception(name))
+            yield from (_constants(keyword.value) for keyword in test.keywords if keyword.arg == "match")
+            yield from (_constants(text) for text in test.args[1:2] if _last_name(test.func).endswith("Regex"))
+        elif isinstance(test, ast.Call) and _EQUAL.search(_last_name(test.func)):
+            object_ = [test.func.value] if isinstance(test.func, ast.Attribute) and len(test.args) == 1 else []
+            sides = [*object_, *test.args][: 1 if _last_name(test.func) == "assertIn" else 2]
+        values = [bound.get(_name(side), [side]) for side in sides]
+        literals = [several for several in values if all(map(_is_value, several))]
+        if len(literals) == 1:
+            each = [_constants(value) for value in literals[0]]
+            yield from ([constant] for constant in each[0]) if len(each) == 1 else [[rng.choice(c) for c in each if c]]
+        elif partly and not literals:
+            yield from ([constant] for several in values if len(several) == 1 for constant in _constants(several[0]))
+
+
+def _asserted(statement: ast.stmt) -> list[ast.expr]:
+    """Return the comparisons and calls that all must hold for a statement to pass."""
+    if isinstance(statement, ast.With | ast.AsyncWith):
+        return [statement.items[0].context_expr]
+    test = statement.test if isinstance(statement, ast.Assert) else _call(statement)
+    if isinstance(test, ast.Call) and _last_name(test.func) == "assertTrue" and test.args:
+        test = test.args[0]
+    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test] if test else []
 
 
 def _constants(value: ast.AST) -> list[ast.expr]:
@@ -375,7 +402,8 @@ def _constants(value: ast.AST) -> list[ast.expr]:
     if isinstance(value, ast.Constant):
         return [value] if isinstance(value.value, bool | int | float | str | bytes) else []
     if isinstance(value, ast.Call):
-        inner: Iterable[ast.AST] = value.args if _last_name(value.func) in _CONSTRUCTORS else ()
+        kept = slice(1) if _last_name(value.func) in ("date", "datetime") else slice(None)  # no 13th month
+        inner: Iterable[ast.AST] = value.args[kept] if _last_name(value.func) in _CONSTRUCTORS else ()
     else:
         inner = ast.iter_child_nodes(value) if isinstance(value, _HOLDS_VALUES) else ()
     return [constant for node in inner for constant in _constants(node)]

@@ -30,7 +30,7 @@ def pytest_outcomes(output: str) -> Outcomes:
     for line in summary.splitlines():
         if match := _PYTEST.match(line.strip()):
             word = {"XFAIL": "PASSED", "XPASS": "FAILED"}.get(match[1], match[1])
-            outcomes[_name(match[2], word)] = word
+            outcomes[_name(match[2], match[1])] = word
     return outcomes
 
 
@@ -67,7 +67,7 @@ def counts(output: str) -> tuple[int, int]:
 
 
 def _name(text: str, word: str) -> str:
-    """Return the node id without the reason, which only failures and errors have; parameters may contain ` - `."""
+    """Return the node id without the reason, which a passed test does not have; parameters may contain ` - `."""
     if word == "PASSED":
         return text.strip()
     bracket = text.find("[")

@@ -222,12 +222,13 @@ class RepositoryFamily(Family, ABC):
     ) -> GradedRun | CommandResult:
         """Apply the changes in a fresh sandbox and run the hidden tests, with `copies` (path -> text) over them."""
         plugins = installed_plugins(sandbox)  # listed before the patch is applied
+        self.put_tests(task, sandbox)
+        tests = self.hidden_tests(task, sandbox)  # read before the patch, whose files may exceed the limit of a read
         put_changes(sandbox, changes)
         self.put_tests(task, sandbox)
         command = self._test_command(task)
         if not self.runs_pytest(task):
             return sandbox.run(command)
-        tests = self.hidden_tests(task, sandbox)
         sandbox.write_files({**tests, **(copies or {})})  # all, so that no file's time tells a copy
         return run_graded(sandbox, command, tests=tests, roots=self.roots(task), plugins=plugins)
 

@@ -117,7 +117,8 @@ def run(command, timeout):
     started, ended_before = time.monotonic(), out_of_memory()
     argument = [b"-c", command]
     if len(command) > LONGEST_ARGUMENT:
-        put(b"/tmp/.command", command)
+        # It removes its file, since later commands must not find the tests that a judge's command wrote.
+        put(b"/tmp/.command", b"rm -f /tmp/.command; " + command)
         argument = [b"/tmp/.command"]
     out, into = os.pipe()
     # The command inherits this limit. Setting it afterwards would take a call that commands could use on each other.

@@ -80,8 +80,9 @@ def test_path_outside_the_workspace_is_refused(factory, path):
         factory.create({path: "x"})
 
 
-def test_long_command_runs_and_command_with_nul_fails(fresh):
+def test_long_command_runs_unseen_and_command_with_nul_fails(fresh):
     assert fresh.run("true " + "x" * 300_000 + "; echo done").output == "done\n"
+    assert fresh.run("find /tmp /dev/shm . -type f -size +99k").output == ""
     assert fresh.run("echo a\0b").exit_code == 126
     alive(fresh)
 

@@ -261,6 +261,7 @@ def test_grader_of_a_suite_reaches_its_tasks_and_an_unknown_one_is_refused(tmp_p
     [
         (DOUBLE, "print(int(input()) * 2)", "print(4)"),
         ({"fn_name": "f", "inputs": [[2], [5]], "outputs": [4, [10]]}, "def f(n):\n    return n * 2", "def f(n): ..."),
+        ({"inputs": ["30000"], "outputs": ["x " * 30000]}, "print('x ' * int(input()))", "print('x ' * 9000)"),
         (CHECK, "class Solution:\n    def double(self, n):\n        return 2 * n", "import sys\nsys.exit(0)"),
     ],
 )

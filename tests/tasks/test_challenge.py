@@ -57,7 +57,7 @@ def test_expected_value_becomes_another_of_its_type(body: str, value: object) ->
         ("assert (rope(4))<(knot(4))", "assert rope(4) >= knot(4)"),
         ("assert not rope(4)", "assert rope(4)"),
         ("assert rope(4)", "assert not rope(4)"),
-        ("self.assertIn(1, rope(4))", "self.assertNotIn(1, rope(4))"),
+        ("self.assertIn(a, rope(4))", "self.assertNotIn(a, rope(4))"),
         ("self.assertTrue(rope(4))", "self.assertFalse(rope(4))"),
         ("if x:\n        return\n    assert rope(4) == 8", None),
         ("rope(4)", None),
@@ -147,6 +147,43 @@ def test_changed_value_is_no_other_literal_of_the_test(call: str, free: str) -> 
     assert values == set(free)
 
 
+def test_repeated_values_stay_repeated() -> None:
+    """A value that was repeated, and no longer is, would tell a copy from the original."""
+    text = "def test_a():\n    assert rope(1) == 8 and knot(2) == 8\n    self.assertTrue(rope(3) == 9)\n"
+    copies = [changed_tests({FILE: text}, {})[0][FILE] for _ in range(50)]
+    values = {tuple(re.findall(r"== (\d)", copy)) for copy in copies}
+    assert all(one == two for one, two, _ in values) and len({one == "8" for one, *_ in values}) == 2
+    text = "def test_a():\n    x = 8\n    y = 4\n    assert rope(x, y) == 8\n"
+    values = {changed_tests({FILE: text}, {})[0][FILE].rpartition("== ")[2].strip() for _ in range(100)}
+    assert "4" in values and len(values) > 2 and "8" not in values
+
+
+@pytest.mark.parametrize(
+    ("body", "others"),
+    [
+        ("assert rope(4) == 0.25", {f"0.{digit}5" for digit in "013456789"}),
+        ("assert rope(4) == date(2021, 1, 31)", None),
+        ("with pytest.raises(ValueError, match='long'):\n        rope(4)", None),
+        ("with self.assertRaisesRegex(ValueError, 'long'):\n        rope(4)", None),
+        ("assert isclose(rope(4), 8)", None),
+        ("assert rope(4).startswith('long')", None),
+        ("self.assertIn('long', rope(4))", None),
+        ("self.assertTrue(rope(4) == 8)", None),
+        ("assert rope(4) == 8 and rope(3) == 7", None),
+        ("async with rope(4) as x:\n        assert x == 8", None),
+    ],
+)
+def test_value_is_changed_by_one_that_might_be_right(body: str, others: set[str] | None) -> None:
+    bodies = {changed(body) for _ in range(100)}
+    assert None not in bodies and not any("not" in text.lower() or "!=" in text for text in bodies if text)
+    if others:
+        assert {text.split("== ")[1] for text in bodies if text} <= others
+    if "date" in body:
+        assert all(text and text.endswith(", 1, 31)") for text in bodies)
+    if "Raises" in body or "raises" in body:
+        assert {text and "ValueError" in text for text in bodies} == {text and "long" not in text for text in bodies}
+
+
 def test_value_is_changed_where_all_others_of_its_length_are_taken() -> None:
     text = "def test_a():\n    assert rope(0, 1, 2, 3, 4, 5, 6, 7, 9) == 8\n"
     assert changed_tests({FILE: text}, {})[1] == {("test_moor.py", "test_a")}
@@ -195,6 +232,38 @@ def test_verdict_is_unchallenged_where_a_feature_has_no_changed_value() -> None:
 
 def test_patch_that_passes_the_first_run_alone_is_not_believed() -> None:
     assert "not_believed" in challenged(PASSED, FAILED, {}, repeated=FAILED)
+
+
+@pytest.mark.parametrize("name", ["tests/other.py::test_b", f"{FILE}::test_b - x", f"{FILE}::A.test_b"])
+@pytest.mark.parametrize("kind", [None, "failed"])
+def test_test_that_is_reported_by_another_name_is_no_pass(name: str, kind: str | None) -> None:
+    outcomes = {f"{FILE}::test_a": "passed", name: "passed", **({f"{FILE}::test_b": kind} if kind else {})}
+    renamed = replace(PASSED, outcomes=outcomes)
+
+    def again(copies: Mapping[str, str], *, reference: bool) -> GradedRun:
+        return FAILED if copies else PASSED if reference else renamed
+
+    assert "not_believed" in challenge(renamed, {}, again, lambda run: True)
+
+
+def test_test_that_fails_and_need_not_pass_is_no_doubt() -> None:
+    first = run({"test_a": "passed", "test_b": "failed"})
+    first = replace(first, output=f"= short test summary info =\nFAILED {FILE}::test_b - AssertionError\n")
+
+    def again(copies: Mapping[str, str], *, reference: bool) -> GradedRun:
+        return PASSED if reference and not copies else FAILED if copies else first
+
+    assert challenge(first, {}, again, lambda run: True) == CHALLENGED
+
+
+def test_test_left_out_when_it_runs_again_is_no_pass() -> None:
+    for kind in ("skipped", "xfailed"):
+        left_out = run({"test_a": "passed", "test_b": kind})
+
+        def again(copies: Mapping[str, str], *, reference: bool, left_out: GradedRun = left_out) -> GradedRun:
+            return FAILED if copies else PASSED if reference else left_out
+
+        assert "not_believed" in challenge(PASSED, {}, again, lambda run: True)
 
 
 def wanted_of(copies: Mapping[str, str]) -> dict[str, str]:

@@ -129,6 +129,37 @@ def test_copied_directory_keeps_no_way_out_and_no_module_of_the_runner():
         ]
 
 
+FORGED = """
+import base64, io, tarfile
+file = io.BytesIO()
+with tarfile.open(fileobj=file, mode="w:gz") as archive:
+    for name, target, mode in [("d", "", {mode}), ("d/one", "/etc/passwd", 0o777), ("two", "d/one", 0o777)]:
+        entry = tarfile.TarInfo(name)
+        entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE if target else tarfile.DIRTYPE, target, mode
+        archive.addfile(entry)
+open("answer.tar.gz.b64", "wb").write(base64.b64encode(file.getvalue()))
+"""
+
+
+@pytest.mark.parametrize("mode", ["0o111", "0o555"])
+def test_archive_that_cannot_be_cleaned_is_refused(mode):
+    with BubblewrapFactory().create({"forge.py": FORGED.format(mode=mode)}) as machine:
+        assert machine.run("python3 forge.py; touch unreadable; chmod 000 unreadable").exit_code == 0
+        answer = machine.read_files()["answer.tar.gz.b64"]
+        assert snapshot.take(machine) is None, "tar fails, and the archive is the agent's own"
+    with BubblewrapFactory().create({}) as fresh:
+        assert snapshot.put(fresh, answer) is not None
+
+
+@pytest.mark.parametrize("name", ["yaml", "yaml.egg-info"])
+def test_what_cannot_be_removed_is_refused(name):
+    with BubblewrapFactory().create({f"{name}/__init__.py": "", "zz": ""}) as machine:
+        assert machine.run(f"chmod 555 {name}").exit_code == 0
+        answer = snapshot.take(machine)
+    with BubblewrapFactory().create({}) as fresh:
+        assert answer and snapshot.put(fresh, answer, {"yaml"}) is not None
+
+
 @pytest.mark.parametrize(
     ("test", "reward", "verdict"),
     [

@@ -27,6 +27,11 @@ def test_unittest_outcomes_take_the_last_word_of_a_line() -> None:
     }
 
 
+def test_reason_of_an_expected_failure_is_no_part_of_its_name() -> None:
+    printed = "= short test summary info\nXFAIL t.py::a[1 - 2] - known\nXFAIL t.py::b\nPASSED t.py::c[1 - 2]\n"
+    assert pytest_outcomes(printed) == dict.fromkeys(["t.py::a[1 - 2]", "t.py::b", "t.py::c[1 - 2]"], "PASSED")
+
+
 @pytest.mark.parametrize("part", ["1", "a ... ", "Tests: 1", "Tests: ", " passed", "\x1b[1", "ok ", "FAILED a - ["])
 def test_hostile_output_of_any_length_is_read(part: str) -> None:
     text = "short test summary info\n" + part * (300_000 // len(part))  # hours, if the time grew with its square

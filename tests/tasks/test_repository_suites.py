@@ -301,6 +301,16 @@ def test_swe_bench_tasks_are_proven_and_judged(repository, factory, testbed, tmp
     assert judge({**FILES, "tests/test_moor.py": "def test_rope(): pass\ndef test_there(): pass\n"}) == "no_patch"
 
 
+def test_tests_are_read_where_a_patch_fills_the_limit_of_a_read(repository, tmp_path):
+    checkouts = repository.checkouts("moor__moor-7")
+    params = {"checkouts": str(checkouts), "sandbox": "bubblewrap", **SMALL, "disk_gib": 1 / 1024}
+    task = one(swe_bench.FAMILY, path=str(write_rows(tmp_path, repository.swe_row())), **params)
+    deep = "/".join(["z" * 250] * 12)
+    files = {**solved("1"), **{f"{deep}/{number}": "" for number in range(400)}}
+    verdict = swe_bench.FAMILY.judge(task, {"agent1": files}, BubblewrapFactory())
+    assert (verdict.verdict, verdict.details["challenged"]) == ("passed", 1)
+
+
 # --- through the graph ---------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from etpi_assets.worlds.coop_tiny_shared import FAMILY
 from etpi_assets.worlds.coop_tiny_shared.features import OPERATIONS, Formula
 from etpi_assets.worlds.coop_tiny_shared.generate import LAYOUTS, generate_tasks
 from etpi_assets.worlds.coop_tiny_shared.judge import counted
-from etpi_assets.worlds.coop_tiny_shared.merge import MergeConflict, merge_texts, merge_trees
+from etpi_assets.worlds.coop_tiny_shared.merge import LONGEST, MergeConflict, merge_texts, merge_trees
 from etpi_assets.worlds.coop_tiny_shared.policy import CoopTinySharedPolicy, SharedSkill
 from etpi_assets.worlds.names import is_heldout
 from etpi_assets.worlds.text_engine import TextEngine, UntokenizedChat
@@ -297,6 +297,8 @@ def test_hunks_that_touch_or_overlap_conflict():
             with pytest.raises(MergeConflict, match=r"x\.py: both changed lines"):
                 merge_texts(base, *sides, "x.py")
     assert merge_texts(base, "ONE\ntwo\nthree\nfour\n", "one\ntwo\nTHREE\nfour\n") == "ONE\ntwo\nTHREE\nfour\n"
+    with pytest.raises(MergeConflict):
+        merge_texts(base, "x\n" * LONGEST + base, f"{base}five\n")
 
 
 def test_trees_merge_added_and_removed_files():

@@ -16,6 +16,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from etpi_assets.tasks.family import UNCHALLENGED, Verdict
@@ -81,7 +82,7 @@ def judge(tests: Mapping[str, Any], text: str, limits: Limits, sandboxes: Sandbo
     if program is None:
         return Verdict(0.0, "no_answer", {"tests": 0})
     source = f"{tests['prelude']}\n{program}" if tests.get("prelude") else program
-    with sandboxes.create({"solution.py": source + "\n"}, limits) as sandbox:
+    with sandboxes.create({"solution.py": source + "\n"}, replace(limits, output_bytes=4 << 20)) as sandbox:
         problem = _checked(tests, sandbox) if "test" in tests else _compared(tests, sandbox)
     trust = {"verdict_trust": UNCHALLENGED} if "test" in tests else {}
     return Verdict(

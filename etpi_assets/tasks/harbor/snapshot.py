@@ -44,26 +44,29 @@ leads_out() {{
   esac
   [[ "/$target/" = */../* ]]
 }}
-find . -type l -print0 | while IFS= read -r -d "" link; do leads_out "$link" && rm -f -- "$link"; done
-find . ! -type f ! -type d ! -type l -delete
-metadata . -exec rm -rf -- {{}} +
+find . -type l -print0 > /tmp/links || exit 1
+while IFS= read -r -d "" link; do ! leads_out "$link" || rm -f -- "$link" || exit 1; done < /tmp/links
+rm -f /tmp/links
+find . ! -type f ! -type d ! -type l -delete || exit 1
+metadata . -exec rm -rf -- {{}} + || exit 1
 metadata /tmp/metadata -exec mv -- {{}} . \\; ; rmdir /tmp/metadata
 for entry in *; do
   [[ "$known" != *" $entry "* && " $reserved " = *" ${{entry%%.*}} "* ]] || continue
   if [ -d "$entry" ]; then compgen -G "$entry/__init__.*" > /dev/null || continue
   else [[ "$entry" = *.py || "$entry" = *.pyc || "$entry" = *.so ]] || continue; fi
-  rm -rf -- "$entry"
+  rm -rf -- "$entry" || exit 1
 done
 """
 """A link stays if no step of its way can leave the working directory: it goes up from its own folder, which is no link,
 at most to the working directory, and only down from there. So it reaches no /proc or /dev, whose links depend on the
-process that reads them."""
+process that reads them. An archive is refused if something in it cannot be listed or removed, such as the content of a
+folder without rights: tar keeps modes, and an unprivileged machine obeys them."""
 
 
 def take(machine: Sandbox) -> str | None:
     """Return the working directory as a base64 archive, None on failure. The machine is unusable afterwards."""
-    machine.run(_TAKE, timeout=120.0)
-    return machine.read_files().get(_ARCHIVE)
+    done = machine.run(_TAKE, timeout=120.0)
+    return None if done.exit_code else machine.read_files().get(_ARCHIVE)
 
 
 def put(sandbox: Sandbox, answer: str, reserved: Collection[str] = ()) -> str | None:

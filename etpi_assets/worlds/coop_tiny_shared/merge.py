@@ -11,6 +11,9 @@ import re
 from collections.abc import Mapping
 from difflib import SequenceMatcher
 
+LONGEST = 1_000_000
+"""Characters of a text; the time and memory of a merge grow with the number of lines."""
+
 _Hunk = tuple[int, int, tuple[str, ...]]
 
 
@@ -44,6 +47,8 @@ def merge_trees(base: Mapping[str, str], ours: Mapping[str, str], theirs: Mappin
 
 def merge_texts(base: str, ours: str, theirs: str, path: str = "") -> str:
     """Return `base` with both sides' changes, by lines. Raises MergeConflict."""
+    if max(len(ours), len(theirs)) > LONGEST:
+        raise MergeConflict(path, f"longer than {LONGEST} characters")
     lines = _lines(base)
     hunks = sorted({*_hunks(lines, ours), *_hunks(lines, theirs)})
     merged: list[str] = []
