@@ -60,3 +60,5 @@ def test_infrastructure_errors_of_one_checkpoint_are_not_diluted_by_the_others(b
 def test_one_error_among_few_rollouts_of_a_role_blocks_nothing() -> None:
     few = [row for row in rows(rl=1) if row["checkpoint_role"] != "rl" or row["task_id"] in ("t0", "t1", "t2")]
     assert infrastructure_held(from_rows("rollouts", few)).passed
+    each = [row for row in rows(base=1, sft=1, rl=1) if row["task_id"] in ("t0", "t1", "t2")]
+    assert not infrastructure_held(from_rows("rollouts", each)).passed, "a third of all"

@@ -40,7 +40,7 @@ def samples() -> list[dict[str, Any]]:
 def failed(rows=None, rollouts=None, rewards=None, reports=None) -> set[str]:
     """Return the names of the failed checks."""
     rows = samples() if rows is None else rows
-    names = [row["rollout_id"] for row in samples()]
+    names = [row["rollout_id"] for row in rows]
     scored = [
         {"rollout_id": n, "function": f, "value": 0.0, "weight": 1.0} for n in names for f in ("format", "outcome")
     ]
@@ -65,9 +65,9 @@ def test_whole_run_passes() -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        {"rows": samples()[4:], "rollouts": [row["rollout_id"] for row in samples()[4:]]},
+        {"rows": samples()[4:]},
         {"rollouts": [row["rollout_id"] for row in samples()[1:]]},
-        {"rows": [*samples(), *({**row, "step": 7} for row in samples()[:4])]},
+        {"rows": [*samples(), *({**row, "rollout_id": f"x{row['rollout_id']}", "step": 7} for row in samples()[:4])]},
         {"rewards": lambda scored: scored[1:]},
         {"rewards": lambda scored: [{**scored[0], "function": "outcome"}, *scored[1:]]},
     ],
