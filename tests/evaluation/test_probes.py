@@ -97,6 +97,12 @@ def test_prompt_ids_other_than_those_sent_fail() -> None:
         assert not probes.ids_returned("train", PROMPTS, wrong).passed
 
 
+def test_blank_turn_is_no_answer_in_words() -> None:
+    agent = probes.AgentSection(action_format="tool_or_answer")
+    assert probes.parses("train", PROMPTS, _turns(text="Moored."), 0.8, agent).passed
+    assert not probes.parses("train", PROMPTS, _turns(text=" \n"), 0.8, agent).passed
+
+
 def test_one_failed_seed_fails_and_intermediate_checkpoints_do_not_decide() -> None:
     failed, passed = (probes.parses("train", PROMPTS, _turns(text=text), 0.8) for text in ("", CALL))
     rows = [passed.row("c" * 16, "sft", 0), failed.row("d" * 16, "sft", 1)]
