@@ -124,7 +124,9 @@ def tito_pairs(run: AssetRun, selected_trajectories: Input, raw_rollouts: Input,
             named = ((f"{name}-{number:06}", block) for number, block in blocks_of_set)
             yield from run.parts_of(named, factory, turns * _SECONDS_PER_TURN[section.capture])
 
-    return _pairs_produced(run, section, _spooled(run, parts()))
+    counted = _spooled(run, parts())
+    counted["reconcile"]["offered"] = pc.sum(selected["turns"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
+    return _pairs_produced(run, section, counted)
 
 
 def _blocks(raw_rollouts: Input, rollout_set: str, rollout_ids: frozenset[str]) -> Iterator[dict[str, pa.Table]]:
@@ -235,6 +237,7 @@ def upweighted_dataset(
     factory = DatasetFactory(pairs, rule, planned.validate, most)
     named = ((f"{block.start:010}", block) for block in planned.blocks)
     figures = _spooled(run, run.parts_of(named, factory, len(pairs) * _SECONDS_PER_ROW))
+    figures["reconcile"]["offered"] = len(pairs)
     tables = {name: run.spooled(name) for name in run.node.tables}
     checks = _dataset_checks(run, task_rows, figures, tito_pairs, selected_trajectories, scored_rollouts, raw_rollouts)
     measured = lengths.totals(figures["lengths"], context, limit)

@@ -177,13 +177,14 @@ def role_figures(rows: pa.Table, pairs: pa.Table) -> dict[str, int]:
 
 def role_outcome(rows_of: Mapping[str, int], section: GatesSection) -> CheckOutcome:
     """Compare the rarer role's share of the training rows with its floor, if agents work in pairs."""
-    figures = dict(rows_of)
-    if set(rows_of) <= {"solo"}:
-        return CheckOutcome.not_applicable("role_balance", "one agent acts alone, so there are no roles.", figures)
     pair_roles = {role: rows_of.get(role, 0) for role in ("proposer", "responder")}
-    share = min(pair_roles.values()) / max(1, sum(pair_roles.values()))
+    figures = {**pair_roles, **rows_of}
+    rows = sum(pair_roles.values()) + rows_of.get("None", 0)  # a row without a role counts for neither
+    if not rows:
+        return CheckOutcome.not_applicable("role_balance", "no rows are of agents that work in pairs.", figures)
+    share = min(pair_roles.values()) / rows
     floor = section.role_balance
-    message = f"Rows by role: {listed(pair_roles)}; the rarer has {share:.2f}, {_limit('floor', floor, '.2f')}."
+    message = f"Rows by role: {listed(figures)}; the rarer has {share:.2f}, {_limit('floor', floor, '.2f')}."
     advice = "A student trained on one role fails the other: select rollouts whole, with both agents' turns."
     return _gate("role_balance", None if floor is None else share >= floor, message, advice, figures)
 

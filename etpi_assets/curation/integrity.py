@@ -86,9 +86,10 @@ def _reconcile(name: str, counted: Mapping[str, Any], training: int, balance: st
         "offered": counted["offered"], "kept": counted["kept"], "training": training, "dropped": counted["dropped"],
         "reasons": dict(reasons),
     }  # fmt: skip
-    if counted["wrong"]:
+    missing = counted["offered"] - counted["kept"] - counted["dropped"]  # also of blocks that nothing read
+    if counted["wrong"] or missing:
         first = [tuple(key) for key in counted["first_wrong"][:_SHOWN]]
-        message += f": {counted['wrong']} are missing or duplicated, first {first}; do not use this version"
+        message += f": {counted['wrong'] or missing} are missing or duplicated, first {first}; do not use this version"
         return CheckOutcome(name, False, message, figures=figures)
     if not training:
         remedies = {
@@ -323,16 +324,16 @@ def default_render_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
             "base.tokenizer and base.chat_template with those of the rollouts."
         )
         return CheckOutcome("prompt_is_default_render", False, message, figures=figures)
-    message = f"{compared} of {agents} agents' prompts compared with the default render, all equal."
     if not compared:
-        message = f"Cannot be decided: for none of {agents} agents is the default prompt known (imported rollouts)."
+        reason = f"for none of {agents} agents is the default prompt known (imported rollouts)."
+        return CheckOutcome.not_applicable("prompt_is_default_render", reason, figures)
+    message = f"{compared} of {agents} agents' prompts compared with the default render, all equal."
     return CheckOutcome("prompt_is_default_render", True, message, figures=figures)
 
 
 def label_figures(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> dict[str, Any]:
     """Count the labels of rows and of sequences, with their weights, and the rows that are not at their span."""
     wanted = pc.sum(rows["output_tokens"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
-    expected_weight = 0.0
     labelled, weighted, laid = 0, 0.0, {}
     for sequence in _sequences(sequences):
         _, labels, weights = expand(sequence)
@@ -340,14 +341,13 @@ def label_figures(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> dict[
         weighted += float(weights.sum())
         laid[sequence["sequence_id"]] = _LaidOut.of(sequence)
     wrong: list[str] = []
-    columns = ["pair_id", "sequence_id", "span_start", "span_end", "weight", "copies", "output_tokens"]
+    columns = ["pair_id", "split", "sequence_id", "span_start", "span_end", "weight", "copies", "output_tokens"]
     for row, prompt, output in turns_of(rows, pairs, columns):
-        expected_weight += row["weight"] * row["copies"] * row["output_tokens"]
         if prompt is None or output is None or not _is_in_place(row, laid.get(row["sequence_id"]), prompt, output):
             wrong.append(row["pair_id"])
     return {
         "labels": labelled, "weight": weighted, "sequences": len(sequences),
-        "wanted": wanted, "wanted_weight": expected_weight, "rows": len(rows),
+        "wanted": wanted, "rows": len(rows),
         "misplaced": len(wrong), "first": wrong[:_SHOWN],
     }  # fmt: skip
 
@@ -355,47 +355,54 @@ def label_figures(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> dict[
 def label_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     """Check that the labels of the sequences are the outputs of the rows, each after its own input, and that there are
     labels."""
-    labels, weight, wanted, wanted_weight = (counted[n] for n in ("labels", "weight", "wanted", "wanted_weight"))
+    labels, weight, wanted = (counted[name] for name in ("labels", "weight", "wanted"))
     sequences, wrong = counted["sequences"], counted["misplaced"]
     figures = {"label_tokens": labels, "row_tokens": wanted, "weighted_tokens": weight, "sequences": sequences}
-    passed = not wrong and labels == wanted > 0 and np.isclose(weight, wanted_weight, rtol=1e-5)
+    passed = not wrong and labels == wanted > 0  # so no other span has a weight
     message = f"{labels} label tokens in {sequences} sequences, exactly the outputs of {counted['rows']} rows."
     if not passed:
         message = (
-            f"{labels} label tokens (weight {weight:.0f}) in the sequences, {wanted} (weight {wanted_weight:.0f}) in "
-            f"the rows, {wrong} rows not at their span, first {counted['first'][:_SHOWN]}: a "
-            "healthy loss would hide this. Materialize upweighted_dataset again; if it stays, the merge is broken."
+            f"{labels} label tokens in the sequences, {wanted} in the rows, {wrong} rows not at their span with their "
+            f"weight and split, first {counted['first'][:_SHOWN]}: a healthy loss would hide this. Materialize "
+            "upweighted_dataset again; if it stays, the merge is broken."
         )
-    return CheckOutcome("label_tokens", bool(passed), message, figures=figures)
+    return CheckOutcome("label_tokens", passed, message, figures=figures)
 
 
 @dataclass(frozen=True)
 class _LaidOut:
-    """The ids, tree and spans of a sequence; `sound`: its tree keeps the rules of the layout."""
+    """The split, ids, tree and spans (each with its weight) of a sequence; `sound`: its tree keeps the rules of the
+    layout."""
 
+    split: str
     ids: np.ndarray
     tree: PrefixTree
     sound: bool
-    spans: frozenset[tuple[int, int]]
+    spans: Mapping[tuple[int, int], float]
 
     @classmethod
     def of(cls, sequence: Mapping[str, Any]) -> _LaidOut:
         tree = PrefixTree.from_row(sequence)
-        spans = zip(sequence["span_starts"].tolist(), sequence["span_ends"].tolist(), strict=True)
-        return cls(np.asarray(sequence["input_ids"], dtype=np.int32), tree, tree.find_error() is None, frozenset(spans))
+        places = zip(sequence["span_starts"].tolist(), sequence["span_ends"].tolist(), strict=True)
+        spans = dict(zip(places, sequence["span_weights"].tolist(), strict=True))
+        ids = np.asarray(sequence["input_ids"], dtype=np.int32)
+        return cls(sequence["split"], ids, tree, tree.find_error() is None, spans)
 
 
 def _sequences(sequences: pa.Table) -> Iterator[dict[str, Any]]:
     """Yield the rows of `sequences`, with lists as arrays."""
     lists = ["input_ids", "node_starts", "node_parents", "node_positions", "span_starts", "span_ends", "span_weights"]
-    for batch in batches(sequences, ["sequence_id", *lists]):
-        for name, *of_sequence in zip(batch[0].to_pylist(), *map(arrays, batch.columns[1:]), strict=True):
-            yield {"sequence_id": name, **dict(zip(lists, of_sequence, strict=True))}
+    for batch in batches(sequences, ["sequence_id", "split", *lists]):
+        names = (column.to_pylist() for column in batch.columns[:2])
+        for name, split, *of_sequence in zip(*names, *map(arrays, batch.columns[2:]), strict=True):
+            yield {"sequence_id": name, "split": split, **dict(zip(lists, of_sequence, strict=True))}
 
 
 def _is_in_place(row: Mapping, sequence: _LaidOut | None, prompt: np.ndarray, output: np.ndarray) -> bool:
     start, end = row["span_start"], row["span_end"]
-    if sequence is None or end - start != len(output) or (start, end) not in sequence.spans:
+    if sequence is None or end - start != len(output) or row["split"] != sequence.split:
+        return False
+    if not np.isclose(sequence.spans.get((start, end), 0.0), row["weight"] * row["copies"], rtol=1e-5):
         return False
     if not sequence.sound or not 0 < end <= sequence.tree.length or not len(prompt) or not len(output):
         return False

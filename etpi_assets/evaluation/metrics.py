@@ -215,16 +215,19 @@ def _by_task(units: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, tuple[fl
 def threshold_checks(metrics: pa.Table, section: MetricsSection, roles: Sequence[str]) -> list[CheckOutcome]:
     """Compare the pooled rates of the trained roles with the section's thresholds: one advisory outcome per rate.
 
-    A rate that cannot be decided at its n passes, and the message says so.
+    A rate that cannot be decided at its n passes, and the message says so; one that was not measured fails.
     """
     outcomes = []
     rows = [r for r in metrics.to_pylist() if r["seed"] is None and r["checkpoint_role"] in roles]
     for metric in get_args(Threshold):
-        sentences, passed, figures = [], True, {}
+        name, sentences, passed, figures = f"{metric}_threshold", [], True, {}
         threshold, measured = section.thresholds.get(metric), in_reading(metric, section.reading)
-        nothing = "no threshold is set" if threshold is None else "no trained checkpoint was evaluated"
+        if threshold is None or not rows:
+            nothing = "no threshold is set." if threshold is None else "no trained checkpoint was evaluated."
+            outcomes.append(CheckOutcome.not_applicable(name, nothing))
+            continue
         for row in rows:
-            if threshold is None or row["metric"] != measured:
+            if row["metric"] != measured:
                 continue
             estimate = Estimate(row["value"], row["n"], row["n"], row["ci_low"], row["ci_high"], row["interval"])
             verdict, sentence = decide(estimate, threshold)
@@ -233,13 +236,6 @@ def threshold_checks(metrics: pa.Table, section: MetricsSection, roles: Sequence
             label += " as published" if measured != metric else ""
             sentences.append(f"{label}: {sentence}")
             figures[label] = row["value"]
-        outcomes.append(
-            CheckOutcome(
-                name=f"{metric}_threshold",
-                passed=passed,
-                message="; ".join(sentences) or nothing,
-                blocking=False,
-                figures=figures,
-            )
-        )
+        message = "; ".join(sentences) or f"{measured} was not measured on any rollout; remove it from the thresholds"
+        outcomes.append(CheckOutcome(name, passed and bool(sentences), message, blocking=False, figures=figures))
     return outcomes

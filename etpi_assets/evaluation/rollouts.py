@@ -8,6 +8,7 @@ roll it out only once.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -127,18 +128,19 @@ def _roll_out(
 
 def every_condition_ran(rollouts: pa.Table, expected: Mapping[tuple[str, int | None, str, int], int]) -> CheckOutcome:
     """Check that each (role, seed, decoding, sampler seed) has one rollout per task."""
-    counts: dict[tuple[Any, ...], int] = {}
-    for row in rollouts.select(["checkpoint_role", "seed", "decoding", "sample_seed"]).to_pylist():
-        key = (row["checkpoint_role"], row["seed"], row["decoding"], row["sample_seed"])
-        counts[key] = counts.get(key, 0) + 1
-    wrong = {key: (counts.get(key, 0), n) for key, n in expected.items() if counts.get(key, 0) != n}
+    columns = ["checkpoint_role", "seed", "decoding", "sample_seed"]
+    rows = [tuple(row.values()) for row in rollouts.select([*columns, "task_id"]).to_pylist()]
+    counts = Counter(row[:-1] for row in rows)
+    tasks = Counter(row[:-1] for row in set(rows))
+    wrong = {key: (counts[key], n) for key, n in expected.items() if not counts[key] == tasks[key] == n}
     passed = not wrong and len(counts) == len(expected)
     return CheckOutcome(
         name="every_condition_ran",
         passed=passed,
         message=f"{rollouts.num_rows} rollouts in {len(expected)} conditions"
         if passed
-        else f"missing or surplus rollouts, (role, seed, decoding, sampler seed) -> (rollouts, expected): {wrong}; "
+        else "missing, repeated or surplus rollouts, (role, seed, decoding, sampler seed) -> (rollouts, expected): "
+        f"{wrong}; "
         "materialize eval_rollouts again",
         figures={"rollouts": rollouts.num_rows, "conditions": len(expected)},
     )
@@ -152,16 +154,20 @@ def harness_as_trained(evaluated: AgentSection, rollout_sets: Iterable[RolloutSe
 
 
 def infrastructure_held(rollouts: pa.Table, bound: float = 0.05) -> CheckOutcome:
-    """Check that infrastructure errors are too rare to bias the remaining rollouts."""
-    errors = [e for e in rollouts["error"].to_pylist() if e is not None]
-    share = len(errors) / max(1, rollouts.num_rows)
-    return CheckOutcome(
-        name="infrastructure_held",
-        passed=share <= bound,
-        message=f"{len(errors)} of {rollouts.num_rows} rollouts ended in an infrastructure error "
-        f"(bound {percent(bound)})" + (f"; the first: {errors[0]}" if errors else ""),
-        figures={"errors": len(errors), "share": share},
-    )
+    """Check that infrastructure errors are too rare to bias the remaining rollouts, of all and of each checkpoint role
+    and decoding; one error among a few rollouts of a role is no bias."""
+    rows = rollouts.select(["checkpoint_role", "decoding", "error"]).to_pylist()
+    failed = [row for row in rows if row["error"] is not None]
+    share = len(failed) / max(1, len(rows))
+    message = f"{len(failed)} of {len(rows)} rollouts ended in an infrastructure error (bound {percent(bound)})"
+    passed = share <= bound
+    of, errors = (Counter((row["checkpoint_role"], row["decoding"]) for row in group) for group in (rows, failed))
+    for (role, decoding), n in errors.items():
+        if n > 1 and n > bound * of[role, decoding]:
+            passed, message = False, f"{message}, {n} of the {of[role, decoding]} of {role} {decoding}"
+    message += f"; the first: {failed[0]['error']}" if failed else ""
+    figures = {"errors": len(failed), "share": share}
+    return CheckOutcome("infrastructure_held", passed, message, figures=figures)
 
 
 def _under(agent: AgentSection, budget: Budget) -> AgentSection:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 from hashlib import sha256
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,17 @@ def _is_answer(row: Any) -> bool:
 
 def units(root: Path) -> list[Path]:
     """Return the files of answers; the root itself if it is a file."""
-    files = jsonl_units(root)
-    return [file for file in files if file == root or any(_is_answer(row) for _, row in islice(iter_rows(file), 1))]
+    return [file for file in jsonl_units(root) if file == root or _may_hold_answers(file)]
+
+
+def _may_hold_answers(file: Path) -> bool:
+    """Return whether the first readable row is an answer, or no row of a file with rows is readable."""
+    damaged = False
+    for _, row in iter_rows(file):
+        if not isinstance(row, Unreadable):
+            return _is_answer(row)
+        damaged |= row.reason != "empty"
+    return damaged
 
 
 def iter_answers(unit: Path) -> Iterator[tuple[int, Any]]:

@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from etpi_assets.scoring.advantage import group_advantages
 from etpi_assets.specs.training import RLSection
-from etpi_assets.training.sft_checks import PROOFS, proofs
+from etpi_assets.training.sft_checks import PROOFS, Judgement, outcomes_of_seeds, proofs
 from etpi_resources.lake.check_outcome import CheckOutcome, percent
 from etpi_resources.trainers.contracts import GrpoFigures
 from etpi_resources.trainers.policy_link import largest_gap
@@ -43,7 +44,7 @@ def checks(
     return [
         _rollouts_recorded(section, list(reports), tables, samples),
         _advantages_hold(section, samples),
-        _logprobs_agree(section, reports),
+        *outcomes_of_seeds({"logprobs_agree": partial(_gap, section)}, reports),
         prompts_fit(section, tasks, left_out),
         varied,
         *proved,
@@ -69,14 +70,15 @@ def _rollouts_recorded(
     expected = {(seed, step): size for seed in seeds for step in rounds}
     counts = Counter((row["seed"], row["step"]) for row in samples)
     ids = {row["rollout_id"] for row in samples}
-    scored = Counter(row["rollout_id"] for row in tables["rewards"].to_pylist())
+    wanted = Counter((name, term.function) for name in ids for term in section.rewards)
+    scored = Counter((row["rollout_id"], row["function"]) for row in tables["rewards"].to_pylist())
     problems = [f"seed {s} step {t}: {counts[s, t]} of {n}" for (s, t), n in expected.items() if counts[s, t] != n]
     if unexpected := counts.keys() - expected.keys():
         problems.append(f"rounds that the run did not request: {sorted(unexpected)[:3]}")
     if ids != set(tables["rollouts"]["rollout_id"].to_pylist()) or len(ids) != len(samples):
         problems.append("samples and rollouts do not match one to one")
-    if short := [name for name in ids if scored[name] != len(section.rewards)]:
-        problems.append(f"{len(short)} rollouts lack a reward, first {short[0]}")
+    if wrong := sorted((wanted - scored) + (scored - wanted)):
+        problems.append(f"{len(wrong)} rewards are missing or repeated, first {wrong[0]}")
     message = f"{len(samples)} rollouts of {len(expected)} rounds, each with {len(section.rewards)} rewards"
     if problems:
         message = f"{'; '.join(problems[:5])}. Remove the run's folder below checkpoints/rounds and train again"
@@ -101,11 +103,10 @@ def _advantages_hold(section: RLSection, samples: list[dict[str, Any]]) -> Check
     return CheckOutcome("advantages_hold", not mixed and not wrong, message, figures=figures)
 
 
-def _logprobs_agree(section: RLSection, reports: Mapping[int, GrpoFigures]) -> CheckOutcome:
+def _gap(section: RLSection, report: GrpoFigures) -> Judgement:
     served = [section.options["dtype"]] if "dtype" in section.options else []
-    computed = [dtype for report in reports.values() for dtype in (report.dtype, report.saved.dtype)]
-    bound = largest_gap(*served, *computed)
-    gaps = [line.logprob_gap for report in reports.values() for line in report.log if line.logprob_gap is not None]
+    bound = largest_gap(*served, report.dtype, report.saved.dtype)
+    gaps = [line.logprob_gap for line in report.log if line.logprob_gap is not None]
     mean = sum(gaps) / len(gaps) if gaps else None
     message = "no log-prob was compared"
     if mean is not None:
@@ -113,7 +114,7 @@ def _logprobs_agree(section: RLSection, reports: Mapping[int, GrpoFigures]) -> C
     passed = mean is not None and mean <= bound
     if not passed:
         message += "; the policy is rolled out with other weights, temperature or template than it is trained with"
-    return CheckOutcome("logprobs_agree", passed, message, figures={"mean": mean, "bound": bound})
+    return passed, message, {"mean": mean, "bound": bound}
 
 
 def _groups_vary(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutcome:

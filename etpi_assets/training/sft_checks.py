@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from etpi_assets.training.checkpoints import SftReport
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import Lake, LakeError
-from etpi_resources.trainers.contracts import SftFigures, TrainingFigures
+from etpi_resources.trainers.contracts import TrainingFigures
 
 PROOFS = ("weights_differ_from_base", "adapter_not_zero", "reload_equals_saved")
 """The checks of a checkpoint that SFT and GRPO have in common."""
@@ -55,23 +56,25 @@ def training_split(lake: Lake, files: Sequence[Path]) -> TrainingSplit:
     return TrainingSplit(int(row["sequences"]), int(row["labels"]), int(row["tokens"]))
 
 
-def checks(reports: Mapping[int, SftFigures], split: TrainingSplit) -> list[CheckOutcome]:
+def checks(reports: Mapping[int, SftReport], split: TrainingSplit) -> list[CheckOutcome]:
     """Run every check of `CHECKS` on the reports of all seeds; all are blocking."""
-    judges: dict[str, Callable[[SftFigures], Judgement]] = {
+    judges: dict[str, Callable[[SftReport], Judgement]] = {
         "label_tokens_match": lambda r: _counts(r, "labels", split.labels, split.sequences),
         "no_sequence_cut": lambda r: _counts(r, "tokens", split.tokens, split.sequences),
         "loss_finite_and_falls": _loss,
     }
-    return [*_outcomes(judges, reports), *proofs(reports)]
+    return [*outcomes_of_seeds(judges, reports), *proofs(reports)]
 
 
 def proofs(reports: Mapping[int, TrainingFigures]) -> list[CheckOutcome]:
     """Run every check of `PROOFS` on the reports of all seeds; all are blocking."""
     judges = {"weights_differ_from_base": _differs, "adapter_not_zero": _adapter, "reload_equals_saved": _reload}
-    return _outcomes(judges, reports)
+    return outcomes_of_seeds(judges, reports)
 
 
-def _outcomes(judges: Mapping[str, Callable[[Report], Judgement]], reports: Mapping[int, Report]) -> list[CheckOutcome]:
+def outcomes_of_seeds(
+    judges: Mapping[str, Callable[[Report], Judgement]], reports: Mapping[int, Report]
+) -> list[CheckOutcome]:
     """Return one outcome per check; its message has the seeds that failed, or all seeds if none did."""
     outcomes = []
     for name, judge in judges.items():
@@ -84,7 +87,7 @@ def _outcomes(judges: Mapping[str, Callable[[Report], Judgement]], reports: Mapp
     return outcomes
 
 
-def _counts(report: SftFigures, what: str, in_dataset: int, sequences: int) -> Judgement:
+def _counts(report: SftReport, what: str, in_dataset: int, sequences: int) -> Judgement:
     """Compare the labels or tokens of the first pass with the dataset's table.
 
     If the run ended within its first pass, compare them with the trainer's plan.
@@ -105,15 +108,16 @@ def _counts(report: SftFigures, what: str, in_dataset: int, sequences: int) -> J
     )
 
 
-def _loss(report: SftFigures) -> Judgement:
-    """Check that the last validation loss is below the one before the first step.
+def _loss(report: SftReport) -> Judgement:
+    """Check that the last validation loss until the checkpoint that is used is below the one before the first step.
 
-    Without a validation split, check that the last training loss is below the first.
+    Without one, check that the last training loss is below the first.
     """
-    log = report.log
-    kind = "validation" if log[0].val_loss is not None else "training"
-    values = [line.val_loss if kind == "validation" else line.loss for line in log]
-    values = [value for value in values if value is not None]
+    used = next((checkpoint.step for checkpoint in report.checkpoints if checkpoint.final), report.log[-1].step)
+    log = [line for line in report.log if line.step <= used]
+    validation = [line.val_loss for line in log if line.val_loss is not None]
+    kind = "validation" if len(validation) > 1 else "training"
+    values = validation if kind == "validation" else [line.loss for line in log if line.loss is not None]
     first, last = values[0], values[-1]
     figures = {"kind": kind, "first": first, "last": last}
     change = f"{kind} loss {first:.3f} -> {last:.3f}"

@@ -10,6 +10,7 @@ import pytest
 
 from etpi_assets.agent.prompts import steering_text
 from etpi_assets.curation import gates, integrity
+from etpi_assets.curation.assets import _lost_inputs
 from etpi_assets.curation.default_prompt import student_prompt
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, make_pairs
 from etpi_assets.curation.steering import SteeringNgrams
@@ -73,6 +74,10 @@ def test_every_rollout_scored_fails_without_a_score():
     missing = every_rollout_scored(*tables, without(created.scores, 0), created.agent_scores)
     fails(missing, created.selected["rollout_id"][0].as_py())
     fails(every_rollout_scored(*tables, created.scores, without(created.agent_scores, 3)))
+    for twice in ("scores", "agent_scores"):
+        scored = {"scores": created.scores, "agent_scores": created.agent_scores}
+        scored[twice] = pa.concat_tables([scored[twice], scored[twice].slice(0, 1)])
+        fails(every_rollout_scored(*tables, **scored))
 
 
 def offered(created):
@@ -89,6 +94,14 @@ def test_pairs_reconcile_fails_on_a_missing_and_on_a_duplicate_pair():
     fails(missing, created.pairs["rollout_id"][5].as_py())
     twice = pa.concat_tables([created.pairs, created.pairs.slice(0, 1)])
     fails(whole.pairs_reconcile(turns, twice, created.pairs_dropped), created.pairs["rollout_id"][0].as_py())
+
+
+def test_blocks_that_were_never_read_fail_although_the_others_balance():
+    created = dataset()
+    figures = integrity.reconcile_figures(created.pairs, created.rows, created.dropped)
+    assert integrity.dataset_reconciles_outcome(figures, 60).passed
+    fails(integrity.dataset_reconciles_outcome(figures | {"offered": 70}, 60), "6 are missing")
+    fails(integrity.pairs_reconcile_outcome(figures | {"offered": 70}), "6 are missing")
 
 
 def test_rollouts_without_the_capture_fail_and_name_the_option():
@@ -226,10 +239,39 @@ def test_label_tokens_fails_unless_each_span_is_its_rows_output():
     fails(whole.label_tokens(created.rows, created.pairs, shifted), f"{sequence['rows']} rows", label_tokens=labels)
     other = changed(created.sequences, 0, input_ids=[0, *sequence["input_ids"][1:]])
     fails(whole.label_tokens(created.rows, created.pairs, other), label_tokens=labels)
+    also = {"span_starts": 1, "span_ends": sequence["span_starts"][0], "span_weights": 0.0}
+    more = changed(created.sequences, 0, **{name: [value, *sequence[name]] for name, value in also.items()})
+    fails(whole.label_tokens(created.rows, created.pairs, more))
+    fails(whole.label_tokens(created.rows, created.pairs, with_last_id(created.sequences, 0)), label_tokens=labels)
     light = changed(created.sequences, 0, span_weights=[0.5] * len(sequence["span_weights"]))
     fails(whole.label_tokens(created.rows, created.pairs, light), label_tokens=labels)
+    other = {"train": "val", "val": "train"}[sequence["split"]]
+    fails(whole.label_tokens(created.rows, created.pairs, changed(created.sequences, 0, split=other)), "split")
     nothing = created.rows.slice(0, 0), created.pairs, created.sequences.slice(0, 0)
     fails(whole.label_tokens(*nothing), label_tokens=0)
+
+
+def with_last_id(sequences: pa.Table, token: int) -> pa.Table:
+    return changed(sequences, 0, input_ids=[*sequences["input_ids"][0].as_py()[:-1], token])
+
+
+def test_label_tokens_counts_copies():
+    created = dataset(weights={"upweight_factor": 4, "upweight_form": "duplicate"})
+    passes(whole.label_tokens(created.rows, created.pairs, created.sequences))
+
+
+def test_label_tokens_fails_if_turns_of_a_sequence_share_their_weight_evenly():
+    created = dataset(weights={"upweight_factor": 4})
+    sequence = created.sequences.to_pylist()[0]
+    lengths = np.subtract(sequence["span_ends"], sequence["span_starts"])
+    even = [np.dot(lengths, sequence["span_weights"]) / lengths.sum()] * len(lengths)
+    passes(whole.label_tokens(created.rows, created.pairs, created.sequences))
+    evened = changed(created.sequences, 0, span_weights=even)
+    outcome = whole.label_tokens(created.rows, created.pairs, evened)
+    fails(outcome, f"{sequence['rows']} rows")
+    assert outcome.figures["weighted_tokens"] == pytest.approx(
+        whole.label_tokens(created.rows, created.pairs, created.sequences).figures["weighted_tokens"]
+    )
 
 
 def test_heldout_split_fails_on_leaks_shared_and_unknown_repositories():
@@ -279,10 +321,11 @@ def test_teacher_gate_compares_each_rate_with_its_floor():
 
 
 def test_teacher_gate_excludes_infrastructure_errors():
-    rollouts, scores, agents = measured(10, 8)
+    rollouts, scores, agents = measured(10, 8, follow=0.8)
     broken_rows = [row | {"infrastructure_error": not row["plan_first"]} for row in scores.to_pylist()]
-    outcome = gates.teacher_gate(rollouts, from_rows("scores", broken_rows), agents, GATES)
-    passes(outcome, plan_first=1.0, excluded=2)
+    section = GatesSection(teacher={"plan_first": 1.0, "follow_through": 1.0})
+    outcome = gates.teacher_gate(rollouts, from_rows("scores", broken_rows), agents, section)
+    passes(outcome, plan_first=1.0, follow_through=1.0, excluded=2)
 
 
 def weighted(*rows):
@@ -333,6 +376,21 @@ def test_role_balance_fails_on_rows_of_one_role():
     fails(whole.role_balance(one_sided, created.pairs, GATES), "responder 0")
     solo = every(created.pairs, metadata='{"role": "solo"}')
     passes(whole.role_balance(created.rows, solo, GATES), solo=53)
+
+
+@pytest.mark.parametrize(
+    ("rows_of", "passed"),
+    [
+        ({"proposer": 1, "responder": 1, "None": 98}, False),
+        ({"None": 9}, False),
+        ({"proposer": 5, "responder": 5, "solo": 90}, True),
+        ({"solo": 90, "subagent": 10}, True),
+        ({"responder": 5, "solo": 5}, False),
+        ({}, True),
+    ],
+)
+def test_role_balance_counts_rows_without_a_role_and_leaves_out_agents_alone(rows_of: dict[str, int], passed: bool):
+    assert gates.role_outcome(rows_of, GATES).passed == passed
 
 
 def test_plan_paths_in_task_fails_on_entities_that_the_task_lacks():
@@ -392,9 +450,66 @@ def test_empty_think_block_of_serving_alone_fails():
     assert not gates.generation_prompt(TRAINING, [], CHAT).applicable
 
 
+def lost(turns: int, tokens: int) -> dict:
+    return {"reasons": {"over_max_length": turns}, "tokens": tokens}
+
+
+LIMITS = GatesSection(
+    teacher={"plan_first": 0.8}, first_turn_loss_share=0.5, format_exposure=10, role_balance=0.25,
+    prompt_length_ratio=2.0, template_distance=0.0, skip_rate=0.2, turns_lost=0.2,
+)  # fmt: skip
+CALLS = {"rows_with_call": 9, "rows": 10, "format_tokens": 90}
+
+
+@pytest.mark.parametrize(
+    ("gate", "at", "beyond"),
+    [
+        (gates.teacher_gate, measured(10, 8), measured(10, 7)),
+        (gates.loss_share_outcome, [{0: 0.5, 1: 0.5}], [{0: 0.49, 1: 0.51}]),
+        (gates.exposure_outcome, [CALLS | {"exposure": 10.0}], [CALLS | {"exposure": 9.9}]),
+        (gates.role_outcome, [{"proposer": 1, "responder": 3}], [{"proposer": 1, "responder": 4}]),
+        (gates.prompt_length_ratio, [[10], [20]], [[10], [21]]),
+        (
+            gates.template_distance,
+            [[[*range(9)]], [[*range(9)]] * 9 + [[7] * 9]],
+            [[[9] * 9], [[*range(9)]] * 9 + [[7] * 9]],
+        ),
+        (gates.skip_rate, [5, [("a", "x")]], [4, [("a", "x")]]),
+        (gates.lost_outcome, [lost(2, 20), 8, 80], [lost(3, 20), 8, 80]),
+        (gates.lost_outcome, [lost(2, 20), 8, 80], [lost(2, 21), 8, 80]),
+    ],
+)
+def test_gate_passes_at_its_limit_and_fails_just_beyond(gate, at, beyond):
+    assert gate(*at, LIMITS).passed
+    assert not gate(*beyond, LIMITS).passed
+
+
+def test_plans_of_rollouts_that_are_not_selected_do_not_count():
+    created = dataset()
+    strange = every(created.agent_scores, rollout_id="other", plan_entities='["src/cli.py"]')
+    scores = pa.concat_tables([created.agent_scores, strange])
+    passes(gates.plan_paths_in_task(created.selected, scores, created.tasks, GATES), rate=1.0, plans=12)
+    half = pa.concat_tables(
+        [created.agent_scores.slice(0, 6), every(created.agent_scores.slice(6), plan_entities="[]")]
+    )
+    fails(gates.plan_paths_in_task(created.selected, half, created.tasks, GATES), rate=0.5)
+
+
 def test_file_beside_runs_is_not_lost():
     rows = [{"source": name, "reason": reason} for name, reason in [("a", "not_a_rollout"), ("b", "unknown_form")]]
     assert gates.lost_runs(from_rows("quarantined", rows))["source"].to_pylist() == ["b"]
+
+
+def test_input_is_lost_once_whatever_lost_it():
+    quarantined = from_rows("quarantined", [{"source": "x", "row": row, "reason": "empty"} for row in (None, 3)])
+    rollouts = from_rows("rollouts", [{"rollout_id": name, "source": f"of {name}"} for name in "abcde"])
+    scores = [{"rollout_id": name, "infrastructure_error": name in "bc", "exit_status": "Error"} for name in "abcde"]
+    selected = from_rows("selected", [{"rollout_id": name} for name in "acd"])
+    lost_inputs = _lost_inputs(quarantined, rollouts, from_rows("scores", scores), selected, ["a"])
+    assert lost_inputs == [
+        ("x", "quarantined: empty"), ("x#3", "quarantined: empty"), ("of b", "infrastructure: Error"),
+        ("of c", "infrastructure: Error"), ("of d", "no turn is left"),
+    ]  # fmt: skip
 
 
 def test_skip_rate_names_lost_inputs():

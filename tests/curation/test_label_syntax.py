@@ -129,6 +129,15 @@ def test_label_that_is_not_what_was_captured_blocks(chat: ChatFormat) -> None:
     assert "not read back" in outcome.message
 
 
+def test_call_that_reads_alike_but_is_written_otherwise_blocks(chat: ChatFormat) -> None:
+    call = '<tool_call>{"name":"execute_bash","arguments":{"command":"ls"}}</tool_call>'
+
+    def edit(turns: list[CapturedTurn]) -> list[CapturedTurn]:
+        return [replace(turns[0], output=written(chat, call), calls=(CALL,)), *turns[1:]]
+
+    assert not verdict(chat, edit).passed
+
+
 def test_parser_of_serving_that_reads_another_syntax_blocks(chat: ChatFormat) -> None:
     outcome = verdict(chat, parser="qwen3_coder")
     assert not outcome.passed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -137,8 +138,28 @@ def test_selection_reconciles_fails_on_a_missing_rollout_and_on_an_empty_selecti
     assert good.passed and good.figures["reasons"] == {"low_reward": 1}
     lost = counts_reconcile(rollouts, result["selected"], result["dropped"].slice(0, 0))
     assert not lost.passed and "'b'" in lost.message
+    twice = pa.concat_tables([result["selected"], result["selected"]])
+    assert not counts_reconcile(rollouts, twice, result["dropped"]).passed
     empty = counts_reconcile(rollouts.slice(1), result["selected"].slice(1), result["dropped"])
     assert not empty.passed and empty.figures["selected"] == 0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "passed"),
+    [
+        ((0.0, 1.0), True),
+        ((0.0, 1.0, None), True),
+        ((None, None), True),
+        ((0.5, 0.75), False),  # none is solved
+        ((1.0, 10.0), False),  # another scale
+        ((1.0, 1.0), True),
+    ],
+)
+def test_automatic_threshold_fails_where_rewards_have_another_scale(rewards: tuple[float | None, ...], passed: bool):
+    rollouts, scores = tables(*({"id": str(n), "reward": reward} for n, reward in enumerate(rewards)))
+    section, rule = resolved(SelectSection(), rollouts, scores)
+    assert counts_reconcile(rollouts, **select(rollouts, scores, section), rule=rule).passed == passed
+    assert resolved(SelectSection(min_reward=0.5), rollouts, scores)[1].problem is None
 
 
 rollout_rows = st.lists(

@@ -15,6 +15,7 @@ from etpi_assets.curation.upweight import validation_units
 from etpi_assets.specs.experiment import DatasetSection
 from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.labels import IGNORE_INDEX
+from etpi_resources.lake.schemas import from_rows
 from etpi_resources.prefix_tree import PrefixTree
 from etpi_resources.trainers.workers.collate import read_sequences
 from tests.support import whole_checks
@@ -128,6 +129,23 @@ def test_differing_row_is_a_branch_that_repeats_no_token():
     assert merge_savings(rows, pairs_of(FORK), sequences) == {"row_tokens": 21, "sequence_tokens": 11, "ratio": 21 / 11}
     told = [(b["input_ids"].tolist(), b["span_starts"]) for b in branches(sequence)]
     assert told == [([1, 2, 9, 5, 8, 8, 8], [3, 5]), ([1, 2, 3, 4, 6, 7], [2, 5])]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"input_ids": [1, 2, 9, 5, 8, 8, 8, 3, 4, 6, 0]},
+        {"input_ids": [1, 0, 9, 5, 8, 8, 8, 3, 4, 6, 7]},
+        {"node_positions": [0, 2, 1]},
+        {"node_parents": [-1, 0, 1]},
+    ],
+)
+def test_label_tokens_fails_on_a_fault_in_a_branch(fault: dict[str, list[int]]):
+    pairs = pairs_of(FORK)
+    rows, sequences, _ = built(pairs)
+    assert whole_checks.label_tokens(rows, pairs, sequences).passed
+    broken = from_rows("sequences", [{**sequences.to_pylist()[0], **fault}])
+    assert not whole_checks.label_tokens(rows, pairs, broken).passed
 
 
 def test_output_stays_one_span_if_a_later_prompt_branches_inside_it():

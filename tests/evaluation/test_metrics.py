@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -156,6 +157,23 @@ def test_threshold_check_is_advisory_and_names_its_figures():
         ("plan_first_threshold", True, 0),
         ("plan_content_threshold", True, 0),
     }
+
+
+def test_threshold_is_for_every_role_and_fails_if_nothing_was_measured():
+    rollouts, scores, agents = _tables(40)
+    both = [{**row, "checkpoint_role": "rl" if n < 20 else "sft"} for n, row in enumerate(rollouts.to_pylist())]
+    planned = [{**row, "plan_first": n < 20} for n, row in enumerate(scores.to_pylist())]
+    metrics = measure(from_rows("rollouts", both), from_rows("scores", planned), agents, experiment="x")
+    section = MetricsSection(thresholds={"plan_first": 0.5})
+    for roles in (("rl", "sft"), ("sft",)):
+        assert not next(c for c in threshold_checks(metrics, section, roles) if c.name == "plan_first_threshold").passed
+    assert next(c for c in threshold_checks(metrics, section, ("rl",)) if c.name == "plan_first_threshold").passed
+    alone = metrics.filter(pc.field("metric") != "plan_first")
+    outcomes = [threshold_checks(table, section, ("rl",))[0] for table in (metrics, alone, alone.slice(0, 0))]
+    assert [(o.name, o.passed, o.applicable) for o in outcomes] == [
+        ("plan_first_threshold", passed, applicable)
+        for passed, applicable in ((True, True), (False, True), (True, False))
+    ]
 
 
 def test_threshold_of_the_published_reading_applies_to_its_rates():

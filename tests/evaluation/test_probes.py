@@ -84,6 +84,33 @@ def test_other_folder_name_or_weights_fail_served_root(
     assert [probe for probe, passed in _verdicts(result).items() if not passed] == ["served_root"]
 
 
+def test_second_server_with_another_folder_fails_served_root(tmp_path: Path) -> None:
+    listing = [ServedModel("sft", str(folder), "base") for folder in (tmp_path, tmp_path / "old")]
+    assert probes.served_root(listing[:1], "sft", tmp_path, None).passed
+    assert not probes.served_root(listing, "sft", tmp_path, None).passed
+
+
+def test_prompt_ids_other_than_those_sent_fail() -> None:
+    turns = _turns()
+    for prompt_ids in (None, [1, 2], [1, 2, 0, 3]):
+        wrong = [replace(turns[0], prompt_ids=prompt_ids), *turns[1:]]
+        assert not probes.ids_returned("train", PROMPTS, wrong).passed
+
+
+def test_blank_turn_is_no_answer_in_words() -> None:
+    agent = probes.AgentSection(action_format="tool_or_answer")
+    assert probes.parses("train", PROMPTS, _turns(text="Moored."), 0.8, agent).passed
+    assert not probes.parses("train", PROMPTS, _turns(text=" \n"), 0.8, agent).passed
+
+
+def test_one_failed_seed_fails_and_intermediate_checkpoints_do_not_decide() -> None:
+    failed, passed = (probes.parses("train", PROMPTS, _turns(text=text), 0.8) for text in ("", CALL))
+    rows = [passed.row("c" * 16, "sft", 0), failed.row("d" * 16, "sft", 1)]
+    assert not {c.name: c.passed for c in probes.verdicts(rows)}["first_turn_parses"]
+    rows = [passed.row("c" * 16, "sft", 0), failed.row("d" * 16, "sft", 0, step=5)]
+    assert {c.name: c.passed for c in probes.verdicts(rows)}["first_turn_parses"]
+
+
 @pytest.mark.parametrize(
     ("logprob", "again", "passed"), [(-0.002, 0.0, False), (-0.05, 0.0, True), (-0.05, -0.1, False), (-1.5, -0.1, True)]
 )

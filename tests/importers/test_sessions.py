@@ -402,6 +402,23 @@ def test_answers_of_a_batch_are_joined_with_their_requests(tmp_path):
     assert [getattr(item, "reason", None) for item in (failed, lost)] == ["errored", "no_prompt"]
 
 
+def test_answers_behind_a_damaged_first_row_are_read_and_the_row_is_lost(tmp_path):
+    requests, answers = batch_rows()
+    for name, rows in {"in.jsonl": requests, "out.jsonl": answers, "other.jsonl": answers[:1]}.items():
+        path = write(tmp_path, name, rows)
+        path.write_text("{\n" + path.read_text() if name != "other.jsonl" else "{")
+    (tmp_path / "errors.jsonl").write_text("")
+    found = [(item.source or "", getattr(item, "reason", "read")) for item in read(tmp_path, "openai_batch")]
+    assert [reason for source, reason in found if source.startswith("out")] == [
+        "truncated_json",
+        "read",
+        "read",
+        "errored",
+    ]
+    assert [reason for source, reason in found if not source.startswith("out")] == ["truncated_json"]
+    assert count_found("openai_batch", tmp_path) == len(found)
+
+
 def test_answer_whose_id_two_batches_use_is_refused_unless_one_file_has_all_requests(tmp_path):
     requests, answers = batch_rows()
     other = [{**row, "body": {**row["body"], "user": "2"}} for row in requests]

@@ -285,6 +285,20 @@ def test_prompt_that_cannot_be_rebuilt_is_null_and_fails_a_check(tmp_path: Path)
     assert not any(outcome.blocking for outcome in outcomes.values())
 
 
+def test_rows_pairs_and_checkpoints_that_lost_what_they_came_from_fail_their_checks(tmp_path: Path) -> None:
+    lake = Lake(tmp_path / "data")
+    key = {"rollout_id": "r", "agent_id": "a", "turn": 0, "pair_id": "r/a/0"}
+    lost = {"dataset_row_id": "d", **key, "pair_id": "lost", "split": "train"}
+    small_lake.put(
+        lake, "tito_pairs", "e", {"pairs": [{**key, "suffix_ids": [1], "output_ids": [2], "input_tokens": 2}]}
+    )
+    small_lake.put(lake, "upweighted_dataset", "e", {"dataset_rows": [lost]})
+    checkpoint = {"checkpoint_id": "c", "role": "sft", "seed": 0, "dataset_version": "pruned"}
+    small_lake.put(lake, "sft_checkpoint", "e", {"checkpoints": [checkpoint]})
+    failed = {outcome.name for outcome in catalog.verify(build(lake)) if not outcome.passed}
+    assert failed == {"inputs_come_back", "rows_have_pairs", "checkpoints_have_lineage"}
+
+
 def test_a_sound_lake_passes_every_check(path: Path) -> None:
     outcomes = catalog.verify(path)
     assert len(outcomes) >= 5 and all(outcome.passed for outcome in outcomes)

@@ -23,7 +23,8 @@ kind = "none"
 tokenizer = "qwen3"
 chat_template = "qwen3"
 """
-NOT_ASKED_FOR = {"teacher_gate", "turn_loss_share", "format_exposure", "role_balance", "plan_paths_in_task",
+NOT_ASKED_FOR = {"history_as_captured", "prompt_is_default_render",
+                 "teacher_gate", "turn_loss_share", "format_exposure", "role_balance", "plan_paths_in_task",
                  "prompt_length_ratio", "template_distance", "generation_prompt", "recorded_text"}  # fmt: skip
 
 

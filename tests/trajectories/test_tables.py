@@ -22,6 +22,7 @@ from etpi_assets.trajectories.rollout_checks import (
     counts_outcome,
     drift_figures,
     drift_outcome,
+    merged,
     prompt_figures,
     prompts_outcome,
     set_figures,
@@ -219,7 +220,8 @@ def test_a_broken_prefix_is_noticed():
     broken = replaced(tables["turns"], "suffix_ids", suffixes)
     outcome = prompts_reconstruct({"r": captured_digest(record)}, {**tables, "turns": broken})
     assert not outcome.passed and "'r'" in outcome.message
-    assert not prompts_reconstruct({"r": captured_digest(record)}, {**tables, "turns": broken.slice(0, 1)}).passed
+    for rows in (broken.slice(0, 1), broken.slice(0, 0)):
+        assert not prompts_reconstruct({"r": captured_digest(record)}, {**tables, "turns": rows}).passed
 
 
 def test_a_prefix_that_is_not_there_is_an_error():
@@ -239,9 +241,14 @@ def test_turns_without_ids_are_noticed():
     record.agents[0].turns[1].capture = "native"
     assert not native_ids_present(to_tables([record]), live=False).passed
     record.agents[0].turns.clear()
+    assert not native_ids_present(to_tables([record]), live=True).passed
+    for column in ("prompt_tokens", "output_tokens"):
+        for value in (None, 0):
+            turns = replaced(tables["turns"], column, [1, value])
+            assert not native_ids_present({**tables, "turns": turns}, live=False).passed, column
     record.error = "the harness is gone"
-    tables = to_tables([record]) | {"quarantined": empty("quarantined")}
-    figures = set_figures(tables, {"r": captured_digest(record)}, live=True)
+    failed = to_tables([record]) | {"quarantined": empty("quarantined")}
+    figures = set_figures(failed, {"r": captured_digest(record)}, live=True)
     (outcome,) = [o for o in set_outcomes(figures, total=1, live=True) if o.name == "native_ids_present"]
     assert not outcome.passed and "the harness is gone" in outcome.message
 
@@ -270,6 +277,36 @@ def test_lost_and_doubled_rows_are_noticed():
         assert not counts_reconcile({**tables, name: tables[name].slice(1)}, total=1, quarantined=0).passed, name
     strange = replaced(tables["messages"], "rollout_id", ["other"])
     assert not counts_reconcile({**tables, "messages": strange}, total=1, quarantined=0).passed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: {"agents": rows["agents"].slice(0, 1)},
+        lambda rows: {"agents": pa.concat_tables([rows["agents"], renamed(rows["agents"].slice(1))])},
+        lambda rows: {"turns": rows["turns"].slice(0, 1)},
+        lambda rows: {"turns": pa.concat_tables([rows["turns"], renamed(rows["turns"].slice(1))])},
+        lambda rows: {"messages": pa.concat_tables([rows["messages"], renamed(rows["messages"])])},
+    ],
+    ids=["agent lost", "agent of no rollout", "turn lost", "turn of no rollout", "message of no rollout"],
+)
+def test_each_row_is_counted_with_its_parent(change):
+    record = rollout(([1], [2]), ([1, 2, 3], [4]))
+    record.agents[0].messages = [Message("user", "x")]
+    record.agents.append(AgentRecord("agent2", "f2", "solo", "Submitted", []))
+    tables = to_tables([record])
+    assert counts_reconcile(tables, total=1, quarantined=0).passed
+    assert not counts_reconcile({**tables, **change(tables)}, total=1, quarantined=0).passed
+
+
+def test_rollout_that_two_parts_of_an_import_have_is_noticed():
+    figures = count_figures(to_tables([rollout(([1], [2]))]))
+    assert counts_outcome(figures, total=1, quarantined=0).passed
+    assert not counts_outcome(merged([figures, figures]), total=2, quarantined=0).passed
+
+
+def renamed(table: pa.Table) -> pa.Table:
+    return replaced(table, "rollout_id", ["other"] * len(table))
 
 
 def test_pair_has_the_worse_exit_of_its_agents():

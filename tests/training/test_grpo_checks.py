@@ -1,0 +1,101 @@
+"""The checks of `rl_checkpoint` on tables and reports with one fault each."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from etpi_assets.specs.training import RewardTerm, RLSection
+from etpi_assets.training import grpo_checks
+from etpi_resources.lake.schemas import from_rows
+
+SECTION = RLSection(
+    method="grpo", suite="s", rewards=(RewardTerm(function="format"), RewardTerm(function="outcome")),
+    group_size=2, device_batch=4, accumulate=1, steps=2, scale_advantage=False,
+)  # fmt: skip
+SEEDS = (0, 1)
+
+
+def report(*gaps: float | None) -> Any:
+    return SimpleNamespace(
+        dtype="fp32", saved=SimpleNamespace(dtype="float32"), log=[SimpleNamespace(logprob_gap=gap) for gap in gaps]
+    )
+
+
+def samples() -> list[dict[str, Any]]:
+    """Two rounds a seed, of two groups: one of rewards 0 and 1, one of equal rewards."""
+    rewards = {0: (0.0, 1.0), 1: (1.0, 1.0)}
+    return [
+        {
+            "rollout_id": f"{seed}/{step}/{task}/{place}", "task_id": f"t{task}", "seed": seed, "step": step,
+            "reward": reward, "advantage": reward - sum(rewards[task]) / 2,
+        }
+        for seed in SEEDS for step in range(2) for task in rewards for place, reward in enumerate(rewards[task])
+    ]  # fmt: skip
+
+
+def failed(rows=None, rollouts=None, rewards=None, reports=None) -> set[str]:
+    """Return the names of the failed checks."""
+    rows = samples() if rows is None else rows
+    names = [row["rollout_id"] for row in rows]
+    scored = [
+        {"rollout_id": n, "function": f, "value": 0.0, "weight": 1.0} for n in names for f in ("format", "outcome")
+    ]
+    tables = {
+        "rl_samples": from_rows("rl_samples", rows),
+        "rollouts": from_rows("rollouts", [{"rollout_id": name} for name in (rollouts or names)]),
+        "rewards": from_rows("rewards", scored if rewards is None else rewards(scored)),
+    }
+    reports = reports or {seed: report(0.001, None) for seed in SEEDS}
+    return {outcome.name for outcome in grpo_checks.checks(SECTION, reports, tables, 2, []) if not outcome.passed}
+
+
+@pytest.fixture(autouse=True)
+def _no_proofs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpo_checks, "proofs", lambda reports: [])
+
+
+def test_whole_run_passes() -> None:
+    assert failed() == set()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"rows": samples()[4:]},
+        {"rollouts": [row["rollout_id"] for row in samples()[1:]]},
+        {"rows": [*samples(), *({**row, "rollout_id": f"x{row['rollout_id']}", "step": 7} for row in samples()[:4])]},
+        {"rewards": lambda scored: scored[1:]},
+        {"rewards": lambda scored: [{**scored[0], "function": "outcome"}, *scored[1:]]},
+    ],
+    ids=["round missing", "rollout missing", "round that was not run", "reward missing", "reward twice for another"],
+)
+def test_incomplete_record_fails(fault: dict[str, Any]) -> None:
+    assert failed(**fault) == {"rollouts_recorded"}
+
+
+@pytest.mark.parametrize("change", [{"advantage": 0.25}, {"reward": 0.5}, {"task_id": "t9"}])
+def test_advantages_that_do_not_follow_from_their_group_fail(change: dict[str, Any]) -> None:
+    rows = samples()
+    assert failed([{**rows[0], **change}, *rows[1:]]) == {"advantages_hold"}
+
+
+@pytest.mark.parametrize(
+    ("gaps", "passed"),
+    [
+        ([(0.001,), (0.005,)], True),
+        ([(0.0,), (0.009,)], False),  # their mean is within the bound
+        ([(0.001,), (None,)], False),
+        ([(0.001,), (math.nan,)], False),
+    ],
+)
+def test_rollouts_of_other_weights_in_one_seed_fail(gaps: list[tuple[float | None]], passed: bool) -> None:
+    wrong = failed(reports={seed: report(*of_seed) for seed, of_seed in zip(SEEDS, gaps, strict=True)})
+    assert wrong == (set() if passed else {"logprobs_agree"})
+
+
+def test_equal_rewards_in_almost_all_groups_warn() -> None:
+    assert failed([{**row, "reward": 1.0, "advantage": 0.0} for row in samples()]) == {"groups_vary"}
