@@ -72,7 +72,7 @@ def experiment(queries: Queries, lake: Lake, request: Request) -> Page:
     )
     verdicts = [
         {
-            "label": f"{made_for} (teacher)" if origin == "set" else f"{role or origin} {'in training' if origin == 'rl' else decoding or ''}",
+            "label": {"set": f"{made_for} (teacher)", "rl": "rl in training"}.get(origin, f"{role} {decoding or ''}"),
             "link": rollouts_page(origin=origin, made_for=made_for, role=role, decoding=decoding),
             "verdicts": {
                 verdict: (n, rollouts_page(origin=origin, made_for=made_for, role=role, decoding=decoding,
