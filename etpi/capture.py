@@ -76,13 +76,17 @@ def capture(options: CaptureOptions) -> int:
         EngineUnavailable: the server does not answer, or has another tokenizer.
         PortTaken: another program listens on the port.
     """
+    try:
+        chat = load_chat_format(options.tokenizer)
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"--tokenizer {options.tokenizer}: {error}") from error
     options.to.mkdir(parents=True, exist_ok=True)
     key = _key(options.to / _KEY_FILE)
     if FileLocks().try_lock(options.to / _KEY_FILE, "captured calls", shared=False) is None:  # until this process ends
         raise click.ClickException(f"another `etpi capture` writes to {options.to}; stop it, or name another --to")
     port = free_port("127.0.0.1", options.port, named=True)
     endpoints = Endpoints([options.url], key_env=options.key_env)
-    engine = VllmEngine(endpoints, options.model, load_chat_format(options.tokenizer), release=endpoints.close)
+    engine = VllmEngine(endpoints, options.model, chat, release=endpoints.close)
     sessions = Sessions(engine, options, key)
     try:
         with CaptureServer(sessions.attempt, port=port) as server:

@@ -37,9 +37,9 @@ def captured(folder: Path, url: str, tokenizer: str = "qwen3"):
         process.kill()
 
 
-def refusal(to: Path, url: str, port: int) -> str:
+def refusal(to: Path, url: str, port: int, tokenizer: str = "qwen3") -> str:
     """Return the message of a command that does not serve."""
-    options = ["--url", url, "--model", "teacher", "--tokenizer", "qwen3", "--to", str(to), "--port", str(port)]
+    options = ["--url", url, "--model", "teacher", "--tokenizer", tokenizer, "--to", str(to), "--port", str(port)]
     done = subprocess.run([sys.executable, "-m", "etpi", "capture", *options], capture_output=True, text=True)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     return done.stderr
@@ -47,6 +47,11 @@ def refusal(to: Path, url: str, port: int) -> str:
 
 def ask(client: httpx.Client, messages: list) -> httpx.Response:
     return client.post("/chat/completions", json={"model": "policy", "messages": messages, "tools": TOOLS})
+
+
+def test_a_tokenizer_that_is_not_there_is_named_before_anything_is_written(tmp_path):
+    assert "--tokenizer nope" in refusal(tmp_path / "to", "http://127.0.0.1:1", 0, "nope")
+    assert not (tmp_path / "to").exists()
 
 
 @pytest.mark.slow
