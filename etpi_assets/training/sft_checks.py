@@ -109,15 +109,17 @@ def _counts(report: SftReport, what: str, in_dataset: int, sequences: int) -> Ju
 
 
 def _loss(report: SftReport) -> Judgement:
-    """Check that the last validation loss until the checkpoint that is used is below the one before the first step.
+    """Check that the last validation loss until the checkpoint that is used, or else the first after it, is below the
+    one before the first step.
 
-    Without one, check that the last training loss is below the first.
+    Without a validation split, check that the last training loss until that checkpoint is below the first.
     """
     used = next((checkpoint.step for checkpoint in report.checkpoints if checkpoint.final), report.log[-1].step)
-    log = [line for line in report.log if line.step <= used]
-    validation = [line.val_loss for line in log if line.val_loss is not None]
-    kind = "validation" if len(validation) > 1 else "training"
-    values = validation if kind == "validation" else [line.loss for line in log if line.loss is not None]
+    validation = [(line.step, line.val_loss) for line in report.log if line.val_loss is not None]
+    kind = "validation" if validation else "training"
+    values = [loss for number, (step, loss) in enumerate(validation) if step <= used or number < 2] or [
+        line.loss for line in report.log if line.loss is not None and line.step <= used
+    ]
     first, last = values[0], values[-1]
     figures = {"kind": kind, "first": first, "last": last}
     change = f"{kind} loss {first:.3f} -> {last:.3f}"

@@ -344,9 +344,13 @@ def test_a_good_report_passes_every_check():
     assert all(check.passed and check.blocking for check in sft_checks.checks({0: report(), 1: report()}, SPLIT))
 
 
-@pytest.mark.parametrize(("used", "passed"), [(1, True), (2, False)])
-def test_loss_is_judged_until_the_checkpoint_that_is_used(used: int, passed: bool):
-    log = [{"val_loss": 2.0}, {"val_loss": 1.0, "loss": 1.5}, {"val_loss": 3.0, "loss": 0.1}]
+EPOCHS = [{"val_loss": 2.0}, {"val_loss": 1.0, "loss": 1.5}, {"val_loss": 3.0, "loss": 0.1}]
+STEPS = [{"val_loss": 2.0}, {"loss": 1.0}, {"loss": 1.2}, {"loss": 0.9, "val_loss": 1.5}]
+"""A validation after the checkpoint that is used judges it, not the losses of two steps."""
+
+
+@pytest.mark.parametrize(("log", "used", "passed"), [(EPOCHS, 1, True), (EPOCHS, 2, False), (STEPS, 2, True)])
+def test_loss_is_judged_until_the_checkpoint_that_is_used(log: list[dict[str, float]], used: int, passed: bool):
     saved = [
         {"checkpoint_id": "x", "adapter_hash": None, "step": s, "final": s == used, "train_loss": 1.0, "val_loss": 1.0}
         for s in (1, 2)
