@@ -68,7 +68,7 @@ def _started(folder: Path, *names: str, in_background: bool = False) -> Iterator
 def _command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except FileNotFoundError:
+    except OSError:  # it has ended, perhaps while its file was open
         return ""
 
 
