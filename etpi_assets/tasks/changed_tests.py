@@ -207,14 +207,14 @@ class _Module:
             nonzero = [at for at in places if before[at] != "0"]  # 7.25 for 0.25 would be no share
             places = (nonzero or places)[:1]  # a later digit may be within a tolerance
         other = None
-        for _ in range(_TRIES if places else 0):
-            at = rng.choice(places)
+        for at in rng.sample(places, min(len(places), _TRIES)):
             letters = next(kind for kind in _KINDS if before[at] in kind)
-            after = before[:at] + rng.choice(letters) + before[at + 1 :]
-            if _is_other(after, literal.value):
-                other = _Edit(start, end, after)
-                if ast.literal_eval(after) not in taken:
-                    break
+            for letter in rng.sample(letters, len(letters)):
+                after = before[:at] + letter + before[at + 1 :]
+                if _is_other(after, literal.value):
+                    other = _Edit(start, end, after)
+                    if ast.literal_eval(after) not in taken:
+                        return other
         if other:
             return other
         after = f"{before[:-1]}{rng.choice(string.ascii_lowercase)}{before[-1:]}"
