@@ -125,8 +125,8 @@ def tito_pairs(run: AssetRun, selected_trajectories: Input, raw_rollouts: Input,
             yield from run.parts_of(named, factory, turns * _SECONDS_PER_TURN[section.capture])
 
     counted = _spooled(run, parts())
-    counted["reconcile"]["offered"] = pc.sum(selected["turns"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
-    return _pairs_produced(run, section, counted)
+    offered = pc.sum(selected["turns"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
+    return _pairs_produced(run, section, counted, offered)
 
 
 def _blocks(raw_rollouts: Input, rollout_set: str, rollout_ids: frozenset[str]) -> Iterator[dict[str, pa.Table]]:
@@ -136,13 +136,13 @@ def _blocks(raw_rollouts: Input, rollout_set: str, rollout_ids: frozenset[str]) 
     return (of_rollouts(block, rollout_ids) for block in chain([empty_block], blocks(tables, COLUMNS)))
 
 
-def _pairs_produced(run: AssetRun, section: PairsSection, counted: Mapping[str, Any]) -> Produced:
+def _pairs_produced(run: AssetRun, section: PairsSection, counted: Mapping[str, Any], offered: int) -> Produced:
     spec: ExperimentSpec = run.spec
     chat, pairs = student_format(spec), run.spooled("pairs")
     checks = [
         label_syntax(spec).outcome(counted["syntax"]),
         *label_checks(counted, section, chat),
-        integrity.pairs_reconcile_outcome(counted["reconcile"]),
+        integrity.pairs_reconcile_outcome(counted["reconcile"], offered),
         integrity.capture_outcome(Counter(counted["captures"]), section),
         integrity.history_outcome(counted["history"]),
         integrity.think_outcome(counted["think"], section, chat),
@@ -237,7 +237,6 @@ def upweighted_dataset(
     factory = DatasetFactory(pairs, rule, planned.validate, most)
     named = ((f"{block.start:010}", block) for block in planned.blocks)
     figures = _spooled(run, run.parts_of(named, factory, len(pairs) * _SECONDS_PER_ROW))
-    figures["reconcile"]["offered"] = len(pairs)
     tables = {name: run.spooled(name) for name in run.node.tables}
     checks = _dataset_checks(run, task_rows, figures, tito_pairs, selected_trajectories, scored_rollouts, raw_rollouts)
     measured = lengths.totals(figures["lengths"], context, limit)
@@ -290,7 +289,9 @@ def _dataset_checks(
     lost_turns = merged([gates.lost_figures(tito_pairs.stored("dropped")), figures["lost"]])
     rows = figures["reconcile"]["kept"]
     return [
-        integrity.dataset_reconciles_outcome(figures["reconcile"], figures["splits"].get("train", 0)),
+        integrity.dataset_reconciles_outcome(
+            figures["reconcile"], len(tito_pairs.stored("pairs")), figures["splits"].get("train", 0)
+        ),
         integrity.validation_outcome(figures["splits"], spec.dataset),
         integrity.label_outcome(figures["labels"]),
         integrity.heldout_outcome(figures["heldout"], heldout_repos, heldout_tasks, spec.dataset.val_by),

@@ -41,17 +41,17 @@ TurnKey = tuple[str, str, int]
 KEY = ["rollout_id", "agent_id", "turn"]
 
 
-def pairs_reconcile_outcome(figures: Mapping[str, Any]) -> CheckOutcome:
+def pairs_reconcile_outcome(figures: Mapping[str, Any], offered: int) -> CheckOutcome:
     """Check that pairs + dropped are the turns of the selected rollouts (`KEY` columns), each once, and that there are
     pairs."""
-    balance = f"{figures['offered']} turns = {figures['kept']} pairs + {figures['dropped']} dropped"
-    return _reconcile("pairs_reconcile", figures, figures["kept"], balance)
+    balance = f"{offered} turns = {figures['kept']} pairs + {figures['dropped']} dropped"
+    return _reconcile("pairs_reconcile", figures, offered, figures["kept"], balance)
 
 
-def dataset_reconciles_outcome(figures: Mapping[str, Any], training: int) -> CheckOutcome:
+def dataset_reconciles_outcome(figures: Mapping[str, Any], offered: int, training: int) -> CheckOutcome:
     """Check that rows + dropped are the pairs, each once, and that there are training rows."""
-    balance = f"{figures['offered']} pairs = {figures['kept']} rows + {figures['dropped']} dropped"
-    return _reconcile("dataset_reconciles", figures, training, balance)
+    balance = f"{offered} pairs = {figures['kept']} rows + {figures['dropped']} dropped"
+    return _reconcile("dataset_reconciles", figures, offered, training, balance)
 
 
 def validation_outcome(rows: Mapping[str, int], section: DatasetSection) -> CheckOutcome:
@@ -67,10 +67,9 @@ def validation_outcome(rows: Mapping[str, int], section: DatasetSection) -> Chec
 
 
 def reconcile_figures(offered: pa.Table, kept: pa.Table, dropped: pa.Table) -> dict[str, Any]:
-    """Count the turns offered, kept and dropped, and those that are missing or duplicated."""
+    """Count the turns kept and dropped, and those of the offered ones that are missing or duplicated."""
     wrong = _unbalanced(offered, kept, dropped)
     return {
-        "offered": len(offered),
         "kept": len(kept),
         "dropped": len(dropped),
         "reasons": dict(counts(dropped, "reason")),
@@ -79,14 +78,14 @@ def reconcile_figures(offered: pa.Table, kept: pa.Table, dropped: pa.Table) -> d
     }
 
 
-def _reconcile(name: str, counted: Mapping[str, Any], training: int, balance: str) -> CheckOutcome:
+def _reconcile(name: str, counted: Mapping[str, Any], offered: int, training: int, balance: str) -> CheckOutcome:
     reasons = Counter(counted["reasons"])
     message = f"{balance} ({listed_with_keys(reasons)})"
     figures = {
-        "offered": counted["offered"], "kept": counted["kept"], "training": training, "dropped": counted["dropped"],
+        "offered": offered, "kept": counted["kept"], "training": training, "dropped": counted["dropped"],
         "reasons": dict(reasons),
     }  # fmt: skip
-    missing = counted["offered"] - counted["kept"] - counted["dropped"]  # also of blocks that nothing read
+    missing = offered - counted["kept"] - counted["dropped"]  # also of blocks that nothing read
     if counted["wrong"] or missing:
         first = [tuple(key) for key in counted["first_wrong"][:_SHOWN]]
         message += f": {counted['wrong'] or missing} are missing or duplicated, first {first}; do not use this version"

@@ -408,15 +408,15 @@ def test_answers_behind_a_damaged_first_row_are_read_and_the_row_is_lost(tmp_pat
         path = write(tmp_path, name, rows)
         path.write_text("{\n" + path.read_text() if name != "other.jsonl" else "{")
     (tmp_path / "errors.jsonl").write_text("")
-    found = [(item.source or "", getattr(item, "reason", "read")) for item in read(tmp_path, "openai_batch")]
-    assert [reason for source, reason in found if source.startswith("out")] == [
+    fates = [(item.source or "", getattr(item, "reason", "read")) for item in read(tmp_path, "openai_batch")]
+    assert [reason for source, reason in fates if source.startswith("out")] == [
         "truncated_json",
         "read",
         "read",
         "errored",
     ]
-    assert [reason for source, reason in found if not source.startswith("out")] == ["truncated_json"]
-    assert count_found("openai_batch", tmp_path) == len(found)
+    assert [reason for source, reason in fates if not source.startswith("out")] == ["truncated_json"]
+    assert count_found("openai_batch", tmp_path) == len(fates)
 
 
 def test_answer_whose_id_two_batches_use_is_refused_unless_one_file_has_all_requests(tmp_path):

@@ -47,12 +47,12 @@ from etpi_resources.lake.stored import counts
 
 
 def pairs_reconcile(turns: pa.Table, pairs: pa.Table, dropped: pa.Table) -> CheckOutcome:
-    return pairs_reconcile_outcome(reconcile_figures(turns, pairs, dropped))
+    return pairs_reconcile_outcome(reconcile_figures(turns, pairs, dropped), len(turns))
 
 
 def dataset_reconciles(pairs: pa.Table, rows: pa.Table, dropped: pa.Table) -> CheckOutcome:
     figures = reconcile_figures(pairs, rows, dropped)
-    return dataset_reconciles_outcome(figures, counts(rows, "split")["train"])
+    return dataset_reconciles_outcome(figures, len(pairs), counts(rows, "split")["train"])
 
 
 def capture_not_mixed(pairs: pa.Table, section: PairsSection) -> CheckOutcome:
