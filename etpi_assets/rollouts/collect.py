@@ -33,7 +33,8 @@ def collect(
     """Run `k` rollouts of every task, except those in the journal; then yield all from it, by task and sample.
 
     A rollout with an infrastructure error runs once more, and its second record is kept. An exception of `run` (for
-    example because no sandbox works) stops the collection: running rollouts finish and are kept, no others start.
+    example because no sandbox works) stops the collection: running rollouts finish, no others start, and those without
+    an infrastructure error are kept.
 
     Args:
         executor: where rollouts run, and how many at once (`executors.rollout_executor`). The caller closes it. Only
@@ -55,8 +56,8 @@ def collect(
             for future in tuple(unfinished):
                 future.cancel()
 
-    def keep(future: Future[RolloutRecord]) -> None:
-        journal.append(future.result())
+    def keep(record: RolloutRecord) -> None:
+        journal.append(record)
         advance(1)
 
     try:
@@ -71,12 +72,13 @@ def collect(
             if future.cancelled():
                 continue  # another one failed, and is among the next
             unfinished.discard(future)  # its record can be freed
-            keep(future)
+            keep(future.result())
             check()
     except BaseException:
         for future in [future for future in unfinished if not future.cancel()]:
             with suppress(Exception):  # the first exception is the one to report
-                keep(future)
+                if (record := future.result()).error is None:  # else its cause may be that the run is being stopped
+                    keep(record)
         raise
     return (journal.get(task, sample) for task, sample in pairs)
 

@@ -31,10 +31,10 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def supervised(command: Sequence[str], *, grace: float = 10.0, lock: Path | None = None) -> list[str]:
     """Return the command line that runs `command` under the supervisor, for `subprocess.Popen` in this process.
 
-    The supervisor passes a SIGTERM, SIGINT or SIGHUP once to every process of the tree, and kills processes that remain
-    after the grace period. When it has exited, the whole tree is gone. It exits with the command's status, or 128 + N
-    if signal N ended the command. The command runs in a new session, so a Ctrl-C at the terminal reaches only the
-    caller. Standard streams and environment pass through.
+    The supervisor passes a SIGTERM, SIGINT or SIGHUP once to every process of the tree, except those inside sandboxes,
+    and kills processes that remain after the grace period. When it has exited, the whole tree is gone. It exits with
+    the command's status, or 128 + N if signal N ended the command. The command runs in a new session, so a Ctrl-C at
+    the terminal reaches only the caller. Standard streams and environment pass through.
 
     Args:
         command: program and arguments; the program is looked up in PATH.
@@ -66,6 +66,16 @@ def descendants(root: int) -> list[int]:
         generation = [child for pid in generation for child in children.get(pid, ())]
         pids += generation
     return pids
+
+
+def _in_a_sandbox(pid: int) -> bool:
+    """Return whether a process is in a PID namespace below this process's own. Its sandbox ends it; if it were
+    signalled, a sandbox that lives a moment longer would report its death as the command's own result."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            return any(line.startswith("NSpid:") and len(line.split()) > 2 for line in file)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _prctl(option: int, value: int) -> None:
@@ -135,7 +145,8 @@ class _SupervisorProcess:
         """
         self.deadline = time.monotonic() + self.grace
         for pid in descendants(os.getpid()) if self.whole_tree else [child]:
-            _signal(pid, number)
+            if not _in_a_sandbox(pid):
+                _signal(pid, number)
 
     def _reap(self, child: int) -> None:
         """Reap children that have exited, adopted orphans included."""

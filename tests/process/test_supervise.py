@@ -140,6 +140,21 @@ def test_signal_reaches_the_child_once_and_it_may_finish(tmp_path):
     assert out.read_text() == "1"
 
 
+def test_signal_reaches_no_process_inside_a_sandbox(tmp_path, tag):
+    """A command in a sandbox that died of it would give the sandbox a result that is not the command's own."""
+    shell = f"trap 'echo inside >> heard' TERM; echo ready; while :; do sleep {tag} & wait; done"
+    sandbox = ["bwrap", "--unshare-pid", "--dev-bind", "/", "/", "sh", "-c", shell]
+    outside = f"trap 'echo outside >> heard' TERM; {shlex.join(sandbox)} & while :; do wait; done"
+    process = subprocess.Popen(
+        supervised(["sh", "-c", outside], grace=0.5), cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.terminate()
+    process.wait(timeout=10)
+    assert (tmp_path / "heard").read_text() == "outside\n"
+    assert wait_for(lambda: not running(tag))
+
+
 def test_command_of_a_script_in_the_background_ends_by_the_signals_that_its_shell_ignores():
     """Such a shell ignores SIGINT, which an exec inherits, and Dagster gives SIGTERM the handler of SIGINT."""
     program = "import signal; print(*(int(signal.getsignal(n) == signal.SIG_IGN) for n in (2, 15)))"
