@@ -343,12 +343,16 @@ def differences(reference: Path, lake: Path) -> Iterator[str]:
             elif left is not None and right is not None and not left.equals(right):
                 yield (
                     f"{ref}: {table} has {right.num_rows} rows, {left.num_rows} undisturbed, and they differ"
-                    f" in {', '.join(_columns_that_differ(left, right)) or 'their columns'}"
+                    f" in {'; '.join(_columns_that_differ(left, right)) or 'their columns'}"
                 )
 
 
-def _columns_that_differ(left: pa.Table, right: pa.Table) -> list[str]:
-    return [name for name in left.column_names if name in right.column_names and left[name] != right[name]]
+def _columns_that_differ(left: pa.Table, right: pa.Table) -> Iterator[str]:
+    """Yield each column that differs, with its first two values that do."""
+    for name in left.column_names:
+        if name in right.column_names and left[name] != right[name]:
+            pairs = zip(left[name].to_pylist(), right[name].to_pylist(), strict=False)
+            yield next((f"{name}: {one} undisturbed, {other}" for one, other in pairs if one != other), name)
 
 
 def _comparable(lake: Lake, ref: Ref, table: str) -> pa.Table | None:
