@@ -5,9 +5,12 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
+from etpi_assets.importers import rows
 from etpi_assets.importers.format import DetectionInput, Row
+from etpi_assets.importers.source import Unreadable
 
 _COLUMNS = {
     "messages": "messages",
@@ -38,6 +41,7 @@ _NAMES = {
     "text": ("content", "value", "text", "message", "utterance", "body", "said"),
 }
 """Names of the columns of a message in files of no known format."""
+_FORMS = "rows are JSON lines, JSON arrays or parquet"
 _SHOWN, _VALUES, _LONGEST = 12, 3, 60
 
 
@@ -48,8 +52,11 @@ def unknown_row(source: DetectionInput) -> str:
         names = ", ".join(file.name for file in source.files[:_SHOWN])
         if not names:
             return "it has no files"
-        fault = "no row can be read" if any(file.stat().st_size for file in source.files) else "nothing but empty files"
-        return f"{fault} ({names}); rows are JSON lines, JSON arrays or parquet"
+        if not any(file.stat().st_size for file in source.files):
+            return f"nothing but empty files ({names}); {_FORMS}"
+        firsts = (value for file in rows.row_files(source.files)[:8] for _, value in islice(rows.iter_rows(file), 1))
+        fault = next((value.detail for value in firsts if isinstance(value, Unreadable)), f"{names}; {_FORMS}")
+        return f"no row can be read ({fault})"
     keys = ", ".join(map(str, list(row)[:_SHOWN])) + (", ..." if len(row) > _SHOWN else "")
     values = ", ".join(f"{key} = {_shortened(value)}" for key, value in list(row.items())[:_VALUES])
     return f"its first row has {keys or 'no keys'} ({values}); {_nearest(row)}{_map(row)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -487,6 +488,20 @@ def test_unreadable_folder_names_its_files(tmp_path):
     (tmp_path / "a.csv").write_text("x")
     with pytest.raises(ValueError, match=r"a\.csv.*JSON lines"):
         detect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "hint"),
+    [
+        ("a.json", b'[{"messages": [{"role": "us', "a.json, line 1"),
+        ("a.jsonl.gz", gzip.compress(b'{"messages": []}\n')[:-12], "a.jsonl.gz: "),
+    ],
+)
+def test_files_of_which_no_row_can_be_read_name_the_fault(tmp_path, name, content, hint):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match="no known format") as raised:
+        detect(tmp_path)
+    assert hint in str(raised.value) and "JSON lines" not in str(raised.value)
 
 
 def test_row_without_messages_names_its_keys(tmp_path):
