@@ -352,6 +352,8 @@ def content_parts(content: Any, what: str) -> ContentParts:
             texts.append(block["text"])
         elif kind in ("text", "refusal") and text is not None:
             texts.append(text)
+        elif kind == "tool_reference" and isinstance(block.get("tool_name"), str):  # found by a search for tools
+            texts.append(block["tool_name"])
         elif kind == "text":
             raise Unreadable("unknown_form", f"{what} holds a part of text without `text`; it has {_keys(block)}")
         else:
