@@ -424,6 +424,9 @@ def test_action_event_without_its_call_is_rebuilt(tmp_path):
         ({"kto_tag": True}, 1.0),
         ({"label": 3}, None),
         ({"target": "1"}, None),
+        ({"target": 42}, None),
+        ({"target": True}, 1.0),
+        ({"chosen": True, "rejected": False}, None),
         ({"metadata": '{"reward": "1"}'}, 1.0),
     ],
 )
