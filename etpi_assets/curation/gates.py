@@ -39,6 +39,8 @@ SCORE_COLUMNS = [
 """The columns that gates read of `agent_scores` and `scores`."""
 _NGRAM = 6
 _COMMON = 0.9
+_LEAST_ENDING = 0.1
+"""Share of training prompts that have to end as a prompt of evaluation does; fewer teach too little."""
 HELD_OUT = ("heldout_repo", "heldout_task")
 _REMEDIES = {
     "over_max_length": "raise dataset.max_length, as far as the base's context allows",
@@ -278,15 +280,17 @@ def template_distance(
 def generation_prompt(
     training: Sequence[Sequence[int]], evaluation: Sequence[Sequence[int]], chat: ChatFormat
 ) -> CheckOutcome:
-    """Test that first-turn prompts of evaluation end as those of training do: with no think block, an open or a closed
-    one. An empty block in serving alone makes a student write what it was never trained to write after one."""
+    """Test that first-turn prompts of evaluation end as a tenth of those of training or more: with no think block, an
+    open or a closed one. An empty block in serving alone makes a student write what it was never trained to write after
+    one."""
     name = "generation_prompt"
-    trained, served = ({chat.tail_form(prompt) for prompt in prompts} for prompts in (training, evaluation))
-    figures = {"training": sorted(trained), "evaluation": sorted(served)}
+    trained, served = (Counter(chat.tail_form(prompt) for prompt in prompts) for prompts in (training, evaluation))
+    figures = {"training": dict(trained), "evaluation": dict(served)}
     if not trained or not served:
         return CheckOutcome.not_applicable(name, "a training prompt and an evaluation prompt are needed.", figures)
     words = {"none": "no think block", "open": "an open think block", "closed": "an empty think block"}
-    ends, new = (", ".join(words[form] for form in sorted(forms)) for forms in (trained, served - trained))
+    rare = {form for form in served if trained[form] < _LEAST_ENDING * len(training)}
+    ends, new = (", ".join(words[form] for form in sorted(forms)) for forms in (trained, rare))
     if new:
         message = (
             f"Prompts of evaluation end with {new}, prompts of training with {ends}: give both the same arguments of "

@@ -447,7 +447,10 @@ def test_empty_think_block_of_serving_alone_fails():
     fails(gates.generation_prompt(TRAINING, served, CHAT), "an empty think block")
     fails(gates.generation_prompt(served, EVALUATION, CHAT), "serving.template_kwargs")
     passes(gates.generation_prompt([*TRAINING, *served], served, CHAT), "no think block")
-    assert not gates.generation_prompt(TRAINING, [], CHAT).applicable
+    passes(gates.generation_prompt([*TRAINING[:9], served[0]], served, CHAT), "an empty think block")
+    fails(gates.generation_prompt([*TRAINING[:10], served[0]], served, CHAT), "an empty think block")
+    for prompts in ((TRAINING, []), ([], EVALUATION)):
+        assert not gates.generation_prompt(*prompts, CHAT).applicable
 
 
 def lost(turns: int, tokens: int) -> dict:
