@@ -63,9 +63,9 @@ FORMAT = row_format(
     FormatDoc(
         title="TRL: tokenised rows (`input_ids` with `labels`, `completion_mask` or `assistant_masks`), and "
         "`prompt` with `completion`",
-        keeps="ids and which of them are trained (by `labels` and every mask), one turn per labelled span; with `options.tokenizer`, the "
-        "decoded messages; messages of `prompt` as context and of `completion` as turns; tool schemas "
-        "(`tools`)",
+        keeps="ids and which of them are trained (by `labels` and every mask), one turn per labelled span; with "
+        "`options.tokenizer`, the decoded messages; messages of `prompt` as context and of `completion` as turns; tool "
+        "schemas (`tools`)",
         loses="text of the template between messages (it stays in the ids), preferences (quarantined)",
     ),
     claims=claims,

@@ -25,6 +25,9 @@ from tests.support.tiny_training import TEMPLATE, VOCABULARY, learnable, make_ba
 torch.set_num_threads(1)
 
 
+SPAN = ("starts", "ends", "weights")
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
     return make_base(tmp_path_factory.mktemp("base"))
@@ -119,9 +122,11 @@ def test_every_label_and_token_of_the_dataset_enters_the_loss(trained):
     train = [row for row in rows if row["split"] == "train"]
     spans = sum(e - s for row in train for s, e in zip(row["span_starts"], row["span_ends"], strict=True))
     tokens = sum(len(row["input_ids"]) for row in train)
+    weights = sum((e - s) * w for row in train for s, e, w in zip(*(row[f"span_{n}"] for n in SPAN), strict=True))
     assert result.counted == FirstPass(
-        complete=True, labels=spans, labels_planned=spans, tokens=tokens, tokens_planned=tokens
-    )
+        complete=True, labels=spans, labels_planned=spans, tokens=tokens, tokens_planned=tokens,
+        weights=weights, weights_planned=weights,
+    )  # fmt: skip
     assert result.libraries["torch"].startswith("2.") and result.libraries["trl"]
     assert result.plan.sequences == 120 and result.plan.epochs == pytest.approx(4.0)
 

@@ -469,6 +469,8 @@ def first_pass(trainer: WeightedSFTTrainer, sequences: Sequences) -> FirstPass:
         # A token that several branches share is one token of the dataset.
         tokens=int(tally.tokens - tally.repeated),
         tokens_planned=int(np.sum((sequences.lengths() - sequences.repeated)[fed])),
+        weights=float(tally.weight),
+        weights_planned=float(sequences.totals(sequences.weights)[fed].sum()),
     )
 
 
