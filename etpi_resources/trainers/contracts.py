@@ -88,7 +88,7 @@ class SavedCheckpoint(WorkerModel):
 
 
 class SavedFigures(WorkerModel):
-    """The last checkpoint against the base and against what is read back from disk.
+    """The last checkpoint, and an adapter's that is used, against the base and against what is read back from disk.
 
     Attributes:
         dtype: of the saved weights. compared_in: the dtype that both sides of a logit difference computed in.

@@ -113,7 +113,8 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
     counted, gathered = first_pass(trainer, layout.sequences), gather(config, trainer)
     if gathered is None:
         return None
-    saved = proof.finish(config, gathered, saver.lora, saver.folders, check_ids(layout.sequences))
+    used = layout.plan.final_step(config.train.use_step, config.train.use_epoch)
+    saved = proof.finish(config, gathered, saver.lora, saver.folders, used, check_ids(layout.sequences))
     return SftWorkerResult(
         checkpoints=tuple(saver.entry(step, log.lines) for step in saver.folders),
         log=tuple(log.lines),
