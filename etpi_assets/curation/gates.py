@@ -347,7 +347,7 @@ def lost_outcome(counted: Mapping[str, Any], rows: int, kept_tokens: int, sectio
     lost = reasons.total()
     turns, tokens = rows + lost, lost_tokens + kept_tokens
     share = lost / turns if turns else 1.0
-    token_share = lost_tokens / tokens if tokens else 1.0
+    token_share = lost_tokens / max(1, tokens)
     bound = section.turns_lost
     by_reason = listed(dict(reasons.most_common()))
     message = (

@@ -360,6 +360,7 @@ def test_format_exposure_counts_calls_by_weight():
     fails(whole.format_exposure(created.rows, created.pairs, GATES), "floor 200", "dataset.upweight_factor")
     louder = dataset(weights={"upweight_factor": 12})
     passes(whole.format_exposure(louder.rows, louder.pairs, GATES))
+    passes(whole.format_exposure(every(created.rows, copies=12), created.pairs, GATES))
     plain = every(created.pairs, format_tokens=0)
     fails(
         whole.format_exposure(created.rows, plain, GatesSection(format_exposure=1)),
@@ -405,6 +406,9 @@ def test_plan_paths_in_task_fails_on_entities_that_the_task_lacks():
         "plan_content",
         rate=0.0,
     )
+    known = json.loads(created.agent_scores["plan_entities"][0].as_py())[0]
+    partly = changed(created.agent_scores, 0, plan_entities=json.dumps([known, "src/cli.py"]))
+    passes(gates.plan_paths_in_task(created.selected, partly, created.tasks, GATES), rate=11 / 12)
     nameless = every(created.agent_scores, plan_entities="[]")
     fails(gates.plan_paths_in_task(created.selected, nameless, created.tasks, GATES), rate=0.0)
     passes(
@@ -436,6 +440,7 @@ def test_template_distance_fails_on_another_template():
         CHAT.prompt_ids([{"role": "user", "content": f"Fix {task.payload['files']}."[:200]}]) for task in TASKS
     ]
     fails(gates.template_distance(synthetic, EVALUATION, GATES), "template")
+    fails(gates.template_distance([TRAINING[0], *synthetic], EVALUATION, GATES), "template")
     passes(gates.template_distance(TRAINING, EVALUATION[:1], GATES), evaluation=1)
     passes(gates.template_distance(TRAINING, [[1, 2, 3], [4, 5, 6]], GATES), evaluation=2)
 
@@ -543,6 +548,12 @@ def test_override_passes_a_failed_check_and_keeps_its_message():
 def test_override_of_unknown_check_or_without_reason_is_refused_before_anything_runs(name, reason, remedy):
     with pytest.raises(ValueError, match=remedy):
         GatesSection(override={name: reason})
+
+
+def test_held_out_turns_are_not_lost():
+    reasons = [*gates.HELD_OUT, "truncated"]
+    dropped = from_rows("dropped", [{"reason": reason, "output_tokens": 5} for reason in reasons])
+    assert gates.lost_figures(dropped) == {"reasons": {"truncated": 1}, "tokens": 5}
 
 
 def test_data_set_without_any_turn_is_a_message():
