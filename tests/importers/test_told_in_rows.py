@@ -407,6 +407,28 @@ def test_action_event_without_its_call_is_rebuilt(tmp_path):
     assert [a.command for a in row_of(tmp_path, row).agents[0].turns[0].actions] == ["ls"]
 
 
+@pytest.mark.parametrize("key", ["text", "value", "output", "result"])
+def test_message_whose_text_has_another_name_is_refused_and_never_blank(tmp_path, key):
+    called_back = {"role": "tool", "tool_call_id": "c1", key: "moor.py"}
+    calling = {"role": "assistant", "content": None, "value": 3, "tool_calls": [called(command="ls")]}
+    found = refusal(tmp_path, {"messages": [USER, calling, called_back, ANSWER]})
+    assert found.reason == "unknown_form" and repr(key) in found.detail
+    assert row_of(tmp_path, {"messages": [USER, calling, {**called_back, "content": ""}, ANSWER]}).agents[0].turns
+
+
+def test_messages_that_langchain_dumped_have_their_texts(tmp_path):
+    call = {"name": "bash", "args": {"command": "ls"}, "id": "c1", "type": "tool_call"}
+    dumped = [
+        ("human", {"content": "Moor."}),
+        ("ai", {"content": "", "tool_calls": [call]}),
+        ("tool", {"content": "moor.py", "tool_call_id": "c1"}),
+        ("ai", {"content": "Moored."}),
+    ]
+    agent = row_of(tmp_path, {"messages": [{"type": kind, "data": data} for kind, data in dumped]}).agents[0]
+    assert [message.content for message in agent.messages] == ["Moor.", "", "moor.py", "Moored."]
+    assert [action.command for action in agent.turns[0].actions] == ["ls"]
+
+
 # --- rows as a whole ------------------------------------------------------------------------------------------------
 
 
