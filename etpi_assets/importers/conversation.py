@@ -55,7 +55,8 @@ _INBOX_LIST = re.compile(r"\[\s*\{")
 _EXIT_CODE = re.compile(r"\A\s*<returncode>(-?\d{1,6})</returncode>")
 _FINISHES = {
     **dict.fromkeys(("tool_calls", "function_call", "tool_use", "end_turn", "stop_sequence", "STOP"), "stop"),
-    **dict.fromkeys(("max_tokens", "max_output_tokens", "MAX_TOKENS"), "length"),
+    **dict.fromkeys(("max_tokens", "max_output_tokens", "MAX_TOKENS", "model_context_window_exceeded"), "length"),
+    **dict.fromkeys(("content_filter", "SAFETY", "RECITATION", "abort", "error"), "length"),  # cut too
 }
 _FINISH = frozenset({"finish_reason", "stop_reason", "response_metadata"})
 _REASONING_TEXTS = ("reasoning_content", "reasoning", "thinking")

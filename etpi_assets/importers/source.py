@@ -338,6 +338,8 @@ def content_parts(content: Any, what: str) -> ContentParts:
             continue
         block = {key: value for key, value in as_mapping(part, f"{what}.content[]").items() if value is not None}
         kind = text_field(block, "type") or ("text" if "text" in block else "")
+        if kind == "redacted_thinking":  # encrypted
+            continue
         text = next((block[key] for key in (kind, *_TEXT_KEYS) if isinstance(block.get(key), str)), None)
         if kind in _THOUGHTS and text is not None:
             thoughts.append(text)

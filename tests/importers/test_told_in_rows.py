@@ -407,6 +407,18 @@ def test_action_event_without_its_call_is_rebuilt(tmp_path):
     assert [a.command for a in row_of(tmp_path, row).agents[0].turns[0].actions] == ["ls"]
 
 
+@pytest.mark.parametrize("reason", ["content_filter", "error", "abort", "max_tokens"])
+def test_answer_that_a_provider_broke_off_is_no_final_answer(tmp_path, reason):
+    agent = row_of(tmp_path, {"messages": [USER, {**ANSWER, "finish_reason": reason}]}).agents[0]
+    assert agent.exit_status == "unknown" and agent.turns[0].finish_reason == "length"
+
+
+def test_encrypted_thoughts_are_left_out(tmp_path):
+    parts = [{"type": "redacted_thinking", "data": "Zm9v"}, {"type": "text", "text": "Moored."}]
+    row = {"messages": [USER, {"role": "assistant", "content": parts}]}
+    assert [turn.content for turn in row_of(tmp_path, row).agents[0].turns] == ["Moored."]
+
+
 @pytest.mark.parametrize("key", ["text", "value", "output", "result"])
 def test_message_whose_text_has_another_name_is_refused_and_never_blank(tmp_path, key):
     called_back = {"role": "tool", "tool_call_id": "c1", key: "moor.py"}
