@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.scoring.intervals import decide, rate
+from etpi_assets.scoring.intervals import Estimate, decide, rate
 from etpi_assets.specs.experiment import GatesSection
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.lake.check_outcome import CheckOutcome, listed
@@ -63,7 +64,9 @@ def apply_overrides(outcomes: Iterable[CheckOutcome], section: GatesSection) -> 
 
 
 def teacher_gate(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, section: GatesSection) -> CheckOutcome:
-    """Compare the teacher's rates over all its rollouts with `gates.teacher`, since a student is bounded by them.
+    """Compare the rates over all rollouts with `gates.teacher`, since a student is bounded by them.
+
+    Of several teachers, one that is below for certain fails too, whatever the others raise the mean to.
 
     Raises:
         ValueError: `gates.teacher` names a metric that is not measured.
@@ -71,7 +74,7 @@ def teacher_gate(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, s
     known = (*_PAIR_RATES, *_AGENT_RATES)
     if unknown := sorted(set(section.teacher) - set(known)):
         raise ValueError(f"gates.teacher.{unknown[0]}: no such metric; there are {list(known)}")
-    task = dict(zip(rollouts["rollout_id"].to_pylist(), rollouts["task_id"].to_pylist(), strict=True))
+    runs = {row["rollout_id"]: row for row in rollouts.select(["rollout_id", "task_id", "teacher"]).to_pylist()}
     counted = [row for row in scores.to_pylist() if not row["infrastructure_error"]]
     names = {row["rollout_id"] for row in counted}
     agents = [row for row in agent_scores.to_pylist() if row["rollout_id"] in names]
@@ -79,9 +82,13 @@ def teacher_gate(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, s
     figures: dict[str, float] = {"excluded": len(scores) - len(counted)}
     for metric, floor in sorted(section.teacher.items()):
         rows = agents if metric in _AGENT_RATES else counted
-        values = [(_value(row, metric), str(task.get(row["rollout_id"]) or row["rollout_id"])) for row in rows]
-        measured = [(value, cluster) for value, cluster in values if value is not None]
-        estimate = rate([value for value, _ in measured], [cluster for _, cluster in measured])
+        measured: dict[str, list[tuple[float, str]]] = {}
+        for row in rows:
+            name = row["rollout_id"]
+            if name in runs and (value := _value(row, metric)) is not None:
+                cluster = str(runs[name]["task_id"] or name)
+                measured.setdefault(str(runs[name]["teacher"]), []).append((value, cluster))
+        estimate = _rate(chain.from_iterable(measured.values()))
         if estimate is None:
             passed = False
             verdicts.append(f"{metric} was not measured on any rollout: remove it from gates.teacher")
@@ -89,12 +96,22 @@ def teacher_gate(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, s
         passed = passed and estimate.value >= floor
         verdicts.append(f"{metric} {decide(estimate, floor)[1]}")
         figures[metric] = estimate.value
+        for teacher, values in sorted(measured.items()) if len(measured) > 1 else ():
+            if (of_teacher := _rate(values)) and (decided := decide(of_teacher, floor))[0] is False:
+                passed = False
+                verdicts.append(f"{metric} of {teacher} {decided[1]}")
     if not section.teacher:
         return CheckOutcome.not_applicable("teacher_gate", "gates.teacher names no metric.", figures)
     message = "; ".join(verdicts)
     if not passed:
         message += ". A student is bounded by its teacher: take a stronger one, or give a reason in gates.override"
     return CheckOutcome("teacher_gate", passed, message, figures=figures)
+
+
+def _rate(measured: Iterable[tuple[float, str]]) -> Estimate | None:
+    """Return the rate of (value, cluster) pairs; None if there are none."""
+    pairs = list(measured)
+    return rate([value for value, _ in pairs], [cluster for _, cluster in pairs])
 
 
 def _limit(word: str, value: float | None, form: str) -> str:

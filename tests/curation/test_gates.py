@@ -94,6 +94,7 @@ def test_pairs_reconcile_fails_on_a_missing_and_on_a_duplicate_pair():
     fails(missing, created.pairs["rollout_id"][5].as_py())
     twice = pa.concat_tables([created.pairs, created.pairs.slice(0, 1)])
     fails(whole.pairs_reconcile(turns, twice, created.pairs_dropped), created.pairs["rollout_id"][0].as_py())
+    fails(whole.pairs_reconcile(turns, without(twice, 5), created.pairs_dropped), "2 are missing or duplicated")
 
 
 def test_blocks_that_were_never_read_fail_although_the_others_balance():
@@ -318,6 +319,16 @@ def test_teacher_gate_compares_each_rate_with_its_floor():
     passes(gates.teacher_gate(*measured(4, 0), GatesSection(teacher={})))
     with pytest.raises(ValueError, match=r"gates\.teacher\.plan_frist"):
         gates.teacher_gate(*measured(2, 2), GatesSection(teacher={"plan_frist": 0.5}))
+
+
+@pytest.mark.parametrize(("weak", "passed"), [(10, False), (1, True)])
+def test_weak_teacher_is_not_hidden_by_a_strong_one(weak: int, passed: bool):
+    rollouts, scores, agents = measured(50, 50 - weak)
+    names = [{**row, "teacher": "strong" if n < 50 - weak else "weak"} for n, row in enumerate(rollouts.to_pylist())]
+    outcome = gates.teacher_gate(
+        from_rows("rollouts", names), scores, agents, GatesSection(teacher={"plan_first": 0.7})
+    )
+    assert outcome.passed == passed and ("of weak" in outcome.message) == (not passed)
 
 
 def test_teacher_gate_excludes_infrastructure_errors():
