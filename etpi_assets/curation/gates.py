@@ -12,7 +12,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -88,7 +87,7 @@ def teacher_gate(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, s
             if name in runs and (value := _value(row, metric)) is not None:
                 cluster = str(runs[name]["task_id"] or name)
                 measured.setdefault(str(runs[name]["teacher"]), []).append((value, cluster))
-        estimate = _rate(chain.from_iterable(measured.values()))
+        estimate = _rate([pair for pairs in measured.values() for pair in pairs])
         if estimate is None:
             passed = False
             verdicts.append(f"{metric} was not measured on any rollout: remove it from gates.teacher")
@@ -108,9 +107,8 @@ def teacher_gate(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, s
     return CheckOutcome("teacher_gate", passed, message, figures=figures)
 
 
-def _rate(measured: Iterable[tuple[float, str]]) -> Estimate | None:
+def _rate(pairs: Sequence[tuple[float, str]]) -> Estimate | None:
     """Return the rate of (value, cluster) pairs; None if there are none."""
-    pairs = list(measured)
     return rate([value for value, _ in pairs], [cluster for _, cluster in pairs])
 
 
@@ -307,8 +305,8 @@ def generation_prompt(
         return CheckOutcome.not_applicable(name, "a training prompt and an evaluation prompt are needed.", figures)
     words = {"none": "no think block", "open": "an open think block", "closed": "an empty think block"}
     rare = {form for form in served if trained[form] < _LEAST_ENDING * len(training)}
-    ends, new = (", ".join(words[form] for form in sorted(forms)) for forms in (trained, rare))
-    if new:
+    ends = listed({words[form]: n for form, n in sorted(trained.items())})
+    if new := ", ".join(words[form] for form in sorted(rare)):
         message = (
             f"Prompts of evaluation end with {new}, prompts of training with {ends}: give both the same arguments of "
             "the chat template (serving.template_kwargs; serving.untrained_kwargs is for evaluation alone)."
