@@ -275,7 +275,7 @@ def _dataset_checks(
     spec: ExperimentSpec = run.spec
     selected = selected_trajectories.read("selected", columns=["rollout_id", "task_id"])
     agent_scores = scored_rollouts.read("agent_scores", columns=gates.AGENT_COLUMNS)
-    rollouts = raw_rollouts.read("rollouts", columns=["rollout_id", "task_id", "source"])
+    rollouts = raw_rollouts.read("rollouts", columns=["rollout_id", "task_id", "teacher", "source"])
     scores = scored_rollouts.read("scores", columns=gates.SCORE_COLUMNS)
     heldout = tasks.filter(pc.field("split") == "heldout")
     # A repository in both splits is split by time (`split_by_repo`); of it only the held-out tasks are kept out.

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.scoring.intervals import decide, rate
+from etpi_assets.scoring.intervals import Estimate, decide, rate
 from etpi_assets.specs.experiment import GatesSection
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.lake.check_outcome import CheckOutcome, listed
@@ -39,6 +39,8 @@ SCORE_COLUMNS = [
 """The columns that gates read of `agent_scores` and `scores`."""
 _NGRAM = 6
 _COMMON = 0.9
+_LEAST_ENDING = 0.1
+"""Share of training prompts that have to end as a prompt of evaluation does; fewer teach too little."""
 HELD_OUT = ("heldout_repo", "heldout_task")
 _REMEDIES = {
     "over_max_length": "raise dataset.max_length, as far as the base's context allows",
@@ -61,7 +63,9 @@ def apply_overrides(outcomes: Iterable[CheckOutcome], section: GatesSection) -> 
 
 
 def teacher_gate(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, section: GatesSection) -> CheckOutcome:
-    """Compare the teacher's rates over all its rollouts with `gates.teacher`, since a student is bounded by them.
+    """Compare the rates over all rollouts with `gates.teacher`, since a student is bounded by them.
+
+    Of several teachers, one that is below for certain fails too, whatever the others raise the mean to.
 
     Raises:
         ValueError: `gates.teacher` names a metric that is not measured.
@@ -69,7 +73,7 @@ def teacher_gate(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, s
     known = (*_PAIR_RATES, *_AGENT_RATES)
     if unknown := sorted(set(section.teacher) - set(known)):
         raise ValueError(f"gates.teacher.{unknown[0]}: no such metric; there are {list(known)}")
-    task = dict(zip(rollouts["rollout_id"].to_pylist(), rollouts["task_id"].to_pylist(), strict=True))
+    runs = {row["rollout_id"]: row for row in rollouts.select(["rollout_id", "task_id", "teacher"]).to_pylist()}
     counted = [row for row in scores.to_pylist() if not row["infrastructure_error"]]
     names = {row["rollout_id"] for row in counted}
     agents = [row for row in agent_scores.to_pylist() if row["rollout_id"] in names]
@@ -77,9 +81,13 @@ def teacher_gate(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, s
     figures: dict[str, float] = {"excluded": len(scores) - len(counted)}
     for metric, floor in sorted(section.teacher.items()):
         rows = agents if metric in _AGENT_RATES else counted
-        values = [(_value(row, metric), str(task.get(row["rollout_id"]) or row["rollout_id"])) for row in rows]
-        measured = [(value, cluster) for value, cluster in values if value is not None]
-        estimate = rate([value for value, _ in measured], [cluster for _, cluster in measured])
+        measured: dict[str, list[tuple[float, str]]] = {}
+        for row in rows:
+            name = row["rollout_id"]
+            if name in runs and (value := _value(row, metric)) is not None:
+                cluster = str(runs[name]["task_id"] or name)
+                measured.setdefault(str(runs[name]["teacher"]), []).append((value, cluster))
+        estimate = _rate([pair for pairs in measured.values() for pair in pairs])
         if estimate is None:
             passed = False
             verdicts.append(f"{metric} was not measured on any rollout: remove it from gates.teacher")
@@ -87,12 +95,21 @@ def teacher_gate(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, s
         passed = passed and estimate.value >= floor
         verdicts.append(f"{metric} {decide(estimate, floor)[1]}")
         figures[metric] = estimate.value
+        for teacher, values in sorted(measured.items()) if len(measured) > 1 else ():
+            if (of_teacher := _rate(values)) and (decided := decide(of_teacher, floor))[0] is False:
+                passed = False
+                verdicts.append(f"{metric} of {teacher} {decided[1]}")
     if not section.teacher:
         return CheckOutcome.not_applicable("teacher_gate", "gates.teacher names no metric.", figures)
     message = "; ".join(verdicts)
     if not passed:
         message += ". A student is bounded by its teacher: take a stronger one, or give a reason in gates.override"
     return CheckOutcome("teacher_gate", passed, message, figures=figures)
+
+
+def _rate(pairs: Sequence[tuple[float, str]]) -> Estimate | None:
+    """Return the rate of (value, cluster) pairs; None if there are none."""
+    return rate([value for value, _ in pairs], [cluster for _, cluster in pairs])
 
 
 def _limit(word: str, value: float | None, form: str) -> str:
@@ -278,16 +295,18 @@ def template_distance(
 def generation_prompt(
     training: Sequence[Sequence[int]], evaluation: Sequence[Sequence[int]], chat: ChatFormat
 ) -> CheckOutcome:
-    """Test that first-turn prompts of evaluation end as those of training do: with no think block, an open or a closed
-    one. An empty block in serving alone makes a student write what it was never trained to write after one."""
+    """Test that first-turn prompts of evaluation end as a tenth of those of training or more: with no think block, an
+    open or a closed one. An empty block in serving alone makes a student write what it was never trained to write after
+    one."""
     name = "generation_prompt"
-    trained, served = ({chat.tail_form(prompt) for prompt in prompts} for prompts in (training, evaluation))
-    figures = {"training": sorted(trained), "evaluation": sorted(served)}
+    trained, served = (Counter(chat.tail_form(prompt) for prompt in prompts) for prompts in (training, evaluation))
+    figures = {"training": dict(trained), "evaluation": dict(served)}
     if not trained or not served:
         return CheckOutcome.not_applicable(name, "a training prompt and an evaluation prompt are needed.", figures)
     words = {"none": "no think block", "open": "an open think block", "closed": "an empty think block"}
-    ends, new = (", ".join(words[form] for form in sorted(forms)) for forms in (trained, served - trained))
-    if new:
+    rare = {form for form in served if trained[form] < _LEAST_ENDING * len(training)}
+    ends = listed({words[form]: n for form, n in sorted(trained.items())})
+    if new := ", ".join(words[form] for form in sorted(rare)):
         message = (
             f"Prompts of evaluation end with {new}, prompts of training with {ends}: give both the same arguments of "
             "the chat template (serving.template_kwargs; serving.untrained_kwargs is for evaluation alone)."
@@ -343,7 +362,7 @@ def lost_outcome(counted: Mapping[str, Any], rows: int, kept_tokens: int, sectio
     lost = reasons.total()
     turns, tokens = rows + lost, lost_tokens + kept_tokens
     share = lost / turns if turns else 1.0
-    token_share = lost_tokens / tokens if tokens else 1.0
+    token_share = lost_tokens / max(1, tokens)
     bound = section.turns_lost
     by_reason = listed(dict(reasons.most_common()))
     message = (

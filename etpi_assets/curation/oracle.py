@@ -332,6 +332,8 @@ def labels_outcome(counted: Mapping[str, Any], chat: ChatFormat, *, native: bool
             f"{advice if wrong > counted['contradicting'] else ''}{left_out}"
         )
         return CheckOutcome(NAME, False, message, figures=figures)
+    if not compared:
+        return CheckOutcome.not_applicable(NAME, f"none of {total} turns was compared.{left_out}", figures)
     message = (
         f"{compared} of {total} turns, prompt and label, are token for token what the chat template of {chat.name} "
         f"writes; differences that the spec asks for: {listed}.{left_out}"

@@ -52,9 +52,14 @@ class RewardRule(NamedTuple):
 
 def resolved(section: SelectSection, rollouts: pa.Table, scores: pa.Table) -> tuple[SelectSection, RewardRule]:
     """Return the section with a threshold for `min_reward = "auto"`, and the rule: 1.0 if any rollout has a reward."""
-    sets = pa.array(rollouts.filter(pc.field("origin") == "set")["rollout_id"].to_pylist(), pa.string())
-    usable = scores.filter(~pc.field("infrastructure_error") & pc.field("rollout_id").isin(sets))
-    rewards = usable["reward"].drop_null().to_pylist()
+    offered = rollouts.filter(pc.field("origin") == "set")
+    set_of = dict(zip(offered["rollout_id"].to_pylist(), offered["rollout_set"].to_pylist(), strict=True))
+    usable = scores.filter(
+        ~pc.field("infrastructure_error") & pc.field("rollout_id").isin(pa.array(set_of, pa.string()))
+    )
+    rewarded = usable.filter(pc.field("reward").is_valid())
+    rewards = rewarded["reward"].to_pylist()
+    unscored, scored = ({set_of[name] for name in table["rollout_id"].to_pylist()} for table in (usable, rewarded))
     automatic = section.min_reward == "auto"
     threshold = (1.0 if rewards else None) if section.min_reward == "auto" else section.min_reward
     resolved_section = section.model_copy(update={"min_reward": threshold})
@@ -65,7 +70,9 @@ def resolved(section: SelectSection, rollouts: pa.Table, scores: pa.Table) -> tu
     how = "auto: some rollouts have one" if automatic else "select.min_reward"
     text = f"reward >= {threshold:g} ({how}): {len(rewards)} of {len(usable)} rollouts have a reward, {passing} pass"
     problem = None
-    if automatic and max(rewards) > threshold:
+    if automatic and (unscored := unscored - scored):
+        problem = f"no rollout of {', '.join(sorted(unscored))} has a reward, so all are dropped; set select.min_reward"
+    elif automatic and max(rewards) > threshold:
         problem = f"the highest reward is {max(rewards):g}, so 1 is not the full reward; set select.min_reward"
     elif automatic and not passing:
         problem = f'no rollout has the full reward 1, the highest is {max(rewards):g}; set select.min_reward, or "none"'

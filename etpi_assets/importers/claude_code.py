@@ -43,8 +43,8 @@ _SPEAKERS = ("user", "assistant")
 _SYNTHETIC = "<synthetic>"
 """`model` of the harness's own messages, such as an error of the provider; they are not sent to the model."""
 _DELEGATES = ("Task", "Agent")
-_SILENT = ("redacted_thinking", "fallback")
-"""Blocks without text: encrypted thinking, and the change to another model."""
+_FALLBACK = "fallback"
+"""Type of a block for the change to another model, which has no text."""
 
 
 @dataclass
@@ -259,7 +259,7 @@ def _entries(node: _Node, unit: Path, session: Session) -> list[ChatEntry]:
     at, name = to_utc(node.lines[0].get("timestamp")), f"{unit.name}, {text_field(node.lines[0], 'uuid')}"
     contents = [field_of(line, "message", "content") for line in node.lines]
     blocks = [b for content in contents for b in (content if isinstance(content, list) else [{"text": content}])]
-    parts = content_parts([b for b in blocks if field_of(b, "type") not in _SILENT], name)
+    parts = content_parts([b for b in blocks if field_of(b, "type") != _FALLBACK], name)
     if not node.is_turn:
         results = dict(reversed(parts.results))  # the first result of a call counts
         answers = [ChatEntry("tool", text, at=at, answers=call) for call, text in reversed(results.items())]

@@ -55,7 +55,8 @@ _INBOX_LIST = re.compile(r"\[\s*\{")
 _EXIT_CODE = re.compile(r"\A\s*<returncode>(-?\d{1,6})</returncode>")
 _FINISHES = {
     **dict.fromkeys(("tool_calls", "function_call", "tool_use", "end_turn", "stop_sequence", "STOP"), "stop"),
-    **dict.fromkeys(("max_tokens", "max_output_tokens", "MAX_TOKENS"), "length"),
+    **dict.fromkeys(("max_tokens", "max_output_tokens", "MAX_TOKENS", "model_context_window_exceeded"), "length"),
+    **dict.fromkeys(("content_filter", "SAFETY", "RECITATION", "abort", "error"), "length"),  # cut too
 }
 _FINISH = frozenset({"finish_reason", "stop_reason", "response_metadata"})
 _REASONING_TEXTS = ("reasoning_content", "reasoning", "thinking")
@@ -63,6 +64,8 @@ _REASONING_BLOCKS = ("thinking_blocks", "reasoning_details")
 _REASONING = frozenset((*_REASONING_TEXTS, *_REASONING_BLOCKS))
 _COMMON = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
 """Keys of most messages."""
+_TEXTS = ("text", "value", "output", "result")
+"""Keys under which other programs write what is `content` in a chat API."""
 _NAMES = (("id",), ("call_id",), ("name",), ("function", "name"))
 """Keys of a call with the name that its result repeats."""
 _DECODER = json.JSONDecoder(strict=False)
@@ -142,10 +145,16 @@ def chat_entries(messages: Iterable[Any], what: str) -> list[ChatEntry]:
         messages = without_padding(messages)  # only tables give the user's messages a key for calls
     for index, raw in enumerate(messages):
         message = raw if isinstance(raw, dict) else as_mapping(raw, f"{what}[{index}]")
+        if "role" not in message and isinstance(message.get("data"), dict):  # as LangChain dumps messages
+            message = {**message["data"], "type": message.get("type")}
         role = message["role"] if "role" in message else message.get("type")  # LangChain calls it `type`
         if role == "exit":  # mini-swe-agent's last entry records how the run ended; no model reads it
             continue
         content, name = message.get("content"), f"{what}[{index}]"
+        if content is None and (keys := [k for k in _TEXTS if isinstance(message.get(k), str) and message[k]]):
+            raise Unreadable(
+                "unknown_form", f"{name} has its text in {keys[0]!r}: call it `content`, or name it in a map"
+            )
         mapped = ROLES.get(role) if isinstance(role, str) else None
         if mapped is None:
             mapped = role_of(role, ROLES, name)

@@ -183,7 +183,8 @@ def row_format(
             try:
                 for value in values:
                     _check_row(value, where)
-                    if unit.name in _BESIDE and iter_rows is rows.iter_rows and not holds_conversation(value):
+                    beside = unit.name in _BESIDE and iter_rows is rows.iter_rows and options.map is None
+                    if beside and not holds_conversation(value):
                         raise Unreadable("not_a_rollout", f"{where} holds no messages, and the name is no run's")
                 # Only the hash covers the null padding of columnar storage.
                 plain = [without_padding(value) for value in values] if padded else values

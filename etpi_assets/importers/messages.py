@@ -43,7 +43,7 @@ _PREFERENCES = ("chosen", "rejected", "rejected_response", "rejected_messages", 
 
 def check_row(row: Row, where: str) -> None:
     """Raise Unreadable for a row that compares answers (`preference`), or shows files (`non_text_content`)."""
-    if compared := [key for key in _PREFERENCES if row.get(key)]:
+    if compared := [key for key in _PREFERENCES if row.get(key) and isinstance(row[key], str | list | dict)]:
         raise Unreadable(
             "preference",
             f"{where} compares answers to one prompt ({', '.join(compared)}), which is no trajectory; to train on the "

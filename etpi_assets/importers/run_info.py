@@ -33,8 +33,8 @@ _TASK = (
 )
 _TEACHER = ("teacher", "model_name", "model", "generator", "model_name_or_path")
 _REWARD = ("reward", "resolved", "score", "target", "success", "is_correct", "correct", "kto_tag", "label")
-_FLAGS = ("kto_tag", "label")
-"""Columns that are a reward only where they hold true or false; others use them for a class."""
+_FLAGS = ("target", "kto_tag", "label")
+"""Columns that are a reward only where they hold true or false; others use them for an answer or a class."""
 _TEXTS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 _NO_REWARD = ("", "none", "null", "n/a", "nan")
 _PATCH = ("model_patch", "generated_patch", "git_patch", "output_patch", "submission", "patch")
@@ -189,10 +189,7 @@ def reward_of(place: Mapping[str, Any], name: str) -> float | None:
     text = value.strip().lower() if isinstance(value, str) else None
     if value is None or name in _FLAGS or text in _NO_REWARD:
         return None
-    if text is None or name == "target":  # a target's text is an answer
-        number = number_field(place, name)
-    else:
-        number = _TEXTS[text] if text in _TEXTS else _number(text)
+    number = number_field(place, name) if text is None else _TEXTS[text] if text in _TEXTS else _number(text)
     if number is None and name == "reward":
         raise Unreadable("bad_reward", f"reward is {str(value)[:40]!r}; write a number, true or false, or no reward")
     return number

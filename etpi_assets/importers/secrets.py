@@ -25,6 +25,7 @@ _PREFIXES = """
     shpss_ sk-or-v1- sm_aat_ sm_pat_ sm_sat_ sntrys_ sntryu_ sq0atp- sq0csp- tk-us- tskey- tvly- xai- xkeysib-
 """
 """Beginnings of the keys of smaller issuers."""
+_PRIVATE = "[A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
 _FORMS = {
     "Anthropic key": (("sk-ant-",), r"sk-ant-[a-z]+\d*-[\w-]{20,}"),
     "OpenAI key": (("T3BlbkFJ", "sk-proj-", "sk-svcacct-"), r"sk-(?:[\w-]+T3BlbkFJ[\w-]+|(?:proj|svcacct)-[\w-]{20,})"),
@@ -42,11 +43,16 @@ _FORMS = {
     "PyPI token": (("pypi-AgE",), r"pypi-AgE[\w-]{50,}"),
     "SendGrid key": (("SG.",), r"\bSG\.[\w-]{22}\.[\w-]{43}"),
     "JSON web token": (("eyJ",), r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"),
-    "private key": (("PRIVATE KEY",), r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"),
+    "private key": (
+        ("PRIVATE KEY",),
+        rf"-----BEGIN {_PRIVATE}(?:\s|\\+[nr])*[\w+/]{{4}}.*?(?:-----END {_PRIVATE}|\Z)",
+    ),
     "password in a URL": (("://",), r"(?<=://)[^\s/:@'\"]{1,64}:[^\s/:@'\"${}<>*]{3,128}(?=@[\w.-])"),
     "other token": (
         ("",),
-        rf"(?<![\w.-])(?=[\w.~-]{{20}})(?:{'|'.join(map(re.escape, _PREFIXES.split()))})(?=[A-Za-z_.~-]*\d)[\w.~+/=-]+",
+        # Seven letters and digits in a row, one a digit, are no words between hyphens.
+        rf"(?<![\w.-])(?=[\w.~-]{{20}})(?:{'|'.join(map(re.escape, _PREFIXES.split()))})"
+        r"(?=[\w.~+/=-]*?(?=[A-Za-z0-9]{0,6}\d)[A-Za-z0-9]{7})[\w.~+/=-]+",
     ),
 }
 """Kind -> (texts of which every secret of the kind holds one, its form)."""

@@ -338,6 +338,8 @@ def content_parts(content: Any, what: str) -> ContentParts:
             continue
         block = {key: value for key, value in as_mapping(part, f"{what}.content[]").items() if value is not None}
         kind = text_field(block, "type") or ("text" if "text" in block else "")
+        if kind == "redacted_thinking":  # encrypted
+            continue
         text = next((block[key] for key in (kind, *_TEXT_KEYS) if isinstance(block.get(key), str)), None)
         if kind in _THOUGHTS and text is not None:
             thoughts.append(text)
@@ -352,6 +354,8 @@ def content_parts(content: Any, what: str) -> ContentParts:
             texts.append(block["text"])
         elif kind in ("text", "refusal") and text is not None:
             texts.append(text)
+        elif kind == "tool_reference" and isinstance(block.get("tool_name"), str):  # found by a search for tools
+            texts.append(block["tool_name"])
         elif kind == "text":
             raise Unreadable("unknown_form", f"{what} holds a part of text without `text`; it has {_keys(block)}")
         else:

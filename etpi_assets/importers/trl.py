@@ -39,16 +39,19 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
 
 def _tokenised(row: Row, where: str, options: Options) -> list[ChatEntry]:
     ids = token_ids(row.get("input_ids"), f"{where}, input_ids")
-    if row.get("labels") is not None:
-        labels = as_list(row["labels"], f"{where}, labels")
-        wrong = next((i for i, (t, w) in enumerate(zip(ids, labels, strict=False)) if w not in (IGNORE_INDEX, t)), None)
-    else:
-        mask = as_list(next((row[name] for name in _MASKS if row.get(name) is not None), None), f"{where}, mask")
-        labels, wrong = [t if m else IGNORE_INDEX for t, m in zip(ids, mask, strict=False)], None
-        labels += [IGNORE_INDEX] * (len(mask) - len(labels))
-    if len(labels) != len(ids) or wrong is not None:
-        what = f"{len(labels)} labels for {len(ids)} ids" if wrong is None else f"label {wrong} is not its own id"
-        raise Unreadable("bad_token_ids", f"{where}: {what}; labels stand unshifted, -100 where nothing is learnt")
+    masks = {name: as_list(row[name], f"{where}, {name}") for name in _MASKS if row.get(name) is not None}
+    labels = as_list(ids if masks and row.get("labels") is None else row.get("labels"), f"{where}, labels")
+    wrong = [name for name, column in {"labels": labels, **masks}.items() if len(column) != len(ids)]
+    wrong += [f"labels[{i}]" for i, (t, w) in enumerate(zip(ids, labels, strict=False)) if w not in (IGNORE_INDEX, t)]
+    wrong += [name for name, mask in masks.items() if not all(m in (0, 1) for m in mask)]
+    if wrong:
+        raise Unreadable(
+            "bad_token_ids",
+            f"{where}: {wrong[0]} does not fit the {len(ids)} ids; labels are unshifted, an id or -100 each, and masks "
+            "are 0 and 1",
+        )
+    # As in TRL, an id is trained only if no mask leaves it out.
+    labels = [t if all(of_id) else IGNORE_INDEX for t, *of_id in zip(labels, *masks.values(), strict=True)]
     spans = spans_of(labels)
     if not spans:
         raise Unreadable("empty", f"{where}: every label is -100, so there is no turn")
@@ -60,9 +63,9 @@ FORMAT = row_format(
     FormatDoc(
         title="TRL: tokenised rows (`input_ids` with `labels`, `completion_mask` or `assistant_masks`), and "
         "`prompt` with `completion`",
-        keeps="ids and which of them are trained, one turn per labelled span; with `options.tokenizer`, the "
-        "decoded messages; messages of `prompt` as context and of `completion` as turns; tool schemas "
-        "(`tools`)",
+        keeps="ids and which of them are trained (by `labels` and every mask), one turn per labelled span; with "
+        "`options.tokenizer`, the decoded messages; messages of `prompt` as context and of `completion` as turns; tool "
+        "schemas (`tools`)",
         loses="text of the template between messages (it stays in the ids), preferences (quarantined)",
     ),
     claims=claims,

@@ -206,13 +206,12 @@ def _tasks_of(
     )
     pairs = list(combinations(numbers, 2))[:most] if wanted is None else sorted(set(wanted))
     features: dict[int, dict[str, Any]] = {}
+    unreadable: dict[int, str] = {}
     for feature in numbers:
         try:
             features[feature] = _feature(root, folder / f"feature{feature}")
         except (OSError, UnicodeDecodeError, ValueError) as error:
-            lost = sum(feature in pair for pair in pairs)
-            source = f"{repo}/task{number}/feature{feature}"
-            yield RejectedInput(source, "unreadable_feature", f"{error}; {lost} pair(s) go with it")
+            unreadable[feature] = f"feature{feature}: {error}"
     if wanted is None and len(numbers) < 2:
         yield RejectedInput(f"{repo}/task{number}", "too_few_features", f"{len(numbers)} feature(s); a pair needs two")
     for a, b in pairs:
@@ -223,7 +222,9 @@ def _tasks_of(
                 "missing_feature",
                 f"asked for, but there is no feature {' and '.join(absent)} in {folder.name}",
             )
-        elif a in features and b in features:
+        elif faults := [unreadable[n] for n in (a, b) if n in unreadable]:
+            yield RejectedInput(task_id, "unreadable_feature", "; ".join(faults))
+        else:
             yield _task(suite, task_id, repo, split, {str(n): features[n] for n in (a, b)})
 
 

@@ -40,7 +40,7 @@ def checks(
     samples = tables["rl_samples"].drop_columns(["policy_logprobs", "entropies"]).to_pylist()
     varied, proved = _groups_vary(section, samples), proofs(reports)
     if varied.figures["share"] == 1.0:  # the cause of whatever did not change
-        proved = [outcome if outcome.passed else replace(outcome, message=varied.message) for outcome in proved]
+        proved = [o if o.passed else replace(o, message=f"{varied.message} ({o.message})") for o in proved]
     return [
         _rollouts_recorded(section, list(reports), tables, samples),
         _advantages_hold(section, samples),
@@ -118,10 +118,12 @@ def _gap(section: RLSection, report: GrpoFigures) -> Judgement:
 
 
 def _groups_vary(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutcome:
-    groups = [[row["reward"] for row in group] for group in _groups(samples, section)]
-    share = sum(max(group) == min(group) for group in groups) / max(1, len(groups))
+    equal: dict[int, list[bool]] = {}
+    for group in _groups(samples, section):
+        equal.setdefault(group[0]["seed"], []).append(len({row["reward"] for row in group}) == 1)
+    share, seed = max(((sum(groups) / len(groups), seed) for seed, groups in equal.items()), default=(0.0, None))
     bound = percent(CONSTANT_SHARE)
-    message = f"{percent(share)} of {len(groups)} groups have equal rewards and so no advantage (bound {bound})"
+    message = f"seed {seed}: {percent(share)} of its groups have equal rewards and so no advantage (bound {bound})"
     if share > CONSTANT_SHARE:
         message += "; use tasks that the start checkpoint solves sometimes, larger groups, or a finer reward"
     return CheckOutcome("groups_vary", share <= CONSTANT_SHARE, message, blocking=False, figures={"share": share})

@@ -30,11 +30,12 @@ SAME_IN_HALF = 1e-2
 
 @dataclass(frozen=True)
 class TrainingSplit:
-    """Counts of a dataset's training split, read from its table and not from the trainer."""
+    """Counts of a dataset's training split, read from its table and not from the trainer; `weights` of the labels."""
 
     sequences: int
     labels: int
     tokens: int
+    weights: float
 
 
 def training_split(lake: Lake, files: Sequence[Path]) -> TrainingSplit:
@@ -45,7 +46,8 @@ def training_split(lake: Lake, files: Sequence[Path]) -> TrainingSplit:
     """
     sql = """
         SELECT count(*) AS sequences, sum(len(input_ids)) AS tokens,
-               sum(list_sum(span_ends) - list_sum(span_starts)) AS labels
+               sum(list_sum(span_ends) - list_sum(span_starts)) AS labels,
+               sum(list_sum(list_transform(span_weights, lambda w, i: w * (span_ends[i] - span_starts[i])))) AS weights
         FROM sequences WHERE split = 'train'
     """
     row = lake.query(sql, sequences=files).to_pylist()[0]
@@ -53,13 +55,13 @@ def training_split(lake: Lake, files: Sequence[Path]) -> TrainingSplit:
         raise LakeError(
             "upweighted_dataset has no training sequence; its table `dropped` has the reason for each rollout"
         )
-    return TrainingSplit(int(row["sequences"]), int(row["labels"]), int(row["tokens"]))
+    return TrainingSplit(int(row["sequences"]), int(row["labels"]), int(row["tokens"]), float(row["weights"]))
 
 
 def checks(reports: Mapping[int, SftReport], split: TrainingSplit) -> list[CheckOutcome]:
     """Run every check of `CHECKS` on the reports of all seeds; all are blocking."""
     judges: dict[str, Callable[[SftReport], Judgement]] = {
-        "label_tokens_match": lambda r: _counts(r, "labels", split.labels, split.sequences),
+        "label_tokens_match": lambda r: _labels(r, split),
         "no_sequence_cut": lambda r: _counts(r, "tokens", split.tokens, split.sequences),
         "loss_finite_and_falls": _loss,
     }
@@ -87,8 +89,18 @@ def outcomes_of_seeds(
     return outcomes
 
 
-def _counts(report: SftReport, what: str, in_dataset: int, sequences: int) -> Judgement:
-    """Compare the labels or tokens of the first pass with the dataset's table.
+def _labels(report: SftReport, split: TrainingSplit) -> Judgement:
+    """Compare the labels of the first pass with the dataset's table, and then their weights."""
+    judgement = _counts(report, "labels", split.labels, split.sequences)
+    if judgement[0] and report.counted.weights is not None:
+        weights = _counts(report, "weights", split.weights, split.sequences)
+        return judgement if weights[0] else weights
+    return judgement
+
+
+def _counts(report: SftReport, what: str, in_dataset: float, sequences: int) -> Judgement:
+    """Compare the labels, their weights (which are added in another order) or the tokens of the first pass with the
+    dataset's table.
 
     If the run ended within its first pass, compare them with the trainer's plan.
     """
@@ -98,7 +110,7 @@ def _counts(report: SftReport, what: str, in_dataset: int, sequences: int) -> Ju
     read = report.plan.sequences
     figures = {"seen": seen, "expected": expected, "whole_pass": complete, "sequences": read}
     where = "one pass" if complete else "the part of a pass that was trained"
-    if seen == expected and read == sequences:
+    if math.isclose(seen, expected, rel_tol=1e-5 if what == "weights" else 0) and read == sequences:
         return True, f"{seen} {what} entered the loss in {where}", figures
     return (
         False,

@@ -88,7 +88,7 @@ class SavedCheckpoint(WorkerModel):
 
 
 class SavedFigures(WorkerModel):
-    """The last checkpoint against the base and against what is read back from disk.
+    """The last checkpoint, and an adapter's that is used, against the base and against what is read back from disk.
 
     Attributes:
         dtype: of the saved weights. compared_in: the dtype that both sides of a logit difference computed in.
@@ -187,9 +187,10 @@ class SftLogLine(WorkerModel):
 
 
 class FirstPass(WorkerModel):
-    """Labels and weights that entered the loss in the first pass over the data, and those that the plan contains.
+    """Labels, their weights and tokens that entered the loss in the first pass, and those that the plan contains.
 
     `complete` is False where the run ended before its first pass did; the counts are then of the part that was trained.
+    Weights are None in reports from before they were counted.
     """
 
     complete: bool
@@ -197,6 +198,8 @@ class FirstPass(WorkerModel):
     labels_planned: int
     tokens: int
     tokens_planned: int
+    weights: float | None = None
+    weights_planned: float | None = None
 
 
 class PlanSummary(WorkerModel):

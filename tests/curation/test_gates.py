@@ -94,6 +94,7 @@ def test_pairs_reconcile_fails_on_a_missing_and_on_a_duplicate_pair():
     fails(missing, created.pairs["rollout_id"][5].as_py())
     twice = pa.concat_tables([created.pairs, created.pairs.slice(0, 1)])
     fails(whole.pairs_reconcile(turns, twice, created.pairs_dropped), created.pairs["rollout_id"][0].as_py())
+    fails(whole.pairs_reconcile(turns, without(twice, 5), created.pairs_dropped), "2 are missing or duplicated")
 
 
 def test_blocks_that_were_never_read_fail_although_the_others_balance():
@@ -320,6 +321,16 @@ def test_teacher_gate_compares_each_rate_with_its_floor():
         gates.teacher_gate(*measured(2, 2), GatesSection(teacher={"plan_frist": 0.5}))
 
 
+@pytest.mark.parametrize(("weak", "passed"), [(10, False), (1, True)])
+def test_weak_teacher_is_not_hidden_by_a_strong_one(weak: int, passed: bool):
+    rollouts, scores, agents = measured(50, 50 - weak)
+    names = [{**row, "teacher": "strong" if n < 50 - weak else "weak"} for n, row in enumerate(rollouts.to_pylist())]
+    outcome = gates.teacher_gate(
+        from_rows("rollouts", names), scores, agents, GatesSection(teacher={"plan_first": 0.7})
+    )
+    assert outcome.passed == passed and ("of weak" in outcome.message) == (not passed)
+
+
 def test_teacher_gate_excludes_infrastructure_errors():
     rollouts, scores, agents = measured(10, 8, follow=0.8)
     broken_rows = [row | {"infrastructure_error": not row["plan_first"]} for row in scores.to_pylist()]
@@ -360,6 +371,7 @@ def test_format_exposure_counts_calls_by_weight():
     fails(whole.format_exposure(created.rows, created.pairs, GATES), "floor 200", "dataset.upweight_factor")
     louder = dataset(weights={"upweight_factor": 12})
     passes(whole.format_exposure(louder.rows, louder.pairs, GATES))
+    passes(whole.format_exposure(every(created.rows, copies=12), created.pairs, GATES))
     plain = every(created.pairs, format_tokens=0)
     fails(
         whole.format_exposure(created.rows, plain, GatesSection(format_exposure=1)),
@@ -405,6 +417,9 @@ def test_plan_paths_in_task_fails_on_entities_that_the_task_lacks():
         "plan_content",
         rate=0.0,
     )
+    known = json.loads(created.agent_scores["plan_entities"][0].as_py())[0]
+    partly = changed(created.agent_scores, 0, plan_entities=json.dumps([known, "src/cli.py"]))
+    passes(gates.plan_paths_in_task(created.selected, partly, created.tasks, GATES), rate=11 / 12)
     nameless = every(created.agent_scores, plan_entities="[]")
     fails(gates.plan_paths_in_task(created.selected, nameless, created.tasks, GATES), rate=0.0)
     passes(
@@ -436,6 +451,7 @@ def test_template_distance_fails_on_another_template():
         CHAT.prompt_ids([{"role": "user", "content": f"Fix {task.payload['files']}."[:200]}]) for task in TASKS
     ]
     fails(gates.template_distance(synthetic, EVALUATION, GATES), "template")
+    fails(gates.template_distance([TRAINING[0], *synthetic], EVALUATION, GATES), "template")
     passes(gates.template_distance(TRAINING, EVALUATION[:1], GATES), evaluation=1)
     passes(gates.template_distance(TRAINING, [[1, 2, 3], [4, 5, 6]], GATES), evaluation=2)
 
@@ -447,7 +463,10 @@ def test_empty_think_block_of_serving_alone_fails():
     fails(gates.generation_prompt(TRAINING, served, CHAT), "an empty think block")
     fails(gates.generation_prompt(served, EVALUATION, CHAT), "serving.template_kwargs")
     passes(gates.generation_prompt([*TRAINING, *served], served, CHAT), "no think block")
-    assert not gates.generation_prompt(TRAINING, [], CHAT).applicable
+    passes(gates.generation_prompt([*TRAINING[:9], served[0]], served, CHAT), "an empty think block")
+    fails(gates.generation_prompt([*TRAINING[:10], served[0]], served, CHAT), "an empty think block")
+    for prompts in ((TRAINING, []), ([], EVALUATION)):
+        assert not gates.generation_prompt(*prompts, CHAT).applicable
 
 
 def lost(turns: int, tokens: int) -> dict:
@@ -540,6 +559,12 @@ def test_override_passes_a_failed_check_and_keeps_its_message():
 def test_override_of_unknown_check_or_without_reason_is_refused_before_anything_runs(name, reason, remedy):
     with pytest.raises(ValueError, match=remedy):
         GatesSection(override={name: reason})
+
+
+def test_held_out_turns_are_not_lost():
+    reasons = [*gates.HELD_OUT, "truncated"]
+    dropped = from_rows("dropped", [{"reason": reason, "output_tokens": 5} for reason in reasons])
+    assert gates.lost_figures(dropped) == {"reasons": {"truncated": 1}, "tokens": 5}
 
 
 def test_data_set_without_any_turn_is_a_message():

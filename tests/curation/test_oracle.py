@@ -404,6 +404,24 @@ def test_the_last_turn_of_a_long_conversation_is_compared(monkeypatch: pytest.Mo
     assert not outcome.passed and outcome.figures["compared"] < 10
 
 
+def test_label_in_another_split_than_the_tokenizers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = load_chat_format("tiny")
+    tables = tables_of([USER, {"role": "assistant", "content": "Look."}])
+    assert checked(chat, tables)[0]["labels_equal_template"].passed
+    letters = [i for letter in "Look." for i in chat.encode(letter)]
+    assert letters != chat.encode("Look.")
+    monkeypatch.setattr(f"{CAPTURED}.retokenise", edited_turns(output_ids=lambda turn: [*letters, chat.end_id]))
+    assert not checked(chat, tables)[0]["labels_equal_template"].passed
+
+
+def test_labels_of_which_none_could_be_compared_are_not_said_to_be_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("etpi_assets.curation.oracle.rendered_text", lambda *arguments: None)
+    outcome = checked(bytes_chat(), tables_of([USER, {"role": "assistant", "content": "Done."}]))[0][
+        "labels_equal_template"
+    ]
+    assert not outcome.applicable and outcome.figures["skipped_refused_by_template"] == 1
+
+
 def test_message_cut_at_the_limit_has_no_end_of_turn() -> None:
     chat = bytes_chat()
     tables = tables_of([USER, {"role": "assistant", "content": "I would", "finish_reason": "length"}])

@@ -162,6 +162,19 @@ def test_automatic_threshold_fails_where_rewards_have_another_scale(rewards: tup
     assert resolved(SelectSection(min_reward=0.5), rollouts, scores)[1].problem is None
 
 
+@pytest.mark.parametrize(
+    ("change", "passed"),
+    [({}, False), ({"reward": 0.0}, True), ({"infrastructure_error": True}, True), ({"origin": "eval"}, True)],
+)
+def test_automatic_threshold_fails_if_it_drops_a_whole_rollout_set_without_rewards(change: dict, passed: bool):
+    bare = {"id": "b", "rollout_set": "other", "reward": None, **change}
+    rollouts, scores = tables({"id": "a"}, {"id": "c", "reward": None}, bare)
+    section, rule = resolved(SelectSection(), rollouts, scores)
+    outcome = counts_reconcile(rollouts, **select(rollouts, scores, section), rule=rule)
+    assert outcome.passed == passed and ("of other has" in outcome.message) == (not passed)
+    assert resolved(SelectSection(min_reward=1.0), rollouts, scores)[1].problem is None
+
+
 rollout_rows = st.lists(
     st.fixed_dictionaries(
         {

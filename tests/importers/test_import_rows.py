@@ -285,6 +285,9 @@ def test_trl_ids(tmp_path: Path) -> None:
     masked = {"input_ids": ids, "completion_mask": [int(any(a <= i < b for a, b in spans)) for i in range(len(ids))]}
     native = only(write_parquet(tmp_path / "b.parquet", [masked]), tokenizer="tiny", capture="native").agents[0]
     assert [(t.output_ids, t.capture) for t in native.turns] == [(ids[start:end], "native") for start, end in spans]
+    both = {"input_ids": ids, "completion_mask": [1] * len(ids), "assistant_masks": masked["completion_mask"]}
+    agent = only(write_lines(tmp_path / "c.jsonl", [both]), tokenizer="tiny").agents[0]
+    assert [t.output_ids for t in agent.turns] == [ids[start:end] for start, end in spans]
 
 
 @pytest.mark.parametrize(
@@ -294,6 +297,10 @@ def test_trl_ids(tmp_path: Path) -> None:
         ({"input_ids": [5000, 1]}, "bad_token_ids"),
         ({"input_ids": []}, "bad_token_ids"),
         ({"labels": [-100] * 5}, "bad_token_ids"),
+        ({"labels": None}, "unknown_form"),
+        ({"loss_mask": [0, 0.5, 1]}, "bad_token_ids"),
+        ({"loss_mask": [0, 1]}, "bad_token_ids"),
+        ({"loss_mask": [0, 0, 0]}, "empty"),
     ],
 )
 def test_ids_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], reason: str) -> None:

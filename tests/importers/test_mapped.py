@@ -32,6 +32,14 @@ def read(tmp_path: Path, row: Any, columns: Any) -> RolloutRecord | RejectedInpu
     return item
 
 
+def test_rows_that_a_map_names_are_rows_in_a_file_of_any_name(tmp_path):
+    path = write_lines(tmp_path / "results.json", [PAIR])
+    columns = {"prompt": "question", "answer": "reply"}
+    assert [type(item) for item in import_runs("mapped", path, {"map": columns})] == [RolloutRecord]
+    (lost,) = import_runs("mapped", path, {"map": {**columns, "answer": "text"}})
+    assert isinstance(lost, RejectedInput) and lost.reason == "unknown_form"
+
+
 @pytest.mark.parametrize(
     ("row", "columns", "roles", "facts"),
     [

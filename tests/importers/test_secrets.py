@@ -27,7 +27,7 @@ KEYS = {
     "Twilio key": "SK" + "a1b2" * 8,
     "npm token": "npm_" + "a1B2" * 9,
     "other token": "lin_api_" + "a1B2" * 10,
-    "private key": "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
+    "private key": "-----BEGIN PGP PRIVATE KEY BLOCK-----\n\nMIIE\n-----END PGP PRIVATE KEY BLOCK-----",
     "password in a URL": "moor:h4rb0ur",
 }
 
@@ -61,7 +61,13 @@ def test_key_in_a_result_is_masked_everywhere(tmp_path, kind):
     assert KEYS[kind] not in repr(masked) and f"[masked {kind}]" in (masked.agents[0].turns[0].observation or "")
 
 
-@pytest.mark.parametrize("text", ["pul-" + "requests" * 4, "a.r8_" + "a1B2" * 8, "gsk_a1b2", "SK" + "moor" * 8])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pul-" + "requests" * 4, "a.r8_" + "a1B2" * 8, "gsk_a1b2", "SK" + "moor" * 8, "ico-arrow-left-small-2x",
+        "r8_test_conv2d_of_the_pier", 'grep -rn -e "-----BEGIN RSA PRIVATE KEY-----" .',
+    ],
+)  # fmt: skip
 def test_words_that_begin_like_a_key_stay(tmp_path, text):
     kept = read(tmp_path, talk(text), "mask")
     assert isinstance(kept, RolloutRecord) and text in kept.agents[0].messages[2].content

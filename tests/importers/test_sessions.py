@@ -32,8 +32,10 @@ from tests.support.sessions import (
     inspect_sample,
     nemo_row,
     qwen_session,
+    result,
     tau2_results,
     trace,
+    use,
     write_archive,
     write_zstd_archive,
 )
@@ -133,6 +135,16 @@ def test_session_in_which_another_model_went_on_is_read(tmp_path):
     blocks = [{"type": "fallback", "from": {"model": "a"}, "to": {"model": "b"}}, {"type": "text", "text": "Moored."}]
     lines = [claude_line("u", None, "user", "Moor."), claude_line("a", "u", "assistant", blocks, id="m")]
     assert talk(only(write(tmp_path, "s.jsonl", lines)).agents[0])[1:] == [("assistant", 0, "Moored.")]
+
+
+def test_session_that_searched_for_tools_is_read(tmp_path):
+    found = [{"type": "tool_reference", "tool_name": name} for name in ("Fetch", "Moor")]
+    lines = [
+        claude_line("u", None, "user", "Moor."),
+        claude_line("a", "u", "assistant", [use("t1", query="moor")], id="m"),
+        claude_line("r", "a", "user", [{**result("t1", ""), "content": found}]),
+    ]
+    assert talk(only(write(tmp_path, "s.jsonl", lines)).agents[0])[-1] == ("tool", 0, "Fetch\nMoor")
 
 
 def test_file_of_a_sub_agent_names_its_session_and_call(tmp_path):

@@ -408,6 +408,40 @@ def test_action_event_without_its_call_is_rebuilt(tmp_path):
     assert [a.command for a in row_of(tmp_path, row).agents[0].turns[0].actions] == ["ls"]
 
 
+@pytest.mark.parametrize("reason", ["content_filter", "error", "abort", "max_tokens"])
+def test_answer_that_a_provider_broke_off_is_no_final_answer(tmp_path, reason):
+    agent = row_of(tmp_path, {"messages": [USER, {**ANSWER, "finish_reason": reason}]}).agents[0]
+    assert agent.exit_status == "unknown" and agent.turns[0].finish_reason == "length"
+
+
+def test_encrypted_thoughts_are_left_out(tmp_path):
+    parts = [{"type": "redacted_thinking", "data": "Zm9v"}, {"type": "text", "text": "Moored."}]
+    row = {"messages": [USER, {"role": "assistant", "content": parts}]}
+    assert [turn.content for turn in row_of(tmp_path, row).agents[0].turns] == ["Moored."]
+
+
+@pytest.mark.parametrize("key", ["text", "value", "output", "result"])
+def test_message_whose_text_has_another_name_is_refused_and_never_blank(tmp_path, key):
+    called_back = {"role": "tool", "tool_call_id": "c1", key: "moor.py"}
+    calling = {"role": "assistant", "content": None, "value": 3, "tool_calls": [called(command="ls")]}
+    found = refusal(tmp_path, {"messages": [USER, calling, called_back, ANSWER]})
+    assert found.reason == "unknown_form" and repr(key) in found.detail
+    assert row_of(tmp_path, {"messages": [USER, calling, {**called_back, "content": ""}, ANSWER]}).agents[0].turns
+
+
+def test_messages_that_langchain_dumped_have_their_texts(tmp_path):
+    call = {"name": "bash", "args": {"command": "ls"}, "id": "c1", "type": "tool_call"}
+    dumped = [
+        ("human", {"content": "Moor."}),
+        ("ai", {"content": "", "tool_calls": [call]}),
+        ("tool", {"content": "moor.py", "tool_call_id": "c1"}),
+        ("ai", {"content": "Moored."}),
+    ]
+    agent = row_of(tmp_path, {"messages": [{"type": kind, "data": data} for kind, data in dumped]}).agents[0]
+    assert [message.content for message in agent.messages] == ["Moor.", "", "moor.py", "Moored."]
+    assert [action.command for action in agent.turns[0].actions] == ["ls"]
+
+
 # --- rows as a whole ------------------------------------------------------------------------------------------------
 
 
@@ -425,6 +459,9 @@ def test_action_event_without_its_call_is_rebuilt(tmp_path):
         ({"kto_tag": True}, 1.0),
         ({"label": 3}, None),
         ({"target": "1"}, None),
+        ({"target": 42}, None),
+        ({"target": True}, 1.0),
+        ({"chosen": True, "rejected": False}, None),
         ({"metadata": '{"reward": "1"}'}, 1.0),
     ],
 )

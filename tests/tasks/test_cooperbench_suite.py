@@ -111,7 +111,7 @@ def test_listed_pairs_are_loaded_and_missing_ones_are_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "binary"])
-def test_a_feature_that_cannot_be_read_is_refused_once_with_its_pairs(tmp_path: Path, damage: str) -> None:
+def test_each_pair_of_a_feature_that_cannot_be_read_is_refused(tmp_path: Path, damage: str) -> None:
     file = make(tmp_path) / "feature2/feature.md"
     if damage == "missing":
         file.unlink()
@@ -119,8 +119,10 @@ def test_a_feature_that_cannot_be_read_is_refused_once_with_its_pairs(tmp_path: 
         file.write_bytes(b"" if damage == "empty" else b"\xff\xfe")
     result = load(tmp_path)
     refusals = [item for item in result if isinstance(item, RejectedInput)]
-    assert [(r.source, r.reason) for r in refusals] == [("harbor_task/task7/feature2", "unreadable_feature")]
-    assert "2 pair(s) go with it" in refusals[0].detail
+    lost = ["harbor_task/7/f1_f2", "harbor_task/7/f2_f3"]
+    assert [(r.source, r.reason) for r in refusals] == [(name, "unreadable_feature") for name in lost]
+    assert all("feature2" in refusal.detail for refusal in refusals)
+    assert not [i for i in load(tmp_path, pairs=["harbor_task/7/f1_f3"]) if isinstance(i, RejectedInput)]
     assert [item.task_id for item in result if isinstance(item, Task)] == ["harbor_task/7/f1_f3"]
 
 

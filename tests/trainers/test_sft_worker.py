@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from etpi_resources.trainers.contracts import FirstPass, SftWorkerConfig, SftWorkerResult
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
@@ -23,6 +23,9 @@ from tests.support.tiny_training import TEMPLATE, VOCABULARY, learnable, make_ba
 
 # Models this small are faster on one thread, and threads that wait for cores would time the machine, not the code.
 torch.set_num_threads(1)
+
+
+SPAN = ("starts", "ends", "weights")
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +122,11 @@ def test_every_label_and_token_of_the_dataset_enters_the_loss(trained):
     train = [row for row in rows if row["split"] == "train"]
     spans = sum(e - s for row in train for s, e in zip(row["span_starts"], row["span_ends"], strict=True))
     tokens = sum(len(row["input_ids"]) for row in train)
+    weights = sum((e - s) * w for row in train for s, e, w in zip(*(row[f"span_{n}"] for n in SPAN), strict=True))
     assert result.counted == FirstPass(
-        complete=True, labels=spans, labels_planned=spans, tokens=tokens, tokens_planned=tokens
-    )
+        complete=True, labels=spans, labels_planned=spans, tokens=tokens, tokens_planned=tokens,
+        weights=weights, weights_planned=weights,
+    )  # fmt: skip
     assert result.libraries["torch"].startswith("2.") and result.libraries["trl"]
     assert result.plan.sequences == 120 and result.plan.epochs == pytest.approx(4.0)
 
@@ -199,6 +204,31 @@ def test_lora_leaves_adapter_and_merged_model_that_agree_and_the_same_seed_the_s
     assert again.log[-1].loss == result.log[-1].loss
     in_process(tmp_path / "three", config.model_copy(update={"seed": 1}))
     assert digest(tmp_path / "one" / "step-5") != digest(tmp_path / "three" / "step-5")
+
+
+def test_adapter_of_an_earlier_step_is_proven_if_it_is_used(tmp_path, base, monkeypatch):
+    save_adapter, save_model = checkpointing.save_adapter, checkpointing.save_model
+
+    def without_effect(model, folder, name):
+        save_adapter(model, folder, name)
+        if folder.parent.name == "step-1":
+            tensors = load_file(folder / "adapter_model.safetensors")
+            tensors = {key: value * ("lora_B" not in key) for key, value in tensors.items()}
+            save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+
+    def spoiled(model, folder, *arguments):
+        save_model(model, folder, *arguments)
+        if folder.name == "step-1":
+            tensors = {key: value + 1 for key, value in load_file(folder / "model.safetensors").items()}
+            save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+    monkeypatch.setattr(checkpointing, "save_adapter", without_effect)
+    monkeypatch.setattr(checkpointing, "save_model", spoiled)
+    files = [write(learnable(30), tmp_path / "sequences.parquet")]
+    for used in (1, 2):
+        train = {"method": "lora", "learning_rate": 1e-2, "save_steps": 1, "max_steps": 2, "use_step": used}
+        saved = in_process(tmp_path / str(used), config_of(base, files, **train)).saved
+        assert bool(saved.zero_adapters) == bool(saved.differing) == (saved.changed_share == 0.0) == (used == 1)
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from etpi_assets.specs.training import RewardTerm, RLSection
-from etpi_assets.training import grpo_checks
+from etpi_assets.training import grpo_checks, sft_checks
 from etpi_resources.lake.schemas import from_rows
 
 SECTION = RLSection(
@@ -37,8 +37,8 @@ def samples() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def failed(rows=None, rollouts=None, rewards=None, reports=None) -> set[str]:
-    """Return the names of the failed checks."""
+def failed(rows=None, rollouts=None, rewards=None, reports=None, section=SECTION) -> set[str]:
+    """Return the names of the failed checks; only a warning may not block."""
     rows = samples() if rows is None else rows
     names = [row["rollout_id"] for row in rows]
     scored = [
@@ -50,7 +50,9 @@ def failed(rows=None, rollouts=None, rewards=None, reports=None) -> set[str]:
         "rewards": from_rows("rewards", scored if rewards is None else rewards(scored)),
     }
     reports = reports or {seed: report(0.001, None) for seed in SEEDS}
-    return {outcome.name for outcome in grpo_checks.checks(SECTION, reports, tables, 2, []) if not outcome.passed}
+    outcomes = grpo_checks.checks(section, reports, tables, 2, [])
+    assert {outcome.name for outcome in outcomes if not outcome.blocking} == {"prompts_fit", "groups_vary"}
+    return {outcome.name for outcome in outcomes if not outcome.passed}
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +89,7 @@ def test_advantages_that_do_not_follow_from_their_group_fail(change: dict[str, A
     ("gaps", "passed"),
     [
         ([(0.001,), (0.005,)], True),
+        ([(0.0, 0.008), (0.0,)], True),
         ([(0.0,), (0.009,)], False),  # their mean is within the bound
         ([(0.001,), (None,)], False),
         ([(0.001,), (math.nan,)], False),
@@ -97,5 +100,40 @@ def test_rollouts_of_other_weights_in_one_seed_fail(gaps: list[tuple[float | Non
     assert wrong == (set() if passed else {"logprobs_agree"})
 
 
-def test_equal_rewards_in_almost_all_groups_warn() -> None:
-    assert failed([{**row, "reward": 1.0, "advantage": 0.0} for row in samples()]) == {"groups_vary"}
+@pytest.mark.parametrize("place", ["served", "passes", "saved"])
+def test_gap_has_the_bound_of_16_bits_if_one_side_computes_in_them(place: str) -> None:
+    section = SECTION.model_copy(update={"options": {"dtype": "bfloat16"}}) if place == "served" else SECTION
+    reports = {seed: report(0.1) for seed in SEEDS}
+    for of_seed in reports.values():
+        of_seed.dtype = "bf16" if place == "passes" else "fp32"
+        of_seed.saved.dtype = "bfloat16" if place == "saved" else "float32"
+    assert failed(reports=reports, section=section) == set()
+
+
+def test_advantages_follow_the_settings_of_the_section() -> None:
+    settings = {"scale_advantage": True, "advantage_ddof": 1, "advantage_eps": 0.5}
+    values = {0.0: -0.5 / (0.5**0.5 + 0.5), 1.0: 0.5 / (0.5**0.5 + 0.5)}
+    rows = [{**row, "advantage": values[row["reward"]] if row["advantage"] else 0.0} for row in samples()]
+    assert failed(rows, section=SECTION.model_copy(update=settings)) == set()
+    for other in ({"advantage_ddof": 0}, {"advantage_eps": 1e-4}):
+        assert failed(rows, section=SECTION.model_copy(update=settings | other)) == {"advantages_hold"}
+
+
+@pytest.mark.parametrize(("share", "warns"), [(0.95, False), (0.96, True), (1.0, True)])
+def test_equal_rewards_in_almost_all_groups_of_one_seed_warn(
+    share: float, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = sft_checks.CheckOutcome("weights_differ_from_base", False, "training changed nothing")
+    monkeypatch.setattr(grpo_checks, "proofs", lambda reports: [lost])
+    section = SECTION.model_copy(update={"group_size": 3, "device_batch": 300, "steps": 1})
+    groups = [*[(0, 0.5)] * 100, *((1, float(n >= share * 100)) for n in range(100))]
+    rows = [
+        {**samples()[0], "rollout_id": f"{n}/{place}", "seed": seed, "step": 0, "reward": reward * (place == 1)}
+        for n, (seed, reward) in enumerate(groups) for place in range(3)
+    ]  # fmt: skip
+    reports = {seed: report(0.001) for seed in SEEDS}
+    tables = {name: from_rows(name, []) for name in ("rollouts", "rewards")}
+    outcomes = grpo_checks.checks(section, reports, tables | {"rl_samples": from_rows("rl_samples", rows)}, 2, [])
+    by_name = {outcome.name: outcome for outcome in outcomes}
+    assert by_name["groups_vary"].passed is not warns
+    assert ("equal rewards" in by_name[lost.name].message) is (share == 1.0)

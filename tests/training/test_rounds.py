@@ -211,6 +211,10 @@ def test_old_rollouts_are_scored_again_by_a_changed_reward_without_running(tmp_p
     functions.version_of.cache_clear()
     assert not outcome.passed and not outcome.blocking and "format on 4 rollouts" in outcome.message
     assert {r["value"] for r in changed.to_pylist() if r["function"] == "format"} == {0.5}
+    heavier = [term.model_copy(update={"weight": 9.0}) if term.function == "format" else term for term in TERMS]
+    for terms in (heavier, TERMS[1:]):
+        other = rewards_as_applied(applied, rescore_rollouts(records, tasks, samples, terms))
+        assert not other.passed and other.figures == {"format": 4}
 
 
 def test_section_that_cannot_be_trained_on_is_refused():

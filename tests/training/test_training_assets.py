@@ -290,7 +290,8 @@ def test_hub_models_folder_is_the_hub_clients(monkeypatch, tmp_path):
 def report(**changes) -> SftReport:
     """A report that passes every check, but for the changes to its fields."""
     default: dict[str, Any] = {
-        "counted": {"complete": True, "labels": 50, "labels_planned": 50, "tokens": 90, "tokens_planned": 90},
+        "counted": {"complete": True, "labels": 50, "labels_planned": 50, "tokens": 90, "tokens_planned": 90,
+                    "weights": 150.0, "weights_planned": 150.0},
         "log": [{"val_loss": 3.0}, {"loss": 2.9}, {"val_loss": 1.0, "loss": 1.1}],
         "saved": {
             "dtype": "float32", "compared_in": "float32", "base_difference": 0.3, "changed_share": 0.9, "differing": [],
@@ -315,6 +316,9 @@ FAULTS = {
     "sequences left out": ("label_tokens_match", {"plan": {"sequences": 3}}, "3 of 4 sequences were read"),
     "part of a pass": (
         "label_tokens_match", {"counted": {"complete": False, "labels": 20, "labels_planned": 21}}, "dataset has 21"),
+    "weights ignored": ("label_tokens_match", {"counted": {"weights": 50.0}}, "50.0 weights.*dataset has 150.0"),
+    "weights of a part": (
+        "label_tokens_match", {"counted": {"complete": False, "weights": 20.0, "weights_planned": 60.0}}, "has 60.0"),
     "sequences cut": ("no_sequence_cut", {"counted": {"tokens": 80}}, "80 tokens entered.*dataset has 90"),
     "loss rises": ("loss_finite_and_falls", {"log": [{"val_loss": 1.0}, {"val_loss": 2.0, "loss": 2.0}]},
                    "1.000 -> 2.000.*learning_rate"),
@@ -337,7 +341,7 @@ FAULTS = {
     "logits differ in 16 bits": (
         "reload_equals_saved", {"saved": {"compared_in": "bfloat16", "reload_difference": 0.02}}, "0.02"),
 }  # fmt: skip
-SPLIT = sft_checks.TrainingSplit(sequences=4, labels=50, tokens=90)
+SPLIT = sft_checks.TrainingSplit(sequences=4, labels=50, tokens=90, weights=150.0)
 
 
 def test_a_good_report_passes_every_check():

@@ -5,6 +5,7 @@ Nothing is rolled out or trained again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
@@ -40,13 +41,10 @@ def rescore_rollouts(
 
 
 def rewards_as_applied(applied: pa.Table, rescored: pa.Table) -> CheckOutcome:
-    """Check that the current functions give the values that training used; a difference only warns."""
-    before = {(r["rollout_id"], r["function"]): r for r in applied.to_pylist()}
-    changed: dict[str, int] = {}
-    for row in rescored.to_pylist():
-        old = before.get((row["rollout_id"], row["function"]))
-        if old is None or old["value"] != row["value"]:
-            changed[row["function"]] = changed.get(row["function"], 0) + 1
+    """Check that the current terms give the values that training used, with their weights; a difference only warns."""
+    columns = ["rollout_id", "function", "weight", "value"]
+    before, now = ({tuple(row.values()) for row in rows.select(columns).to_pylist()} for rows in (applied, rescored))
+    changed = Counter(function for _, function in sorted({row[:2] for row in before ^ now}))
     message = f"{rescored.num_rows} rewards have the values that training used"
     if changed:
         counts = ", ".join(f"{name} on {n} rollouts" for name, n in changed.items())

@@ -97,7 +97,7 @@ def run(worker: Worker[GrpoWorkerConfig]) -> GrpoWorkerResult | None:
     if whole is None:
         return None
     folders = saved_folders(worker.folder)
-    saved = proof.finish(config, whole, rl.tuning == "lora", folders, log.check_ids())
+    saved = proof.finish(config, whole, rl.tuning == "lora", folders, rl.use_step or rl.steps, log.check_ids())
     shutil.rmtree(worker.folder / "trl")
     return GrpoWorkerResult(
         checkpoints=tuple(checkpoint_entry(rl, step, log.lines) for step in folders),

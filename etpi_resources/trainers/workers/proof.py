@@ -28,7 +28,7 @@ def save_step(config: TunedModel, trainer: Any, lora: bool, folder: Path) -> Non
 
 
 def finish(
-    config: TunedModel, trainer: Any, lora: bool, folders: Mapping[int, Path], ids: torch.Tensor
+    config: TunedModel, trainer: Any, lora: bool, folders: Mapping[int, Path], used: int, ids: torch.Tensor
 ) -> SavedFigures:
     """Merge the adapters of every saved step, and compare the trained model with the base and with the saved files.
 
@@ -36,12 +36,14 @@ def finish(
     copy of the base is larger than its files. The trainer cannot train on afterwards.
 
     Args:
-        folders: step -> folder, in order; the last is final.
+        folders: step -> folder, in order; the last has the trained model.
+        used: the step whose checkpoint is used. What an adapter's files show is measured on it: the trained model of
+            that step is in memory only if it is the last, and a full one is rounded in its files.
         ids: tokens (1, L) to compare logits on.
     """
     model = trainer.accelerator.unwrap_model(trainer.model)
     if lora:
-        return _finish_adapter(config, model, folders, ids)
+        return _finish_adapter(config, model, folders, folders[used], ids)
     return _finish_full(config, model, folders[max(folders)], ids)
 
 
@@ -65,32 +67,35 @@ def _finish_full(config: TunedModel, model: Any, folder: Path, ids: torch.Tensor
     )
 
 
-def _finish_adapter(config: TunedModel, model: Any, folders: Mapping[int, Path], ids: torch.Tensor) -> SavedFigures:
+def _finish_adapter(
+    config: TunedModel, model: Any, folders: Mapping[int, Path], used: Path, ids: torch.Tensor
+) -> SavedFigures:
     stored, last = cp.stored_dtype(config.base), folders[max(folders)]
     computed = next(p.dtype for p in model.parameters() if not p.requires_grad)
     trained = cp.logits_of(model, ids)
     with model.disable_adapter():
         base = cp.logits_of(model, ids)
-    zero, adapters = cp.zero_adapters(last / "adapter")
+    zero, adapters = cp.zero_adapters(used / "adapter")
     figures: dict[str, Any] = {"base_difference": cp.largest_difference(trained, base)}
+    differing: list[str] = []
     for folder in folders.values():
         place = cp.device_with_room(config.base, model.device)
         attached = cp.attach_adapter(config.base, folder / "adapter", computed, place)
-        if folder != last:
-            cp.save_model(attached.merge_and_unload(), folder, stored, Path(config.base), config.chat_template)
-            continue
-        differing = cp.differing_tensors(model, attached, computed)
-        if place == model.device:
+        compared = folder == last and place == model.device
+        if folder == last:
+            differing += cp.differing_tensors(model, attached, computed)
+        if compared:
             figures["reload_difference"] = cp.largest_difference(cp.logits_of(attached, ids), trained)
         merged = attached.merge_and_unload()
         cp.save_model(merged, folder, stored, Path(config.base), config.chat_template)
-        if place == model.device:
+        if compared:
             figures["merge_difference"] = cp.largest_difference(cp.logits_of(merged, ids), trained)
-        figures["changed_share"] = cp.merged_share(model, merged, stored)
-        figures["differing"] = (*differing, *cp.differing_tensors(merged, cp.load_model(folder, stored), stored))
-    return SavedFigures(
-        dtype=_name(stored), compared_in=_name(computed), zero_adapters=tuple(zero), adapters=adapters, **figures
-    )
+        if folder == used:
+            figures["changed_share"] = cp.merged_share(model, merged, stored)
+        if folder in (used, last):
+            differing += cp.differing_tensors(merged, cp.load_model(folder, stored), stored)
+    figures |= {"differing": tuple(differing), "zero_adapters": tuple(zero), "adapters": adapters}
+    return SavedFigures(dtype=_name(stored), compared_in=_name(computed), **figures)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -113,7 +113,8 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
     counted, gathered = first_pass(trainer, layout.sequences), gather(config, trainer)
     if gathered is None:
         return None
-    saved = proof.finish(config, gathered, saver.lora, saver.folders, check_ids(layout.sequences))
+    used = layout.plan.final_step(config.train.use_step, config.train.use_epoch)
+    saved = proof.finish(config, gathered, saver.lora, saver.folders, used, check_ids(layout.sequences))
     return SftWorkerResult(
         checkpoints=tuple(saver.entry(step, log.lines) for step in saver.folders),
         log=tuple(log.lines),
@@ -469,6 +470,8 @@ def first_pass(trainer: WeightedSFTTrainer, sequences: Sequences) -> FirstPass:
         # A token that several branches share is one token of the dataset.
         tokens=int(tally.tokens - tally.repeated),
         tokens_planned=int(np.sum((sequences.lengths() - sequences.repeated)[fed])),
+        weights=float(tally.weight),
+        weights_planned=float(sequences.totals(sequences.weights)[fed].sum()),
     )
 
 
