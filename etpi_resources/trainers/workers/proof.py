@@ -24,7 +24,12 @@ def save_step(config: TunedModel, trainer: Any, lora: bool, folder: Path) -> Non
     if lora:
         cp.save_adapter(model, folder / "adapter", config.base_name)
     else:
-        cp.save_model(model, folder, cp.stored_dtype(config.base), Path(config.base), config.chat_template)
+        _save(config, model, folder)
+
+
+def _save(config: TunedModel, model: Any, folder: Path) -> None:
+    base = Path(config.base)
+    cp.save_model(model, folder, cp.stored_dtype(base), base, config.chat_template, config.end_ids)
 
 
 def finish(
@@ -77,13 +82,13 @@ def _finish_adapter(config: TunedModel, model: Any, folders: Mapping[int, Path],
         place = cp.device_with_room(config.base, model.device)
         attached = cp.attach_adapter(config.base, folder / "adapter", computed, place)
         if folder != last:
-            cp.save_model(attached.merge_and_unload(), folder, stored, Path(config.base), config.chat_template)
+            _save(config, attached.merge_and_unload(), folder)
             continue
         differing = cp.differing_tensors(model, attached, computed)
         if place == model.device:
             figures["reload_difference"] = cp.largest_difference(cp.logits_of(attached, ids), trained)
         merged = attached.merge_and_unload()
-        cp.save_model(merged, folder, stored, Path(config.base), config.chat_template)
+        _save(config, merged, folder)
         if place == model.device:
             figures["merge_difference"] = cp.largest_difference(cp.logits_of(merged, ids), trained)
         figures["changed_share"] = cp.merged_share(model, merged, stored)
