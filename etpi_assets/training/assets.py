@@ -94,6 +94,7 @@ def sft_checkpoint(run: AssetRun, base_checkpoint: Input, upweighted_dataset: In
     dataset = run.lake.require(upweighted_dataset.refs()[0])
     files = run.lake.files_of(dataset, "sequences")
     hashes = [entry["sha256"] for entry in dataset.tables["sequences"]["files"]]
+    chat = load_chat_format(spec.base.tokenizer, spec.base.chat_template)
     requests = {
         seed: sft.SftRequest(
             experiment=run.key,
@@ -102,7 +103,8 @@ def sft_checkpoint(run: AssetRun, base_checkpoint: Input, upweighted_dataset: In
             files=dict(zip(files, hashes, strict=True)),
             train=spec.train,
             seed=seed,
-            chat_template=load_chat_format(spec.base.tokenizer, spec.base.chat_template).template,
+            chat_template=chat.template,
+            end_ids=tuple(sorted(chat.end_ids)),
             gpu=spec.requires == "gpu",
             dtype=dtype_here(spec.train.dtype, spec.train.shards),
             code=run.kept_code,

@@ -42,11 +42,13 @@ class SftRequest(TrainingRequest):
         files: sequence files (parquet) -> sha256 of each.
         train: the spec's section.
         chat_template: the template that the dataset was rendered with; the checkpoint gets it too.
+        end_ids: the ids that end a turn under it.
     """
 
     files: Mapping[Path, str]
     train: TrainSection
     chat_template: str
+    end_ids: tuple[int, ...] = ()
 
     @property
     def label(self) -> str:
@@ -121,6 +123,7 @@ def worker_config(request: SftRequest) -> SftWorkerConfig:
         files=tuple(str(path) for path in request.files),
         seed=request.seed,
         chat_template=request.chat_template,
+        end_ids=request.end_ids,
         device="cuda" if request.gpu else "auto",
         micro_tokens=int(os.environ.get(MICRO_TOKENS_VARIABLE) or MICRO_TOKENS),
         state_seconds=float(os.environ.get(STATE_SECONDS_VARIABLE) or STATE_SECONDS),

@@ -62,6 +62,7 @@ class TunedModel(WorkerModel):
         label: heads the worker's log lines.
         base: folder of the start checkpoint. base_name: its name in an adapter's config.
         chat_template: written beside the trained weights; None keeps the tokenizer's own.
+        end_ids: the ids that end a turn under it, which may not be the tokenizer's end of text.
         device: "cuda" requires a GPU, "auto" uses one where there is one.
         tracking: None reports to the lake alone.
     """
@@ -71,6 +72,7 @@ class TunedModel(WorkerModel):
     base_name: str
     seed: int
     chat_template: str | None
+    end_ids: tuple[int, ...] = ()
     device: Literal["auto", "cuda"]
     tracking: Tracking | None = None
 

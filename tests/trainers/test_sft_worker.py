@@ -88,6 +88,26 @@ def test_accumulated_step_is_gradient_of_weighted_mean(tmp_path, base, monkeypat
     assert float(trainer.first_pass.weight) == pytest.approx(weight)
 
 
+def test_validation_that_forks_is_that_of_its_branches_where_training_does_not_fork(tmp_path, base):
+    ids = [*range(3, 34)]
+    forks = {"node_starts": [0, 20, 25], "node_parents": [-1, 0, 0], "node_positions": [0, 20, 20]}
+    tree = sequence("tree", ids, [(22, 25, 1.0), (27, 31, 1.0)], "val") | forks
+    alone = [sequence("a", ids[:25], [(22, 25, 1.0)]), sequence("b", [*ids[:20], *ids[25:]], [(22, 26, 1.0)])]
+    result = in_process(tmp_path / "run", config_of(base, [write([*learnable(8), tree], tmp_path / "s.parquet")]))
+    assert result.plan.layout == "rows"
+    with torch.no_grad():
+        nll, weight = naive_sums(load_model(base, torch.float32), alone)
+    assert result.log[0].val_loss == pytest.approx(float(nll) / weight, rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_checkpoint_stops_at_the_ends_of_turns_it_was_trained_with(tmp_path, base, method):
+    config = config_of(base, [write(learnable(4), tmp_path / "s.parquet")], method=method, learning_rate=1e-2)
+    result = in_process(tmp_path / "run", config.model_copy(update={"end_ids": (7, 9)}))
+    model = load_model(tmp_path / "run" / result.checkpoints[-1].folder, torch.float32)
+    assert model.generation_config.eos_token_id[:2] == [7, 9]
+
+
 def test_row_of_double_weight_equals_two_rows(tmp_path, base, monkeypatch):
     rows = learnable(5)
     first, *_ = rows

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -296,6 +298,33 @@ def test_statistics_are_of_the_policy_before_the_first_update_in_the_order_of_th
     for found, place in ((statistics.logprobs, 0), (statistics.entropies, 1)):
         expected = torch.cat([of_sample[place] for of_sample in wanted]).numpy()
         assert np.allclose(np.frombuffer(found, dtype="<f4"), expected, atol=1e-4, equal_nan=True)
+
+
+def test_rollout_that_ends_its_turn_is_not_truncated_whatever_ends_the_tokenizer_s_text(tmp_path, base):
+    start, end = tmp_path / "base", load_chat_format("tiny").end_id
+    shutil.copytree(base, start)
+    file = start / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token": "<|endoftext|>"}))
+    samples = [replace(sample, completion_ids=[*sample.completion_ids[:-1], end]) for sample in made_samples()]
+    samples[0] = replace(samples[0], completion_ids=[*samples[0].completion_ids[:-1], 999])
+    worker = worker_in(tmp_path, start, mask_truncated=True)
+    worker.config = worker.config.model_copy(update={"end_ids": (end,)})
+    model = load_model(start, torch.float32)
+    trainer, engine = grpo_worker.build_trainer(worker, model, FixedLink(samples), compute=Compute(False, "fp32"))
+    engine.close()
+    trainer.train()
+    assert trainer.state.log_history[0]["completions/clipped_ratio"] == 1 / 8
+
+
+def test_run_is_resumed_between_rounds_alone(tmp_path, base):
+    worker, link = worker_in(tmp_path, base, steps=6, iterations=2, save_steps=5), FixedLink(made_samples())
+    model = load_model(base, torch.float32)
+    trainer, engine = grpo_worker.build_trainer(worker, model, link, compute=Compute(False, "fp32"))
+    engine.close()
+    grpo_worker.add_log(worker, trainer)
+    trainer.train()
+    assert grpo_worker.last_complete_step(tmp_path) == 4
+    assert [path.name for path in sorted(tmp_path.glob("step-*"))] == ["step-5", "step-6"]
 
 
 def test_log_probs_of_another_policy_stop_the_update_if_there_is_a_bound(tmp_path, base):

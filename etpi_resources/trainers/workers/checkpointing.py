@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,23 @@ def stored_dtype(folder: str | Path) -> torch.dtype:
 
 
 def save_model(
-    model: PreTrainedModel, folder: Path, dtype: torch.dtype, tokenizer: Path, chat_template: str | None
+    model: PreTrainedModel,
+    folder: Path,
+    dtype: torch.dtype,
+    tokenizer: Path,
+    chat_template: str | None,
+    end_ids: Sequence[int] = (),
 ) -> None:
     """Save weights in `dtype`, the config, and copies of the tokenizer's files in the folder `tokenizer`.
 
     Args:
         chat_template: the template that the dataset was rendered with; None keeps the tokenizer's own.
+        end_ids: ids that generation stops at, besides those of the model's own configuration.
     """
+    generation: Any = model.generation_config
+    known = [generation.eos_token_id] if isinstance(generation.eos_token_id, int) else generation.eos_token_id or []
+    if missing := [i for i in end_ids if i not in known]:
+        generation.eos_token_id = [*missing, *known]
     converted: dict[int, torch.Tensor] = {}
     weights = {}
     for name, tensor in model.state_dict().items():

@@ -191,6 +191,7 @@ def build_trainer(
         peft_config=adapter,
     )
     trainer.correction, trainer.correction_max = rl.correction, rl.correction_max
+    trainer.eos_token_ids = [*config.end_ids] or trainer.eos_token_ids  # a rollout without one counts as truncated
     survive_trackers(trainer, worker.log)
     engine = publisher = None
     if config.publish is not None:
@@ -340,8 +341,8 @@ class GrpoLog:
 
             if whole := gather(config, self.trainer):
                 proof.save_step(config, whole, rl.tuning == "lora", self.worker.folder / f"step-{step}")
-        # The result's checkpoints must be resumable too, or a resumed run would save them twice.
-        control.should_save = step < rl.steps and (publish or step % config.resume_every == 0)
+        ends_round = step % rl.iterations == 0  # a run resumed within a round would roll out another
+        control.should_save = ends_round and step < rl.steps and (publish or step % config.resume_every == 0)
 
     def write(self, step: int, logs: dict[str, float]) -> GrpoLogLine:
         """Log a step and return its line. Raises RuntimeError if a metric is not finite."""

@@ -24,7 +24,12 @@ def save_step(config: TunedModel, trainer: Any, lora: bool, folder: Path) -> Non
     if lora:
         cp.save_adapter(model, folder / "adapter", config.base_name)
     else:
-        cp.save_model(model, folder, cp.stored_dtype(config.base), Path(config.base), config.chat_template)
+        _save(config, model, folder)
+
+
+def _save(config: TunedModel, model: Any, folder: Path) -> None:
+    base = Path(config.base)
+    cp.save_model(model, folder, cp.stored_dtype(base), base, config.chat_template, config.end_ids)
 
 
 def finish(
@@ -87,7 +92,7 @@ def _finish_adapter(
         if compared:
             figures["reload_difference"] = cp.largest_difference(cp.logits_of(attached, ids), trained)
         merged = attached.merge_and_unload()
-        cp.save_model(merged, folder, stored, Path(config.base), config.chat_template)
+        _save(config, merged, folder)
         if compared:
             figures["merge_difference"] = cp.largest_difference(cp.logits_of(merged, ids), trained)
         if folder == used:

@@ -103,7 +103,7 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
         f"tokens, {config.train.method} fine-tuning in {compute.dtype} on {device}; {layout.because}"
     )
     saver = CheckpointSaver(worker, trainer, layout.plan)
-    validation = validation.branches() if layout.name == "branches" else validation
+    validation = validation if layout.name == "trees" else validation.branches()
     states = States(worker.folder, trainer, config.state_seconds)
     log = add_log(worker, trainer, saver, states, validation, micro_tokens)
     started = time.monotonic()
