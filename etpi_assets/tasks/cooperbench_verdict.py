@@ -22,6 +22,7 @@ from etpi_assets.tasks.commands import apply_command
 from etpi_assets.tasks.family import REFERENCE_RUNS, Verdict
 from etpi_assets.tasks.frozen import TEST_FILE, Changes, counted_changes, put_changes
 from etpi_assets.tasks.graded_run import GradedRun, run_graded
+from etpi_assets.tasks.grading import is_of_machine
 from etpi_assets.tasks.reports import counts
 from etpi_resources.sandboxes import CommandResult, EnvironmentUnavailable, Sandbox, SandboxFactory
 
@@ -89,6 +90,8 @@ def validate(live: Mapping[str, Any], sandboxes: SandboxFactory) -> tuple[str, s
     except EnvironmentUnavailable as error:
         return "no_environment", str(error)
     except OSError as error:
+        if is_of_machine(error):
+            raise
         return "no_reference", str(error)
     return None
 

@@ -7,6 +7,7 @@ and is raised.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -18,6 +19,16 @@ BROKEN = "broken_by_agent"
 
 Files = Mapping[str, Mapping[str, str]]
 """Agent id -> files by relative path."""
+
+_OF_MACHINE = (
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN,
+    errno.ECONNRESET,
+)  # fmt: skip
+
+
+def is_of_machine(error: Exception) -> bool:
+    """Return whether an error is this machine's: its disk, memory, limits or proxy. It says nothing about a task."""
+    return isinstance(error, OSError) and error.errno in _OF_MACHINE
 
 
 def grade(
@@ -54,6 +65,8 @@ def grade(
         except Exception as error:  # the control run below decides whose fault it is
             problem = error
     assert problem is not None
+    if is_of_machine(problem):  # it may be gone in the control run
+        raise problem
     try:
         # A judge may need no sandbox for untouched files, so start one to see whether sandboxes work.
         needs, role = family.needs(task), family.roles(task)[0]

@@ -32,6 +32,7 @@ from etpi_assets.tasks.family import (
 )
 from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
 from etpi_assets.tasks.graded_run import GradedRun, disagreement, installed_plugins, run_graded
+from etpi_assets.tasks.grading import is_of_machine
 from etpi_assets.tasks.reports import pytest_outcomes
 from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import CommandResult, EnvironmentUnavailable, Sandbox, SandboxFactory
@@ -194,6 +195,8 @@ class RepositoryFamily(Family, ABC):
         except EnvironmentUnavailable as error:
             return RejectedInput(task.task_id, "no_environment", str(error))
         except (OSError, ValueError) as error:
+            if is_of_machine(error):
+                raise
             return RejectedInput(task.task_id, "no_reference", str(error))
         return None
 

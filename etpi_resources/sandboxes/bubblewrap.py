@@ -33,6 +33,7 @@ from typing import Self
 from etpi_resources.sandboxes import Environment, EnvironmentUnavailable, Limits, SandboxUnavailable, namespaces
 from etpi_resources.sandboxes.downloads.proxy import SHOWN_AT
 from etpi_resources.sandboxes.guest_connection import (
+    END_SECONDS,
     GRACE_SECONDS,
     GUEST,
     GuestConnection,
@@ -59,7 +60,6 @@ _MEMORY_FILE = "/run/memory.stat"
 _OVERHEAD = 64 * 1024**2
 """Bytes of memory for guest and kernel, in addition to the limits of commands and files."""
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _COPY_SECONDS = 120.0
 """Time limit of copying a checkout into the workspace."""
 
@@ -279,7 +279,7 @@ class BubblewrapSandbox(GuestConnection):
             self._enter_group(self._process.pid)
         except GuestUnreachable:
             reason = self._stderr()
-            self.__exit__()
+            self._close()
             if any(str(folder) in reason for folder in self._folders()):
                 raise EnvironmentUnavailable(
                     f"a folder cannot be shown in the sandbox: {reason}. {_READABLE}"
@@ -288,24 +288,32 @@ class BubblewrapSandbox(GuestConnection):
         try:
             self._fill_workspace()
         except BaseException:
-            self.__exit__()
+            self._close()
             raise
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, *exc: object) -> None:
+        """Raise SandboxUnavailable if it was stopped from outside, perhaps with the command that ran last."""
+        stop = self._close()
+        if kind is None and not self._ended:
+            self._require_own_end(stop)
+
+    def _close(self) -> str:
+        """End the sandbox; return the signal from outside that had ended it already."""
         process, self._process = self._process, None
         self._channel = None
         if process is None:
-            return
+            return ""
         assert process.stdin and process.stdout and process.stderr
         with contextlib.suppress(OSError):
             process.stdin.close()  # the guest exits at the end of its stdin, and every process inside with it
-        deadline = time.monotonic() + (0 if self._ended else GRACE_SECONDS)
+        deadline, stop = time.monotonic() + (0 if self._ended else GRACE_SECONDS), ""
         try:  # wait for the end of its stdout, which comes at once; Popen.wait with a timeout polls in steps
             while True:
                 _wait(process.stdout.fileno(), select.POLLIN, deadline)
                 if not os.read(process.stdout.fileno(), 1 << 16):
                     break
+            stop = self._signal_in(process.wait())
         except GuestUnreachable:
             process.kill()
         process.wait()
@@ -313,6 +321,7 @@ class BubblewrapSandbox(GuestConnection):
         process.stderr.close()
         if self._group is not None:
             self._group.close()
+        return stop
 
     def _enter_group(self, pid: int) -> None:
         """Move bubblewrap and the guest into the control group, before any command runs."""
@@ -320,14 +329,17 @@ class BubblewrapSandbox(GuestConnection):
             for process in [pid, *_descendants(pid)]:
                 self._group.add(process)
 
-    def _stopped_by(self, wait: float) -> str | None:
-        if self._process is None:
-            return None
+    def _stopped_by(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            status = self._process.wait(wait)
-            # A guest cannot signal bubblewrap; the supervisor of a run that ends signals every process of it.
-            return next((number.name for number in _STOP_SIGNALS if status == -number), None)
-        return None
+            return "" if self._process is None else self._signal_in(self._process.wait(END_SECONDS))
+        return ""
+
+    def _signal_in(self, status: int) -> str:
+        """Return the signal that ended bubblewrap or the guest, neither of which a command can signal; "" if none did,
+        or if the kernel killed for the memory of the sandbox."""
+        number = status - 128 if status == 128 + signal.SIGKILL else -status
+        killed = number == signal.SIGKILL and self._group is not None and self._group.kills() > 0
+        return "" if number <= 0 or killed else signal.Signals(number).name
 
     def _out_of_memory(self) -> bool:
         if self._group is None:

@@ -31,6 +31,7 @@ from etpi_resources.sandboxes.docker_images import Image, Images
 from etpi_resources.sandboxes.docker_owner import OWNER, owner, reap
 from etpi_resources.sandboxes.downloads.proxy import SHOWN_AT
 from etpi_resources.sandboxes.guest_connection import (
+    END_SECONDS,
     GUEST,
     OPEN_FILES,
     GuestConnection,
@@ -133,7 +134,7 @@ class _Engine:
     """A connection to an engine, with its images and the programs that every container runs."""
 
     def __init__(self, client: APIClient, is_podman: bool) -> None:
-        self.client, self.images, self._is_podman = client, Images(client), is_podman
+        self.client, self.images, self.is_podman = client, Images(client), is_podman
         self.guest, self.boot = GUEST.read_bytes(), _BOOT.read_text(encoding="utf-8")
         rootless = any("rootless" in option for option in client.info().get("SecurityOptions") or ())
         self._users = _USERS_ROOTLESS if rootless else _USERS
@@ -209,12 +210,12 @@ class _Engine:
             read_only=not _has_image(environment),
             cap_drop=["ALL"],
             cap_add=list(_INSTALLING) if environment.installs and _has_image(environment) else None,
-            security_opt=["no-new-privileges", *([f"mask={':'.join(_MASKED)}"] if self._is_podman else [])],
+            security_opt=["no-new-privileges", *([f"mask={':'.join(_MASKED)}"] if self.is_podman else [])],
             ulimits=[Ulimit(name=name, soft=most, hard=most) for name, most in _ULIMITS.items()],
             log_config=LogConfig(type="none"),
             auto_remove=True,
         )
-        if not self._is_podman:  # it takes no such key, and Docker takes no `mask`; the SDK has no argument for either
+        if not self.is_podman:  # it takes no such key, and Docker takes no `mask`; the SDK has no argument for either
             config["MaskedPaths"] = list(_MASKED)
         return config
 
@@ -297,6 +298,23 @@ class DockerSandbox(GuestConnection):
         if self._unchecked_seconds > DISK_CHECK_SECONDS and not self._ended:
             self._disk_bytes, self._unchecked_seconds = self._measure_disk(), 0.0
         return result
+
+    def _stopped_by(self) -> str:
+        """A guest ends with 0 when its connection does. The kernel may kill it where a command uses up the memory, and
+        podman does not report that. An engine that restarts has no record of the end."""
+        engine, deadline = self._engine, time.monotonic() + END_SECONDS
+        with _engine_errors():
+            while engine.client.containers(filters={"id": self._id}):  # it runs
+                if time.monotonic() > deadline:
+                    return ""
+                time.sleep(0.05)
+            known = {"container": self._id}
+            events = list(engine.client.events(since=1, until=int(time.time()) + 1, filters=known, decode=True))
+        statuses = {event["Action"]: event["Actor"]["Attributes"].get("exitCode") for event in events}
+        from_outside = (
+            ("0",) if engine.is_podman or "oom" in statuses else ("0", "137", None)
+        )  # None: gone with a restart
+        return "its container was ended" if statuses.get("die") in from_outside else ""
 
     def _create(self, image: str) -> str:
         """Create the container; return its id."""

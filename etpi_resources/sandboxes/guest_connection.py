@@ -3,7 +3,7 @@
 Each kind of sandbox starts the guest itself and brings a `Channel` for the bytes. `guest` documents the frames.
 
 If a command ends the sandbox itself (a subverted or starved guest), it and every later command return exit code 137,
-and the workspace reads as empty.
+and the workspace reads as empty. If it is ended from outside, they raise SandboxUnavailable.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GuestConnection:
         self._files, self._limits, self._environment = pack(files), limits, environment or Environment()
         self._replies = iter(self._environment.replies)
         self._channel: Channel | None = None
-        self._ended = False
+        self._ended, self._stop = False, ""
 
     def run(self, command: str, *, timeout: float | None = None) -> CommandResult:
         """Run one bash command; `timeout` in seconds, by default that of the limits."""
@@ -152,13 +152,17 @@ class GuestConnection:
         Raises:
             SandboxUnavailable: nothing inside ended it, so its end is no result of the command's.
         """
-        wait, self._ended = 0.0 if self._ended else END_SECONDS, True
-        if signal_name := self._stopped_by(wait):
-            raise SandboxUnavailable(f"the sandbox was stopped from outside ({signal_name}), as a run that ends is")
+        if not self._ended:
+            self._ended, self._stop = True, self._stopped_by()
+        self._require_own_end(self._stop)
 
-    def _stopped_by(self, wait: float) -> str | None:
-        """Return the name of the signal from outside that ended the sandbox, None if none did within `wait` seconds."""
-        return None
+    def _require_own_end(self, stop: str) -> None:
+        if stop:
+            raise SandboxUnavailable(f"the sandbox was stopped from outside ({stop}), as a run that ends is")
+
+    def _stopped_by(self) -> str:
+        """Return what ended the sandbox from outside; "" if nothing did within END_SECONDS."""
+        return ""
 
     def _out_of_memory(self) -> bool:
         """Return whether the kernel ended a process of the last command for lack of memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -62,18 +63,25 @@ def test_page_counts_the_attacks() -> None:
     assert PAGE.read_text().partition(HEAD)[2] == table(), "run python -m tests.attacks.write_page"
 
 
-def test_fault_on_the_agents_work_alone_is_the_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", [RecursionError("too deep"), OSError(errno.EMFILE, "too many open files")])
+def test_fault_on_the_agents_work_alone_is_the_agents_unless_it_is_the_machines(
+    monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
     task = TARGETS.task("repo_fix_tiny")
     family, files = load_family("repo_fix_tiny"), TARGETS.start("repo_fix_tiny")
     judge = type(family).judge
 
     def stumbling(self, task, final, sandboxes):
         if "# deep" in final["agent1"].values():
-            raise RecursionError("too deep")
+            raise fault
         return judge(self, task, final, sandboxes)
 
     monkeypatch.setattr(type(family), "judge", stumbling)
     deep = {"agent1": {**files, "x.py": "# deep"}}
+    if isinstance(fault, OSError):
+        with pytest.raises(OSError, match="too many"):
+            grade(family, task, {"agent1": files}, deep, {}, TARGETS.factory)
+        return
     verdict = grade(family, task, {"agent1": files}, deep, {}, TARGETS.factory)
     assert (verdict.reward, verdict.verdict) == (0.0, "broken_by_agent")
 

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -105,12 +107,29 @@ def test_unavailable_environment_is_reported_with_the_remedy(readable_folder):
 USES = {"run": ("echo on",), "read_files": (), "write_files": ({"b.txt": "b"},)}
 
 
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGKILL"])
 @pytest.mark.parametrize("use", USES)
-def test_sandbox_that_is_stopped_from_outside_gives_no_result(use):
+def test_sandbox_that_is_stopped_from_outside_gives_no_result(use, number):
     """As when a run ends: its supervisor signals every process of it, and the run must not record what follows."""
     with FACTORY.create({"a.txt": "a\n"}) as sandbox:
-        os.kill(sandbox._process.pid, signal.SIGTERM)
+        os.kill(sandbox._process.pid, getattr(signal, number))
         os.waitid(os.P_PID, sandbox._process.pid, os.WEXITED | os.WNOWAIT)
         for _ in range(2):
-            with pytest.raises(SandboxUnavailable, match="SIGTERM"):
+            with pytest.raises(SandboxUnavailable, match=number):
                 getattr(sandbox, use)(*USES[use])
+
+
+@pytest.mark.parametrize("part", ["bubblewrap", "guest"])
+def test_sandbox_that_is_killed_with_its_command_raises_when_it_is_left(part):
+    """As a service manager ends a run: by a signal to every process. The command may end first, and give a result."""
+    with pytest.raises(SandboxUnavailable, match="SIGKILL"), FACTORY.create({}) as sandbox:
+        assert sandbox.run("kill -TERM $$").exit_code == 143
+        children = Path(f"/proc/{sandbox._process.pid}/task/{sandbox._process.pid}/children")
+        os.kill(sandbox._process.pid if part == "bubblewrap" else int(children.read_text()), signal.SIGKILL)
+
+
+def test_guest_that_the_kernel_kills_for_the_memory_of_its_commands_ended_by_itself():
+    sandbox = FACTORY.create({})
+    assert sandbox._signal_in(128 + signal.SIGKILL) == "SIGKILL"
+    sandbox._group = cast(Any, SimpleNamespace(kills=lambda: 1))
+    assert sandbox._signal_in(128 + signal.SIGKILL) == sandbox._signal_in(1) == ""

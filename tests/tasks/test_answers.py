@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from etpi_assets.tasks.answers import maths, programs
@@ -234,7 +240,46 @@ def test_comparison_that_never_ends_is_wrong_and_the_next_one_is_judged():
 def test_comparer_ends_a_comparison_after_its_time():
     comparer = Comparer(seconds=1)
     with pytest.raises(Undecided, match="takes more than 1 s"):
-        comparer.equal("1", "\\int_0^1 \\sin(x^{x^x}) \\cos(x^{x}) e^{x^{x}} dx")
+        comparer.equal("1", ENDLESS)
+
+
+ENDLESS = "\\int_0^1 \\sin(x^{x^x}) \\cos(x^{x}) e^{x^{x}} dx"
+
+
+@contextmanager
+def endless_comparison(seconds: int = 60) -> Iterator[tuple[Future[bool], psutil.Process]]:
+    """Yield an endless comparison and its process, once it computes."""
+    comparer = Comparer(seconds)
+    assert comparer.equal("2\\sqrt{2}", "\\sqrt{8}") and comparer._process
+    process = psutil.Process(comparer._process.pid)
+    used = process.cpu_times().user
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(comparer.equal, "1", ENDLESS)
+        while process.cpu_times().user == used:
+            time.sleep(0.01)
+        yield answer, process
+
+
+def test_comparison_that_waits_for_the_processor_is_not_ended():
+    with endless_comparison(seconds=1) as (answer, process):
+        process.suspend()
+        time.sleep(1.1)
+        used = process.cpu_times().user
+        process.resume()
+        while not answer.done() and process.cpu_times().user < used + 0.5:
+            time.sleep(0.01)
+        assert not answer.done()
+    with pytest.raises(Undecided, match="takes more than 1 s"):
+        answer.result()
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGKILL"])
+def test_comparison_that_is_ended_from_outside_is_an_error_and_no_verdict(number):
+    """As when a run is stopped, or the machine has no memory left."""
+    with endless_comparison() as (answer, process):
+        process.send_signal(getattr(signal, number))
+    with pytest.raises(RuntimeError, match="math-verify"):
+        answer.result()
 
 
 def test_comparer_that_cannot_run_is_an_error_and_no_verdict(monkeypatch, tmp_path):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -224,6 +226,15 @@ def test_the_suite_names_its_folder_in_its_spec(root):
         list(FAMILY.load("bench", 0, {**suite.params, "path": str(root)}))
     with pytest.raises(ValueError, match="unknown params"):
         list(FAMILY.load("bench", 0, {**suite.params, "pth": "x"}))
+
+
+def test_full_disk_or_too_many_files_of_the_machine_quarantine_no_task(root, monkeypatch):
+    make_folder(root / "tasks")
+    [task] = load(root, BubblewrapFactory())
+    for code in (errno.ENOSPC, errno.EMFILE):
+        monkeypatch.setattr(BubblewrapFactory, "create", Mock(side_effect=OSError(code, "this machine")))
+        with pytest.raises(OSError, match="this machine"):
+            list(FAMILY.validate([task], BubblewrapFactory()))
 
 
 def test_task_that_cannot_be_proven_is_quarantined_or_run_without_a_verdict(root, tmp_path):

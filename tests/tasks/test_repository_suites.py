@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -147,6 +149,14 @@ def test_a_task_whose_reference_fails_is_refused(factory, pair):
     broken = Task(**{**vars(pair), "payload": {**pair.payload, "live": {**pair.payload["live"], "tests": tests}}})
     refusal = outcome(cooperbench.FAMILY, broken, factory)
     assert isinstance(refusal, RejectedInput) and refusal.reason == "reference_fails"
+
+
+def test_full_disk_or_too_many_files_of_the_machine_refuse_no_task(repository, factory, testbed, tmp_path, pair):
+    row = r2e_task(repository, factory, testbed, tmp_path)
+    with patch.object(type(factory), "create", side_effect=OSError(errno.EMFILE, "too many open files")):
+        for family, task in ((cooperbench.FAMILY, pair), (r2e.FAMILY, row)):
+            with pytest.raises(OSError, match="too many"):
+                outcome(family, task, factory)
 
 
 def test_a_task_whose_tests_need_the_history_is_refused(factory, pair):

@@ -10,7 +10,9 @@ import threading
 from pathlib import Path
 
 SECONDS = 5
-"""Of one comparison. math-verify's own limits are for each of its steps, and need the main thread."""
+"""Processor time of one comparison, since a busy machine must not decide it. math-verify's own limits are of wall time,
+for each of its steps, and need the main thread."""
+_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
 _PROGRAM = Path(__file__).with_name("equality.py")
 
 
@@ -22,7 +24,7 @@ class Comparer:
     """One process of math-verify, started at the first comparison and again after one that did not end.
 
     Args:
-        seconds: the most that one comparison may take.
+        seconds: the most processor time that one comparison may take.
     """
 
     def __init__(self, seconds: int = SECONDS) -> None:
@@ -45,7 +47,7 @@ class Comparer:
 
         Raises:
             Undecided: math-verify took too long, needed too much memory, or failed on the texts.
-            RuntimeError: it does not run on this machine.
+            RuntimeError: it does not run on this machine, or was ended from outside, as when a run is stopped.
         """
         return self._ask(wanted, answer, expression)
 
@@ -63,9 +65,9 @@ class Comparer:
             if not line:
                 status = self._process.wait()
                 self._process = None
-                if status >= 0:
+                if status >= 0 or -status in _FROM_OUTSIDE:
                     raise RuntimeError(f"math-verify does not run: {sys.executable} {_PROGRAM} ends with {status}")
-                took = f"takes more than {self.seconds} s" if status == -signal.SIGALRM else f"died of signal {-status}"
+                took = f"takes more than {self.seconds} s" if status == -signal.SIGPROF else f"died of signal {-status}"
                 raise Undecided(f"the comparison {took}")
         result = json.loads(line)
         if not isinstance(result, bool):

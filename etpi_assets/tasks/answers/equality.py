@@ -3,7 +3,7 @@
 `python equality.py SECONDS` answers each line of standard input with a line of JSON, or the name of the error:
 [expected, answer, digits]: whether they are equal, decimal numbers to that many digits.
 [expected, answer, expression]: whether the answer rewrites this expression of its question (`rewrites`).
-It ends itself if a comparison takes longer.
+It ends itself if a comparison takes more processor time.
 """
 
 from __future__ import annotations
@@ -108,12 +108,12 @@ def serve(seconds: int) -> None:
 
     for line in sys.stdin:
         wanted, answer, other = json.loads(line)
-        signal.alarm(seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             result: bool | str = (rewritten if isinstance(other, str) else equal)(wanted, answer, other)
         except Exception as error:
             result = type(error).__name__
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(result), file=answers, flush=True)
 
 

@@ -30,6 +30,7 @@ from etpi_assets.tasks.family import (
     with_defaults,
 )
 from etpi_assets.tasks.frozen import RESERVED, put_changes
+from etpi_assets.tasks.grading import is_of_machine
 from etpi_assets.tasks.harbor import snapshot, verifier
 from etpi_assets.tasks.harbor.folder import TASK_FILE, UnreadableTask, read_folder
 from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory
@@ -141,6 +142,8 @@ class Harbor(Family):
             if not self._try(task, (), sandboxes):
                 return RejectedInput(task.task_id, "null_passes", "the tests pass on the untouched machine")
         except (EnvironmentUnavailable, OSError) as error:
+            if is_of_machine(error):
+                raise
             return RejectedInput(task.task_id, "no_environment", str(error))
         return None
 

@@ -6,6 +6,7 @@ mitmproxy has an environment of its own, because it pins libraries that etpi nee
 from __future__ import annotations
 
 import atexit
+import errno
 import json
 import os
 import shlex
@@ -167,7 +168,7 @@ def shared_proxy(
         proxy = proxies[-1]
     yield proxy
     if proxy.ended:
-        raise OSError(f"the proxy for the downloads of {recording} ended while grading used it")
+        raise OSError(errno.ECONNRESET, f"the proxy for the downloads of {recording} ended while grading used it")
 
 
 def shared_log(
