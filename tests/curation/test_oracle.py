@@ -414,6 +414,14 @@ def test_label_in_another_split_than_the_tokenizers_is_caught(monkeypatch: pytes
     assert not checked(chat, tables)[0]["labels_equal_template"].passed
 
 
+def test_thoughts_after_a_block_that_the_prompt_closes_are_caught() -> None:
+    tables = tables_of([USER, {"role": "assistant", "content": "Done.", "reasoning_content": "See."}])
+    for thinking in (True, False):
+        kept = {"kwargs": {"enable_thinking": thinking}, "strip_think": False, "history_think": "keep"}
+        outcome = checked(bytes_chat(), tables, **kept)[0]["labels_equal_template"]
+        assert outcome.passed is thinking and ("closes the think block" in outcome.message) is not thinking
+
+
 def test_labels_of_which_none_could_be_compared_are_not_said_to_be_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("etpi_assets.curation.oracle.rendered_text", lambda *arguments: None)
     outcome = checked(bytes_chat(), tables_of([USER, {"role": "assistant", "content": "Done."}]))[0][
