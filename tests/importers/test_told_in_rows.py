@@ -407,6 +407,19 @@ def test_action_event_without_its_call_is_rebuilt(tmp_path):
     assert [a.command for a in row_of(tmp_path, row).agents[0].turns[0].actions] == ["ls"]
 
 
+@pytest.mark.parametrize(("sender", "text"), [("from", "value"), ("role", "value"), ("from", "content")])
+def test_conversations_may_mix_the_keys_of_both_forms(tmp_path, sender, text):
+    row = {"conversations": [{sender: "user", text: "Moor."}, {sender: "assistant", text: "Moored."}]}
+    assert [message.content for message in row_of(tmp_path, row).agents[0].messages] == ["Moor.", "Moored."]
+
+
+def test_request_for_a_condensation_that_did_not_follow_is_no_message(tmp_path):
+    row = openhands_flat_row()
+    turns = row_of(tmp_path, row).agents[0].turns
+    row["history"].insert(1, {"source": "agent", "action": "condensation_request", "args": {}})
+    assert row_of(tmp_path, row).agents[0].turns == turns
+
+
 @pytest.mark.parametrize("reason", ["content_filter", "error", "abort", "max_tokens"])
 def test_answer_that_a_provider_broke_off_is_no_final_answer(tmp_path, reason):
     agent = row_of(tmp_path, {"messages": [USER, {**ANSWER, "finish_reason": reason}]}).agents[0]
