@@ -479,6 +479,10 @@ CALLS = [call('{"command": "echo \\"é\\n\\""}')]
 WRITTEN = '\n<tool_call>\n{"name": "run", "arguments": {"command": "echo \\"\\u00e9\\n\\""}}\n</tool_call>'
 
 
+OTHER_TEXT = (WHOLE.replace("parser", "parsing") + WRITTEN, WHOLE + ' run echo "é\n"')
+"""A call with another text before it, and one written as text."""
+
+
 @pytest.mark.parametrize(
     ("written", "calls", "passed"),
     [
@@ -486,6 +490,8 @@ WRITTEN = '\n<tool_call>\n{"name": "run", "arguments": {"command": "echo \\"\\u0
         (WHOLE[:-8], [], False),
         (WHOLE + " And more.", [], False),
         ("Fix the parser.", [], False),
+        (WHOLE.replace("See.", "See. More."), [], False),
+        *((written, CALLS, False) for written in OTHER_TEXT),
         (WHOLE + WRITTEN, CALLS, True),
         (WHOLE, CALLS, False),
         (WHOLE + WRITTEN.replace("echo", "rm"), CALLS, False),
@@ -500,9 +506,9 @@ def test_recorded_ids_without_the_recorded_text_or_calls_are_caught(
     key = {"rollout_id": ["r"], "agent_id": ["a"], "turn": [0]}
     pairs = pa.table({**key, "capture": ["native"]})
     output = pa.array([[*chat.encode(written), chat.end_id]], pa.list_(pa.int32()))
-    for thought, content, without in (("See.", "Fix the parser.", False), (None, "", True)):
-        if without and not calls:
-            continue  # nothing is recorded
+    for thought, content, without in (("See.", "Fix the parser.", False), (None, "", True), (None, WHOLE[-15:], False)):
+        if (without and (not calls or written in OTHER_TEXT)) or (thought is None and not without and written != WHOLE):
+            continue  # nothing is recorded that differs, or thoughts that the record lacks
         said = {"content": [content], "reasoning": [thought], "output_ids": output}
         messages = pa.table({**key, "tool_calls": pa.array([json.dumps(calls) if calls else None], pa.string())})
         figures = recorded_text.text_figures(pa.table({**key, **said}), messages, pairs, chat)
