@@ -317,8 +317,10 @@ def test_flag_of_a_message_makes_it_context(tmp_path, key, value, trained, form)
     if form == "conversations":
         names = {"user": "human", "assistant": "gpt"}
         talk = [{**m, "from": names[m.pop("role")], "value": m.pop("content")} for m in map(dict, talk)]
-    turns = row_of(tmp_path, {form: talk}).agents[0].turns
-    assert [turn.content for turn in turns] == (["bad", "Moored."] if trained else ["Moored."])
+    for other in ({}, {"trainable": True, "weight": 1}):
+        talk[1] = {**other, **talk[1]}
+        turns = row_of(tmp_path, {form: talk}).agents[0].turns
+        assert [turn.content for turn in turns] == (["bad", "Moored."] if trained else ["Moored."])
 
 
 @pytest.mark.parametrize(
