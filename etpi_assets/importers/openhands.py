@@ -30,7 +30,8 @@ from etpi_assets.importers.source import (
 from etpi_assets.trajectories.records import RolloutRecord
 
 _SILENT = ("agent_state_changed", "change_agent_state", "null", "recall", "ConversationStateUpdateEvent", "PauseEvent",
-           "LLMCompletionLogEvent", "TokenEvent", "CondensationRequest", "HookExecutionEvent")  # fmt: skip
+           "LLMCompletionLogEvent", "TokenEvent", "CondensationRequest", "condensation_request",
+           "HookExecutionEvent")  # fmt: skip
 """Kinds of events that add no message to the prompt."""
 _BOOKKEEPING = frozenset(
     {

@@ -18,17 +18,17 @@ _NAMES = {"chatgpt": "gpt", "bard": "gpt", "bing": "gpt"}
 def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `preference`, `unknown_role`, `unknown_form`, `empty`, `no_prompt`."""
     items = messages.listed(row.get("conversations"), f"{where}, conversations")
-    if not any(isinstance(item, dict) and item.get("role") is not None for item in items):
-        items = [_with_role(item, f"{where}, conversations[{i}]") for i, item in enumerate(items)]
+    items = [_with_role(item, f"{where}, conversations[{i}]") for i, item in enumerate(items)]
     return messages.record({**row, "messages": items}, where, options)
 
 
 def _with_role(raw: Any, name: str) -> Mapping[str, Any]:
-    """Return a message of `{from, value}` in the form of a chat API."""
+    """Return a message of `{from, value}`, or of either with the other's key of a chat API, in the form of that API."""
     message = as_mapping(raw, name)
-    sender = message.get("from")
+    sender = message.get("role") or message.get("from")
     role = _NAMES.get(sender, sender) if isinstance(sender, str) else sender
-    return {**message, "role": role, "content": message.get("value")}
+    content = message.get("value") if message.get("content") is None else message["content"]
+    return {**message, "role": role, "content": content}
 
 
 FORMAT = row_format(

@@ -414,6 +414,14 @@ def test_label_in_another_split_than_the_tokenizers_is_caught(monkeypatch: pytes
     assert not checked(chat, tables)[0]["labels_equal_template"].passed
 
 
+def test_thoughts_after_a_block_that_the_prompt_closes_are_caught() -> None:
+    tables = tables_of([USER, {"role": "assistant", "content": "Done.", "reasoning_content": "See."}])
+    for thinking in (True, False):
+        kept = {"kwargs": {"enable_thinking": thinking}, "strip_think": False, "history_think": "keep"}
+        outcome = checked(bytes_chat(), tables, **kept)[0]["labels_equal_template"]
+        assert outcome.passed is thinking and ("closes the think block" in outcome.message) is not thinking
+
+
 def test_labels_of_which_none_could_be_compared_are_not_said_to_be_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("etpi_assets.curation.oracle.rendered_text", lambda *arguments: None)
     outcome = checked(bytes_chat(), tables_of([USER, {"role": "assistant", "content": "Done."}]))[0][
@@ -471,6 +479,10 @@ CALLS = [call('{"command": "echo \\"é\\n\\""}')]
 WRITTEN = '\n<tool_call>\n{"name": "run", "arguments": {"command": "echo \\"\\u00e9\\n\\""}}\n</tool_call>'
 
 
+OTHER_TEXT = (WHOLE.replace("parser", "parsing") + WRITTEN, WHOLE + ' run echo "é\n"')
+"""A call with another text before it, and one written as text."""
+
+
 @pytest.mark.parametrize(
     ("written", "calls", "passed"),
     [
@@ -478,6 +490,8 @@ WRITTEN = '\n<tool_call>\n{"name": "run", "arguments": {"command": "echo \\"\\u0
         (WHOLE[:-8], [], False),
         (WHOLE + " And more.", [], False),
         ("Fix the parser.", [], False),
+        (WHOLE.replace("See.", "See. More."), [], False),
+        *((written, CALLS, False) for written in OTHER_TEXT),
         (WHOLE + WRITTEN, CALLS, True),
         (WHOLE, CALLS, False),
         (WHOLE + WRITTEN.replace("echo", "rm"), CALLS, False),
@@ -492,9 +506,9 @@ def test_recorded_ids_without_the_recorded_text_or_calls_are_caught(
     key = {"rollout_id": ["r"], "agent_id": ["a"], "turn": [0]}
     pairs = pa.table({**key, "capture": ["native"]})
     output = pa.array([[*chat.encode(written), chat.end_id]], pa.list_(pa.int32()))
-    for thought, content, without in (("See.", "Fix the parser.", False), (None, "", True)):
-        if without and not calls:
-            continue  # nothing is recorded
+    for thought, content, without in (("See.", "Fix the parser.", False), (None, "", True), (None, WHOLE[-15:], False)):
+        if (without and (not calls or written in OTHER_TEXT)) or (thought is None and not without and written != WHOLE):
+            continue  # nothing is recorded that differs, or thoughts that the record lacks
         said = {"content": [content], "reasoning": [thought], "output_ids": output}
         messages = pa.table({**key, "tool_calls": pa.array([json.dumps(calls) if calls else None], pa.string())})
         figures = recorded_text.text_figures(pa.table({**key, **said}), messages, pairs, chat)

@@ -472,3 +472,5 @@ def test_no_value_anywhere_breaks_an_importer(tmp_path_factory, data: st.DataObj
 
 def test_log_probs_are_those_that_a_column_holds():
     assert logprobs([-0.1, 1e-240], 2, "x") == [float(np.float32(-0.1)), 0.0]
+    with pytest.raises(Unreadable, match="bad_logprobs"):
+        logprobs([-1e39], 1, "x")

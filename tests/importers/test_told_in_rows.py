@@ -318,8 +318,10 @@ def test_flag_of_a_message_makes_it_context(tmp_path, key, value, trained, form)
     if form == "conversations":
         names = {"user": "human", "assistant": "gpt"}
         talk = [{**m, "from": names[m.pop("role")], "value": m.pop("content")} for m in map(dict, talk)]
-    turns = row_of(tmp_path, {form: talk}).agents[0].turns
-    assert [turn.content for turn in turns] == (["bad", "Moored."] if trained else ["Moored."])
+    for other in ({}, {"trainable": True, "weight": 1}):
+        talk[1] = {**other, **talk[1]}
+        turns = row_of(tmp_path, {form: talk}).agents[0].turns
+        assert [turn.content for turn in turns] == (["bad", "Moored."] if trained else ["Moored."])
 
 
 @pytest.mark.parametrize(
@@ -406,6 +408,19 @@ def test_action_event_without_its_call_is_rebuilt(tmp_path):
     action = {"kind": "TerminalAction", "command": "ls", "timeout": None}
     row["history"][2] = {"kind": "ActionEvent", "tool_name": "bash", "tool_call_id": "c1", "action": action}
     assert [a.command for a in row_of(tmp_path, row).agents[0].turns[0].actions] == ["ls"]
+
+
+@pytest.mark.parametrize(("sender", "text"), [("from", "value"), ("role", "value"), ("from", "content")])
+def test_conversations_may_mix_the_keys_of_both_forms(tmp_path, sender, text):
+    row = {"conversations": [{sender: "user", text: "Moor."}, {sender: "assistant", text: "Moored."}]}
+    assert [message.content for message in row_of(tmp_path, row).agents[0].messages] == ["Moor.", "Moored."]
+
+
+def test_request_for_a_condensation_that_did_not_follow_is_no_message(tmp_path):
+    row = openhands_flat_row()
+    turns = row_of(tmp_path, row).agents[0].turns
+    row["history"].insert(1, {"source": "agent", "action": "condensation_request", "args": {}})
+    assert row_of(tmp_path, row).agents[0].turns == turns
 
 
 @pytest.mark.parametrize("reason", ["content_filter", "error", "abort", "max_tokens"])
