@@ -31,7 +31,7 @@ from etpi_resources.lake.schemas import empty, from_rows
     set="experiment",
     group="reports",
     tables=("reports", "changes"),
-    sections=("title", "notes", "published", "metrics.main"),
+    sections=("*", "rollout_sets.license"),
     kinds=("html", "markdown"),
     summary="The experiment's report: one self-contained HTML page, and its results in markdown.",
 )
@@ -90,7 +90,7 @@ def experiment_report(
     set="experiment",
     group="reports",
     tables=("reports",),
-    sections=("title", "notes", "card", "train", "rl", "base", "metrics.main"),
+    sections=("*", "rollout_sets.license"),
     kinds=("markdown",),
     summary="A model card in the format of the Hugging Face hub.",
 )
