@@ -67,7 +67,7 @@ def experiment_report(
         eval_scores=eval_metrics.read("scores"),
         eval_agent_scores=eval_metrics.read("agent_scores"),
         selected=selected_trajectories.read("selected"),
-        dropped=selected_trajectories.read("dropped"),
+        dropped=pa.concat_tables(i.read("dropped") for i in (selected_trajectories, tito_pairs, upweighted_dataset)),
         pairs=tito_pairs.read("pairs"),
         dataset_rows=upweighted_dataset.read("dataset_rows"),
         sequences=upweighted_dataset.read("sequences"),
