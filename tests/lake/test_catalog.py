@@ -215,9 +215,12 @@ def test_odd_names(tmp_path: Path) -> None:
     lake = Lake(tmp_path / "it's" / "data")
     small_lake.put(lake, "selected_trajectories", "007", {"selected": [{"rollout_id": "r"}]})
     small_lake.put(lake, "upweighted_dataset", "1e3", {"sequences": [{"sequence_id": "s"}]})
+    published = {"a.b": {"value": 0.2}, "pass@1": 0.3}
+    small_lake.put(lake, "experiment_spec", "007", small_lake.spec("experiment", "007", "t", published=published))
     with catalog.connect(build(lake)) as db:
         assert rows(db, "SELECT experiment, rollout_id FROM selected") == [("007", "r")]
         assert rows(db, "SELECT experiment FROM sequences") == [("1e3",)]
+        assert rows(db, "SELECT metric, value FROM leaderboard ORDER BY ALL") == [("a.b", 0.2), ("pass@1", 0.3)]
     for odd in ("seed=1", "all*", "which?"):
         with pytest.raises(LakeError, match=re.escape(repr(odd))):
             build(Lake(tmp_path / odd / "data"))
