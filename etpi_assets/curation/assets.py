@@ -102,7 +102,15 @@ def _count_tokens(spec: ExperimentSpec, raw_rollouts: Input, rollout_ids: Sequen
     set="experiment",
     group="curation",
     tables=("pairs", "dropped"),
-    sections=("pairs", "base", "serving.template_kwargs", "serving.options.tool-call-parser", "gates.override"),
+    sections=(
+        "pairs",
+        "base",
+        "serving.template_kwargs",
+        "serving.options.tool-call-parser",
+        "gates.override",
+        "rollout_sets.agent",
+        "rollout_sets.options.tokenizer",
+    ),
     checks=PAIRS,
     summary="Token-in/token-out pairs, one per assistant turn: no steering, thoughts optionally, other ids unchanged.",
 )

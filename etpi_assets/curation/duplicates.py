@@ -36,7 +36,9 @@ def digests(
         stored: a table of the raw rollouts.
     """
     imported = rollouts.filter((pc.field("origin") == "set") & (pc.field("engine") == "imported"))
-    tasks = {row["rollout_id"]: _task(row) for row in imported.select(["rollout_id", "task_id", "source"]).to_pylist()}
+    tasks = {
+        row["rollout_id"]: task_of(row) for row in imported.select(["rollout_id", "task_id", "source"]).to_pylist()
+    }
     alike: defaultdict[str, list[str]] = defaultdict(list)
     rows = scores.filter(pc.field("rollout_id").isin(pa.array(list(tasks), pa.string())))
     for row in rows.select(["rollout_id", "turns", "output_tokens", "reward"]).to_pylist():
@@ -54,6 +56,7 @@ def digests(
     return {name: value.digest() for name, value in hashes.items()}
 
 
-def _task(rollout: Mapping[str, Any]) -> str | None:
+def task_of(rollout: Mapping[str, Any]) -> str | None:
+    """Return the task of a row of `rollouts` (columns source and task_id); None if its name is only its place."""
     place = (rollout["source"] or "").rpartition("#")
     return None if rollout["task_id"] == f"{place[0]}, row {place[2]}" else rollout["task_id"]

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.curation.duplicates import task_of
 from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.specs.experiment import SelectSection
-from etpi_resources.lake.check_outcome import CheckOutcome
+from etpi_resources.lake.check_outcome import BadData, CheckOutcome
 from etpi_resources.lake.schemas import from_rows
 
 COLUMNS = ["rollout_id", "origin", "rollout_set", "suite", "task_id", "repo", "teacher", "sample", "engine", "source"]
@@ -97,6 +98,7 @@ def select(
     are counted as captured, over all agents, before think blocks are stripped.
 
     Raises:
+        BadData: a rollout is in two rollout sets, which import the same runs; names both.
         ValueError: a rollout has no score, or no token count where one is needed; names it.
     """
     candidates = _candidates(rollouts, scores, section, tokens or {})
@@ -167,10 +169,15 @@ def _candidates(
 ) -> list[RolloutCandidate]:
     scored = {row["rollout_id"]: row for row in scores.to_pylist()}
     offered = rollouts.select(COLUMNS).filter(pc.field("origin") == "set")
+    sets: dict[str, str] = {}
     order: dict[tuple[Any, Any], int] = {}
     candidates = []
     for row in offered.to_pylist():
         name = row["rollout_id"]
+        if name in sets:
+            both = f"the rollout sets {sets[name]!r} and {row['rollout_set']!r}"
+            raise BadData(f"{both} import the same runs, first {row['source']}, which would train twice; name one set")
+        sets[name] = row["rollout_set"]
         if name not in scored:
             raise ValueError(
                 f"rollout {name} has no score; materialize scored_rollouts of {row['rollout_set']!r} again"
@@ -181,8 +188,8 @@ def _candidates(
             raise ValueError(
                 f"rollout {name} has no token count, from ids or from text, so its length cannot be compared"
             )
-        # Each rollout of an unknown task counts as a task.
-        task = (row["suite"], row["task_id"]) if row["task_id"] is not None else ("", name)
+        # Each rollout of an unknown task counts as a task; files of two sets may have the same name.
+        task = (row["suite"], named) if (named := task_of(row)) is not None else ("", name)
         candidates.append(RolloutCandidate(row, score, count or 0, order.setdefault(task, len(order))))
     return candidates
 

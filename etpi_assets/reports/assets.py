@@ -31,7 +31,7 @@ from etpi_resources.lake.schemas import empty, from_rows
     set="experiment",
     group="reports",
     tables=("reports", "changes"),
-    sections=("title", "notes", "published", "metrics.main"),
+    sections=("*", "rollout_sets.license"),
     kinds=("html", "markdown"),
     summary="The experiment's report: one self-contained HTML page, and its results in markdown.",
 )
@@ -67,7 +67,7 @@ def experiment_report(
         eval_scores=eval_metrics.read("scores"),
         eval_agent_scores=eval_metrics.read("agent_scores"),
         selected=selected_trajectories.read("selected"),
-        dropped=selected_trajectories.read("dropped"),
+        dropped=pa.concat_tables(i.read("dropped") for i in (selected_trajectories, tito_pairs, upweighted_dataset)),
         pairs=tito_pairs.read("pairs"),
         dataset_rows=upweighted_dataset.read("dataset_rows"),
         sequences=upweighted_dataset.read("sequences"),
@@ -90,7 +90,7 @@ def experiment_report(
     set="experiment",
     group="reports",
     tables=("reports",),
-    sections=("title", "notes", "card", "train", "rl", "base", "metrics.main"),
+    sections=("*", "rollout_sets.license"),
     kinds=("markdown",),
     summary="A model card in the format of the Hugging Face hub.",
 )

@@ -98,7 +98,8 @@ def difference(first: Estimate, second: Estimate, correlation: float = 0.0) -> E
 
 
 def _distance(a: float, b: float, correlation: float) -> float:
-    return math.sqrt(max(0.0, a * a + b * b - 2 * correlation * a * b))
+    # A mean over one cluster has no limits; inf * 0 is not a number.
+    return math.inf if math.isinf(a + b) else math.sqrt(max(0.0, a * a + b * b - 2 * correlation * a * b))
 
 
 def paired_difference(

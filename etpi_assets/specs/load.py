@@ -100,14 +100,22 @@ class Specs:
         """Return the named keys of the resolved spec ("train", "evaluate.suite"), all of it for "*".
 
         For an asset without partitions: those keys of every valid experiment. A key below a null section is null, and
-        so is an omitted key (`Omitted`).
+        so is an omitted key (`Omitted`). "rollout_sets.KEY" is that key of each rollout set that an experiment names.
         """
         if set == "all":
             experiments = self.experiments if names else {}
             dumped = {name: spec.model_dump(mode="json") for name, spec in experiments.items()}
             return {name: {section: part(spec, section) for section in names} for name, spec in dumped.items()}
         spec = self.get(set, key).model_dump(mode="json") if names else {}
-        return spec if tuple(names) == ("*",) else {name: part(spec, name) for name in names}
+        named = {name: self._part(spec, name) for name in names if name != "*"}
+        return {**spec, **named} if "*" in names else named
+
+    def _part(self, spec: Mapping[str, Any], name: str) -> Any:
+        if not name.startswith("rollout_sets."):
+            return part(spec, name)
+        named = {each: self._entries["rollout_set", each].spec for each in spec["rollout_sets"]}
+        key = name.partition(".")[2]
+        return {each: section and part(section.model_dump(mode="json"), key) for each, section in named.items()}
 
     def section_hash(self, set: str, key: str, names: Sequence[str]) -> str:
         """Return the sha256 (hex) of `sections`."""
@@ -422,11 +430,12 @@ def inner_section(annotation: Any) -> type[BaseModel] | None:
 
 
 def spec_keys(set: str) -> frozenset[str]:
-    """Return the dotted keys that specs of a set may have; "options.*" stands for every key below a dictionary."""
+    """Return the dotted keys that `Specs.sections` takes; "options.*" stands for every key below a dictionary."""
     keys = {path for path, _ in _paths(MODELS[set])}
     fields = {path: _section(MODELS[set], path.split(".")[:-1]).model_fields[path.split(".")[-1]] for path in keys}
     free = {f"{path}.*" for path, field in fields.items() if typing.get_origin(field.annotation) is dict}
-    return frozenset(keys | free | {"*"})
+    of_sets = {f"rollout_sets.{key}" for key in spec_keys("rollout_set")} if set == "experiment" else frozenset()
+    return frozenset(keys | free | of_sets | {"*"})
 
 
 def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -194,12 +194,14 @@ def build(
 
     Raises:
         CatalogBusy: a program still has it open for writing.
-        LakeError: a file of a current version is missing, a folder of the lake's path contains "=", or there is
-            another file at `path`.
+        LakeError: a file of a current version is missing, a folder of the lake's path contains "=", "*" or "?", or
+            there is another file at `path`.
     """
     path = path or default_path(lake)
-    if odd := [part for part in lake.root.parts if "=" in part]:
-        raise LakeError(f"the lake is under {odd[0]!r}, which DuckDB would read as a column; move {lake.root}")
+    if odd := [part for part in lake.root.parts if re.search("[=*?]", part)]:
+        raise LakeError(
+            f"the lake is under {odd[0]!r}, which DuckDB would read as a column or pattern; move {lake.root}"
+        )
     refuse_other_file(path)
     building = path.with_name(f".{path.name}.building")
     with lake.lock("catalog_file"):

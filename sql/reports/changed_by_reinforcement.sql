@@ -5,7 +5,7 @@ WITH read AS (
     SELECT
         experiment,
         rollout_id,
-        bool_and(parse_rate = 1) AS parsed
+        bool_and(coalesce(parse_rate = 1, FALSE)) AS parsed
     FROM agent_scores
     WHERE origin = 'eval'
     GROUP BY experiment, rollout_id
@@ -19,6 +19,7 @@ judged AS (
         r.seed,
         r.sample_seed,
         r.task_id,
+        r.suite,
         r.checkpoint_role,
         a.parsed,
         coalesce(s.reward = 1, FALSE) AS solved
@@ -36,6 +37,7 @@ paired AS (
         before.seed,
         before.sample_seed,
         before.task_id,
+        before.suite,
         before.parsed AS parsed_before,
         later.parsed AS parsed_after,
         before.solved AS solved_before,
@@ -76,7 +78,7 @@ SELECT
     t.instruction,
     c.command
 FROM paired AS p
-LEFT JOIN tasks AS t ON p.task_id = t.task_id
+LEFT JOIN tasks AS t ON p.suite = t.suite AND p.task_id = t.task_id
 LEFT JOIN commands AS c ON p.rollout_id = c.rollout_id
 WHERE getvariable('experiment') IS NULL OR p.experiment = getvariable('experiment')
 ORDER BY

@@ -1,5 +1,6 @@
 -- How do teacher, base and student compare on each metric, with n and 95 % intervals?
--- SET VARIABLE experiment = 'name' for one experiment; SET VARIABLE metric = 'plan_first' for one metric.
+-- SET VARIABLE experiment = 'name' for one experiment; SET VARIABLE metric = 'plan_first' for one metric. The student
+-- is the last trained checkpoint.
 WITH wanted AS (
     SELECT
         *,
@@ -19,7 +20,8 @@ students AS (
         max(figure) FILTER (checkpoint_role = 'base') AS base,
         max(figure) FILTER (checkpoint_role = 'sft') AS sft,
         max(figure) FILTER (checkpoint_role = 'rl') AS rl,
-        max(value) FILTER (checkpoint_role IN ('sft', 'rl')) AS student_value
+        coalesce(max(value) FILTER (checkpoint_role = 'rl'), max(value) FILTER (checkpoint_role = 'sft'))
+            AS student_value
     FROM wanted
     WHERE checkpoint_role != 'teacher'
     GROUP BY experiment, metric, decoding, seed

@@ -1,5 +1,6 @@
 -- Which experiments and checkpoints were trained on this bad rollout, and what share of their loss did it have?
--- SET VARIABLE rollout = 'rollout_id'; the default is the first rollout that any checkpoint was trained on.
+-- SET VARIABLE rollout = 'rollout_id'; the default is the first rollout that any checkpoint was trained on. Attempts of
+-- reinforcement count with the size of their advantage, whose sign says whether they are to become likelier.
 WITH shares AS (
     SELECT
         checkpoint_id,
@@ -11,7 +12,7 @@ WITH shares AS (
         via_checkpoint_id,
         rollout_id,
         count(*) AS n_rows,
-        sum(weight * copies * output_tokens) AS loss_weight
+        sum(abs(weight) * copies * output_tokens) AS loss_weight
     FROM lineage
     GROUP BY ALL
 ),
@@ -19,7 +20,7 @@ WITH shares AS (
 compared AS (
     SELECT
         *,
-        loss_weight / sum(loss_weight) OVER (PARTITION BY checkpoint_id, experiment, via_checkpoint_id)
+        loss_weight / nullif(sum(loss_weight) OVER (PARTITION BY checkpoint_id, experiment, via_checkpoint_id), 0)
             AS share_of_loss
     FROM shares
 )

@@ -42,7 +42,13 @@ SELECT
     s.follow_through,
     s.exit_status
 FROM fate AS f
-LEFT JOIN scores AS s ON f.rollout_id = s.rollout_id AND s.origin = 'set'
+LEFT JOIN experiments AS e ON f.experiment = e.experiment
+-- Rollout sets that import the same runs have rollouts of the same ids.
+LEFT JOIN scores AS s
+    ON
+        f.rollout_id = s.rollout_id
+        AND s.origin = 'set'
+        AND (e.experiment IS NULL OR list_contains(e.rollout_sets, s.rollout_set))
 WHERE
     f.rollout_id = coalesce(
         getvariable('rollout'),

@@ -15,10 +15,9 @@ figures AS (
         name,
         title,
         metric,
-        try_cast(coalesce(published ->> ('$.' || metric || '.value'), published ->> ('$.' || metric)) AS DOUBLE)
-            AS value,
-        try_cast(published ->> ('$.' || metric || '.hits') AS DOUBLE) AS hits,
-        try_cast(published ->> ('$.' || metric || '.n') AS INTEGER) AS n
+        try_cast(coalesce((published -> metric) ->> 'value', published ->> metric) AS DOUBLE) AS value,
+        try_cast((published -> metric) ->> 'hits' AS DOUBLE) AS hits,
+        try_cast((published -> metric) ->> 'n' AS INTEGER) AS n
     FROM stated
 ),
 

@@ -2,7 +2,7 @@
 -- trained on the row: the checkpoint itself, or an ancestor. Rows are those of the data version that the trainer read,
 -- even if the data set was rebuilt since. origin is 'set' for a row of a data set, and 'rl' for a turn that a policy
 -- wrote and was reinforced on; the weight of the latter is the advantage, and its dataset_row_id and dataset_version
--- are null.
+-- are null. Of experiments that share a training, a checkpoint has the rows of its own, or of the first in order.
 CREATE OR REPLACE VIEW lineage AS
 WITH RECURSIVE parents AS (
     SELECT DISTINCT
@@ -25,9 +25,20 @@ ancestry AS (
     INNER JOIN parents AS p ON a.via_checkpoint_id = p.checkpoint_id
 ),
 
+trainers AS (
+    SELECT
+        checkpoint_id,
+        min(experiment) AS first_experiment,
+        list(experiment) AS experiments
+    FROM checkpoints
+    WHERE role IN ('sft', 'rl')
+    GROUP BY checkpoint_id
+),
+
 trained AS (
     SELECT DISTINCT
         checkpoint_id,
+        experiment,
         dataset_version
     FROM checkpoints
     WHERE dataset_version IS NOT NULL
@@ -36,6 +47,7 @@ trained AS (
 learnt AS (
     SELECT
         t.checkpoint_id AS via_checkpoint_id,
+        t.experiment AS trainer,
         t.dataset_version,
         d.dataset_row_id,
         d.rollout_id,
@@ -54,6 +66,7 @@ learnt AS (
     UNION ALL BY NAME
     SELECT
         c.checkpoint_id AS via_checkpoint_id,
+        c.experiment AS trainer,
         s.rollout_id,
         t.agent_id,
         t.turn,
@@ -85,10 +98,15 @@ SELECT
     c.seed,
     c.step,
     c.final,
-    l.*,
+    l.* EXCLUDE (trainer), -- noqa: RF02
     v.verdict_trust
 FROM checkpoints AS c
 INNER JOIN ancestry AS a ON c.checkpoint_id = a.checkpoint_id
-INNER JOIN learnt AS l ON a.via_checkpoint_id = l.via_checkpoint_id
+INNER JOIN trainers AS t ON a.via_checkpoint_id = t.checkpoint_id
+INNER JOIN learnt AS l
+    ON
+        a.via_checkpoint_id = l.via_checkpoint_id
+        AND l.trainer
+        = CASE WHEN list_contains(t.experiments, c.experiment) THEN c.experiment ELSE t.first_experiment END
 LEFT JOIN trusted AS v ON l.rollout_id = v.rollout_id
 WHERE c.role IN ('sft', 'rl');

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from etpi_assets.curation.select import counts_reconcile, resolved, select
 from etpi_assets.specs.experiment import SelectSection
+from etpi_resources.lake.check_outcome import BadData
 from etpi_resources.lake.schemas import from_rows
 
 ALL = SelectSection(min_reward=None, require=(), shortest_correct=False)
@@ -21,7 +22,7 @@ def tables(*rows):
     for row in rows:
         values = {"task_id": "t1", "repo": "harbor", "sample": 0, "origin": "set", "rollout_set": "s", **row}
         name = values.pop("id")
-        facts = ("task_id", "repo", "sample", "origin", "rollout_set", "suite")
+        facts = ("task_id", "repo", "sample", "origin", "rollout_set", "suite", "source")
         rollouts.append({"rollout_id": name, "teacher": "strong", **{k: values[k] for k in facts if k in values}})
         score = {
             "reward": 1.0, "verdict": "passed", "plan_first": True, "plan_content": True, "follow_through": 1.0,
@@ -39,6 +40,19 @@ def chosen(section, *rows, tokens=None):
     assert figures["offered"] == len(result["selected"]) + len(result["dropped"])
     reasons = {row["rollout_id"]: (row["reason"], row["detail"]) for row in result["dropped"].to_pylist()}
     return result["selected"]["rollout_id"].to_pylist(), reasons
+
+
+def test_runs_that_two_rollout_sets_import_are_refused():
+    with pytest.raises(BadData, match="'s' and 'also'"):
+        chosen(ALL, {"id": "a"}, {"id": "b"}, {"id": "b", "rollout_set": "also"})
+
+
+def test_rows_without_a_task_in_files_of_one_name_are_not_samples_of_one_task():
+    place = {"task_id": "runs.jsonl, row 0", "source": "runs.jsonl#0"}
+    selected, _ = chosen(
+        SHORTEST, {"id": "a", "rollout_set": "may", **place}, {"id": "b", "rollout_set": "june", **place}
+    )
+    assert selected == ["a", "b"]
 
 
 def test_shortest_correct_compares_tokens_then_turns_then_sample():

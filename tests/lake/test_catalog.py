@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -140,6 +141,28 @@ def test_lineage_goes_from_checkpoint_to_task_and_back(db: duckdb.DuckDBPyConnec
     assert rows(db, held_back) == [(0,)], "val rows train nothing"
 
 
+def test_experiments_that_share_a_training_are_traced_to_their_own_rows(tmp_path: Path) -> None:
+    lake = small_lake.make(tmp_path / "data")
+    # The same sequences, and so the same checkpoint, in a data set that dropped more.
+    dropped = {"stage": "dataset", "rollout_id": "r9", "agent_id": "a", "turn": 0, "reason": "over_max_length"}
+    other = small_lake.put(lake, "upweighted_dataset", "zz", {**small_lake.dataset("r1"), "dropped": [dropped]}).version
+    tuned = small_lake.checkpoint("sft1", "zz", "sft", parent_id="base0", dataset_version=other, seed=0, step=200)
+    small_lake.put(lake, "sft_checkpoint", "zz", {"checkpoints": [tuned]})
+    # Each experiment records the rollouts of the same reinforcement under ids of its own.
+    sample = {"rollout_id": "z-0", "task_id": "t1", "seed": 0, "step": 0, "place": 0, "reward": 1.0, "advantage": 0.7}
+    attempt = small_lake.rollout("z-0", "sft1", origin="rl", experiment="zz", seed=0)
+    same = small_lake.checkpoint("rl1", "zz", "rl", parent_id="sft1", seed=0, step=1)
+    tables = {"checkpoints": [same], "rl_samples": [sample], "rollouts": [attempt], **small_lake.conversation("z-0")}
+    small_lake.put(lake, "rl_checkpoint", "zz", tables)
+    with catalog.connect(catalog.build(lake, GRAPH.values(), tmp_path / "c.duckdb")) as db:
+        traced = "SELECT experiment, rollout_id, count(*) FROM lineage WHERE checkpoint_id = 'rl1' GROUP BY ALL"
+        assert sorted(rows(db, traced)) == [
+            *(("reinforced", "r1", 5), ("reinforced", "s-0", 6), ("reinforced", "s-1", 6)),
+            *(("zz", "r1", 5), ("zz", "z-0", 6)),
+        ]
+        assert rows(db, "SELECT count(*) FROM lineage WHERE checkpoint_id = 'sft2' AND rollout_id = 'r1'") == [(5,)]
+
+
 def test_specs_become_nouns(db: duckdb.DuckDBPyConnection) -> None:
     assert rows(db, "SELECT experiment, rollout_sets, seeds, method FROM experiments WHERE experiment = 'strong'") == [
         ("strong", ["strong_set"], [0], "full")
@@ -192,11 +215,15 @@ def test_odd_names(tmp_path: Path) -> None:
     lake = Lake(tmp_path / "it's" / "data")
     small_lake.put(lake, "selected_trajectories", "007", {"selected": [{"rollout_id": "r"}]})
     small_lake.put(lake, "upweighted_dataset", "1e3", {"sequences": [{"sequence_id": "s"}]})
+    published = {"a.b": {"value": 0.2}, "pass@1": 0.3}
+    small_lake.put(lake, "experiment_spec", "007", small_lake.spec("experiment", "007", "t", published=published))
     with catalog.connect(build(lake)) as db:
         assert rows(db, "SELECT experiment, rollout_id FROM selected") == [("007", "r")]
         assert rows(db, "SELECT experiment FROM sequences") == [("1e3",)]
-    with pytest.raises(LakeError, match="'seed=1'.* read as a column"):
-        build(Lake(tmp_path / "seed=1" / "data"))
+        assert rows(db, "SELECT metric, value FROM leaderboard ORDER BY ALL") == [("a.b", 0.2), ("pass@1", 0.3)]
+    for odd in ("seed=1", "all*", "which?"):
+        with pytest.raises(LakeError, match=re.escape(repr(odd))):
+            build(Lake(tmp_path / odd / "data"))
 
 
 def test_many_files(tmp_path: Path) -> None:

@@ -393,7 +393,8 @@ def test_page_lists_tasks_that_reinforcement_changed(tables):
     after = {
         "task1": (1.0, 1.0), "task2": (0.0, 1.0), "task3": (1.0, 1.0), "task4": (0.0, 0.5),
     }  # fmt: skip
-    rollouts = from_rows("rollouts", [_rollout(i, role, 0) for i in range(1, 5) for role in ("sft", "rl")])
+    made = [_rollout(i, role, 0) | {"suite": "s"} for i in range(1, 5) for role in ("sft", "rl")]
+    rollouts = from_rows("rollouts", made)
     before = {**dict.fromkeys(after, (1.0, 1.0)), "task3": (0.0, 0.0)}
     result = [(r["rollout_id"], r["task_id"], r["checkpoint_role"]) for r in rollouts.to_pylist()]
     outcome = {"sft": before, "rl": after}
@@ -421,7 +422,7 @@ def test_page_lists_tasks_that_reinforcement_changed(tables):
         eval_scores=from_rows("scores", scores),
         eval_agent_scores=from_rows("agent_scores", agents),
         rl_log=from_rows("training_log", log),
-        tasks=from_rows("tasks", [{"task_id": "task3", "instruction": "Count <them>."}]),
+        tasks=from_rows("tasks", [{"task_id": "task3", "suite": "s", "instruction": "Count <them>."}]),
     )
     page = html.render(_experiment(), changed)[0].partition("<h2>Reinforcement</h2>")[2].partition("<h2>")[0]
     assert "newly parsed 1, parse lost 1, newly solved 1, newly lost 2" in page
@@ -516,7 +517,8 @@ base = {kind = "none", tokenizer = "tiny", chat_template = "tiny"}
 preset = "plan_first"
 train = {method = "none"}
 select = {min_reward = "none", shortest_correct = false}
-gates = {format_exposure = 1}
+gates = {format_exposure = 1, turns_lost = 1.0}
+dataset = {max_length = 300}
 """
 
 
@@ -544,6 +546,7 @@ def test_assets_show_their_reports_as_markdown_metadata(tmp_path):
     assert f'<td class="long">{collected}</td>' in page, "lineage"
     assert "Not evaluated</h2>" in page and "Held-out" not in page and "held out" in page
     assert "<td>live</td>" in page and "the result is a data set of" in page
+    assert "<td>dataset</td><td>over_max_length</td>" in page, "drops of all stages"
     card = shown["model_card"]["card"]
     assert "Not evaluated." in card and "held-out" not in card and "| plan_first | 100.0 %" in card
 

@@ -85,6 +85,14 @@ def test_why_was_a_rollout_dropped(full: Path) -> None:
     assert {row["turn"] for row in ask(full, "why_was_a_rollout_dropped", rollout="r1")} == {None, 3}
 
 
+def test_a_dropped_rollout_is_shown_with_the_scores_of_its_own_set(full: Path, tmp_path: Path) -> None:
+    lake = small_lake.make(tmp_path / "data")
+    small_lake.put(lake, "scored_rollouts", "weak_set", {"scores": [small_lake.score("r2", 1.0, True)]})
+    path = catalog.build(lake, GRAPH.values())
+    again = ask(path, "why_was_a_rollout_dropped", rollout="r2")
+    assert again == ask(full, "why_was_a_rollout_dropped", rollout="r2")
+
+
 def test_think_tokens_by_turn(full: Path) -> None:
     rows = ask(full, "think_tokens_by_turn", rollout_set="strong_set")
     assert [(row["turn"], row["n"], row["think_mean"]) for row in rows] == [(0, 4, 2.5), (1, 4, 1.5), (2, 4, 0.5)]
@@ -109,6 +117,15 @@ def test_teacher_against_student(full: Path) -> None:
     assert row["student_minus_teacher"] == pytest.approx(-0.05)
 
 
+def test_a_reinforced_student_that_fell_is_compared_with_its_teacher(tmp_path: Path) -> None:
+    lake = Lake(tmp_path / "data")
+    figures = (("teacher", 0.95), ("sft", 0.9), ("rl", 0.5))
+    metrics = [small_lake.metric("e", role, "solved", value) for role, value in figures]
+    small_lake.put(lake, "eval_metrics", "e", {"metrics": metrics})
+    (row,) = ask(catalog.build(lake, GRAPH.values()), "teacher_against_student")
+    assert row["student_minus_teacher"] == pytest.approx(-0.45)
+
+
 def test_what_a_rollout_taints(full: Path) -> None:
     rows = ask(full, "what_a_rollout_taints", rollout="r1")
     assert {(row["experiment"], row["checkpoint_id"]) for row in rows} == {
@@ -118,6 +135,8 @@ def test_what_a_rollout_taints(full: Path) -> None:
         ("reinforced", "rl1"),
     }
     assert ask(full, "what_a_rollout_taints", rollout="r2") == []
+    (attempt,) = ask(full, "what_a_rollout_taints", rollout="s-0")
+    assert attempt["share_of_loss"] == 0.5, "the advantages of the two attempts add up to 0"
 
 
 def test_exits_by_rollout_set(full: Path) -> None:
@@ -197,6 +216,19 @@ def test_changed_by_reinforcement(full: Path) -> None:
     assert (row["experiment"], row["task_id"], row["instruction"]) == ("reinforced", "t1", "fold the lantern")
     assert row["newly_parsed"] and row["newly_solved"] and not row["parse_lost"] and not row["newly_lost"]
     assert ask(full, "changed_by_reinforcement", experiment="strong") == []
+
+
+def test_a_task_of_two_suites_changed_once_and_an_agent_without_turns_did_not_parse(tmp_path: Path) -> None:
+    lake = small_lake.make(tmp_path / "data")
+    task = {"task_id": "t1", "suite": "other", "repo": "harbor", "split": "train", "instruction": "another"}
+    small_lake.put(lake, "tasks", "other", {"tasks": [task]})
+    crashed = small_lake.agent_scores("f-sft", True)
+    crashed[0] |= {"turns": 0, "parse_rate": None}
+    scores = [small_lake.score(name, 1.0, True) for name in ("f-sft", "f-rl")]
+    agents = crashed + small_lake.agent_scores("f-rl", True)
+    small_lake.put(lake, "eval_metrics", "reinforced", {"scores": scores, "agent_scores": agents})
+    (row,) = ask(catalog.build(lake, GRAPH.values()), "changed_by_reinforcement")
+    assert (row["instruction"], row["newly_parsed"], row["newly_solved"]) == ("fold the lantern", True, False)
 
 
 def test_pass_at_k(full: Path) -> None:

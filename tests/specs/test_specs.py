@@ -176,7 +176,7 @@ def test_changed_key_stales_only_assets_that_depend_on_its_section(folder):
         return {
             n.name: specs.section_hash("experiment", "first", n.sections)
             for n in GRAPH.values()
-            if n.set == "experiment" and n.sections != ("*",)
+            if n.set == "experiment" and "*" not in n.sections
         }
 
     before = hashes(EXPERIMENT)
@@ -188,10 +188,36 @@ def test_changed_key_stales_only_assets_that_depend_on_its_section(folder):
     assert changed(EXPERIMENT.replace('{suite = "small"}', '{suite = "small", tasks = 7}')) == {"eval_rollouts"}
     elsewhere = EXPERIMENT.replace('{suite = "small"}', '{suite = "small", split = "train"}')
     assert changed(elsewhere) == {"eval_rollouts", "upweighted_dataset"}, "a gate compares its prompts with training's"
-    assert changed(EXPERIMENT.replace('title = "e"', 'title = "other"')) == {"experiment_report", "model_card"}
-    assert changed(EXPERIMENT + 'notes = "n"') == {"experiment_report", "model_card"}
+    assert changed(EXPERIMENT.replace('title = "e"', 'title = "other"')) == set()
     assert changed(EXPERIMENT + "[dataset]\nupweight_factor = 3\n") == {"upweighted_dataset"}
     assert changed(EXPERIMENT + "# a comment\n") == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "text", "stale"),
+    [
+        ("experiments", "first", EXPERIMENT + "[metrics.thresholds]\nplan_first = 0.9\n", True),  # a report prints it
+        ("rollout_sets", "few", ROLLOUT_SET + 'license = "mit"\n', True),
+        ("rollout_sets", "few", ROLLOUT_SET.replace('"r"', '"other"'), False),
+    ],
+)
+def test_reports_are_stale_after_a_change_of_what_they_print(folder, kind, name, text, stale):
+    def hashes():
+        specs = load_specs(folder)
+        nodes = [GRAPH[name] for name in ("experiment_report", "model_card")]
+        return [specs.section_hash("experiment", "first", node.sections) for node in nodes]
+
+    before = hashes()
+    write_spec(folder, kind, name, text)
+    assert [was != now for was, now in zip(before, hashes(), strict=True)] == [stale, stale]
+
+
+def test_pairs_are_stale_after_the_tokenizer_of_imported_ids_was_named(folder):
+    def pairs_hash(options):
+        write_spec(folder, "rollout_sets", "few", f'title = "r"\nkind = "imported"\npath = "p"\n{options}')
+        return load_specs(folder).section_hash("experiment", "first", GRAPH["tito_pairs"].sections)
+
+    assert pairs_hash('[options]\ntokenizer = "qwen3"\n') != pairs_hash("") == pairs_hash('[options]\nrepo = "r"\n')
 
 
 def test_mapping_follows_the_specs(folder):

@@ -23,7 +23,6 @@ from etpi_assets.orchestration.jobs import build_jobs
 from etpi_assets.orchestration.materialize import build_asset
 from etpi_assets.planning.planner import Consent
 from etpi_assets.resources import Resources
-from etpi_assets.specs.load import part
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.schemas import TABLES, empty, from_rows
@@ -137,8 +136,7 @@ class World:
 
 
 def _digest(run: AssetRun, name: str, inputs: Mapping[str, Input]) -> str:
-    spec = run.spec.model_dump(mode="json") if run.spec else {}
-    sections = {section: part(spec, section) for section in run.node.sections}
+    sections = run.specs.sections(run.node.set, run.key, run.node.sections) if run.spec else {}
     read = [each.read(table).to_pylist() for asset, each in inputs.items() for table in GRAPH[asset].tables]
     return hashlib.sha256(json.dumps([name, sections, read], default=str).encode()).hexdigest()[:12]
 

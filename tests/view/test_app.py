@@ -192,3 +192,12 @@ def test_first_run_can_be_looked_at_before_it_publishes_a_catalog(tmp_path: Path
     monkeypatch.setattr(serve, "serve", lambda app, *_: served.append(app))
     assert serve.serve_view("127.0.0.1", 1, ()) == 0
     assert links.experiment_page(STUDY) in TestClient(served[0], base_url="http://localhost").get("/").text
+
+
+def test_a_task_page_shows_the_task_of_the_experiments_own_suite(tmp_path: Path) -> None:
+    lake = viewed_lake.make(tmp_path / "data")
+    task = {"task_id": "t2", "suite": "another", "repo": "r", "split": "train", "instruction": "elsewhere"}
+    put(lake, "tasks", "another", {"tasks": [task]})
+    client = viewed_lake.client(lake, viewed_lake.build(lake, tmp_path / "etpi.duckdb"))
+    text = client.get(links.task_page(STUDY, "t2")).text
+    assert "Instruction" in text and "elsewhere" not in text

@@ -201,8 +201,8 @@ def task(queries: Queries, lake: Lake, request: Request) -> Page:
     shown = [r for r in rollouts if r["origin"] == "set" or r["decoding"] == decoding]
     columns = _columns(queries, shown)
     values = {
-        "experiment": row, "task_id": task_id, "task": queries.row("task", task=task_id), "columns": columns,
-        "decodings": decodings, "decoding": decoding,
+        "experiment": row, "task_id": task_id, "task": queries.row("task", experiment=name, task=task_id),
+        "columns": columns, "decodings": decodings, "decoding": decoding,
     }  # fmt: skip
     return Page("task.html.jinja", values)
 
