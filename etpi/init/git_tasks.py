@@ -179,7 +179,7 @@ def _row(
 
 def _passed(task: Task, sandboxes: SandboxFactory, *, solved: bool) -> tuple[set[str], str]:
     """Return the tests that pass, and the whole output."""
-    output = FAMILY.run_tests(task, sandboxes, solved=solved)
+    output = FAMILY.run_tests(task, sandboxes, solved=solved).output
     return {name for name, outcome in pytest_outcomes(output).items() if outcome == "PASSED"}, output
 
 

@@ -111,11 +111,12 @@ def _record(live: Mapping[str, Any], sandboxes: SandboxFactory) -> None:
     for number, tests in live["tests"].items():
         patch = live["patches"][number]
 
-        def run(number: str = number, tests: str = tests, patch: str = patch) -> None:
+        def run(number: str = number, tests: str = tests, patch: str = patch) -> bool:
             with places.test_sandbox(live["place"], sandboxes, {}, (PATCHES,), record=True, prepare=_FORGET) as sandbox:
                 base = _must(sandbox, "git rev-parse HEAD").output.strip()
                 _put(sandbox, {f"feature{number}.patch": patch})
-                _run_tests(live, sandbox, base, number, f"feature{number}.patch")
+                done = _run_tests(live, sandbox, base, number, f"feature{number}.patch")
+                return done.exit_code != 124  # its time limit
 
         downloads.recorded(live["place"], [live["place"]["image"], live["runner"], tests, patch], run)
 

@@ -61,12 +61,12 @@ def identity(place: Mapping[str, Any]) -> list[Any]:
     return [] if rules["network"] == "none" else [rules["network"], rules["hosts"]]
 
 
-def recorded(place: Mapping[str, Any], task: object, record: Callable[[], object]) -> None:
+def recorded(place: Mapping[str, Any], task: object, record: Callable[[], bool]) -> None:
     """Let the suite's own code run once with a way to package indexes, if the policy allows it and it has not yet.
 
     Args:
         task: what decides which downloads the suite's code needs, JSON-serialisable.
-        record: runs that code in a sandbox of `with_downloads(..., record=True)`.
+        record: runs that code in a sandbox of `with_downloads(..., record=True)`; returns whether it came to its end.
     """
     if place["grading"]["network"] == "none":
         return
@@ -74,8 +74,7 @@ def recorded(place: Mapping[str, Any], task: object, record: Callable[[], object
     if mark.exists():
         return
     failed_before = _failures(place)
-    record()
-    if _failures(place) == failed_before:
+    if record() and _failures(place) == failed_before:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.write_text(json.dumps({"task": task}, sort_keys=True), encoding="utf-8")
 

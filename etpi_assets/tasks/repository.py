@@ -200,8 +200,8 @@ class RepositoryFamily(Family, ABC):
             return RejectedInput(task.task_id, "no_reference", str(error))
         return None
 
-    def run_tests(self, task: Task, sandboxes: SandboxFactory, *, solved: bool, record: bool = False) -> str:
-        """Return the output of the hidden tests with or without the reference solution; nothing is judged.
+    def run_tests(self, task: Task, sandboxes: SandboxFactory, *, solved: bool, record: bool = False) -> CommandResult:
+        """Run the hidden tests with or without the reference solution; nothing is judged.
 
         `record`: fetch and record what they download.
 
@@ -212,7 +212,7 @@ class RepositoryFamily(Family, ABC):
             if solved:
                 self.solution(task, sandbox)
             self.put_tests(task, sandbox)
-            return sandbox.run(self._test_command(task)).output
+            return sandbox.run(self._test_command(task))
 
     def _try(self, task: Task, changes: Changes, sandboxes: SandboxFactory) -> tuple[bool, Mapping[str, Any]]:
         """Return (whether the hidden tests pass with the changes, details); only for changes of the suite's own."""
@@ -246,7 +246,7 @@ class RepositoryFamily(Family, ABC):
 
     def _record(self, task: Task, sandboxes: SandboxFactory) -> None:
         wanted = [task.content_hash, self.test_command(task)]
-        record = lambda: self.run_tests(task, sandboxes, solved=True, record=True)  # noqa: E731
+        record = lambda: not self.run_tests(task, sandboxes, solved=True, record=True).timed_out  # noqa: E731
         downloads.recorded(task.payload["place"], wanted, record)
 
     def _test_command(self, task: Task) -> str:

@@ -32,18 +32,30 @@ class CallLog:
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)  # a kill can cut the last line
 
     def append(self, row: Mapping[str, Any], tools: list[Any] | None = None) -> None:
-        """Write a row; `tools` are written at their first use, and the row gets their hash."""
-        lines = [dict(row)]
+        """Write a row; `tools` are written at their first use, and the row gets their hash.
+
+        Raises OSError if the disk is full; the log then has nothing of the row.
+        """
+        lines, written = [dict(row)], set[str]()
         with self._lock:  # also around the set of schemas: no row may come before those that it names
             if tools is not None:
                 lines[0]["tools_hash"] = key = json_hash(tools)
-                if key not in self._tools:
-                    self._tools.add(key)
-                    lines.insert(0, {"tools_hash": key, "tools": tools})
+                written = {key} - self._tools
+                lines[:0] = [{"tools_hash": key, "tools": tools} for _ in written]
             text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
             if not self._closed:
-                with self.path.open("ab") as file:
-                    file.write(text.encode("utf-8", "surrogatepass"))
+                self._write(text.encode("utf-8", "surrogatepass"))
+            self._tools |= written
+
+    def _write(self, data: bytes) -> None:
+        with self.path.open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                while data:
+                    data = data[file.write(data) :]
+            except OSError:
+                file.truncate(size)
+                raise
 
     def close(self) -> None:
         with self._lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import socket
 import threading
 import time
@@ -499,6 +500,21 @@ def test_a_killed_proxy_loses_no_written_call_and_continues_the_conversation(tmp
         world.chat(messages)
         assert [(row["call"], len(row["messages"])) for row in world.calls()] == [(1, 2), (2, 4)]
         assert world.assembled().figures["links"] == {"root": 1, "exact": 1}
+
+
+def test_row_that_a_full_disk_refuses_leaves_a_log_that_can_be_read_and_continued(tmp_path):
+    log, limits = CallLog(tmp_path / "a.jsonl"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    log.append({"attempt": "a"})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(OSError):
+            log.append({"text": "x" * (2 << 20)}, ["tool"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    log.append({"call": 1}, ["tool"])
+    assert [json.loads(line).keys() for line in log.path.read_text().splitlines()] == [
+        {"attempt"}, {"tools_hash", "tools"}, {"call", "tools_hash"},
+    ]  # fmt: skip
 
 
 def test_calls_wait_while_the_weights_change_and_record_their_version(world, monkeypatch):

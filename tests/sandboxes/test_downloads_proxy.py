@@ -7,13 +7,16 @@ import json
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import psutil
 import pytest
 
+from etpi_assets.tasks import downloads
 from etpi_resources.sandboxes import Environment, Limits
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from etpi_resources.sandboxes.downloads.proxy import (
@@ -333,6 +336,28 @@ def test_proxy_that_ends_is_said_and_replaced(tmp_path):
         assert second is not first and ask(second, "http://pypi.org/simple/absent/")[0] == 404
     lines = shared_log(tmp_path, record=False, hosts=["pypi.org"])
     assert lines == ["refused: example.com:80", "not recorded: http://pypi.org/simple/absent/"]
+
+
+def test_proxy_that_is_gone_has_ended_before_its_supervisor(tmp_path):
+    """Else the code of a suite fails without downloads, and its recording counts as complete."""
+    with pytest.raises(OSError, match="ended while grading used it"), shared(tmp_path) as proxy:
+        outer = psutil.Process(proxy._process.pid)
+        *supervisors, program = [outer, *outer.children(recursive=True)]
+        for supervisor in supervisors:
+            supervisor.suspend()
+        program.kill()
+        while program.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+    for supervisor in supervisors:
+        supervisor.resume()
+
+
+def test_recording_of_code_that_did_not_end_is_not_complete(tmp_path):
+    place = {"grading": downloads.policy("suite", {"network": "index", "recording": str(tmp_path)})}
+    runs: list[bool] = []
+    for ends in (False, True, True):
+        downloads.recorded(place, "task", lambda ends=ends: not runs.append(ends) and ends)
+    assert runs == [False, True]
 
 
 def test_missing_mitmproxy_is_named(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import shutil
+import socket
 import ssl
 import subprocess
 import tempfile
@@ -48,6 +49,7 @@ SHOWN_AT = "/run/downloads"
 PORT = 3128
 """The port of a sandbox's own loopback that is forwarded to the proxy."""
 
+_ANSWER_SECONDS = 10.0
 _HERE = Path(__file__).parent
 _LOCK = threading.Lock()
 
@@ -133,8 +135,10 @@ class DownloadProxy:
 
     @property
     def ended(self) -> bool:
-        """Return whether the process has ended."""
-        return self._process.poll() is not None
+        """Return whether the process has ended or is ending: its supervisor lives a moment longer."""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(_ANSWER_SECONDS)
+            return client.connect_ex(str(self.folder / "socket")) != 0
 
     def close(self) -> None:
         """End the process and remove its folder; its log stays."""
