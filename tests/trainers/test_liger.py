@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.integrations import liger as integration
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
@@ -56,9 +56,25 @@ def test_losses_hits_and_gradients_are_those_of_tiles():
         torch.testing.assert_close(fused, tiles, rtol=1e-5, atol=1e-6)
 
 
-def test_model_that_rescales_its_logits_is_refused():
-    with pytest.raises(ValueError, match="qwen3 rescales its logits.*train.loss_kernel"):
-        add_label_head(net(logit_scale=0.5), liger=True)
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [("modernbert-decoder", {}), ("recurrent_gemma", {"logits_soft_cap": 0.7}), ("granite", {"logits_scaling": 3.0})],
+)
+def test_model_with_more_than_a_matrix_behind_its_hidden_states_has_its_own_losses(kind, more):
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {
+        "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16,
+        "num_key_value_heads": 1, "intermediate_size": 48, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**shape, **more)).eval()
+    ids, labels, positions = torch.randint(3, 64, (2, 9)), torch.randint(3, 64, (2, 3)), torch.tensor([1, 4, 7])
+    logits = model(input_ids=ids, use_cache=False).logits[:, positions]
+    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    with pytest.raises(ValueError, match="train.loss_kernel"):
+        add_label_head(model, liger=True)
+    add_label_head(model)
+    nll, _ = model(input_ids=ids, label_positions=positions, labels=labels, use_cache=False)
+    torch.testing.assert_close(nll.flatten(), wanted)
 
 
 @pytest.mark.skipif(not (INSTALLED and GPU), reason="needs liger-kernel and a GPU; Triton's interpreter is not enough")

@@ -21,10 +21,9 @@ from etpi_resources.labels import IGNORE_INDEX
 TILE = 1 << 25
 """Logits of one tile: 128 MiB in float32."""
 
-_RESCALING_KEYS = (
-    "final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier",
-)  # fmt: skip
-"""Config keys of models that rescale logits besides multiplying hidden states with the output matrix."""
+_PROBE_IDS = 8
+_ROUNDING = {torch.float32: 1e-4}
+"""Largest relative difference of equal logits by dtype; 1e-2 in 16 bits."""
 
 
 def add_label_head(model: PreTrainedModel, *, liger: bool = False) -> None:
@@ -38,14 +37,14 @@ def add_label_head(model: PreTrainedModel, *, liger: bool = False) -> None:
         liger: compute with Liger's kernel, which needs Triton.
 
     Raises:
-        ValueError: with `liger`, of a model that rescales logits.
+        ValueError: with `liger`, of a model that changes hidden states before its output matrix, or logits after it.
     """
     original = type(model).forward  # unbound, so that copies of the model work too
-    config = model.config.get_text_config()
-    plain = all(getattr(config, name, None) in (None, 1.0) for name in _RESCALING_KEYS)
+    plain, cuts = _is_plain(model), "logits_to_keep" in inspect.signature(original).parameters
     if liger and not plain:
         raise ValueError(
-            f"{config.model_type} rescales its logits, which Liger's kernel does not; remove train.loss_kernel"
+            f"{model.config.model_type} has more than a matrix between its last hidden states and its logits, which "
+            "Liger's kernel does not compute; remove train.loss_kernel"
         )
 
     def forward(
@@ -59,7 +58,9 @@ def add_label_head(model: PreTrainedModel, *, liger: bool = False) -> None:
             return original(self, *args, **named) if labels is None else original(self, *args, labels=labels, **named)
         assert labels is not None, "label_positions without labels"
         if not plain:
-            return _score(original(self, *args, logits_to_keep=label_positions, **named).logits, labels)
+            kept = {"logits_to_keep": label_positions} if cuts else {}
+            logits = original(self, *args, **kept, **named).logits
+            return _score(logits if cuts else logits[:, label_positions], labels)
         hidden = self.base_model(*args, **named).last_hidden_state[:, label_positions]
         head = self.get_output_embeddings()
         if liger:
@@ -77,6 +78,27 @@ def add_label_head(model: PreTrainedModel, *, liger: bool = False) -> None:
     patch.__signature__ = inspect.signature(type(model).forward)
     patched: Any = model
     patched.forward = types.MethodType(forward, model)
+
+
+@torch.no_grad()
+def _is_plain(model: Any) -> bool:
+    """Return whether a model's logits are the products of its last hidden states and its output matrix, measured."""
+
+    def compare(self: Any, ids: torch.Tensor) -> bool:
+        logits = type(model).forward(self, input_ids=ids, use_cache=False).logits
+        try:
+            products = self.get_output_embeddings()(self.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+            gap = (products - logits).abs().max() / logits.abs().max()
+        except (AttributeError, TypeError, RuntimeError):
+            return False
+        return float(gap) < _ROUNDING.get(logits.dtype, 1e-2)
+
+    forward = model.forward
+    model.forward = types.MethodType(compare, model)  # within it the weights of a sharded model are gathered
+    try:
+        return model(torch.arange(_PROBE_IDS, device=model.device)[None])
+    finally:
+        model.forward = forward
 
 
 def _score_checkpointed(

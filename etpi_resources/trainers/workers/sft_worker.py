@@ -244,11 +244,12 @@ def build_trainer(
     from etpi_resources.cuda import avoid_cudnn_attention
     from etpi_resources.trainers.workers.checkpointing import lora_config
     from etpi_resources.trainers.workers.label_head import add_label_head
-    from etpi_resources.trainers.workers.sharding import add_replicated_adapter
+    from etpi_resources.trainers.workers.sharding import add_replicated_adapter, reshard
     from etpi_resources.trainers.workers.weighted_trainer import WeightedSFTTrainer
 
     avoid_cudnn_attention()  # rows and branches have many lengths
     add_label_head(model, liger=uses_liger(worker, compute, "loss_kernel"))
+    reshard(model)  # or tensors that its passes gathered would be frozen and optimised in place of the shards
     config, train = worker.config, worker.config.train
     lora = train.method == "lora"
     if lora and train.shards > 1:

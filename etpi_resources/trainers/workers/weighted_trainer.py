@@ -195,11 +195,6 @@ class WeightedSFTTrainer(SFTTrainer):
             self.first_pass.add(weighted, hits, inputs)
         return weighted / self.plan.step_weight
 
-    def create_optimizer(self, model: Any = None) -> Any:
-        model_to_train: Any = self.model
-        reshard(model_to_train)
-        return super().create_optimizer(model)
-
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         # Trainer advances the scheduler once more after the last step.
         learning_rates = [*self.plan.learning_rates.tolist(), self.plan.learning_rates[-1].item()]
