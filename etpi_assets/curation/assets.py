@@ -26,6 +26,7 @@ from etpi_assets.specs.experiment import ExperimentSpec, PairsSection
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
+from etpi_assets.tasks.family import Family
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.blocks import blocks
 from etpi_assets.trajectories.rollout_checks import merged
@@ -286,9 +287,8 @@ def _dataset_checks(
     rollouts = raw_rollouts.read("rollouts", columns=["rollout_id", "task_id", "teacher", "source"])
     scores = scored_rollouts.read("scores", columns=gates.SCORE_COLUMNS)
     heldout = tasks.filter(pc.field("split") == "heldout")
-    # A repository in both splits is split by time (`split_by_repo`); of it only the held-out tasks are kept out.
-    shared = set(tasks.filter(pc.field("split") == "train")["repo"].to_pylist())
-    heldout_repos = {*heldout["repo"].to_pylist()} - shared | {*spec.dataset.heldout_repos}
+    of_code = {name for name in tasks["suite"].unique().to_pylist() if not _family(run, name).repo_is_source}
+    heldout_repos = integrity.repositories_held_out(tasks, of_code) | {*spec.dataset.heldout_repos}
     heldout_tasks = set(heldout["task_id"].to_pylist())
     training, evaluation = _training_prompts(tito_pairs, figures["first_turns"]), _evaluation_prompts(run, tasks)
     quarantined = gates.lost_runs(raw_rollouts.read("quarantined", columns=["source", "row", "reason"]))
@@ -344,10 +344,14 @@ def _with_entities(run: AssetRun, tasks: pa.Table) -> pa.Table:
     """Return the tasks with the entities that their family knows appended to their instruction."""
     texts = []
     for task in read_tasks(tasks):
-        entities = load_family(run.specs.suites[task.suite].family).entities(task)
+        entities = _family(run, task.suite).entities(task)
         texts.append("\n".join([task.instruction, *entities]))
     index = tasks.schema.get_field_index("instruction")
     return tasks.set_column(index, tasks.schema.field(index), pa.array(texts, pa.string()))
+
+
+def _family(run: AssetRun, suite: str) -> Family:
+    return load_family(run.specs.suites[suite].family)
 
 
 def _lost_inputs(

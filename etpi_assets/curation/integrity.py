@@ -422,6 +422,23 @@ def heldout_figures(rows: pa.Table) -> dict[str, Any]:
     }
 
 
+def repositories_held_out(tasks: pa.Table, of_code: Collection[str]) -> set[str]:
+    """Return the repositories of held-out tasks of which nothing may be trained.
+
+    A suite that has a repository in both splits splits it by time (`split_by_repo`), and keeps out its held-out tasks
+    alone. So do suites of questions, whose "repository" is a source that other suites train on.
+
+    Args:
+        tasks: columns suite, repo and split. of_code: the suites whose repositories are repositories.
+    """
+    rows = tasks.select(["suite", "repo", "split"]).to_pylist()
+    trained, heldout = (
+        {(r["suite"], r["repo"]) for r in rows if r["split"] == split} for split in ("train", "heldout")
+    )
+    anywhere = {repo for _, repo in trained}
+    return {repo for suite, repo in heldout - trained if suite in of_code or repo not in anywhere}
+
+
 def heldout_outcome(
     counted: Mapping[str, Any],
     heldout_repos: Collection[str],

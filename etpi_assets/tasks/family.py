@@ -106,6 +106,8 @@ class Family(Protocol):
     """A suite's params and their defaults; `sandbox` is one of them."""
     invents_names: bool = False
     """True if the family invents the names in its tasks, so that held-out names can be absent from training."""
+    repo_is_source: bool = False
+    """True if the `repo` of a task is a source of questions, which one suite may train on and another hold out."""
 
     def sandbox(self, params: Mapping[str, Any]) -> str | None:
         """Return the kind of sandbox that validates a suite with these params.

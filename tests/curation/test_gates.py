@@ -289,6 +289,14 @@ def test_heldout_split_fails_on_leaks_shared_and_unknown_repositories():
     fails(whole.heldout_split(changed(rows, 0, repo=None), repos), "options.repo")
 
 
+def test_repository_that_one_suite_holds_out_may_be_trained_in_no_other():
+    rows = [("train_a", "left", "train"), ("a", "left", "heldout"), ("by_time", "both", "train")]
+    rows += [("by_time", "both", "heldout"), ("a", "right", "heldout")]
+    tasks = pa.table(dict(zip(("suite", "repo", "split"), zip(*rows, strict=True), strict=True)))
+    assert integrity.repositories_held_out(tasks, {"train_a", "a", "by_time"}) == {"left", "right"}
+    assert integrity.repositories_held_out(tasks, {"by_time"}) == {"right"}, "a source of questions"
+
+
 # --- gates -----------------------------------------------------------------------------------------------------------
 
 

@@ -48,6 +48,7 @@ class Answers(Family):
     """The family `answers`."""
 
     params = PARAMS
+    repo_is_source = True
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """Yield a task or a rejection for each row. Sources alternate, so that the first N tasks are balanced too.
