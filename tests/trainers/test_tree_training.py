@@ -219,7 +219,8 @@ def test_a_fork_s_last_shared_token_predicts_every_branch(tmp_path):
 
 
 def test_model_with_recurrent_or_sliding_layers_is_refused():
-    assert "sliding_attention" in (refuses_trees(model(layer_types=["sliding_attention", "full_attention"])) or "")
+    sliding = model(layer_types=["sliding_attention", "full_attention"], use_sliding_window=True, sliding_window=8)
+    assert "sliding_attention" in (refuses_trees(sliding) or "")
     config = Qwen3_5TextConfig(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, head_dim=16, layer_types=["linear_attention", "full_attention"],
