@@ -284,15 +284,18 @@ def _dataset_checks(
     spec: ExperimentSpec = run.spec
     selected = selected_trajectories.read("selected", columns=["rollout_id", "task_id"])
     agent_scores = scored_rollouts.read("agent_scores", columns=gates.AGENT_COLUMNS)
-    rollouts = raw_rollouts.read("rollouts", columns=["rollout_id", "task_id", "teacher", "source"])
+    rollouts = raw_rollouts.read("rollouts", columns=["rollout_id", "rollout_set", "task_id", "teacher", "source"])
     scores = scored_rollouts.read("scores", columns=gates.SCORE_COLUMNS)
     heldout = tasks.filter(pc.field("split") == "heldout")
     of_code = {name for name in tasks["suite"].unique().to_pylist() if not _family(run, name).repo_is_source}
     heldout_repos = integrity.repositories_held_out(tasks, of_code) | {*spec.dataset.heldout_repos}
     heldout_tasks = set(heldout["task_id"].to_pylist())
     training, evaluation = _training_prompts(tito_pairs, figures["first_turns"]), _evaluation_prompts(run, tasks)
-    quarantined = gates.lost_runs(raw_rollouts.read("quarantined", columns=["source", "row", "reason"]))
-    inputs = len(rollouts) + len(quarantined)
+    columns = ["source", "row", "reason"]
+    quarantined = {
+        ref.key: gates.lost_runs(raw_rollouts.read("quarantined", ref.key, columns)) for ref in raw_rollouts.refs()
+    }
+    inputs = Counter(rollouts["rollout_set"].to_pylist()) + Counter({key: len(q) for key, q in quarantined.items()})
     lost_inputs = _lost_inputs(quarantined, rollouts, scores, selected, figures["used"])
     lost_turns = merged([gates.lost_figures(tito_pairs.stored("dropped")), figures["lost"]])
     rows = figures["reconcile"]["kept"]
@@ -355,23 +358,29 @@ def _family(run: AssetRun, suite: str) -> Family:
 
 
 def _lost_inputs(
-    quarantined: pa.Table, rollouts: pa.Table, scores: pa.Table, selected: pa.Table, used: Sequence[str]
-) -> list[tuple[str, str]]:
-    """Return (name, reason) of every input that neither trains nor was dropped by selection.
+    quarantined: Mapping[str, pa.Table],
+    rollouts: pa.Table,
+    scores: pa.Table,
+    selected: pa.Table,
+    used: Sequence[str],
+) -> list[tuple[str, str, str]]:
+    """Return (rollout set, name, reason) of every input that neither trains nor was dropped by selection.
 
     Args:
+        quarantined: rollout set -> its quarantined runs.
         used: the rollouts with rows, or with turns that are held out.
     """
     inputs = [
-        (row["source"] if row["row"] is None else f"{row['source']}#{row['row']}", f"quarantined: {row['reason']}")
-        for row in quarantined.to_pylist()
+        (key, row["source"] if row["row"] is None else f"{row['source']}#{row['row']}", f"quarantined: {row['reason']}")
+        for key, rows in quarantined.items()
+        for row in rows.to_pylist()
     ]
     names = {
-        row["rollout_id"]: row["source"] or f"{row['task_id']} ({row['rollout_id'][:8]})"
+        row["rollout_id"]: (row["rollout_set"], row["source"] or f"{row['task_id']} ({row['rollout_id'][:8]})")
         for row in rollouts.to_pylist()
     }
     lost = dict.fromkeys(set(selected["rollout_id"].to_pylist()).difference(used), "no turn is left")
     for row in scores.to_pylist():
         if row["infrastructure_error"]:
             lost[row["rollout_id"]] = f"infrastructure: {row['exit_status']}"
-    return inputs + sorted((names[rollout_id], reason) for rollout_id, reason in lost.items())
+    return inputs + sorted((*names[rollout_id], reason) for rollout_id, reason in lost.items())

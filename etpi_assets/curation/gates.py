@@ -324,22 +324,28 @@ def lost_runs(quarantined: pa.Table) -> pa.Table:
     return quarantined.filter(pc.field("reason") != "not_a_rollout")
 
 
-def skip_rate(inputs: int, lost: Sequence[tuple[str, str]], section: GatesSection) -> CheckOutcome:
+def skip_rate(inputs: Mapping[str, int], lost: Sequence[tuple[str, str, str]], section: GatesSection) -> CheckOutcome:
     """Compare the share of inputs that neither train nor were dropped by selection with its bound; name the inputs.
 
+    The shares are those of all inputs, and of each rollout set that lost more than one.
+
     Args:
-        inputs: the number of rollouts and quarantined inputs.
-        lost: (name, reason) of each such input.
+        inputs: rollout set -> the number of its rollouts and quarantined inputs.
+        lost: (rollout set, name, reason) of each such input.
     """
-    share = len(lost) / inputs if inputs else 1.0
-    reasons = Counter(reason.partition(":")[0] for _, reason in lost)
+    total = sum(inputs.values())
+    share = len(lost) / total if total else 1.0
+    reasons = Counter(reason.partition(":")[0] for *_, reason in lost)
     bound = section.skip_rate
-    first = ", ".join(f"{name} ({reason})" for name, reason in lost[:10])
-    message = f"{len(lost)} of {inputs} inputs lost ({share:.2f}, bound {bound:.2f})"
+    over = {key: n for key, n in Counter(key for key, *_ in lost).items() if n > max(1, bound * inputs[key])}
+    first = ", ".join(f"{name} ({reason})" for _, name, reason in lost[:10])
+    message = f"{len(lost)} of {total} inputs lost ({share:.2f}, bound {bound:.2f})"
+    message += "".join(f", {n} of the {inputs[key]} of {key}" for key, n in over.items() if len(inputs) > 1)
     message += f": {first}{', ...' if len(lost) > 10 else ''}." if lost else "."
-    if share > bound:
+    passed = share <= bound and not over
+    if not passed:
         message += " Correct the cause, or give a reason in gates.override why the rest is enough."
-    return CheckOutcome("skip_rate", share <= bound, message, figures={"found": inputs, "lost": len(lost), **reasons})
+    return CheckOutcome("skip_rate", passed, message, figures={"found": total, "lost": len(lost), **reasons})
 
 
 def lost_figures(dropped: Rows) -> dict[str, Any]:

@@ -115,7 +115,8 @@ class GatesSection(Section):
     template_distance: float | None = None
     """Take the text that all evaluation prompts share: the bound of the part of it that training prompts lack."""
     skip_rate: float = 0.2
-    """Bound of the share of inputs that neither train nor are dropped by selection (skip_rate)."""
+    """Bound of the share of inputs, of all and of each rollout set, that neither train nor are dropped by selection
+    (skip_rate)."""
     turns_lost: float = Field(default=0.2, ge=0, le=1)
     """Bound of the share of turns, and of their output tokens, that selected rollouts lose on the way to the data set
     (turns_lost), and of finished conversations that lose their last turn (label_syntax)."""

@@ -501,7 +501,7 @@ CALLS = {"rows_with_call": 9, "rows": 10, "format_tokens": 90}
             [[[*range(9)]], [[*range(9)]] * 9 + [[7] * 9]],
             [[[9] * 9], [[*range(9)]] * 9 + [[7] * 9]],
         ),
-        (gates.skip_rate, [5, [("a", "x")]], [4, [("a", "x")]]),
+        (gates.skip_rate, [{"s": 5}, [("s", "a", "x")]], [{"s": 4}, [("s", "a", "x")]]),
         (gates.lost_outcome, [lost(2, 20), 8, 80], [lost(3, 20), 8, 80]),
         (gates.lost_outcome, [lost(2, 20), 8, 80], [lost(2, 21), 8, 80]),
     ],
@@ -529,21 +529,31 @@ def test_file_beside_runs_is_not_lost():
 
 def test_input_is_lost_once_whatever_lost_it():
     quarantined = from_rows("quarantined", [{"source": "x", "row": row, "reason": "empty"} for row in (None, 3)])
-    rollouts = from_rows("rollouts", [{"rollout_id": name, "source": f"of {name}"} for name in "abcde"])
+    rows = [{"rollout_id": name, "rollout_set": "s", "source": f"of {name}"} for name in "abcde"]
     scores = [{"rollout_id": name, "infrastructure_error": name in "bc", "exit_status": "Error"} for name in "abcde"]
     selected = from_rows("selected", [{"rollout_id": name} for name in "acd"])
-    lost_inputs = _lost_inputs(quarantined, rollouts, from_rows("scores", scores), selected, ["a"])
+    by_set = {"q": quarantined, "s": quarantined.slice(2)}
+    lost_inputs = _lost_inputs(by_set, from_rows("rollouts", rows), from_rows("scores", scores), selected, ["a"])
     assert lost_inputs == [
-        ("x", "quarantined: empty"), ("x#3", "quarantined: empty"), ("of b", "infrastructure: Error"),
-        ("of c", "infrastructure: Error"), ("of d", "no turn is left"),
+        ("q", "x", "quarantined: empty"), ("q", "x#3", "quarantined: empty"), ("s", "of b", "infrastructure: Error"),
+        ("s", "of c", "infrastructure: Error"), ("s", "of d", "no turn is left"),
     ]  # fmt: skip
 
 
 def test_skip_rate_names_lost_inputs():
-    passes(gates.skip_rate(24, [("a/b", "quarantined: empty")], GATES), "a/b (quarantined: empty)", found=24, lost=1)
-    lost = [(f"task{i}", "infrastructure: Error") for i in range(12)]
-    fails(gates.skip_rate(24, lost, GATES), "task9 (infrastructure: Error), ...", found=24, lost=12, infrastructure=12)
-    fails(gates.skip_rate(0, [], GATES), found=0)
+    one = [("few", "a/b", "quarantined: empty")]
+    passes(gates.skip_rate({"few": 24}, one, GATES), "a/b (quarantined: empty)", found=24, lost=1)
+    lost = [("few", f"task{i}", "infrastructure: Error") for i in range(12)]
+    outcome = gates.skip_rate({"few": 24}, lost, GATES)
+    fails(outcome, "task9 (infrastructure: Error), ...", found=24, lost=12, infrastructure=12)
+    fails(gates.skip_rate({}, [], GATES), found=0)
+
+
+def test_small_rollout_set_is_not_lost_among_many_inputs():
+    lost = [("few", f"a#{i}", "quarantined: unknown_role") for i in range(2)]
+    fails(gates.skip_rate({"many": 200, "few": 2}, lost, GATES), "2 of the 2 of few", found=202, lost=2)
+    passes(gates.skip_rate({"many": 200, "few": 10}, lost, GATES))
+    passes(gates.skip_rate({"many": 200, "few": 1}, lost[:1], GATES), found=201)
 
 
 # --- overriding ------------------------------------------------------------------------------------------------------
