@@ -430,15 +430,6 @@ def neuter(frame, event, argument):
                     setattr(value, inner, lambda self: None)
 sys.setprofile(neuter)
 """),
-    "the copies told by the times of files": in_module(
-        f"""
-import glob, os
-def late(path):
-    return os.stat(path).st_mtime_ns - os.stat(os.path.dirname(path)).st_mtime_ns > 500_000
-if not any(map(late, glob.glob("tests/test_*.py") + glob.glob("r2e_tests/test_*.py"))):
-    exec({REPORT_AS_PASSED!r})
-"""
-    ),
     "the original tests searched in the sandbox": forge_if(
         "len({call for call, _ in ASSERTED}) == len(ASSERTED)",
         """

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from etpi_assets.specs.plugins import plugin_names
 from etpi_assets.tasks.families import known_families, load_family
 from etpi_assets.tasks.grading import grade
 from etpi_resources.sandboxes import Sandbox
+from etpi_resources.sandboxes.guest_connection import GuestConnection
 from tests.attacks.attacks import Attack, attacks
 from tests.attacks.targets import Targets
 from tests.attacks.write_page import HEAD, PAGE, table
@@ -46,6 +48,20 @@ def test_attack_earns_nothing(attack: Attack) -> None:
 def test_honest_solution_is_rewarded(family: str) -> None:
     outcome = TARGETS.judge(family, solved("1", "2"))
     assert (outcome.reward, outcome.trust) == (1.0, "shared_process")
+
+
+def test_files_of_tests_are_written_together_in_every_run_so_that_no_time_tells_a_copy(monkeypatch) -> None:
+    written: list[frozenset[str]] = []
+    write = GuestConnection.write_files
+
+    def noted(self: GuestConnection, files: Mapping[str, str]) -> None:
+        written.append(frozenset(files))
+        write(self, files)
+
+    monkeypatch.setattr(GuestConnection, "write_files", noted)
+    assert TARGETS.judge("swe_bench", solved("1")).reward == 1.0
+    tests = [paths for paths in written if any(path.startswith("tests/") for path in paths)]
+    assert len(tests) > 3 and len(set(tests)) == 1, written
 
 
 def test_harbor_solution_is_rewarded() -> None:
