@@ -333,7 +333,7 @@ def _evaluation_prompts(run: AssetRun, tasks: pa.Table) -> list[Sequence[int]]:
     if spec.evaluate is None:
         return []
     suite = tasks.filter(pc.field("suite") == spec.evaluate.suite)
-    family = load_family(run.specs.suites[spec.evaluate.suite].family)
+    family = _family(run, spec.evaluate.suite)
     chat, agent = student_format(spec), spec.evaluate.agent
     tools, kwargs = tool_schemas(agent.tools), spec.serving.served_kwargs()
     agents = [(task, role) for task in read_tasks(suite, spec.evaluate.split) for role in family.roles(task)]

@@ -295,9 +295,8 @@ def template_distance(
 def generation_prompt(
     training: Sequence[Sequence[int]], evaluation: Sequence[Sequence[int]], chat: ChatFormat
 ) -> CheckOutcome:
-    """Test that first-turn prompts of evaluation end as a tenth of those of training or more: with no think block, an
-    open or a closed one. An empty block in serving alone makes a student write what it was never trained to write after
-    one."""
+    """Test that first-turn prompts of evaluation end as at least a tenth of the training prompts do: with no think
+    block, an open one or a closed one. An empty block in serving alone is a prompt that no student was trained on."""
     name = "generation_prompt"
     trained, served = (Counter(chat.tail_form(prompt) for prompt in prompts) for prompts in (training, evaluation))
     figures = {"training": dict(trained), "evaluation": dict(served)}

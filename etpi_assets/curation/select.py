@@ -60,7 +60,7 @@ def resolved(section: SelectSection, rollouts: pa.Table, scores: pa.Table) -> tu
     )
     rewarded = usable.filter(pc.field("reward").is_valid())
     rewards = rewarded["reward"].to_pylist()
-    unscored, scored = ({set_of[name] for name in table["rollout_id"].to_pylist()} for table in (usable, rewarded))
+    sets, sets_with_rewards = ({set_of[i] for i in table["rollout_id"].to_pylist()} for table in (usable, rewarded))
     automatic = section.min_reward == "auto"
     threshold = (1.0 if rewards else None) if section.min_reward == "auto" else section.min_reward
     resolved_section = section.model_copy(update={"min_reward": threshold})
@@ -71,7 +71,7 @@ def resolved(section: SelectSection, rollouts: pa.Table, scores: pa.Table) -> tu
     how = "auto: some rollouts have one" if automatic else "select.min_reward"
     text = f"reward >= {threshold:g} ({how}): {len(rewards)} of {len(usable)} rollouts have a reward, {passing} pass"
     problem = None
-    if automatic and (unscored := unscored - scored):
+    if automatic and (unscored := sets - sets_with_rewards):
         problem = f"no rollout of {', '.join(sorted(unscored))} has a reward, so all are dropped; set select.min_reward"
     elif automatic and max(rewards) > threshold:
         problem = f"the highest reward is {max(rewards):g}, so 1 is not the full reward; set select.min_reward"

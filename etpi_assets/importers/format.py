@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,13 @@ class DetectionInput:
     @cached_property
     def row(self) -> Row | None:
         """The first readable row of the first eight files that hold rows; None if there is none."""
+        values = (value for value in self.first_values() if isinstance(value, Mapping))
+        return next((value for value in values if not rows.is_manifest(value)), None)
+
+    def first_values(self) -> Iterator[Any]:
+        """Yield the first value of each of the first eight files that hold rows: a row, or an Unreadable."""
         for path in rows.row_files(self.files)[:8]:
-            for _, value in rows.iter_rows(path):
-                if isinstance(value, Mapping) and not rows.is_manifest(value):
-                    return value
-                break
-        return None
+            yield from (value for _, value in islice(rows.iter_rows(path), 1))
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
-from etpi_assets.importers import rows
 from etpi_assets.importers.format import DetectionInput, Row
 from etpi_assets.importers.source import Unreadable
 
@@ -54,8 +52,8 @@ def unknown_row(source: DetectionInput) -> str:
             return "it has no files"
         if not any(file.stat().st_size for file in source.files):
             return f"nothing but empty files ({names}); {_FORMS}"
-        firsts = (value for file in rows.row_files(source.files)[:8] for _, value in islice(rows.iter_rows(file), 1))
-        fault = next((value.detail for value in firsts if isinstance(value, Unreadable)), f"{names}; {_FORMS}")
+        faults = (value.detail for value in source.first_values() if isinstance(value, Unreadable))
+        fault = next(faults, f"{names}; {_FORMS}")
         return f"no row can be read ({fault})"
     keys = ", ".join(map(str, list(row)[:_SHOWN])) + (", ..." if len(row) > _SHOWN else "")
     values = ", ".join(f"{key} = {_shortened(value)}" for key, value in list(row.items())[:_VALUES])

@@ -90,7 +90,7 @@ class SavedCheckpoint(WorkerModel):
 
 
 class SavedFigures(WorkerModel):
-    """The last checkpoint, and an adapter's that is used, against the base and against what is read back from disk.
+    """Differences of the last checkpoint from the base and from its files. Of adapters, also of the checkpoint in use.
 
     Attributes:
         dtype: of the saved weights. compared_in: the dtype that both sides of a logit difference computed in.

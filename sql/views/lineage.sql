@@ -44,7 +44,7 @@ trained AS (
     WHERE dataset_version IS NOT NULL
 ),
 
-learnt AS (
+trained_turns AS (
     SELECT
         t.checkpoint_id AS via_checkpoint_id,
         t.experiment AS trainer,
@@ -103,7 +103,7 @@ SELECT
 FROM checkpoints AS c
 INNER JOIN ancestry AS a ON c.checkpoint_id = a.checkpoint_id
 INNER JOIN trainers AS t ON a.via_checkpoint_id = t.checkpoint_id
-INNER JOIN learnt AS l
+INNER JOIN trained_turns AS l
     ON
         a.via_checkpoint_id = l.via_checkpoint_id
         AND l.trainer

@@ -24,8 +24,8 @@ def test_paired_interval_of_means_is_that_of_the_differences():
 
 
 def test_one_task_leaves_the_difference_of_means_open():
-    found = paired_difference([(10.0, 2.0)], [(4.0, 2.0)], rates=False)
-    assert (found.value, found.ci_low, found.ci_high) == (3.0, -math.inf, math.inf)
+    change = paired_difference([(10.0, 2.0)], [(4.0, 2.0)], rates=False)
+    assert (change.value, change.ci_low, change.ci_high) == (3.0, -math.inf, math.inf)
 
 
 def test_tasks_that_agree_narrow_the_interval_of_a_rate_and_none_leaves_the_range():

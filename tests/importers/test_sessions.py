@@ -138,11 +138,11 @@ def test_session_in_which_another_model_went_on_is_read(tmp_path):
 
 
 def test_session_that_searched_for_tools_is_read(tmp_path):
-    found = [{"type": "tool_reference", "tool_name": name} for name in ("Fetch", "Moor")]
+    references = [{"type": "tool_reference", "tool_name": name} for name in ("Fetch", "Moor")]
     lines = [
         claude_line("u", None, "user", "Moor."),
         claude_line("a", "u", "assistant", [use("t1", query="moor")], id="m"),
-        claude_line("r", "a", "user", [{**result("t1", ""), "content": found}]),
+        claude_line("r", "a", "user", [{**result("t1", ""), "content": references}]),
     ]
     assert talk(only(write(tmp_path, "s.jsonl", lines)).agents[0])[-1] == ("tool", 0, "Fetch\nMoor")
 

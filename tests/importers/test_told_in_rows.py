@@ -439,8 +439,8 @@ def test_encrypted_thoughts_are_left_out(tmp_path):
 def test_message_whose_text_has_another_name_is_refused_and_never_blank(tmp_path, key):
     called_back = {"role": "tool", "tool_call_id": "c1", key: "moor.py"}
     calling = {"role": "assistant", "content": None, "value": 3, "tool_calls": [called(command="ls")]}
-    found = refusal(tmp_path, {"messages": [USER, calling, called_back, ANSWER]})
-    assert found.reason == "unknown_form" and repr(key) in found.detail
+    refused = refusal(tmp_path, {"messages": [USER, calling, called_back, ANSWER]})
+    assert refused.reason == "unknown_form" and repr(key) in refused.detail
     assert row_of(tmp_path, {"messages": [USER, calling, {**called_back, "content": ""}, ANSWER]}).agents[0].turns
 
 

@@ -393,8 +393,8 @@ def test_page_lists_tasks_that_reinforcement_changed(tables):
     after = {
         "task1": (1.0, 1.0), "task2": (0.0, 1.0), "task3": (1.0, 1.0), "task4": (0.0, 0.5),
     }  # fmt: skip
-    made = [_rollout(i, role, 0) | {"suite": "s"} for i in range(1, 5) for role in ("sft", "rl")]
-    rollouts = from_rows("rollouts", made)
+    evaluated = [_rollout(i, role, 0) | {"suite": "s"} for i in range(1, 5) for role in ("sft", "rl")]
+    rollouts = from_rows("rollouts", evaluated)
     before = {**dict.fromkeys(after, (1.0, 1.0)), "task3": (0.0, 0.0)}
     result = [(r["rollout_id"], r["task_id"], r["checkpoint_role"]) for r in rollouts.to_pylist()]
     outcome = {"sft": before, "rl": after}
