@@ -546,7 +546,7 @@ def test_unreadable_folder_names_its_files(tmp_path):
     ("name", "content", "hint"),
     [
         ("a.json", b'[{"messages": [{"role": "us', "a.json, line 1"),
-        ("a.jsonl.gz", gzip.compress(b'{"messages": []}\n')[:-12], "a.jsonl.gz: "),
+        ("a.jsonl.gz", gzip.compress(b'{"messages": []}\n', mtime=0)[:-12], "a.jsonl.gz: "),
     ],
 )
 def test_files_of_which_no_row_can_be_read_name_the_fault(tmp_path, name, content, hint):
