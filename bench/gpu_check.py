@@ -7,8 +7,9 @@ Parts, each in a process of its own; one whose packages or GPUs are missing is s
   its peak memory beside the rehearsal's estimate;
 - layers: the same with norms, rotary positions and gated layers by Liger's kernels, which must agree;
 - liger: the same with the losses by Liger's kernel, which must agree;
-- trl, trl_liger: the same turns as one row each in TRL's SFTTrainer, so the same tokens are trained, without and with
-  Liger's kernels; the first losses must agree;
+- kept: as layers, with activations kept instead of computed again (no gradient checkpointing);
+- trl, trl_liger, trl_kept: the same turns as one row each in TRL's SFTTrainer, so the same tokens are trained, without
+  and with Liger's kernels, and as kept; the first losses must agree;
 - grpo: a GRPO update of a group packed as a tree, and the same as rows in TRL; the gradient norms must agree; then the
   policy's weights are merged and written as they are handed over;
 - repeat: two runs of reinforcement with rollouts by the in-process engine, as with `rl.repeatable`; they must be equal
@@ -100,11 +101,13 @@ def derived(parts: dict[str, Figures], precision: str) -> Figures:
     if {"sft", "layers"} <= ran.keys():
         agree("losses of fused layers and of PyTorch's", ran["layers"]["loss"], ran["sft"]["loss"])
         figures["layers_times_faster_than_torch"] = ran["sft"]["seconds_a_step"] / ran["layers"]["seconds_a_step"]
-    if {"layers", "trl_liger"} <= ran.keys():
-        agree("losses of trees and of rows, by Liger", ran["layers"]["loss"], ran["trl_liger"]["loss"])
-        figures["layers_times_faster_than_trl_liger"] = (
-            ran["trl_liger"]["seconds_a_step"] / ran["layers"]["seconds_a_step"]
-        )
+    for part, baseline in (("layers", "trl_liger"), ("kept", "trl_kept")):
+        if {part, baseline} <= ran.keys():
+            agree(f"losses of {part} and of {baseline}", ran[part]["loss"], ran[baseline]["loss"])
+            seconds = [ran[name]["seconds_a_step"] for name in (baseline, part)]
+            figures[f"{part}_times_faster_than_{baseline}"] = seconds[0] / seconds[1]
+    if {"matmul", "kept"} <= ran.keys():
+        figures["kept_share_of_matmul"] = ran["kept"]["tflops"] / ran["matmul"]["tflops"]
     if "sft" in ran and ran["sft"]["peak_gib"]:
         figures["memory_measured_for_estimated"] = ran["sft"]["peak_gib"] / ran["sft"]["estimated_gib"]
     if "grpo" in ran:

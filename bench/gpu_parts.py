@@ -153,15 +153,15 @@ def save_tokenizer(folder: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w1", eos_token="w2").save_pretrained(folder)
 
 
-def training_of(size: Size, gpu: bool, length: int) -> tuple[Any, Any]:
-    """Return (the rehearsal's estimate of a full training, the model's shape)."""
+def training_of(size: Size, recomputed: bool, length: int) -> tuple[Any, Any]:
+    """Return (the rehearsal's estimate of a full training, the model's shape); `recomputed`: gradient checkpointing."""
     from etpi.rehearsal.memory import Training, shape_of
     from etpi_resources.trainers.workers.label_head import TILE
 
     training = Training(
         full=True,
         rank=0,
-        recomputed=gpu,
+        recomputed=recomputed,
         small_states=False,
         shards=1,
         tile=TILE,
@@ -172,7 +172,7 @@ def training_of(size: Size, gpu: bool, length: int) -> tuple[Any, Any]:
     return training, shape_of(config_of(size).to_dict())
 
 
-def fitting(size: Size, gpu: bool) -> Size:
+def fitting(size: Size, gpu: bool, recomputed: bool) -> Size:
     """Return the size with as many layers as a full training has memory for."""
     import torch
 
@@ -180,7 +180,7 @@ def fitting(size: Size, gpu: bool) -> Size:
         return size
     most = torch.cuda.get_device_properties(0).total_memory * FREE
     while size.layers > 1:
-        training, shape = training_of(size, gpu, size.tree)
+        training, shape = training_of(size, recomputed, size.tree)
         if sum(training.memory(shape).values()) <= most:
             return size
         size = replace(size, layers=size.layers - 1)
@@ -253,7 +253,13 @@ def skip_without_liger(gpu: bool) -> None:
         raise Skipped("Liger needs a GPU")
 
 
-def sft(size: Size, gpu: bool, folder: Path, by_liger: Sequence[str] = ()) -> Figures:
+def kept(size: Size, gpu: bool, folder: Path) -> Figures:
+    """Return what `layers` does, with activations kept instead of computed again."""
+    skip_without_liger(gpu)
+    return sft(size, gpu, folder, by_liger=("layer_kernels",), recomputed=False)
+
+
+def sft(size: Size, gpu: bool, folder: Path, by_liger: Sequence[str] = (), recomputed: bool | None = None) -> Figures:
     """Return the speed and memory of the worker's trainer on trees; `by_liger`: options of the train section."""
     from etpi_resources.trainers.contracts import SftWorkerConfig
     from etpi_resources.trainers.workers import sft_worker
@@ -262,12 +268,15 @@ def sft(size: Size, gpu: bool, folder: Path, by_liger: Sequence[str] = ()) -> Fi
     from etpi_resources.trainers.workers.layer_kernels import fused_layers
     from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
 
-    size = fitting(size, gpu)
+    recomputed = gpu if recomputed is None else recomputed
+    size = fitting(size, gpu, recomputed)
     write_sequences(size, folder / "sequences.parquet")
     save_tokenizer(folder / "base")
     stored = read_sequences([folder / "sequences.parquet"], "train", vocabulary=size.vocabulary, longest=32_768)
+    if gpu:
+        stored = stored.longest_first()
     longest = -(-int(stored.lengths().max()) // 64) * 64
-    config = worker_config(folder, gpu, micro_tokens=longest, by_liger=by_liger)
+    config = worker_config(folder, gpu, micro_tokens=longest, by_liger=by_liger, recomputed=recomputed)
     (folder / CONFIG_FILE).write_text(config.model_dump_json())
     model = random_model(size, gpu)
     layout = sft_worker.lay_out(stored, config, longest, model)
@@ -281,9 +290,9 @@ def sft(size: Size, gpu: bool, folder: Path, by_liger: Sequence[str] = ()) -> Fi
         window, trainer.window = trainer.window, type(trainer.window)()
         return window.loss()
 
-    with fused_layers(model) if "layer_kernels" in by_liger else nullcontext():
+    with fused_layers(model, required=True) if "layer_kernels" in by_liger else nullcontext():
         figures = measured(trainer, gpu, "loss", loss)
-    training, shape = training_of(size, gpu, longest)
+    training, shape = training_of(size, recomputed, longest)
     tokens = int(stored.lengths().sum())
     return {
         **figures,
@@ -297,7 +306,9 @@ def sft(size: Size, gpu: bool, folder: Path, by_liger: Sequence[str] = ()) -> Fi
     }
 
 
-def worker_config(folder: Path, gpu: bool, micro_tokens: int, shards: int = 1, by_liger: Sequence[str] = ()) -> Any:
+def worker_config(
+    folder: Path, gpu: bool, micro_tokens: int, shards: int = 1, by_liger: Sequence[str] = (), recomputed: bool = False
+) -> Any:
     """Return the worker's config of a full fine-tuning, an epoch a step."""
     from etpi_resources.trainers.contracts import SftSettings, SftWorkerConfig
 
@@ -307,7 +318,7 @@ def worker_config(folder: Path, gpu: bool, micro_tokens: int, shards: int = 1, b
         chat_template=None, device="auto", micro_tokens=micro_tokens, train=SftSettings(
             method="full", epochs=STEPS, max_steps=None, learning_rate=1e-6, schedule="constant", warmup_ratio=0.0,
             weight_decay=0.0, batch_tokens=10**9, batch_sequences=None, save_steps=None, use_epoch=None, use_step=None,
-            dtype="bf16" if gpu else "fp32", gradient_checkpointing=gpu, optimizer="adamw_torch_fused",
+            dtype="bf16" if gpu else "fp32", gradient_checkpointing=recomputed, optimizer="adamw_torch_fused",
             shards=shards, lora_rank=32, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear", **kernels,
         ),
     )  # fmt: skip
@@ -319,14 +330,21 @@ def trl_liger(size: Size, gpu: bool, folder: Path) -> Figures:
     return trl(size, gpu, folder, liger=True)
 
 
-def trl(size: Size, gpu: bool, folder: Path, liger: bool = False) -> Figures:
+def trl_kept(size: Size, gpu: bool, folder: Path) -> Figures:
+    """Return what `trl_liger` does, with activations kept instead of computed again."""
+    skip_without_liger(gpu)
+    return trl(size, gpu, folder, liger=True, recomputed=False)
+
+
+def trl(size: Size, gpu: bool, folder: Path, liger: bool = False, recomputed: bool | None = None) -> Figures:
     """Return the speed and memory of TRL's SFTTrainer on a row for each turn."""
     import datasets
     from transformers import AutoTokenizer
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import SFTTrainer
 
-    size = fitting(size, gpu)
+    recomputed = gpu if recomputed is None else recomputed
+    size = fitting(size, gpu, recomputed)
     rows = write_sequences(size, folder / "sequences.parquet")
     save_tokenizer(folder / "base")
     trainer = SFTTrainer(
@@ -335,7 +353,7 @@ def trl(size: Size, gpu: bool, folder: Path, liger: bool = False) -> Figures:
             output_dir=str(folder / "trl"), max_steps=STEPS, per_device_train_batch_size=1,
             gradient_accumulation_steps=len(rows), learning_rate=1e-6, optim="adamw_torch_fused",
             lr_scheduler_type="constant", max_length=None, packing=False, completion_only_loss=False, bf16=gpu,
-            use_cpu=not gpu, gradient_checkpointing=gpu, report_to="none", logging_steps=1, save_strategy="no",
+            use_cpu=not gpu, gradient_checkpointing=recomputed, report_to="none", logging_steps=1, save_strategy="no",
             disable_tqdm=True, use_liger_kernel=liger, dataset_kwargs={"skip_prepare_dataset": True},
         ),
         train_dataset=datasets.Dataset.from_list(rows),
@@ -571,6 +589,6 @@ def shards(size: Size, gpu: bool, folder: Path) -> Figures:
 
 
 PARTS: dict[str, Callable[[Size, bool, Path], Figures]] = {
-    "matmul": matmul, "sft": sft, "layers": layers, "liger": liger, "trl": trl, "trl_liger": trl_liger, "grpo": grpo,
-    "repeat": repeat, "hand_over": hand_over, "shards": shards,
+    "matmul": matmul, "sft": sft, "layers": layers, "liger": liger, "kept": kept, "trl": trl, "trl_liger": trl_liger,
+    "trl_kept": trl_kept, "grpo": grpo, "repeat": repeat, "hand_over": hand_over, "shards": shards,
 }  # fmt: skip

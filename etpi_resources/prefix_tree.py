@@ -10,6 +10,7 @@ descendant, that is the keys with tin[key] <= tin[query] < tout[key] that are no
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,6 +64,31 @@ class PrefixTree:
     def ends(self) -> np.ndarray:
         """One past each node's last token; (nodes,)."""
         return np.append(self.starts[1:], self.length)
+
+    def subtree_ends(self) -> np.ndarray:
+        """Return one past the last token of each node's last descendant; (nodes,)."""
+        ends = self.ends.copy()
+        for node in range(len(self) - 1, 0, -1):
+            ends[self.parents[node]] = max(ends[self.parents[node]], ends[node])
+        return ends
+
+    def longest_first(self) -> tuple[PrefixTree, np.ndarray]:
+        """Return the tree with, of siblings, the one with most tokens in its subtree first, and the index that each of
+        its tokens has in this tree, (length,)."""
+        below = self.subtree_ends() - self.starts
+        children: dict[int, list[int]] = defaultdict(list)
+        for node, parent in enumerate(self.parents.tolist()):
+            children[parent].append(node)
+        order, waiting = list[int](), [0]
+        while waiting:
+            node = waiting.pop()
+            order.append(node)
+            waiting += sorted(children[node], key=lambda child: (below[child], -child))
+        number = {node: place for place, node in enumerate(order)} | {-1: -1}
+        tokens = np.concatenate([np.arange(self.starts[node], self.ends[node]) for node in order])
+        starts = np.cumsum([0, *(self.ends - self.starts)[order[:-1]]])
+        parents = np.array([number[parent] for parent in self.parents[order].tolist()])
+        return PrefixTree(starts, parents, self.positions[order], self.length), tokens
 
     def find_error(self) -> str | None:
         """Return which rule of the layout the arrays break, None if they break none."""

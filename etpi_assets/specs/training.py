@@ -139,9 +139,9 @@ class TrainSection(Section):
     loss_kernel: Annotated[Literal["tiles", "liger"], Omitted("tiles")] = "tiles"
     """Implementation of the labels' losses without holding all logits: `tiles` of them, or `liger`, the fused kernel of
     Liger, on a GPU. The losses are the same up to rounding; a CPU always uses tiles."""
-    layer_kernels: Annotated[Literal["torch", "liger"], Omitted("torch")] = "torch"
+    layer_kernels: Annotated[Literal["auto", "torch", "liger"], Omitted("auto")] = "auto"
     """Compute norms, rotary positions and gated layers by PyTorch, or on a GPU by Liger's fused kernels: equal up to
-    rounding, and faster. A CPU always uses PyTorch."""
+    rounding, and faster. `auto` is Liger where a GPU and Liger are there and it knows the kind of model."""
     shards: Annotated[int, Omitted(1)] = Field(default=1, ge=1)
     """Processes on one machine, one GPU each (on a CPU without a GPU), that divide weights, gradients, optimiser
     states (FSDP2; of LoRA the frozen weights) and the sequences of each step."""

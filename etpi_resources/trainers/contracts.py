@@ -161,7 +161,7 @@ class SftSettings(LoraSettings):
     gradient_checkpointing: bool
     optimizer: str
     loss_kernel: Literal["tiles", "liger"]
-    layer_kernels: Literal["torch", "liger"]
+    layer_kernels: Literal["auto", "torch", "liger"]
     shards: int
 
 

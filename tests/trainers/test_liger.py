@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Qwen3Config, Qwen
 from transformers.integrations import liger as integration
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from etpi_resources.trainers.workers import proof, sft_worker
+from etpi_resources.trainers.workers import device, proof, sft_worker
 from etpi_resources.trainers.workers.device import Compute
 from etpi_resources.trainers.workers.label_head import add_label_head
 from etpi_resources.trainers.workers.layer_kernels import fused_layers
@@ -82,11 +82,12 @@ def test_fused_layers_give_the_logits_and_gradients_of_pytorch():
     ids, results = torch.randint(3, 97, (2, 12), device=DEVICE), []
     plain = net()
     for model in (plain, fused := net()):
-        with fused_layers(model) if model is fused else nullcontext():
+        with fused_layers(model, required=True) if model is fused else nullcontext():
             logits = model(input_ids=ids).logits
             logits.square().sum().backward()
+            own = type(model.model.norm).forward is model.model.norm.forward.__func__
+            assert own == (model is not fused), "the norms are not Liger's"
         results.append((logits.detach(), *(weights.grad for weights in model.parameters())))
-    assert type(fused.model.norm).forward is not fused.model.norm.forward.__func__, "the norms are not Liger's"
     for of_torch, of_liger in zip(*results, strict=True):
         torch.testing.assert_close(of_liger, of_torch, rtol=1e-4, atol=1e-5)
 
@@ -100,24 +101,32 @@ def kinds(monkeypatch) -> dict[str, None]:
     patch: Any = ModuleType("liger_kernel.transformers.monkey_patch")
     patch.MODEL_TYPE_TO_APPLY_LIGER_FN = {"qwen3": None}
     monkeypatch.setitem(sys.modules, patch.__name__, patch)
-    monkeypatch.setattr(integration, "apply_liger_kernel", lambda model, kernels: setattr(QWEN3, "Qwen3RMSNorm", None))
+
+    def fuse(model: Any, kernels: Any) -> None:
+        monkeypatch.setattr(QWEN3, "Qwen3RMSNorm", None)
+        model.base_model.norm.forward = lambda states: states
+
+    monkeypatch.setattr(integration, "apply_liger_kernel", fuse)
     return patch.MODEL_TYPE_TO_APPLY_LIGER_FN
 
 
 @pytest.mark.usefixtures("kinds")
-def test_modules_of_transformers_are_their_own_again_after_fused_layers():
+def test_transformers_and_the_model_are_their_own_again_after_fused_layers():
     model, before = net(), QWEN3.Qwen3RMSNorm
     model.__class__ = type("FSDPQwen3", (Qwen3ForCausalLM,), {})  # as sharding does
-    with pytest.raises(RuntimeError, match="training broke"), fused_layers(model):
-        assert QWEN3.Qwen3RMSNorm is None
+    norm, states = model.base_model.norm, torch.full((1, 1, model.config.hidden_size), 3.0)
+    with pytest.raises(RuntimeError, match="training broke"), fused_layers(model, required=False):
+        assert QWEN3.Qwen3RMSNorm is None and (norm(states) == states).all()
         raise RuntimeError("training broke")
-    assert QWEN3.Qwen3RMSNorm is before
+    assert QWEN3.Qwen3RMSNorm is before and (norm(states) != states).all()
 
 
 def test_kind_of_model_without_kernels_is_refused(kinds):
     kinds.clear()
     with pytest.raises(ValueError, match="no kernels for the layers of qwen3; remove train.layer_kernels"):
-        fused_layers(net()).__enter__()
+        fused_layers(net(), required=True).__enter__()
+    with fused_layers(net(), required=False) as fused:
+        assert not fused
 
 
 @pytest.mark.usefixtures("kinds")
@@ -136,7 +145,9 @@ def test_layers_are_fused_while_a_worker_trains_and_not_when_it_reads_back(tmp_p
     note_norms(WeightedSFTTrainer, "train")
     note_norms(proof, "finish")
     monkeypatch.setattr(sft_worker, "uses_liger", lambda worker, compute, option: option == "layer_kernels")
-    in_process(tmp_path / "run", config_of(base, files))
+    monkeypatch.setattr(device, "version", lambda name: f"of {name}")
+    trained = in_process(tmp_path / "run", config_of(base, files))
+    assert trained.libraries["liger_kernel"] == "of liger_kernel"
     assert norms == {"train": None, "finish": Qwen3RMSNorm}
 
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask
 from transformers import Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
 
@@ -86,6 +88,26 @@ def test_packed_trees_have_the_gradient_of_the_rows_one_by_one(tmp_path, agents,
     assert (packed - apart).norm() / apart.norm() <= 1e-5
 
 
+def test_longest_branches_first_have_the_same_gradient(tmp_path):
+    pairs = pairs_of(*AGENTS["mixed"], *AGENTS["forks"])
+    stored = read(built(pairs, upweight_factor=4.0, upweight_turns=(0,))[1], tmp_path)
+    ordered = stored.longest_first()
+    assert all(tree.find_error() is None for tree in ordered.trees)
+    assert any((a.starts != b.starts).any() for a, b in zip(stored.trees, ordered.trees, strict=True))
+    for tree in ordered.trees:
+        below, parents = tree.subtree_ends() - tree.starts, tree.parents.tolist()
+        assert all(
+            below[a] >= below[b] for a in range(len(tree)) for b in range(a, len(tree)) if parents[a] == parents[b]
+        )
+    assert refuses_trees(NET) is None
+    rows = [make_pass(s.lengths().tolist(), 512, np.random.default_rng(0), packed=True) for s in (stored, ordered)]
+    one, other = (gradient_of(NET, s, batches, 1.0) for s, batches in zip((stored, ordered), rows, strict=True))
+    assert (one - other).norm() / one.norm() <= 1e-5
+    apart = [s.branches() for s in (stored, ordered)]
+    assert [len(s.begins) for s in apart] == [len(stored.begins)] * 2
+    assert apart[0].rows.sum() == pytest.approx(apart[1].rows.sum())
+
+
 def test_separate_branches_have_the_gradient_of_the_rows(tmp_path):
     pairs = pairs_of(*AGENTS["mixed"])
     rows, sequences, _ = built(pairs, upweight_factor=4.0)
@@ -100,8 +122,10 @@ def test_separate_branches_have_the_gradient_of_the_rows(tmp_path):
     assert (got - wanted).norm() / wanted.norm() <= 1e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_named_masks_and_shared_key_heads_have_the_gradient_of_masks_and_copies(tmp_path, monkeypatch, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "compiles"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
+)
+def test_attention_of_a_gpu_has_the_gradient_of_masks_and_copies(tmp_path, monkeypatch, dtype, compiles):
     _, sequences, _ = built(pairs_of(*AGENTS["mixed"], *AGENTS["long branch"]))
     stored = read(sequences, tmp_path)
     batches = make_pass(stored.lengths().tolist(), 1024, np.random.default_rng(0), packed=True)
@@ -109,8 +133,31 @@ def test_named_masks_and_shared_key_heads_have_the_gradient_of_masks_and_copies(
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         of_a_cpu = gradient_of(NET, stored, batches, 1.0)
         monkeypatch.setattr(tree_attention, "_on_gpu", lambda tensor: True)
+        monkeypatch.setattr(tree_attention, "_can_compile", lambda: compiles)
+        # The kernel in plain PyTorch; its gradient on a CPU is refused only as slow.
+        calls, flex = [], tree_attention.flex_attention
+        monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+        monkeypatch.setattr(tree_attention, "_flex", lambda: lambda *a, **b: calls.append(1) or flex(*a, **b))
         of_a_gpu = gradient_of(NET, stored, batches, 1.0)
+    assert bool(calls) == compiles
     assert (of_a_cpu - of_a_gpu).norm() / of_a_cpu.norm() <= 50 * torch.finfo(dtype).eps
+
+
+def test_blocks_equal_the_attention_rule_token_by_token():
+    """The blocks of FlexAttention, on rows that end within a block, against runs and their contexts."""
+    trees = [
+        PrefixTree.from_row(row) for row in built(pairs_of(*AGENTS["mixed"], *AGENTS["long branch"]))[1].to_pylist()
+    ]
+    layout = RowLayout.of(trees, -(-sum(tree.length for tree in trees) // 64) * 64 + 64)
+    blocks, length = layout.blocks(torch.device("cpu")), sum(layout.sizes)
+    at = torch.arange(length)
+    rule = blocks.mask_mod(at, at, at[:, None], at[None])
+    assert (rule.numpy() == seen_by(layout)).all()
+    wanted = create_block_mask(blocks.mask_mod, None, None, length, length, device="cpu")
+    assert (blocks.to_dense() == wanted.to_dense()).all()
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert (getattr(blocks, name) == getattr(wanted, name)).all(), name
+    assert (blocks.full_kv_num_blocks > 0).any()
 
 
 def test_tiles_of_logits_change_neither_loss_nor_gradient(tmp_path, monkeypatch):
@@ -166,20 +213,24 @@ def test_only_descendants_attend_to_a_token(agents, data):
     assert ((before != after).any(1).numpy() == sees).all()
 
 
-def test_layout_equals_the_attention_rule_token_by_token():
-    """Runs and their contexts against tin[key] <= tin[query] < tout[key] and no later key, token by token."""
-    _, sequences, _ = built(pairs_of(*AGENTS["mixed"]))
-    trees = [PrefixTree.from_row(sequence) for sequence in sequences.to_pylist()]
-    length = sum(tree.length for tree in trees) + 3
-    layout = RowLayout.of(trees, length)
+def seen_by(layout: RowLayout) -> np.ndarray:
+    """Whether the runs let a query attend to a key, (L, L)."""
     starts = np.concatenate([[0], np.cumsum(layout.sizes)])
-    assert starts[-1] == length
-    sees = np.zeros((length, length), dtype=bool)
+    sees = np.zeros((starts[-1], starts[-1]), dtype=bool)
     for run in layout.runs:
         own = range(starts[run.first], starts[run.last])
         for node in run.context:
             sees[own.start : own.stop, starts[node] : starts[node + 1]] = True
         sees[own.start : own.stop, own.start : own.stop] = np.tri(len(own), dtype=bool)
+    return sees
+
+
+def test_layout_equals_the_attention_rule_token_by_token():
+    """Runs and their contexts against tin[key] <= tin[query] < tout[key] and no later key, token by token."""
+    _, sequences, _ = built(pairs_of(*AGENTS["mixed"]))
+    trees = [PrefixTree.from_row(sequence) for sequence in sequences.to_pylist()]
+    length = sum(tree.length for tree in trees) + 3
+    sees = seen_by(RowLayout.of(trees, length))
     wanted = np.zeros_like(sees)
     base = 0
     for tree in [*trees, PrefixTree.chain(3)]:

@@ -7,7 +7,7 @@ without a mask the fused causal kernels apply. A packed row carries the layout o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,25 @@ class Sequences:
         trees = [PrefixTree.chain(int(n)) for n in lengths]
         return Sequences(
             names, offsets, self.ids[flat], labels, weights, rows, trees, begins, np.array(repeated, dtype=np.int64)
+        )
+
+    def longest_first(self) -> Sequences:
+        """Return the same sequences with the longest branches first.
+
+        What is left of a conversation's turns in its later prompts is then one range, which kernels that skip blocks of
+        a row compute without gaps: a fifth fewer blocks, and a quarter of those that need the rule (`bench/README.md`).
+        """
+        trees, pieces = zip(*(tree.longest_first() for tree in self.trees), strict=True)
+        flat = np.concatenate([offset + piece for offset, piece in zip(self.offsets, pieces, strict=False)])
+        begin = np.zeros(len(self.ids), dtype=bool)
+        begin[self.begins] = True
+        return replace(
+            self,
+            trees=list(trees),
+            ids=self.ids[flat],
+            labels=self.labels[flat],
+            weights=self.weights[flat],
+            begins=np.flatnonzero(begin[flat]),
         )
 
     def lengths(self) -> np.ndarray:

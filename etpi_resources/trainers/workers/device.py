@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from etpi_resources.cuda import repeat_to_the_digit
 from etpi_resources.trainers.precision import Dtype, SpecDtype, find_gpu, overruled, training_dtype
@@ -60,6 +61,21 @@ def device_name(gpu: bool) -> str:
     return torch.cuda.get_device_name() if gpu else f"cpu, {torch.get_num_threads()} threads"
 
 
-def libraries() -> dict[str, str]:
+def libraries(*more: str) -> dict[str, str]:
     """Package -> version of the libraries that this interpreter trains with."""
-    return {name: version(name) for name in _LIBRARIES}
+    return {name: version(name) for name in (*_LIBRARIES, *more)}
+
+
+def narrow_hidden_states(model: PreTrainedModel) -> None:
+    """Under bfloat16 autocast, let a model with weights in float32 pass its hidden states on in bfloat16.
+
+    Autocast leaves embeddings in float32, and then every layer adds and normalises in float32. Engines, and trainers
+    whose weights are in bfloat16, do not.
+    """
+
+    def narrow(embeddings: torch.nn.Module, ids: Any, states: torch.Tensor) -> torch.Tensor:
+        kind = states.device.type
+        bf16 = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
+        return states.to(torch.bfloat16) if bf16 else states
+
+    model.get_input_embeddings().register_forward_hook(narrow)

@@ -89,6 +89,8 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
     compute = choose_compute(worker, config.device, config.train.dtype)
     fused = uses_liger(worker, compute, "layer_kernels")
     stored, validation = read_splits(config)
+    if compute.gpu and stored.fork:
+        stored = stored.longest_first()
     model = load(config, compute)
     replicated = can_replicate(config.train, compute, model)
     micro_tokens = pass_tokens(config, replicated)
@@ -97,7 +99,6 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
         worker, model, layout.plan, layout.sequences, compute=compute, replicated=replicated, tracking=tracking
     )
     device = f"{shards} x {device_name(compute.gpu)}" if shards > 1 else device_name(compute.gpu)
-    used_libraries = libraries()
     worker.log(
         f"{config.label}: {len(stored)} sequences, {layout.plan.steps} steps of up to {config.train.batch_tokens} "
         f"tokens, {config.train.method} fine-tuning in {compute.dtype} on {device}; {layout.because}"
@@ -107,7 +108,9 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
     states = States(worker.folder, trainer, config.state_seconds)
     log = add_log(worker, trainer, saver, states, validation, micro_tokens)
     started = time.monotonic()
-    with fused_layers(model) if fused else nullcontext():
+    kernels = fused_layers(model, required=config.train.layer_kernels == "liger") if fused else nullcontext(False)
+    with kernels as by_liger:
+        used_libraries = libraries("liger_kernel") if by_liger else libraries()
         trainer.train(resume_from_checkpoint=continue_from(worker, states, saver, log))
     trained = time.monotonic()
     counted, gathered = first_pass(trainer, layout.sequences), gather(config, trainer)
@@ -243,12 +246,14 @@ def build_trainer(
 
     from etpi_resources.cuda import avoid_cudnn_attention
     from etpi_resources.trainers.workers.checkpointing import lora_config
+    from etpi_resources.trainers.workers.device import narrow_hidden_states
     from etpi_resources.trainers.workers.label_head import add_label_head
     from etpi_resources.trainers.workers.sharding import add_replicated_adapter, reshard
     from etpi_resources.trainers.workers.weighted_trainer import WeightedSFTTrainer
 
     avoid_cudnn_attention()  # rows and branches have many lengths
     add_label_head(model, liger=uses_liger(worker, compute, "loss_kernel"))
+    narrow_hidden_states(model)
     reshard(model)  # or tensors that its passes gathered would be frozen and optimised in place of the shards
     config, train = worker.config, worker.config.train
     lora = train.method == "lora"
@@ -289,7 +294,11 @@ def uses_liger(
     Raises:
         RuntimeError: it is not installed.
     """
-    if getattr(worker.config.train, option) != "liger":
+    chosen = getattr(worker.config.train, option)
+    if chosen == "auto":
+        # Over shards Liger's kernels were not run yet.
+        return compute.gpu and worker.config.train.shards == 1 and find_spec("liger_kernel") is not None
+    if chosen != "liger":
         return False
     if not compute.gpu:
         worker.log(f'{worker.config.label}: train.{option} = "liger" needs a GPU; a CPU computes the same without it')

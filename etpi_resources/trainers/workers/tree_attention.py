@@ -4,18 +4,26 @@ Instead of masking a row x row matrix, a row is cut into runs: a node, its first
 on, which are adjacent in the row. A run attends to itself causally and to the nodes from its tree's root to its parent:
 tin[key] <= tin[query] < tout[key] and never a later key. So the work is that of the branches, memory does not grow with
 the square of a row, and several trees in a row cost no more than each alone.
+
+On a GPU that can compile, FlexAttention does the same in one kernel: it skips the blocks of queries and keys that have
+nothing to do with each other, and asks the rule only in those that are cut by a node's edge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
+from torch._dynamo.exc import TorchDynamoException
 from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._triton import has_triton
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -25,6 +33,8 @@ from etpi_resources.prefix_tree import PrefixTree
 ATTENTION = "prefix_tree"
 QUERIES = 512
 """Most queries of one kernel call that needs a mask in memory, on a CPU; bounds the mask's rows."""
+BLOCK = 128
+"""Queries and keys of a block of FlexAttention, its default; with fewer queries it takes another kernel."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +49,12 @@ class NodeRun:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """A row of tokens cut into nodes of `sizes` tokens, and its runs in order."""
+    """A row of tokens cut into nodes of `sizes` tokens, its runs in order, and of each node the end of its subtree: one
+    past the last token of its last descendant."""
 
     sizes: tuple[int, ...]
     runs: tuple[NodeRun, ...]
+    subtree_ends: tuple[int, ...]
 
     @classmethod
     def of(cls, trees: Sequence[PrefixTree], length: int) -> RowLayout:
@@ -51,8 +63,10 @@ class RowLayout:
         whole = [*trees, PrefixTree.chain(padding)] if padding else trees
         sizes: list[int] = []
         runs: list[NodeRun] = []
+        subtree_ends: list[int] = []
         for tree in whole:
             base = len(sizes)
+            subtree_ends += (sum(sizes) + tree.subtree_ends()).tolist()
             sizes += (tree.ends - tree.starts).tolist()
             first = 0
             for node in range(1, len(tree) + 1):
@@ -60,19 +74,44 @@ class RowLayout:
                     context = tuple(base + n for n in tree.path(first)[:-1])
                     runs.append(NodeRun(base + first, base + node, context))
                     first = node
-        return cls(tuple(sizes), tuple(runs))
+        return cls(tuple(sizes), tuple(runs), tuple(subtree_ends))
+
+    def blocks(self, device: torch.device) -> BlockMask:
+        """Return the rule for FlexAttention: a query attends to a key that is not later, if the query stands before the
+        end of the key's subtree. It takes no memory in the square of the row, but for 8 bytes a block."""
+        sizes, ends = torch.tensor(self.sizes), torch.tensor(self.subtree_ends, dtype=torch.int32)
+        ends = ends.repeat_interleave(sizes).to(device)
+        length = len(ends)
+        of_blocks = torch.nn.functional.pad(ends, (0, -length % BLOCK)).view(-1, BLOCK)
+        number = torch.arange(len(of_blocks), dtype=torch.int32, device=device)
+        earlier = number[None] < number[:, None]
+        seen = earlier & (of_blocks.amax(1)[None] > number[:, None] * BLOCK)
+        whole = seen & (of_blocks.amin(1)[None] >= (number[:, None] + 1) * BLOCK)
+        cut = (seen & ~whole) | (number[None] == number[:, None])
+
+        def rule(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            return (query >= key) & (query < ends[key])
+
+        blocks = BlockMask.from_kv_blocks(
+            *_in_order(cut), *_in_order(whole), BLOCK_SIZE=BLOCK, mask_mod=rule, seq_lengths=(length, length)
+        )
+        for part in (ends, *blocks.as_tuple()):
+            if isinstance(part, torch.Tensor):  # or the second length compiles again
+                torch._dynamo.maybe_mark_dynamic(part, [n for n, size in enumerate(part.shape) if size > 1])
+        return blocks
 
 
 def tree_attention(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     attention_mask: torch.Tensor | None, dropout: float = 0.0, scaling: float | None = None,
-    layout: RowLayout | None = None, **named: Any,
+    layout: RowLayout | None = None, blocks: BlockMask | None = None, **named: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
     """Compute attention as transformers calls it.
 
     Shapes: query (B, heads, L, D), key and value (B, key heads, L, D) -> (B, L, heads, D).
 
-    Without a layout it calls transformers' sdpa; with a layout it ignores the mask (see `tree_arguments`).
+    Without a layout it calls transformers' sdpa; with a layout it ignores the mask (see `tree_arguments`). `blocks` are
+    those of the layout, where FlexAttention computes.
     """
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **named)
@@ -84,6 +123,15 @@ def tree_attention(
     gpu = _on_gpu(query)
     # Of a GPU's kernels only FlashAttention, for 16 bits, lets query heads share a key head; a CPU's is slower at it.
     shared = gpu and query.dtype in (torch.bfloat16, torch.float16)
+    if blocks is not None and shared and not dropout and not _uncompiled:
+        for states in (query, key, value):  # one program for all lengths
+            torch._dynamo.maybe_mark_dynamic(states, 2)
+        try:
+            attended = _flex()(query, key, value, block_mask=blocks, scale=scaling, enable_gqa=True)
+            return attended.transpose(1, 2).contiguous(), None
+        except TorchDynamoException as error:
+            _uncompiled.append(str(error))
+            warnings.warn(f"FlexAttention does not compile here, trees take twice as long: {error}", stacklevel=2)
     if not shared:
         groups = query.shape[1] // key.shape[1]
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)
@@ -110,8 +158,29 @@ def tree_attention(
     return torch.cat(pieces, dim=2).transpose(1, 2).contiguous(), None
 
 
+_uncompiled: list[str] = []
+"""Why FlexAttention does not compile in this process, once that is known."""
+
+
+@cache
+def _flex() -> Callable[..., torch.Tensor]:
+    return torch.compile(flex_attention, fullgraph=True)
+
+
 def _on_gpu(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda
+
+
+@cache
+def _can_compile() -> bool:
+    return has_triton() and any(map(shutil.which, ("cc", "gcc", "clang")))
+
+
+def _in_order(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return, for each row of a matrix of bools, how many are chosen, (1, 1, n), and all columns, those first,
+    (1, 1, n, n), both int32."""
+    columns = chosen.int().argsort(dim=1, descending=True, stable=True).int()
+    return chosen.sum(1, dtype=torch.int32)[None, None], columns[None, None].contiguous()
 
 
 def _joined(nodes: Sequence[torch.Tensor], which: Sequence[int]) -> torch.Tensor:
@@ -140,7 +209,10 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 def tree_arguments(layout: RowLayout, positions: torch.Tensor) -> dict[str, Any]:
     """Return the arguments for a model with this attention, besides its ids; `positions` (1, L)."""
     # transformers keeps a mask of four dimensions; without one, models would create a mask of row x row.
-    return {"layout": layout, "position_ids": positions, "attention_mask": positions.new_zeros((1, 1, 1, 1))}
+    named = {"layout": layout, "position_ids": positions, "attention_mask": positions.new_zeros((1, 1, 1, 1))}
+    if _on_gpu(positions) and positions.shape[1] >= BLOCK and _can_compile():
+        named["blocks"] = layout.blocks(positions.device)
+    return named
 
 
 def refuses_trees(model: PreTrainedModel) -> str | None:
@@ -178,11 +250,13 @@ def _difference(model: PreTrainedModel) -> float:
     fork = PrefixTree(*(np.array(column, dtype=np.int64) for column in columns), length=13)
     trees = [PrefixTree.chain(5), fork]
     text: Any = model.config.get_text_config()
-    ids = torch.arange(2, 20, device=model.device) * 7919 % text.vocab_size
-    positions = torch.from_numpy(np.concatenate([tree.token_positions() for tree in trees])).to(model.device)[None]
+    padding = PrefixTree.chain(BLOCK - 18)
+    ids = torch.arange(2, BLOCK + 2, device=model.device) * 7919 % text.vocab_size
+    positions = np.concatenate([tree.token_positions() for tree in (*trees, padding)])
+    arguments = tree_arguments(RowLayout.of(trees, BLOCK), torch.from_numpy(positions).to(model.device)[None])
     training = model.training
     model.eval()
-    packed = model(ids[None], use_cache=False, **tree_arguments(RowLayout.of(trees, 18), positions)).logits[0].float()
+    packed = model(ids[None], use_cache=False, **arguments).logits[0].float()
     worst, base = 0.0, 0
     for tree in trees:
         for branch, _ in tree.branches():
