@@ -188,6 +188,7 @@ def test_killed_worker_ends_its_server_and_the_run_resumes(tmp_path, base, layou
     outcome = make(tmp_path, lake, "rl_checkpoint")
     assert not outcome.manifest.blocked, outcome.manifest.failures
     assert outcome.metadata["seed 0"]["resumed from step"] in (1, 2, 3)
+    assert not [call for call in calls_of_server(lake) if call.startswith("/sleep")], "vLLM refuses it without a GPU"
     judge(lake, base)
 
 
