@@ -6,6 +6,7 @@ weights in that dtype instead of float32. The folder is in the lake's cache. Not
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import os
@@ -15,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ def convert(source: Path, out: Path, dtype: str) -> None:
 
     # transformers reads the file three times, and the names of its tensors for each of the model's modules.
     gguf: Any = importlib.import_module("gguf")
-    gguf.GGUFReader, gguf.get_tensor_name_map = cache(gguf.GGUFReader), cache(gguf.get_tensor_name_map)
+    gguf.GGUFReader, gguf.get_tensor_name_map = map(functools.cache, (gguf.GGUFReader, gguf.get_tensor_name_map))
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file="model.gguf")
     quantised = AutoModelForCausalLM.from_pretrained(source, gguf_file="model.gguf", dtype=torch.float32)
     config: Any = quantised.config
