@@ -28,8 +28,8 @@ from typing import Any
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.vllm_server import vllm_program
 
-SECONDS = 180
-"""The most that one stage may take; ten times as long on a CPU, and so the next."""
+SECONDS = 240
+"""The most that one stage may take (two starts of vLLM take 100 s); ten times as long on a CPU, and so the next."""
 DEADLINE = 570
 """Seconds after which no stage begins."""
 
