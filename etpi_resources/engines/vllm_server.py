@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -54,6 +55,7 @@ _RESERVED_OPTIONS = (
     "host", "port", "model", "served-model-name", "api-key", "uvicorn-log-level", "generation-config",
 )  # fmt: skip
 _LOG_LINES = 15
+_ERROR = re.compile(r"^(?!(\(.*?\) )?(INFO|WARNING) ).*(Error|error[:,])")
 
 
 def vllm_program() -> Path:
@@ -250,7 +252,7 @@ class VllmServer:
     def _log_tail(self) -> str:
         """Return the last lines of the log that report errors, or else its last lines."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        errors = [line for line in lines if "Error" in line and not line.startswith("INFO")][-_LOG_LINES:]
+        errors = [line for line in lines if _ERROR.search(line)][-_LOG_LINES:]
         return "\n".join(f"  {line}" for line in errors or lines[-_LOG_LINES:]) or "  (nothing)"
 
 

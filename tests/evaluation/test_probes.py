@@ -151,6 +151,15 @@ def test_other_first_ids_at_another_probability_differ_where_the_base_repeats_no
     assert probes.differs_from_base(_sure([5, 6], logprob), wavering, 0.5).passed is passed
 
 
+def test_other_first_ids_that_leave_each_other_no_probability_differ_where_the_base_repeats_nothing():
+    """Both are sure of their first ids, so that their log-probabilities are near each other."""
+    sure, again, trained = (
+        [replace(turn, logprobs=[logprob, -0.7]) for turn in _turns(ids=ids)]
+        for ids, logprob in (([7, 8], -0.1), ([7, 9], -0.2), ([5, 6], -0.02))
+    )
+    assert probes.differs_from_base(trained, probes.BaseTurns(sure, again), 0.5).passed
+
+
 def test_start_of_reinforcement_that_seldom_acts_blocks_nothing():
     failed, passed = (probes.parses("train", PROMPTS, _turns(text=text), 0.8) for text in ("", CALL))
     rows = [failed.row("c" * 16, "sft", 0), passed.row("d" * 16, "rl", 0)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from etpi_assets.evaluation.rollouts import conditions
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import load_specs
+from etpi_resources.engines.vllm_server import PROGRAM_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,9 +41,15 @@ def test_every_stage_has_at_most_48_rollouts_and_10_steps(
         assert spec.rl.method == "none" or (spec.rl.beta > 0 and spec.rl.steps <= 10)
 
 
-def test_stage_that_cannot_run_says_why(gpu_run: Any) -> None:
-    assert "GPU" in gpu_run.command_of("vllm_grpo", True) and "tiny" in gpu_run.command_of("base", True)
-    assert gpu_run.command_of("sft_lora", True)[-2:] == ["run", "gpu_run_sft_lora"]
+@pytest.mark.parametrize("cpu", [False, True])
+def test_stage_that_cannot_run_says_why(
+    gpu_run: Any, cpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PROGRAM_VARIABLE, str(tmp_path / "vllm"))
+    assert str(tmp_path) in gpu_run.command_of("vllm_grpo", cpu) and "tiny" in gpu_run.command_of("base", True)
+    assert gpu_run.command_of("sft_lora", cpu)[-2:] == ["run", "gpu_run_sft_lora"]
+    monkeypatch.setenv(PROGRAM_VARIABLE, sys.executable)
+    assert gpu_run.command_of("vllm_grpo", cpu)[-2:] == ["run", "gpu_run_vllm_grpo"]
 
 
 @pytest.mark.parametrize(("result", "status"), [("rc 0", 0), ("rc -9", 1), ("rc 2", 1), ("stopped after 3 s", 1)])

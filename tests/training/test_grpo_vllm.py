@@ -5,6 +5,7 @@ Without vLLM a program of the same arguments and endpoints stands in for it, ove
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import threading
@@ -64,6 +65,10 @@ def devices_of_servers(lake) -> list[set[str]]:
 
 
 def test_an_adapter_is_served_by_two_servers_under_its_versions(tmp_path, base, gpus, monkeypatch):
+    for name, text in (("vllm/__init__.py", "raise SystemExit"), ("vllm-0.26.0.dist-info/METADATA", "Version: 0.26.0")):
+        (tmp_path / "installed" / name).parent.mkdir(parents=True)
+        (tmp_path / "installed" / name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "installed"), prepend=os.pathsep)  # the trainer need not import it
     messages: list[str] = []
     send = Link.send
     monkeypatch.setattr(Link, "send", lambda self, *m: (messages.append(m[0]), send(self, *m))[1])
@@ -188,6 +193,7 @@ def test_killed_worker_ends_its_server_and_the_run_resumes(tmp_path, base, layou
     outcome = make(tmp_path, lake, "rl_checkpoint")
     assert not outcome.manifest.blocked, outcome.manifest.failures
     assert outcome.metadata["seed 0"]["resumed from step"] in (1, 2, 3)
+    assert not [call for call in calls_of_server(lake) if call.startswith("/sleep")], "vLLM refuses it without a GPU"
     judge(lake, base)
 
 

@@ -157,7 +157,10 @@ def build_trainer(
     """
     import datasets
     from transformers import AutoTokenizer
+    from trl import import_utils
 
+    # Where vLLM is installed, TRL imports it for servers of its own, which takes seconds.
+    import_utils.is_vllm_available = lambda min_version=None: False
     from etpi_resources.chat.format import ChatFormat
     from etpi_resources.engines.live import LiveEngine
     from etpi_resources.trainers.workers.checkpointing import lora_config
