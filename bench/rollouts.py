@@ -71,7 +71,7 @@ def pairs(count: int, folder: Path) -> None:
         return run_rollout(RolloutJob(task, agent, identity, sample), runtime)
 
     with Journal(folder, "bench") as journal, ThreadPoolExecutor(2 * (os.cpu_count() or 1)) as executor:
-        collect(tasks, 1, run, journal, executor=executor)
+        collect(tasks, 1, [(run, journal)], executor=executor)
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ class Resources:
     def serving(
         self, section: ServingSection, chat: ChatFormat, checkpoints: Sequence[Checkpoint], context: int | None = None
     ) -> Serving:
-        """Serve the checkpoints of an experiment one after another; the caller closes the result.
+        """Serve the checkpoints of an experiment, `section.servers` at once; the caller closes the result.
 
         Args:
             context: most tokens of a request's prompt and output together.
@@ -91,6 +91,7 @@ class Resources:
             logs=self.lake.scratch("servers"),
             lock=self.lake.machine_lock_file("server"),
             context=context,
+            at_once=section.servers,
         )
 
 

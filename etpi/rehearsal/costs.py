@@ -27,8 +27,8 @@ BANDWIDTH = 4.8e12
 """Bytes that an H200 reads from its memory in a second (NVIDIA's data sheet)."""
 MEASURED = ((0.135e9, 1616.0), (4.0e9, 79.0))
 """(parameters, output tokens a second) of the in-process engine on an H200: SmolLM2-135M in evaluation, and SAMPLES
-rollouts of Qwen3-4B's shape in reinforcement (bench/README.md)."""
-SAMPLES = 8
+rollouts of Qwen3-4B's shape in reinforcement (bench/README.md); its batches have at most SLOTS sequences."""
+SAMPLES, SLOTS = 8, 64
 WRITTEN = 0.66e9
 """Bytes of weights that reinforcement merged and wrote in a second for vLLM, on the same H200."""
 
@@ -148,7 +148,7 @@ def decoding(engine: str, shape: Shape | None, tokens: float, at_once: int) -> t
     if not small <= shape.parameters <= 1.1 * large:
         only = f"models of {small / 1e9:g} to {large / 1e9:g} B parameters"
         return None, f"the in-process engine was measured with {only} only"
-    scaled = slow * min(at_once, MODEL_CONCURRENCY) / SAMPLES
+    scaled = slow * min(at_once, SLOTS) / SAMPLES
     share = math.log(min(shape.parameters, large) / small) / math.log(large / small)
     rate = fast * (scaled / fast) ** share
     return tokens / rate, (

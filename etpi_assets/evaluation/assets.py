@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -152,21 +152,16 @@ def _roll_out(
     records = []
     with (
         run.progress("held-out rollouts", rollouts) as progress,
-        _serving(run, spec) as (serving, checkpoints),
+        _serving(run, spec, lambda row: row["final"] and row["role"] in section.roles) as (serving, evaluated),
     ):
-        for checkpoint in (c for c in checkpoints if c.final and c.role in section.roles):
-            with serving.engine(checkpoint) as engine:
-                for condition in conditions(section, checkpoint.role):
-                    records += roll_out(
-                        checkpoint,
-                        condition,
-                        engine,
-                        setting,
-                        journals,
-                        experiment=run.key,
-                        advance=progress.advance,
-                        log=run.log,
-                    )
+        for first in range(0, len(evaluated), serving.at_once):
+            with ExitStack() as stack:
+                served = [
+                    (checkpoint, stack.enter_context(serving.engine(checkpoint)), conditions(section, checkpoint.role))
+                    for checkpoint in evaluated[first : first + serving.at_once]
+                ]
+                advance, log = progress.advance, run.log
+                records += roll_out(served, setting, journals, experiment=run.key, advance=advance, log=log)
     return records
 
 
@@ -273,8 +268,10 @@ def _served_by(spec: ExperimentSpec) -> dict[str, Any]:
 
 
 @contextmanager
-def _serving(run: AssetRun, spec: ExperimentSpec) -> Iterator[tuple[Serving, Sequence[Checkpoint]]]:
-    """Serve the experiment's checkpoints; every server has stopped when the context ends."""
+def _serving(
+    run: AssetRun, spec: ExperimentSpec, chosen: Callable[[dict[str, Any]], bool] = lambda row: True
+) -> Iterator[tuple[Serving, Sequence[Checkpoint]]]:
+    """Serve the chosen checkpoints of the experiment; every server has stopped when the context ends."""
     chat = load_chat_format(spec.base.tokenizer, spec.base.chat_template)
     rows = _checkpoints(run)
     folders = {row["checkpoint_id"]: checkpoint_folder(run.lake.root, row["path"]) for row in rows}
@@ -287,7 +284,7 @@ def _serving(run: AssetRun, spec: ExperimentSpec) -> Iterator[tuple[Serving, Seq
             base_identity=row["parent_id"],
             **{name: row[name] for name in ("role", "path", "adapter_hash", "seed", "step", "final")},
         )
-        for row in rows
+        for row in filter(chosen, rows)
     ]
     context = spec.evaluate.longest_context() if spec.evaluate else None
     with closing(run.resources.serving(spec.serving, chat, checkpoints, context)) as serving:

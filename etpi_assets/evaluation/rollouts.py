@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ import pyarrow as pa
 
 from etpi_assets.agent.harness import run_harness
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
-from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
+from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, Run, collect
 from etpi_assets.rollouts.executors import rollout_executor
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.specs.experiment import Budget, Decoding, EvaluateSection
@@ -87,9 +88,7 @@ def conditions(section: EvaluateSection, role: str) -> list[EvaluationCondition]
 
 
 def roll_out(
-    checkpoint: Checkpoint,
-    condition: EvaluationCondition,
-    engine: Engine,
+    served: Sequence[tuple[Checkpoint, Engine, Sequence[EvaluationCondition]]],
     setting: EvaluationSetting,
     journals: Path,
     *,
@@ -97,9 +96,33 @@ def roll_out(
     advance: Callable[[int], None] = lambda n: None,
     log: Callable[[str], None] = print,
 ) -> Iterator[RolloutRecord]:
-    """Yield one rollout per task, from the journal if it has it, relabelled for this experiment."""
-    key = _key(checkpoint, condition, engine, setting.template_kwargs)
-    identity = Identity(
+    """Yield one rollout per task of every checkpoint and condition, from the journals if they have it, relabelled for
+    this experiment. All of them run at once, so that a server does not wait for the last rollouts of each."""
+    runs: dict[str, tuple[Run, Journal]] = {}
+    wanted: list[tuple[Checkpoint, str]] = []
+    runtimes = [
+        RolloutRuntime(setting.family, engine, setting.sandboxes, setting.chat, setting.template_kwargs)
+        for _, engine, _ in served
+    ]
+    for (checkpoint, engine, planned), runtime in zip(served, runtimes, strict=True):
+        for condition in planned:
+            key = _key(checkpoint, condition, engine, setting.template_kwargs)
+            run = partial(_roll_out, condition, _identity(key, checkpoint, condition, engine), runtime)
+            runs[key] = run, Journal(journals, key, wait=True)
+            wanted.append((checkpoint, key))
+    with ExitStack() as stack:
+        # Another experiment may roll out the same checkpoints: in one order, neither waits for the other.
+        for key in sorted(runs):
+            stack.enter_context(runs[key][1])
+        with rollout_executor(runtimes[0], MODEL_CONCURRENCY, log) as executor:
+            collect(setting.tasks, 1, list(runs.values()), executor=executor, advance=advance)
+        for checkpoint, key in wanted:
+            for task in setting.tasks:
+                yield _relabelled(runs[key][1].get(task, 0), checkpoint, experiment)
+
+
+def _identity(key: str, checkpoint: Checkpoint, condition: EvaluationCondition, engine: Engine) -> Identity:
+    return Identity(
         spec_key=key,
         origin="eval",
         engine="model",
@@ -109,14 +132,6 @@ def roll_out(
         seed=checkpoint.seed,
         decoding=condition.decoding,
     )
-
-    runtime = RolloutRuntime(setting.family, engine, setting.sandboxes, setting.chat, setting.template_kwargs)
-    run = partial(_roll_out, condition, identity, runtime)
-    with Journal(journals, key, wait=True) as journal:  # another experiment may roll out the same checkpoint
-        with rollout_executor(runtime, MODEL_CONCURRENCY, log) as executor:
-            records = collect(setting.tasks, 1, run, journal, executor=executor, advance=advance)
-        for record in records:
-            yield _relabelled(record, checkpoint, experiment)
 
 
 def _roll_out(

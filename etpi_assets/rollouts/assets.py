@@ -137,8 +137,7 @@ def _collect_tables(
             records = collect(
                 tasks,
                 spec.k,
-                roll_out,
-                journal,
+                [(roll_out, journal)],
                 executor=executor,
                 check=compare_if_due,
                 advance=progress.advance,

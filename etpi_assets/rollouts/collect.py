@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, as_completed
 from contextlib import suppress
-from functools import partial
 from threading import Event
 
 from etpi_assets.rollouts.journal import Journal
@@ -16,37 +16,37 @@ Run = Callable[[Task, int], RolloutRecord]
 """(task, sample) -> record, whose id is `agent.loop.rollout_id` with the journal's spec key. It can be pickled, unless
 the executor runs it in this process."""
 
-MODEL_CONCURRENCY = 64
-"""Concurrent rollouts of a model: enough requests to fill its batches."""
+MODEL_CONCURRENCY = max(64, min(8 * (os.cpu_count() or 1), 128))
+"""Concurrent rollouts of a model: enough requests to fill its batches, and no more sandboxes than the cores can start
+together."""
 
 
 def collect(
     tasks: Sequence[Task],
     k: int,
-    run: Run,
-    journal: Journal,
+    runs: Sequence[tuple[Run, Journal]],
     *,
     executor: Executor,
     check: Callable[[], None] = lambda: None,
     advance: Callable[[int], None] = lambda n: None,
 ) -> Iterator[RolloutRecord]:
-    """Run `k` rollouts of every task, except those in the journal; then yield all from it, by task and sample.
+    """Run `k` rollouts of every task by every run, except those in its journal; then yield all from the journals, by
+    run, task and sample.
 
     A rollout with an infrastructure error runs once more, and its second record is kept. An exception of `run` (for
     example because no sandbox works) stops the collection: running rollouts finish, no others start, and those without
     an infrastructure error are kept.
 
     Args:
-        executor: where rollouts run, and how many at once (`executors.rollout_executor`). The caller closes it. Only
-            this process writes the journal.
+        runs: each with its own journal, which only this process writes.
+        executor: where rollouts run, and how many at once (`executors.rollout_executor`). The caller closes it.
         check: called after each finished rollout; an exception of it stops the collection too.
-        advance: called with the number of finished rollouts, first with those of the journal.
+        advance: called with the number of finished rollouts, first with those of the journals.
     """
-    pairs = [(task, sample) for task in tasks for sample in range(k)]
-    missing = [(task, sample) for task, sample in pairs if not journal.has(task, sample)]
-    advance(len(pairs) - len(missing))
-    once = partial(run_with_retry, run)
-    unfinished: set[Future[RolloutRecord]] = set()
+    wanted = [(run, journal, task, sample) for run, journal in runs for task in tasks for sample in range(k)]
+    missing = [rollout for rollout in wanted if not rollout[1].has(*rollout[2:])]
+    advance(len(wanted) - len(missing))
+    unfinished: dict[Future[RolloutRecord], Journal] = {}
     failed = Event()
 
     def cancel_others(finished: Future[RolloutRecord]) -> None:
@@ -56,14 +56,14 @@ def collect(
             for future in tuple(unfinished):
                 future.cancel()
 
-    def keep(record: RolloutRecord) -> None:
+    def keep(record: RolloutRecord, journal: Journal) -> None:
         journal.append(record)
         advance(1)
 
     try:
-        for task, sample in missing:
-            future = executor.submit(once, task, sample)
-            unfinished.add(future)
+        for run, journal, task, sample in missing:
+            future = executor.submit(run_with_retry, run, task, sample)
+            unfinished[future] = journal
             future.add_done_callback(cancel_others)
             if failed.is_set():
                 future.cancel()
@@ -71,16 +71,16 @@ def collect(
         for future in as_completed(unfinished):
             if future.cancelled():
                 continue  # another one failed, and is among the next
-            unfinished.discard(future)  # its record can be freed
-            keep(future.result())
+            journal = unfinished.pop(future)  # its record can be freed
+            keep(future.result(), journal)
             check()
     except BaseException:
         for future in [future for future in unfinished if not future.cancel()]:
             with suppress(Exception):  # the first exception is the one to report
                 if (record := future.result()).error is None:  # else its cause may be that the run is being stopped
-                    keep(record)
+                    keep(record, unfinished[future])
         raise
-    return (journal.get(task, sample) for task, sample in pairs)
+    return (journal.get(task, sample) for _, journal, task, sample in wanted)
 
 
 def run_with_retry(run: Run, task: Task, sample: int) -> RolloutRecord:

@@ -13,7 +13,7 @@ from etpi_assets.specs.check_names import OVERRIDABLE
 from etpi_assets.specs.harness import HarnessSection, with_harness
 from etpi_assets.specs.plugins import near
 from etpi_assets.specs.rollout_set import AgentSection, Reading, ScoringSection, Tool
-from etpi_assets.specs.section import Omitted, Section
+from etpi_assets.specs.section import Omitted, Operational, Section
 from etpi_assets.specs.server import ServerSection
 from etpi_assets.specs.training import BaseSection, RLSection, TrainSection
 
@@ -145,6 +145,8 @@ class ServingSection(ServerSection):
     engine: Literal["transformers", "vllm", "auto"] = "transformers"  # pyright: ignore[reportIncompatibleVariableOverride]
     """The generating program: `transformers`, in the process that holds the weights, a `vllm` server that etpi starts,
     or `auto`: vLLM where this machine has a GPU and a vLLM, else transformers. Versions record which."""
+    servers: Annotated[int, Operational()] = Field(default=1, ge=1)
+    """Checkpoints that vLLM serves at once. Their servers share the GPU, so `options` must leave room for each."""
     sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
     """The sandbox of evaluation rollouts."""
     template_kwargs: dict[str, Any] = Field(default_factory=dict, examples=[{"enable_thinking": False}])

@@ -11,8 +11,8 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -116,12 +116,14 @@ class Endpoints:
         self._servers = [_Server(url.rstrip("/")) for url in dict.fromkeys(urls)]
         self._key, self._key_env = api_key(key_env), key_env
         headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
-        self._client = httpx.Client(
+        self._new_client = partial(
+            httpx.Client,
             headers=headers,
             timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
+            verify=httpx.create_ssl_context(trust_env=proxies),
             trust_env=proxies,
         )
+        self._idle_clients: list[httpx.Client] = []
         self._timeout, self.exit_reason, self._attempts, self._backoff = timeout, exit_reason, attempts, backoff
         self._proxies = proxies
         self._lock = threading.Lock()
@@ -176,7 +178,8 @@ class Endpoints:
         Raises as `post`, and RetryableError.
         """
         try:
-            response = self._client.request(method, url + path, json=body)
+            with self._client() as client:
+                response = client.request(method, url + path, json=body)
         except httpx.HTTPError as error:
             raise self._connection_error(url, error) from None
         answer = self._read(url, response)
@@ -197,12 +200,25 @@ class Endpoints:
 
     def is_healthy(self, url: str) -> bool:
         """Check the server's /health."""
-        with suppress(httpx.HTTPError):
-            return self._client.get(f"{url}/health", timeout=HEALTH_SECONDS).status_code == 200
+        with suppress(httpx.HTTPError), self._client() as client:
+            return client.get(f"{url}/health", timeout=HEALTH_SECONDS).status_code == 200
         return False
 
     def close(self) -> None:
-        self._client.close()
+        while self._idle_clients:
+            self._idle_clients.pop().close()
+
+    @contextmanager
+    def _client(self) -> Iterator[httpx.Client]:
+        """Lend a client to one request at a time: httpx searches all connections of a client at every request."""
+        try:
+            client = self._idle_clients.pop()
+        except IndexError:
+            client = self._new_client()
+        try:
+            yield client
+        finally:
+            self._idle_clients.append(client)
 
     # --- one try ---------------------------------------------------------------------------------------------------
 

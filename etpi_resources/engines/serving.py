@@ -1,4 +1,4 @@
-"""Serving the checkpoints of an experiment, one after another: the server that each needs, and its name there.
+"""Serving the checkpoints of an experiment: the server that each needs, and its name there.
 
 A full checkpoint has its own server. An adapter is loaded into its base's server under a name that contains the
 adapter's hash, and unloaded afterwards; so the base and the adapters of an experiment share one server.
@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from etpi_resources.backend import backend
 from etpi_resources.engines import Engine
 from etpi_resources.engines.vllm_options import lora_options
 
@@ -59,7 +62,9 @@ class Checkpoint:
 
 
 class Serving(Protocol):
-    """Serves one checkpoint at a time."""
+    """Serves checkpoints, `at_once` at a time."""
+
+    at_once: int
 
     def engine(self, checkpoint: Checkpoint) -> AbstractContextManager[Engine]:
         """Serve the checkpoint until the context ends. Raises EngineUnavailable if it cannot be served."""
@@ -74,6 +79,8 @@ class Serving(Protocol):
 
 class TransformersServing:
     """Serves in this process; an adapter is served merged."""
+
+    at_once = 1
 
     def __init__(self, chat: ChatFormat) -> None:
         self._chat = chat
@@ -96,7 +103,7 @@ class TransformersServing:
 
 
 class VllmServing:
-    """Serves one checkpoint at a time with vLLM, and reuses the servers if the next checkpoint needs the same ones.
+    """Serves checkpoints with vLLM, and reuses the servers if the next checkpoint needs the same ones.
 
     On one machine there is one server, on a cluster as many as its free accelerators allow (`start_servers`).
 
@@ -107,6 +114,7 @@ class VllmServing:
             the model's whole context. An option `max-model-len` replaces it.
         logs: folder of the servers' logs, and of adapters that are served under other keys.
         lock: see `VllmServer`.
+        at_once: checkpoints whose servers this machine has room for. They start at the same time.
     """
 
     def __init__(
@@ -119,16 +127,20 @@ class VllmServing:
         logs: Path,
         lock: Path,
         context: int | None = None,
+        at_once: int = 1,
     ) -> None:
+        self.at_once = 1 if backend() else at_once
         self._context, self._served = context, dict[Path, Path]()
         self._chat, self._options, self._template_kwargs = chat, dict(options), dict(template_kwargs)
-        self._logs, self._lock = logs, lock
+        self._logs, self._locks = logs, [lock, *(lock.with_stem(f"{lock.stem}-{n}") for n in range(1, at_once))]
         self._ranks: dict[Path, int] = {}
         for checkpoint in checkpoints:
             if checkpoint.adapter and checkpoint.base:
                 rank = json.loads((checkpoint.adapter / "adapter_config.json").read_text())["r"]
                 self._ranks[checkpoint.base] = max(self._ranks.get(checkpoint.base, 0), rank)
-        self._servers: Servers | None = None
+        self._wanted = list(dict.fromkeys(map(_server_of, checkpoints)))
+        self._servers: dict[tuple[Path, str], tuple[Path, Servers]] = {}  # with their lock
+        self._in_use: list[tuple[Path, str]] = []
 
     @contextmanager
     def engine(self, checkpoint: Checkpoint) -> Iterator[Engine]:
@@ -136,10 +148,9 @@ class VllmServing:
         from etpi_resources.engines.vllm import VllmEngine, loaded_adapter
 
         with ExitStack() as stack:
-            if checkpoint.adapter and checkpoint.base and checkpoint.base_identity:
-                servers = self._serve(checkpoint.base, f"base-{checkpoint.base_identity[:12]}")
-            else:
-                servers = self._serve(checkpoint.folder, checkpoint.name)
+            servers = self._serve(*_server_of(checkpoint))
+            self._in_use.append(_server_of(checkpoint))
+            stack.callback(self._in_use.remove, _server_of(checkpoint))
             name, folder = self.expected(checkpoint)
             endpoints = Endpoints(servers.urls, key_env=servers.key_env, exit_reason=servers.exit_reason)
             stack.callback(endpoints.close)
@@ -168,18 +179,34 @@ class VllmServing:
         return checkpoint.adapter_name, self._served[checkpoint.adapter]
 
     def close(self) -> None:
-        servers, self._servers = self._servers, None
-        if servers is not None:
-            servers.close()
+        self._close(self._servers.keys())
+
+    def _close(self, keys: AbstractSet[tuple[Path, str]]) -> None:
+        servers = [self._servers.pop(key)[1] for key in list(keys)]
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(lambda each: each.close(), servers))
 
     def _serve(self, folder: Path, name: str) -> Servers:
-        from etpi_resources.engines.vllm_server import start_servers, with_context
+        """Return the servers of a checkpoint, started together with those of the next ones that there is room for."""
+        from etpi_resources.engines.vllm_server import VllmServer, start_servers, with_context
 
-        if self._servers is not None and (self._servers.folder, self._servers.name) == (folder, name):
-            return self._servers
-        self.close()
-        options = with_context(self._options, self._context)
-        if rank := self._ranks.get(folder):
-            options = lora_options(rank) | options
-        self._servers = start_servers(folder, name, log=self._logs / f"{name}.log", options=options, lock=self._lock)
-        return self._servers
+        if (folder, name) not in self._servers:
+            self._close(self._servers.keys() - {*self._in_use})
+            first, room = self._wanted.index((folder, name)), self.at_once - len(self._servers)
+            for each, named in self._wanted[first : first + room]:
+                options, rank = with_context(self._options, self._context), self._ranks.get(each)
+                lock = next(lock for lock in self._locks if lock not in [held for held, _ in self._servers.values()])
+                options, log = lora_options(rank) | options if rank else options, self._logs / f"{named}.log"
+                started = start_servers(each, named, log=log, options=options, lock=lock, wait=False)
+                self._servers[each, named] = lock, started
+        _, servers = self._servers[folder, name]
+        if isinstance(servers, VllmServer):
+            servers.wait_until_ready()
+        return servers
+
+
+def _server_of(checkpoint: Checkpoint) -> tuple[Path, str]:
+    """Return the folder and the name of the full model that serves a checkpoint."""
+    if checkpoint.adapter and checkpoint.base and checkpoint.base_identity:
+        return checkpoint.base, f"base-{checkpoint.base_identity[:12]}"
+    return checkpoint.folder, checkpoint.name

@@ -21,7 +21,7 @@ from etpi_resources.engines.endpoints import FINISH, Endpoints, RetryableError, 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
 
-CONCURRENCY = 128
+CONCURRENCY = 512
 """The most requests sent at once; the server batches them."""
 
 _TOKENIZER_PROBE = "def halve(n):\n    return n // 2  # 50 %, naïve\n<think>\n</think>\n<tool_call>"
@@ -346,7 +346,7 @@ def reload_weights(endpoints: Endpoints, folder: Path) -> None:
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
+    return isinstance(value, list) and set(map(type, value)) == {int}
 
 
 def same_text(text: str, decoded: str) -> bool:

@@ -121,18 +121,20 @@ class Servers(Protocol):
         ...
 
 
-def start_servers(folder: Path, name: str, *, log: Path, options: Mapping[str, Any], lock: Path) -> Servers:
+def start_servers(
+    folder: Path, name: str, *, log: Path, options: Mapping[str, Any], lock: Path, wait: bool = True
+) -> Servers:
     """Serve a checkpoint: from one server on this machine, or on a cluster from one on each free set of accelerators.
 
     Args, Raises: as VllmServer, which locks `lock`; and BackendError if no node has the accelerators.
     """
     if elsewhere := backend():
         return elsewhere.serve(folder, name, log=log, options=options)
-    return VllmServer(folder, name, log=log, options=options, lock=lock)
+    return VllmServer(folder, name, log=log, options=options, lock=lock, wait=wait)
 
 
 class VllmServer:
-    """`vllm serve` of the checkpoint in `folder` under `name` on a loopback port; ready when the constructor returns.
+    """`vllm serve` of the checkpoint in `folder` under `name` on a loopback port.
 
     Args:
         folder: a checkpoint with its tokenizer and chat template.
@@ -142,6 +144,7 @@ class VllmServer:
             free.
         environment: further environment variables.
         host: the address to listen on. With KEY_VARIABLE in the environment, requests need that key.
+        wait: return when it is ready; otherwise the caller calls `wait_until_ready` before the first request.
 
     Attributes:
         url: "http://host:port".
@@ -161,6 +164,7 @@ class VllmServer:
         lock: Path | None = None,
         environment: Mapping[str, str] | None = None,
         host: str = LOOPBACK,
+        wait: bool = True,
     ) -> None:
         self.folder, self.name, self.log = folder, name, log
         self._host, self._key = host, read_secret(KEY_VARIABLE)
@@ -178,8 +182,13 @@ class VllmServer:
         self.url = ""
         for path in (log, lock or log):
             path.parent.mkdir(parents=True, exist_ok=True)
+        self._process = self._start()
+        if wait:
+            self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        """Raises EngineUnavailable if it does not become ready, or has ended."""
         for last in (*[False] * (PORTS - 1), True):
-            self._process = self._start()
             try:
                 self._wait_until_ready()
                 return
@@ -190,6 +199,7 @@ class VllmServer:
             except BaseException:  # an interrupt while it starts
                 self.close()
                 raise
+            self._process = self._start()
 
     @property
     def urls(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -18,7 +19,7 @@ from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.openai import OpenAIEngine
 from etpi_resources.engines.vllm import VllmEngine, reload_weights, same_text
 from tests.support.faulty_server import NAME, FaultyServer
-from tests.support.loopback import Loopback, drop, echo_key, hang, status
+from tests.support.loopback import SUBMITS, Loopback, drop, echo_key, hang, status
 
 CHAT = load_chat_format("tiny")
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -85,6 +86,16 @@ def test_refused_request_is_not_retried(server):
     with pytest.raises(RuntimeError, match="maximum context length") as caught:
         engine.complete([ask()])
     assert not isinstance(caught.value, EngineUnavailable) and len(server.seen) == 1
+
+
+def test_requests_at_once_have_clients_of_one_connection_each_which_later_ones_use(server):
+    together = threading.Barrier(4)
+    server.say = lambda body: SUBMITS if together.wait(60) >= 0 else ""
+    served = endpoints(server)
+    engine = VllmEngine(served, "teacher", CHAT)
+    for _ in range(2):
+        engine.complete([ask(number) for number in range(4)])
+    assert len(served._idle_clients) == len(server.connections) == 4
 
 
 def test_load_is_balanced_and_a_conversation_stays_with_its_server(server):

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -132,7 +133,7 @@ def test_journal_admits_one_process(tmp_path):
 
 def collected(run, journal, k=1, concurrency=1, **more) -> list[RolloutRecord]:
     with ThreadPoolExecutor(concurrency) as executor:
-        return list(collect(TASKS, k, run, journal, executor=executor, **more))
+        return list(collect(TASKS, k, [(run, journal)], executor=executor, **more))
 
 
 def test_each_rollout_runs_once_and_results_are_in_order(tmp_path):
@@ -152,6 +153,20 @@ def test_each_rollout_runs_once_and_results_are_in_order(tmp_path):
     assert [r.rollout_id for r in records] == [rollout_id(task, sample, "spec") for task, sample in wanted]
     assert sorted(ran) == sorted((t.task_id, s) for t, s in wanted if (t.task_id, s) != ("t2", 1))
     assert done[0] == 1 and sum(done) == 8
+
+
+def test_runs_are_collected_together_each_into_its_own_journal(tmp_path):
+    both = threading.Barrier(2)
+
+    def run(task, sample, key):
+        both.wait(60)
+        return made(task, sample, key)
+
+    with Journal(tmp_path, "one") as one, Journal(tmp_path, "two") as two, ThreadPoolExecutor(2) as executor:
+        runs = [(partial(run, key=journal.spec_key), journal) for journal in (one, two)]
+        records = list(collect(TASKS[:1], 1, runs, executor=executor))
+        assert records == [journal.get(TASKS[0], 0) for journal in (one, two)]
+    assert [record.rollout_id for record in records] == [rollout_id(TASKS[0], 0, key) for key in ("one", "two")]
 
 
 def test_infrastructure_error_is_retried_once_and_then_kept(tmp_path):
@@ -227,7 +242,7 @@ def test_interrupted_collection_starts_no_rollout_and_keeps_running_ones_without
 
     with Journal(tmp_path, "spec") as journal, Recorded(5) as executor:
         with pytest.raises(KeyboardInterrupt):
-            collect(TASKS, 100, run, journal, executor=executor, check=check)
+            collect(TASKS, 100, [(run, journal)], executor=executor, check=check)
         assert set(started) == set(range(6))
         assert [sample for sample in range(100) if journal.has(TASKS[0], sample)] == [0, 1, 2, 3, 5]
 
@@ -269,7 +284,7 @@ def collect_world(folder: Path, count: int = 10) -> list[RolloutRecord]:
         return record
 
     with Journal(folder, "world") as journal, ThreadPoolExecutor(4) as executor:
-        return list(collect(tasks, K, run, journal, executor=executor))
+        return list(collect(tasks, K, [(run, journal)], executor=executor))
 
 
 def timeless(records: list[RolloutRecord]):
