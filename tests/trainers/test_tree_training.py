@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.exc import TorchDynamoException
 from torch.nn.attention import flex_attention
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
@@ -122,24 +126,42 @@ def test_separate_branches_have_the_gradient_of_the_rows(tmp_path):
     assert (got - wanted).norm() / wanted.norm() <= 1e-5
 
 
+def by_flex(*states: torch.Tensor, **options: Any) -> torch.Tensor:
+    """FlexAttention in plain PyTorch."""
+    return tree_attention.flex_attention(*states, **options)
+
+
+def broken(*states: torch.Tensor, **options: Any) -> torch.Tensor:
+    raise TorchDynamoException("no Python.h")
+
+
+def wrong(*states: torch.Tensor, **options: Any) -> torch.Tensor:
+    return by_flex(*states, **options).roll(1, dims=2)
+
+
 @pytest.mark.parametrize(
-    ("dtype", "compiles"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
-)
-def test_attention_of_a_gpu_has_the_gradient_of_masks_and_copies(tmp_path, monkeypatch, dtype, compiles):
+    ("dtype", "kernel", "calls"),
+    [(torch.float32, None, 0), (torch.bfloat16, None, 0), (torch.bfloat16, by_flex, 2), (torch.bfloat16, broken, 1),
+     (torch.bfloat16, wrong, 1)],
+)  # fmt: skip
+def test_attention_of_a_gpu_has_the_gradient_of_masks_and_copies(tmp_path, monkeypatch, dtype, kernel, calls):
     _, sequences, _ = built(pairs_of(*AGENTS["mixed"], *AGENTS["long branch"]))
     stored = read(sequences, tmp_path)
     batches = make_pass(stored.lengths().tolist(), 1024, np.random.default_rng(0), packed=True)
     assert refuses_trees(NET) is None
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         of_a_cpu = gradient_of(NET, stored, batches, 1.0)
-        monkeypatch.setattr(tree_attention, "_on_gpu", lambda tensor: True)
-        monkeypatch.setattr(tree_attention, "_can_compile", lambda: compiles)
-        # The kernel in plain PyTorch; its gradient on a CPU is refused only as slow.
-        calls, flex = [], tree_attention.flex_attention
+        for name, value in {
+            "_on_gpu": lambda tensor: True, "_can_compile": lambda: kernel is not None, "LONG": 256, "_unusable": [],
+            "_compared": [], "_flex": lambda: lambda *a, **b: called.append(1) or kernel(*a, **b),
+        }.items():  # fmt: skip
+            monkeypatch.setattr(tree_attention, name, value)
+        called = []
+        # Its gradient on a CPU is refused only as slow.
         monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
-        monkeypatch.setattr(tree_attention, "_flex", lambda: lambda *a, **b: calls.append(1) or flex(*a, **b))
-        of_a_gpu = gradient_of(NET, stored, batches, 1.0)
-    assert bool(calls) == compiles
+        with pytest.warns(UserWarning, match="FlexAttention") if kernel in (broken, wrong) else nullcontext():
+            of_a_gpu = gradient_of(NET, stored, batches, 1.0)
+    assert len(called) == calls
     assert (of_a_cpu - of_a_gpu).norm() / of_a_cpu.norm() <= 50 * torch.finfo(dtype).eps
 
 

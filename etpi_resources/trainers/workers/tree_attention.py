@@ -34,7 +34,9 @@ ATTENTION = "prefix_tree"
 QUERIES = 512
 """Most queries of one kernel call that needs a mask in memory, on a CPU; bounds the mask's rows."""
 BLOCK = 128
-"""Queries and keys of a block of FlexAttention, its default; with fewer queries it takes another kernel."""
+"""Queries and keys of a block of FlexAttention, its default."""
+LONG = 4096
+"""Fewest tokens of a row that FlexAttention computes. It compiles for 10 to 20 s, and shorter rows gain little."""
 
 
 @dataclass(frozen=True)
@@ -120,18 +122,23 @@ def tree_attention(
     if torch.is_autocast_enabled(query.device.type):
         # As autocast does for the kernels; the mask below that has a name passes it by.
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
+    states = query, key, value
+    # Of a GPU's kernels only those for 16 bits let query heads share a key head; a CPU's is slower at it.
+    shared = _on_gpu(query) and query.dtype in (torch.bfloat16, torch.float16)
+    attended = None
+    if blocks is not None and shared and not dropout and not _unusable:
+        attended = _by_blocks(states, blocks, layout, scaling)
+    if attended is None:
+        attended = _by_runs(states, layout, dropout, scaling, shared)
+    return attended.transpose(1, 2).contiguous(), None
+
+
+def _by_runs(
+    states: tuple[torch.Tensor, ...], layout: RowLayout, dropout: float, scaling: float | None, shared: bool
+) -> torch.Tensor:
+    """Compute attention run by run; `shared`: the kernel lets query heads share a key head."""
+    query, key, value = states
     gpu = _on_gpu(query)
-    # Of a GPU's kernels only FlashAttention, for 16 bits, lets query heads share a key head; a CPU's is slower at it.
-    shared = gpu and query.dtype in (torch.bfloat16, torch.float16)
-    if blocks is not None and shared and not dropout and not _uncompiled:
-        for states in (query, key, value):  # one program for all lengths
-            torch._dynamo.maybe_mark_dynamic(states, 2)
-        try:
-            attended = _flex()(query, key, value, block_mask=blocks, scale=scaling, enable_gqa=True)
-            return attended.transpose(1, 2).contiguous(), None
-        except TorchDynamoException as error:
-            _uncompiled.append(str(error))
-            warnings.warn(f"FlexAttention does not compile here, trees take twice as long: {error}", stacklevel=2)
     if not shared:
         groups = query.shape[1] // key.shape[1]
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)
@@ -155,11 +162,37 @@ def tree_attention(
             seen = before + at + part.shape[2]
             mask = _lower_right(part.shape[2], seen, q.dtype, q.device)
             pieces.append(scaled_dot_product_attention(part, k[:, :, :seen], v[:, :, :seen], attn_mask=mask, **options))
-    return torch.cat(pieces, dim=2).transpose(1, 2).contiguous(), None
+    return torch.cat(pieces, dim=2)
 
 
-_uncompiled: list[str] = []
-"""Why FlexAttention does not compile in this process, once that is known."""
+def _by_blocks(
+    states: tuple[torch.Tensor, ...], blocks: BlockMask, layout: RowLayout, scaling: float | None
+) -> torch.Tensor | None:
+    """Compute attention by FlexAttention; None, from then on, if it does not compile here or differs from runs."""
+    for each in states:  # one program for all lengths
+        torch._dynamo.maybe_mark_dynamic(each, 2)
+    try:
+        attended = _flex()(*states, block_mask=blocks, scale=scaling, enable_gqa=True)
+    except TorchDynamoException as error:
+        _unusable.append(f"it does not compile here: {error}")
+    else:
+        if _compared:
+            return attended
+        with torch.no_grad():
+            by_runs = _by_runs(states, layout, 0.0, scaling, shared=True)
+            difference = float((attended - by_runs).norm() / by_runs.norm())
+        if difference < _ROUNDING:
+            _compared.append(difference)
+            return attended
+        _unusable.append(f"its result differs from that of runs by {difference:.2g}")
+    warnings.warn(f"trees train slower, without FlexAttention: {_unusable[-1]}", stacklevel=2)
+    return None
+
+
+_unusable: list[str] = []
+"""Why FlexAttention is not used in this process, once that is known."""
+_compared: list[float] = []
+"""Relative difference of FlexAttention's first result in this process from that of runs."""
 
 
 @cache
@@ -210,7 +243,8 @@ def tree_arguments(layout: RowLayout, positions: torch.Tensor) -> dict[str, Any]
     """Return the arguments for a model with this attention, besides its ids; `positions` (1, L)."""
     # transformers keeps a mask of four dimensions; without one, models would create a mask of row x row.
     named = {"layout": layout, "position_ids": positions, "attention_mask": positions.new_zeros((1, 1, 1, 1))}
-    if _on_gpu(positions) and positions.shape[1] >= BLOCK and _can_compile():
+    forks = any(run.context for run in layout.runs)
+    if forks and positions.shape[1] >= LONG and _on_gpu(positions) and _can_compile():
         named["blocks"] = layout.blocks(positions.device)
     return named
 
@@ -250,13 +284,11 @@ def _difference(model: PreTrainedModel) -> float:
     fork = PrefixTree(*(np.array(column, dtype=np.int64) for column in columns), length=13)
     trees = [PrefixTree.chain(5), fork]
     text: Any = model.config.get_text_config()
-    padding = PrefixTree.chain(BLOCK - 18)
-    ids = torch.arange(2, BLOCK + 2, device=model.device) * 7919 % text.vocab_size
-    positions = np.concatenate([tree.token_positions() for tree in (*trees, padding)])
-    arguments = tree_arguments(RowLayout.of(trees, BLOCK), torch.from_numpy(positions).to(model.device)[None])
+    ids = torch.arange(2, 20, device=model.device) * 7919 % text.vocab_size
+    positions = torch.from_numpy(np.concatenate([tree.token_positions() for tree in trees])).to(model.device)[None]
     training = model.training
     model.eval()
-    packed = model(ids[None], use_cache=False, **arguments).logits[0].float()
+    packed = model(ids[None], use_cache=False, **tree_arguments(RowLayout.of(trees, 18), positions)).logits[0].float()
     worst, base = 0.0, 0
     for tree in trees:
         for branch, _ in tree.branches():
