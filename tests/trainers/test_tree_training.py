@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import cache, partial
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import boxed_nop as nop
 from torch.nn.attention import flex_attention
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
@@ -133,7 +138,7 @@ def test_attention_of_a_gpu_has_the_gradient_of_masks_and_copies(tmp_path, monke
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         of_a_cpu = gradient_of(NET, stored, batches, 1.0)
         monkeypatch.setattr(tree_attention, "_on_gpu", lambda tensor: True)
-        monkeypatch.setattr(tree_attention, "_can_compile", lambda: compiles)
+        monkeypatch.setattr(tree_attention, "triton_runs", lambda: compiles)
         # The kernel in plain PyTorch; its gradient on a CPU is refused only as slow.
         calls, flex = [], tree_attention.flex_attention
         monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
@@ -141,6 +146,33 @@ def test_attention_of_a_gpu_has_the_gradient_of_masks_and_copies(tmp_path, monke
         of_a_gpu = gradient_of(NET, stored, batches, 1.0)
     assert bool(calls) == compiles
     assert (of_a_cpu - of_a_gpu).norm() / of_a_cpu.norm() <= 50 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("fails", ["forward", "backward", "limit"])
+def test_attention_that_does_not_compile_is_computed_run_by_run(monkeypatch, fails):
+    def refuse(graph, inputs):
+        raise OSError("no Python.h")
+
+    backend = aot_autograd(
+        fw_compiler=refuse if fails == "forward" else nop,
+        bw_compiler=refuse if fails == "backward" else nop,
+    )
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    monkeypatch.setattr(tree_attention, "_flex", cache(tree_attention._flex.__wrapped__))
+    monkeypatch.setattr(tree_attention, "_uncompiled", [])
+    monkeypatch.setattr(tree_attention, "_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    layout = RowLayout.of([PrefixTree(*map(np.array, ([0, 90, 150], [-1, 0, 0], [0, 90, 90])), length=200)], 256)
+    blocks, gradients = layout.blocks(torch.device("cpu")), []
+    with torch._dynamo.config.patch(recompile_limit=1), warnings.catch_warnings(record=True) as caught:
+        for given in (blocks, None):
+            for heads in (1, 2):
+                q, k, v = (torch.ones(1, heads, 256, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+                attended, _ = tree_attention.tree_attention(NET, q, k, v, None, layout=layout, blocks=given)
+                attended.sum().backward()
+            gradients.append(v.grad)
+    assert len(tree_attention._uncompiled) == len(caught) == 1
+    torch.testing.assert_close(*gradients)
 
 
 def test_blocks_equal_the_attention_rule_token_by_token():

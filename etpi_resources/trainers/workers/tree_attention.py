@@ -5,13 +5,12 @@ on, which are adjacent in the row. A run attends to itself causally and to the n
 tin[key] <= tin[query] < tout[key] and never a later key. So the work is that of the branches, memory does not grow with
 the square of a row, and several trees in a row cost no more than each alone.
 
-On a GPU that can compile, FlexAttention does the same in one kernel: it skips the blocks of queries and keys that have
+On a GPU where Triton runs, FlexAttention does the same in one kernel: it skips the blocks of queries and keys that have
 nothing to do with each other, and asks the rule only in those that are cut by a node's edge.
 """
 
 from __future__ import annotations
 
-import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,15 +18,16 @@ from functools import cache, lru_cache
 from typing import Any
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from torch._functorch import config as functorch
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils._triton import has_triton
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from etpi_resources.cuda import triton_runs
 from etpi_resources.prefix_tree import PrefixTree
 
 ATTENTION = "prefix_tree"
@@ -129,7 +129,7 @@ def tree_attention(
         try:
             attended = _flex()(query, key, value, block_mask=blocks, scale=scaling, enable_gqa=True)
             return attended.transpose(1, 2).contiguous(), None
-        except TorchDynamoException as error:
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             _uncompiled.append(str(error))
             warnings.warn(f"FlexAttention does not compile here, trees take twice as long: {error}", stacklevel=2)
     if not shared:
@@ -164,16 +164,13 @@ _uncompiled: list[str] = []
 
 @cache
 def _flex() -> Callable[..., torch.Tensor]:
+    # Its gradient compiles with it, where a failure is caught, and not in the first backward pass.
+    functorch.force_non_lazy_backward_lowering = True
     return torch.compile(flex_attention, fullgraph=True)
 
 
 def _on_gpu(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda
-
-
-@cache
-def _can_compile() -> bool:
-    return has_triton() and any(map(shutil.which, ("cc", "gcc", "clang")))
 
 
 def _in_order(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -210,7 +207,7 @@ def tree_arguments(layout: RowLayout, positions: torch.Tensor) -> dict[str, Any]
     """Return the arguments for a model with this attention, besides its ids; `positions` (1, L)."""
     # transformers keeps a mask of four dimensions; without one, models would create a mask of row x row.
     named = {"layout": layout, "position_ids": positions, "attention_mask": positions.new_zeros((1, 1, 1, 1))}
-    if _on_gpu(positions) and positions.shape[1] >= BLOCK and _can_compile():
+    if _on_gpu(positions) and positions.shape[1] >= BLOCK and triton_runs():
         named["blocks"] = layout.blocks(positions.device)
     return named
 
