@@ -38,7 +38,7 @@ def triton_runs() -> bool:
 
         _ = driver.active
     except Exception as error:  # of a compiler, a file system, CUDA
-        warnings.warn(f"Triton does not run here, so trees and layers take more time: {error!r}", stacklevel=2)
+        warnings.warn(f"Triton does not run here, so Liger's layers are not used: {error!r}", stacklevel=2)
         return False
     return has_triton()
 

@@ -138,7 +138,7 @@ def test_attention_of_a_gpu_has_the_gradient_of_masks_and_copies(tmp_path, monke
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         of_a_cpu = gradient_of(NET, stored, batches, 1.0)
         monkeypatch.setattr(tree_attention, "_on_gpu", lambda tensor: True)
-        monkeypatch.setattr(tree_attention, "triton_runs", lambda: compiles)
+        monkeypatch.setattr(tree_attention, "has_triton", lambda: compiles)
         # The kernel in plain PyTorch; its gradient on a CPU is refused only as slow.
         calls, flex = [], tree_attention.flex_attention
         monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)

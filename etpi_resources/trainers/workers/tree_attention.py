@@ -5,7 +5,7 @@ on, which are adjacent in the row. A run attends to itself causally and to the n
 tin[key] <= tin[query] < tout[key] and never a later key. So the work is that of the branches, memory does not grow with
 the square of a row, and several trees in a row cost no more than each alone.
 
-On a GPU where Triton runs, FlexAttention does the same in one kernel: it skips the blocks of queries and keys that have
+On a GPU that can compile, FlexAttention does the same in one kernel: it skips the blocks of queries and keys that have
 nothing to do with each other, and asks the rule only in those that are cut by a node's edge.
 """
 
@@ -23,11 +23,11 @@ from torch._functorch import config as functorch
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._triton import has_triton
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from etpi_resources.cuda import triton_runs
 from etpi_resources.prefix_tree import PrefixTree
 
 ATTENTION = "prefix_tree"
@@ -207,7 +207,7 @@ def tree_arguments(layout: RowLayout, positions: torch.Tensor) -> dict[str, Any]
     """Return the arguments for a model with this attention, besides its ids; `positions` (1, L)."""
     # transformers keeps a mask of four dimensions; without one, models would create a mask of row x row.
     named = {"layout": layout, "position_ids": positions, "attention_mask": positions.new_zeros((1, 1, 1, 1))}
-    if _on_gpu(positions) and positions.shape[1] >= BLOCK and triton_runs():
+    if _on_gpu(positions) and positions.shape[1] >= BLOCK and has_triton():
         named["blocks"] = layout.blocks(positions.device)
     return named
 
