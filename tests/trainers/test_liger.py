@@ -126,11 +126,13 @@ def test_transformers_and_the_model_are_their_own_again_after_fused_layers():
     assert type(model.base_model.layers[0].mlp.act_fn) is type(ACT2FN["silu"]) is not torch.nn.Identity
 
 
-def test_kind_of_model_without_kernels_is_refused(kinds):
-    kinds.clear()
-    with pytest.raises(ValueError, match="no kernels for the layers of qwen3; remove train.layer_kernels"):
-        fused_layers(net(), required=True).__enter__()
-    with fused_layers(net(), required=False) as fused:
+@pytest.mark.parametrize("act", ["silu", "relu"])
+def test_model_without_kernels_is_refused(kinds, act):
+    if act == "silu":
+        kinds.clear()
+    with pytest.raises(ValueError, match=f"no kernels for the layers of qwen3 with {act}; remove train.layer_kernels"):
+        fused_layers(net(hidden_act=act), required=True).__enter__()
+    with fused_layers(net(hidden_act=act), required=False) as fused:
         assert not fused
 
 

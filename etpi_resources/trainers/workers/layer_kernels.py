@@ -29,12 +29,13 @@ def fused_layers(model: PreTrainedModel, *, required: bool) -> Iterator[bool]:
     )
     from transformers.integrations.liger import apply_liger_kernel
 
-    kind = model.config.model_type
-    if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+    kind, act = model.config.model_type, getattr(model.config, "hidden_act", None)
+    # Liger computes the kind's usual activation, whatever the model's is (ReluLLaMA).
+    if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN or act != getattr(type(model.config)(), "hidden_act", None):
         if not required:
             yield False
             return
-        raise ValueError(f"Liger has no kernels for the layers of {kind}; remove train.layer_kernels")
+        raise ValueError(f"Liger has no kernels for the layers of {kind} with {act}; remove train.layer_kernels")
     # By name: sharding gives the model a class of another module.
     spaces: list[Any] = [vars(m) for name, m in sys.modules.items() if name.startswith("transformers.models.")]
     spaces += [ACT2FN, *(space for module in model.modules() for space in (vars(module), module._modules))]
