@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
+from functools import cache
 
 import torch
+from torch.utils._triton import has_triton
 
 
 def avoid_cudnn_attention() -> None:
@@ -24,6 +27,20 @@ def repeat_to_the_digit() -> None:
     avoid_cudnn_attention()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
+
+
+@cache
+def triton_runs() -> bool:
+    """Return whether Triton runs kernels here, and warn if not: it builds its driver when it is first used, with a C
+    compiler and Python's headers."""
+    try:
+        from triton.runtime import driver  # pyright: ignore[reportMissingImports]
+
+        _ = driver.active
+    except Exception as error:  # of a compiler, a file system, CUDA
+        warnings.warn(f"Triton does not run here, so Liger's layers are not used: {error!r}", stacklevel=2)
+        return False
+    return has_triton()
 
 
 def cumulative_sums(values: torch.Tensor) -> torch.Tensor:

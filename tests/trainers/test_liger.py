@@ -6,15 +6,17 @@ import importlib.util
 import os
 import sys
 from contextlib import nullcontext
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers.activations import ACT2FN
 from transformers.integrations import liger as integration
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from etpi_resources import cuda
 from etpi_resources.trainers.workers import device, proof, sft_worker
 from etpi_resources.trainers.workers.device import Compute
 from etpi_resources.trainers.workers.label_head import add_label_head
@@ -105,6 +107,8 @@ def kinds(monkeypatch) -> dict[str, None]:
     def fuse(model: Any, kernels: Any) -> None:
         monkeypatch.setattr(QWEN3, "Qwen3RMSNorm", None)
         model.base_model.norm.forward = lambda states: states
+        model.base_model.layers[0].mlp.act_fn = torch.nn.Identity()  # as Nemotron's
+        ACT2FN["silu"] = torch.nn.Identity
 
     monkeypatch.setattr(integration, "apply_liger_kernel", fuse)
     return patch.MODEL_TYPE_TO_APPLY_LIGER_FN
@@ -119,13 +123,16 @@ def test_transformers_and_the_model_are_their_own_again_after_fused_layers():
         assert QWEN3.Qwen3RMSNorm is None and (norm(states) == states).all()
         raise RuntimeError("training broke")
     assert QWEN3.Qwen3RMSNorm is before and (norm(states) != states).all()
+    assert type(model.base_model.layers[0].mlp.act_fn) is type(ACT2FN["silu"]) is not torch.nn.Identity
 
 
-def test_kind_of_model_without_kernels_is_refused(kinds):
-    kinds.clear()
-    with pytest.raises(ValueError, match="no kernels for the layers of qwen3; remove train.layer_kernels"):
-        fused_layers(net(), required=True).__enter__()
-    with fused_layers(net(), required=False) as fused:
+@pytest.mark.parametrize("act", ["silu", "relu"])
+def test_model_without_kernels_is_refused(kinds, act):
+    if act == "silu":
+        kinds.clear()
+    with pytest.raises(ValueError, match=f"no kernels for the layers of qwen3 with {act}; remove train.layer_kernels"):
+        fused_layers(net(hidden_act=act), required=True).__enter__()
+    with fused_layers(net(hidden_act=act), required=False) as fused:
         assert not fused
 
 
@@ -166,3 +173,19 @@ def test_gpu_without_the_package_is_told_what_to_install(tmp_path, monkeypatch, 
     config = config_of(tmp_path, [], **{option: "liger"})
     with pytest.raises(RuntimeError, match=rf'train.{option} = "liger" needs.*pip install "etpi\[gpu\]"'):
         sft_worker.uses_liger(worker_in(tmp_path / "run", config), Compute(gpu=True, dtype="bf16"), option)
+
+
+def test_auto_uses_no_liger_where_triton_cannot_build_its_driver(tmp_path, monkeypatch):
+    monkeypatch.setattr(sft_worker, "find_spec", lambda name: name)
+    worker, compute = worker_in(tmp_path / "run", config_of(tmp_path, [])), Compute(gpu=True, dtype="bf16")
+    runtime: Any = ModuleType("triton.runtime")
+    monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+    monkeypatch.setitem(sys.modules, runtime.__name__, runtime)
+    monkeypatch.setattr(cuda, "has_triton", lambda: True)
+    cuda.triton_runs.cache_clear()
+    with pytest.warns(UserWarning, match="'driver'"):  # as without a compiler: its driver cannot be had
+        assert not sft_worker.uses_liger(worker, compute, "layer_kernels")
+    runtime.driver = SimpleNamespace(active=None)
+    cuda.triton_runs.cache_clear()
+    assert sft_worker.uses_liger(worker, compute, "layer_kernels")
+    cuda.triton_runs.cache_clear()

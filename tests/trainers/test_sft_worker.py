@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from etpi_resources.trainers.contracts import FirstPass, SftWorkerConfig, SftWorkerResult
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
-from etpi_resources.trainers.workers import checkpointing, sft_worker, weighted_trainer
+from etpi_resources.trainers.workers import checkpointing, device, sft_worker, tree_attention, weighted_trainer
 from etpi_resources.trainers.workers.checkpointing import load_model, logits_of
 from etpi_resources.trainers.workers.collate import BadSequences, read_sequences
 from etpi_resources.trainers.workers.device import Compute
@@ -98,6 +98,26 @@ def test_validation_that_forks_is_that_of_its_branches_where_training_does_not_f
     with torch.no_grad():
         nll, weight = naive_sums(load_model(base, torch.float32), alone)
     assert result.log[0].val_loss == pytest.approx(float(nll) / weight, rel=1e-5)
+
+
+@pytest.mark.parametrize("refusal", [None, "recurrent"])
+def test_gpu_has_longest_branches_first_in_trees_alone(tmp_path, base, monkeypatch, refusal):
+    class Chosen(Exception):
+        pass
+
+    def choose(worker, model, plan, sequences, **_):
+        raise Chosen(sequences)
+
+    forks = {"node_starts": [0, 20, 22], "node_parents": [-1, 0, 0], "node_positions": [0, 20, 20]}
+    files = [write([sequence("tree", [*range(3, 34)], [(22, 31, 1.0)]) | forks], tmp_path / "s.parquet")]
+    monkeypatch.setattr(device, "choose_compute", lambda *_: Compute(gpu=True, dtype="fp32"))
+    monkeypatch.setattr(tree_attention, "refuses_trees", lambda _: refusal)
+    monkeypatch.setattr(sft_worker, "build_trainer", choose)
+    with pytest.raises(Chosen) as chosen:
+        in_process(tmp_path / "run", config_of(base, files, layer_kernels="torch"))
+    stored = read_sequences(files, "train", vocabulary=VOCABULARY, longest=64)
+    wanted = stored.branches() if refusal else stored.longest_first()
+    assert (chosen.value.args[0].ids == wanted.ids).all() and (stored.longest_first().ids != stored.ids).any()
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

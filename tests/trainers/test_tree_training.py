@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import boxed_nop as nop
 from torch.nn.attention import flex_attention
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
@@ -131,18 +134,13 @@ def by_flex(*states: torch.Tensor, **options: Any) -> torch.Tensor:
     return tree_attention.flex_attention(*states, **options)
 
 
-def broken(*states: torch.Tensor, **options: Any) -> torch.Tensor:
-    raise TorchDynamoException("no Python.h")
-
-
 def wrong(*states: torch.Tensor, **options: Any) -> torch.Tensor:
     return by_flex(*states, **options).roll(1, dims=2)
 
 
 @pytest.mark.parametrize(
     ("dtype", "kernel", "calls"),
-    [(torch.float32, None, 0), (torch.bfloat16, None, 0), (torch.bfloat16, by_flex, 2), (torch.bfloat16, broken, 1),
-     (torch.bfloat16, wrong, 1)],
+    [(torch.float32, None, 0), (torch.bfloat16, None, 0), (torch.bfloat16, by_flex, 2), (torch.bfloat16, wrong, 1)],
 )  # fmt: skip
 def test_attention_of_a_gpu_has_the_gradient_of_masks_and_copies(tmp_path, monkeypatch, dtype, kernel, calls):
     _, sequences, _ = built(pairs_of(*AGENTS["mixed"], *AGENTS["long branch"]))
@@ -152,17 +150,45 @@ def test_attention_of_a_gpu_has_the_gradient_of_masks_and_copies(tmp_path, monke
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         of_a_cpu = gradient_of(NET, stored, batches, 1.0)
         for name, value in {
-            "_on_gpu": lambda tensor: True, "_can_compile": lambda: kernel is not None, "LONG": 256, "_unusable": [],
+            "_on_gpu": lambda tensor: True, "has_triton": lambda: kernel is not None, "LONG": 256, "_unusable": [],
             "_compared": [], "_flex": lambda: lambda *a, **b: called.append(1) or kernel(*a, **b),
         }.items():  # fmt: skip
             monkeypatch.setattr(tree_attention, name, value)
         called = []
         # Its gradient on a CPU is refused only as slow.
         monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
-        with pytest.warns(UserWarning, match="FlexAttention") if kernel in (broken, wrong) else nullcontext():
+        with pytest.warns(UserWarning, match="FlexAttention") if kernel is wrong else nullcontext():
             of_a_gpu = gradient_of(NET, stored, batches, 1.0)
     assert len(called) == calls
     assert (of_a_cpu - of_a_gpu).norm() / of_a_cpu.norm() <= 50 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("fails", ["forward", "backward", "limit"])
+def test_attention_that_does_not_compile_is_computed_run_by_run(monkeypatch, fails):
+    def refuse(graph, inputs):
+        raise OSError("no Python.h")
+
+    backend = aot_autograd(
+        fw_compiler=refuse if fails == "forward" else nop,
+        bw_compiler=refuse if fails == "backward" else nop,
+    )
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    monkeypatch.setattr(tree_attention, "_flex", cache(tree_attention._flex.__wrapped__))
+    monkeypatch.setattr(tree_attention, "_unusable", [])
+    monkeypatch.setattr(tree_attention, "_compared", [])
+    monkeypatch.setattr(tree_attention, "_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    layout = RowLayout.of([PrefixTree(*map(np.array, ([0, 90, 150], [-1, 0, 0], [0, 90, 90])), length=200)], 256)
+    blocks, gradients = layout.blocks(torch.device("cpu")), []
+    with torch._dynamo.config.patch(recompile_limit=1), warnings.catch_warnings(record=True) as caught:
+        for given in (blocks, None):
+            for heads in (1, 2):
+                q, k, v = (torch.ones(1, heads, 256, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+                attended, _ = tree_attention.tree_attention(NET, q, k, v, None, layout=layout, blocks=given)
+                attended.sum().backward()
+            gradients.append(v.grad)
+    assert len(tree_attention._unusable) == len(caught) == 1
+    torch.testing.assert_close(*gradients)
 
 
 def test_blocks_equal_the_attention_rule_token_by_token():

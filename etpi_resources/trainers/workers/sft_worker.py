@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,12 +89,12 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
     compute = choose_compute(worker, config.device, config.train.dtype)
     fused = uses_liger(worker, compute, "layer_kernels")
     stored, validation = read_splits(config)
-    if compute.gpu and stored.fork:
-        stored = stored.longest_first()
     model = load(config, compute)
     replicated = can_replicate(config.train, compute, model)
     micro_tokens = pass_tokens(config, replicated)
     layout = lay_out(stored, config, micro_tokens, model)
+    if compute.gpu and layout.name == "trees":
+        layout = replace(layout, sequences=layout.sequences.longest_first())
     trainer = build_trainer(
         worker, model, layout.plan, layout.sequences, compute=compute, replicated=replicated, tracking=tracking
     )
@@ -294,10 +294,13 @@ def uses_liger(
     Raises:
         RuntimeError: it is not installed.
     """
+    from etpi_resources.cuda import triton_runs
+
     chosen = getattr(worker.config.train, option)
     if chosen == "auto":
         # Over shards Liger's kernels were not run yet.
-        return compute.gpu and worker.config.train.shards == 1 and find_spec("liger_kernel") is not None
+        there = compute.gpu and worker.config.train.shards == 1 and find_spec("liger_kernel") is not None
+        return there and triton_runs()
     if chosen != "liger":
         return False
     if not compute.gpu:

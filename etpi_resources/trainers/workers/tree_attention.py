@@ -11,7 +11,6 @@ nothing to do with each other, and asks the rule only in those that are cut by a
 
 from __future__ import annotations
 
-import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from functools import cache, lru_cache
 from typing import Any
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from torch._functorch import config as functorch
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
@@ -173,7 +173,7 @@ def _by_blocks(
         torch._dynamo.maybe_mark_dynamic(each, 2)
     try:
         attended = _flex()(*states, block_mask=blocks, scale=scaling, enable_gqa=True)
-    except TorchDynamoException as error:
+    except (TorchDynamoException, FailOnRecompileLimitHit) as error:
         _unusable.append(f"it does not compile here: {error}")
     else:
         if _compared:
@@ -197,16 +197,13 @@ _compared: list[float] = []
 
 @cache
 def _flex() -> Callable[..., torch.Tensor]:
+    # Its gradient compiles with it, where a failure is caught, and not in the first backward pass.
+    functorch.force_non_lazy_backward_lowering = True
     return torch.compile(flex_attention, fullgraph=True)
 
 
 def _on_gpu(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda
-
-
-@cache
-def _can_compile() -> bool:
-    return has_triton() and any(map(shutil.which, ("cc", "gcc", "clang")))
 
 
 def _in_order(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -244,7 +241,7 @@ def tree_arguments(layout: RowLayout, positions: torch.Tensor) -> dict[str, Any]
     # transformers keeps a mask of four dimensions; without one, models would create a mask of row x row.
     named = {"layout": layout, "position_ids": positions, "attention_mask": positions.new_zeros((1, 1, 1, 1))}
     forks = any(run.context for run in layout.runs)
-    if forks and positions.shape[1] >= LONG and _on_gpu(positions) and _can_compile():
+    if forks and positions.shape[1] >= LONG and _on_gpu(positions) and has_triton():
         named["blocks"] = layout.blocks(positions.device)
     return named
 
