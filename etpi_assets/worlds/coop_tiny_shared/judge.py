@@ -5,6 +5,7 @@ The hidden tests run after the patches are taken. Edited tests, checks and start
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -64,7 +65,7 @@ def validate(
     `reference_conflict`, `reference_fails` or `null_passes`. Tasks share sandboxes.
     """
     batches = [tasks[at : at + BATCH] for at in range(0, len(tasks), BATCH)]
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # the sandboxes' processes do the work
         for outcomes in pool.map(lambda batch: _validate_batch(batch, sandboxes, solution), batches):
             yield from outcomes
 
