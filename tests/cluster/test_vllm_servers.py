@@ -67,12 +67,12 @@ def test_a_server_for_each_gpu_listens_on_its_nodes_address_and_asks_for_the_key
         assert servers.key_env == "VLLM_API_KEY" and servers.exit_reason() is None
         for url in servers.urls:
             listed = [
-                httpx.get(f"{url}/v1/models", headers=headers).status_code
+                httpx.get(f"{url}/v1/models", headers=headers, timeout=60).status_code
                 for headers in ({}, {"Authorization": f"Bearer {VLLM_KEY}"})
             ]
             assert listed == [401, 200]
             with pytest.raises(httpx.ConnectError):
-                httpx.get(f"http://127.0.0.1:{urlsplit(url).port}/health")
+                httpx.get(f"http://127.0.0.1:{urlsplit(url).port}/health", timeout=60)
         assert all(served_by(on_cluster, name) for name in NODES)
     assert not any(served_by(on_cluster, name) for name in NODES)
     logs = sorted((checkpoint.parent / "logs").iterdir())

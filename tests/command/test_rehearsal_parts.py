@@ -143,6 +143,21 @@ def test_parameters_are_those_of_the_published_models():
     assert costs.model_shape(f"hub:some/model-4B@{'a' * 40}") is None
 
 
+@pytest.mark.parametrize(("recomputed", "measured"), [(True, 69.7), (False, 103.1)])
+def test_memory_of_a_training_is_the_measured_one(recomputed, measured):
+    """GiB of training all of Qwen3-4B's shape on rows of 9,152 tokens, of them 2,400 labels (bench/README.md)."""
+    shape = memory.shape_of({
+        "model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936,
+        "tie_word_embeddings": True,
+    })  # fmt: skip
+    training = memory.Training(
+        full=True, rank=0, recomputed=recomputed, small_states=False, shards=1, tile=1 << 25, reference=False,
+        length=9152, scored=2400,
+    )  # fmt: skip
+    assert sum(training.memory(shape).values()) / 2**30 == pytest.approx(measured, rel=0.02)
+
+
 def test_parameters_agree_with_a_model_that_is_built(folder):
     from transformers import AutoModelForCausalLM
 

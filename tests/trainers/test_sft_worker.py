@@ -120,6 +120,18 @@ def test_gpu_has_longest_branches_first_in_trees_alone(tmp_path, base, monkeypat
     assert (chosen.value.args[0].ids == wanted.ids).all() and (stored.longest_first().ids != stored.ids).any()
 
 
+def test_layers_get_hidden_states_in_the_dtype_of_autocast(tmp_path, base, monkeypatch):
+    rows = [sequence("a", [*range(3, 40)], [(20, 30, 1.0)])]
+    _, _, trainer = one_step_gradient(tmp_path / "run", base, rows, monkeypatch)
+    model, seen, ids = trainer.model, [], torch.arange(3, 40, device=trainer.model.device)[None]
+    model.model.layers[1].register_forward_pre_hook(lambda layer, states: seen.append(states[0].dtype))
+    with torch.autocast(model.device.type, torch.bfloat16):
+        model(input_ids=ids).logits.float().sum().backward()
+    model(input_ids=ids)
+    assert seen == [torch.bfloat16, torch.float32]
+    assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
+
+
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_checkpoint_stops_at_the_ends_of_turns_it_was_trained_with(tmp_path, base, method):
     config = config_of(base, [write(learnable(4), tmp_path / "s.parquet")], method=method, learning_rate=1e-2)
