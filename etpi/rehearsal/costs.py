@@ -15,7 +15,6 @@ from etpi.fetch import rows_of
 from etpi.rehearsal import RATE, students
 from etpi.rehearsal.memory import PEAK_FLOPS, UTILISATION, Shape, Training, shape_of
 from etpi_assets.evaluation.rollouts import conditions
-from etpi_assets.rollouts.collect import MODEL_CONCURRENCY
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
@@ -27,8 +26,10 @@ BANDWIDTH = 4.8e12
 """Bytes that an H200 reads from its memory in a second (NVIDIA's data sheet)."""
 MEASURED = ((0.135e9, 1616.0), (4.0e9, 79.0))
 """(parameters, output tokens a second) of the in-process engine on an H200: SmolLM2-135M in evaluation, and SAMPLES
-rollouts of Qwen3-4B's shape in reinforcement (bench/README.md); its batches have at most SLOTS sequences."""
-SAMPLES, SLOTS = 8, 64
+rollouts of Qwen3-4B's shape in reinforcement (bench/README.md)."""
+SAMPLES = 8
+AT_ONCE = 64
+"""Rollouts at once on any machine; with more than 8 cores there are more, and the real machine's are not known."""
 WRITTEN = 0.66e9
 """Bytes of weights that reinforcement merged and wrote in a second for vLLM, on the same H200."""
 
@@ -137,6 +138,8 @@ def _timed(part: str, amount: str, tokens: float, seconds: float | None, formula
 
 def decoding(engine: str, shape: Shape | None, tokens: float, at_once: int) -> tuple[float | None, str]:
     """Return the seconds that tokens of that number of sequences at once take at least (None: unknown), and why."""
+    from etpi_resources.engines.transformers import SLOTS  # imports torch
+
     if shape is None:
         return None, "the size of the model is not known"
     if engine != "transformers":
@@ -162,7 +165,7 @@ def _agents(agent: AgentSection) -> int:
 
 
 def _at_once(rollouts: int, agent: AgentSection) -> int:
-    return min(rollouts, MODEL_CONCURRENCY) * _agents(agent)
+    return min(rollouts, AT_ONCE) * _agents(agent)
 
 
 @lru_cache(maxsize=64)

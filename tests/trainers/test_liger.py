@@ -87,8 +87,8 @@ def test_fused_layers_give_the_logits_and_gradients_of_pytorch():
         with fused_layers(model, required=True) if model is fused else nullcontext():
             logits = model(input_ids=ids).logits
             logits.square().sum().backward()
-            own = type(model.model.norm).forward is model.model.norm.forward.__func__
-            assert own == (model is not fused), "the norms are not Liger's"
+            unfused = type(model.model.norm).forward is model.model.norm.forward.__func__
+            assert unfused == (model is not fused), "the norms are not Liger's"
         results.append((logits.detach(), *(weights.grad for weights in model.parameters())))
     for of_torch, of_liger in zip(*results, strict=True):
         torch.testing.assert_close(of_liger, of_torch, rtol=1e-4, atol=1e-5)

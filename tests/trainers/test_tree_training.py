@@ -262,7 +262,7 @@ def test_only_descendants_attend_to_a_token(agents, data):
 
 
 def seen_by(layout: RowLayout) -> np.ndarray:
-    """Whether the runs let a query attend to a key, (L, L)."""
+    """Return whether the runs let each query attend to each key, (L, L)."""
     starts = np.concatenate([[0], np.cumsum(layout.sizes)])
     sees = np.zeros((starts[-1], starts[-1]), dtype=bool)
     for run in layout.runs:

@@ -98,8 +98,8 @@ class Sequences:
     def longest_first(self) -> Sequences:
         """Return the same sequences with the longest branches first.
 
-        What is left of a conversation's turns in its later prompts is then one range, which kernels that skip blocks of
-        a row compute without gaps: a fifth fewer blocks, and a quarter of those that need the rule (`bench/README.md`).
+        A conversation's history is then one range without gaps. FlexAttention computes fewer blocks of it, and applies
+        the mask in fewer (counted in `bench/README.md`).
         """
         trees, pieces = zip(*(tree.longest_first() for tree in self.trees), strict=True)
         flat = np.concatenate([offset + piece for offset, piece in zip(self.offsets, pieces, strict=False)])

@@ -6,7 +6,7 @@ tin[key] <= tin[query] < tout[key] and never a later key. So the work is that of
 the square of a row, and several trees in a row cost no more than each alone.
 
 On a GPU that can compile, FlexAttention does the same in one kernel: it skips the blocks of queries and keys that have
-nothing to do with each other, and asks the rule only in those that are cut by a node's edge.
+nothing to do with each other, and applies the mask only in those that are cut by a node's edge.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -51,12 +52,10 @@ class NodeRun:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """A row of tokens cut into nodes of `sizes` tokens, its runs in order, and of each node the end of its subtree: one
-    past the last token of its last descendant."""
+    """A row of tokens cut into nodes of `sizes` tokens, and its runs in order."""
 
     sizes: tuple[int, ...]
     runs: tuple[NodeRun, ...]
-    subtree_ends: tuple[int, ...]
 
     @classmethod
     def of(cls, trees: Sequence[PrefixTree], length: int) -> RowLayout:
@@ -65,10 +64,8 @@ class RowLayout:
         whole = [*trees, PrefixTree.chain(padding)] if padding else trees
         sizes: list[int] = []
         runs: list[NodeRun] = []
-        subtree_ends: list[int] = []
         for tree in whole:
             base = len(sizes)
-            subtree_ends += (sum(sizes) + tree.subtree_ends()).tolist()
             sizes += (tree.ends - tree.starts).tolist()
             first = 0
             for node in range(1, len(tree) + 1):
@@ -76,13 +73,16 @@ class RowLayout:
                     context = tuple(base + n for n in tree.path(first)[:-1])
                     runs.append(NodeRun(base + first, base + node, context))
                     first = node
-        return cls(tuple(sizes), tuple(runs), tuple(subtree_ends))
+        return cls(tuple(sizes), tuple(runs))
 
     def blocks(self, device: torch.device) -> BlockMask:
         """Return the rule for FlexAttention: a query attends to a key that is not later, if the query stands before the
         end of the key's subtree. It takes no memory in the square of the row, but for 8 bytes a block."""
-        sizes, ends = torch.tensor(self.sizes), torch.tensor(self.subtree_ends, dtype=torch.int32)
-        ends = ends.repeat_interleave(sizes).to(device)
+        bounds, of_nodes = [0, *accumulate(self.sizes)], [0] * len(self.sizes)
+        for run in self.runs:  # the last run that a node is in, or in the context of, ends its subtree
+            for node in (*run.context, *range(run.first, run.last)):
+                of_nodes[node] = bounds[run.last]
+        ends = torch.tensor(of_nodes, dtype=torch.int32).repeat_interleave(torch.tensor(self.sizes)).to(device)
         length = len(ends)
         of_blocks = torch.nn.functional.pad(ends, (0, -length % BLOCK)).view(-1, BLOCK)
         number = torch.arange(len(of_blocks), dtype=torch.int32, device=device)
