@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from pyarrow.dataset import dataset
 
 from etpi_assets.graph import Node
 from etpi_resources import links
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.manifest import Manifest, Ref
+from etpi_resources.lake.parquet import opened
 
 
 def of_version(node: Node, manifest: Manifest, lake: Lake) -> dict[str, Any]:
@@ -62,9 +64,17 @@ _MOST_ROWS, _MOST_CHARACTERS = 5, 60
 
 def preview(lake: Lake, manifest: Manifest, table: str) -> dg.TableMetadataValue | str:
     """Return the first rows of a version's table, with long values cut, because Dagster limits metadata to 50 KB."""
-    rows = dataset(lake.files_of(manifest, table), format="parquet").head(_MOST_ROWS).to_pylist()
+    rows = islice(_rows(lake.files_of(manifest, table)), _MOST_ROWS)
     records = [dg.TableRecord({name: _cell(value) for name, value in row.items()}) for row in rows]
     return dg.MetadataValue.table(records) if records else "(no rows)"
+
+
+def _rows(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """Yield rows as they are stored, without `pyarrow.dataset`, which imports pandas."""
+    for path in paths:
+        with opened(path) as file:
+            for batch in file.iter_batches(_MOST_ROWS):
+                yield from batch.to_pylist()
 
 
 def _cell(value: Any) -> str | int | None:
