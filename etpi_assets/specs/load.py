@@ -89,6 +89,14 @@ class Specs:
             raise SpecError(unknown_name(set, key, self.keys(set), self.folders))
         return entry
 
+    @typing.overload
+    def get(self, set: typing.Literal["suite"], key: str) -> SuiteSpec: ...
+    @typing.overload
+    def get(self, set: typing.Literal["rollout_set"], key: str) -> RolloutSetSpec: ...
+    @typing.overload
+    def get(self, set: typing.Literal["experiment"], key: str) -> ExperimentSpec: ...
+    @typing.overload
+    def get(self, set: str, key: str) -> AnySpec: ...
     def get(self, set: str, key: str) -> AnySpec:
         """Return the spec. Raises SpecError if it is unknown or invalid."""
         entry = self.entry(set, key)
