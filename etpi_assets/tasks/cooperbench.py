@@ -118,11 +118,9 @@ class CooperBench(Family):
     def entities(self, task: Task) -> Sequence[str]:
         return task.payload["entities"]
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Yield each task whose reference passes three times and whose untouched repository fails, else a rejection."""
-        for task in tasks:
-            rejection = cooperbench_verdict.validate(_live_payload(task), sandboxes)
-            yield task if rejection is None else RejectedInput(task.task_id, *rejection)
+    def rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+        reason = cooperbench_verdict.validate(_live_payload(task), sandboxes)
+        return None if reason is None else RejectedInput(task.task_id, *reason)
 
 
 FAMILY = CooperBench()

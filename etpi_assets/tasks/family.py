@@ -100,10 +100,13 @@ def with_defaults(suite: str, family: str, params: Mapping[str, Any], defaults: 
 class Family(Protocol):
     """One suite family, a module-level object `FAMILY` of `etpi_assets.tasks.<family>`.
 
-    The methods with a body are defaults of a class that inherits this one: an empty workspace, and nothing to name."""
+    The methods with a body are defaults of a class that inherits this one: a single agent, an empty workspace, no
+    commands that solve a task, nothing to name, and tasks that are validated one by one."""
 
     params: Mapping[str, Any]
     """A suite's params and their defaults; `sandbox` is one of them."""
+    feature_id: str = "task"
+    """The feature of a task's only agent."""
     invents_names: bool = False
     """True if the family invents the names in its tasks, so that held-out names can be absent from training."""
     repo_is_source: bool = False
@@ -121,7 +124,7 @@ class Family(Protocol):
 
     def roles(self, task: Task) -> Sequence[Role]:
         """Return the agents of a task, in order."""
-        ...
+        return [Role("agent1", self.feature_id, task.instruction)]
 
     def needs(self, task: Task) -> SandboxNeeds:
         """Return the requirements of the agents' sandboxes."""
@@ -136,8 +139,9 @@ class Family(Protocol):
         ...
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
-        """Return bash commands, one a turn, that apply the reference solution of this role to its workspace."""
-        ...
+        """Return bash commands, one a turn, that apply the reference solution of this role to its workspace; none if an
+        answer is text."""
+        return ()
 
     def entities(self, task: Task) -> Sequence[str]:
         """Return the file paths and function names of the task; the behaviours look for them."""
@@ -145,7 +149,12 @@ class Family(Protocol):
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         """Yield each task, in order, or a RejectedInput unless its reference passes three times and no change fails."""
-        ...
+        for task in tasks:
+            yield self.rejection(task, sandboxes) or task
+
+    def rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+        """Return the rejection of a task that `validate` refuses; None if it is proved."""
+        return RejectedInput(task.task_id, "no_reference", f"{type(self).__name__} proves no task")
 
 
 @runtime_checkable

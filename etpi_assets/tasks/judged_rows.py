@@ -57,9 +57,6 @@ class JudgedRows(Family):
                 detail = f"no field {error}" if isinstance(error, KeyError) else str(error)
                 yield RejectedInput(source, "unreadable_row", detail)
 
-    def roles(self, task: Task) -> Sequence[Role]:
-        return [Role("agent1", "task", task.instruction)]
-
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return dict(task.payload["files"])
 
@@ -82,13 +79,7 @@ class JudgedRows(Family):
         return sorted(task.payload["files"])
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        return validate_in_batches(
-            tasks,
-            lambda task: self.workspace(task, self.roles(task)[0]),
-            lambda task: "\n".join(task.payload["solution"]),
-            lambda task, files: self.judge(task, {"agent1": files}, sandboxes),
-            sandboxes,
-        )
+        return validate_in_batches(self, tasks, sandboxes)
 
 
 def _task(suite: str, row: Mapping[str, Any] | str) -> Task:

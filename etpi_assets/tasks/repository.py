@@ -24,7 +24,6 @@ from etpi_assets.tasks.family import (
     REFERENCE_RUNS,
     Family,
     RejectedInput,
-    Role,
     SandboxNeeds,
     Task,
     Verdict,
@@ -57,6 +56,7 @@ class RepositoryFamily(Family, ABC):
 
     params: Mapping[str, Any] = PARAMS
     name: str
+    feature_id = "issue"
     hides: str
     """Bash command that removes hidden tests from an agent's workspace."""
     hides_from_code: str = "true"
@@ -135,9 +135,6 @@ class RepositoryFamily(Family, ABC):
     def needs(self, task: Task) -> SandboxNeeds:
         return places.needs(task.payload["place"], f"{self.hides}; {places.FORGET_HISTORY}")
 
-    def roles(self, task: Task) -> Sequence[Role]:
-        return [Role("agent1", "issue", task.instruction)]
-
     def entities(self, task: Task) -> Sequence[str]:
         return task.payload["entities"]
 
@@ -168,14 +165,8 @@ class RepositoryFamily(Family, ABC):
         code = "passed" if passed else CHEATED if CHEATED in details else "failed_tests"
         return Verdict(float(passed), code, {"changed": sorted(changes), **details, "verdict_trust": trust_of(details)})
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Yield each task whose reference passes REFERENCE_RUNS times and whose untouched repository fails.
-
-        Else a rejection: no_environment, no_reference, reference_fails or null_passes."""
-        for task in tasks:
-            yield self._rejection(task, sandboxes) or task
-
-    def _rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+    def rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+        """Reject a task as no_environment, no_reference, reference_fails, or null_passes without any change."""
         try:
             with self._test_sandbox(task, sandboxes) as sandbox:
                 before = sandbox.read_files()

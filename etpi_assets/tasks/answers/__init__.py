@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from etpi_assets.specs.paths import expand
@@ -17,7 +17,6 @@ from etpi_assets.tasks.family import (
     REFERENCE_RUNS,
     Family,
     RejectedInput,
-    Role,
     SandboxNeeds,
     Task,
     Verdict,
@@ -48,6 +47,7 @@ class Answers(Family):
     """The family `answers`."""
 
     params = PARAMS
+    feature_id = "question"
     repo_is_source = True
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
@@ -66,9 +66,6 @@ class Answers(Family):
         yield from (item for item in items if isinstance(item, RejectedInput))
         yield from balanced([item for item in items if isinstance(item, Task)], chosen["per_source"], seed)
 
-    def roles(self, task: Task) -> Sequence[Role]:
-        return [Role("agent1", "question", task.instruction)]
-
     def needs(self, task: Task) -> SandboxNeeds:
         return SandboxNeeds(limits=limits_of(task))
 
@@ -77,17 +74,10 @@ class Answers(Family):
         (files,) = final.values()
         return judge_text(task, files.get(ANSWER, ""), sandboxes)
 
-    def solve(self, task: Task, role: Role) -> Sequence[str]:
-        """Return no commands: an answer is text. `validate` uses the payload's `reference`."""
-        return []
+    def rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+        """Reject a task as no_reference, reference_fails, or null_passes if its empty answer passes.
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Yield each task whose reference passes and whose empty answer fails; else the rejection no_reference,
-        reference_fails or null_passes. A program runs REFERENCE_RUNS times; comparing answers is deterministic."""
-        for task in tasks:
-            yield self._rejection(task, sandboxes) or task
-
-    def _rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+        A program runs REFERENCE_RUNS times; comparing answers is deterministic."""
         reference = task.payload["reference"]
         for run in range(REFERENCE_RUNS if task.payload["kind"] == "program" and reference else bool(reference)):
             verdict = judge_text(task, reference, sandboxes)

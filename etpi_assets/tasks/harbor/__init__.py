@@ -57,6 +57,7 @@ class Harbor(Family):
     """The family `harbor`."""
 
     params = PARAMS
+    feature_id = "request"
     verdict_trust = UNCHALLENGED
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
@@ -82,9 +83,6 @@ class Harbor(Family):
                 yield read_folder(suite, name, root, folder, chosen)
             except UnreadableTask as error:
                 yield RejectedInput(name, error.reason, str(error))
-
-    def roles(self, task: Task) -> Sequence[Role]:
-        return [Role("agent1", "request", task.instruction)]
 
     def needs(self, task: Task) -> SandboxNeeds:
         return places.needs(task.payload["place"], None, verifier.PLACES)
@@ -120,13 +118,8 @@ class Harbor(Family):
     def entities(self, task: Task) -> Sequence[str]:
         return task.payload["entities"]
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Yield each task whose solution passes REFERENCE_RUNS times and whose untouched machine fails; else a
-        rejection: no_environment, no_reference, reference_fails or null_passes."""
-        for task in tasks:
-            yield self._rejection(task, sandboxes) or task
-
-    def _rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+    def rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+        """Reject a task as no_environment, no_reference, reference_fails, or null_passes on its untouched machine."""
         commands = verifier.solution_commands(task)
         if not commands:
             return RejectedInput(

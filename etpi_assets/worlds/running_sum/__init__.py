@@ -38,6 +38,7 @@ class RunningSum(Family):
     """The family `running_sum`."""
 
     params = PARAMS
+    feature_id = "sum"
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         chosen = with_defaults(suite, "running_sum", params, PARAMS)
@@ -55,9 +56,6 @@ class RunningSum(Family):
                     payload=payload,
                     content_hash=json_hash([payload, INSTRUCTION]),
                 )
-
-    def roles(self, task: Task) -> Sequence[Role]:
-        return [Role("agent1", "sum", task.instruction)]
 
     def needs(self, task: Task) -> SandboxNeeds:
         return SandboxNeeds(Environment(replies=(*map(str, task.payload["numbers"]), END)))
@@ -81,18 +79,8 @@ class RunningSum(Family):
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         return ["sh next", *(state(total) for total in accumulate(task.payload["numbers"]))]
 
-    def entities(self, task: Task) -> Sequence[str]:
-        return ()  # every task has the same files
-
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        (role,) = self.roles(tasks[0])
-        return validate_in_batches(
-            tasks,
-            lambda task: self.workspace(task, role),
-            lambda task: "\n".join(self.solve(task, role)),
-            lambda task, files: self.judge(task, {role.agent_id: files}, sandboxes),
-            sandboxes,
-        )
+        return validate_in_batches(self, tasks, sandboxes)
 
 
 FAMILY = RunningSum()
