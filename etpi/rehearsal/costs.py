@@ -213,7 +213,6 @@ def _conversations(spec: RolloutSetSpec, specs: Specs) -> int | None:
 
 
 def supervised(spec: ExperimentSpec) -> Training:
-    """Return the experiment's supervised training."""
     from etpi_resources.trainers.workers.label_head import TILE  # imports torch
 
     train, length = spec.train, _row_length(spec)

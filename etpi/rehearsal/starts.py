@@ -77,13 +77,11 @@ def _graph(stages: Sequence[Stage]) -> Iterator[Start]:
 
 
 def in_containers(name: str, specs: Specs) -> bool:
-    """Return whether a suite's tasks run in containers."""
     suite = specs.get("suite", name)
     return load_family(suite.family).sandbox(dict(suite.params)) == "docker"
 
 
 def docker_suites(name: str, specs: Specs) -> list[str]:
-    """Return the suites of an experiment whose tasks run in containers."""
     return [key for key in specs.upstream_keys("experiment", name, "suite") if in_containers(key, specs)]
 
 

@@ -145,7 +145,6 @@ class PairFactory:
 
 
 def label_syntax(spec: ExperimentSpec) -> LabelSyntax:
-    """Return the check of the labels of an experiment."""
     return LabelSyntax(student_format(spec), spec.gates, spec.serving.options.get("tool-call-parser"))
 
 

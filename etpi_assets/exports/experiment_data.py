@@ -6,7 +6,6 @@ messages is replaced by the default prompt, if the suite's family knows it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -174,7 +173,6 @@ class ExportSource:
 
     @cached_property
     def rows(self) -> pa.Table:
-        """The table `dataset_rows`."""
         return self.table("upweighted_dataset", "dataset_rows")
 
     @cached_property
@@ -185,7 +183,6 @@ class ExportSource:
 
     @cached_property
     def chat(self) -> ChatFormat:
-        """The student's chat format."""
         return student_format(self.spec)
 
     def first_messages(self, record: RolloutRecord, agent: AgentRecord) -> list[dict[str, Any]]:
@@ -196,17 +193,7 @@ class ExportSource:
 
     def _messages(self, record: RolloutRecord, agent: AgentRecord) -> list[dict[str, Any]]:
         """Return message rows with the default prompt in place of the captured one, if the suite's family knows it."""
-        captured = [
-            {
-                "role": m.role,
-                "content": m.content,
-                "turn": m.turn,
-                "kind": m.kind,
-                "reasoning": m.reasoning,
-                "tool_calls": json.dumps(m.tool_calls) if m.tool_calls else None,
-            }
-            for m in own_messages(agent)
-        ]
+        captured = [vars(message) for message in own_messages(agent)]
         default = self._default_prompts[record.rollout_set or ""](record.task_id, agent.agent_id)
         if default is None:
             return captured

@@ -98,13 +98,11 @@ FAMILY = Answers()
 
 
 def judge_text(task: Task, text: str, sandboxes: SandboxFactory) -> Verdict:
-    """Return the verdict on an answer's text."""
     if task.payload["kind"] == "program":
         return programs.judge(task.payload["tests"], text, limits_of(task), sandboxes)
     return maths.judge(task.payload["answer"], text, task.payload.get("grader", "hardened"), task.instruction)
 
 
 def limits_of(task: Task) -> Limits:
-    """Return the limits of the task's sandboxes."""
     limits = task.payload["limits"]
     return Limits(command_seconds=float(limits["command_seconds"]), memory_bytes=int(limits["memory_gib"] * (1 << 30)))
