@@ -255,8 +255,7 @@ def _task(suite: str, task_id: str, repo: str, split: str, features: Mapping[str
     instruction = "\n\n".join(
         f"# Feature {number}\n\n{feature['text'].strip()}" for number, feature in features.items()
     )
-    digest = json_hash([payload, instruction])
-    return Task(task_id, suite, repo, split, instruction, payload, digest)
+    return Task.hashed(task_id, suite, repo, split, instruction, payload)
 
 
 def _entities(text: str, patch: str) -> set[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
+from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import Environment, Limits, Sandbox, SandboxFactory
 
 ANSWER = "answer.md"
@@ -33,6 +34,13 @@ class Task:
     instruction: str
     payload: Mapping[str, Any]
     content_hash: str
+
+    @classmethod
+    def hashed(
+        cls, task_id: str, suite: str, repo: str, split: str, instruction: str, payload: Mapping[str, Any]
+    ) -> Self:
+        """Return a task whose content is its payload and its instruction."""
+        return cls(task_id, suite, repo, split, instruction, payload, json_hash([payload, instruction]))
 
 
 @dataclass(frozen=True)

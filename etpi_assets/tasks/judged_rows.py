@@ -15,7 +15,6 @@ from etpi_assets.specs.paths import expand
 from etpi_assets.tasks.batch_validation import validate_in_batches
 from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict, with_defaults
 from etpi_assets.tasks.repository import read_rows
-from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"path": None, "sandbox": "bubblewrap"}
@@ -96,4 +95,4 @@ def _task(suite: str, row: Mapping[str, Any] | str) -> Task:
     split = str(row.get("split", "train"))
     if split not in ("train", "heldout"):
         raise ValueError(f"split is {split!r}, neither train nor heldout")
-    return Task(name, suite, str(row.get("repo", name)), split, instruction, payload, json_hash([payload, instruction]))
+    return Task.hashed(name, suite, str(row.get("repo", name)), split, instruction, payload)

@@ -13,7 +13,6 @@ from typing import Any
 
 from etpi_assets.tasks.answers import maths
 from etpi_assets.tasks.family import ANSWER, Family, RejectedInput, Task, Verdict, with_defaults
-from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 600, "heldout": 96, "sandbox": "bubblewrap"}
@@ -73,5 +72,4 @@ def _task(suite: str, split: str, source: str, index: int, expression: str) -> T
         "source": source,
         "license": "apache-2.0",
     }
-    digest = json_hash([payload, instruction])
-    return Task(f"{suite}-{split}-{index:05d}", suite, source, split, instruction, payload, digest)
+    return Task.hashed(f"{suite}-{split}-{index:05d}", suite, source, split, instruction, payload)

@@ -17,7 +17,6 @@ from typing import Any
 
 from etpi_assets.tasks.batch_validation import validate_in_batches
 from etpi_assets.tasks.family import Family, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
-from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import REPLY, Environment, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 600, "heldout": 160, "depth": 8, "largest": 4, "sandbox": "bubblewrap"}
@@ -47,15 +46,8 @@ class RunningSum(Family):
                 rng = random.Random(f"{suite}/{seed}/{split}/{index}")
                 depth = index % int(chosen["depth"]) + 1
                 payload = {"numbers": [rng.randint(1, int(chosen["largest"])) for _ in range(depth)]}
-                yield Task(
-                    task_id=f"{suite}-{split}-{index:05d}",
-                    suite=suite,
-                    repo=f"{split}_{index % 5}",
-                    split=split,
-                    instruction=INSTRUCTION,
-                    payload=payload,
-                    content_hash=json_hash([payload, INSTRUCTION]),
-                )
+                repo = f"{split}_{index % 5}"
+                yield Task.hashed(f"{suite}-{split}-{index:05d}", suite, repo, split, INSTRUCTION, payload)
 
     def needs(self, task: Task) -> SandboxNeeds:
         return SandboxNeeds(Environment(replies=(*map(str, task.payload["numbers"]), END)))
