@@ -18,10 +18,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import cooperbench_verdict, downloads, places
 from etpi_assets.tasks.commands import apply_command
-from etpi_assets.tasks.family import Family, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import Family, RejectedInput, Role, SandboxNeeds, Task, Verdict, named_path, with_defaults
 from etpi_resources.hashes import json_hash
 from etpi_resources.inside import is_file_inside, read_inside
 from etpi_resources.sandboxes import SandboxFactory
@@ -77,9 +76,7 @@ class CooperBench(Family):
             ValueError: unknown params, or no path. FileNotFoundError: nothing at the path, or no such subset.
         """
         chosen = with_defaults(suite, "cooperbench", params, PARAMS)
-        if not chosen["path"]:
-            raise ValueError(f"suite {suite}: params.path has to name the folder of CooperBench's repositories")
-        root = expand(str(chosen["path"]))
+        root = named_path(suite, chosen, "the folder of CooperBench's repositories")
         if not root.is_dir():
             raise FileNotFoundError(f"suite {suite}: params.path: {root} is no folder")
         wanted = _wanted(root, chosen)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
+from etpi_assets.specs.paths import expand
 from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import Environment, Limits, Sandbox, SandboxFactory
 
@@ -103,6 +105,13 @@ def with_defaults(suite: str, family: str, params: Mapping[str, Any], defaults: 
     if unknown := sorted(set(params) - set(defaults)):
         raise ValueError(f"suite {suite}: unknown params {unknown}; {family} has {sorted(defaults)}")
     return {**defaults, **params}
+
+
+def named_path(suite: str, params: Mapping[str, Any], holds: str) -> Path:
+    """Return the path of a suite's param `path`, which `holds` something. Raises ValueError if it names none."""
+    if not params["path"]:
+        raise ValueError(f"suite {suite}: params.path has to name {holds}")
+    return expand(str(params["path"]))
 
 
 class Family(Protocol):

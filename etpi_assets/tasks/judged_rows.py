@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from etpi_assets.specs.paths import expand
 from etpi_assets.tasks.batch_validation import validate_in_batches
-from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict, named_path, with_defaults
 from etpi_assets.tasks.repository import read_rows
 from etpi_resources.sandboxes import SandboxFactory
 
@@ -47,9 +46,7 @@ class JudgedRows(Family):
             ValueError: unknown params, or no path. FileNotFoundError: no rows at the path.
         """
         chosen = with_defaults(suite, self.name, params, PARAMS)
-        if not chosen["path"]:
-            raise ValueError(f"suite {suite}: params.path has to name a file of rows")
-        for source, row in read_rows(expand(str(chosen["path"]))):
+        for source, row in read_rows(named_path(suite, chosen, "a file of rows")):
             try:
                 yield _task(suite, row)
             except (KeyError, TypeError, ValueError) as error:

@@ -16,7 +16,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.challenge import CHEATED, challenge, trust_of
 from etpi_assets.tasks.family import (
@@ -27,6 +26,7 @@ from etpi_assets.tasks.family import (
     SandboxNeeds,
     Task,
     Verdict,
+    named_path,
     with_defaults,
 )
 from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
@@ -104,11 +104,10 @@ class RepositoryFamily(Family, ABC):
             ValueError: unknown params, or no path. FileNotFoundError: no rows at the path.
         """
         chosen = with_defaults(suite, self.name, params, self.params)
-        if not chosen["path"]:
-            raise ValueError(f"suite {suite}: params.path has to name the data set's rows (.jsonl, .json, .parquet)")
+        path = named_path(suite, chosen, "the data set's rows (.jsonl, .json, .parquet)")
         seen: dict[str, str] = {}
         taken = 0
-        for source, row in read_rows(expand(str(chosen["path"]))):
+        for source, row in read_rows(path):
             if chosen["rows"] is not None and taken >= chosen["rows"]:
                 return
             if isinstance(row, str):

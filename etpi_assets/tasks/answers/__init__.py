@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from etpi_assets.specs.paths import expand
 from etpi_assets.tasks.answers import maths, programs
 from etpi_assets.tasks.answers.rows import balanced, read_questions
 from etpi_assets.tasks.family import (
@@ -20,6 +19,7 @@ from etpi_assets.tasks.family import (
     SandboxNeeds,
     Task,
     Verdict,
+    named_path,
     with_defaults,
 )
 from etpi_resources.sandboxes import Limits, SandboxFactory
@@ -58,11 +58,10 @@ class Answers(Family):
                 rows at the path.
         """
         chosen = with_defaults(suite, "answers", params, PARAMS)
-        if not chosen["path"]:
-            raise ValueError(f"suite {suite}: params.path has to name the rows (.jsonl, .json, .parquet)")
+        path = named_path(suite, chosen, "the rows (.jsonl, .json, .parquet)")
         if chosen["grader"] not in maths.GRADERS:
             raise ValueError(f"suite {suite}: params.grader is one of {', '.join(maths.GRADERS)}")
-        items = list(read_questions(suite, expand(str(chosen["path"])), chosen))
+        items = list(read_questions(suite, path, chosen))
         yield from (item for item in items if isinstance(item, RejectedInput))
         yield from balanced([item for item in items if isinstance(item, Task)], chosen["per_source"], seed)
 

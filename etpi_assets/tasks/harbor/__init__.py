@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.family import (
     REFERENCE_RUNS,
@@ -27,6 +26,7 @@ from etpi_assets.tasks.family import (
     SandboxNeeds,
     Task,
     Verdict,
+    named_path,
     with_defaults,
 )
 from etpi_assets.tasks.frozen import RESERVED, put_changes
@@ -67,9 +67,7 @@ class Harbor(Family):
             ValueError: unknown params, or no path. FileNotFoundError: no task.toml below the path.
         """
         chosen = with_defaults(suite, "harbor", params, PARAMS)
-        if not chosen["path"]:
-            raise ValueError(f"suite {suite}: params.path has to name a folder of task folders")
-        root = expand(str(chosen["path"])).resolve()
+        root = named_path(suite, chosen, "a folder of task folders").resolve()
         folders = sorted(file.parent for file in root.rglob(TASK_FILE))
         if not folders:
             raise FileNotFoundError(f"{root}: no {TASK_FILE} at any depth; params.path names a folder of task folders")
