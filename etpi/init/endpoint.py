@@ -13,7 +13,6 @@ from etpi.init.student import Student, family_vocabulary
 from etpi.init.write import NewSpec, rendered
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.specs.suite import SuiteSpec
 from etpi_resources.engines.endpoints import api_key
 
 _SECONDS = 10.0
@@ -107,7 +106,6 @@ def suite_agent(suite: str, specs: Specs) -> tuple[AgentSection, str]:
         SpecError: there is no such suite.
     """
     spec = specs.get("suite", suite)
-    assert isinstance(spec, SuiteSpec)
     for rollout_set in specs.rollout_sets.values():
         other = specs.suites.get(rollout_set.suite or "")
         if other and other.family == spec.family and rollout_set.kind == "live":

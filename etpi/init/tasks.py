@@ -162,7 +162,6 @@ def _held_out(count: int) -> int:
 
 
 def suite_spec(name: str, tasks: OwnTasks) -> NewSpec:
-    """Return the suite's file."""
     return NewSpec("suite", name, rendered("suite", name=name, tasks=tasks))
 
 

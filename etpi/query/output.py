@@ -84,7 +84,6 @@ def as_json(names: Sequence[str], rows: Rows) -> str:
 
 
 def as_markdown(names: Sequence[str], rows: Rows) -> str:
-    """Return a table of markdown."""
     return markdown_table([*map(_visible, names)], [[cell(_flat(value)) for value in row] for row in rows]).rstrip("\n")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from etpi.fetch import rows_of
 from etpi.rehearsal import RATE, students
@@ -18,7 +18,6 @@ from etpi_assets.evaluation.rollouts import conditions
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
-from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Task
 
@@ -51,7 +50,6 @@ class Cost:
 def costs(name: str, specs: Specs, rate: float = RATE) -> list[Cost]:
     """Return the estimates for a real run of the experiment, in the order of its chain."""
     spec = specs.get("experiment", name)
-    assert isinstance(spec, ExperimentSpec)
     lines = [line for set_name in spec.rollout_sets for line in _rollouts(set_name, specs)]
     if spec.base.kind in ("tiny", "none"):
         lines.append(Cost("student", spec.base.kind, "no GPU is needed"))
@@ -101,7 +99,6 @@ def model_shape(model: str) -> Shape | None:
 
 def _rollouts(name: str, specs: Specs) -> Iterator[Cost]:
     spec = specs.get("rollout_set", name)
-    assert isinstance(spec, RolloutSetSpec)
     part = f"rollouts {name}"
     if spec.kind == "agent":
         yield Cost(part, f"unknown: {spec.k} of each task", "a harness decides its calls and their lengths", None)
@@ -172,7 +169,6 @@ def _at_once(rollouts: int, agent: AgentSection) -> int:
 def _counted(name: str, specs: Specs, split: str) -> int | None:
     """Return the number of tasks of a split: of the data here, else of the public data set, else None."""
     suite = specs.get("suite", name)
-    assert isinstance(suite, SuiteSpec)
     try:
         items = load_family(suite.family).load(name, suite.seed, suite.params)
         return sum(isinstance(item, Task) and split in ("all", item.split) for item in items) or None
@@ -198,9 +194,7 @@ def sequences_of(spec: ExperimentSpec, specs: Specs) -> tuple[float, str] | None
     stated, kept = spec.published.get("stated", {}), 1 - spec.dataset.val_fraction
     if not spec.dataset.merge:
         return (float(stated["rows"]), "rows, as many as published, not merged") if "rows" in stated else None
-    rollout_sets = [
-        s for s in map(partial(specs.get, "rollout_set"), spec.rollout_sets) if isinstance(s, RolloutSetSpec)
-    ]
+    rollout_sets = [specs.get("rollout_set", name) for name in spec.rollout_sets]
     agents = max(_agents(s.agent) for s in rollout_sets)
     for key, each in (("train_rows", 1), ("selected_pairs", agents * kept), ("trajectories", kept)):
         if key in stated:
@@ -219,7 +213,6 @@ def _conversations(spec: RolloutSetSpec, specs: Specs) -> int | None:
 
 
 def supervised(spec: ExperimentSpec) -> Training:
-    """Return the experiment's supervised training."""
     from etpi_resources.trainers.workers.label_head import TILE  # imports torch
 
     train, length = spec.train, _row_length(spec)
@@ -342,9 +335,7 @@ def _evaluation(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Iterator[Co
 def teachers(spec: ExperimentSpec, specs: Specs) -> list[tuple[str, str, RolloutSetSpec]]:
     """Return (rollout set, model, its spec) of the rollout sets for which etpi starts a vLLM server."""
     sets = [(key, specs.get("rollout_set", key)) for key in spec.rollout_sets]
-    return [
-        (key, str(s.engine and s.engine.model), s) for key, s in sets if isinstance(s, RolloutSetSpec) and s.starts_vllm
-    ]
+    return [(key, str(s.engine and s.engine.model), s) for key, s in sets if s.starts_vllm]
 
 
 def cache_bytes(shape: Shape, tokens: int) -> float:

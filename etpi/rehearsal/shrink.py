@@ -24,7 +24,6 @@ from etpi_assets.specs.folders import FOLDERS
 from etpi_assets.specs.load import SpecError, Specs, load_shipped
 from etpi_assets.specs.paths import PathError, expand
 from etpi_assets.specs.rollout_set import RolloutSetSpec
-from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.families import load_family
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.checkpoints import HUB
@@ -94,10 +93,9 @@ def shrink(name: str, specs: Specs, folder: Path) -> Rehearsal:
         SpecError: a spec is unknown or invalid, or its architecture or family cannot be rehearsed.
     """
     spec = specs.get("experiment", name)
-    assert isinstance(spec, ExperimentSpec)
     small = Rehearsal(name, folder.resolve())
     sets = [specs.get("rollout_set", key) for key in spec.rollout_sets]
-    taught = {s.suite for s in sets if isinstance(s, RolloutSetSpec) and _by_a_model(s)}
+    taught = {s.suite for s in sets if _by_a_model(s)}
     for suite in specs.upstream_keys("experiment", name, "suite"):
         _suite(suite, specs, small, taught=suite in taught)
     for rollout_set in spec.rollout_sets:
@@ -113,7 +111,6 @@ def shrink(name: str, specs: Specs, folder: Path) -> Rehearsal:
 def _suite(name: str, specs: Specs, small: Rehearsal, *, taught: bool) -> None:
     """Add a suite. Args: taught: a model rolls out its tasks, which a scripted policy of a world replaces."""
     spec = specs.get("suite", name)
-    assert isinstance(spec, SuiteSpec)
     family = load_family(spec.family)
     values, params = _dumped(spec), {key: value for key, value in spec.params.items() if value is not None}
     sandbox, missing = "path" in params and family.sandbox(params), _missing(params.get("path"))
@@ -151,7 +148,6 @@ def _by_a_model(spec: RolloutSetSpec) -> bool:
 
 def _rollout_set(name: str, specs: Specs, small: Rehearsal) -> None:
     spec = specs.get("rollout_set", name)
-    assert isinstance(spec, RolloutSetSpec)
     values = _dumped(spec)
     if spec.suite is not None:
         values["suite"] = PREFIX + spec.suite

@@ -15,7 +15,6 @@ from etpi.rehearsal.stages import Stage, first_stop
 from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
-from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.families import load_family
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.vllm_options import accelerators_of, named
@@ -49,7 +48,6 @@ class Start:
 def starts(name: str, specs: Specs, stages: Sequence[Stage], needs: Mapping[str, Sequence[str]]) -> list[Start]:
     """Return the lines of an experiment, from its rehearsal's stages and replacements, and its real specs."""
     spec = specs.get("experiment", name)
-    assert isinstance(spec, ExperimentSpec)
     return [
         *_graph(stages),
         *_docker(name, specs),
@@ -79,14 +77,11 @@ def _graph(stages: Sequence[Stage]) -> Iterator[Start]:
 
 
 def in_containers(name: str, specs: Specs) -> bool:
-    """Return whether a suite's tasks run in containers."""
     suite = specs.get("suite", name)
-    assert isinstance(suite, SuiteSpec)
     return load_family(suite.family).sandbox(dict(suite.params)) == "docker"
 
 
 def docker_suites(name: str, specs: Specs) -> list[str]:
-    """Return the suites of an experiment whose tasks run in containers."""
     return [key for key in specs.upstream_keys("experiment", name, "suite") if in_containers(key, specs)]
 
 

@@ -107,7 +107,6 @@ class CatalogFile:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Close the file."""
         with self._changed:
             if self._connection is not None:
                 self._connection.close()

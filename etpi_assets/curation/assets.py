@@ -123,7 +123,7 @@ def tito_pairs(run: AssetRun, selected_trajectories: Input, raw_rollouts: Input,
 
     def parts() -> Iterator[Mapping[str, pa.Table]]:
         for name in spec.rollout_sets:
-            rollout_set: RolloutSetSpec = run.specs.get("rollout_set", name)  # pyright: ignore[reportAssignmentType]
+            rollout_set = run.specs.get("rollout_set", name)
             _require_same_vocabulary(name, rollout_set, spec, section)
             chosen = selected.filter(pc.field("rollout_set") == name)
             rollout_ids = chosen["rollout_id"].to_pylist()
@@ -176,7 +176,7 @@ def _with_capture(run: AssetRun, raw_rollouts: Input) -> PairsSection:
         return spec.pairs
     native = not spec.pairs.tools
     for name in spec.rollout_sets:
-        rollout_set: RolloutSetSpec = run.specs.get("rollout_set", name)  # pyright: ignore[reportAssignmentType]
+        rollout_set = run.specs.get("rollout_set", name)
         captures = counts(raw_rollouts.stored("turns", key=name), "capture")
         native = native and set(captures) <= {"native"} and not _foreign(rollout_set, spec)
     capture = "native" if native else "retokenised"

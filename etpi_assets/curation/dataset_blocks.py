@@ -17,7 +17,6 @@ from etpi_resources.lake.stored import Stored
 
 COLUMNS = [*upweight.COLUMNS, "input_tokens", "format_tokens"]
 """The columns of pairs that a data set is built from."""
-FIGURES = pa.schema([("json", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class DatasetFactory:
         rows, sequences = merge.merge(rows, pairs, self.max_tokens, merged=section.merge)
         tables = {"dataset_rows": rows, "sequences": sequences, "dropped": weighed["dropped"]}
         figures = _figures(pairs, first, **tables)
-        return {**tables, "figures": pa.table([[json.dumps(figures)]], schema=FIGURES)}
+        return {**tables, "figures": pa.table({"json": [json.dumps(figures)]})}
 
 
 def _figures(

@@ -23,7 +23,7 @@ from etpi_assets.curation.pairs import label_text
 from etpi_assets.curation.steering import NGRAM_IDS, SteeringNgrams
 from etpi_assets.curation.strip_think import close_tail, last_turn, thinks_in_history, without_tail
 from etpi_assets.specs.experiment import DatasetSection, PairsSection
-from etpi_assets.trajectories.tables import iter_prompts
+from etpi_assets.trajectories.tables import Key, iter_prompts, turn_keys
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.marks import THINK, THINK_END, other_block, without_code
 from etpi_resources.labels import IGNORE_INDEX
@@ -37,8 +37,9 @@ _TEXT = 60
 """Characters shown of a prompt from the first difference on."""
 
 AgentKey = tuple[str, str]
-TurnKey = tuple[str, str, int]
 KEY = ["rollout_id", "agent_id", "turn"]
+STEERING_COLUMNS = [*KEY, "prefix_turn", "pair_id", "suffix_ids", "output_ids"]
+"""The columns that `steering_figures` reads of the pairs."""
 
 
 def pairs_reconcile_outcome(figures: Mapping[str, Any], offered: int) -> CheckOutcome:
@@ -101,7 +102,7 @@ def _reconcile(name: str, counted: Mapping[str, Any], offered: int, training: in
     return CheckOutcome(name, True, message, figures=figures)
 
 
-def _unbalanced(offered: pa.Table, *accounted: pa.Table) -> list[TurnKey]:
+def _unbalanced(offered: pa.Table, *accounted: pa.Table) -> list[Key]:
     """Return the turns whose number of rows in `accounted` differs from that in `offered`, sorted."""
     signed = [
         table.select(KEY).append_column("n", pa.array(np.full(len(table), sign, dtype=np.int64)))
@@ -109,7 +110,7 @@ def _unbalanced(offered: pa.Table, *accounted: pa.Table) -> list[TurnKey]:
     ]
     sums = pa.concat_tables(signed).group_by(KEY).aggregate([("n", "sum")])
     wrong = sums.filter(pc.field("n_sum") != 0)
-    return sorted(zip(*(wrong[column].to_pylist() for column in KEY), strict=True))
+    return sorted(turn_keys(wrong))
 
 
 def capture_outcome(captures: Counter[str], section: PairsSection) -> CheckOutcome:
@@ -246,8 +247,7 @@ def steering_figures(pairs: pa.Table, steering: SteeringNgrams) -> dict[str, Any
     leaks: list[tuple[str, str]] = []
     agent: tuple[str, str] | None = None
     ends: dict[int, np.ndarray] = {}
-    columns = ["rollout_id", "agent_id", "turn", "prefix_turn", "pair_id", "suffix_ids", "output_ids"]
-    for batch in batches(pairs, columns) if steering else ():
+    for batch in batches(pairs, STEERING_COLUMNS) if steering else ():
         names = (column.to_pylist() for column in batch.columns[:5])
         ids_of = (arrays(column) for column in batch.columns[5:])
         for rollout_id, agent_id, turn, prefix, name, suffix, output in zip(*names, *ids_of, strict=True):

@@ -21,6 +21,7 @@ from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, label_text
 from etpi_assets.curation.student_form import tool_name
 from etpi_assets.specs.experiment import GatesSection
+from etpi_assets.trajectories.tables import turn_keys
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.marks import split_thought, without_code
 from etpi_resources.chat.tool_forms import FORMS, Call
@@ -57,12 +58,6 @@ class Findings:
     not_offered: Counter[str] = field(default_factory=Counter)
     tools_shown: bool = False
 
-    def add_fault(self, kind: str, label: str) -> None:
-        """Count a label with a fault."""
-        self.faults[kind] += 1
-        if self.faults[kind] <= _SHOWN:
-            self.examples.setdefault(kind, []).append(label)
-
 
 class LabelSyntax:
     """The check, over the agents and pairs of a few rollouts at a time."""
@@ -81,23 +76,18 @@ class LabelSyntax:
     def figures(self, agents: Sequence[CapturedAgent], pairs: pa.Table, dropped: pa.Table) -> dict[str, Any]:
         """Return the `Findings` on agents and the pairs and dropped turns made of them, as values of JSON."""
         self._findings = Findings()
-        rows = pairs.select(["rollout_id", "agent_id", "turn", "pair_id"]).to_pylist()
         outputs = (ids for chunk in pairs["output_ids"].chunks for ids in arrays(chunk))
-        labels = {
-            (row["rollout_id"], row["agent_id"], row["turn"]): {**row, "output_ids": output}
-            for row, output in zip(rows, outputs, strict=True)
-        }
-        reasons = {
-            (row["rollout_id"], row["agent_id"], row["turn"]): (row["reason"], row["detail"])
-            for row in dropped.select(["rollout_id", "agent_id", "turn", "reason", "detail"]).to_pylist()
-        }
+        labels = dict(zip(turn_keys(pairs), outputs, strict=True))
+        details = zip(dropped["reason"].to_pylist(), dropped["detail"].to_pylist(), strict=True)
+        reasons = dict(zip(turn_keys(dropped), details, strict=True))
         for agent in agents:
             shows_tools = self._shows_tools(agent.tools)
             self._findings.tools_shown |= shows_tools
             for turn in agent.turns:
-                row = labels.get((agent.rollout_id, agent.agent_id, turn.turn))
-                if row is not None:
-                    self._check_label(row, turn, shows_tools, agent.tools, last=turn is agent.turns[-1])
+                ids = labels.get(key := (agent.rollout_id, agent.agent_id, turn.turn))
+                if ids is not None:
+                    pair_id = "/".join(map(str, key))
+                    self._check_label(pair_id, ids, turn, shows_tools, agent.tools, last=turn is agent.turns[-1])
             if agent.finished and agent.turns:
                 last = (agent.rollout_id, agent.agent_id, agent.turns[-1].turn)
                 self._findings.counted["finished"] += 1
@@ -167,14 +157,20 @@ class LabelSyntax:
         return CheckOutcome(_NAME, True, message, figures=figures)
 
     def _check_label(
-        self, row: dict[str, Any], turn: CapturedTurn, shows_tools: bool, tools: Sequence[Any] | None, *, last: bool
+        self,
+        pair_id: str,
+        ids: np.ndarray,
+        turn: CapturedTurn,
+        shows_tools: bool,
+        tools: Sequence[Any] | None,
+        *,
+        last: bool,
     ) -> None:
         self._findings.counted["labels"] += 1
         self._findings.counted["prose_lost"] += turn.prose_lost
-        ids: np.ndarray = row["output_ids"]
         ended = len(ids) > 0 and int(ids[-1]) in self._chat.end_ids
         if not ended and not turn.truncated:
-            self._fault("lack the end-of-turn token", row["pair_id"], "")
+            self._fault("lack the end-of-turn token", pair_id, "")
         text = label_text(ids, self._chat)
         body = split_thought(text).rest if turn.capture == "retokenised" else after_think(text)
         if self._form is None:
@@ -196,22 +192,21 @@ class LabelSyntax:
                 bool(tools) and not shows_tools and not self._chat.calls_in_content
             )
             if not self._form.same(parsed, turn.calls):
-                self._fault(f"are not read back as the captured calls by the {self._form.name} parser", row["pair_id"],
-                            body)  # fmt: skip
+                self._fault(f"are not read back as the captured calls by the {self._form.name} parser", pair_id, body)
             else:
-                self._compare_with_template(row, turn.calls, tools, text)
+                self._compare_with_template(pair_id, turn.calls, tools, text)
         elif shows_tools and (problem := self._wrong_syntax(body, parsed, acts=not last, quotes=quotes)):
-            self._fault(problem, row["pair_id"], body)
+            self._fault(problem, pair_id, body)
 
     def _compare_with_template(
-        self, row: dict[str, Any], calls: Sequence[Call], tools: Sequence[Any] | None, text: str
+        self, pair_id: str, calls: Sequence[Call], tools: Sequence[Any] | None, text: str
     ) -> None:
         if self._findings.counted["rendered"] >= _RENDERED:
             return
         self._findings.counted["rendered"] += 1
         written = self._chat.decode(self._chat.without_end(self._chat.turn_ids("", calls, tools=tools))).strip()
         if not text.rstrip().endswith(written):
-            self._fault("are not what the template itself writes for the same calls", row["pair_id"], text)
+            self._fault("are not what the template itself writes for the same calls", pair_id, text)
 
     def _wrong_syntax(self, body: str, parsed: Sequence[Call | str], *, acts: bool, quotes: bool) -> str | None:
         """Return what is wrong with a label whose prompt asks for calls in the template's form, None if nothing is.
@@ -244,4 +239,7 @@ class LabelSyntax:
         return self._prompt_shows_tools[key]
 
     def _fault(self, kind: str, pair_id: str, text: str) -> None:
-        self._findings.add_fault(kind, f"{pair_id}: {text[-_TEXT:]!r}" if text else pair_id)
+        self._findings.faults[kind] += 1
+        if self._findings.faults[kind] <= _SHOWN:
+            shown = f"{pair_id}: {text[-_TEXT:]!r}" if text else pair_id
+            self._findings.examples.setdefault(kind, []).append(shown)

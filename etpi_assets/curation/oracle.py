@@ -40,7 +40,7 @@ from etpi_assets.curation.recorded_messages import (
 )
 from etpi_assets.curation.steering import Messages
 from etpi_assets.specs.experiment import PairsSection
-from etpi_assets.trajectories.tables import iter_turns
+from etpi_assets.trajectories.tables import iter_turns, turn_keys
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.token_ids import common_prefix
@@ -145,8 +145,7 @@ class Oracle:
 
         They are in the order of a hash. Without that last one, no turn late in a long conversation would be compared.
         """
-        columns = (pairs[name].to_pylist() for name in ("rollout_id", "agent_id", "turn"))
-        keys = [key for key in zip(*columns, strict=True) if key[:2] in conversations]
+        keys = [key for key in turn_keys(pairs) if key[:2] in conversations]
         keys.sort(key=lambda key: hashlib.sha256(repr(key).encode()).digest())
         chosen = {max((key for key in keys if key[:2] == keys[0][:2]), key=lambda key: key[2])} if keys else set()
         left = _NATIVE if self.section.capture == "native" else CHARACTERS

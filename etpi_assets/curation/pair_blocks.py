@@ -31,9 +31,6 @@ _COMPARED_ROLLOUTS = 100
 """Rollouts of a set whose re-tokenised prompts are compared with the captured ids."""
 
 
-FIGURES = pa.schema([("json", pa.string())])
-
-
 @dataclass(frozen=True)
 class PairBuilder:
     """Builds the pairs of one rollout set, a few rollouts at a time.
@@ -67,7 +64,7 @@ class PairBuilder:
             "rerendered": sum(not agent.appended for agent in agents),
             "rows": [len(tables["pairs"])],
         }
-        return {**tables, "figures": pa.table([[json.dumps(figures)]], schema=FIGURES)}
+        return {**tables, "figures": pa.table({"json": [json.dumps(figures)]})}
 
     def _texts(self, agents: Sequence[CapturedAgent]) -> dict[str, list[str]]:
         """Return the texts of the steering that teachers may have had, and of the default system messages."""
@@ -148,7 +145,6 @@ class PairFactory:
 
 
 def label_syntax(spec: ExperimentSpec) -> LabelSyntax:
-    """Return the check of the labels of an experiment."""
     return LabelSyntax(student_format(spec), spec.gates, spec.serving.options.get("tool-call-parser"))
 
 

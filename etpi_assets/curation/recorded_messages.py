@@ -136,7 +136,7 @@ class MessageWriter:
         elif think and thought:
             verbatim = row["content"] or ""
             message["content"] = (
-                f"<think>\n{thought}\n</think>\n\n{text}" if row.get("reasoning") else _unflattened(verbatim)
+                f"<think>\n{thought}\n</think>\n\n{text}" if row.get("reasoning") else _flattened(verbatim)[1]
             )
         if written:
             message["tool_calls"] = written
@@ -350,10 +350,6 @@ def _flattened(text: str) -> tuple[list[Any], str]:
 def texts_of(row: Mapping[str, Any]) -> dict[str, str | None]:
     """Return the columns of a row that are text."""
     return {key: row.get(key) for key in ("content", "reasoning", "tool_calls")}
-
-
-def _unflattened(text: str) -> str:
-    return _flattened(text)[1]
 
 
 def _together(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.trajectories.tables import Key, turn_keys
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.tool_forms import Call, parse_structured
 from etpi_resources.lake.check_outcome import CheckOutcome
@@ -29,7 +30,6 @@ _SPLIT = 100
 _FLAT = re.compile(r"^\[tool_use [^\]\n]+\] \{.*", re.MULTILINE | re.DOTALL)
 _FLAT_NAME = re.compile(r"^\[tool_use ([^\]\n]{1,200})\] (?=\{)", re.MULTILINE)
 _TAGS = re.compile(r"</?think>")
-Key = tuple[str, str, int]
 
 
 def text_figures(turns: pa.Table, messages: pa.Table, pairs: pa.Table, chat: ChatFormat) -> dict[str, Any]:
@@ -42,23 +42,20 @@ def text_figures(turns: pa.Table, messages: pa.Table, pairs: pa.Table, chat: Cha
     Args:
         turns: with the columns `output_ids`, `content` and `reasoning`.
     """
-    native = pairs.filter(pc.field("capture") == "native").select(["rollout_id", "agent_id", "turn"])
-    wanted = set(zip(*(native[name].to_pylist() for name in native.column_names), strict=True))
+    wanted = set(turn_keys(pairs.filter(pc.field("capture") == "native")))
     figures: dict[str, Any] = {
         "native": len(wanted), "without_text": 0, "text_unchecked": 0, "own_white_space": 0, "wrong": 0, "first": []
     }  # fmt: skip
     if not wanted:
         return figures
-    columns = ["rollout_id", "agent_id", "turn", "content", "reasoning"]
-    rows = turns.select(columns).to_pylist()
+    rows = turns.select(["content", "reasoning"]).to_pylist()
     spoken = messages.filter(pc.field("tool_calls").is_valid() & pc.field("turn").is_valid())
     calls: defaultdict[Key, list[Any]] = defaultdict(list)
-    for row in spoken.select(["rollout_id", "agent_id", "turn", "tool_calls"]).to_pylist():
-        calls[row["rollout_id"], row["agent_id"], row["turn"]] += json.loads(row["tool_calls"])
+    for key, text in zip(turn_keys(spoken), spoken["tool_calls"].to_pylist(), strict=True):
+        calls[key] += json.loads(text)
     outputs = (ids for chunk in turns["output_ids"].chunks for ids in arrays(chunk))
     split: list[list[int]] = []
-    for row, output in zip(rows, outputs, strict=True):
-        key = row["rollout_id"], row["agent_id"], row["turn"]
+    for key, row, output in zip(turn_keys(turns), rows, outputs, strict=True):
         if key not in wanted or output is None:
             continue
         text, ids = row["content"] or row["reasoning"], chat.without_end(output.tolist())
@@ -109,7 +106,7 @@ def _missing_call(calls: Iterable[Any], output: np.ndarray, chat: ChatFormat) ->
     """Return which text of a recorded call the ids lack, as it is or as JSON escapes it; None if they lack none."""
     forms = [chat.decode(output.tolist())]
     for _ in range(2):  # arguments that are JSON text within JSON are escaped twice
-        forms.append(_ESCAPES.sub(_unescaped, forms[-1]))
+        forms.append(_ESCAPES.sub(lambda match: json.loads(f'"{match[0]}"'), forms[-1]))
     written = [_squeezed(form) for form in forms]
     for call in map(parse_structured, calls):
         texts = [call.name, *_strings(dict(call.arguments))] if isinstance(call, Call) else []
@@ -120,10 +117,6 @@ def _missing_call(calls: Iterable[Any], output: np.ndarray, chat: ChatFormat) ->
 
 
 _ESCAPES = re.compile(r'(?:\\u[0-9a-fA-F]{4})+|\\["\\/bfnrt]')
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    return json.loads(f'"{match[0]}"')
 
 
 def _strings(value: Any) -> Iterable[str]:
@@ -192,23 +185,18 @@ def tool_figures(
             described[agent] += row["content"] or ""
     figures: dict[str, Any] = {"calling": 0, "unoffered": 0, "names": {}, "first": []}
     unoffered: Counter[str] = Counter()
-    for row in pairs.select(["rollout_id", "agent_id", "turn"]).to_pylist():
-        key = row["rollout_id"], row["agent_id"], row["turn"]
+    for key in turn_keys(pairs):
         if not (names := calls[key]):
             continue
         figures["calling"] += 1
         if tools or json.loads(recorded[key[0]] or "null"):
             continue
-        if strange := [name for name in names if not _names_tool(name, described[key[:2]])]:
+        words = {name: re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE) for name in names}
+        if strange := [name for name in names if not words[name].search(described[key[:2]])]:
             figures["unoffered"] += 1
             unoffered.update(strange)
             figures["first"] += ["/".join(map(str, key))][: 1 - len(figures["first"])]
     return figures | {"names": dict(unoffered)}
-
-
-def _names_tool(name: str, text: str) -> bool:
-    """Return whether a text has the name of a tool as a separate word."""
-    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE) is not None
 
 
 def _names(calls: Iterable[Any]) -> list[str]:

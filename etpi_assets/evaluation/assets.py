@@ -37,7 +37,6 @@ from etpi_assets.scoring.score_checks import every_rollout_scored
 from etpi_assets.scoring.structure import structure_of
 from etpi_assets.specs.check_names import PROBES
 from etpi_assets.specs.experiment import EvaluateSection, ExperimentSpec, Threshold
-from etpi_assets.specs.rollout_set import ScoringSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.records import RolloutRecord
@@ -176,7 +175,13 @@ def _roll_out(
 def eval_metrics(run: AssetRun, eval_rollouts: Input, scored_rollouts: Input, tasks: Input) -> Produced:
     spec: ExperimentSpec = run.spec
     rollouts, agents = eval_rollouts.read("rollouts"), eval_rollouts.read("agents")
-    options = _scoring(run, tasks, spec.metrics.scoring, spec.evaluate)
+    section, evaluate = spec.metrics.scoring, spec.evaluate
+    options = ScoringOptions(
+        section,
+        entities=_entities(run, tasks),
+        structure=structure_of(section, evaluate.agent) if evaluate else None,
+        tools=bool(evaluate and evaluate.agent.tools),
+    )
     turns, messages = eval_rollouts.read("turns"), eval_rollouts.read("messages")
     scored = score(rollouts, agents, turns, tasks.read("tasks"), options, messages)
     teacher = metrics.teacher_of(scored_rollouts.read("scores"), scored_rollouts.read("agent_scores"), run.key)
@@ -190,16 +195,6 @@ def eval_metrics(run: AssetRun, eval_rollouts: Input, scored_rollouts: Input, ta
             *metrics.threshold_checks(table, spec.metrics, ("sft", "rl")),
         ),
         metadata={"rollouts": rollouts.num_rows},
-    )
-
-
-def _scoring(run: AssetRun, tasks: Input, section: ScoringSection, evaluate: EvaluateSection | None) -> ScoringOptions:
-    """Return how the evaluation's rollouts are scored."""
-    return ScoringOptions(
-        section,
-        entities=_entities(run, tasks),
-        structure=structure_of(section, evaluate.agent) if evaluate else None,
-        tools=bool(evaluate and evaluate.agent.tools),
     )
 
 

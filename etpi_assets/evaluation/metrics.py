@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -62,13 +62,9 @@ def measure(
                     "seed": seed,
                     "decoding": decoding,
                     "metric": metric,
-                    "value": estimate.value,
-                    "n": estimate.n,
                     "unit": unit_name,
-                    "ci_low": estimate.ci_low,
-                    "ci_high": estimate.ci_high,
-                    "interval": estimate.interval,
                     "excluded": len(units) - len(counted),
+                    **{name: getattr(estimate, name) for name in ("value", "n", "ci_low", "ci_high", "interval")},
                 }
             )
     return from_rows("metrics", rows)
@@ -101,46 +97,41 @@ def teacher_of(scores: pa.Table, agent_scores: pa.Table, experiment: str) -> pa.
 
 
 def _estimates(units: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, Estimate]]:
-    for name in PAIR_RATES:
-        # Behaviours of pairs are null where a single agent acts.
-        in_pairs = [unit for unit in units if unit[name] is not None]
-        if estimate := rate([unit[name] for unit in in_pairs], [unit["cluster"] for unit in in_pairs]):
-            yield name, "pair", estimate
-    judged = [unit for unit in units if unit["reward"] is not None]
-    if estimate := rate([unit["reward"] == 1.0 for unit in judged], [unit["cluster"] for unit in judged]):
-        yield "solved", "pair", estimate
-    offered = [u for u in units if u["agents"] and all(agent["tool_turns"] is not None for agent in u["agents"])]
-    if estimate := rate(
-        [any(agent["tool_turns"] for agent in unit["agents"]) for unit in offered],
-        [unit["cluster"] for unit in offered],
-    ):
-        yield "called", "rollout", estimate
-    if estimate := rate(
-        [bool(unit["agents"]) and all(agent["parse_rate"] == 1.0 for agent in unit["agents"]) for unit in units],
-        [unit["cluster"] for unit in units],
-    ):
-        yield "parsed", "rollout", estimate
     agents = [(agent, unit["cluster"]) for unit in units for agent in unit["agents"]]
     clusters = [cluster for _, cluster in agents]
-    for name in AGENT_RATES:
-        hits = [(agent[name], cluster) for agent, cluster in agents if agent[name] is not None]
-        if estimate := rate([hit for hit, _ in hits], [cluster for _, cluster in hits]):
-            yield name, "agent", estimate
-    if estimate := rate([agent["exit_status"] == "Submitted" for agent, _ in agents], clusters):
-        yield "submitted", "agent", estimate
     turns = [agent["turns"] or 0 for agent, _ in agents]
     readable = [(agent["parse_rate"] or 0.0) * n for (agent, _), n in zip(agents, turns, strict=True)]
-    if estimate := rate(readable, clusters, turns):
-        yield "parse_rate", "turn", estimate
-    if estimate := rate(*_not_null("adherent_turns", agents)):
-        yield "adherence", "turn", estimate
-    for name, column in TURN_MEANS.items():
-        if estimate := mean([agent[column] or 0 for agent, _ in agents], clusters, turns):
-            yield name, "turn", estimate
-    if estimate := mean(*_not_null("post_think_tokens", agents)):
-        yield "post_think_tokens_per_turn", "turn", estimate
-    if estimate := mean(turns, clusters, [1] * len(turns)):
-        yield "turns_per_agent", "agent", estimate
+    judged = [unit for unit in units if unit["reward"] is not None]
+    offered = [u for u in units if u["agents"] and all(agent["tool_turns"] is not None for agent in u["agents"])]
+    called = [(any(agent["tool_turns"] for agent in unit["agents"]), unit["cluster"]) for unit in offered]
+    parsed = [
+        (bool(unit["agents"]) and all(agent["parse_rate"] == 1.0 for agent in unit["agents"]), unit["cluster"])
+        for unit in units
+    ]
+    estimates = (
+        # Behaviours of pairs are null where a single agent acts.
+        *((name, "pair", _rate((unit[name], unit["cluster"]) for unit in units)) for name in PAIR_RATES),
+        ("solved", "pair", _rate((unit["reward"] == 1.0, unit["cluster"]) for unit in judged)),
+        ("called", "rollout", _rate(called)),
+        ("parsed", "rollout", _rate(parsed)),
+        *((name, "agent", _rate((agent[name], cluster) for agent, cluster in agents)) for name in AGENT_RATES),
+        ("submitted", "agent", _rate((agent["exit_status"] == "Submitted", cluster) for agent, cluster in agents)),
+        ("parse_rate", "turn", rate(readable, clusters, turns)),
+        ("adherence", "turn", rate(*_not_null("adherent_turns", agents))),
+        *(
+            (name, "turn", mean([agent[column] or 0 for agent, _ in agents], clusters, turns))
+            for name, column in TURN_MEANS.items()
+        ),
+        ("post_think_tokens_per_turn", "turn", mean(*_not_null("post_think_tokens", agents))),
+        ("turns_per_agent", "agent", mean(turns, clusters, [1] * len(turns))),
+    )
+    yield from ((name, unit, estimate) for name, unit, estimate in estimates if estimate)
+
+
+def _rate(hits: Iterable[tuple[float | None, str]]) -> Estimate | None:
+    """Estimate the rate of hits that are not null, each with its cluster."""
+    counted = [(hit, cluster) for hit, cluster in hits if hit is not None]
+    return rate([hit for hit, _ in counted], [cluster for _, cluster in counted])
 
 
 def _not_null(column: str, agents: Sequence[tuple[Mapping[str, Any], str]]) -> tuple[list[float], list[str], list[int]]:

@@ -6,7 +6,6 @@ messages is replaced by the default prompt, if the suite's family knows it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,8 +22,6 @@ from etpi_assets.curation.retokenise import conversation
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.graph import GRAPH
 from etpi_assets.resources import Resources
-from etpi_assets.specs.experiment import ExperimentSpec
-from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, own_messages
 from etpi_assets.trajectories.tables import TABLES, from_tables, iter_prompts
@@ -83,9 +80,7 @@ class ExportSource:
     def __init__(self, experiment: str, resources: Resources, assets: Sequence[str] = DATASET) -> None:
         self.experiment, self.specs, self.assets = experiment, resources.specs, assets
         self.lake: Lake = resources.lake
-        spec = self.specs.get("experiment", experiment)
-        assert isinstance(spec, ExperimentSpec)
-        self.spec = spec
+        self.spec = self.specs.get("experiment", experiment)
 
     def versions(self) -> dict[str, str]:
         """Return {"asset/key": version} of the exported assets and of all their inputs."""
@@ -178,7 +173,6 @@ class ExportSource:
 
     @cached_property
     def rows(self) -> pa.Table:
-        """The table `dataset_rows`."""
         return self.table("upweighted_dataset", "dataset_rows")
 
     @cached_property
@@ -189,7 +183,6 @@ class ExportSource:
 
     @cached_property
     def chat(self) -> ChatFormat:
-        """The student's chat format."""
         return student_format(self.spec)
 
     def first_messages(self, record: RolloutRecord, agent: AgentRecord) -> list[dict[str, Any]]:
@@ -200,17 +193,7 @@ class ExportSource:
 
     def _messages(self, record: RolloutRecord, agent: AgentRecord) -> list[dict[str, Any]]:
         """Return message rows with the default prompt in place of the captured one, if the suite's family knows it."""
-        captured = [
-            {
-                "role": m.role,
-                "content": m.content,
-                "turn": m.turn,
-                "kind": m.kind,
-                "reasoning": m.reasoning,
-                "tool_calls": json.dumps(m.tool_calls) if m.tool_calls else None,
-            }
-            for m in own_messages(agent)
-        ]
+        captured = [vars(message) for message in own_messages(agent)]
         default = self._default_prompts[record.rollout_set or ""](record.task_id, agent.agent_id)
         if default is None:
             return captured
@@ -226,7 +209,6 @@ class ExportSource:
     def _tools(self, record: RolloutRecord) -> list[Any] | None:
         """Return the tool schemas that the agent's prompts offer, as in `tito_pairs`."""
         rollout_set = self.specs.get("rollout_set", record.rollout_set or "")
-        assert isinstance(rollout_set, RolloutSetSpec)
         native = self.capture == "native"
         schemas = tool_schemas(rollout_set.agent.tools if native else self.spec.pairs.tools)
         return record.tools if schemas is None else schemas
@@ -235,11 +217,10 @@ class ExportSource:
     def _default_prompts(self) -> dict[str, DefaultPrompts]:
         """Rollout set -> the first prompts of a student at its tasks."""
         sets = {name: self.specs.get("rollout_set", name) for name in self.spec.rollout_sets}
-        known = {name: spec for name, spec in sets.items() if isinstance(spec, RolloutSetSpec)}
-        suites = {spec.suite for spec in known.values() if spec.suite and spec.kind != "imported"}
+        suites = {spec.suite for spec in sets.values() if spec.suite and spec.kind != "imported"}
         tables = [self.lake.read(Ref("tasks", "suite", suite), "tasks") for suite in sorted(suites)]
         tasks = {task.task_id: task for table in tables for task in read_tasks(table)}
-        return {name: DefaultPrompts(self.specs, self.spec, spec, tasks, None) for name, spec in known.items()}
+        return {name: DefaultPrompts(self.specs, self.spec, spec, tasks, None) for name, spec in sets.items()}
 
     @cached_property
     def _selected(self) -> dict[str, list[str]]:

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.exports.experiment_data import DATASET, ExportSource
-from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.licences import data_sources
 from etpi_resources.lake.lake import Ref
 from etpi_resources.lake.schemas import empty
@@ -70,5 +69,4 @@ def _licences(source: ExportSource) -> list[tuple[str, str, str]]:
     sets = [(name, source.specs.get("rollout_set", name)) for name in source.spec.rollout_sets]
     suites = [key for name in source.versions() if (key := name.partition("tasks/")[2]) and name.startswith("tasks/")]
     tables = [source.lake.read(Ref("tasks", "suite", suite), "tasks") for suite in suites]
-    stated = [(name, spec) for name, spec in sets if isinstance(spec, RolloutSetSpec)]
-    return data_sources(pa.concat_tables([empty("tasks"), *tables]), stated)
+    return data_sources(pa.concat_tables([empty("tasks"), *tables]), sets)

@@ -30,7 +30,8 @@ def _write(source: ExportSource, folder: Path) -> Written:
         for file in sorted(path for path in checkpoint.rglob("*") if path.is_file()):
             name = f"{below}{file.relative_to(checkpoint).as_posix()}"
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            _place(file, folder / name)
+            shutil.copyfile(file, folder / name)
+            os.chmod(folder / name, 0o644)  # the lake's files are immutable; a reader may change its own
             written[name] = 1
     (folder / CARD).write_text(_card(source, places), encoding="utf-8")
     if structure := source.spec.metrics.scoring.structure:
@@ -38,7 +39,9 @@ def _write(source: ExportSource, folder: Path) -> Written:
         if source.chat.tail_form(prompt) != "closed":  # else nothing is left to constrain
             (folder / GRAMMAR).write_text(structure.grammar().after(prompt, source.chat).gbnf(), encoding="utf-8")
             written[GRAMMAR] = 1
-    return Written({**written, CARD: 1}, notes=_note(places))
+    subfolder = next(iter(places.values()))
+    notes = () if len(places) == 1 else (f"one folder for each seed: from_pretrained(REPO, subfolder={subfolder!r})",)
+    return Written({**written, CARD: 1}, notes=notes)
 
 
 def last_checkpoints(source: ExportSource) -> list[dict[str, Any]]:
@@ -53,12 +56,6 @@ def last_checkpoints(source: ExportSource) -> list[dict[str, Any]]:
             f'{source.experiment} trains nothing (train.method and rl.method are "none"), so it has no checkpoint'
         )
     return [row for row in finals if row["role"] == finals[-1]["role"]]
-
-
-def _place(file: Path, target: Path) -> None:
-    """Copy a file; the lake's files are immutable, but a reader of the export may change its own."""
-    shutil.copyfile(file, target)
-    os.chmod(target, 0o644)
 
 
 def _card(source: ExportSource, places: Mapping[str, str]) -> str:
@@ -76,12 +73,6 @@ def _card(source: ExportSource, places: Mapping[str, str]) -> str:
     for stored, place in places.items():
         text = text.replace(f'"{stored}"{_FOLDER_COMMENT}', f'"{place}"  # this folder; or the name of its repository')
     return f"{text.rstrip()}\n\n" + "\n".join(lineage_section(source))
-
-
-def _note(places: Mapping[str, str]) -> tuple[str, ...]:
-    if len(places) == 1:
-        return ()
-    return (f"one folder for each seed: from_pretrained(REPO, subfolder={next(iter(places.values()))!r})",)
 
 
 EXPORT = Export(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +64,11 @@ def _tito(source: ExportSource, folder: Path) -> Written:
         for row, prompt, pair in source.pairs():
             if row["split"] == split:
                 about = {name: row.get(name, pair.get(name)) for name in (*_TEXTS, *dict(_NUMBERS))}
-                about["role"] = _role(pair)
+                about["role"] = json.loads(pair["metadata"]).get("role")
                 about["reward"] = source.rewards.get(row["rollout_id"])
                 yield {"input_ids": prompt, "output_ids": pair["output_ids"], "metadata": about}
 
     return Written(write_splits(folder, PAIRS, rows), notes=weights_note(source))
-
-
-def _role(pair: Mapping[str, Any]) -> str | None:
-    return json.loads(pair["metadata"]).get("role")
 
 
 TRL = Export(

@@ -11,6 +11,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,8 @@ def import_in_bulk(
     figures: list[dict[str, Any]] = []
     blocks = ((f"{units[0]} and {len(units) - 1} more", (n, units)) for n, (units, _) in enumerate(parts))
     reads = [spill, Path(source.root)]
-    read = ordered_map(_PartReader(source, spill), blocks, workers=min(workers, len(parts)), reads=reads, log=log)
+    factory = partial(_part_reader, source, spill)
+    read = ordered_map(factory, blocks, workers=min(workers, len(parts)), reads=reads, log=log)
     for (units, _), part_figures in zip(parts, read, strict=True):
         figures.append(part_figures)
         advance(len(units))
@@ -115,14 +117,14 @@ _Part = tuple[Sequence[Path], int]
 
 def _parts(units: Sequence[Path]) -> list[_Part]:
     """Divide the units into parts, in order."""
-    parts: list[tuple[list[Path], int]] = []
+    parts: list[_Part] = []
     for unit in units:
         size = unit.stat().st_size if unit.is_file() else 0
         if parts and len(parts[-1][0]) < _PART_UNITS and parts[-1][1] + size <= _PART_BYTES:
             parts[-1] = ([*parts[-1][0], unit], parts[-1][1] + size)
         else:
             parts.append(([unit], size))
-    return list(parts)
+    return parts
 
 
 def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: Path) -> dict[str, Any]:
@@ -205,25 +207,20 @@ def _tables(inputs: list[_InputRows]) -> dict[str, pa.Table]:
         return tables(inputs)
 
 
-@dataclass(frozen=True)
-class _PartReader:
-    """The factory of `ordered_map`; its function reads (number of the part, units)."""
+def _part_reader(source: ImportSource, spill: Path) -> Callable[[tuple[int, Sequence[Path]]], dict[str, Any]]:
+    """Return the function that reads (number of the part, units)."""
 
-    source: ImportSource
-    spill: Path
-
-    def __call__(self) -> Callable[[tuple[int, Sequence[Path]]], dict[str, Any]]:
-        return self._read
-
-    def _read(self, part: tuple[int, Sequence[Path]]) -> dict[str, Any]:
+    def read(part: tuple[int, Sequence[Path]]) -> dict[str, Any]:
         number, units = part
         collecting = gc.isenabled()
         gc.disable()  # records have no reference cycles, and collection takes a fifth of the time
         try:
-            return read_part(self.source, units, number, self.spill)
+            return read_part(source, units, number, spill)
         finally:
             if collecting:
                 gc.enable()
+
+    return read
 
 
 class _PartWriter:

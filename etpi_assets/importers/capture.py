@@ -17,7 +17,6 @@ from etpi_resources.capture.store import is_log, read_log
 
 
 def units(root: Path) -> list[Path]:
-    """Return every log."""
     return [file for file in files_below(root, ".jsonl") if is_log(file)]
 
 

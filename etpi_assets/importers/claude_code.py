@@ -112,7 +112,8 @@ def _tree(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, _Node], dict[st
         blocks = [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
         answered = next((calls[c] for b in blocks if (c := text_field(b, "tool_use_id")) in calls), None)
         above = last if is_flat else after.get(parent or "")
-        if line.get("type") not in _SPEAKERS or content is None or _is_harness(line):
+        of_harness = line.get("isApiErrorMessage") is True or text_field(line, "message", "model") == _SYNTHETIC
+        if line.get("type") not in _SPEAKERS or content is None or of_harness:
             after[uuid] = above
             continue
         if line["type"] == "assistant":
@@ -156,10 +157,6 @@ def _starter(unit: Path) -> str:
     except Unreadable:
         facts = {}
     return text_field(facts, "toolUseId") or name.removeprefix("agent-")
-
-
-def _is_harness(line: Mapping[str, Any]) -> bool:
-    return line.get("isApiErrorMessage") is True or text_field(line, "message", "model") == _SYNTHETIC
 
 
 def _is_copy(line: Mapping[str, Any], unit: Path) -> bool:
@@ -244,15 +241,8 @@ def _name(nodes: Mapping[str, _Node], path: Sequence[str], role: str, session: S
     first = nodes[path[0]].lines[0]
     prompt = content_parts(field_of(first, "message", "content"), "prompt").text
     calls = (b for node in nodes.values() if node.is_turn for line in node.lines for b in line["message"]["content"])
-    call = next(
-        (
-            text_field(block, "id")
-            for block in calls
-            if text_field(block, "name") in _DELEGATES and text_field(block, "input", "prompt") == prompt
-        ),
-        None,
-    )
-    return call or text_field(first, "agentId") or f"subagent{number}"
+    delegates = (b for b in calls if text_field(b, "name") in _DELEGATES and text_field(b, "input", "prompt") == prompt)
+    return text_field(next(delegates, None), "id") or text_field(first, "agentId") or f"subagent{number}"
 
 
 def _entries(node: _Node, unit: Path, session: Session) -> list[ChatEntry]:

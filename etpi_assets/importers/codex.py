@@ -49,8 +49,8 @@ def _is_question(item: Mapping[str, Any]) -> bool:
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read one session. Raises Unreadable: `empty`, or as `session_lines` and `response_entries`."""
-    session, parts, meta = Session(unit.name.partition(".")[0]), [_Part("solo")], dict[str, Any]()
-    counted = dict[str, int]()
+    session, parts = Session(unit.name.partition(".")[0]), [_Part("solo")]
+    meta, counted = dict[str, Any](), dict[str, int]()
     for line in session_lines(unit):
         payload = line.get("payload")
         kind, item = (line.get("type"), payload) if isinstance(payload, dict) else ("response_item", line)

@@ -264,9 +264,8 @@ def _read_extra_keys(entry: ChatEntry, message: Mapping[str, Any], name: str) ->
 
 def reasoning_of(message: Mapping[str, Any], what: str) -> str | None:
     """Return a message's reasoning, from the key that its API uses for it."""
-    for key in _REASONING_TEXTS:
-        if (text := text_field(message, key)) is not None:
-            return text
+    if text := next(filter(None, (text_field(message, key) for key in _REASONING_TEXTS)), None):
+        return text
     for key in _REASONING_BLOCKS:
         if isinstance(blocks := message.get(key), list):
             return content_parts([b for b in blocks if isinstance(b, dict) and "data" not in b], what).reasoning
@@ -284,11 +283,9 @@ def answered_call(message: Mapping[str, Any]) -> str | None:
 
 def _finish_reason(message: Mapping[str, Any]) -> str | None:
     """Return why the model stopped, from the message itself or from LangChain's metadata."""
-    for place in (message, message.get("response_metadata")):
-        for key in ("finish_reason", "stop_reason"):
-            if (reason := text_field(place, key)) is not None:
-                return finish_of(reason)
-    return None
+    places = (message, message.get("response_metadata"))
+    reasons = (text_field(place, key) for place in places for key in ("finish_reason", "stop_reason"))
+    return finish_of(next(filter(None, reasons), None))
 
 
 def fill_agent(

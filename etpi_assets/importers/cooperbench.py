@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -47,24 +47,15 @@ def claims(source: DetectionInput) -> bool:
 
 def units(root: Path) -> list[Path]:
     """Return run folders, and JSON files outside of run folders."""
-    folders: set[str] = set()
-    outside: list[tuple[str, str]] = []
+    folders: set[Path] = set()
+    outside: list[Path] = []
     for folder, _, names in os.walk(root):
         if any(name in _MARKERS or _TRAJECTORY.fullmatch(name) for name in names):
-            folders.add(folder)
+            folders.add(Path(folder))
         else:
-            outside += [(folder, name) for name in names if name.endswith(_JSON)]
-    strays = [os.path.join(folder, name) for folder, name in outside if not _inside(folder, folders)]
-    return sorted(map(Path, [*folders, *strays]))
-
-
-def _inside(folder: str, folders: set[str]) -> bool:
-    while folder not in folders:
-        parent = os.path.dirname(folder)
-        if parent == folder:
-            return False
-        folder = parent
-    return True
+            outside += [Path(folder, name) for name in names if name.endswith(_JSON)]
+    strays = [file for file in outside if folders.isdisjoint(file.parents)]
+    return sorted([*folders, *strays])
 
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
@@ -77,13 +68,14 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     if unit.is_file():
         raise no_run(read_json(unit), f"{unit.name} stands in no run folder")
     result = as_mapping(read_json(unit / "result.json"), "result.json") if (unit / "result.json").exists() else {}
-    files = {path: as_mapping(read_json(path), path.name) for path in _trajectories(unit)}
+    paths = sorted(path for path in unit.iterdir() if _TRAJECTORY.fullmatch(path.name))
+    files = {path: as_mapping(read_json(path), path.name) for path in paths}
     verdict = as_mapping(read_json(unit / "eval.json"), "eval.json") if (unit / "eval.json").exists() else None
     errors = _check_agents(unit, result, files)
     if not any(_messages(data, path) for path, data in files.items()):
         _refuse_empty(files, errors)
     conversation = _conversation(unit)
-    order = _speaking_order(conversation)
+    order = list(dict.fromkeys(sender for _, sender, _ in conversation))  # the first to write is the proposer
     agents = [
         _agent(path, data, unit, order, options, errors)
         for path, data in sorted(files.items(), key=lambda item: text_field(item[1], "agent_id") or "")
@@ -167,10 +159,6 @@ def outcome(verdict: Mapping[str, Any]) -> dict[str, Any]:
         "error": error,
         "evaluated_at": None if at is None else at.isoformat(),
     }
-
-
-def _trajectories(unit: Path) -> list[Path]:
-    return sorted(path for path in unit.iterdir() if _TRAJECTORY.fullmatch(path.name))
 
 
 def _messages(data: Mapping[str, Any], path: Path) -> list[Any]:
@@ -283,17 +271,9 @@ def _conversation(unit: Path) -> list[tuple[datetime | None, str, str]]:
         sender, text = text_field(event, "from"), text_field(event, "message")
         if sender and text and field(event, "received") is not True:
             events.append((to_utc(field(event, "timestamp")), sender, text))
-    last: datetime | None = None
-    keyed = []
-    for number, event in enumerate(events):
-        last = event[0] or last
-        keyed.append((last is not None, last.timestamp() if last else 0.0, number, event))
-    return [event for *_, event in sorted(keyed)]
-
-
-def _speaking_order(conversation: Sequence[tuple[datetime | None, str, str]]) -> list[str]:
-    """Return the agents in the order of their first message; the first one is the proposer."""
-    return list(dict.fromkeys(sender for _, sender, _ in conversation))
+    last = datetime.min.replace(tzinfo=UTC)
+    known = [last := event[0] or last for event in events]
+    return [event for _, event in sorted(zip(known, events, strict=True), key=lambda pair: pair[0])]
 
 
 def _date_messages(agents: Sequence[AgentRecord], conversation: Sequence[tuple[datetime | None, str, str]]) -> None:

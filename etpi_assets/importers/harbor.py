@@ -26,6 +26,7 @@ from etpi_assets.trajectories.records import RolloutRecord, Turn
 
 _FILES = ("config.json", "result.json")
 _PARTS = ("agent", "verifier", "steps")
+_REWARDS = ("verifier/reward.json", "verifier/reward.txt")
 
 
 def claims(source: DetectionInput) -> bool:
@@ -57,7 +58,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     _add_token_ids(rollout, result)
     task = (
         text_field(result, "task_name")
-        or text_field(read_config(unit), "task", "path")
+        or text_field(read_json(config) if (config := unit / "config.json").is_file() else {}, "task", "path")
         or unit.name.rpartition("__")[0]
     )
     rollout.task_id = task or unit.name
@@ -72,7 +73,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     if error:
         for agent in rollout.agents[:1]:
             agent.exit_status = "LimitsExceeded" if "Timeout" in (raised or "") else "Error"
-    other_files = [f for f in (unit / "result.json", *_reward_files(unit)) if f.is_file()]
+    other_files = [file for name in ("result.json", *_REWARDS) if (file := unit / name).is_file()]
     rollout.rollout_id = content_hash(source_of(unit, root), [file, *atif.documents_beside(file), *other_files])
     return rollout
 
@@ -86,22 +87,9 @@ def _trajectory(unit: Path, error: str | None) -> Path:
         raise Unreadable(
             "multi_step", f'{unit.name} is a trial of several steps; import its steps\' agent folders as "atif"'
         )
-    why = f"; {error}" if error else f" in agent/: {', '.join(sorted(_names(unit / 'agent'))) or 'nothing'}"
+    present = ", ".join(sorted(file.name for file in (unit / "agent").glob("*"))) or "nothing"
+    why = f"; {error}" if error else f" in agent/: {present}"
     raise Unreadable("errored" if error else "missing_trajectory", f"{unit.name}: no trajectory.json{why}")
-
-
-def read_config(unit: Path) -> Mapping[str, Any]:
-    file = unit / "config.json"
-    value = read_json(file) if file.is_file() else {}
-    return value if isinstance(value, dict) else {}
-
-
-def _names(folder: Path) -> list[str]:
-    return [file.name for file in folder.iterdir()] if folder.is_dir() else []
-
-
-def _reward_files(unit: Path) -> tuple[Path, Path]:
-    return unit / "verifier" / "reward.json", unit / "verifier" / "reward.txt"
 
 
 def _outcome(unit: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -110,14 +98,14 @@ def _outcome(unit: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:
     The reward is the entry `reward`, or the only entry.
     """
     rewards = field(result, "verifier_result", "rewards")
-    in_json, _ = _reward_files(unit)
-    if not rewards and in_json.is_file():
-        rewards = read_json(in_json)
-    if not rewards and (text := text_inside(unit, "verifier/reward.txt")) is not None:
+    in_json, in_text = _REWARDS
+    if not rewards and (unit / in_json).is_file():
+        rewards = read_json(unit / in_json)
+    if not rewards and (text := text_inside(unit, in_text)) is not None:
         try:
             rewards = {"reward": float(text)}
         except ValueError as error:
-            raise Unreadable("unknown_form", f"{unit.name}: verifier/reward.txt is no number") from error
+            raise Unreadable("unknown_form", f"{unit.name}: {in_text} is no number") from error
     if not isinstance(rewards, dict) or not rewards:
         return None
     reward = number_field(rewards, "reward")

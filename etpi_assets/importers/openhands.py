@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries
@@ -99,11 +99,9 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
 
 
 def _resolved(row: Row) -> float | None:
-    for place in (row.get("report"), field(row, "test_result", "report")):
-        value = field(place, "resolved")
-        if isinstance(value, bool):
-            return float(value)
-    return number_field(row, "test_result", "reward")
+    stated = (field(row, "report", "resolved"), field(row, "test_result", "report", "resolved"))
+    verdict = next((value for value in stated if isinstance(value, bool)), None)
+    return number_field(row, "test_result", "reward") if verdict is None else float(verdict)
 
 
 def _with_content(message: Any) -> Any:
@@ -139,21 +137,16 @@ def _events(events: Sequence[Mapping[str, Any]], name: str, instruction: str | N
                 "compacted",
                 f"{name}[{index}]: the history was condensed, so what later turns read is lost; run without",
             )
-        if kind is None and not event.get("content"):
-            continue
-        if kind in _SILENT:
+        if kind in _SILENT or (kind is None and not event.get("content")):
             continue
         entry = _event(event, f"{name}[{index}]", responses)
         if entry is not None:
             entry.at = entry.at or to_utc(event.get("timestamp"))
             entries.append(entry)
-    if instruction and not any(entry.role == "user" for entry in entries[: _first_turn(entries)]):
+    before = takewhile(lambda entry: entry.role != "assistant", entries)
+    if instruction and not any(entry.role == "user" for entry in before):
         entries.insert(sum(1 for entry in entries[:1] if entry.role == "system"), ChatEntry("user", instruction))
     return entries
-
-
-def _first_turn(entries: Sequence[ChatEntry]) -> int:
-    return next((i for i, entry in enumerate(entries) if entry.role == "assistant"), len(entries))
 
 
 def _event(event: Mapping[str, Any], name: str, responses: dict[str, ChatEntry]) -> ChatEntry | None:
@@ -260,16 +253,9 @@ def _text(value: Any, name: str) -> str:
 
 
 def _code(event: Any) -> int | None:
-    for place in (
-        ("extras", "metadata", "exit_code"),
-        ("extras", "exit_code"),
-        ("exit_code",),
-        ("metadata", "exit_code"),
-    ):
-        code = int32_field(event, *place)
-        if code is not None:
-            return code
-    return None
+    places = (("extras", "metadata"), ("extras",), (), ("metadata",))
+    codes = (int32_field(event, *place, "exit_code") for place in places)
+    return next((code for code in codes if code is not None), None)
 
 
 FORMAT = row_format(

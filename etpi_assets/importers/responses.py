@@ -82,7 +82,6 @@ def response_entries(items: Iterable[Any], what: str, *, is_context: bool = Fals
 
 
 def _add(entry: ChatEntry, kind: str, item: Mapping[str, Any], name: str) -> None:
-    """Add an item to the message of its response."""
     if kind == "message":
         parts = content_parts(item.get("content"), name)
         entry.content = "\n".join(text for text in (entry.content, parts.text) if text)

@@ -225,7 +225,6 @@ def consent_refusal(steps: Iterable[Step], consent: Collection[str]) -> str:
 
 
 def open_steps(steps: Iterable[Step]) -> list[Step]:
-    """Return the steps that are not ok."""
     return [step for step in steps if step.state != "ok"]
 
 

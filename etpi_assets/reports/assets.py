@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -23,6 +19,7 @@ from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import part
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake import catalog as catalog_file
+from etpi_resources.lake.files import write_atomically
 from etpi_resources.lake.lake import Manifest, Ref
 from etpi_resources.lake.schemas import empty, from_rows
 
@@ -170,10 +167,7 @@ def catalog(run: AssetRun) -> Produced:
     return Produced(
         tables={},
         checks=catalog_file.verify(path),
-        metadata={
-            "file": path,
-            "ask": f"duckdb -readonly {path} < sql/reports/failed_checks.sql",
-        },
+        metadata={"file": path, "ask": f"duckdb -readonly {path} < sql/reports/failed_checks.sql"},
     )
 
 
@@ -192,9 +186,10 @@ def _vocabularies(run: AssetRun) -> dict[str, list[str]]:
         (asset, recorded_spec(set_name, key, run.specs, run.lake)[0])
         for asset, set_name in _HAVE_IDS
         for key in run.lake.keys(asset, set_name)
-        if not _not_applicable(run.lake.current(Ref(asset, set_name, key)))
+        if (manifest := run.lake.current(Ref(asset, set_name, key))) and "not_applicable" not in manifest.notes
     ]
-    names = {part(spec, "agent.tokenizer") for asset, spec in specs if asset == "raw_rollouts" and not _imported(spec)}
+    captured = [spec for asset, spec in specs if asset == "raw_rollouts" and spec.get("kind") != "imported"]
+    names = {part(spec, "agent.tokenizer") for spec in captured}
     names |= {part(spec, "base.tokenizer") for asset, spec in specs if asset != "raw_rollouts"}
     texts = {}
     for name in sorted(name for name in names if name):
@@ -205,14 +200,6 @@ def _vocabularies(run: AssetRun) -> dict[str, list[str]]:
             continue
         texts[chat.name] = [chat.decode([number]) for number in range(chat.vocab_size)]
     return texts
-
-
-def _imported(spec: Mapping[str, Any]) -> bool:
-    return spec.get("kind") == "imported"
-
-
-def _not_applicable(manifest: Manifest | None) -> bool:
-    return manifest is None or "not_applicable" in manifest.notes
 
 
 def _entries(run: AssetRun, eval_metrics: Input) -> list[boards.EvaluatedExperiment]:
@@ -262,18 +249,8 @@ def _trained(sft_checkpoint: Input, rl_checkpoint: Input) -> pa.Table:
 
 
 def _write(run: AssetRun, name: str, kind: str, text: str) -> dict:
-    """Write a report atomically to reports/<experiment>/<name>; return its row of `reports`."""
-    folder = run.lake.root / "reports" / run.key
-    folder.mkdir(parents=True, exist_ok=True)
-    data = text.encode()
-    staging = folder / f".{name}.{os.getpid()}"
-    staging.write_bytes(data)
-    os.replace(staging, folder / name)
-    path = Path("reports") / run.key / name
-    return {
-        "experiment": run.key,
-        "kind": kind,
-        "path": str(path),
-        "sha256": hashlib.sha256(data).hexdigest(),
-        "bytes": len(data),
-    }
+    """Write a report to reports/<experiment>/<name>; return its row of `reports`."""
+    path, data = f"reports/{run.key}/{name}", text.encode()
+    write_atomically(run.lake.root / path, data)
+    digest = hashlib.sha256(data).hexdigest()
+    return {"experiment": run.key, "kind": kind, "path": path, "sha256": digest, "bytes": len(data)}

@@ -152,7 +152,6 @@ def sign_test(higher: int, lower: int) -> float:
 
 
 def changes_table(experiment: str, changed: Sequence[Change]) -> pa.Table:
-    """Return the table `changes` of an experiment."""
     return from_rows(
         "changes", [{"experiment": experiment, **asdict(change), "word": change.word} for change in changed]
     )

@@ -75,7 +75,7 @@ def render(
         upweight_turns=spec.dataset.upweight_turns,
         upweight_factor=f"{spec.dataset.upweight_factor:g}",
         finals=finals,
-        precision=_precision(finals),
+        precision=", ".join(sorted({row["dtype"] for row in finals if row["dtype"]})) or "not trained",
         trained_on=_trained_on(finals),
         story=story.compared(split, paired, main, why) if evaluated else [("", "Not evaluated.")],
         example=answer.example(name, rollouts, scores, turns),
@@ -116,12 +116,6 @@ def _trained_on(finals: Sequence[Mapping[str, Any]]) -> list[str]:
         if "libraries" in s
     ]
     return list(dict.fromkeys(used))
-
-
-def _precision(finals: Sequence[Mapping[str, Any]]) -> str:
-    """Return the dtypes of the computation; weights and optimiser states are float32 in any case."""
-    used = sorted({row["dtype"] for row in finals if row["dtype"]})
-    return ", ".join(used) or "not trained"
 
 
 def _selection(spec: ExperimentSpec) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -34,6 +35,7 @@ from etpi_assets.trajectories.tables import captured_digest, to_tables
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.engines import Engine
 from etpi_resources.hashes import json_hash
+from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.schemas import empty
 from etpi_resources.sandboxes import SandboxFactory
 
@@ -85,7 +87,8 @@ def _roll_out_set(run: AssetRun) -> Produced:
     tables["quarantined"] = empty("quarantined")
     # Chat endpoints and templates give no token ids: curation tokenises their turns again.
     captured = spec.engine.kind != "openai" and not spec.templated
-    result = _result(tables, digests, len(tasks), spec, live=captured)
+    figures, asked = set_figures(tables, digests, live=captured), tasks_as_asked(spec.tasks, len(tasks), spec.split)
+    result = _result(tables, figures, len(tasks) * spec.k, spec, asked, live=captured)
     if spec.templated:
         lacking = plan_first.tasks_with_fixed_files(tasks, family, spec)
         text = f"{len(lacking)} of {len(tasks)} tasks: {', '.join(lacking[:5]) or 'none'}"
@@ -164,7 +167,8 @@ def _rollout_function(
         "seed": spec.seed,
         "sandbox": spec.sandbox,
     }
-    spec_key = json_hash(depends)
+    spec_key, temperature = json_hash(depends), spec.agent.temperature
+    decoding = "greedy" if temperature == 0 else f"t{temperature:g}"
     identity = Identity(
         spec_key=spec_key,
         origin="set",
@@ -172,7 +176,7 @@ def _rollout_function(
         teacher=spec.engine.teacher,
         rollout_set=run.key,
         seed=spec.seed,
-        decoding=None if spec.engine.kind in SCRIPTED_KINDS else decoding_name(spec.agent.temperature),
+        decoding=None if spec.engine.kind in SCRIPTED_KINDS else decoding,
     )
     if spec.kind == "agent":
         calls = run.lake.scratch(f"rollouts/{run.key}") / run.kept_code / "calls"
@@ -208,21 +212,8 @@ def _import_set(run: AssetRun) -> Produced:
         imported = import_in_bulk(
             source, run.lake.scratch(f"import/{run.key}"), hashes=hashes, advance=progress.advance, log=run.log
         )
-    figures = imported.figures
-    return Produced(
-        tables=imported.tables,
-        checks=(
-            *set_outcomes(figures, total=imported.total, live=False),
-            tasks_as_asked(None, imported.total, spec.split),
-        ),
-        metadata=set_metadata(figures),
-        seeds=(spec.seed,),
-    )
-
-
-def decoding_name(temperature: float) -> str:
-    """Return "greedy" at temperature 0, else "t" and the temperature: t1, t0.7."""
-    return "greedy" if temperature == 0 else f"t{temperature:g}"
+    asked = tasks_as_asked(None, imported.total, spec.split)
+    return _result(imported.tables, imported.figures, imported.total, spec, asked, live=False)
 
 
 def _labelled(records: Iterator[RolloutRecord], digests: dict[str, str], rollout_set: str) -> Iterator[RolloutRecord]:
@@ -234,15 +225,13 @@ def _labelled(records: Iterator[RolloutRecord], digests: dict[str, str], rollout
 
 
 def _result(
-    tables: dict[str, pa.Table], digests: dict[str, str], tasks: int, spec: RolloutSetSpec, *, live: bool
+    tables: Mapping[str, Any],
+    figures: Mapping[str, Any],
+    total: int,
+    spec: RolloutSetSpec,
+    asked: CheckOutcome,
+    *,
+    live: bool,
 ) -> Produced:
-    figures = set_figures(tables, digests, live=live)
-    return Produced(
-        tables=tables,
-        checks=(
-            *set_outcomes(figures, total=tasks * spec.k, live=live),
-            tasks_as_asked(spec.tasks, tasks, spec.split),
-        ),
-        metadata=set_metadata(figures),
-        seeds=(spec.seed,),
-    )
+    checks = (*set_outcomes(figures, total=total, live=live), asked)
+    return Produced(tables=tables, checks=checks, metadata=set_metadata(figures), seeds=(spec.seed,))

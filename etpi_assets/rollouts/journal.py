@@ -191,7 +191,6 @@ class Journal:
 
 
 def to_line(record: RolloutRecord, spec_key: str) -> bytes:
-    """Encode a record as a line."""
     line = {
         "key": record.rollout_id,
         "spec_key": spec_key,

@@ -89,6 +89,14 @@ class Specs:
             raise SpecError(unknown_name(set, key, self.keys(set), self.folders))
         return entry
 
+    @typing.overload
+    def get(self, set: typing.Literal["suite"], key: str) -> SuiteSpec: ...
+    @typing.overload
+    def get(self, set: typing.Literal["rollout_set"], key: str) -> RolloutSetSpec: ...
+    @typing.overload
+    def get(self, set: typing.Literal["experiment"], key: str) -> ExperimentSpec: ...
+    @typing.overload
+    def get(self, set: str, key: str) -> AnySpec: ...
     def get(self, set: str, key: str) -> AnySpec:
         """Return the spec. Raises SpecError if it is unknown or invalid."""
         entry = self.entry(set, key)
@@ -321,13 +329,10 @@ def _depth(value: Any) -> int:
     """Return how deep dicts and lists are nested, without recursion."""
     level, depth = [value], 0
     while level:
-        level = [inner for item in level for inner in _inner(item)]
+        tables = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [inner for table in tables for inner in table]
         depth += 1
     return depth
-
-
-def _inner(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _twice(name: str, file: Path, other: Path) -> str:

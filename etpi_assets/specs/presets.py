@@ -17,7 +17,6 @@ FOLDER = Path(__file__).resolve().parent / "presets"
 
 @cache
 def preset_names() -> tuple[str, ...]:
-    """Return the names of the presets, sorted."""
     return tuple(sorted(file.stem for file in FOLDER.glob("*.toml")))
 
 

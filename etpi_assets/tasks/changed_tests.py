@@ -108,7 +108,6 @@ def _drawn(tests: Mapping[str, str], visible: Mapping[str, str]) -> list[tuple[_
 
 
 def name_of_test(node: str) -> TestName:
-    """Return the name of the test of a node id."""
     path, _, rest = node.partition("::")
     return path.rpartition("/")[2], rest.partition("[")[0].rpartition("::")[2]
 

@@ -18,10 +18,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import cooperbench_verdict, downloads, places
 from etpi_assets.tasks.commands import apply_command
-from etpi_assets.tasks.family import Family, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import Family, RejectedInput, Role, SandboxNeeds, Task, Verdict, named_path, with_defaults
 from etpi_resources.hashes import json_hash
 from etpi_resources.inside import is_file_inside, read_inside
 from etpi_resources.sandboxes import SandboxFactory
@@ -77,9 +76,7 @@ class CooperBench(Family):
             ValueError: unknown params, or no path. FileNotFoundError: nothing at the path, or no such subset.
         """
         chosen = with_defaults(suite, "cooperbench", params, PARAMS)
-        if not chosen["path"]:
-            raise ValueError(f"suite {suite}: params.path has to name the folder of CooperBench's repositories")
-        root = expand(str(chosen["path"]))
+        root = named_path(suite, chosen, "the folder of CooperBench's repositories")
         if not root.is_dir():
             raise FileNotFoundError(f"suite {suite}: params.path: {root} is no folder")
         wanted = _wanted(root, chosen)
@@ -118,11 +115,9 @@ class CooperBench(Family):
     def entities(self, task: Task) -> Sequence[str]:
         return task.payload["entities"]
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Yield each task whose reference passes three times and whose untouched repository fails, else a rejection."""
-        for task in tasks:
-            rejection = cooperbench_verdict.validate(_live_payload(task), sandboxes)
-            yield task if rejection is None else RejectedInput(task.task_id, *rejection)
+    def rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+        reason = cooperbench_verdict.validate(_live_payload(task), sandboxes)
+        return None if reason is None else RejectedInput(task.task_id, *reason)
 
 
 FAMILY = CooperBench()
@@ -257,8 +252,7 @@ def _task(suite: str, task_id: str, repo: str, split: str, features: Mapping[str
     instruction = "\n\n".join(
         f"# Feature {number}\n\n{feature['text'].strip()}" for number, feature in features.items()
     )
-    digest = json_hash([payload, instruction])
-    return Task(task_id, suite, repo, split, instruction, payload, digest)
+    return Task.hashed(task_id, suite, repo, split, instruction, payload)
 
 
 def _entities(text: str, patch: str) -> set[str]:

@@ -216,7 +216,6 @@ def _report(run: GradedRun | CommandResult, tests: str) -> dict[str, Any]:
 
 
 def _put(sandbox: Sandbox, files: Mapping[str, str]) -> None:
-    """Write files to PATCHES."""
     sandbox.write_files({f"{_INBOX}/{name}": text for name, text in files.items()})
     _must(sandbox, f"mv -f {_INBOX}/* {PATCHES}/ && rmdir {_INBOX}")
 

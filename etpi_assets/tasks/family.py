@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, Self, runtime_checkable
 
+from etpi_assets.specs.paths import expand
+from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import Environment, Limits, Sandbox, SandboxFactory
 
 ANSWER = "answer.md"
@@ -33,6 +36,13 @@ class Task:
     instruction: str
     payload: Mapping[str, Any]
     content_hash: str
+
+    @classmethod
+    def hashed(
+        cls, task_id: str, suite: str, repo: str, split: str, instruction: str, payload: Mapping[str, Any]
+    ) -> Self:
+        """Return a task whose content is its payload and its instruction."""
+        return cls(task_id, suite, repo, split, instruction, payload, json_hash([payload, instruction]))
 
 
 @dataclass(frozen=True)
@@ -97,13 +107,23 @@ def with_defaults(suite: str, family: str, params: Mapping[str, Any], defaults: 
     return {**defaults, **params}
 
 
+def named_path(suite: str, params: Mapping[str, Any], holds: str) -> Path:
+    """Return the path of a suite's param `path`, which `holds` something. Raises ValueError if it names none."""
+    if not params["path"]:
+        raise ValueError(f"suite {suite}: params.path has to name {holds}")
+    return expand(str(params["path"]))
+
+
 class Family(Protocol):
     """One suite family, a module-level object `FAMILY` of `etpi_assets.tasks.<family>`.
 
-    The methods with a body are defaults of a class that inherits this one: an empty workspace, and nothing to name."""
+    The methods with a body are defaults of a class that inherits this one: a single agent, an empty workspace, no
+    commands that solve a task, nothing to name, and tasks that are validated one by one."""
 
     params: Mapping[str, Any]
     """A suite's params and their defaults; `sandbox` is one of them."""
+    feature_id: str = "task"
+    """The feature of a task's only agent."""
     invents_names: bool = False
     """True if the family invents the names in its tasks, so that held-out names can be absent from training."""
     repo_is_source: bool = False
@@ -121,7 +141,7 @@ class Family(Protocol):
 
     def roles(self, task: Task) -> Sequence[Role]:
         """Return the agents of a task, in order."""
-        ...
+        return [Role("agent1", self.feature_id, task.instruction)]
 
     def needs(self, task: Task) -> SandboxNeeds:
         """Return the requirements of the agents' sandboxes."""
@@ -136,8 +156,9 @@ class Family(Protocol):
         ...
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
-        """Return bash commands, one a turn, that apply the reference solution of this role to its workspace."""
-        ...
+        """Return bash commands, one a turn, that apply the reference solution of this role to its workspace; none if an
+        answer is text."""
+        return ()
 
     def entities(self, task: Task) -> Sequence[str]:
         """Return the file paths and function names of the task; the behaviours look for them."""
@@ -145,7 +166,12 @@ class Family(Protocol):
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         """Yield each task, in order, or a RejectedInput unless its reference passes three times and no change fails."""
-        ...
+        for task in tasks:
+            yield self.rejection(task, sandboxes) or task
+
+    def rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+        """Return the rejection of a task that `validate` refuses; None if it is proved."""
+        return RejectedInput(task.task_id, "no_reference", f"{type(self).__name__} proves no task")
 
 
 @runtime_checkable

@@ -52,7 +52,6 @@ class GradedRun:
     problem: str | None
 
     def of_kind(self, *kinds: str) -> set[str]:
-        """Return the node ids of these kinds."""
         return {node for node, kind in self.outcomes.items() if kind in kinds}
 
 

@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from etpi_assets.specs.paths import expand
 from etpi_assets.tasks.batch_validation import validate_in_batches
-from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict, named_path, with_defaults
 from etpi_assets.tasks.repository import read_rows
-from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"path": None, "sandbox": "bubblewrap"}
@@ -48,17 +46,12 @@ class JudgedRows(Family):
             ValueError: unknown params, or no path. FileNotFoundError: no rows at the path.
         """
         chosen = with_defaults(suite, self.name, params, PARAMS)
-        if not chosen["path"]:
-            raise ValueError(f"suite {suite}: params.path has to name a file of rows")
-        for source, row in read_rows(expand(str(chosen["path"]))):
+        for source, row in read_rows(named_path(suite, chosen, "a file of rows")):
             try:
                 yield _task(suite, row)
             except (KeyError, TypeError, ValueError) as error:
                 detail = f"no field {error}" if isinstance(error, KeyError) else str(error)
                 yield RejectedInput(source, "unreadable_row", detail)
-
-    def roles(self, task: Task) -> Sequence[Role]:
-        return [Role("agent1", "task", task.instruction)]
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return dict(task.payload["files"])
@@ -82,13 +75,7 @@ class JudgedRows(Family):
         return sorted(task.payload["files"])
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        return validate_in_batches(
-            tasks,
-            lambda task: self.workspace(task, self.roles(task)[0]),
-            lambda task: "\n".join(task.payload["solution"]),
-            lambda task, files: self.judge(task, {"agent1": files}, sandboxes),
-            sandboxes,
-        )
+        return validate_in_batches(self, tasks, sandboxes)
 
 
 def _task(suite: str, row: Mapping[str, Any] | str) -> Task:
@@ -105,4 +92,4 @@ def _task(suite: str, row: Mapping[str, Any] | str) -> Task:
     split = str(row.get("split", "train"))
     if split not in ("train", "heldout"):
         raise ValueError(f"split is {split!r}, neither train nor heldout")
-    return Task(name, suite, str(row.get("repo", name)), split, instruction, payload, json_hash([payload, instruction]))
+    return Task.hashed(name, suite, str(row.get("repo", name)), split, instruction, payload)

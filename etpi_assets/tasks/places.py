@@ -101,7 +101,6 @@ def test_sandbox(
 
 
 def test_limits(place: Mapping[str, Any]) -> Limits:
-    """Return the limits of a sandbox that runs tests."""
     return _limits(place, place["test_seconds"], output=4 << 20)
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.challenge import CHEATED, challenge, trust_of
 from etpi_assets.tasks.family import (
@@ -24,10 +23,10 @@ from etpi_assets.tasks.family import (
     REFERENCE_RUNS,
     Family,
     RejectedInput,
-    Role,
     SandboxNeeds,
     Task,
     Verdict,
+    named_path,
     with_defaults,
 )
 from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
@@ -57,6 +56,7 @@ class RepositoryFamily(Family, ABC):
 
     params: Mapping[str, Any] = PARAMS
     name: str
+    feature_id = "issue"
     hides: str
     """Bash command that removes hidden tests from an agent's workspace."""
     hides_from_code: str = "true"
@@ -104,11 +104,10 @@ class RepositoryFamily(Family, ABC):
             ValueError: unknown params, or no path. FileNotFoundError: no rows at the path.
         """
         chosen = with_defaults(suite, self.name, params, self.params)
-        if not chosen["path"]:
-            raise ValueError(f"suite {suite}: params.path has to name the data set's rows (.jsonl, .json, .parquet)")
+        path = named_path(suite, chosen, "the data set's rows (.jsonl, .json, .parquet)")
         seen: dict[str, str] = {}
         taken = 0
-        for source, row in read_rows(expand(str(chosen["path"]))):
+        for source, row in read_rows(path):
             if chosen["rows"] is not None and taken >= chosen["rows"]:
                 return
             if isinstance(row, str):
@@ -134,9 +133,6 @@ class RepositoryFamily(Family, ABC):
 
     def needs(self, task: Task) -> SandboxNeeds:
         return places.needs(task.payload["place"], f"{self.hides}; {places.FORGET_HISTORY}")
-
-    def roles(self, task: Task) -> Sequence[Role]:
-        return [Role("agent1", "issue", task.instruction)]
 
     def entities(self, task: Task) -> Sequence[str]:
         return task.payload["entities"]
@@ -168,14 +164,8 @@ class RepositoryFamily(Family, ABC):
         code = "passed" if passed else CHEATED if CHEATED in details else "failed_tests"
         return Verdict(float(passed), code, {"changed": sorted(changes), **details, "verdict_trust": trust_of(details)})
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Yield each task whose reference passes REFERENCE_RUNS times and whose untouched repository fails.
-
-        Else a rejection: no_environment, no_reference, reference_fails or null_passes."""
-        for task in tasks:
-            yield self._rejection(task, sandboxes) or task
-
-    def _rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+    def rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+        """Reject a task as no_environment, no_reference, reference_fails, or null_passes without any change."""
         try:
             with self._test_sandbox(task, sandboxes) as sandbox:
                 before = sandbox.read_files()

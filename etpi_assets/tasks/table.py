@@ -18,7 +18,6 @@ def task_table(tasks: Sequence[Task]) -> pa.Table:
 
 
 def rejected_table(rejected: Sequence[RejectedInput]) -> pa.Table:
-    """Return the `quarantined` table."""
     return from_rows("quarantined", [{"asset": "tasks", **vars(each)} for each in rejected])
 
 

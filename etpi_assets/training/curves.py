@@ -27,19 +27,12 @@ def curves(log: Sequence[Mapping[str, Any]], series: Sequence[tuple[str, str]] =
     ]
 
 
-def rollout_shares(log: Sequence[Mapping[str, Any]]) -> list[Curve]:
-    """Shares of reinforcement's rollouts that parse, solve their task and call tools, as `curves`."""
-    return curves(log, _SHARES)
-
-
 def loss_plot(log: Sequence[Mapping[str, Any]]) -> str:
     """Return the losses as a markdown image of a few kilobytes, for an asset's page."""
     return charts.as_image(charts.line_chart("Loss", curves(log), "optimiser step", log_y=True), "loss over steps")
 
 
 def rollout_shares_plot(log: Sequence[Mapping[str, Any]]) -> str:
-    """`rollout_shares` as a markdown image."""
-    return charts.as_image(
-        charts.line_chart("Parsed, solved, called", rollout_shares(log), "optimiser step"),
-        "shares of rollouts over steps",
-    )
+    """Return the shares of reinforcement's rollouts that parse, solve their task and call tools, as `loss_plot`."""
+    chart = charts.line_chart("Parsed, solved, called", curves(log, _SHARES), "optimiser step")
+    return charts.as_image(chart, "shares of rollouts over steps")

@@ -185,7 +185,6 @@ def _prepare(folder: Path, rounds_folder: Path, label: str, echo: Callable[[str]
 def worker_config(
     lake: Lake, request: GrpoRequest, link: str, resume: int | None, publish: PublishConfig | None
 ) -> GrpoWorkerConfig:
-    """Return the trainer's config."""
     section, environment = request.section, request.environment
     return GrpoWorkerConfig(
         label=request.label,
@@ -206,7 +205,6 @@ def worker_config(
 
 
 def settings(section: RLSection) -> GrpoSettings:
-    """Return the settings of an rl section that the trainer uses."""
     names = GrpoSettings.model_fields.keys() - {"temperature"}
     values = {name: getattr(section, name) for name in names}
     return GrpoSettings.model_validate({**values, "temperature": section.agent.temperature})

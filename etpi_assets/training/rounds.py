@@ -100,13 +100,8 @@ class Rounds:
     def __init__(
         self, section: RLSection, environment: RLEnvironment, identity: Identity, seed: int, folder: Path
     ) -> None:
-        self.section, self.environment, self.identity, self.seed, self.folder = (
-            section,
-            environment,
-            identity,
-            seed,
-            folder,
-        )
+        self.section, self.environment, self.identity = section, environment, identity
+        self.seed, self.folder = seed, folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, step: int, rows: Sequence[int], engine: Engine) -> list[Sample]:
@@ -162,10 +157,8 @@ class Rounds:
 
     def _roll_out(self, task: Task, sample: int, engine: Engine) -> RolloutRecord:
         prompt = first_prompt(self.section, self.environment, task)
-        agent = self.section.agent.model_copy(
-            update={"max_model_len": len(prompt) + self.section.max_response_tokens, "steering": False}
-        )
-
+        bounds = {"max_model_len": len(prompt) + self.section.max_response_tokens, "steering": False}
+        agent = self.section.agent.model_copy(update=bounds)
         environment = self.environment
         runtime = RolloutRuntime(
             environment.family, engine, environment.sandboxes, environment.chat, environment.template_kwargs
@@ -203,7 +196,7 @@ def read_rounds(folder: Path, spec_key: str) -> Iterator[tuple[RewardedSample, R
         with path.open("rb") as file:
             header = json.loads(file.readline())
             rows = header["samples"] if "samples" in header else header["lessons"]  # the key of etpi 0.1
-            samples = [_rewarded_sample(row) for row in rows]
+            samples = [RewardedSample(**{**row, "scores": [Score(**score) for score in row["scores"]]}) for row in rows]
             statistics = read_statistics(path, [sample.policy_tokens for sample in samples])
             for sample, line, values in zip(samples, file, statistics, strict=True):
                 yield sample, from_line(line, spec_key), values
@@ -300,10 +293,6 @@ def _parsed(record: RolloutRecord) -> bool:
 def _solved(record: RolloutRecord) -> bool | None:
     reward = (record.outcome or {}).get("reward")
     return None if reward is None else reward == 1.0
-
-
-def _rewarded_sample(row: Mapping[str, Any]) -> RewardedSample:
-    return RewardedSample(**{**row, "scores": [Score(**score) for score in row["scores"]]})
 
 
 def _path(folder: Path, step: int) -> Path:

@@ -115,7 +115,6 @@ def train_once(
 
 
 def worker_config(request: SftRequest) -> SftWorkerConfig:
-    """Return the trainer's config."""
     return SftWorkerConfig(
         label=request.label,
         base=str(request.base_folder),
@@ -132,7 +131,6 @@ def worker_config(request: SftRequest) -> SftWorkerConfig:
 
 
 def settings(section: TrainSection) -> SftSettings:
-    """Return the settings of a train section that the trainer uses."""
     return SftSettings.model_validate({name: getattr(section, name) for name in SftSettings.model_fields})
 
 

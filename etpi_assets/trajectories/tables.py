@@ -120,6 +120,11 @@ def iter_prompts(turns: Rows) -> Iterator[tuple[Key, np.ndarray]]:
     return ((key, prompt) for key, prompt, _ in iter_turns(turns))
 
 
+def turn_keys(table: pa.Table) -> Iterator[Key]:
+    """Yield (rollout_id, agent_id, turn) of each row."""
+    return zip(*(table[name].to_pylist() for name in ("rollout_id", "agent_id", "turn")), strict=True)
+
+
 def iter_turns(turns: Rows) -> Iterator[tuple[Key, np.ndarray, np.ndarray | None]]:
     """Yield (key, whole prompt, output) of each turn with a prompt, in the order of the table, ids as int32 arrays.
 

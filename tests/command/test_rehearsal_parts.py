@@ -32,9 +32,7 @@ def _without_data(monkeypatch):
 
 
 def experiment(rehearsal: Rehearsal) -> ExperimentSpec:
-    spec = load_specs(rehearsal.folder / "specs").get("experiment", PREFIX + rehearsal.name)
-    assert isinstance(spec, ExperimentSpec)
-    return spec
+    return load_specs(rehearsal.folder / "specs").get("experiment", PREFIX + rehearsal.name)
 
 
 @pytest.mark.slow

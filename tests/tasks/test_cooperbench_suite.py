@@ -13,10 +13,7 @@ from etpi_assets.curation.assets import selected_trajectories, tito_pairs
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.scoring.assets import scored_rollouts
-from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import load_specs
-from etpi_assets.specs.rollout_set import RolloutSetSpec
-from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.assets import tasks as tasks_asset
 from etpi_assets.tasks.cooperbench import FAMILY
 from etpi_assets.tasks.families import load_family
@@ -189,19 +186,17 @@ def test_the_shipped_specs_of_recorded_runs_are_valid() -> None:
     specs = load_specs()
     for name in ("cooperbench_import", "cooperbench_import_passed", "solo_import"):
         experiment = specs.get("experiment", name)
-        assert isinstance(experiment, ExperimentSpec)
         assert (experiment.evaluate, experiment.train.method, experiment.base.kind) == (None, "none", "none")
         assert (experiment.pairs.capture, experiment.base.chat_template) == ("retokenised", "qwen3")
         assert experiment.select.min_reward == (1.0 if name.endswith("passed") else None)
         for rollout_set in experiment.rollout_sets:
             imported = specs.get("rollout_set", rollout_set)
-            assert isinstance(imported, RolloutSetSpec) and imported.kind == "imported"
+            assert imported.kind == "imported"
 
 
 @pytest.mark.skipif("ETPI_COOPERBENCH" not in os.environ, reason="ETPI_COOPERBENCH names no folder of tasks")
 def test_real_dataset_folder_loads() -> None:
     spec = load_specs().get("suite", "cooperbench")
-    assert isinstance(spec, SuiteSpec)
     result = list(FAMILY.load("cooperbench", 0, spec.params))
     loaded = [item for item in result if isinstance(item, Task)]
     assert len(loaded) > 400 and len({t.task_id for t in loaded}) == len(loaded)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from etpi_assets.evaluation.rollouts import conditions
-from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import load_specs
 from etpi_resources.engines.vllm_server import PROGRAM_VARIABLE
 
@@ -34,7 +33,7 @@ def test_every_stage_has_at_most_48_rollouts_and_10_steps(
     assert set(experiments) <= set(specs.experiments) and len(experiments) == 6
     for name in experiments:
         spec = specs.experiments[name]
-        assert isinstance(spec, ExperimentSpec) and spec.evaluate and spec.train.max_steps == 10
+        assert spec.evaluate and spec.train.max_steps == 10
         evaluated = sum(len(conditions(spec.evaluate, role)) for role in spec.evaluate.roles)
         rounds = spec.rl.steps * spec.rl.device_batch * spec.rl.accumulate if spec.rl.method == "grpo" else 0
         assert evaluated * (spec.evaluate.tasks or 0) + rounds <= 48

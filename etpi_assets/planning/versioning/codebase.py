@@ -164,7 +164,6 @@ class Codebase:
             return walk.version()
 
     def exists(self, target: Target) -> bool:
-        """Return whether a target is in the code."""
         module, colon, name = target.partition(":")
         if not colon:
             return self.file(target).is_file()

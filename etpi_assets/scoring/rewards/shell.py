@@ -117,7 +117,8 @@ def _counted(command: str, flow: _Flow) -> Iterator[Pipeline]:
         flow.broken = flow.broken or any(map(_is_cut, steps))
         known = f"{text} {' '.join(word for step in steps for word in step.words)}"
         surely = surely and not (_UNKNOWN.search(known) or (flow.nounset and "$" in text) or flow.endless)
-        if (words is not steps[0].words and not words) or not surely or not runs or not _all_run(flow):
+        all_run = runs and all(block.runs for block in flow.blocks)
+        if (words is not steps[0].words and not words) or not surely or not all_run:
             continue
         if not re.fullmatch(r"[\w.+\[:({!=/~-]*", programs[0]) or flow.defined & set(programs):
             surely = False
@@ -143,10 +144,6 @@ def _is_cut(step: JoinedCommand) -> bool:
     first = step.words[0]
     unended = (first.startswith("((") and "))" not in step.text) or (first == "[[" and "]]" not in step.words)
     return unended or step.text.rstrip().endswith(("<", ">"))
-
-
-def _all_run(flow: _Flow) -> bool:
-    return all(block.runs for block in flow.blocks)
 
 
 def _pipelines(command: str) -> Iterator[tuple[str, list[JoinedCommand]]]:

@@ -78,7 +78,6 @@ def shortness(text: str, free: int, scale: int) -> float:
 
 
 def requested_verbs(request: str, keywords: Mapping[str, Sequence[str]]) -> set[str]:
-    """Return the verbs with a keyword in the request."""
     folded = request.casefold()
     return {
         verb

@@ -28,14 +28,10 @@ def form(attempt: Attempt) -> float:
 
 def relevance(attempt: Attempt, *, keywords: Mapping[str, Sequence[str]] = KEYWORDS) -> float:
     """Count the requested verbs that occur anywhere in the answer, comments and echo included."""
-    text = text_of(attempt)
-    return float(sum(re.search(rf"\b{re.escape(v)}\b", text) is not None for v in _requested(attempt, keywords)))
+    text, verbs = text_of(attempt), requested_verbs(request_of(attempt), keywords)
+    return float(sum(re.search(rf"\b{re.escape(verb)}\b", text) is not None for verb in verbs))
 
 
 def conciseness(attempt: Attempt, *, free: int = 300, scale: int = 300) -> float:
     """Score as the hardened function does, without the contract: an empty answer earns 1.0."""
     return shortness(text_of(attempt), free, scale)
-
-
-def _requested(attempt: Attempt, keywords: Mapping[str, Sequence[str]]) -> set[str]:
-    return requested_verbs(request_of(attempt), keywords)

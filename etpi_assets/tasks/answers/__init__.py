@@ -6,10 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from etpi_assets.specs.paths import expand
 from etpi_assets.tasks.answers import maths, programs
 from etpi_assets.tasks.answers.rows import balanced, read_questions
 from etpi_assets.tasks.family import (
@@ -17,10 +16,10 @@ from etpi_assets.tasks.family import (
     REFERENCE_RUNS,
     Family,
     RejectedInput,
-    Role,
     SandboxNeeds,
     Task,
     Verdict,
+    named_path,
     with_defaults,
 )
 from etpi_resources.sandboxes import Limits, SandboxFactory
@@ -48,6 +47,7 @@ class Answers(Family):
     """The family `answers`."""
 
     params = PARAMS
+    feature_id = "question"
     repo_is_source = True
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
@@ -58,16 +58,12 @@ class Answers(Family):
                 rows at the path.
         """
         chosen = with_defaults(suite, "answers", params, PARAMS)
-        if not chosen["path"]:
-            raise ValueError(f"suite {suite}: params.path has to name the rows (.jsonl, .json, .parquet)")
+        path = named_path(suite, chosen, "the rows (.jsonl, .json, .parquet)")
         if chosen["grader"] not in maths.GRADERS:
             raise ValueError(f"suite {suite}: params.grader is one of {', '.join(maths.GRADERS)}")
-        items = list(read_questions(suite, expand(str(chosen["path"])), chosen))
+        items = list(read_questions(suite, path, chosen))
         yield from (item for item in items if isinstance(item, RejectedInput))
         yield from balanced([item for item in items if isinstance(item, Task)], chosen["per_source"], seed)
-
-    def roles(self, task: Task) -> Sequence[Role]:
-        return [Role("agent1", "question", task.instruction)]
 
     def needs(self, task: Task) -> SandboxNeeds:
         return SandboxNeeds(limits=limits_of(task))
@@ -77,17 +73,10 @@ class Answers(Family):
         (files,) = final.values()
         return judge_text(task, files.get(ANSWER, ""), sandboxes)
 
-    def solve(self, task: Task, role: Role) -> Sequence[str]:
-        """Return no commands: an answer is text. `validate` uses the payload's `reference`."""
-        return []
+    def rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+        """Reject a task as no_reference, reference_fails, or null_passes if its empty answer passes.
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Yield each task whose reference passes and whose empty answer fails; else the rejection no_reference,
-        reference_fails or null_passes. A program runs REFERENCE_RUNS times; comparing answers is deterministic."""
-        for task in tasks:
-            yield self._rejection(task, sandboxes) or task
-
-    def _rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+        A program runs REFERENCE_RUNS times; comparing answers is deterministic."""
         reference = task.payload["reference"]
         for run in range(REFERENCE_RUNS if task.payload["kind"] == "program" and reference else bool(reference)):
             verdict = judge_text(task, reference, sandboxes)
@@ -108,13 +97,11 @@ FAMILY = Answers()
 
 
 def judge_text(task: Task, text: str, sandboxes: SandboxFactory) -> Verdict:
-    """Return the verdict on an answer's text."""
     if task.payload["kind"] == "program":
         return programs.judge(task.payload["tests"], text, limits_of(task), sandboxes)
     return maths.judge(task.payload["answer"], text, task.payload.get("grader", "hardened"), task.instruction)
 
 
 def limits_of(task: Task) -> Limits:
-    """Return the limits of the task's sandboxes."""
     limits = task.payload["limits"]
     return Limits(command_seconds=float(limits["command_seconds"]), memory_bytes=int(limits["memory_gib"] * (1 << 30)))

@@ -21,7 +21,6 @@ from typing import Any
 from etpi_assets.tasks.answers import maths, programs
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.tasks.repository import read_rows
-from etpi_resources.hashes import json_hash
 
 
 def read_questions(suite: str, path: Path, chosen: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
@@ -106,9 +105,8 @@ def _task(suite: str, source: str, place: str, row: Mapping[str, Any], chosen: M
         payload |= {"kind": "answer", "answer": answer, "reference": maths.as_answer(answer)}
         if chosen["grader"] != "hardened":
             payload["grader"] = chosen["grader"]
-    digest = json_hash([payload, question])
     name = hashlib.sha256(question.encode()).hexdigest()[:12]
-    return Task(f"{source}/{name}", suite, source, chosen["split"], question, payload, digest)
+    return Task.hashed(f"{source}/{name}", suite, source, chosen["split"], question, payload)
 
 
 def _first(row: Mapping[str, Any], *names: str) -> Any:

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.family import (
     REFERENCE_RUNS,
@@ -27,6 +26,7 @@ from etpi_assets.tasks.family import (
     SandboxNeeds,
     Task,
     Verdict,
+    named_path,
     with_defaults,
 )
 from etpi_assets.tasks.frozen import RESERVED, put_changes
@@ -57,6 +57,7 @@ class Harbor(Family):
     """The family `harbor`."""
 
     params = PARAMS
+    feature_id = "request"
     verdict_trust = UNCHALLENGED
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
@@ -66,9 +67,7 @@ class Harbor(Family):
             ValueError: unknown params, or no path. FileNotFoundError: no task.toml below the path.
         """
         chosen = with_defaults(suite, "harbor", params, PARAMS)
-        if not chosen["path"]:
-            raise ValueError(f"suite {suite}: params.path has to name a folder of task folders")
-        root = expand(str(chosen["path"])).resolve()
+        root = named_path(suite, chosen, "a folder of task folders").resolve()
         folders = sorted(file.parent for file in root.rglob(TASK_FILE))
         if not folders:
             raise FileNotFoundError(f"{root}: no {TASK_FILE} at any depth; params.path names a folder of task folders")
@@ -82,9 +81,6 @@ class Harbor(Family):
                 yield read_folder(suite, name, root, folder, chosen)
             except UnreadableTask as error:
                 yield RejectedInput(name, error.reason, str(error))
-
-    def roles(self, task: Task) -> Sequence[Role]:
-        return [Role("agent1", "request", task.instruction)]
 
     def needs(self, task: Task) -> SandboxNeeds:
         return places.needs(task.payload["place"], None, verifier.PLACES)
@@ -120,13 +116,8 @@ class Harbor(Family):
     def entities(self, task: Task) -> Sequence[str]:
         return task.payload["entities"]
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Yield each task whose solution passes REFERENCE_RUNS times and whose untouched machine fails; else a
-        rejection: no_environment, no_reference, reference_fails or null_passes."""
-        for task in tasks:
-            yield self._rejection(task, sandboxes) or task
-
-    def _rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+    def rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+        """Reject a task as no_environment, no_reference, reference_fails, or null_passes on its untouched machine."""
         commands = verifier.solution_commands(task)
         if not commands:
             return RejectedInput(

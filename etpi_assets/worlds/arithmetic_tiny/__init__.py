@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from etpi_assets.tasks.answers import maths
-from etpi_assets.tasks.family import ANSWER, Family, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
-from etpi_resources.hashes import json_hash
+from etpi_assets.tasks.family import ANSWER, Family, RejectedInput, Task, Verdict, with_defaults
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 600, "heldout": 96, "sandbox": "bubblewrap"}
@@ -26,6 +25,7 @@ class ArithmeticTiny(Family):
     """The family `arithmetic_tiny`."""
 
     params = PARAMS
+    feature_id = "question"
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """Yield tasks of both splits, without a repeated expression, deterministic in (suite, seed)."""
@@ -39,25 +39,9 @@ class ArithmeticTiny(Family):
                 seen.add(expression)
                 yield _task(suite, split, source, index, expression)
 
-    def roles(self, task: Task) -> Sequence[Role]:
-        return [Role("agent1", "question", task.instruction)]
-
-    def needs(self, task: Task) -> SandboxNeeds:
-        return SandboxNeeds()
-
-    def workspace(self, task: Task, role: Role) -> dict[str, str]:
-        return {}
-
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
         (files,) = final.values()
         return maths.judge(task.payload["answer"], files.get(ANSWER, ""))
-
-    def solve(self, task: Task, role: Role) -> Sequence[str]:
-        """Return no commands: an answer is text."""
-        return []
-
-    def entities(self, task: Task) -> Sequence[str]:
-        return []
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         """Yield each task whose answer equals Python's value of its expression; else `reference_fails`."""
@@ -68,9 +52,8 @@ class ArithmeticTiny(Family):
         for task, digit in zip(tasks, digits, strict=True):
             wanted = task.payload["answer"]
             right = digit == wanted and maths.judge(wanted, maths.as_answer(digit)).reward == 1.0
-            yield (
-                task if right else RejectedInput(task.task_id, "reference_fails", f"{digit} is found, {wanted} wanted")
-            )
+            detail = f"{digit} is found, {wanted} wanted"
+            yield task if right else RejectedInput(task.task_id, "reference_fails", detail)
 
 
 FAMILY = ArithmeticTiny()
@@ -89,5 +72,4 @@ def _task(suite: str, split: str, source: str, index: int, expression: str) -> T
         "source": source,
         "license": "apache-2.0",
     }
-    digest = json_hash([payload, instruction])
-    return Task(f"{suite}-{split}-{index:05d}", suite, source, split, instruction, payload, digest)
+    return Task.hashed(f"{suite}-{split}-{index:05d}", suite, source, split, instruction, payload)

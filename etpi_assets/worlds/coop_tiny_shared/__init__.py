@@ -14,7 +14,7 @@ from typing import Any
 from etpi_assets.tasks.commands import write_commands
 from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict, with_defaults
 from etpi_assets.worlds.coop_tiny_shared import judge as verdicts
-from etpi_assets.worlds.coop_tiny_shared.generate import divided_solution, entities, generate_tasks
+from etpi_assets.worlds.coop_tiny_shared.generate import divided_solution, generate_tasks
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 1000, "heldout": 100, "sandbox": "bubblewrap"}
@@ -52,10 +52,14 @@ class CoopTinyShared(Family):
         return write_commands(self.workspace(task, role), self.reference(task, role))
 
     def entities(self, task: Task) -> Sequence[str]:
-        return entities(task.payload)
+        """Return the files' paths, then the features' function names, as they occur in the instructions."""
+        payload = task.payload
+        return [*payload["files"], *(feature["function"] for feature in payload["features"].values())]
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        return verdicts.validate(tasks, sandboxes, divided_solution)
+        return verdicts.validate(
+            tasks, sandboxes, lambda task: [self.reference(task, role) for role in self.roles(task)]
+        )
 
 
 FAMILY = CoopTinyShared()

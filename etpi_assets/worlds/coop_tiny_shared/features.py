@@ -37,7 +37,6 @@ class Formula:
 
     @property
     def code(self) -> str:
-        """Return the expression that the function returns."""
         return OPERATIONS[self.operation].code.format(n=self.number)
 
     def __call__(self, x: int) -> int:

@@ -16,13 +16,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from etpi_assets.tasks.family import Task
 from etpi_assets.worlds.coop_tiny_shared.features import Formula, sample_formula
 from etpi_assets.worlds.coop_tiny_shared.texts import InstructionFields, write_text
 from etpi_assets.worlds.names import NameGenerator
-from etpi_resources.hashes import json_hash
 
 AGENTS = ("agent1", "agent2")
 FEATURES = ("f1", "f2")
@@ -56,29 +56,19 @@ LAYOUTS: tuple[Layout, ...] = (
 )
 
 
-def generate_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterator[Task]:
+def generate_tasks(suite: str, seed: int, split: str) -> Iterator[Task]:
     """Yield tasks of a split ("train" or "heldout") without end, deterministic in (suite, seed, split, index).
 
     The split's repositories alternate. Names come from the split's own pool, so tasks of different splits share no
     identifier, whatever their suite and seed."""
     heldout = split == "heldout"
     layouts = [layout for layout in LAYOUTS if layout.heldout is heldout]
-    index = first
-    while True:
+    for index in count():
         layout = layouts[index % len(layouts)]
         rng = random.Random(f"{suite}/{seed}/{split}/{index}")
         payload = _payload(layout, rng, NameGenerator(rng, heldout=heldout))
         instruction = "\n\n".join(f"[{role['agent_id']}]\n{role['instruction']}" for role in payload["roles"])
-        yield Task(
-            task_id=f"{suite}-{layout.name}-{index:05d}",
-            suite=suite,
-            repo=layout.name,
-            split=split,
-            instruction=instruction,
-            payload=payload,
-            content_hash=json_hash([payload, instruction]),
-        )
-        index += 1
+        yield Task.hashed(f"{suite}-{layout.name}-{index:05d}", suite, layout.name, split, instruction, payload)
 
 
 def _payload(layout: Layout, rng: random.Random, names: NameGenerator) -> dict[str, Any]:
@@ -156,8 +146,3 @@ def divided_solution(task: Task, feature_id: str) -> dict[str, str]:
 def wanted_formula(feature: Mapping[str, Any]) -> Formula:
     """Return the formula of a feature's function."""
     return Formula(feature["operation"], feature["number"])
-
-
-def entities(payload: Mapping[str, Any]) -> list[str]:
-    """Return the files' paths, then the features' function names, as they occur in the instructions."""
-    return [*payload["files"], *(feature["function"] for feature in payload["features"].values())]

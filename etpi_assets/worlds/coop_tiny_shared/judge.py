@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from etpi_assets.tasks.calls import CallResults, FunctionCall, run_calls
+from etpi_assets.tasks.calls import FunctionCall, run_calls
 from etpi_assets.tasks.family import REFERENCE_RUNS, RejectedInput, Task, Verdict
 from etpi_assets.worlds.coop_tiny_shared.merge import MergeConflict, merge_trees
 from etpi_resources.sandboxes import SandboxFactory
+
+References = Callable[[Task], Iterable[Mapping[str, str]]]
+"""Returns the files of each agent of a task after its share of the reference solution. Raises ValueError."""
 
 BATCH = 128
 """Tasks validated in one sandbox."""
@@ -50,39 +53,38 @@ def judge(task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: Sandbox
             merged = merge_trees(base, merged, files)
     except MergeConflict as conflict:
         return Verdict(0.0, "merge_conflict", {"patched": patched, "conflict": str(conflict)})
-    results = _run({"merged": merged}, {key: ("merged", {key: task}) for key in task.payload["features"]}, sandboxes)
-    passed = {key: _passes(task, key, results.get(key, {})) for key in task.payload["features"]}
+    calls = _calls(task)
+    results = run_calls({"merged": merged}, {key: ("merged", {key: call}) for key, call in calls.items()}, sandboxes)
+    passed = {key: _passes(task, key, results.get(key, {})) for key in calls}
     solved = all(passed.values())
     return Verdict(float(solved), "passed" if solved else "failed_tests", {"patched": patched, "features": passed})
 
 
 def validate(
-    tasks: Sequence[Task], sandboxes: SandboxFactory, solution: Callable[[Task, str], Mapping[str, str]]
+    tasks: Sequence[Task], sandboxes: SandboxFactory, references: References
 ) -> Iterator[RejectedInput | Task]:
     """Yield each task, in order, if its merged reference passes REFERENCE_RUNS times and no feature passes unchanged.
 
-    `solution` returns the files of the agent that implements a feature. Else a rejection: `no_reference`,
-    `reference_conflict`, `reference_fails` or `null_passes`. Tasks share sandboxes.
+    Else a rejection: `no_reference`, `reference_conflict`, `reference_fails` or `null_passes`. Tasks share sandboxes.
     """
     batches = [tasks[at : at + BATCH] for at in range(0, len(tasks), BATCH)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # the sandboxes' processes do the work
-        for outcomes in pool.map(lambda batch: _validate_batch(batch, sandboxes, solution), batches):
+        for outcomes in pool.map(lambda batch: _validate_batch(batch, sandboxes, references), batches):
             yield from outcomes
 
 
 def _validate_batch(
-    tasks: Sequence[Task], sandboxes: SandboxFactory, solution: Callable[[Task, str], Mapping[str, str]]
+    tasks: Sequence[Task], sandboxes: SandboxFactory, references: References
 ) -> list[RejectedInput | Task]:
     trees: dict[str, Mapping[str, str]] = {}
-    jobs: dict[str, tuple[str, Mapping[str, Task]]] = {}
+    jobs: dict[str, tuple[str, Mapping[str, FunctionCall]]] = {}
     rejections: dict[int, tuple[str, str]] = {}
     for index, task in enumerate(tasks):
         check = task.payload["check"]
         base = merged = counted(task.payload["files"], check)
-        features = dict.fromkeys(task.payload["features"], task)
         try:
-            for key in features:
-                merged = merge_trees(base, merged, counted(solution(task, key), check))
+            for files in references(task):
+                merged = merge_trees(base, merged, counted(files, check))
         except MergeConflict as conflict:
             rejections[index] = ("reference_conflict", str(conflict))
             continue
@@ -90,20 +92,19 @@ def _validate_batch(
             rejections[index] = ("no_reference", str(error))
             continue
         trees[f"{index}/null"], trees[f"{index}/reference"] = base, merged
-        jobs[f"{index}/null"] = (f"{index}/null", features)
+        jobs[f"{index}/null"] = (f"{index}/null", _calls(task))
         for run in range(REFERENCE_RUNS):
-            jobs[f"{index}/reference/{run}"] = (f"{index}/reference", features)
-    results = _run(trees, jobs, sandboxes)
+            jobs[f"{index}/reference/{run}"] = (f"{index}/reference", _calls(task))
+    results = run_calls(trees, jobs, sandboxes)
     outcomes: list[RejectedInput | Task] = []
     for index, task in enumerate(tasks):
         if index in rejections:
             outcomes.append(RejectedInput(task.task_id, *rejections[index]))
             continue
         runs = [results.get(f"{index}/reference/{run}", {}) for run in range(REFERENCE_RUNS)]
+        unchanged = results.get(f"{index}/null", {})
         failing = [key for key in task.payload["features"] if not all(_passes(task, key, run) for run in runs)]
-        passing_unchanged = [
-            key for key in task.payload["features"] if _passes(task, key, results.get(f"{index}/null", {}))
-        ]
+        passing_unchanged = [key for key in task.payload["features"] if _passes(task, key, unchanged)]
         if failing:
             outcomes.append(
                 RejectedInput(task.task_id, "reference_fails", f"{failing} of {REFERENCE_RUNS} runs: {runs}")
@@ -122,18 +123,8 @@ def _passes(task: Task, feature_id: str, result: Mapping[str, list[Any] | None])
     return bool(wanted) and values == wanted and all(type(value) is int for value in values or ())
 
 
-def _run(
-    trees: Mapping[str, Mapping[str, str]],
-    jobs: Mapping[str, tuple[str, Mapping[str, Task]]],
-    sandboxes: SandboxFactory,
-) -> CallResults:
-    """Run each job (its tree, and the features to call with their tasks) in one sandbox."""
-    calls = {
-        job: (tree, {key: _call(task.payload["features"][key]) for key, task in features.items()})
-        for job, (tree, features) in jobs.items()
+def _calls(task: Task) -> dict[str, FunctionCall]:
+    return {
+        key: (feature["path"], feature["function"], [argument for argument, _ in feature["hidden"]])
+        for key, feature in task.payload["features"].items()
     }
-    return run_calls(trees, calls, sandboxes)
-
-
-def _call(feature: Mapping[str, Any]) -> FunctionCall:
-    return feature["path"], feature["function"], [argument for argument, _ in feature["hidden"]]

@@ -25,15 +25,13 @@ class RepoFixTiny(Family):
     """The family `repo_fix_tiny`."""
 
     params = PARAMS
+    feature_id = "issue"
     invents_names = True
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         chosen = with_defaults(suite, "repo_fix_tiny", params, PARAMS)
         for split in ("train", "heldout"):
             yield from islice(generate_tasks(suite, seed, split), int(chosen[split]))
-
-    def roles(self, task: Task) -> Sequence[Role]:
-        return [Role("agent1", "issue", task.instruction)]
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return dict(task.payload["files"])

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Any
 
 from etpi_assets.tasks.family import Task
 from etpi_assets.worlds.names import NameGenerator
-from etpi_resources.hashes import json_hash
 
 REPOS: Mapping[str, tuple[str, ...]] = {
     "train": ("anvil", "beacon", "cinder", "dynamo", "ember", "furnace", "girder", "hammer"),
@@ -33,26 +33,17 @@ NOTES = "NOTES"
 ISSUES = ("{symptom} is wrong.", "Fix {symptom}.", "See {symptom}.", "Change {symptom}.")
 
 
-def generate_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterator[Task]:
+def generate_tasks(suite: str, seed: int, split: str) -> Iterator[Task]:
     """Yield tasks of a split ("train" or "heldout") without end, deterministic in (suite, seed, split, index).
 
     The split's repositories alternate. Names come from the split's own pool."""
     repos = REPOS[split]
-    index = first
-    while True:
+    for index in count():
         rng = random.Random(f"{suite}/{seed}/{split}/{index}")
         payload = _payload(rng, NameGenerator(rng, heldout=split == "heldout"))
         instruction = rng.choice(ISSUES).format(symptom=payload["symptom"])
-        yield Task(
-            task_id=f"{suite}-{split}-{index:05d}",
-            suite=suite,
-            repo=repos[index % len(repos)],
-            split=split,
-            instruction=instruction,
-            payload=payload,
-            content_hash=json_hash([payload, instruction]),
-        )
-        index += 1
+        repo = repos[index % len(repos)]
+        yield Task.hashed(f"{suite}-{split}-{index:05d}", suite, repo, split, instruction, payload)
 
 
 def notes(owners: Mapping[str, str], values: Mapping[str, int]) -> str:

@@ -58,13 +58,9 @@ def validate(tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Rejec
                 jobs[f"{index}/reference/{run}"] = (f"{index}/reference", _calls(task))
         results = run_calls(trees, jobs, sandboxes)
         for index, task in enumerate(batch):
-            verdicts = {
-                job.partition("/")[2]: compare(_outcomes(task, results.get(job, {})), task.payload["expected"])
-                for job in jobs
-                if job.startswith(f"{index}/")
-            }
-            null, _ = verdicts.pop("null")
-            failed = [wrong for passed, wrong in verdicts.values() if not passed]
+            own = [_outcomes(task, results.get(job, {})) for job in jobs if job.startswith(f"{index}/")]
+            (null, _), *runs = [compare(outcomes, task.payload["expected"]) for outcomes in own]
+            failed = [wrong for passed, wrong in runs if not passed]
             if failed:
                 yield RejectedInput(
                     task.task_id, "reference_fails", f"{len(failed)} of {REFERENCE_RUNS} runs: {failed[0]}"

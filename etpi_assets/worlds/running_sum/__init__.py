@@ -17,7 +17,6 @@ from typing import Any
 
 from etpi_assets.tasks.batch_validation import validate_in_batches
 from etpi_assets.tasks.family import Family, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
-from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import REPLY, Environment, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 600, "heldout": 160, "depth": 8, "largest": 4, "sandbox": "bubblewrap"}
@@ -38,6 +37,7 @@ class RunningSum(Family):
     """The family `running_sum`."""
 
     params = PARAMS
+    feature_id = "sum"
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         chosen = with_defaults(suite, "running_sum", params, PARAMS)
@@ -46,18 +46,8 @@ class RunningSum(Family):
                 rng = random.Random(f"{suite}/{seed}/{split}/{index}")
                 depth = index % int(chosen["depth"]) + 1
                 payload = {"numbers": [rng.randint(1, int(chosen["largest"])) for _ in range(depth)]}
-                yield Task(
-                    task_id=f"{suite}-{split}-{index:05d}",
-                    suite=suite,
-                    repo=f"{split}_{index % 5}",
-                    split=split,
-                    instruction=INSTRUCTION,
-                    payload=payload,
-                    content_hash=json_hash([payload, INSTRUCTION]),
-                )
-
-    def roles(self, task: Task) -> Sequence[Role]:
-        return [Role("agent1", "sum", task.instruction)]
+                repo = f"{split}_{index % 5}"
+                yield Task.hashed(f"{suite}-{split}-{index:05d}", suite, repo, split, INSTRUCTION, payload)
 
     def needs(self, task: Task) -> SandboxNeeds:
         return SandboxNeeds(Environment(replies=(*map(str, task.payload["numbers"]), END)))
@@ -81,18 +71,8 @@ class RunningSum(Family):
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         return ["sh next", *(state(total) for total in accumulate(task.payload["numbers"]))]
 
-    def entities(self, task: Task) -> Sequence[str]:
-        return ()  # every task has the same files
-
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        (role,) = self.roles(tasks[0])
-        return validate_in_batches(
-            tasks,
-            lambda task: self.workspace(task, role),
-            lambda task: "\n".join(self.solve(task, role)),
-            lambda task, files: self.judge(task, {role.agent_id: files}, sandboxes),
-            sandboxes,
-        )
+        return validate_in_batches(self, tasks, sandboxes)
 
 
 FAMILY = RunningSum()

@@ -16,11 +16,11 @@ import random
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from etpi_assets.tasks.family import WHY_UNPROVEN, Task
 from etpi_assets.worlds.names import NameGenerator
-from etpi_resources.hashes import json_hash
 
 REPOS: Mapping[str, tuple[str, ...]] = {
     "train": ("alder", "birch", "cedar", "ebony", "hazel", "larch", "maple", "olive"),
@@ -181,29 +181,18 @@ KEYWORDS: Mapping[str, tuple[str, ...]] = {
 """Verb -> its keyword in a request; a spec gives the relevance reward the same map."""
 
 
-def generate_tasks(
-    suite: str, seed: int, split: str, first: int = 0, kinds: Sequence[RequestKind] = KINDS
-) -> Iterator[Task]:
+def generate_tasks(suite: str, seed: int, split: str, kinds: Sequence[RequestKind] = KINDS) -> Iterator[Task]:
     """Yield tasks of a split ("train" or "heldout") without end, deterministic in (suite, seed, split, index).
 
     Kinds and machines alternate, and each split has its own pool of names.
     """
     repos = REPOS[split]
-    index = first
-    while True:
+    for index in count():
         rng = random.Random(f"{suite}/{seed}/{split}/{index}")
         kind = kinds[index % len(kinds)]
         payload, instruction = _payload(kind, _context(rng, heldout=split == "heldout"), rng)
-        yield Task(
-            task_id=f"{suite}-{split}-{index:05d}",
-            suite=suite,
-            repo=repos[index // len(kinds) % len(repos)],
-            split=split,
-            instruction=instruction,
-            payload=payload,
-            content_hash=json_hash([payload, instruction]),
-        )
-        index += 1
+        repo = repos[index // len(kinds) % len(repos)]
+        yield Task.hashed(f"{suite}-{split}-{index:05d}", suite, repo, split, instruction, payload)
 
 
 def command_of(kind: RequestKind, payload: Mapping[str, Any]) -> str:

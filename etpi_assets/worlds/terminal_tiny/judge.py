@@ -6,12 +6,11 @@ that was made unreadable, a link or a folder is not removed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
-from etpi_assets.tasks.batch_validation import validate_in_batches
-from etpi_assets.tasks.family import WHY_UNPROVEN, RejectedInput, Task, Verdict
-from etpi_resources.sandboxes import Sandbox, SandboxFactory
+from etpi_assets.tasks.family import Task, Verdict
+from etpi_resources.sandboxes import Sandbox
 
 FILE, FOLDER = "file", "folder"
 
@@ -56,19 +55,6 @@ def _tree(files: Iterable[str]) -> dict[str, str]:
     """Return the kinds of files and of the folders above them, by path."""
     folders = {str(folder) for path in files for folder in PurePosixPath(path).parents} - {"."}
     return {**dict.fromkeys(folders, FOLDER), **dict.fromkeys(files, FILE)}
-
-
-def validate(tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-    """Yield each task, in order, that its command solves (see `validate_in_batches`), else a rejection; one without a
-    verdict is yielded as it is."""
-
-    def files(task: Task) -> dict[str, str]:
-        return dict(task.payload["files"])
-
-    judged = [task for task in tasks if WHY_UNPROVEN not in task.payload]
-    proven = validate_in_batches(judged, files, lambda task: task.payload["command"], judge, sandboxes)
-    for task in tasks:
-        yield task if WHY_UNPROVEN in task.payload else next(proven)
 
 
 def _same(task: Task, path: str, expected: str | None, actual: str | None) -> bool:

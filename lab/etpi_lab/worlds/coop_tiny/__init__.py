@@ -12,12 +12,10 @@ from typing import Any
 
 from etpi_assets.tasks.family import RejectedInput, Role, Task, with_defaults
 from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
-from etpi_assets.worlds.coop_tiny_shared import judge as verdicts
-from etpi_lab.worlds.coop_tiny.generate import entities, generate_tasks, solution
+from etpi_lab.worlds.coop_tiny.generate import generate_tasks, solution
 from etpi_lab.worlds.coop_tiny.surveys import SurveyingPolicy, SurveyingSkill
 from etpi_lab.worlds.coop_tiny.texts import REGISTERS
 from etpi_resources.engines.scripted import Policy
-from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 1000, "heldout": 100, "registers": tuple(REGISTERS), "sandbox": "bubblewrap"}
 """A suite's params and their defaults: tasks of each split, the registers of the instructions, and the kind of
@@ -42,14 +40,11 @@ class CoopTiny(CoopTinyShared):
         return solution(task, role.feature_id)
 
     def entities(self, task: Task) -> Sequence[str]:
-        return entities(task.payload)
+        return [name for name in super().entities(task) if name != task.payload["check"]]
 
     def scripted_policy(self, skill: Mapping[str, float], seed: int) -> Policy:
         """Return the policy of an engine of kind "scripted"."""
         return SurveyingPolicy(SurveyingSkill.of(skill), seed)
-
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        return verdicts.validate(tasks, sandboxes, solution)
 
 
 FAMILY = CoopTiny()

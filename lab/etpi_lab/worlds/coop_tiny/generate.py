@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any
 
 from etpi_assets.tasks.family import Task
@@ -29,7 +30,6 @@ from etpi_lab.worlds.coop_tiny.repositories import (
     module_texts,
 )
 from etpi_lab.worlds.coop_tiny.texts import REGISTERS, InstructionFields, write_text
-from etpi_resources.hashes import json_hash
 
 AGENTS = ("agent1", "agent2")
 FEATURES = ("f1", "f2")
@@ -37,32 +37,20 @@ SAME_MODULE_SHARE = 0.35
 """Share of tasks with both features in one module, where patches can conflict."""
 
 
-def generate_tasks(
-    suite: str, seed: int, split: str, registers: Sequence[str] = tuple(REGISTERS), first: int = 0
-) -> Iterator[Task]:
+def generate_tasks(suite: str, seed: int, split: str, registers: Sequence[str] = tuple(REGISTERS)) -> Iterator[Task]:
     """Yield tasks of a split ("train" or "heldout") without end, deterministic in (suite, seed, split, index).
 
     The split's repositories alternate. Names come from the split's own pool, so tasks of different splits share no
     identifier, whatever their suite and seed."""
     heldout = split == "heldout"
     layouts = [layout for layout in LAYOUTS if layout.heldout is heldout]
-    index = first
-    while True:
+    for index in count():
         layout = layouts[index % len(layouts)]
         rng = random.Random(f"{suite}/{seed}/{split}/{index}")
         repository = generate_repository(layout, rng, NameGenerator(rng, heldout=heldout))
         payload = _payload(repository, rng, rng.choice(registers))
         instruction = "\n\n".join(f"[{role['agent_id']}]\n{role['instruction']}" for role in payload["roles"])
-        yield Task(
-            task_id=f"{suite}-{layout.name}-{index:05d}",
-            suite=suite,
-            repo=layout.name,
-            split=split,
-            instruction=instruction,
-            payload=payload,
-            content_hash=json_hash([payload, instruction]),
-        )
-        index += 1
+        yield Task.hashed(f"{suite}-{layout.name}-{index:05d}", suite, layout.name, split, instruction, payload)
 
 
 def _payload(repository: GeneratedRepository, rng: random.Random, register: str) -> dict[str, Any]:
@@ -133,12 +121,6 @@ def _cases(current: Formula, wanted: Formula, rng: random.Random) -> tuple[tuple
         arguments = [*low, *middle, *high]
         if wanted(visible) != current(visible) and any(wanted(x) != current(x) for x in arguments):
             return (visible, wanted(visible)), [[x, wanted(x)] for x in arguments]
-
-
-def entities(payload: Mapping[str, Any]) -> list[str]:
-    """Return module paths, then the features' function names, as they occur in the instructions."""
-    paths = [path for path in payload["files"] if path != payload["check"]]
-    return [*paths, *(feature["function"] for feature in payload["features"].values())]
 
 
 def solution(task: Task, feature_id: str) -> dict[str, str]:
