@@ -87,8 +87,9 @@ def _roll_out_set(run: AssetRun) -> Produced:
     tables["quarantined"] = empty("quarantined")
     # Chat endpoints and templates give no token ids: curation tokenises their turns again.
     captured = spec.engine.kind != "openai" and not spec.templated
-    figures, asked = set_figures(tables, digests, live=captured), tasks_as_asked(spec.tasks, len(tasks), spec.split)
-    result = _result(tables, figures, len(tasks) * spec.k, spec, asked, live=captured)
+    figures = set_figures(tables, digests, live=captured)
+    count_check = tasks_as_asked(spec.tasks, len(tasks), spec.split)
+    result = _result(tables, figures, len(tasks) * spec.k, spec, count_check, live=captured)
     if spec.templated:
         lacking = plan_first.tasks_with_fixed_files(tasks, family, spec)
         text = f"{len(lacking)} of {len(tasks)} tasks: {', '.join(lacking[:5]) or 'none'}"
@@ -212,8 +213,8 @@ def _import_set(run: AssetRun) -> Produced:
         imported = import_in_bulk(
             source, run.lake.scratch(f"import/{run.key}"), hashes=hashes, advance=progress.advance, log=run.log
         )
-    asked = tasks_as_asked(None, imported.total, spec.split)
-    return _result(imported.tables, imported.figures, imported.total, spec, asked, live=False)
+    count_check = tasks_as_asked(None, imported.total, spec.split)
+    return _result(imported.tables, imported.figures, imported.total, spec, count_check, live=False)
 
 
 def _labelled(records: Iterator[RolloutRecord], digests: dict[str, str], rollout_set: str) -> Iterator[RolloutRecord]:
@@ -229,9 +230,9 @@ def _result(
     figures: Mapping[str, Any],
     total: int,
     spec: RolloutSetSpec,
-    asked: CheckOutcome,
+    count_check: CheckOutcome,
     *,
     live: bool,
 ) -> Produced:
-    checks = (*set_outcomes(figures, total=total, live=live), asked)
+    checks = (*set_outcomes(figures, total=total, live=live), count_check)
     return Produced(tables=tables, checks=checks, metadata=set_metadata(figures), seeds=(spec.seed,))

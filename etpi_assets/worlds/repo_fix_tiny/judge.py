@@ -58,8 +58,8 @@ def validate(tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Rejec
                 jobs[f"{index}/reference/{run}"] = (f"{index}/reference", _calls(task))
         results = run_calls(trees, jobs, sandboxes)
         for index, task in enumerate(batch):
-            own = [_outcomes(task, results.get(job, {})) for job in jobs if job.startswith(f"{index}/")]
-            (null, _), *runs = [compare(outcomes, task.payload["expected"]) for outcomes in own]
+            of_task = [_outcomes(task, results.get(job, {})) for job in jobs if job.startswith(f"{index}/")]
+            (null, _), *runs = [compare(outcomes, task.payload["expected"]) for outcomes in of_task]
             failed = [wrong for passed, wrong in runs if not passed]
             if failed:
                 yield RejectedInput(
