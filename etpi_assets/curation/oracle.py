@@ -18,7 +18,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,11 +32,13 @@ from etpi_assets.curation.recorded_messages import (
     Conversation,
     MessageWriter,
     NotComparable,
+    controls_of,
     conversations_of,
     rendered_text,
     texts_of,
     tokenizer_of,
     with_edits,
+    written_last,
 )
 from etpi_assets.curation.steering import Messages
 from etpi_assets.specs.experiment import PairsSection
@@ -52,6 +54,7 @@ _NATIVE = 12_000
 """The same for recorded ids, of which only texts are compared, and differences are counted."""
 _TEXT = 48
 """Characters shown of each side from the first difference on."""
+_BREAKS = "\r\n"
 _LEADING_BLOCK = re.compile(r"^\s*<think>\s*</think>[\r\n]*")
 Key = tuple[str, str, int]
 
@@ -218,7 +221,7 @@ class Oracle:
             return label
         if thought and thought.strip() not in body:
             rendered.differences.append("thoughts_as_text")
-            return ("" if opening else "<think>\n") + f"{thought}\n</think>\n\n{body}"
+            return ("" if opening else "<think>\n") + f"{thought}\n</think>\n\n{body.lstrip(_BREAKS)}"
         if opening and body.startswith(opening):
             return body.removeprefix(opening)
         if opening and not thought:
@@ -257,16 +260,20 @@ class Oracle:
 
     def _difference(self, expected: _Turn, prompt: np.ndarray, output: np.ndarray) -> str | None:
         """Return the first difference of a pair from its rendering, None if they are equal."""
-        tokenizer = tokenizer_of(self.chat)
-        for part, text, ids in (("prompt", expected.prompt, prompt), ("label", expected.output, output)):
-            wanted = tokenizer(text, add_special_tokens=False)["input_ids"]
+        tokenizer, controls = tokenizer_of(self.chat), controls_of(self.chat)
+        head, label = _ids_of_both(expected.prompt, expected.output, tokenizer)
+        if (closing := written_last(self.chat)) and label[-len(closing) :] == closing:
+            label = label[: -len(closing)]
+        label = _until_end(label, tokenizer, controls.values(), cut="cut_at_limit" in expected.differences)
+        for part, text, ids, wanted in (
+            ("prompt", expected.prompt, prompt, head), ("label", expected.output, output, label)
+        ):  # fmt: skip
             trained = ids.tolist()
-            if part == "label":
-                wanted = _until_end(wanted, trained, tokenizer, cut="cut_at_limit" in expected.differences)
             if wanted == trained:
                 continue
             decoded = [_decode(tokenizer, side) for side in (trained, wanted)]
-            if decoded[0] == decoded[1] and _quotes_control(text, tokenizer, trained):
+            # Some tokenizers write a blank after a control token.
+            if len({"".join(side.split()) for side in decoded}) == 1 and _quotes_control(text, controls, trained):
                 expected.differences.append("control_as_text")
                 continue
             at = common_prefix(np.asarray(trained), np.asarray(wanted))
@@ -284,8 +291,7 @@ class Oracle:
 
     def _quoted_controls(self, conversation: Conversation) -> list[str]:
         text = json.dumps([conversation.tools, *map(texts_of, conversation.rows)], ensure_ascii=False)
-        added = tokenizer_of(self.chat).added_tokens_decoder.values()
-        return [token.content for token in added if token.special and token.content in text]
+        return [token for token in controls_of(self.chat) if token in text]
 
     def _trained_control(
         self, tokens: Sequence[str], masked: _Turn, prompt: np.ndarray, output: np.ndarray
@@ -340,19 +346,29 @@ def labels_outcome(counted: Mapping[str, Any], chat: ChatFormat, *, native: bool
     return CheckOutcome(NAME, True, message, figures=figures)
 
 
-def _until_end(wanted: list[int], trained: list[int], tokenizer: Any, *, cut: bool) -> list[int]:
+def _ids_of_both(prompt: str, label: str, tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return the ids of a prompt, and of its label as the tokenizer reads both together.
+
+    If an id spans the border, the label's are its own.
+    """
+    head, whole, alone = (
+        tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, prompt + label, label)
+    )
+    return head, whole[len(head) :] if whole[: len(head)] == head else alone
+
+
+def _until_end(wanted: list[int], tokenizer: Any, controls: Collection[int], *, cut: bool) -> list[int]:
     """Return the ids of a label without the white space that follows its end, or without its end if it was cut."""
-    specials = set(tokenizer.all_special_ids) | {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+    specials = {*tokenizer.all_special_ids, *controls}
     while wanted and wanted[-1] not in specials and not _decode(tokenizer, wanted[-1:]).strip():
         wanted = wanted[:-1]
     return wanted[:-1] if cut and wanted and wanted[-1] in specials else wanted
 
 
-def _quotes_control(text: str, tokenizer: Any, trained: list[int]) -> bool:
+def _quotes_control(text: str, controls: Mapping[str, int], trained: list[int]) -> bool:
     """Return whether the text has control tokens that the trained ids have as plain text."""
-    specials = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
     counts = Counter(trained)
-    return any(text.count(s) > counts[tokenizer.convert_tokens_to_ids(s)] for s in specials if s in text)
+    return any(text.count(token) > counts[number] for token, number in controls.items() if token in text)
 
 
 def _decode(tokenizer: Any, ids: Sequence[int]) -> str:

@@ -171,7 +171,10 @@ class MessageWriter:
 
 @lru_cache
 def tokenizer_of(chat: ChatFormat) -> Any:
-    """Return the student's tokenizer as transformers loads it, with the student's template."""
+    """Return the student's tokenizer as transformers loads its tokenizer.json, with the student's template.
+
+    AutoTokenizer replaces rules of that file with those of the class that the folder names, as LlamaTokenizer.
+    """
     folder = Path(chat.name)
     if chat.name.startswith("hub:"):
         from huggingface_hub import snapshot_download
@@ -180,14 +183,43 @@ def tokenizer_of(chat: ChatFormat) -> Any:
         folder = Path(snapshot_download(repo, revision=commit or None, local_files_only=True))
     if not (folder / "tokenizer_config.json").is_file():
         return chat.tokenizer
-    from transformers import AutoTokenizer  # seconds, so only where it is needed
+    from transformers import PreTrainedTokenizerFast  # seconds, so only where it is needed
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except Exception:  # transformers does not know the class that the folder names; etpi reads its tokenizer.json
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    except Exception:  # transformers does not take the folder's settings; etpi reads its tokenizer.json
         return chat.tokenizer
     tokenizer.chat_template = chat.template
     return tokenizer
+
+
+@lru_cache
+def controls_of(chat: ChatFormat) -> dict[str, int]:
+    """Return {control token: id}: the special tokens, and others that the template writes around messages."""
+    texts = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+    around = (rendered_text(chat, texts, None, False, {}) or "") + (
+        rendered_text(chat, texts[:1], None, True, {}) or ""
+    )
+    added = {
+        token.content: (number, token.special) for number, token in tokenizer_of(chat).added_tokens_decoder.items()
+    }
+    written = {text for text in added if text in around and text.strip("\r\n\t ") and "think" not in text}
+    return {text: number for text, (number, special) in added.items() if special or text in written}
+
+
+@lru_cache
+def written_last(chat: ChatFormat) -> list[int]:
+    """Return the ids that the template writes after the end of a last turn, but not of an earlier one (Phi-3)."""
+    texts = [{"role": role, "content": "textofprobe"} for role in ("user", "assistant", "user")]
+    last, earlier = (
+        tokenizer_of(chat)(
+            (rendered_text(chat, shown, None, False, {}) or "").split("textofprobe")[2:3] or [""],
+            add_special_tokens=False,
+        )["input_ids"][0]
+        for shown in (texts[:2], texts)
+    )
+    ends = [at + 1 for at, number in enumerate(last) if number in controls_of(chat).values()]
+    return next((last[at:] for at in ends if earlier[at : len(last)] != last[at:]), [])
 
 
 EDITS = (

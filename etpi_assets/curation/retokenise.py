@@ -127,7 +127,9 @@ def _rendered(
             tuple(calls_of(chat_messages[position])),
             student.fault(chat_messages[position], label.plain),
         )
-        for (turn, position), prompt, output, label in zip(turns, prompts, chat.label_ids(labels), labels, strict=True)
+        for (turn, position), prompt, output, label in zip(
+            turns, prompts, chat.label_ids(labels, **kwargs), labels, strict=True
+        )
     ]
 
 

@@ -185,11 +185,17 @@ def _assistant_body(segment: np.ndarray, chat: ChatFormat) -> int:
     """
     if chat.turn_id == NO_TURN:
         return 1 if len(segment) and int(segment[0]) in _before_assistant(chat) else len(segment)
-    header = chat.markers.header
+    header = _header_text(chat)
     if not chat.decode(segment[: len(header)].tolist()).startswith(header):
         return len(segment)
     ends = range(1, len(header) + 1)
     return next((n for n in ends if chat.decode(segment[:n].tolist()) == header), len(segment))
+
+
+@lru_cache
+def _header_text(chat: ChatFormat) -> str:
+    """Return the header as its ids are decoded: without dropped white space, and with a vocabulary's own prefix."""
+    return chat.decode(chat.encode(chat.markers.header, allow_special=True))
 
 
 @lru_cache

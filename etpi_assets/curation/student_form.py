@@ -121,6 +121,8 @@ class StudentForm:
         """
         thought, body = self._thought(message), label.text
         lost = thought is not None and label.masked(thought.strip()) not in body
+        if lost:  # the template may leave the line breaks between thoughts and text (DeepSeek R1)
+            body = body.lstrip("\r\n")
         if not self.opened:
             if lost:
                 body = label.masked(think_block(thought or "")) + body

@@ -3,6 +3,10 @@
 Text cannot inject structure. The control tokens of a template (`<|im_start|>`, `<|im_end|>`, `<|endoftext|>`, ...) come
 only from the template; the same characters inside a message are encoded as plain text. Inline tokens (`<think>`,
 `<tool_call>`, ...), which models write in their text, are always encoded as their ids.
+
+A text is cut at control tokens, and its pieces are encoded as the tokenizer encodes them within the whole text: without
+the white space that some control tokens remove beside them (Phi), and with a prefix only where the whole text has one
+(Llama 2, Mistral). The text of a turn is encoded after the end of the generation prompt.
 """
 
 from __future__ import annotations
@@ -11,7 +15,8 @@ import copy
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import date
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -30,6 +35,7 @@ from etpi_resources.hashes import json_hash
 from etpi_resources.packages import PACKAGE, PackageUnavailable, package_folder
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 Tail = Literal["none", "open", "closed"]
@@ -44,6 +50,7 @@ NO_TURN = -1
 # Private-use code points. Those that no message contains replace control tokens in messages during rendering.
 _STAND_INS = range(0xE000, 0xF8FF)
 _TAGS = frozenset({THINK, THINK_END, CALL, CALL_END, "<tool_response>", "</tool_response>"})
+_BRACKETED = re.compile(r"\W.*\w.*\W", re.DOTALL)
 _WORTH_SHARING = 4_000
 """Number of characters from which encoding on all cores is faster."""
 
@@ -99,34 +106,86 @@ class ChatFormat:
     """
 
     def __init__(self, name: str, tokenizer: PreTrainedTokenizerFast, template: str) -> None:
-        from tokenizers import Tokenizer
-
         self.name = name
         self.tokenizer = copy.copy(tokenizer)
         self.tokenizer.chat_template = template
         self.template = template
-        # Copied, because every call of the transformers tokenizer resets the flag below.
-        self._core = Tokenizer.from_str(_with_inline(tokenizer))
-        self._core.encode_special_tokens = True
-        added = self._core.get_added_tokens_decoder()
-        self._control = {token.content: number for number, token in added.items() if token.special}
-        self.control_ids = frozenset(self._control.values())
-        self.special_ids = frozenset(added)
+        self._added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(self._added)
+        special = {t.content: number for number, t in self._added.items() if t.special and t.content not in _TAGS}
         self.chatml = is_chatml(template)
-        if self.chatml and (missing := [token for token in (TURN, END, PAD) if token not in self._control]):
+        if self.chatml and (missing := [token for token in (TURN, END) if token not in special]):
             raise ValueError(
                 f"chat format {name!r}: the tokenizer has no control token {', '.join(missing)}; ChatML needs it"
             )
-        self.pad_id = self._control[PAD] if self.chatml else _pad_id(tokenizer)
-        self._inline = {token.content: number for number, token in added.items() if not token.special}
+        self.pad_id = special[PAD] if self.chatml and PAD in special else _pad_id(tokenizer)
+        self._inline = {t.content: number for number, t in self._added.items() if t.content not in special}
         self.think_open_id, self.think_close_id = map(self.inline_id, (THINK, THINK_END))
         self.tool_open_id, self.tool_close_id = map(self.inline_id, (CALL, CALL_END))
-        by_length = sorted(self._control, key=len, reverse=True)
-        self._split = re.compile("(" + ("|".join(map(re.escape, by_length)) or "(?!)") + ")")
+        self._stripping = {t.content: (t.lstrip, t.rstrip) for t in self._added.values() if t.lstrip or t.rstrip}
+        self._openings: dict[str, str] = {}
 
     def __reduce__(self) -> tuple[type[ChatFormat], tuple[str, PreTrainedTokenizerFast, str]]:
         """Pickle as the constructor's arguments: a pickled tokenizer would parse control tokens in text."""
         return ChatFormat, (self.name, self.tokenizer, self.template)
+
+    @cached_property
+    def _control(self) -> dict[str, int]:
+        """Return {control token: id}: those of the vocabulary, and the other tokens that delimit messages.
+
+        DeepSeek's vocabulary has `<｜User｜>` as an ordinary token.
+        """
+        written = "".join(self._delimiters())
+        return {
+            token.content: number
+            for number, token in self._added.items()
+            if token.content not in _TAGS
+            and (token.special or (_BRACKETED.fullmatch(token.content) and token.content in written))
+        }
+
+    def _delimiters(self) -> Iterator[str]:
+        """Yield small conversations as the template writes them."""
+        system, user, answer = ({"role": role, "content": "x"} for role in ("system", "user", "assistant"))
+        for messages in ([user], [user, answer], [user, answer, user], [system, user]):
+            for generation_prompt in (False, True):
+                with suppress(TemplateRefuses):
+                    yield self._bare(messages, None, generation_prompt)
+
+    @cached_property
+    def control_ids(self) -> frozenset[int]:
+        """The ids that only the template writes."""
+        return frozenset(self._control.values())
+
+    @cached_property
+    def _split(self) -> re.Pattern[str]:
+        """Matches control tokens, the longest first."""
+        by_length = sorted(self._control, key=len, reverse=True)
+        return re.compile("(" + ("|".join(map(re.escape, by_length)) or "(?!)") + ")")
+
+    @cached_property
+    def _core(self) -> Tokenizer:
+        """The tokenizer, which encodes control tokens as plain text."""
+        from tokenizers import Tokenizer
+
+        # Copied, because every call of the transformers tokenizer resets the flag below.
+        core = Tokenizer.from_str(_with_control(self.tokenizer, self._control))
+        core.encode_special_tokens = True
+        return core
+
+    @cached_property
+    def _inner(self) -> Tokenizer:
+        """The same for text after a control token: without the prefix that is written before a whole text only."""
+        from tokenizers import Tokenizer
+
+        before = self._core.pre_tokenizer
+        if before is None or b'"prepend_scheme":"first"' not in (state := before.__getstate__()):
+            return self._core
+        inner = Tokenizer.from_str(self._core.to_str())
+        without = copy.deepcopy(before)
+        without.__setstate__(state.replace(b'"prepend_scheme":"first"', b'"prepend_scheme":"never"'))
+        inner.pre_tokenizer = without
+        inner.encode_special_tokens = True
+        return inner
 
     def has_control(self, text: str) -> bool:
         """Return whether a control token is in a text."""
@@ -214,6 +273,7 @@ class ChatFormat:
         texts = self._cut_prompts(masked, ends, template_kwargs)
         if texts is None:
             texts = (self._apply(masked[0][:end], masked[1], template_kwargs) for end in ends)
+        texts = map(self._without_dropped_space, texts)
         before, cuts = "", [0]
         added: list[str] = []
         plan: list[tuple[int, str]] = []  # (number of cuts shared with the previous prompt, generation prompt)
@@ -274,10 +334,10 @@ class ChatFormat:
         ]
         text, stand_ins = self._render(messages, None, template_kwargs)
         end = self.markers.kept_end
-        _, ended, after = text.partition(anchor + end)
-        if not ended:
+        between, ended, after = text.partition(anchor)[2].partition(end)
+        if not ended or self._split.sub("", between).strip():
             raise ValueError(f"chat format {self.name!r}: its template does not end an assistant message with {end}")
-        return self._structured(after, stand_ins)
+        return self._following(end, [after], stand_ins)[0]
 
     def _result_ids(self, content: str, tool: str, kwargs: Mapping[str, Any]) -> list[int]:
         """Return `observation_ids` of a tool's result, which some templates accept only after a call."""
@@ -289,7 +349,7 @@ class ChatFormat:
         whole = self._apply(masked[0], None, kwargs)
         if not whole.startswith(before):
             raise ValueError(f"chat format {self.name!r}: a result changes how its template writes the call before it")
-        return self._structured(whole[len(before) :], stand_ins)
+        return self._following(self._from_last_control(before), [whole[len(before) :]], stand_ins)[0]
 
     @cached_property
     def template_form(self) -> TemplateForm:
@@ -356,7 +416,7 @@ class ChatFormat:
             masked[1],
             lambda messages, shown, prompt: self._apply(messages, shown, template_kwargs, prompt),
         )
-        return self._structured(text, stand_ins)
+        return self._following(self._opening(template_kwargs), [text], stand_ins)[0]
 
     def label_texts(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **template_kwargs: Any
@@ -379,13 +439,36 @@ class ChatFormat:
             labels.append(Label(form.label(masked[0][0], masked[1], apply), stand_ins))
         return labels
 
-    def label_ids(self, labels: Sequence[Label]) -> list[list[int]]:
-        """Return the ids of labels from `label_texts`, in which only the template writes control tokens."""
+    def label_ids(self, labels: Sequence[Label], **template_kwargs: Any) -> list[list[int]]:
+        """Return the ids of labels from `label_texts` with the end of the turn, as they follow the generation prompt.
+
+        Only the template writes control tokens in them.
+        """
+        opening, ends = self._opening(template_kwargs), tuple(self.decode([i]) for i in self.end_ids)
+        labels = [label if label.text.endswith(ends) else label.replaced(label.text + self._ending) for label in labels]
         plain = [label.text for label in labels if not label.stand_ins]
-        together = iter(self._structured_all(plain, {}))
+        together = iter(self._following(opening, plain, {}))
         return [
-            self._structured(label.text, label.stand_ins) if label.stand_ins else next(together) for label in labels
+            self._following(opening, [label.text], label.stand_ins)[0] if label.stand_ins else next(together)
+            for label in labels
         ]
+
+    @cached_property
+    def _ending(self) -> str:
+        """The text that the template writes after an answer, through the end of the turn (Llama 2: a blank, `</s>`)."""
+        before, end, _ = self.words.end.partition(self.markers.end)
+        return before + end if end else self.markers.end
+
+    def _opening(self, kwargs: Mapping[str, Any]) -> str:
+        """Return the text of the generation prompt from its last control token on."""
+        key = json.dumps(dict(kwargs), sort_keys=True, default=str)
+        if key not in self._openings:
+            prompt = self._apply([{"role": "user", "content": "x"}], None, kwargs)
+            self._openings[key] = self._from_last_control(prompt)
+        return self._openings[key]
+
+    def _from_last_control(self, text: str) -> str:
+        return text[max((match.start() for match in self._split.finditer(text)), default=0) :]
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
         """Return canonical ids. Inline tokens are one id; control tokens are plain text unless `allow_special`."""
@@ -395,9 +478,7 @@ class ChatFormat:
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Return `encode` of each text, on all cores if there is enough text."""
-        if sum(map(len, texts)) < _WORTH_SHARING:
-            return [self.encode(text) for text in texts]
-        return [encoding.ids for encoding in self._core.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return _encode_all(self._core, texts)
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """Return text; invalid UTF-8 becomes U+FFFD. `skip_special` omits control tokens but not inline tokens."""
@@ -477,7 +558,7 @@ class ChatFormat:
         """
         if self.markers.turn:
             return max(text.rfind(self.markers.turn), 0)
-        return max((match.start() for match in self._split.finditer(text)), default=0)
+        return len(text) - len(self._from_last_control(text))
 
     def _apply(
         self, messages: list[Any], tools: list[Any] | None, kwargs: Mapping[str, Any], generation_prompt: bool = True
@@ -501,6 +582,10 @@ class ChatFormat:
             )
         except TemplateError as error:
             raise TemplateRefuses(f"chat template {self.name!r} refuses a conversation: {error}") from error
+        except Exception as error:  # of Python, in an expression of the template
+            raise TemplateRefuses(
+                f"chat template {self.name!r} fails for a conversation: {type(error).__name__}: {error}"
+            ) from error
         return str(text)
 
     def _structured(self, text: str, stand_ins: Mapping[str, str]) -> list[int]:
@@ -509,14 +594,53 @@ class ChatFormat:
 
     def _structured_all(self, texts: Sequence[str], stand_ins: Mapping[str, str]) -> list[list[int]]:
         """Return `_structured` of each text; encode a repeated piece once."""
-        split = [[piece for piece in self._split.split(text) if piece] for text in texts]
-        pieces = list(dict.fromkeys(piece for text in split for piece in text if piece not in self._control))
-        plain = pieces
-        for stand_in, control in stand_ins.items():
-            plain = [piece.replace(stand_in, control) for piece in plain]
-        ids = {control: [number] for control, number in self._control.items()}
-        ids |= dict(zip(pieces, self.encode_all(plain), strict=True))
-        return [[number for piece in text for number in ids[piece]] for text in split]
+        split = [self._pieces(text) for text in texts]
+        ids: dict[tuple[str, bool], list[int]] = {}
+        for core, starts in ((self._core, True), (self._inner, False)):
+            pieces = list(
+                dict.fromkeys(
+                    piece
+                    for text in split
+                    for at, piece in enumerate(text)
+                    if (at == 0) == starts and piece not in self._control
+                )
+            )
+            plain = pieces
+            for stand_in, control in stand_ins.items():
+                plain = [piece.replace(stand_in, control) for piece in plain]
+            ids |= zip(((piece, starts) for piece in pieces), _encode_all(core, plain), strict=True)
+        ids |= {(control, starts): [number] for control, number in self._control.items() for starts in (True, False)}
+        return [[number for at, piece in enumerate(text) for number in ids[piece, at == 0]] for text in split]
+
+    def _following(self, before: str, texts: Sequence[str], stand_ins: Mapping[str, str]) -> list[list[int]]:
+        """Return the ids of texts that follow another text, as the tokenizer reads both together.
+
+        If an id spans the border, a model that has read `before` writes other ids: those after its control token.
+
+        Args:
+            before: begins with a control token, and has no other.
+        """
+        known = self._structured(before, {})
+        whole = self._structured_all([before + text for text in texts], stand_ins)
+        control = self._split.match(before)
+        return [
+            ids[len(known) :]
+            if ids[: len(known)] == known
+            else self._structured((control[0] if control else "") + text, stand_ins)[bool(control) :]
+            for ids, text in zip(whole, texts, strict=True)
+        ]
+
+    def _pieces(self, text: str) -> list[str]:
+        """Cut a text at control tokens, without the white space that these remove beside them."""
+        pieces = self._split.split(text)
+        for at in range(1, len(pieces), 2) if self._stripping else ():
+            left, right = self._stripping.get(pieces[at], (False, False))
+            pieces[at - 1] = pieces[at - 1].rstrip() if left else pieces[at - 1]
+            pieces[at + 1] = pieces[at + 1].lstrip() if right else pieces[at + 1]
+        return [piece for piece in pieces if piece]
+
+    def _without_dropped_space(self, text: str) -> str:
+        return "".join(self._pieces(text)) if self._stripping else text
 
 
 @lru_cache
@@ -531,6 +655,7 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
         FileNotFoundError: `name` is neither a known name nor a folder with tokenizer.json, or the template is missing.
         TokenizerUnavailable: the hub's files are not cached and cannot be downloaded.
     """
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
     if name == "qwen3":
@@ -541,10 +666,11 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
     if not (folder / "tokenizer.json").is_file():
         raise FileNotFoundError(f"chat format {name!r}: it is neither tiny, qwen3, nor a folder with tokenizer.json")
     source = _template(template) if template else _folder_template(folder)
+    core = Tokenizer.from_file(str(folder / "tokenizer.json"))
     special = _special_tokens(folder) | ({"eos_token": END, "pad_token": PAD} if is_chatml(source) else {})
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json"), clean_up_tokenization_spaces=False, **special
-    )
+    # transformers would add a token that the vocabulary lacks, with an id for which the model has no row.
+    special = {name: token for name, token in special.items() if core.token_to_id(token) is not None}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False, **special)
     return ChatFormat(name, tokenizer, source)
 
 
@@ -557,16 +683,23 @@ def _special_tokens(folder: Path) -> dict[str, str]:
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def _with_inline(tokenizer: PreTrainedTokenizerFast) -> str:
-    """Return the tokenizer as JSON in which tags that models write are no control tokens, as some vocabularies say."""
+def _with_control(tokenizer: PreTrainedTokenizerFast, control: Collection[str]) -> str:
+    """Return the tokenizer as JSON in which `control` are the special tokens, whatever the vocabulary says."""
     text = tokenizer.backend_tokenizer.to_str()
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
-    if not any(token.special and token.content in _TAGS for token in added):
+    if all(token.special == (token.content in control) for token in added):
         return text
     whole = json.loads(text)
     for token in whole["added_tokens"]:
-        token["special"] = token["special"] and token["content"] not in _TAGS
+        token["special"] = token["content"] in control
     return json.dumps(whole)
+
+
+def _encode_all(core: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Return the ids of each text, encoded on all cores if there is enough text."""
+    if sum(map(len, texts)) < _WORTH_SHARING:
+        return [core.encode(text, add_special_tokens=False).ids for text in texts]
+    return [encoding.ids for encoding in core.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 
 def _pad_id(tokenizer: PreTrainedTokenizerFast) -> int:

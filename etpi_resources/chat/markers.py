@@ -17,15 +17,19 @@ Apply = Callable[[list[dict[str, Any]], list[Any] | None, bool], str]
 """(messages, tools, whether to add the generation prompt) -> text."""
 
 TURN, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
-_PROSE = "proseofprobe"
-_USER = {"role": "user", "content": "probe"}
+_OF_CHATML = re.compile(r"<\|im_\w+\|>")
+_PROSE, _NEXT = "proseofprobe", "nextofprobe"
+_USER, _ANSWER = {"role": "user", "content": "userofprobe"}, {"role": "assistant", "content": _PROSE}
 _SHOWN = 120
 """Number of rendered characters that an error shows."""
 
 
 def is_chatml(template: str) -> bool:
-    """Return whether a template is of the ChatML family; etpi's terminal template writes only its end of a turn."""
-    return TURN in template or END in template
+    """Return whether a template is of the ChatML family; etpi's terminal template writes only its end of a turn.
+
+    Families with further tokens of the same spelling (Kimi, Phi-4) begin a turn otherwise.
+    """
+    return {TURN, END} >= (written := {*_OF_CHATML.findall(template)}) and len(written) > 0
 
 
 class NoTurnEnd(ExpectedError, ValueError):
@@ -64,10 +68,10 @@ class TurnMarkers:
         Raises:
             NoTurnEnd: no control token follows an assistant's text.
         """
-        spoken = apply([_USER, {"role": "assistant", "content": _PROSE}], None, False)
+        spoken = apply([_USER, _ANSWER], None, False)
         after = spoken[spoken.rindex(_PROSE) + len(_PROSE) :]
-        end = control.search(after)
-        if end is None:
+        ends = control.findall(after)
+        if not ends:
             raise NoTurnEnd(
                 f"chat template {name!r} writes {after[:_SHOWN]!r} after an assistant's text, which has no control "
                 "token of the tokenizer: either the template belongs to another tokenizer (name both of one model in "
@@ -77,14 +81,28 @@ class TurnMarkers:
         prompt, plain = apply([_USER], None, True), apply([_USER], None, False)
         header = prompt.removeprefix(plain).partition("<think>")[0] if prompt.startswith(plain) else ""
         turn = control.match(header)
-        return cls(header if turn else "", turn[0] if turn else None, end[0], _kept_end(apply, control, end[0]))
+        kept = _kept_ends(apply, control, turn[0] if turn else None) or ends[:1]
+        return cls(header if turn else "", turn[0] if turn else None, ends[: len(kept)][-1], kept[-1])
 
 
-def _kept_end(apply: Apply, control: re.Pattern[str], end: str) -> str:
-    """Return the control token after an assistant's text that a user message follows; `end` if it cannot be seen."""
+def _kept_ends(apply: Apply, control: re.Pattern[str], turn: str | None) -> list[str]:
+    """Return the control tokens between an assistant's text and the message of a user that follows.
+
+    A template may end a turn with several (Command R7B). None if they cannot be seen.
+
+    Args:
+        turn: the control token that an assistant's turn begins with, and in most templates every message.
+    """
     try:
-        text = apply([_USER, {"role": "assistant", "content": _PROSE}, _USER], None, False)
+        text = apply([_USER, _ANSWER, {**_USER, "content": _NEXT}], None, False)
     except Exception:  # templates raise various errors for roles that they refuse
-        return end
-    match = control.search(text, text.rindex(_PROSE)) if _PROSE in text else None
-    return match[0] if match else end
+        return []
+    if _PROSE not in text or _NEXT not in text:
+        return []
+    opening, between = text.partition(_USER["content"])[0], text.partition(_PROSE)[2].partition(_NEXT)[0]
+    if turn and turn in between:
+        return control.findall(between.partition(turn)[0])
+    left, right = ([piece for piece in control.split(part) if piece] for part in (opening, between))
+    while left and right and left[-1] == right[-1]:  # they belong to the user's message
+        del left[-1], right[-1]
+    return control.findall("".join(right))

@@ -58,6 +58,7 @@ def report(chat: ChatFormat) -> list[Finding]:
     """
     try:
         ends = ", ".join(sorted(chat.decode([i]) for i in chat.end_ids))
+        _ = chat.tool_form  # both are determined by rendering
     except (NoTurnEnd, TemplateRefuses) as error:
         return [Finding("end of a turn", "none", str(error))]
     except UnknownToolForm as error:

@@ -28,7 +28,7 @@ from etpi_resources.chat import format as chat_format
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.chat.marks import Thought
 from etpi_resources.lake.check_outcome import CheckOutcome
-from tests.support import students
+from tests.support import students, vocabularies
 from tests.support.students import FAMILIES, SMOLLM2, byte_tokenizer, needs_smollm2
 
 needs_qwen = pytest.mark.skipif(
@@ -189,6 +189,62 @@ def test_labels_of_any_conversation_equal_the_template(
     assert len(built["pairs"]) + len(built["dropped"]) == len(tables["turns"])
     figures = outcomes["labels_equal_template"].figures
     assert figures["compared"] + figures.get("skipped_refused_by_template", 0) == len(built["pairs"])
+
+
+SPOKEN = [" look: \n", "look </s> <｜User｜> <|im_end|> <|end|> look", "\n\nlook"]
+
+
+@pytest.mark.parametrize("name", vocabularies.VOCABULARIES)
+def test_labels_under_the_rules_of_a_vocabulary_equal_the_template(name: str) -> None:
+    chat = vocabularies.chat_of(name)
+    talk = [
+        {"role": role, "content": text, **({"finish_reason": "length"} if at == 2 and role == "assistant" else {})}
+        for at, text in enumerate(SPOKEN)
+        for role in ("user", "assistant")
+    ]
+    outcomes, built = checked(chat, tables_of(talk), drop_truncated=False)
+    assert len(built["pairs"]) == len(SPOKEN)
+    assert outcomes["labels_equal_template"].passed, outcomes["labels_equal_template"].message
+
+
+def alone(self: ChatFormat, before: str, texts: list[str], stand_ins: Any) -> list[list[int]]:
+    """Encode labels without the generation prompt before them."""
+    return [self._structured(text, stand_ins) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "fault"),
+    [
+        ("llama2", "_following", alone),
+        ("header_of_text", "_following", alone),
+        ("mistral_v03", "_inner", property(lambda self: self._core)),
+        ("phi3", "_pieces", lambda self, text: [piece for piece in self._split.split(text) if piece]),
+        ("phi4", "_pieces", lambda self, text: [piece for piece in self._split.split(text) if piece]),
+        ("command_r7b", "_ending", "<|END|>"),
+    ],
+)
+def test_ids_against_the_rules_of_a_vocabulary_are_caught(
+    name: str, place: str, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = ChatFormat(name, vocabularies.tokenizer(name), vocabularies.VOCABULARIES[name].template)
+    tables = tables_of([USER, {"role": "assistant", "content": "  look"}])
+    assert checked(chat, tables)[0]["labels_equal_template"].passed
+    monkeypatch.setattr(ChatFormat, place, fault)
+    chat = ChatFormat(name, vocabularies.tokenizer(name), vocabularies.VOCABULARIES[name].template)
+    assert not checked(chat, tables)[0]["labels_equal_template"].passed
+
+
+def test_thoughts_that_the_template_cuts_off_do_not_leave_their_line_breaks() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ '<｜User｜>' + m.content }}{% else %}"
+        "{{ '<｜Assistant｜>' + m.content.split('</think>')[-1] + eos_token }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<｜Assistant｜><think>\n' }}{% endif %}"
+    )
+    chat = ChatFormat("r1", vocabularies.tokenizer("deepseek"), template)
+    tables = tables_of([USER, {"role": "assistant", "content": "look", "reasoning_content": "Hi"}])
+    outcomes, built = checked(chat, tables, strip_think=False, history_think="keep")
+    assert labels(chat, built) == ["Hi\n</think>\n\nlook</s>"]
+    assert outcomes["labels_equal_template"].passed, outcomes["labels_equal_template"].message
 
 
 # --- faults that the checks catch -----------------------------------------------------------------------------------
