@@ -46,7 +46,7 @@ from etpi_resources.lake.manifest import (
     Ref,
 )
 from etpi_resources.lake.parquet import SchemaMismatch
-from etpi_resources.lake.store import FolderStore
+from etpi_resources.lake.store import put_if_absent, read_pointer, swap
 from etpi_resources.lake.stored import Spooled
 from etpi_resources.process.locks import Held, LockHeld, lake_locks, machine_locks
 from etpi_resources.secrets import secrets, secrets_in, secrets_of
@@ -69,7 +69,6 @@ class Lake:
             LakeError: its `lake.json` cannot be read.
         """
         self.root = Path(root).resolve()
-        self._store = FolderStore(self.root)
         formats.require_known(self.root)
 
     @classmethod
@@ -162,7 +161,7 @@ class Lake:
                 if variables := secrets_in(text):
                     raise SecretFound(ref, "the manifest", variables[0])
                 for name in described:
-                    self._put(staging / name / "part-0.parquet", described[name]["files"][0]["path"])
+                    _put(staging / name / "part-0.parquet", self.root / described[name]["files"][0]["path"])
             return self._set_pointer(Manifest.from_json(json.loads(text)))
 
     def reinstate(self, manifest: Manifest) -> Manifest:
@@ -204,11 +203,6 @@ class Lake:
         except FileNotFoundError:
             return {}
 
-    def _put(self, staged: Path, path: str) -> None:
-        """Put a staged file in its place; of an existing version, replace a file that is damaged."""
-        if not self._store.put_if_absent(path, staged) and sha256_of(self.root / path) != sha256_of(staged):
-            staged.replace(self.root / path)
-
     def _set_pointer(self, manifest: Manifest) -> Manifest:
         """Write the manifest and the pointer that names it: `current`, or `blocked` if a blocking check failed.
 
@@ -220,21 +214,16 @@ class Lake:
         with self.lock("publish"):
             formats.mark(self.root)
             text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False) + "\n"
-            if not self._store.put_if_absent(self._relative(folder / relative), text.encode()):
+            if not put_if_absent(folder / relative, text.encode()):
                 manifest = _load(folder / relative)
-            pointers = {name: self._store.pointer(self._relative(folder / name)) for name in ("current", "blocked")}
+            pointers = {name: read_pointer(folder / name) for name in ("current", "blocked")}
             number = 1 + max((json.loads(p)["publication"] for p in pointers.values() if p), default=0)
             pointer = {"version": manifest.version, "manifest": relative, "publication": number}
             name = "blocked" if manifest.blocked else "current"
-            self._store.swap(
-                self._relative(folder / name), (json.dumps(pointer) + "\n").encode(), expected=pointers[name]
-            )
+            swap(folder / name, (json.dumps(pointer) + "\n").encode(), expected=pointers[name])
             if not manifest.blocked:
                 (folder / "blocked").unlink(missing_ok=True)
         return manifest
-
-    def _relative(self, path: Path) -> str:
-        return path.relative_to(self.root).as_posix()
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
@@ -265,7 +254,7 @@ class Lake:
         return self.root / ref.asset / f"{ref.set}={ref.key}"
 
     def _pointer(self, ref: Ref, name: str) -> dict[str, Any] | None:
-        pointer = self._store.pointer(self._relative(self.partition_folder(ref) / name))
+        pointer = read_pointer(self.partition_folder(ref) / name)
         return json.loads(pointer) if pointer else None
 
     def current(self, ref: Ref) -> Manifest | None:
@@ -552,6 +541,12 @@ def _write_table(name: str, data: pa.Table | Spooled | Iterable[pa.RecordBatch],
     rows = len(data)
     written.rename(part)
     return rows
+
+
+def _put(staged: Path, path: Path) -> None:
+    """Put a staged file in its place; of an existing version, replace a file that is damaged."""
+    if not put_if_absent(path, staged) and sha256_of(path) != sha256_of(staged):
+        staged.replace(path)
 
 
 def manifest_name(manifest: Mapping[str, Any]) -> str:

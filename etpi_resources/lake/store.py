@@ -20,65 +20,60 @@ _NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of link(2) on file systems without hard links: vfat and exFAT, CIFS, some FUSE file systems."""
 
 
-class FolderStore:
-    """Keeps the files of a lake under paths relative to its folder.
+def put_if_absent(target: Path, source: Path | bytes) -> bool:
+    """Store a file, whole and on disk, unless it exists; return whether it was stored.
 
-    `link` puts a file: it fails where the path exists, on every file system and whoever else does the same. A folder
-    has no conditional replace, so `swap` relies on the lock on publishing, which the caller holds, and asks for it
-    right before it renames.
+    It is linked: link(2) fails where the file exists, on every file system and whoever else does the same.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staged = target.with_name(f".{target.name}.{uuid.uuid4().hex}") if isinstance(source, bytes) else source
+    try:
+        if isinstance(source, bytes):
+            staged.write_bytes(source)
+        sync(staged)
+        os.link(staged, target)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno in _NO_LINK:
+            raise LakeError(
+                f"the file system of {target.parent} has no hard links, which publishing needs; nothing was published. "
+                "Put the lake on one that has them, such as ext4, XFS, NFS, Lustre or CephFS (docs/lake.md names some "
+                "that have none)"
+            ) from error
+        raise
+    finally:
+        if isinstance(source, bytes):
+            staged.unlink(missing_ok=True)
+    sync(target.parent)
+    return True
+
+
+def read_pointer(path: Path) -> bytes | None:
+    """Read a pointer; None if there is none."""
+    while True:
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno != errno.ESTALE:  # another node replaced the file between opening and reading it
+                raise
+
+
+def swap(path: Path, content: bytes, expected: bytes | None) -> None:
+    """Replace a pointer, or create it where None is expected.
+
+    A folder has no conditional replace: the caller holds the lock on publishing, which is asked for right before.
+
+    Raises:
+        LakeError: another process has moved it; nothing was written.
+        LockLost: this process has lost a lock.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def require_unmoved() -> None:
+        if read_pointer(path) != expected:
+            raise LakeError(f"{path} was moved by another process meanwhile; nothing was published. Run it again")
+        require_held()
 
-    def put_if_absent(self, path: str, source: Path | bytes) -> bool:
-        """Store a file, whole and on disk, unless the path exists; return whether it was stored."""
-        target = self._root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staged = target.with_name(f".{target.name}.{uuid.uuid4().hex}") if isinstance(source, bytes) else source
-        try:
-            if isinstance(source, bytes):
-                staged.write_bytes(source)
-            sync(staged)
-            os.link(staged, target)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno in _NO_LINK:
-                raise LakeError(
-                    f"the file system of {self._root} has no hard links, which publishing needs; nothing was "
-                    "published. Put the lake on one that has them, such as ext4, XFS, NFS, Lustre or CephFS "
-                    "(docs/lake.md names some that have none)"
-                ) from error
-            raise
-        finally:
-            if isinstance(source, bytes):
-                staged.unlink(missing_ok=True)
-        sync(target.parent)
-        return True
-
-    def pointer(self, path: str) -> bytes | None:
-        """Read a pointer; None if there is none."""
-        while True:
-            try:
-                return (self._root / path).read_bytes()
-            except FileNotFoundError:
-                return None
-            except OSError as error:
-                if error.errno != errno.ESTALE:  # another node replaced the file between opening and reading it
-                    raise
-
-    def swap(self, path: str, content: bytes, expected: bytes | None) -> None:
-        """Replace a pointer, or create it where None is expected.
-
-        Raises:
-            LakeError: another process has moved it; nothing was written.
-            LockLost: this process has lost a lock.
-        """
-
-        def require_unmoved() -> None:
-            if self.pointer(path) != expected:
-                raise LakeError(f"{path} was moved by another process meanwhile; nothing was published. Run it again")
-            require_held()
-
-        write_atomically(self._root / path, content, check=require_unmoved)
+    write_atomically(path, content, check=require_unmoved)

@@ -17,6 +17,7 @@ from etpi_cluster import postgres_locks
 from etpi_cluster.postgres_locks import KEEPALIVE_SECONDS, PostgresLocks, PostgresUnavailable
 from etpi_cluster.settings import cluster
 from etpi_resources.backend import BackendError
+from etpi_resources.lake import lake as lake_module
 from etpi_resources.lake.audit import audit
 from etpi_resources.lake.lake import Lake, LakeBusy, Ref
 from etpi_resources.lake.removal import carry_out, plan_garbage
@@ -160,16 +161,15 @@ def test_holder_that_lost_its_lock_moves_no_pointer(lake, postgres_server, how):
 
 
 def test_lock_lost_between_the_manifest_and_the_pointer_moves_no_pointer(lake, postgres_server, monkeypatch):
-    good, store = publish(lake, rows=4), lake._store
-    put = store.put_if_absent
+    good, put = publish(lake, rows=4), lake_module.put_if_absent
 
     def end_sessions_after_the_manifest(path, source):
         stored = put(path, source)
-        if "manifest-" in path:
+        if "manifest-" in path.name:
             postgres_server.end_sessions()
         return stored
 
-    monkeypatch.setattr(store, "put_if_absent", end_sessions_after_the_manifest)
+    monkeypatch.setattr(lake_module, "put_if_absent", end_sessions_after_the_manifest)
     with pytest.raises(LockLost):
         publish(lake, rows=5)
     assert lake.require(PAIRS) == good and not list((lake.root / ".staging").iterdir())

@@ -12,31 +12,26 @@ from threading import Barrier
 import pytest
 
 from etpi_resources.lake.manifest import LakeError
-from etpi_resources.lake.store import FolderStore
+from etpi_resources.lake.store import put_if_absent, read_pointer, swap
 from etpi_resources.process.locks import machine_locks
 
 
 @pytest.fixture
-def store(tmp_path) -> FolderStore:
-    return FolderStore(tmp_path / "lake")
+def path(tmp_path) -> Path:
+    return tmp_path / "lake" / "a" / "part-0"
 
 
-@pytest.fixture
-def path() -> str:
-    return "a/part-0"
-
-
-def test_file_is_put_once_and_never_replaced(store, path, tmp_path):
+def test_file_is_put_once_and_never_replaced(path, tmp_path):
     for source, stored in ((b"first", True), (b"second", False)):
-        assert store.put_if_absent(path, source) is stored
+        assert put_if_absent(path, source) is stored
     (tmp_path / "file").write_bytes(b"third")
-    assert not store.put_if_absent(path, tmp_path / "file")
-    assert store.put_if_absent(path + "-other", tmp_path / "file")
-    assert [store.pointer(name) for name in (path, path + "-other")] == [b"first", b"third"]
+    assert not put_if_absent(path, tmp_path / "file")
+    assert put_if_absent(path.with_name("other"), tmp_path / "file")
+    assert [read_pointer(each) for each in (path, path.with_name("other"))] == [b"first", b"third"]
 
 
-def test_pointer_replaced_between_opening_and_reading_is_read_again(store, path, monkeypatch):
-    assert store.put_if_absent(path, b"new")
+def test_pointer_replaced_between_opening_and_reading_is_read_again(path, monkeypatch):
+    assert put_if_absent(path, b"new")
     read, failures = Path.read_bytes, [errno.ESTALE, errno.ESTALE]
 
     def stale(self: Path) -> bytes:
@@ -45,10 +40,10 @@ def test_pointer_replaced_between_opening_and_reading_is_read_again(store, path,
         return read(self)
 
     monkeypatch.setattr(Path, "read_bytes", stale)
-    assert store.pointer(path) == b"new" and not failures
+    assert read_pointer(path) == b"new" and not failures
     failures.append(errno.EIO)
     with pytest.raises(OSError, match="stale"):
-        store.pointer(path)
+        read_pointer(path)
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
@@ -58,60 +53,59 @@ def test_file_system_without_hard_links_is_refused_by_name(tmp_path, monkeypatch
 
     monkeypatch.setattr(os, "link", no_link)
     with pytest.raises(LakeError, match=f"{tmp_path}.* has no hard links.*nothing was published"):
-        FolderStore(tmp_path).put_if_absent("part-0", b"rows")
+        put_if_absent(tmp_path / "part-0", b"rows")
     assert not list(tmp_path.iterdir())
 
 
-def test_of_many_who_put_at_once_one_stores(store, path):
+def test_of_many_who_put_at_once_one_stores(path):
     ready = Barrier(6)
 
     def put(number: int) -> bool:
         ready.wait()
-        return store.put_if_absent(path, b"%d" % number)
+        return put_if_absent(path, b"%d" % number)
 
     with ThreadPoolExecutor(6) as threads:
         stored = list(threads.map(put, range(6)))
-    assert sum(stored) == 1 and store.pointer(path) == b"%d" % stored.index(True)
+    assert sum(stored) == 1 and read_pointer(path) == b"%d" % stored.index(True)
 
 
-def test_pointer_is_swapped_only_if_it_is_as_it_was_read(store, path):
-    assert store.pointer(path) is None
-    store.swap(path, b"1", expected=None)
-    first = store.pointer(path)
+def test_pointer_is_swapped_only_if_it_is_as_it_was_read(path):
+    assert read_pointer(path) is None
+    swap(path, b"1", expected=None)
+    first = read_pointer(path)
     with pytest.raises(LakeError, match="part-0 was moved by another process"):
-        store.swap(path, b"x", expected=None)
-    store.swap(path, b"2", expected=first)
+        swap(path, b"x", expected=None)
+    swap(path, b"2", expected=first)
     with pytest.raises(LakeError):
-        store.swap(path, b"x", expected=first)
-    assert store.pointer(path) == b"2"
+        swap(path, b"x", expected=first)
+    assert read_pointer(path) == b"2"
 
 
-def test_of_many_swaps_at_once_one_succeeds(store, path, tmp_path):
+def test_of_many_swaps_at_once_one_succeeds(path, tmp_path):
     """Under the lock that `Lake` holds meanwhile."""
     rounds, threads = 4, 4
     ready = Barrier(threads)
 
-    def swap(number: int) -> list[int]:
+    def try_swaps(number: int) -> list[int]:
         moved = []
         for _ in range(rounds):
-            before = store.pointer(path)
+            before = read_pointer(path)
             ready.wait()
             with machine_locks().hold(tmp_path / "lock"), suppress(LakeError):
-                store.swap(path, b"%d" % ((int(before) if before else 0) + 1), before)
+                swap(path, b"%d" % ((int(before) if before else 0) + 1), before)
                 moved.append(number)
             ready.wait()
         return moved
 
     with ThreadPoolExecutor(threads) as pool:
-        moved = [number for numbers in pool.map(swap, range(threads)) for number in numbers]
-    assert len(moved) == rounds and store.pointer(path) == b"%d" % rounds
+        moved = [number for numbers in pool.map(try_swaps, range(threads)) for number in numbers]
+    assert len(moved) == rounds and read_pointer(path) == b"%d" % rounds
 
 
-def test_folder_store_leaves_no_temporary_file(tmp_path: Path):
-    store = FolderStore(tmp_path)
-    store.put_if_absent("a/b", b"1")
-    assert not store.put_if_absent("a/b", b"2")
-    store.swap("a/current", b"1", None)
+def test_no_temporary_file_stays(tmp_path):
+    put_if_absent(tmp_path / "b", b"1")
+    assert not put_if_absent(tmp_path / "b", b"2")
+    swap(tmp_path / "current", b"1", None)
     with pytest.raises(LakeError):
-        store.swap("a/current", b"2", None)
-    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["b", "current"]
+        swap(tmp_path / "current", b"2", None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "current"]
