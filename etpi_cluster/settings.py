@@ -61,7 +61,7 @@ class Cluster(BaseModel):
                 "no password: the URL stands in Dagster's settings and in Ray's list of jobs. Name a file with the "
                 "password in PGPASSFILE, or set PGPASSWORD, on every node"
             )
-        return url
+        return "postgresql://" + url.partition("://")[2]  # without SQLAlchemy's driver, which libpq does not know
 
     @field_validator("jobs")
     @classmethod

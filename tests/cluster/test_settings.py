@@ -59,6 +59,16 @@ def test_storage_names_the_driver_and_no_password(tmp_path: Path) -> None:
     assert text["compute_logs"]["config"]["base_dir"].startswith("/shared/lake/")
 
 
+def test_url_with_a_driver_is_read_as_libpq_reads_it(tmp_path: Path) -> None:
+    assert (
+        read(written(tmp_path, postgres="postgresql+psycopg2://etpi@head/etpi")).postgres
+        == "postgresql://etpi@head/etpi"
+    )
+    refused = read(written(tmp_path, postgres="postgresql+psycopg2://etpi@127.0.0.1:1/etpi"))
+    with pytest.raises(BackendError, match="127.0.0.1:1"):
+        instance.require_postgres(refused)
+
+
 def test_lake_of_the_cluster_is_opened_and_another_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ETPI_DATA", raising=False)
     monkeypatch.setenv("ETPI_CLUSTER", str(written(tmp_path, lake=str(tmp_path / "lake"))))
