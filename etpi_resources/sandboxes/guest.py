@@ -134,7 +134,7 @@ def run(command, timeout):
                 (os.POSIX_SPAWN_DUP2, into, 2),
             ],
             setsid=True,
-            setsigdef=[_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGINT],
+            setsigdef=_signal.valid_signals(),  # `nohup etpi run &` ignores some, and then so would every command
         )
     except (OSError, ValueError) as error:
         os.close(out)

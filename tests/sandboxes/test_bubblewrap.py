@@ -104,6 +104,18 @@ def test_unavailable_environment_is_reported_with_the_remedy(readable_folder):
         start(Environment(checkout=readable_folder))
 
 
+def test_commands_are_ended_by_signals_that_this_process_ignores():
+    """As in the background of a script, and under nohup."""
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        with FACTORY.create({}) as box:
+            for number in (signal.SIGHUP, signal.SIGTERM):  # bash itself has jobs ignore the others
+                assert box.run(f"sleep 30 & kill -{number:d} $!; wait $!").exit_code == 128 + number
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
 USES = {"run": ("echo on",), "read_files": (), "write_files": ({"b.txt": "b"},)}
 
 
