@@ -88,7 +88,7 @@ class TurnMarkers:
 def _kept_ends(apply: Apply, control: re.Pattern[str], turn: str | None) -> list[str]:
     """Return the control tokens between an assistant's text and the message of a user that follows.
 
-    A template may end a turn with several (Command R7B). None if they cannot be seen.
+    A template may end a turn with several (Command R7B). Empty if the template does not show them.
 
     Args:
         turn: the control token that an assistant's turn begins with, and in most templates every message.

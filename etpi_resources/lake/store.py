@@ -23,7 +23,7 @@ _NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 def put_if_absent(target: Path, source: Path | bytes) -> bool:
     """Store a file, whole and on disk, unless it exists; return whether it was stored.
 
-    It is linked: link(2) fails where the file exists, on every file system and whoever else does the same.
+    link(2) fails if the file exists, on every file system and for every process that tries at the same time.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.with_name(f".{target.name}.{uuid.uuid4().hex}") if isinstance(source, bytes) else source
