@@ -14,6 +14,7 @@ from etpi_assets.specs.errors import SpecError
 from etpi_resources.chat.bounds import require_bounded
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.report import Finding, report
+from etpi_resources.chat.tokenizer_files import misread
 
 
 def show(model: str, template: str | None) -> int:
@@ -59,6 +60,9 @@ def facts(student: Student) -> Iterator[Finding]:
     yield _weights(student.folder)
     context = student.context
     yield Finding("context", f"{context} tokens" if context else "not in config.json: set dataset.max_length")
+    if misread(student.folder):
+        seen = "does not read tokenizer.json as it is; checkpoints and servers of etpi name PreTrainedTokenizerFast"
+        yield Finding("AutoTokenizer", seen)
     kinds = set(text.get("layer_types") or ["full_attention"])
     cache = "one cache and one forward pass for all conversations"
     if not kinds <= {"full_attention", "linear_attention"}:

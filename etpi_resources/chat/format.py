@@ -28,6 +28,7 @@ from etpi_resources.chat.markers import END, PAD, TURN, TurnMarkers, is_chatml
 from etpi_resources.chat.marks import CALL, CALL_END, THINK, THINK_END, contains
 from etpi_resources.chat.prefixes import AppendOnlyProbe, tags
 from etpi_resources.chat.roles import Roles
+from etpi_resources.chat.tokenizer_files import CHAT_TEMPLATE, TOKENIZER_CONFIG, pad_id, read_tokenizer
 from etpi_resources.chat.tool_forms import FORMS, Call, ToolForm, message_calls
 from etpi_resources.chat.tool_forms.template import TemplateForm, UnknownToolForm
 from etpi_resources.errors import ExpectedError
@@ -42,7 +43,6 @@ Tail = Literal["none", "open", "closed"]
 
 _HOME = Path(__file__).parent / "tokenizers"
 _HUB = "hub:"
-_TOKENIZER_CONFIG, _TEMPLATE_FILE = "tokenizer_config.json", "chat_template.json"
 DATE = date(2026, 1, 1)
 """The day that templates which write today's date (gpt-oss, Llama 3.2) write here, so that ids do not depend on it."""
 NO_TURN = -1
@@ -118,7 +118,7 @@ class ChatFormat:
             raise ValueError(
                 f"chat format {name!r}: the tokenizer has no control token {', '.join(missing)}; ChatML needs it"
             )
-        self.pad_id = special[PAD] if self.chatml and PAD in special else _pad_id(tokenizer)
+        self.pad_id = special[PAD] if self.chatml and PAD in special else pad_id(tokenizer)
         self._inline = {t.content: number for number, t in self._added.items() if t.content not in special}
         self.think_open_id, self.think_close_id = map(self.inline_id, (THINK, THINK_END))
         self.tool_open_id, self.tool_close_id = map(self.inline_id, (CALL, CALL_END))
@@ -655,9 +655,6 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
         FileNotFoundError: `name` is neither a known name nor a folder with tokenizer.json, or the template is missing.
         TokenizerUnavailable: the hub's files are not cached and cannot be downloaded.
     """
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
-
     if name == "qwen3":
         from etpi_resources.chat.tokenizers import qwen3
 
@@ -666,21 +663,8 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
     if not (folder / "tokenizer.json").is_file():
         raise FileNotFoundError(f"chat format {name!r}: it is neither tiny, qwen3, nor a folder with tokenizer.json")
     source = _template(template) if template else _folder_template(folder)
-    core = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    special = _special_tokens(folder) | ({"eos_token": END, "pad_token": PAD} if is_chatml(source) else {})
-    # transformers would add a token that the vocabulary lacks, with an id for which the model has no row.
-    special = {name: token for name, token in special.items() if core.token_to_id(token) is not None}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False, **special)
-    return ChatFormat(name, tokenizer, source)
-
-
-def _special_tokens(folder: Path) -> dict[str, str]:
-    """Return the special tokens that a model's tokenizer configuration names; templates write some of them."""
-    file = folder / _TOKENIZER_CONFIG
-    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    named = {name: config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in named.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
+    special = {"eos_token": END, "pad_token": PAD} if is_chatml(source) else {}
+    return ChatFormat(name, read_tokenizer(folder, **special), source)
 
 
 def _with_control(tokenizer: PreTrainedTokenizerFast, control: Collection[str]) -> str:
@@ -702,11 +686,6 @@ def _encode_all(core: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return [encoding.ids for encoding in core.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 
-def _pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
-    """Return the id that fills rows: the pad token, else the end of text, else 0."""
-    return next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if isinstance(i, int)), 0)
-
-
 def _remote_folder(name: str) -> Path | None:
     """Return the folder of `hub:<repo>@<commit>` or `package:<name>==<version>@<sha256>`; None for any other name."""
     if name.startswith(PACKAGE):
@@ -722,7 +701,7 @@ def _hub_folder(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     repo, _, commit = name.removeprefix(_HUB).partition("@")
-    patterns = ["tokenizer.json", _TOKENIZER_CONFIG, _TEMPLATE_FILE, "*.jinja"]
+    patterns = ["tokenizer.json", TOKENIZER_CONFIG, CHAT_TEMPLATE, "*.jinja"]
     try:
         return Path(snapshot_download(repo, revision=commit or None, allow_patterns=patterns))
     except Exception as error:
@@ -746,7 +725,7 @@ def _folder_template(folder: Path) -> str:
     files = sorted(folder.glob("*.jinja"), key=lambda file: (file.name != "chat_template.jinja", file.name))
     if files:
         return files[0].read_text(encoding="utf-8")
-    for file in (folder / _TEMPLATE_FILE, folder / _TOKENIZER_CONFIG):
+    for file in (folder / CHAT_TEMPLATE, folder / TOKENIZER_CONFIG):
         template = json.loads(file.read_text(encoding="utf-8")).get("chat_template") if file.is_file() else None
         if isinstance(template, str):
             return template
@@ -759,7 +738,7 @@ def _folder_template(folder: Path) -> str:
                 "one to a .jinja file and name it in base.chat_template"
             )
     raise FileNotFoundError(
-        f"{folder}: no *.jinja, and no `chat_template` in {_TEMPLATE_FILE} or {_TOKENIZER_CONFIG}; name one"
+        f"{folder}: no *.jinja, and no `chat_template` in {CHAT_TEMPLATE} or {TOKENIZER_CONFIG}; name one"
     )
 
 

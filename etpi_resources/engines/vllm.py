@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from etpi_resources.chat.tokenizer_files import PROBE
 from etpi_resources.engines import Completion, EngineUnavailable, Request, ServedModel
 from etpi_resources.engines.endpoints import FINISH, Endpoints, RetryableError, assistant_message
 
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
 CONCURRENCY = 512
 """The most requests sent at once; the server batches them."""
-
-_TOKENIZER_PROBE = "def halve(n):\n    return n // 2  # 50 %, naïve\n<think>\n</think>\n<tool_call>"
-"""A text that different tokenizers encode differently."""
 
 NO_IDS = (
     "{model} at {urls} answered without token ids ({what}). Capture needs a vLLM that supports `return_token_ids`, and "
@@ -270,7 +268,7 @@ class VllmEngine:
 
     def _check_model_and_vocabulary(self) -> None:
         """Check that at least one server answers, and that each that does lists the model and tokenizes alike."""
-        expected, errors = self._chat.encode(_TOKENIZER_PROBE), []
+        expected, errors = self._chat.encode(PROBE), []
         for url in self._endpoints.urls:
             try:
                 cards = {model.name: model.root for model in self._list_models(url)}
@@ -279,7 +277,7 @@ class VllmEngine:
                     raise EngineUnavailable(f"{url} serves {names}, not {self.name!r}; set engine.model to one of them")
                 # A server may answer with the first of a model's names.
                 self._names |= {name for name, root in cards.items() if root and root == cards[self.name]}
-                body = {"model": self.name, "prompt": _TOKENIZER_PROBE, "add_special_tokens": False}
+                body = {"model": self.name, "prompt": PROBE, "add_special_tokens": False}
                 tokens = self._endpoints.request(url, "POST", "/tokenize", body)["tokens"]
             except RetryableError as error:
                 errors.append(str(error))

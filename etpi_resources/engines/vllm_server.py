@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import httpx
 
 from etpi_resources.backend import backend
+from etpi_resources.chat.tokenizer_files import copy_tokenizer, misread
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.vllm_options import named
 from etpi_resources.process.supervise import supervised
@@ -182,6 +183,11 @@ class VllmServer:
         self.url = ""
         for path in (log, lock or log):
             path.parent.mkdir(parents=True, exist_ok=True)
+        if "tokenizer" not in named(options or {}) and misread(folder):
+            tokenizer = log.with_suffix(".tokenizer")
+            tokenizer.mkdir(exist_ok=True)
+            copy_tokenizer(folder, tokenizer)
+            self._command += ["--tokenizer", str(tokenizer)]
         self._process = self._start()
         if wait:
             self.wait_until_ready()

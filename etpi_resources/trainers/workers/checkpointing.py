@@ -8,7 +8,6 @@ the same bytes: no time, path or machine name enters a file.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from etpi_resources.chat.tokenizer_files import copy_tokenizer
 from etpi_resources.trainers.contracts import LoraSettings
-
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
 
 
 def load_model(folder: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> PreTrainedModel:
@@ -82,9 +77,7 @@ def save_model(
     config = json.loads((folder / "config.json").read_text())
     config["dtype"] = str(dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    for name in TOKENIZER_FILES:
-        if (tokenizer / name).exists():
-            shutil.copyfile(tokenizer / name, folder / name)
+    copy_tokenizer(tokenizer, folder)
     if chat_template is not None:
         (folder / "chat_template.jinja").write_text(chat_template)
 

@@ -156,18 +156,18 @@ def build_trainer(
         tracking: arguments of `tracking_arguments`.
     """
     import datasets
-    from transformers import AutoTokenizer
     from trl import import_utils
 
     # Where vLLM is installed, TRL imports it for servers of its own, which takes seconds.
     import_utils.is_vllm_available = lambda min_version=None: False
     from etpi_resources.chat.format import ChatFormat
+    from etpi_resources.chat.tokenizer_files import read_tokenizer
     from etpi_resources.engines.live import LiveEngine
     from etpi_resources.trainers.workers.checkpointing import lora_config
     from etpi_resources.trainers.workers.policy_trainer import PolicyTrainer
 
     config, rl = worker.config, worker.config.rl
-    tokenizer = AutoTokenizer.from_pretrained(config.base, local_files_only=True)
+    tokenizer = read_tokenizer(Path(config.base))
     adapter = lora_config(rl) if rl.tuning == "lora" else None
 
     def roll_out(step: int, rows: Any) -> Any:

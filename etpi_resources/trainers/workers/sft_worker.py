@@ -242,8 +242,8 @@ def build_trainer(
 ) -> WeightedSFTTrainer:
     """Return the trainer of a plan; `replicated`: the micro-batches of a step run at the same time (see `replicas`)."""
     import datasets
-    from transformers import AutoTokenizer
 
+    from etpi_resources.chat.tokenizer_files import pad_id, read_tokenizer
     from etpi_resources.cuda import avoid_cudnn_attention
     from etpi_resources.trainers.workers.checkpointing import lora_config
     from etpi_resources.trainers.workers.device import narrow_hidden_states
@@ -259,13 +259,12 @@ def build_trainer(
     lora = train.method == "lora"
     if lora and train.shards > 1:
         add_replicated_adapter(model, train, config.seed)
-    tokenizer = AutoTokenizer.from_pretrained(config.base, local_files_only=True)
+    tokenizer = read_tokenizer(Path(config.base))
     passes = -(-plan.accumulate // train.shards)
-    pad_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
     trainer = WeightedSFTTrainer(
         plan=plan,
         sequences=sequences,
-        pad_id=pad_id,
+        pad_id=pad_id(tokenizer),
         replicated=replicated,
         model=model,
         args=sft_arguments(

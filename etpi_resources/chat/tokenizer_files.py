@@ -1,0 +1,86 @@
+"""The tokenizer's files in a model's folder.
+
+etpi's ids are those of tokenizer.json as it is. transformers 5 reads only the vocabulary from that file where
+tokenizer_config.json names a class like LlamaTokenizer, and the class brings rules of its own: text of DeepSeek-R1's
+distillation to Qwen3-8B loses its blanks, and Llama 2 encodes a blank at the start otherwise. So checkpoints and
+servers name PreTrainedTokenizerFast, which changes no rule, wherever the named class reads a folder otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.json"
+PROBE = "def halve(n):\n    return n // 2  # 50 %, naïve\n<think>\n</think>\n<tool_call>"
+"""A text that different tokenizers encode differently."""
+
+_FILES = (
+    "tokenizer.json", TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "chat_template.jinja", CHAT_TEMPLATE,
+)  # fmt: skip
+_PLAIN = "PreTrainedTokenizerFast"
+
+
+def read_tokenizer(folder: Path, **special: str) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of tokenizer.json, with the special tokens of the folder's configuration and `special`."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    config = _config(folder)
+    named = {name: config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in named.items()}
+    # transformers would add a token that the vocabulary lacks, with an id for which the model has no row.
+    texts = {
+        name: text
+        for name, text in {**texts, **special}.items()
+        if isinstance(text, str) and core.token_to_id(text) is not None
+    }
+    return PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False, **texts)
+
+
+def pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
+    """Return the id that fills rows: the pad token, else the end of text, else 0."""
+    return next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if isinstance(i, int)), 0)
+
+
+def misread(folder: Path) -> bool:
+    """Return whether AutoTokenizer of the installed transformers refuses a folder, or reads other ids or other text."""
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    if not (folder / "tokenizer.json").is_file():
+        return False
+    plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    try:
+        auto = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).backend_tokenizer
+    except Exception:  # a class that is not known, or that the folder does not fit
+        return True
+    for text in (PROBE, f" {PROBE}"):
+        ids = plain.encode(text, add_special_tokens=False).ids
+        if auto.encode(text, add_special_tokens=False).ids != ids or auto.decode(ids) != plain.decode(ids):
+            return True
+    return False
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy the files to `folder`; the configuration names PreTrainedTokenizerFast where `source` would be misread."""
+    for name in _FILES:
+        if (source / name).exists():
+            shutil.copyfile(source / name, folder / name)
+    if misread(source):
+        config = {name: value for name, value in _config(source).items() if name != "auto_map"}
+        text = json.dumps(config | {"tokenizer_class": _PLAIN}, indent=2, ensure_ascii=False)
+        (folder / TOKENIZER_CONFIG).write_text(text + "\n", encoding="utf-8")
+
+
+def _config(folder: Path) -> dict[str, object]:
+    file = folder / TOKENIZER_CONFIG
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

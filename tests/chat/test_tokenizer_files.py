@@ -1,0 +1,69 @@
+"""A folder whose tokenizer_config.json names a class with rules of its own is read as its tokenizer.json says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.tokenizer_files import PROBE, TOKENIZER_CONFIG, copy_tokenizer, misread, read_tokenizer
+from etpi_resources.engines import EngineUnavailable
+from etpi_resources.engines.vllm_server import PROGRAM_VARIABLE, VllmServer
+from etpi_resources.trainers.workers import grpo_worker
+from etpi_resources.trainers.workers.device import Compute
+from tests.support.policy_updates import FixedLink, worker_in
+from tests.support.students import make_student
+
+
+def named(folder: Path, tokenizer_class: str) -> Path:
+    file = folder / TOKENIZER_CONFIG
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": tokenizer_class}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level vocabulary whose folder names LlamaTokenizerFast, as DeepSeek-R1-0528-Qwen3-8B does."""
+    return named(make_student("qwen3", tmp_path_factory.mktemp("base")), "LlamaTokenizerFast")
+
+
+def test_copied_files_give_the_ids_of_tokenizer_json_to_everyone(base, tmp_path):
+    ids = read_tokenizer(base).encode(PROBE, add_special_tokens=False)
+    assert misread(base) and AutoTokenizer.from_pretrained(base).encode(PROBE, add_special_tokens=False) != ids
+    copy_tokenizer(base, tmp_path)
+    auto = AutoTokenizer.from_pretrained(tmp_path)
+    assert not misread(tmp_path) and auto.encode(PROBE, add_special_tokens=False) == ids and auto.decode(ids) == PROBE
+
+
+def test_files_that_are_read_rightly_are_copied_as_they_are(tmp_path):
+    source, copy = make_student("qwen3", tmp_path / "source"), tmp_path / "copy"
+    copy.mkdir()
+    copy_tokenizer(source, copy)
+    assert copy.joinpath(TOKENIZER_CONFIG).read_bytes() == source.joinpath(TOKENIZER_CONFIG).read_bytes()
+
+
+def test_policy_reads_and_writes_the_text_of_the_student_s_format(base, tmp_path):
+    worker = worker_in(tmp_path, base)
+    compute = Compute(False, "fp32")
+    _, engine = grpo_worker.build_trainer(
+        worker, grpo_worker.load(worker.config, compute), FixedLink([]), compute=compute
+    )
+    chat, messages = load_chat_format(str(base)), [{"role": "user", "content": PROBE}]
+    assert engine._chat.prompt_ids(messages) == chat.prompt_ids(messages)
+
+
+@pytest.mark.parametrize("options", [{}, {"tokenizer": "own"}])
+def test_server_gets_a_tokenizer_that_it_reads_rightly(base, tmp_path, monkeypatch, options):
+    program = tmp_path / "vllm"
+    program.write_text('#!/bin/sh\necho "Error: $*"\nexit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setenv(PROGRAM_VARIABLE, str(program))
+    for folder, wanted in ((base, "log.tokenizer"), (make_student("qwen3", tmp_path / "plain"), "")):
+        with pytest.raises(EngineUnavailable) as caught:
+            VllmServer(folder, "m", log=tmp_path / "log", options=options)
+        given = str(caught.value).partition("--tokenizer ")[2].split(" ")[0]
+        assert Path(given).name == options.get("tokenizer", wanted)
+    assert options or not misread(tmp_path / "log.tokenizer")
