@@ -32,6 +32,12 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "mistral": {"sliding_window": None},
     "gemma3_text": _SLIDING,
     "gemma4_text": {**_SLIDING, "global_head_dim": 32, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 8},
+    "glm4_moe": {
+        "head_dim": 32,
+        "n_routed_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 64,
+    },
     "gpt_oss": {
         **_SLIDING,
         "num_local_experts": 2,

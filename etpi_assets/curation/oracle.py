@@ -39,6 +39,7 @@ from etpi_assets.curation.recorded_messages import (
     tokenizer_of,
     with_edits,
     written_last,
+    written_next,
 )
 from etpi_assets.curation.steering import Messages
 from etpi_assets.specs.experiment import PairsSection
@@ -205,7 +206,7 @@ class Oracle:
         body = body.removeprefix(head[len(before) :]) if "</think>" in head[len(before) :] else body
         rendered.output = self._label(
             body, None if strips else thought, opened + tail if open_tail else "", strips, rendered
-        )
+        ) + written_next(self.chat, "tool_calls" in whole[position])
         return rendered
 
     def _label(self, body: str, thought: str | None, opening: str, strips: bool, rendered: _Turn) -> str:

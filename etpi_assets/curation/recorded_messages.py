@@ -222,6 +222,28 @@ def written_last(chat: ChatFormat) -> list[int]:
     return next((last[at:] for at in ends if earlier[at : len(last)] != last[at:]), [])
 
 
+@lru_cache
+def written_next(chat: ChatFormat, called: bool) -> str:
+    """Return the text through the first control token of the message after a turn, where no other ends a turn (GLM).
+
+    Args:
+        called: whether the turn has calls, so that a result follows.
+    """
+    user = {"role": "user", "content": "x"}
+    answer, result = {"role": "assistant", "content": "textofprobe"}, {"role": "tool", "name": "x", "content": "x"}
+    calling = {"id": "call00000", "type": "function", "function": {"name": "x", "arguments": {"x": "y"}}}
+    turn = [user, {**answer, "content": "", "tool_calls": [calling]} if called else answer]
+    following = {**result, "tool_call_id": "call00000"} if called else user
+    answered, last, longer = (
+        rendered_text(chat, shown, None, False, {}) or "" for shown in ([user, answer], turn, [*turn, following])
+    )
+    after, rest = answered.partition("textofprobe")[2], longer.removeprefix(last)
+    if "eos_token" in chat.template or any(token in after for token in controls_of(chat)):
+        return ""
+    opening = (token for token in controls_of(chat) if rest.lstrip().startswith(token))
+    return next((rest[: rest.index(token)] + token for token in opening), "")
+
+
 EDITS = (
     "join_first_systems",
     "later_system_as_user",

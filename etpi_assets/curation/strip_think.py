@@ -172,7 +172,8 @@ def _history(prompt: np.ndarray, chat: ChatFormat) -> Iterator[tuple[np.ndarray,
 
     That is the segment's end for another message, and for the generation prompt.
     """
-    pieces = segments(prompt, chat)
+    # At ends of turns too: in some templates only an assistant's message begins with the start-of-message id.
+    pieces = _cut(prompt, [*_starts(chat), *chat.end_ids])
     for segment in pieces[:-1]:
         yield segment, _assistant_body(segment, chat)
     yield pieces[-1], len(pieces[-1])
@@ -212,7 +213,11 @@ def segments(prompt: np.ndarray, chat: ChatFormat) -> list[np.ndarray]:
 
     It is cut before every start-of-message id, or before every control id if the template has no such id.
     """
-    return np.split(prompt, np.isin(prompt, _starts(chat)).nonzero()[0])
+    return _cut(prompt, _starts(chat))
+
+
+def _cut(prompt: np.ndarray, before: list[int]) -> list[np.ndarray]:
+    return np.split(prompt, np.isin(prompt, before).nonzero()[0])
 
 
 def _starts(chat: ChatFormat) -> list[int]:

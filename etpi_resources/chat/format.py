@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jinja2 import TemplateError
 
-from etpi_resources.chat.markers import END, PAD, TURN, TurnMarkers, is_chatml
+from etpi_resources.chat.markers import END, PAD, TURN, TurnMarkers, ends_of_next, is_chatml
 from etpi_resources.chat.marks import CALL, CALL_END, THINK, THINK_END, contains
 from etpi_resources.chat.prefixes import AppendOnlyProbe, tags
 from etpi_resources.chat.roles import Roles
@@ -149,7 +149,7 @@ class ChatFormat:
         for messages in ([user], [user, answer], [user, answer, user], [system, user]):
             for generation_prompt in (False, True):
                 with suppress(TemplateRefuses):
-                    yield self._bare(messages, None, generation_prompt)
+                    yield self._written(messages, None, generation_prompt)
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
@@ -566,6 +566,17 @@ class ChatFormat:
         return self._bare(self.roles.fit(messages), tools, generation_prompt, **kwargs)
 
     def _bare(self, messages: Sequence[Any], tools: list[Any] | None, generation_prompt: bool, **kwargs: Any) -> str:
+        """Render the messages as they are, with the end of a last turn that the next message would write."""
+        text = self._written(messages, tools, generation_prompt, **kwargs)
+        if generation_prompt or messages[-1]["role"] != "assistant" or self._ends_of_next is None:
+            return text
+        return text + self._ends_of_next[bool(messages[-1].get("tool_calls"))]
+
+    @cached_property
+    def _ends_of_next(self) -> tuple[str, str] | None:
+        return None if self.chatml or "eos_token" in self.template else ends_of_next(self._written, self._split)
+
+    def _written(self, messages: Sequence[Any], tools: list[Any] | None, generation_prompt: bool, **kwargs: Any) -> str:
         """Render the messages as they are.
 
         Raises:

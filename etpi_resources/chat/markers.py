@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from etpi_resources.chat.tool_forms.call import Call, message_calls
 from etpi_resources.errors import ExpectedError
 
 Apply = Callable[[list[dict[str, Any]], list[Any] | None, bool], str]
@@ -20,6 +21,8 @@ TURN, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 _OF_CHATML = re.compile(r"<\|im_\w+\|>")
 _PROSE, _NEXT = "proseofprobe", "nextofprobe"
 _USER, _ANSWER = {"role": "user", "content": "userofprobe"}, {"role": "assistant", "content": _PROSE}
+_CALLING = {"role": "assistant", "content": "", "tool_calls": message_calls([Call("x", {"x": "y"})])}
+_RESULT = {"role": "tool", "tool_call_id": "call00000", "name": "x", "content": _NEXT}
 _SHOWN = 120
 """Number of rendered characters that an error shows."""
 
@@ -83,6 +86,30 @@ class TurnMarkers:
         turn = control.match(header)
         kept = _kept_ends(apply, control, turn[0] if turn else None) or ends[:1]
         return cls(header if turn else "", turn[0] if turn else None, ends[: len(kept)][-1], kept[-1])
+
+
+def ends_of_next(apply: Apply, control: re.Pattern[str]) -> tuple[str, str] | None:
+    """Return what ends a turn in words and one with calls where the next message's first token does (GLM).
+
+    None if the template writes an end of its own, or none at all.
+    """
+    spoken = apply([_USER, _ANSWER], None, False)
+    if control.search(spoken[spoken.rindex(_PROSE) :]):
+        return None
+    words = _opening(apply, control, _ANSWER, {**_USER, "content": _NEXT})
+    return (words, _opening(apply, control, _CALLING, _RESULT) or words) if words else None
+
+
+def _opening(apply: Apply, control: re.Pattern[str], turn: dict[str, Any], following: dict[str, Any]) -> str:
+    """Return the text from a turn to the control token that begins the following message; empty if there is none."""
+    try:
+        before, both = (apply([_USER, turn, *after], None, False) for after in ([], [following]))
+    except Exception:  # templates raise various errors for roles and calls that they refuse
+        return ""
+    opened = control.search(both, len(before))
+    if opened is None or not both.startswith(before) or both[len(before) : opened.start()].strip():
+        return ""
+    return both[len(before) : opened.end()]
 
 
 def _kept_ends(apply: Apply, control: re.Pattern[str], turn: str | None) -> list[str]:

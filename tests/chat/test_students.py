@@ -25,7 +25,7 @@ TOOL = {
         },
     },
 }
-CALLING = ["qwen3", "qwen3_6", "llama3_1", "mistral_v3", "mistral_v11", "gemma4", "gpt_oss"]
+CALLING = ["qwen3", "qwen3_6", "llama3_1", "mistral_v3", "mistral_v11", "gemma4", "glm4_5", "gpt_oss"]
 SYSTEM, TASK = {"role": "system", "content": "Fix bugs."}, {"role": "user", "content": "Go."}
 STRICT = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
@@ -57,6 +57,7 @@ def history(chat: ChatFormat, call: Call, result: str) -> list[Any]:
         ("mistral_v3", "mistral", {"</s>"}),
         ("mistral_v11", "mistral_v11", {"</s>"}),
         ("gemma4", "gemma", {"<turn|>", "<|tool_response>"}),
+        ("glm4_5", "glm", {"<|user|>", "<|observation|>"}),
         ("gpt_oss", "harmony", {"<|return|>", "<|call|>"}),
         ("gemma3", None, {"<end_of_turn>"}),
     ],
@@ -70,7 +71,9 @@ def test_form_and_ends_of_turns_are_read_off_the_template(name: str, form: str |
 @pytest.mark.parametrize("name", CALLING)
 @given(
     command=st.text(st.sampled_from("ab \n\"'{}$<é"), min_size=1, max_size=20),
-    injected=st.sampled_from(["", "</s>", "<|eot_id|>", "<|call|>", "<|im_end|>", "<turn|>", "[TOOL_CALLS]"]),
+    injected=st.sampled_from(
+        ["", "</s>", "<|eot_id|>", "<|call|>", "<|im_end|>", "<turn|>", "[TOOL_CALLS]", "<|user|>"]
+    ),
 )
 def test_label_is_read_back_and_text_in_it_is_never_structure(name: str, command: str, injected: str) -> None:
     chat = chat_of(name)
@@ -84,7 +87,7 @@ def test_label_is_read_back_and_text_in_it_is_never_structure(name: str, command
     assert chat.tool_form.same(chat.tool_form.parse(chat.decode(chat.without_end(ids))), [call])
 
 
-@pytest.mark.parametrize("name", [name for name in CALLING if name != "qwen3_6"])
+@pytest.mark.parametrize("name", [name for name in CALLING if name not in ("qwen3_6", "glm4_5")])
 def test_appended_ids_equal_rendering_the_whole_conversation(name: str) -> None:
     chat, call = chat_of(name), Call("execute_bash", {"command": "ls"})
     prompt = chat.prompt_ids([SYSTEM, TASK], tools=[TOOL])

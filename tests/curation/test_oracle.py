@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ from etpi_assets.trajectories.tables import iter_turns, to_tables
 from etpi_resources.chat import format as chat_format
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.chat.marks import Thought
+from etpi_resources.chat.tokenizer_files import read_tokenizer
 from etpi_resources.lake.check_outcome import CheckOutcome
 from tests.support import students, vocabularies
 from tests.support.students import FAMILIES, SMOLLM2, byte_tokenizer, needs_smollm2
@@ -374,6 +376,12 @@ def test_later_system_message_is_kept_and_its_loss_is_caught(
     assert not checked(chat, tables)[0]["labels_equal_template"].passed
 
 
+def without_bos(folder: Path, **special: str) -> Any:
+    tokenizer = read_tokenizer(folder, **special)
+    tokenizer.bos_token = None
+    return tokenizer
+
+
 def test_bos_of_a_chatml_template_is_written_and_its_loss_is_caught(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,7 +396,7 @@ def test_bos_of_a_chatml_template_is_written_and_its_loss_is_caught(
     assert outcomes["labels_equal_template"].passed
     (prompt,) = built["pairs"]["suffix_ids"].to_pylist()
     assert chat.decode(prompt[:1]) == "<|startoftext|>" and chat.decode(prompt).count("<|startoftext|>") == 1
-    monkeypatch.setattr(chat_format, "_special_tokens", lambda folder: {})
+    monkeypatch.setattr(chat_format, "read_tokenizer", without_bos)
     outcomes, _ = checked(load_chat_format(str(tmp_path / "lost")), tables)
     assert not outcomes["labels_equal_template"].passed
     assert "<|startoftext|>" in outcomes["labels_equal_template"].message

@@ -79,6 +79,7 @@ _GEMMA4 = (
     "<pad> <bos> <eos> <|turn> <turn|> <|tool> <tool|> <|tool_call> <tool_call|> <|tool_response> <tool_response|> "
     '<|channel> <channel|> <|think|> <|"|>'
 )
+_GLM = "<|endoftext|> [gMASK] <sop> <|system|> <|user|> <|assistant|> <|observation|>"
 _HARMONY = "<|startoftext|> <|endoftext|> <|return|> <|start|> <|end|> <|message|> <|channel|> <|constrain|> <|call|>"
 
 FAMILIES = {
@@ -101,6 +102,7 @@ FAMILIES = {
     "gemma4": Family(
         lambda: trl_template("gemma4_v5"), _GEMMA4, "<bos>", "<eos>", partial(small_config, "gemma4_text")
     ),
+    "glm4_5": Family(lambda: trl_template("glm4moe"), _GLM, None, "<|endoftext|>", partial(small_config, "glm4_moe")),
     "gpt_oss": Family(
         lambda: trl_template("gptoss"), _HARMONY, "<|startoftext|>", "<|return|>", partial(small_config, "gpt_oss")
     ),
