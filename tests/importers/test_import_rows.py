@@ -468,6 +468,73 @@ def test_atif_that_cannot_be_taken_is_refused(tmp_path: Path, change: dict[str, 
     assert refused(tmp_path).reason == reason
 
 
+def claude_step(metrics: dict[str, int] | None = None, *, side: bool = False, **step: Any) -> dict[str, Any]:
+    """A step of Harbor's converter for Claude Code."""
+    extra = {"is_sidechain": side, "stop_reason": "tool_use", **step.pop("extra", {})}
+    return {"source": "agent", "model_name": "small" if side else "large", "metrics": metrics, **step, "extra": extra}
+
+
+def claude_call(name: str, text: str, metrics: dict[str, int] | None, message: str | None = None) -> dict[str, Any]:
+    """A step of one call. Harbor notes the tool's own record after the text that the model read."""
+    block = {"type": "tool_result", "tool_use_id": name, "content": text}
+    results = [{"source_call_id": name, "content": f'{text}\n\n[stdout]\n{text}\n[metadata] {{"n": 1}}'}]
+    step = claude_step(
+        metrics,
+        message=f"Executed Bash {name}" if message is None else message,
+        tool_calls=[{"tool_call_id": name, "function_name": "Bash", "arguments": {"command": name}}],
+        extra={"tool_result_metadata": {"raw_tool_result": block}},
+    )
+    return step | ({"observation": {"results": results}} if text else {})
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_claude_code_steps_of_harbor_are_its_responses(tmp_path: Path, repeated: bool) -> None:
+    """Releases of Harbor repeat a response's metrics in each of its steps, or write them in the first alone."""
+    first, second, third = ({"prompt_tokens": n, "completion_tokens": 9} for n in (10, 20, 30))
+    again = first if repeated else None
+    steps = [
+        claude_step({"prompt_tokens": 5}, side=True, message="A sub-agent looks."),
+        {"source": "user", "message": "Moor the boat.", "extra": {"is_sidechain": False}},
+        claude_step(first, message="I look twice."),
+        claude_call("c1", "moor.py", again),
+        claude_call("c2", "", again),
+        claude_call("c3", "4 passed", second, "I test."),
+        claude_step(third, message="Moored.", extra={"stop_reason": "end_turn"}),
+        claude_step(message="API Error: 529", model_name="<synthetic>") | {"metrics": {"prompt_tokens": 0}},
+    ]
+    document = atif_document(agent={"name": "claude-code", "version": "2", "model_name": "small"}, steps=steps)
+    (trial(tmp_path) / "agent/trajectory.json").write_text(json.dumps(document))
+    record = only(tmp_path)
+    (agent,) = record.agents
+    assert record.teacher == "large", "the document states a sub-agent's model"
+    assert [(m.role, m.content) for m in agent.messages] == [
+        ("user", "Moor the boat."),
+        ("assistant", "I look twice."),
+        ("tool", "moor.py"),
+        ("tool", ""),
+        ("assistant", "I test."),
+        ("tool", "4 passed"),
+        ("assistant", "Moored."),
+        ("assistant", "API Error: 529"),
+    ]
+    assert [[a.command for a in turn.actions] for turn in agent.turns] == [
+        ["c1", "c2"],
+        ["c3"],
+        [],
+    ]
+
+
+def test_sessions_within_trials_are_no_other_format(tmp_path: Path) -> None:
+    """Harbor's trials hold the sessions of their agents; a session beside the trials is a second format."""
+    folder = trial(tmp_path)
+    for place in (folder / "agent/sessions/projects/-app", tmp_path / "home"):
+        write_lines(place / "s.jsonl", FILES["claude_code"][0][1])
+        if place.is_relative_to(folder):
+            assert (detect(tmp_path), detect(folder)) == ("harbor", "harbor")
+    with pytest.raises(ValueError, match="harbor and claude_code"):
+        detect(tmp_path)
+
+
 def test_harbor_trials(tmp_path: Path) -> None:
     trial(tmp_path, exception_info={"exception_type": "AgentTimeoutError", "exception_message": "900 s"})
     assert detect(tmp_path) == "harbor"
