@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,8 @@ def _agent_documents(document: Mapping[str, Any], path: Path) -> Iterator[_Agent
             break
         chain.append((as_mapping(read_json(file), file.name), file))
     agent_id = text_field(document, "extra", EXPORT_KEY, "agent_id") or "agent1"
-    for number, (part, file) in enumerate(chain):
+    conversations = [(inner, file) for part, file in chain for inner in _conversations(part, file)]
+    for number, (part, file) in enumerate(conversations):
         yield _AgentDocument(agent_id if number == 0 else f"{agent_id}-{number + 1}", part, file.name)
     seen: set[str] = set()
     for part, file in chain:
@@ -162,6 +164,37 @@ def _agent_documents(document: Mapping[str, Any], path: Path) -> Iterator[_Agent
             if label not in seen and label != agent_id:
                 seen.add(label)
                 yield _AgentDocument(label, inner, source)
+
+
+def _conversations(part: Mapping[str, Any], file: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the document of each conversation in a document: Terminus begins one after each summary.
+
+    A system step refers to the three sub-agents that summarised. The turns after it read the task, the questions
+    that the second of them asked, and the answers, but not the steps before.
+
+    Raises:
+        Unreadable: `missing_trajectory` without the file of the questions.
+    """
+    steps = part.get("steps")
+    steps = steps if isinstance(steps, list) else []
+    cuts = [i for i, step in enumerate(steps) if field(step, "source") == "system" and _refs_of(step)]
+    if not cuts:
+        yield part
+        return
+    task = list(takewhile(lambda step: field(step, "source") != "agent", steps))
+    yield {**part, "steps": steps[: cuts[0]]}
+    for cut, end in zip(cuts, [*cuts[1:], len(steps)], strict=True):
+        if not (later := steps[cut + 1 : end]):
+            continue
+        name = next((name for name, _ in _refs_of(steps[cut]) if "questions" in name), "of its questions")
+        if (other := _referenced_file(file, name)) is None:
+            raise Unreadable(
+                "missing_trajectory",
+                f"{file.name}, steps[{cut}] is a summary, whose file {name!r} does not stand beside",
+            )
+        asked = as_list(field(read_json(other), "steps"), f"{other.name}.steps")
+        prompt = [{**as_mapping(step, f"{other.name}.steps[]"), "is_copied_context": True} for step in asked]
+        yield {**part, "steps": [*task, *prompt, *later]}
 
 
 def _subagents(part: Mapping[str, Any], file: Path) -> Iterator[tuple[str | None, Mapping[str, Any], str]]:
@@ -178,13 +211,17 @@ def _subagents(part: Mapping[str, Any], file: Path) -> Iterator[tuple[str | None
 def _subagent_refs(document: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     """Yield (path, id) of the subagents' files that observations refer to."""
     steps = document.get("steps")
-    for step in steps if isinstance(steps, list) else ():
-        results = field(step, "observation", "results")
-        for result in results if isinstance(results, list) else ():
-            references = field(result, "subagent_trajectory_ref")
-            for reference in references if isinstance(references, list) else (references,):
-                if name := text_field(reference, "trajectory_path"):
-                    yield name, text_field(reference, "trajectory_id")
+    return (ref for step in (steps if isinstance(steps, list) else ()) for ref in _refs_of(step))
+
+
+def _refs_of(step: Any) -> list[tuple[str, str | None]]:
+    """Return `_subagent_refs` of one step."""
+    results = field(step, "observation", "results")
+    lists = [field(result, "subagent_trajectory_ref") for result in (results if isinstance(results, list) else ())]
+    references = [ref for refs in lists for ref in (refs if isinstance(refs, list) else [refs])]
+    return [
+        (name, text_field(ref, "trajectory_id")) for ref in references if (name := text_field(ref, "trajectory_path"))
+    ]
 
 
 def _agent(part: _AgentDocument, options: Options, info: RunInfo) -> AgentRecord:

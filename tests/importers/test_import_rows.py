@@ -468,6 +468,28 @@ def test_atif_that_cannot_be_taken_is_refused(tmp_path: Path, change: dict[str, 
     assert refused(tmp_path).reason == reason
 
 
+def test_turns_after_a_summary_of_terminus_read_the_questions_and_not_the_steps_before(tmp_path: Path) -> None:
+    refs = [{"trajectory_path": f"trajectory.summarization-1-{part}.json"} for part in ("summary", "questions")]
+    handed_over = {"source": "system", "message": "Summarised.", "observation": {"results": []}}
+    handed_over["observation"]["results"].append({"subagent_trajectory_ref": refs})
+    task, first, last = ({"source": s, "message": m} for s, m in (("user", "Moor it."), ("agent", "A"), ("agent", "B")))
+    asked = [{"source": "user", "message": "Ask."}, {"source": "agent", "message": "Where?"}]
+    answers = {"source": "user", "message": "At the quay."}
+    document = atif_document(steps=[task, first, handed_over, answers, last])
+    (tmp_path / "trajectory.json").write_text(json.dumps(document))
+    assert not isinstance(refusal := next(import_runs("atif", tmp_path)), RolloutRecord)
+    assert refusal.reason == "missing_trajectory" and "summarization-1-questions" in refusal.detail
+    for ref in refs:
+        (tmp_path / ref["trajectory_path"]).write_text(json.dumps(atif_document(steps=asked)))
+    agents = only(tmp_path).agents
+    assert [a.agent_id for a in agents[:2]] == ["agent1", "agent1-2"]
+    assert [[m.content for m in a.messages] for a in agents[:2]] == [
+        ["Moor it.", "A"],
+        ["Moor it.", "Ask.", "Where?", "At the quay.", "B"],
+    ]
+    assert [len(a.turns) for a in agents] == [1, 1, 1, 1], "the questions are a turn of the sub-agent alone"
+
+
 def claude_step(metrics: dict[str, int] | None = None, *, side: bool = False, **step: Any) -> dict[str, Any]:
     """A step of Harbor's converter for Claude Code."""
     extra = {"is_sidechain": side, "stop_reason": "tool_use", **step.pop("extra", {})}
