@@ -9,8 +9,10 @@ a response. Their results have Harbor's notes after the text that the model read
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from itertools import takewhile
 from pathlib import Path
@@ -44,6 +46,8 @@ _NEWEST = 8
 _MOST_LOGPROB = 1e6
 """Engines report impossible tokens as -9999 or so; beyond this, a float32 column would hold infinity."""
 _JSON = (".json", ".json.gz", ".json.zst")
+_DONE = "mark_task_complete"
+"""Name that Harbor gives to Terminus' statement that the task is done."""
 _NO_MODEL = "<synthetic>"
 """Model of the messages that Claude Code writes itself, such as the errors of the provider."""
 EXPORT_KEY = "etpi"
@@ -253,11 +257,14 @@ def _responses(part: _AgentDocument) -> list[list[ChatEntry]]:
     Such steps have the response's metrics, or only the first one has them.
     """
     responses: list[list[ChatEntry]] = []
-    in_blocks, last = text_field(part.document, "agent", "name") == "claude-code", None
+    agent = text_field(part.document, "agent", "name") or ""
+    in_blocks, last = agent == "claude-code", None
     for i, raw in enumerate(as_list(part.document.get("steps"), f"{part.name}.steps")):
         if not _is_own(raw):
             continue
         entries = list(_step(raw, f"{part.name}.steps[{i}]"))
+        if agent.startswith("terminus") and raw["source"] == "agent" and not raw.get("tool_calls"):
+            entries[0].actions = entries[0].actions or _typed(entries[0].content)
         metrics = raw.get("metrics") if raw["source"] == "agent" else None
         if in_blocks and raw["source"] == "agent" and last and metrics in (None, last):
             message, *results = responses[-1]
@@ -312,6 +319,17 @@ def _step(raw: Any, name: str) -> Iterator[ChatEntry]:
             answers=text_field(result, "source_call_id") or text_field(read, "tool_use_id"),
             inbox=_exported_inbox(field(exported, "inbox")),
         )
+
+
+def _typed(text: str) -> list[Action] | None:
+    """Return the actions of a raw answer of Terminus: text around an object with `commands` and `task_complete`."""
+    with suppress(ValueError, RecursionError):
+        answer = json.loads(text[text.index("{") : text.rindex("}") + 1])
+        commands = field(answer, "commands")
+        keys = [text_field(c, "keystrokes") for c in commands] if isinstance(commands, list) else []
+        done = [_DONE] if field(answer, "task_complete") is True else []
+        return [Action("bash", key, form="fenced") for key in [*keys, *done] if key and key.strip()]
+    return None
 
 
 def _is_filler(text: str, step: Mapping[str, Any]) -> bool:

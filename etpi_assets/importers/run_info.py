@@ -143,7 +143,8 @@ def exit_name(status: str | None) -> str | None:
 def exit_by_action(last_actions: Sequence[Action]) -> str:
     """Derive an exit status from the last turn's commands, for runs that do not record one."""
     submits = any(
-        _SUBMITS.search(action.command) or action.command.split()[:1] in (["submit"], ["finish"])
+        _SUBMITS.search(action.command)
+        or action.command.split()[:1] in (["submit"], ["finish"], ["mark_task_complete"])
         for action in last_actions
     )
     return "Submitted" if submits else "unknown"

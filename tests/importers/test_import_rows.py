@@ -490,6 +490,20 @@ def test_turns_after_a_summary_of_terminus_read_the_questions_and_not_the_steps_
     assert [len(a.turns) for a in agents] == [1, 1, 1, 1], "the questions are a turn of the sub-agent alone"
 
 
+def test_raw_answers_of_terminus_have_the_commands_that_it_typed(tmp_path: Path) -> None:
+    texts = [
+        'I look.\n{"plan": "p", "commands": [{"keystrokes": "ls\\n", "duration": 0.1}, {"keystrokes": ""}]}',
+        '{"commands": {',
+        '{"commands": [], "task_complete": true}',
+    ]
+    steps = [{"source": "user", "message": "Moor it."}, *({"source": "agent", "message": text} for text in texts)]
+    (tmp_path / "t.json").write_text(json.dumps(atif_document(steps=steps)))
+    (agent,) = only(tmp_path).agents
+    assert [[a.command for a in turn.actions] for turn in agent.turns] == [["ls\n"], [], ["mark_task_complete"]]
+    assert [turn.parse_error is None for turn in agent.turns] == [True, False, True]
+    assert agent.exit_status == "Submitted"
+
+
 def claude_step(metrics: dict[str, int] | None = None, *, side: bool = False, **step: Any) -> dict[str, Any]:
     """A step of Harbor's converter for Claude Code."""
     extra = {"is_sidechain": side, "stop_reason": "tool_use", **step.pop("extra", {})}
