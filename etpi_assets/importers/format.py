@@ -49,9 +49,17 @@ class DetectionInput:
 
     @cached_property
     def row(self) -> Row | None:
-        """The first readable row of the first eight files that hold rows; None if there is none."""
-        values = (value for value in self.first_values() if isinstance(value, Mapping))
-        return next((value for value in values if not rows.is_manifest(value)), None)
+        """The first readable row of the first eight files that hold rows, or None; one that may be a run comes first.
+
+        Programs write files beside their rows whose names come before: OpenHands' `metadata.json` and `output.jsonl`.
+        """
+        first: Row | None = None
+        for value in self.first_values():
+            if isinstance(value, Mapping) and not rows.is_manifest(value):
+                if holds_conversation(value):
+                    return value
+                first = value if first is None else first
+        return first
 
     def first_values(self) -> Iterator[Any]:
         """Yield the first value of each of the first eight files that hold rows: a row, or an Unreadable."""
@@ -185,7 +193,7 @@ def row_format(
             try:
                 for value in values:
                     _check_row(value, where)
-                    beside = unit.name in _BESIDE and iter_rows is rows.iter_rows and options.map is None
+                    beside = unit.name in _BESIDE and units is rows.units and options.map is None
                     if beside and not holds_conversation(value):
                         raise Unreadable("not_a_rollout", f"{where} holds no messages, and the name is no run's")
                 # Only the hash covers the null padding of columnar storage.

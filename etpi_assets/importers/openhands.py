@@ -1,4 +1,5 @@
-"""OpenHands: evaluation rows with an event `history` (old and new events), and data sets with a `trajectory` column.
+"""OpenHands: evaluation rows with an event `history` (old and new events), data sets with a `trajectory` column, and
+saved trajectories, which are arrays of events.
 
 The calls of one response are several events with the same response id; they become one turn. A condensed history is
 refused, because the file does not hold the prompts of the later turns.
@@ -6,11 +7,13 @@ refused, because the file does not hold the prompts of the later turns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, takewhile
+from pathlib import Path
 from typing import Any
 
+from etpi_assets.importers import rows
 from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries
 from etpi_assets.importers.format import FormatDoc, Row, row_format
 from etpi_assets.importers.messages import listed, solo
@@ -66,8 +69,36 @@ _CONDENSED = ("condensation", "condense", "agent_condensation", "Condensation", 
 
 def claims(row: Row) -> bool:
     """Alpaca's rows have a `history` of texts, those of verifiers a `trajectory` beside their messages."""
+    if _is_event(row):
+        return True
     answered = any(key in row for key in ("output", "response", "completion", "messages"))
     return not answered and ("history" in row or "trajectory" in row)
+
+
+def _is_event(row: Any) -> bool:
+    kinds = ("action", "observation", "kind")
+    return isinstance(row, dict) and row.keys() >= {"id", "timestamp", "source"} and any(key in row for key in kinds)
+
+
+def _iter_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of a file; the events of a run that OpenHands saved as a file of their own are one row."""
+    numbered = rows.iter_rows(path)
+    for number, row in numbered:
+        if number or not _is_event(row):
+            yield number, row
+            continue
+        events = [row, *(event for _, event in numbered)]
+        if len(events) == 1:
+            raise Unreadable(
+                "unknown_form",
+                f"{path.name} is one event of a run; write the run's events into one array, in the order of their ids",
+            )
+        yield 0, next((event for event in events if isinstance(event, Unreadable)), {"history": events})
+
+
+def _count_rows(path: Path) -> int:
+    first = next((row for _, row in rows.iter_rows(path)), None)
+    return 1 if _is_event(first) else rows.count_rows(path)
 
 
 def record(row: Row, where: str, options: Options) -> RolloutRecord:
@@ -92,7 +123,9 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
     else:
         events = _listed(items, f"{where}, {name}")
         entries = _events(events, f"{where}, {name}", text_field(row, "instruction"))
-        info = replace(info, tools=info.tools or _offered(events, where))
+        models = (text_field(event, "tool_call_metadata", "model_response", "model") for event in events)
+        teacher = info.teacher or next((model for model in models if model), None)
+        info = replace(info, tools=info.tools or _offered(events, where), teacher=teacher)
     rollout = solo(entries, info, where, options)
     rollout.error = error
     return rollout
@@ -262,12 +295,15 @@ FORMAT = row_format(
     "openhands",
     FormatDoc(
         title="OpenHands: evaluation rows with an event `history` (old and new events), data sets with a "
-        "`trajectory` of messages",
+        "`trajectory` of messages, and saved trajectories, which are one array of events",
         keeps="messages, calls, tool schemas (of the system event, or a `tools` column), answers in words as turns, "
         "reasoning, observations with exit codes, times, patch, verdict, model, task and repository; the calls of one "
         "response are one turn",
         loses="state changes, recalls, costs, the configuration; a condensed history is quarantined",
+        files="`.jsonl`, `.json`, `.parquet`, also with `.gz` or `.zst`; one rollout per row, or per array of events",
     ),
     claims=claims,
     record=record,
+    iter_rows=_iter_rows,
+    count_rows=_count_rows,
 )

@@ -209,6 +209,45 @@ def test_openhands_events_with_kinds(tmp_path: Path) -> None:
     assert refused(write_lines(tmp_path / "b.jsonl", [condensed])).reason == "compacted"
 
 
+@pytest.mark.parametrize(
+    ("task", "repo"),
+    [
+        ("pier__moor-12", "pier/moor"),
+        ("pier__moor-sail.0a1b2c3d.lm_modify__9x8y7z6w", "pier/moor-sail"),
+        ("pier__moor.0a1b2c3d.pr_731", "pier/moor"),
+        ("pier__moor.py", "unknown"),
+    ],
+)
+def test_repository_of_an_instance_id(tmp_path: Path, task: str, repo: str) -> None:
+    """SWE-bench numbers its instances; SWE-smith names a commit and the kind of the fault."""
+    row = {"instance_id": task, "messages": messages_row()["messages"]}
+    assert only(write_lines(tmp_path / "x.jsonl", [row])).repo == repo
+
+
+def test_openhands_folder_of_an_evaluation_is_detected(tmp_path: Path) -> None:
+    """Its `metadata.json` comes before `output.jsonl`, and is no run."""
+    write_lines(tmp_path / "output.jsonl", [openhands_row()])
+    (tmp_path / "metadata.json").write_text(json.dumps({"agent_class": "CodeActAgent", "llm_config": {}}))
+    assert detect(tmp_path) == "openhands" and count_found("auto", tmp_path) == 2
+    beside, record = import_runs("auto", tmp_path)
+    assert isinstance(beside, RejectedInput) and beside.reason == "not_a_rollout"
+    assert isinstance(record, RolloutRecord)
+
+
+@pytest.mark.parametrize("make", [openhands_row, openhands_typed_row])
+def test_array_of_openhands_events_is_one_run(tmp_path: Path, make: Any) -> None:
+    """OpenHands saves a run's trajectory as a file that is an array of its events."""
+    common = {"timestamp": "2026-03-01T09:00:00", "source": "agent"}
+    events = [{"id": i, **common, **event} for i, event in enumerate(make()["history"])]
+    (tmp_path / "trajectory.json").write_text(json.dumps(events))
+    record = only(tmp_path)
+    assert detect(tmp_path) == "openhands"
+    whole = only(write_lines(tmp_path / "rows/output.jsonl", [{"history": events}]))
+    assert [m.content for m in record.agents[0].messages] == [m.content for m in whole.agents[0].messages]
+    (tmp_path / "one.json").write_text(json.dumps(events[:1]))
+    assert refused(tmp_path / "one.json", "openhands").reason == "unknown_form"
+
+
 def test_openhands_data_sets(tmp_path: Path) -> None:
     row = {
         "trajectory_id": "t",
