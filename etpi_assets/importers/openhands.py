@@ -194,7 +194,10 @@ def _event(event: Mapping[str, Any], name: str, responses: dict[str, ChatEntry])
     action = text_field(event, "action")
     if action is None:
         answers = text_field(event, "tool_call_metadata", "tool_call_id")
-        return ChatEntry("tool", content_text(event.get("content"), name), exit_code=_code(event), answers=answers)
+        text = _as_read(content_text(event.get("content"), name), field(event, "extras", "metadata"))
+        if text_field(event, "observation") == "error":
+            text += "\n[Error occurred in processing last action]"
+        return ChatEntry("tool", text, exit_code=_code(event), answers=answers)
     arguments = event.get("args")
     if not isinstance(arguments, dict):  # the oldest events hold their arguments themselves
         arguments = {key: value for key, value in event.items() if key not in _OF_EVENT}
@@ -258,7 +261,8 @@ def _new_event(kind: str, event: Mapping[str, Any], name: str, responses: dict[s
     if (observation := event.get("observation")) is not None:
         text = observation.get("content", observation.get("output")) if isinstance(observation, dict) else observation
         answers = text_field(event, "tool_call_id")
-        return ChatEntry("tool", _text(text, name), exit_code=_code(observation), answers=answers)
+        text = _as_read(_text(text, name), field(observation, "metadata"))
+        return ChatEntry("tool", text, exit_code=_code(observation), answers=answers)
     for key in ("error", "rejection_reason", "detail"):
         if (text := text_field(event, key)) is not None:
             return ChatEntry("tool", text, answers=text_field(event, "tool_call_id"))
@@ -283,6 +287,20 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text(value: Any, name: str) -> str:
     return content_text([value] if isinstance(value, dict) else value, name)
+
+
+def _as_read(text: str, metadata: Any) -> str:
+    """Return a command's output as the model read it: OpenHands records what it adds to the output beside it."""
+    if not isinstance(metadata, dict) or "suffix" not in metadata:
+        return text
+    code = int32_field(metadata, "exit_code")
+    notes = (
+        ("Current working directory:", text_field(metadata, "working_dir")),
+        ("Python interpreter:", text_field(metadata, "py_interpreter_path")),
+        ("Command finished with exit code", None if code == -1 else code),
+    )
+    lines = [f"\n[{note} {value}]" for note, value in notes if value is not None]
+    return "".join([text_field(metadata, "prefix") or "", text, text_field(metadata, "suffix") or "", *lines])
 
 
 def _code(event: Any) -> int | None:

@@ -248,6 +248,21 @@ def test_array_of_openhands_events_is_one_run(tmp_path: Path, make: Any) -> None
     assert refused(tmp_path / "one.json", "openhands").reason == "unknown_form"
 
 
+def test_output_of_openhands_commands_has_the_lines_that_the_model_read(tmp_path: Path) -> None:
+    metadata = {"exit_code": 1, "working_dir": "/work", "py_interpreter_path": "", "prefix": "", "suffix": "\n[Done.]"}
+    old, new = openhands_row(), openhands_typed_row()
+    old["history"][5] |= {"content": "", "extras": {"metadata": metadata}}
+    old["history"][6] |= {"observation": "error", "content": "no such file"}
+    new["history"][3]["observation"] = {"content": [{"type": "text", "text": ""}], "metadata": metadata}
+    first, second = (
+        [m.content for m in only(write_lines(tmp_path / name, [row])).agents[0].messages if m.role == "tool"]
+        for name, row in (("old.jsonl", old), ("new.jsonl", new))
+    )
+    read = "\n[Done.]\n[Current working directory: /work]\n[Command finished with exit code 1]"
+    assert first == [read, "no such file\n[Error occurred in processing last action]"]
+    assert second[0] == read
+
+
 def test_openhands_data_sets(tmp_path: Path) -> None:
     row = {
         "trajectory_id": "t",
