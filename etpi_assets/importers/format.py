@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,7 @@ def row_format(
     group: Callable[[Row], Any] | None = None,
     rank: int = ROWS,
     suffix: str | None = None,
+    part: rows.Part | None = None,
     units: Callable[[Path], list[Path]] = rows.units,
     iter_rows: Callable[[Path], Iterator[tuple[int, Any]]] = rows.iter_rows,
     count_rows: Callable[[Path], int] | None = rows.count_rows,
@@ -171,9 +172,13 @@ def row_format(
             a `group` it gets a list of rows.
         group: consecutive rows with the same value of `group(row)` are one rollout; None: every row is one.
         suffix: of files that have this format whatever they hold.
+        part: a file of such items is one row.
         units, iter_rows, count_rows: list the units, read and count the rows of one, as those of `rows` do; `iter_rows`
             may raise Unreadable for a whole unit. None: rows are counted by reading them.
     """
+
+    if part is not None:
+        iter_rows, count_rows = partial(rows.iter_runs, part=part), partial(rows.count_runs, part=part)
 
     def numbered_rows(unit: Path) -> Iterator[tuple[int, Any]]:
         try:

@@ -7,13 +7,11 @@ refused, because the file does not hold the prompts of the later turns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, takewhile
-from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers import rows
 from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries
 from etpi_assets.importers.format import FormatDoc, Row, row_format
 from etpi_assets.importers.messages import listed, solo
@@ -78,27 +76,6 @@ def claims(row: Row) -> bool:
 def _is_event(row: Any) -> bool:
     kinds = ("action", "observation", "kind")
     return isinstance(row, dict) and row.keys() >= {"id", "timestamp", "source"} and any(key in row for key in kinds)
-
-
-def _iter_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of a file; the events of a run that OpenHands saved as a file of their own are one row."""
-    numbered = rows.iter_rows(path)
-    for number, row in numbered:
-        if number or not _is_event(row):
-            yield number, row
-            continue
-        events = [row, *(event for _, event in numbered)]
-        if len(events) == 1:
-            raise Unreadable(
-                "unknown_form",
-                f"{path.name} is one event of a run; write the run's events into one array, in the order of their ids",
-            )
-        yield 0, next((event for event in events if isinstance(event, Unreadable)), {"history": events})
-
-
-def _count_rows(path: Path) -> int:
-    first = next((row for _, row in rows.iter_rows(path)), None)
-    return 1 if _is_event(first) else rows.count_rows(path)
 
 
 def record(row: Row, where: str, options: Options) -> RolloutRecord:
@@ -322,6 +299,5 @@ FORMAT = row_format(
     ),
     claims=claims,
     record=record,
-    iter_rows=_iter_rows,
-    count_rows=_count_rows,
+    part=(_is_event, "history"),
 )

@@ -248,6 +248,30 @@ def test_array_of_openhands_events_is_one_run(tmp_path: Path, make: Any) -> None
     assert refused(tmp_path / "one.json", "openhands").reason == "unknown_form"
 
 
+def test_array_of_messages_is_one_run(tmp_path: Path) -> None:
+    """Cline writes a task as the array of its messages."""
+    call = {"type": "tool_use", "id": "c1", "name": "read_file", "input": {"path": "moor.py"}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Moor the boat."}], "ts": 1},
+        {"role": "assistant", "content": [{"type": "text", "text": "I look."}, call], "ts": 2},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "pass"}], "ts": 3},
+    ]
+    file = tmp_path / "api_conversation_history.json"
+    file.write_text(json.dumps(messages))
+    assert detect(tmp_path) == "messages"
+    assert [(m.role, m.content) for m in only(file).agents[0].messages] == [
+        ("user", "Moor the boat."),
+        ("assistant", "I look."),
+        ("tool", "pass"),
+    ]
+    file.write_text(json.dumps(messages[:1]))
+    assert "one array" in refused(file).detail
+    file.write_text(json.dumps([{"conversation_id": i, **message} for i, message in enumerate(messages)]))
+    assert {item.reason for item in import_runs("messages", file) if isinstance(item, RejectedInput)} == {
+        "unknown_form"
+    }
+
+
 def test_output_of_openhands_commands_has_the_lines_that_the_model_read(tmp_path: Path) -> None:
     metadata = {"exit_code": 1, "working_dir": "/work", "py_interpreter_path": "", "prefix": "", "suffix": "\n[Done.]"}
     old, new = openhands_row(), openhands_typed_row()
