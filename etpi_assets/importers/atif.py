@@ -196,8 +196,8 @@ def _conversations(part: Mapping[str, Any], file: Path) -> Iterator[Mapping[str,
                 "missing_trajectory",
                 f"{file.name}, steps[{cut}] is a summary, whose file {name!r} does not stand beside",
             )
-        asked = as_list(field(read_json(other), "steps"), f"{other.name}.steps")
-        prompt = [{**as_mapping(step, f"{other.name}.steps[]"), "is_copied_context": True} for step in asked]
+        questions = as_list(field(read_json(other), "steps"), f"{other.name}.steps")
+        prompt = [{**as_mapping(step, f"{other.name}.steps[]"), "is_copied_context": True} for step in questions]
         yield {**part, "steps": [*task, *prompt, *later]}
 
 
