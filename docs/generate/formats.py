@@ -17,8 +17,9 @@ Generated from the registries by `make docs`; do not edit.
 A rollout set of `kind = "imported"` names a `path` (a folder or a file; `${VARIABLE}` is read from the environment) and
 a `format`. With `format = "auto"`, the default, the files decide: a program's own file layout is recognised before
 rows, and rows with a program's own columns before rows that only have messages. If two importers claim one folder, the
-error names both. Every input becomes a rollout or a row of `quarantined` with file, row, reason and remedy; a blocking
-check compares their sum with the number of inputs. One process per core reads parts of the files and streams them to
+error names both; session files within the run folders of another format are part of its runs. Every input becomes a
+rollout or a row of `quarantined` with file, row, reason and remedy; a blocking check compares their sum with the number
+of inputs. One process per core reads parts of the files and streams them to
 the lake, so memory does not grow with the input.
 
 ```toml
@@ -80,8 +81,21 @@ Counts of the importer equal those of an independent reading of about twenty lin
 | `tau2` | `sierra-research/tau2-bench@a2c024725`, 3 of `tests/test_voice` | 0 | 0 | 0 | 0 | 0 | 3 (audio) |
 | `openai_batch` | `cho-groq/batch-processing@90b523049` (chat) | 3 | 3 | 0 | 0 | | 0 |
 | `openai_batch` | `Valzaak/openai-demo@0302dd50a` (Responses) | 3 | 3 | 0 | 0 | | 0 |
+| `swe_agent` | `SWE-agent/SWE-agent@3ea751c08`, all 22 `.traj` | 22 | 230 | 44 | 44 | | 0 |
+| `swe_agent` | `princeton-nlp/SWE-agent@0772c99cb`, all 28 `.traj` | 28 | 296 | 44 | 44 | | 0 |
+| `swe_agent` | `SWE-bench/SWE-smith@cf2e649d1`, 3 of `tests/test_logs` | 3 | 76 | 76 | 76 | | 0 |
+| `mini_swe_agent` | `SWE-agent/mini-swe-agent@a83fcae82`, 2 of `tests/test_data` | 2 | 12 | 0 | 0 | | 0 |
+| `mini_swe_agent` | `RussellRyanH/CSCI-635-LiveSWE-Agent@2813cfb19`, all 45 | 45 | 897 | 897 | 852 | | 0 |
+| `openhands` | `M-Myron/OpenHands_SWE-Bench-Optimized@e306d4fd1`, 6 files | 9 | 145 | 142 | 137 | 2 | 0 |
+| `openhands` | `nunu0404/Python_OpenHands@c80bab5aa`, `output.jsonl` | 1 | 20 | 20 | 19 | | 0 |
+| `harbor` | `xdotli/harbor-datagen@d9a569e3c`, 3 trials of Claude Code | 3 | 63 | 77 | 77 | 3 | 0 |
+| `atif` | `xuanZH424/evolving-skills@f695ec184`, 10 of `tests/golden` | 6 | 28 | 15 | 14 | | 0 |
+| `cooperbench` | `racso1999/CooperBench@1de6e9682`, 7 of `logs` | 199 | 8,993 | 8,719 | 8,719 | 194 | 18 (17 no runs) |
 
-The rows of `trl` are results of verifiers and of prime-rl.
+The rows of `trl` are results of verifiers and of prime-rl. The files of `openhands` are `output.jsonl` and
+`tests/runtime/trajs`. The trials of `harbor` were compared with the session files in them, and the documents of `atif`
+had the names by which they refer to each other. The runs of `cooperbench` are `flash_*_1` and
+`nano_{coauthor,control,dc,free_git,handshake}_1`; 7 more messages in them are the harness's errors and no turns.
 
 Written by the programs themselves: `traces.jsonl` of verifiers 0.4.0 (4 episodes of its own `write_episode`: 3
 rollouts, 1 quarantined; none in public), and sessions of Claude Code 2.1.332, Codex 0.171.0, Gemini CLI

@@ -130,17 +130,31 @@ def detect(path: Path) -> str:
     """Detect the format of a folder or file. Raises ValueError if there is none or more than one.
 
     The lowest rank wins: a program's own folders before rows, a program's own columns before plain message rows, and
-    formats of plugins last.
+    formats of plugins last. Files within the run folders of one format are no other format's runs: Harbor's trials and
+    CooperBench's runs hold the session files of their agents.
     """
     source = DetectionInput(path)
     for rank in sorted({importer.rank for importer in IMPORTERS.values()}):
         names = [name for name, importer in IMPORTERS.items() if importer.rank == rank and importer.claims(source)]
         if names:
-            return _only(names, path)
+            return _only(_outermost(names, path), path)
     if names := [name for name in plugin_names("format") if importer_named(name).claims(source)]:
         return _only(names, path)
     known = ", ".join([*IMPORTERS, *plugin_names("format")])
     raise ValueError(f"{path} holds no known format: {unknown_row(source)}. Known: {known}; name one in `format`")
+
+
+def _outermost(names: list[str], path: Path) -> list[str]:
+    """Return the formats that have an input outside the run folders of the others."""
+    units = {name: IMPORTERS[name].units(path) for name in names} if len(names) > 1 else {}
+    folders = {name: {unit for unit in units[name] if unit.is_dir()} for name in units}
+    inner = {
+        name
+        for name in units
+        for other in units
+        if folders[other] and all(not folders[other].isdisjoint(unit.parents) for unit in units[name])
+    }
+    return [name for name in names if name not in inner]
 
 
 def _only(names: list[str], path: Path) -> str:

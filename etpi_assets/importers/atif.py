@@ -2,19 +2,25 @@
 
 Each continuation and each subagent has its own prompt, so each becomes an agent of the rollout. Copied context and
 steps that no model wrote (`llm_call_count` 0) become context, never turns. `harbor` reads the folders of trials.
+
+Harbor's documents of Claude Code's sessions list the steps of sub-agents too. Older ones have a step for each block of
+a response. Their results have Harbor's notes after the text that the model read.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from etpi_assets.importers.conversation import ChatEntry, Options, fill_agent, finish_of, token_ids
+from etpi_assets.importers.conversation import ChatEntry, Options, fill_agent, finish_of, joined, token_ids
 from etpi_assets.importers.format import ROWS, DetectionInput, FormatDoc, run_format, source_of
 from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.run_info import RunInfo, build_rollout, exit_by_action, exit_name, run_info
@@ -40,6 +46,10 @@ _NEWEST = 8
 _MOST_LOGPROB = 1e6
 """Engines report impossible tokens as -9999 or so; beyond this, a float32 column would hold infinity."""
 _JSON = (".json", ".json.gz", ".json.zst")
+_DONE = "mark_task_complete"
+"""Name that Harbor gives to Terminus' statement that the task is done."""
+_NO_MODEL = "<synthetic>"
+"""Model of the messages that Claude Code writes itself, such as the errors of the provider."""
 EXPORT_KEY = "etpi"
 """Key of `extra` under which etpi's exports keep values that the format has no field for."""
 
@@ -121,8 +131,20 @@ def rollout_of(document: Mapping[str, Any], path: Path, options: Options, where:
     if not any(agent.turns for agent in agents):
         raise Unreadable("empty", f"{path.name}: no step that a model made")
     rollout = build_rollout(agents, info, text_field(document, "session_id") or where)
-    rollout.teacher = info.teacher or text_field(document, "agent", "model_name")
+    rollout.teacher = info.teacher or _model(document)
     return rollout
+
+
+def _model(document: Mapping[str, Any]) -> str | None:
+    """Return the model of the first step that a model wrote; Harbor states that of a sub-agent for the agent."""
+    steps = document.get("steps")
+    models = (text_field(s, "model_name") for s in steps if _is_own(s)) if isinstance(steps, list) else ()
+    return next((model for model in models if model), None) or text_field(document, "agent", "model_name")
+
+
+def _is_own(step: Any) -> bool:
+    """Return whether a step belongs to the document's agent, and not to a sub-agent of Claude Code."""
+    return field(step, "extra", "is_sidechain") is not True
 
 
 def _agent_documents(document: Mapping[str, Any], path: Path) -> Iterator[_AgentDocument]:
@@ -136,7 +158,8 @@ def _agent_documents(document: Mapping[str, Any], path: Path) -> Iterator[_Agent
             break
         chain.append((as_mapping(read_json(file), file.name), file))
     agent_id = text_field(document, "extra", EXPORT_KEY, "agent_id") or "agent1"
-    for number, (part, file) in enumerate(chain):
+    conversations = [(inner, file) for part, file in chain for inner in _conversations(part, file)]
+    for number, (part, file) in enumerate(conversations):
         yield _AgentDocument(agent_id if number == 0 else f"{agent_id}-{number + 1}", part, file.name)
     seen: set[str] = set()
     for part, file in chain:
@@ -145,6 +168,37 @@ def _agent_documents(document: Mapping[str, Any], path: Path) -> Iterator[_Agent
             if label not in seen and label != agent_id:
                 seen.add(label)
                 yield _AgentDocument(label, inner, source)
+
+
+def _conversations(part: Mapping[str, Any], file: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the document of each conversation in a document: Terminus begins one after each summary.
+
+    A system step refers to the three sub-agents that summarised. The turns after it read the task, the questions
+    that the second of them asked, and the answers, but not the steps before.
+
+    Raises:
+        Unreadable: `missing_trajectory` without the file of the questions.
+    """
+    steps = part.get("steps")
+    steps = steps if isinstance(steps, list) else []
+    cuts = [i for i, step in enumerate(steps) if field(step, "source") == "system" and _refs_of(step)]
+    if not cuts:
+        yield part
+        return
+    task = list(takewhile(lambda step: field(step, "source") != "agent", steps))
+    yield {**part, "steps": steps[: cuts[0]]}
+    for cut, end in zip(cuts, [*cuts[1:], len(steps)], strict=True):
+        if not (later := steps[cut + 1 : end]):
+            continue
+        name = next((name for name, _ in _refs_of(steps[cut]) if "questions" in name), "of its questions")
+        if (other := _referenced_file(file, name)) is None:
+            raise Unreadable(
+                "missing_trajectory",
+                f"{file.name}, steps[{cut}] is a summary, whose file {name!r} does not stand beside",
+            )
+        questions = as_list(field(read_json(other), "steps"), f"{other.name}.steps")
+        prompt = [{**as_mapping(step, f"{other.name}.steps[]"), "is_copied_context": True} for step in questions]
+        yield {**part, "steps": [*task, *prompt, *later]}
 
 
 def _subagents(part: Mapping[str, Any], file: Path) -> Iterator[tuple[str | None, Mapping[str, Any], str]]:
@@ -161,13 +215,17 @@ def _subagents(part: Mapping[str, Any], file: Path) -> Iterator[tuple[str | None
 def _subagent_refs(document: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     """Yield (path, id) of the subagents' files that observations refer to."""
     steps = document.get("steps")
-    for step in steps if isinstance(steps, list) else ():
-        results = field(step, "observation", "results")
-        for result in results if isinstance(results, list) else ():
-            references = field(result, "subagent_trajectory_ref")
-            for reference in references if isinstance(references, list) else (references,):
-                if name := text_field(reference, "trajectory_path"):
-                    yield name, text_field(reference, "trajectory_id")
+    return (ref for step in (steps if isinstance(steps, list) else ()) for ref in _refs_of(step))
+
+
+def _refs_of(step: Any) -> list[tuple[str, str | None]]:
+    """Return `_subagent_refs` of one step."""
+    results = field(step, "observation", "results")
+    lists = [field(result, "subagent_trajectory_ref") for result in (results if isinstance(results, list) else ())]
+    references = [ref for refs in lists for ref in (refs if isinstance(refs, list) else [refs])]
+    return [
+        (name, text_field(ref, "trajectory_id")) for ref in references if (name := text_field(ref, "trajectory_path"))
+    ]
 
 
 def _agent(part: _AgentDocument, options: Options, info: RunInfo) -> AgentRecord:
@@ -177,8 +235,7 @@ def _agent(part: _AgentDocument, options: Options, info: RunInfo) -> AgentRecord
         raise Unreadable(
             "unknown_version", f"{part.name}: schema_version {schema_version!r}; 1.0 to 1.{_NEWEST} are read"
         )
-    steps = as_list(part.document.get("steps"), f"{part.name}.steps")
-    entries = [entry for i, step in enumerate(steps) for entry in _step(step, f"{part.name}.steps[{i}]")]
+    entries = [entry for response in _responses(part) for entry in response]
     exported = field(part.document, "extra", EXPORT_KEY)
     patch = field(exported, "patch")
     agent = AgentRecord(
@@ -194,12 +251,39 @@ def _agent(part: _AgentDocument, options: Options, info: RunInfo) -> AgentRecord
     return agent
 
 
+def _responses(part: _AgentDocument) -> list[list[ChatEntry]]:
+    """Return the entries of each step; steps of Claude Code that are blocks of one response are one.
+
+    Such steps have the response's metrics, or only the first one has them.
+    """
+    responses: list[list[ChatEntry]] = []
+    agent = text_field(part.document, "agent", "name") or ""
+    in_blocks, last = agent == "claude-code", None
+    for i, raw in enumerate(as_list(part.document.get("steps"), f"{part.name}.steps")):
+        if not _is_own(raw):
+            continue
+        entries = list(_step(raw, f"{part.name}.steps[{i}]"))
+        if agent.startswith("terminus") and raw["source"] == "agent" and not raw.get("tool_calls"):
+            entries[0].actions = entries[0].actions or _typed(entries[0].content)
+        metrics = raw.get("metrics") if raw["source"] == "agent" else None
+        if in_blocks and raw["source"] == "agent" and last and metrics in (None, last):
+            message, *results = responses[-1]
+            responses[-1] = [joined([message, entries[0]]), *results, *entries[1:]]
+        else:
+            responses.append(entries)
+            last = metrics
+    return responses
+
+
 def _step(raw: Any, name: str) -> Iterator[ChatEntry]:
     step = as_mapping(raw, name)
     source, text = step.get("source"), content_text(step.get("message"), name)
     at = to_utc(step.get("timestamp"))
     kind = text_field(step, "extra", EXPORT_KEY, "kind")
     results = field(step, "observation", "results")
+    if results is None and _as_read(step):  # Harbor writes no observation for an empty result
+        results = [{}]
+    results = [] if results is None else as_list(results, f"{name}.observation.results")
     if source in ("system", "user"):
         yield ChatEntry("system" if source == "system" else "user", text, at=at, kind=kind)
     elif source == "agent":
@@ -207,20 +291,23 @@ def _step(raw: Any, name: str) -> Iterator[ChatEntry]:
         entry = ChatEntry(
             "assistant", text, _calls(step.get("tool_calls"), name), text_field(step, "reasoning_content"), at
         )
+        entry.content = "" if _is_filler(text, step) else text
         entry.actions = _exported_actions(field(step, "extra", EXPORT_KEY, "actions"))
-        entry.learn = not copied and not (type(calls) is int and calls == 0)
+        entry.learn = not copied and not (type(calls) is int and calls == 0) and step.get("model_name") != _NO_MODEL
         entry.kind = "prompt" if copied else kind
         entry.finish_reason = finish_of(
             text_field(step, "metrics", "extra", "finish_reason")
             or text_field(step, "extra", EXPORT_KEY, "finish_reason")
+            or text_field(step, "extra", "stop_reason")
         )
         if not (type(calls) is int and calls > 1):  # metrics of several calls are sums, so their ids are not one turn's
             _read_token_ids(entry, step.get("metrics"), name)
         yield entry
     else:
         raise Unreadable("unknown_role", f"{name} has source {source!r}; known are system, user, agent")
-    for i, result in enumerate(as_list(results, f"{name}.observation.results") if results is not None else ()):
-        text = content_text(field(result, "content"), f"{name}.observation.results[{i}]")
+    for i, result in enumerate(results):
+        read = _as_read(result) or (_as_read(step) if len(results) == 1 else None) or result
+        text = content_text(field(read, "content"), f"{name}.observation.results[{i}]")
         exported = field(result, "extra", EXPORT_KEY)
         role = text_field(exported, "role") or ("tool" if step.get("tool_calls") else "user")
         yield ChatEntry(
@@ -229,9 +316,34 @@ def _step(raw: Any, name: str) -> Iterator[ChatEntry]:
             at=to_utc(field(exported, "at")),
             kind=text_field(exported, "kind"),
             exit_code=int32_field(exported, "exit_code"),
-            answers=text_field(result, "source_call_id"),
+            answers=text_field(result, "source_call_id") or text_field(read, "tool_use_id"),
             inbox=_exported_inbox(field(exported, "inbox")),
         )
+
+
+def _typed(text: str) -> list[Action] | None:
+    """Return the actions of a raw answer of Terminus: text around an object with `commands` and `task_complete`."""
+    with suppress(ValueError, RecursionError):
+        answer = json.loads(text[text.index("{") : text.rindex("}") + 1])
+        commands = field(answer, "commands")
+        keys = [text_field(c, "keystrokes") for c in commands] if isinstance(commands, list) else []
+        done = [_DONE] if field(answer, "task_complete") is True else []
+        return [Action("bash", key, form="fenced") for key in [*keys, *done] if key and key.strip()]
+    return None
+
+
+def _is_filler(text: str, step: Mapping[str, Any]) -> bool:
+    """Return whether the text is the one that Harbor writes for a call without text."""
+    calls = step.get("tool_calls")
+    call = calls[0] if isinstance(calls, list) and len(calls) == 1 else None
+    name = f"Executed {field(call, 'function_name')}"
+    return call is not None and text in (name, f"{name} {field(call, 'tool_call_id')}")
+
+
+def _as_read(place: Any) -> Mapping[str, Any] | None:
+    """Return Claude Code's result block as the model read it, from the `extra` of a result or of its step."""
+    block = field(place, "extra", "tool_result_metadata", "raw_tool_result")
+    return block if isinstance(block, dict) and "content" in block else None
 
 
 def _exported_actions(value: Any) -> list[Action] | None:
@@ -306,7 +418,8 @@ FORMAT = run_format(
         "and steps without a model become context, never turns; each continuation and subagent becomes an "
         "agent of its own",
         loses="costs and token counts, tool definitions, reasoning effort, notes, images (such a file is "
-        "quarantined), ids of steps that sum several model calls",
+        "quarantined), ids of steps that sum several model calls; of Claude Code's runs the steps of sub-agents, which "
+        "stand in one list without ids, and Harbor's notes on results",
     ),
     claims=claims,
     units=units,

@@ -403,7 +403,7 @@ def _message(entry: ChatEntry, turn: int | None) -> Message:
 def _turn(
     number: int, group: Sequence[ChatEntry], answer: Sequence[ChatEntry], options: Options, bare_calls: bool
 ) -> Turn:
-    entry = group[0] if len(group) == 1 else _joined(group)
+    entry = group[0] if len(group) == 1 else joined(group)
     native = entry.output_ids is not None
     actions, error = entry.actions, None
     if not actions:
@@ -428,7 +428,7 @@ def _turn(
     )
 
 
-def _joined(group: Sequence[ChatEntry]) -> ChatEntry:
+def joined(group: Sequence[ChatEntry]) -> ChatEntry:
     """Return the blocks of one response as one message, without ids."""
     return ChatEntry(
         "assistant",

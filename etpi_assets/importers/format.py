@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,17 @@ class DetectionInput:
 
     @cached_property
     def row(self) -> Row | None:
-        """The first readable row of the first eight files that hold rows; None if there is none."""
-        values = (value for value in self.first_values() if isinstance(value, Mapping))
-        return next((value for value in values if not rows.is_manifest(value)), None)
+        """The first readable row of the first eight files that hold rows, or None; one that may be a run comes first.
+
+        Programs write files beside their rows whose names come before: OpenHands' `metadata.json` and `output.jsonl`.
+        """
+        first: Row | None = None
+        for value in self.first_values():
+            if isinstance(value, Mapping) and not rows.is_manifest(value):
+                if holds_conversation(value):
+                    return value
+                first = value if first is None else first
+        return first
 
     def first_values(self) -> Iterator[Any]:
         """Yield the first value of each of the first eight files that hold rows: a row, or an Unreadable."""
@@ -151,6 +159,7 @@ def row_format(
     group: Callable[[Row], Any] | None = None,
     rank: int = ROWS,
     suffix: str | None = None,
+    part: rows.Part | None = None,
     units: Callable[[Path], list[Path]] = rows.units,
     iter_rows: Callable[[Path], Iterator[tuple[int, Any]]] = rows.iter_rows,
     count_rows: Callable[[Path], int] | None = rows.count_rows,
@@ -163,9 +172,13 @@ def row_format(
             a `group` it gets a list of rows.
         group: consecutive rows with the same value of `group(row)` are one rollout; None: every row is one.
         suffix: of files that have this format whatever they hold.
+        part: a file of such items is one row.
         units, iter_rows, count_rows: list the units, read and count the rows of one, as those of `rows` do; `iter_rows`
             may raise Unreadable for a whole unit. None: rows are counted by reading them.
     """
+
+    if part is not None:
+        iter_rows, count_rows = partial(rows.iter_runs, part=part), partial(rows.count_runs, part=part)
 
     def numbered_rows(unit: Path) -> Iterator[tuple[int, Any]]:
         try:
@@ -185,7 +198,7 @@ def row_format(
             try:
                 for value in values:
                     _check_row(value, where)
-                    beside = unit.name in _BESIDE and iter_rows is rows.iter_rows and options.map is None
+                    beside = unit.name in _BESIDE and units is rows.units and options.map is None
                     if beside and not holds_conversation(value):
                         raise Unreadable("not_a_rollout", f"{where} holds no messages, and the name is no run's")
                 # Only the hash covers the null padding of columnar storage.

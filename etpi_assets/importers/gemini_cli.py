@@ -16,6 +16,7 @@ from etpi_assets.importers.source import (
     as_list,
     as_mapping,
     field,
+    no_run,
     read_json,
     text_field,
     to_utc,
@@ -46,6 +47,8 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
         seen.update(name for m in messages if (name := text_field(m, "id")))
         is_helper = facts.get("kind") == "subagent"
         session.begin("subagent" if is_helper else role, entries, session.agent_id(role))
+    if not facts:
+        raise no_run(records, f"{unit.name} is no session: it has no `sessionId`")
     session.id = text_field(facts, "sessionId") or session.id
     if facts.get("kind") == "subagent":
         session.id = f"{unit.parent.name}/{session.id}"

@@ -29,6 +29,16 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
     return solo(with_system(entries, row), info, where, options)
 
 
+def _is_message(row: Any) -> bool:
+    """Return whether a row is one message, as in a file that is the array of a run's messages (Cline's).
+
+    Rows with the id of a conversation are messages of many.
+    """
+    if not isinstance(row, dict) or not row.keys() >= {"role", "content"} or "messages" in row:
+        return False
+    return not any(key.endswith("_id") for key in row)
+
+
 def with_system(entries: list[ChatEntry], row: Row) -> list[ChatEntry]:
     """Return the conversation with the row's `system` column, unless it has a system prompt of its own."""
     system = text_field(row, "system")
@@ -137,18 +147,20 @@ def _arguments(function: Mapping[str, Any]) -> Collection[Any]:
 FORMAT = row_format(
     "messages",
     FormatDoc(
-        title="Chat messages: OpenAI's fine-tuning files and hub data sets with a `messages` column (a list or "
-        "JSON text)",
+        title="Chat messages: OpenAI's fine-tuning files, hub data sets with a `messages` column (a list or JSON "
+        "text), and files that are one array of messages, as Cline's `api_conversation_history.json`",
         keeps="roles, text, the `system` column, calls (arguments as text or objects; nulls are kept, null padding of "
         "tables is not), tool schemas (`tools`, `functions`), answers in words as turns, reasoning, times, finish "
         "reasons; parallel results stand in the order of the calls whose ids they have; messages whose `weight`, "
         "`train`, `loss`, `loss_mask`, `loss_weight` or `trainable` is 0 or false and those before the first assistant "
         "message become context, never turns; task, repository, model, reward, patch and exit status under their usual "
         "column names, also within `metadata` and `info`",
+        files="`.jsonl`, `.json`, `.parquet`, also with `.gz` or `.zst`; one rollout per row, or per array of messages",
         loses="names of participants, other columns; a row with images, of preferences, or with a message that is "
         "trained in part or with a weight between 0 and 1 is quarantined",
     ),
-    claims=lambda row: "messages" in row,
+    claims=lambda row: "messages" in row or _is_message(row),
     record=record,
     rank=PLAIN,
+    part=(_is_message, "messages"),
 )

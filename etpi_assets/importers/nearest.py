@@ -27,7 +27,10 @@ _COLUMNS = {
 _OTHERS = {
     ("chosen", "rejected"): "rows that compare answers are no trajectories; keep the chosen answer alone:",
     ("instruction", "output"): "these are Alpaca's keys: --map prompt=instruction,answer=output leaves `input` out; or",
-    ("query", "response"): "these are ms-swift's keys of a query: --map prompt=query,answer=response; or",
+    (
+        "query",
+        "response",
+    ): "these are ms-swift's keys of a query: --map prompt=query,answer=response leaves `history` out; or",
     ("query", "answers"): "these are xLAM's keys, calls without a conversation:",
     ("system", "chat"): "this is Glaive's form, a conversation in one text:",
     ("segments",): "these are axolotl's segments of text:",

@@ -1,4 +1,5 @@
-"""OpenHands: evaluation rows with an event `history` (old and new events), and data sets with a `trajectory` column.
+"""OpenHands: evaluation rows with an event `history` (old and new events), data sets with a `trajectory` column, and
+saved trajectories, which are arrays of events.
 
 The calls of one response are several events with the same response id; they become one turn. A condensed history is
 refused, because the file does not hold the prompts of the later turns.
@@ -66,8 +67,15 @@ _CONDENSED = ("condensation", "condense", "agent_condensation", "Condensation", 
 
 def claims(row: Row) -> bool:
     """Alpaca's rows have a `history` of texts, those of verifiers a `trajectory` beside their messages."""
+    if _is_event(row):
+        return True
     answered = any(key in row for key in ("output", "response", "completion", "messages"))
     return not answered and ("history" in row or "trajectory" in row)
+
+
+def _is_event(row: Any) -> bool:
+    kinds = ("action", "observation", "kind")
+    return isinstance(row, dict) and row.keys() >= {"id", "timestamp", "source"} and any(key in row for key in kinds)
 
 
 def record(row: Row, where: str, options: Options) -> RolloutRecord:
@@ -92,7 +100,9 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
     else:
         events = _listed(items, f"{where}, {name}")
         entries = _events(events, f"{where}, {name}", text_field(row, "instruction"))
-        info = replace(info, tools=info.tools or _offered(events, where))
+        models = (text_field(event, "tool_call_metadata", "model_response", "model") for event in events)
+        teacher = info.teacher or next((model for model in models if model), None)
+        info = replace(info, tools=info.tools or _offered(events, where), teacher=teacher)
     rollout = solo(entries, info, where, options)
     rollout.error = error
     return rollout
@@ -161,7 +171,10 @@ def _event(event: Mapping[str, Any], name: str, responses: dict[str, ChatEntry])
     action = text_field(event, "action")
     if action is None:
         answers = text_field(event, "tool_call_metadata", "tool_call_id")
-        return ChatEntry("tool", content_text(event.get("content"), name), exit_code=_code(event), answers=answers)
+        text = _as_read(content_text(event.get("content"), name), field(event, "extras", "metadata"))
+        if text_field(event, "observation") == "error":
+            text += "\n[Error occurred in processing last action]"
+        return ChatEntry("tool", text, exit_code=_code(event), answers=answers)
     arguments = event.get("args")
     if not isinstance(arguments, dict):  # the oldest events hold their arguments themselves
         arguments = {key: value for key, value in event.items() if key not in _OF_EVENT}
@@ -225,7 +238,8 @@ def _new_event(kind: str, event: Mapping[str, Any], name: str, responses: dict[s
     if (observation := event.get("observation")) is not None:
         text = observation.get("content", observation.get("output")) if isinstance(observation, dict) else observation
         answers = text_field(event, "tool_call_id")
-        return ChatEntry("tool", _text(text, name), exit_code=_code(observation), answers=answers)
+        text = _as_read(_text(text, name), field(observation, "metadata"))
+        return ChatEntry("tool", text, exit_code=_code(observation), answers=answers)
     for key in ("error", "rejection_reason", "detail"):
         if (text := text_field(event, key)) is not None:
             return ChatEntry("tool", text, answers=text_field(event, "tool_call_id"))
@@ -252,6 +266,20 @@ def _text(value: Any, name: str) -> str:
     return content_text([value] if isinstance(value, dict) else value, name)
 
 
+def _as_read(text: str, metadata: Any) -> str:
+    """Return a command's output as the model read it: OpenHands records what it adds to the output beside it."""
+    if not isinstance(metadata, dict) or "suffix" not in metadata:
+        return text
+    code = int32_field(metadata, "exit_code")
+    notes = (
+        ("Current working directory:", text_field(metadata, "working_dir")),
+        ("Python interpreter:", text_field(metadata, "py_interpreter_path")),
+        ("Command finished with exit code", None if code == -1 else code),
+    )
+    lines = [f"\n[{note} {value}]" for note, value in notes if value is not None]
+    return "".join([text_field(metadata, "prefix") or "", text, text_field(metadata, "suffix") or "", *lines])
+
+
 def _code(event: Any) -> int | None:
     places = (("extras", "metadata"), ("extras",), (), ("metadata",))
     codes = (int32_field(event, *place, "exit_code") for place in places)
@@ -262,12 +290,14 @@ FORMAT = row_format(
     "openhands",
     FormatDoc(
         title="OpenHands: evaluation rows with an event `history` (old and new events), data sets with a "
-        "`trajectory` of messages",
+        "`trajectory` of messages, and saved trajectories, which are one array of events",
         keeps="messages, calls, tool schemas (of the system event, or a `tools` column), answers in words as turns, "
         "reasoning, observations with exit codes, times, patch, verdict, model, task and repository; the calls of one "
         "response are one turn",
         loses="state changes, recalls, costs, the configuration; a condensed history is quarantined",
+        files="`.jsonl`, `.json`, `.parquet`, also with `.gz` or `.zst`; one rollout per row, or per array of events",
     ),
     claims=claims,
     record=record,
+    part=(_is_event, "history"),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import resource
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from etpi_assets.importers.source import (
     too_large,
 )
 
+Part = tuple[Callable[[Any], bool], str]
+"""Whether a value is an item of a run, such as a message, and the column that a row has for these items."""
 _LINES = (".jsonl", ".ndjson")
 _SUFFIXES = (*_LINES, ".json", ".parquet")
 _BATCH_ROWS = 32
@@ -80,6 +82,33 @@ def count_rows(path: Path) -> int:
     if _plain_name(path).endswith(_LINES):
         return sum(1 for _ in raw_lines(path))
     return sum(1 for _ in _json_rows(path))
+
+
+def iter_runs(path: Path, part: Part) -> Iterator[tuple[int, Any]]:
+    """Yield `iter_rows`; a file whose first value is a part of a run is one row, which has all parts in a column.
+
+    Raises:
+        Unreadable: `unknown_form` if the file holds a single part.
+    """
+    numbered = iter_rows(path)
+    is_part, column = part
+    for number, row in numbered:
+        if number or not is_part(row):
+            yield number, row
+            continue
+        parts = [row, *(other for _, other in numbered)]
+        if len(parts) == 1:
+            raise Unreadable(
+                "unknown_form",
+                f"{path.name} holds one item of a run's `{column}`; write all of them into one array, in their order",
+            )
+        yield 0, next((other for other in parts if isinstance(other, Unreadable)), {column: parts})
+
+
+def count_runs(path: Path, part: Part) -> int:
+    """Count the values of `iter_runs`."""
+    first = next((row for _, row in iter_rows(path)), None)
+    return 1 if part[0](first) else count_rows(path)
 
 
 def _plain_name(path: Path) -> str:

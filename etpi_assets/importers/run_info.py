@@ -42,7 +42,7 @@ _TOOLS = ("tools", "functions", "tool_definitions", "available_tools", "oai_tool
 _TRUNCATED = ("length", "max_tokens", "max_output_tokens")
 _EXIT = ("exit_status", "exit_reason", "finish_reason", "status")
 _SAMPLER = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "max_output_tokens", "seed")
-_INSTANCE = re.compile(r"(?P<owner>.+?)__(?P<name>.+)-\d+")
+_INSTANCE = re.compile(r"(?P<owner>.+?)__(?P<name>.+?)(?:-\d+|\.[0-9a-f]{8}\..+)")
 _SUBMITS = re.compile(r"\becho\s+['\"]?(?:COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT|MINI_SWE_AGENT_FINAL_OUTPUT)")
 _SUBMITTED_ON_EXIT = re.compile(r"submitted \((\w+)\)")
 _EXITS = {
@@ -143,7 +143,8 @@ def exit_name(status: str | None) -> str | None:
 def exit_by_action(last_actions: Sequence[Action]) -> str:
     """Derive an exit status from the last turn's commands, for runs that do not record one."""
     submits = any(
-        _SUBMITS.search(action.command) or action.command.split()[:1] in (["submit"], ["finish"])
+        _SUBMITS.search(action.command)
+        or action.command.split()[:1] in (["submit"], ["finish"], ["mark_task_complete"])
         for action in last_actions
     )
     return "Submitted" if submits else "unknown"
@@ -163,7 +164,8 @@ def add_usage(total: Counter[str], usage: Any) -> None:
 
 
 def repo_of(instance_id: str) -> str:
-    """Return "owner/name" of a SWE-bench instance id "owner__name-123", and "unknown" for other ids.
+    """Return "owner/name" of an instance id of SWE-bench ("owner__name-123") or SWE-smith
+    ("owner__name.0a1b2c3d.lm_modify__9x8y"), and "unknown" for other ids.
 
     A split by repository then keeps all of the unknown ones on one side.
     """

@@ -361,7 +361,7 @@ def content_parts(content: Any, what: str) -> ContentParts:
         else:
             raise Unreadable(
                 "non_text_content",
-                f"{what} holds a part of type {kind or _keys(block)}; only text can be imported",
+                f"{what} holds a part of type {kind or _keys(block)}; only text, `tool_use` and `tool_result` are read",
             )
     return ContentParts("\n".join(texts), tuple(calls), "\n".join(thoughts) or None, tuple(results))
 

@@ -209,6 +209,84 @@ def test_openhands_events_with_kinds(tmp_path: Path) -> None:
     assert refused(write_lines(tmp_path / "b.jsonl", [condensed])).reason == "compacted"
 
 
+@pytest.mark.parametrize(
+    ("task", "repo"),
+    [
+        ("pier__moor-12", "pier/moor"),
+        ("pier__moor-sail.0a1b2c3d.lm_modify__9x8y7z6w", "pier/moor-sail"),
+        ("pier__moor.0a1b2c3d.pr_731", "pier/moor"),
+        ("pier__moor.py", "unknown"),
+    ],
+)
+def test_repository_of_an_instance_id(tmp_path: Path, task: str, repo: str) -> None:
+    """SWE-bench numbers its instances; SWE-smith names a commit and the kind of the fault."""
+    row = {"instance_id": task, "messages": messages_row()["messages"]}
+    assert only(write_lines(tmp_path / "x.jsonl", [row])).repo == repo
+
+
+def test_openhands_folder_of_an_evaluation_is_detected(tmp_path: Path) -> None:
+    """Its `metadata.json` comes before `output.jsonl`, and is no run."""
+    write_lines(tmp_path / "output.jsonl", [openhands_row()])
+    (tmp_path / "metadata.json").write_text(json.dumps({"agent_class": "CodeActAgent", "llm_config": {}}))
+    assert detect(tmp_path) == "openhands" and count_found("auto", tmp_path) == 2
+    beside, record = import_runs("auto", tmp_path)
+    assert isinstance(beside, RejectedInput) and beside.reason == "not_a_rollout"
+    assert isinstance(record, RolloutRecord)
+
+
+@pytest.mark.parametrize("make", [openhands_row, openhands_typed_row])
+def test_array_of_openhands_events_is_one_run(tmp_path: Path, make: Any) -> None:
+    """OpenHands saves a run's trajectory as a file that is an array of its events."""
+    common = {"timestamp": "2026-03-01T09:00:00", "source": "agent"}
+    events = [{"id": i, **common, **event} for i, event in enumerate(make()["history"])]
+    (tmp_path / "trajectory.json").write_text(json.dumps(events))
+    record = only(tmp_path)
+    assert detect(tmp_path) == "openhands"
+    whole = only(write_lines(tmp_path / "rows/output.jsonl", [{"history": events}]))
+    assert [m.content for m in record.agents[0].messages] == [m.content for m in whole.agents[0].messages]
+    (tmp_path / "one.json").write_text(json.dumps(events[:1]))
+    assert refused(tmp_path / "one.json", "openhands").reason == "unknown_form"
+
+
+def test_array_of_messages_is_one_run(tmp_path: Path) -> None:
+    """Cline writes a task as the array of its messages."""
+    call = {"type": "tool_use", "id": "c1", "name": "read_file", "input": {"path": "moor.py"}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Moor the boat."}], "ts": 1},
+        {"role": "assistant", "content": [{"type": "text", "text": "I look."}, call], "ts": 2},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "pass"}], "ts": 3},
+    ]
+    file = tmp_path / "api_conversation_history.json"
+    file.write_text(json.dumps(messages))
+    assert detect(tmp_path) == "messages"
+    assert [(m.role, m.content) for m in only(file).agents[0].messages] == [
+        ("user", "Moor the boat."),
+        ("assistant", "I look."),
+        ("tool", "pass"),
+    ]
+    file.write_text(json.dumps(messages[:1]))
+    assert "one array" in refused(file).detail
+    file.write_text(json.dumps([{"conversation_id": i, **message} for i, message in enumerate(messages)]))
+    assert {item.reason for item in import_runs("messages", file) if isinstance(item, RejectedInput)} == {
+        "unknown_form"
+    }
+
+
+def test_output_of_openhands_commands_has_the_lines_that_the_model_read(tmp_path: Path) -> None:
+    metadata = {"exit_code": 1, "working_dir": "/work", "py_interpreter_path": "", "prefix": "", "suffix": "\n[Done.]"}
+    old, new = openhands_row(), openhands_typed_row()
+    old["history"][5] |= {"content": "", "extras": {"metadata": metadata}}
+    old["history"][6] |= {"observation": "error", "content": "no such file"}
+    new["history"][3]["observation"] = {"content": [{"type": "text", "text": ""}], "metadata": metadata}
+    first, second = (
+        [m.content for m in only(write_lines(tmp_path / name, [row])).agents[0].messages if m.role == "tool"]
+        for name, row in (("old.jsonl", old), ("new.jsonl", new))
+    )
+    read = "\n[Done.]\n[Current working directory: /work]\n[Command finished with exit code 1]"
+    assert first == [read, "no such file\n[Error occurred in processing last action]"]
+    assert second[0] == read
+
+
 def test_openhands_data_sets(tmp_path: Path) -> None:
     row = {
         "trajectory_id": "t",
@@ -466,6 +544,109 @@ def test_atif_continuations_and_subagents_are_agents(tmp_path: Path) -> None:
 def test_atif_that_cannot_be_taken_is_refused(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
     (tmp_path / "t.json").write_text(json.dumps(atif_document(**change)))
     assert refused(tmp_path).reason == reason
+
+
+def test_turns_after_a_summary_of_terminus_read_the_questions_and_not_the_steps_before(tmp_path: Path) -> None:
+    refs = [{"trajectory_path": f"trajectory.summarization-1-{part}.json"} for part in ("summary", "questions")]
+    handed_over = {"source": "system", "message": "Summarised.", "observation": {"results": []}}
+    handed_over["observation"]["results"].append({"subagent_trajectory_ref": refs})
+    task, first, last = ({"source": s, "message": m} for s, m in (("user", "Moor it."), ("agent", "A"), ("agent", "B")))
+    asked = [{"source": "user", "message": "Ask."}, {"source": "agent", "message": "Where?"}]
+    answers = {"source": "user", "message": "At the quay."}
+    document = atif_document(steps=[task, first, handed_over, answers, last])
+    (tmp_path / "trajectory.json").write_text(json.dumps(document))
+    assert not isinstance(refusal := next(import_runs("atif", tmp_path)), RolloutRecord)
+    assert refusal.reason == "missing_trajectory" and "summarization-1-questions" in refusal.detail
+    for ref in refs:
+        (tmp_path / ref["trajectory_path"]).write_text(json.dumps(atif_document(steps=asked)))
+    agents = only(tmp_path).agents
+    assert [a.agent_id for a in agents[:2]] == ["agent1", "agent1-2"]
+    assert [[m.content for m in a.messages] for a in agents[:2]] == [
+        ["Moor it.", "A"],
+        ["Moor it.", "Ask.", "Where?", "At the quay.", "B"],
+    ]
+    assert [len(a.turns) for a in agents] == [1, 1, 1, 1], "the questions are a turn of the sub-agent alone"
+
+
+def test_raw_answers_of_terminus_have_the_commands_that_it_typed(tmp_path: Path) -> None:
+    texts = [
+        'I look.\n{"plan": "p", "commands": [{"keystrokes": "ls\\n", "duration": 0.1}, {"keystrokes": ""}]}',
+        '{"commands": {',
+        '{"commands": [], "task_complete": true}',
+    ]
+    steps = [{"source": "user", "message": "Moor it."}, *({"source": "agent", "message": text} for text in texts)]
+    (tmp_path / "t.json").write_text(json.dumps(atif_document(steps=steps)))
+    (agent,) = only(tmp_path).agents
+    assert [[a.command for a in turn.actions] for turn in agent.turns] == [["ls\n"], [], ["mark_task_complete"]]
+    assert [turn.parse_error is None for turn in agent.turns] == [True, False, True]
+    assert agent.exit_status == "Submitted"
+
+
+def claude_step(metrics: dict[str, int] | None = None, *, side: bool = False, **step: Any) -> dict[str, Any]:
+    """A step of Harbor's converter for Claude Code."""
+    extra = {"is_sidechain": side, "stop_reason": "tool_use", **step.pop("extra", {})}
+    return {"source": "agent", "model_name": "small" if side else "large", "metrics": metrics, **step, "extra": extra}
+
+
+def claude_call(name: str, text: str, metrics: dict[str, int] | None, message: str | None = None) -> dict[str, Any]:
+    """A step of one call. Harbor notes the tool's own record after the text that the model read."""
+    block = {"type": "tool_result", "tool_use_id": name, "content": text}
+    results = [{"source_call_id": name, "content": f'{text}\n\n[stdout]\n{text}\n[metadata] {{"n": 1}}'}]
+    step = claude_step(
+        metrics,
+        message=f"Executed Bash {name}" if message is None else message,
+        tool_calls=[{"tool_call_id": name, "function_name": "Bash", "arguments": {"command": name}}],
+        extra={"tool_result_metadata": {"raw_tool_result": block}},
+    )
+    return step | ({"observation": {"results": results}} if text else {})
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_claude_code_steps_of_harbor_are_its_responses(tmp_path: Path, repeated: bool) -> None:
+    """Releases of Harbor repeat a response's metrics in each of its steps, or write them in the first alone."""
+    first, second, third = ({"prompt_tokens": n, "completion_tokens": 9} for n in (10, 20, 30))
+    again = first if repeated else None
+    steps = [
+        claude_step({"prompt_tokens": 5}, side=True, message="A sub-agent looks."),
+        {"source": "user", "message": "Moor the boat.", "extra": {"is_sidechain": False}},
+        claude_step(first, message="I look twice."),
+        claude_call("c1", "moor.py", again),
+        claude_call("c2", "", again),
+        claude_call("c3", "4 passed", second, "I test."),
+        claude_step(third, message="Moored.", extra={"stop_reason": "end_turn"}),
+        claude_step(message="API Error: 529", model_name="<synthetic>") | {"metrics": {"prompt_tokens": 0}},
+    ]
+    document = atif_document(agent={"name": "claude-code", "version": "2", "model_name": "small"}, steps=steps)
+    (trial(tmp_path) / "agent/trajectory.json").write_text(json.dumps(document))
+    record = only(tmp_path)
+    (agent,) = record.agents
+    assert record.teacher == "large", "the document states a sub-agent's model"
+    assert [(m.role, m.content) for m in agent.messages] == [
+        ("user", "Moor the boat."),
+        ("assistant", "I look twice."),
+        ("tool", "moor.py"),
+        ("tool", ""),
+        ("assistant", "I test."),
+        ("tool", "4 passed"),
+        ("assistant", "Moored."),
+        ("assistant", "API Error: 529"),
+    ]
+    assert [[a.command for a in turn.actions] for turn in agent.turns] == [
+        ["c1", "c2"],
+        ["c3"],
+        [],
+    ]
+
+
+def test_sessions_within_trials_are_no_other_format(tmp_path: Path) -> None:
+    """Harbor's trials hold the sessions of their agents; a session beside the trials is a second format."""
+    folder = trial(tmp_path)
+    for place in (folder / "agent/sessions/projects/-app", tmp_path / "home"):
+        write_lines(place / "s.jsonl", FILES["claude_code"][0][1])
+        if place.is_relative_to(folder):
+            assert (detect(tmp_path), detect(folder)) == ("harbor", "harbor")
+    with pytest.raises(ValueError, match="harbor and claude_code"):
+        detect(tmp_path)
 
 
 def test_harbor_trials(tmp_path: Path) -> None:

@@ -226,6 +226,12 @@ def test_turns_after_a_compaction_without_its_history_are_no_turns(tmp_path):
     assert [a.agent_id for a in rollout.agents] == ["agent1", "agent1-branch1"]
 
 
+def test_document_of_another_program_is_no_empty_gemini_session(tmp_path):
+    file = write(tmp_path, "trajectory.json", [{"schema_version": "ATIF-v1.7", "steps": []}])
+    (refusal,) = import_runs("gemini_cli", file)
+    assert isinstance(refusal, RejectedInput) and refusal.reason == "unknown_form" and "sessionId" in refusal.detail
+
+
 def test_gemini_cli_takes_a_rewind_as_a_branch(tmp_path):
     rollout = only(write(tmp_path, "session-1.jsonl", gemini_records()))
     first, branch = rollout.agents
