@@ -22,7 +22,7 @@ from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.support.repositories import FILES, HIDDEN, OFFLINE, RUNNER, Repository, solved
 
-SMALL = {"memory_gib": 0.5, "disk_gib": 0.0625, "test_seconds": 30, "sandbox": "bubblewrap"}
+SMALL = {"memory_gib": 0.5, "disk_gib": 0.0625, "test_seconds": 15, "sandbox": "bubblewrap"}
 
 
 @dataclass(frozen=True)

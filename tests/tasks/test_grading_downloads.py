@@ -55,6 +55,7 @@ def outcome(task: Task, factory) -> Task | RejectedInput:
     return result
 
 
+@pytest.mark.parametrize("factory", ["bubblewrap", pytest.param("docker", marks=pytest.mark.long)], indirect=True)
 def test_runner_that_installs_is_proven_online_once_and_offline_after(repository, factory, tmp_path):
     recording = str(tmp_path / "recording")
     without = load(repository, factory, network="none", recording=recording)
