@@ -4,6 +4,7 @@ etpi's ids are those of tokenizer.json as it is. transformers 5 reads only the v
 tokenizer_config.json names a class like LlamaTokenizer, and the class brings rules of its own: text of DeepSeek-R1's
 distillation to Qwen3-8B loses its blanks, and Llama 2 encodes a blank at the start otherwise. So checkpoints and
 servers name PreTrainedTokenizerFast, which changes no rule, wherever the named class reads a folder otherwise.
+transformers 5 also saves the name TokenizersBackend, which transformers 4 refuses.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FILES = (
     "tokenizer.json", TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
     "chat_template.jinja", CHAT_TEMPLATE,
 )  # fmt: skip
-_PLAIN = "PreTrainedTokenizerFast"
+_PLAIN, _NEW = "PreTrainedTokenizerFast", "TokenizersBackend"
 
 
 def read_tokenizer(folder: Path, **special: str) -> PreTrainedTokenizerFast:
@@ -71,12 +72,13 @@ def misread(folder: Path) -> bool:
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy the files to `folder`; the configuration names PreTrainedTokenizerFast where `source` would be misread."""
+    """Copy the files to `folder`; the configuration names a class that every transformers reads as tokenizer.json."""
     for name in _FILES:
         if (source / name).exists():
             shutil.copyfile(source / name, folder / name)
-    if misread(source):
-        config = {name: value for name, value in _config(source).items() if name != "auto_map"}
+    config = _config(source)
+    if config.get("tokenizer_class") == _NEW or misread(source):
+        config.pop("auto_map", None)
         text = json.dumps(config | {"tokenizer_class": _PLAIN}, indent=2, ensure_ascii=False)
         (folder / TOKENIZER_CONFIG).write_text(text + "\n", encoding="utf-8")
 

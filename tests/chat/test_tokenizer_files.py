@@ -38,11 +38,13 @@ def test_copied_files_give_the_ids_of_tokenizer_json_to_everyone(base, tmp_path)
     assert not misread(tmp_path) and auto.encode(PROBE, add_special_tokens=False) == ids and auto.decode(ids) == PROBE
 
 
-def test_files_that_are_read_rightly_are_copied_as_they_are(tmp_path):
-    source, copy = make_student("qwen3", tmp_path / "source"), tmp_path / "copy"
+@pytest.mark.parametrize("tokenizer_class", ["TokenizersBackend", "PreTrainedTokenizerFast"])
+def test_only_a_name_that_transformers_4_does_not_know_is_replaced(tmp_path, tokenizer_class):
+    source, copy = named(make_student("qwen3", tmp_path / "source"), tokenizer_class), tmp_path / "copy"
     copy.mkdir()
     copy_tokenizer(source, copy)
-    assert copy.joinpath(TOKENIZER_CONFIG).read_bytes() == source.joinpath(TOKENIZER_CONFIG).read_bytes()
+    config, before = (json.loads((folder / TOKENIZER_CONFIG).read_text()) for folder in (copy, source))
+    assert config == before | {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
 def test_policy_reads_and_writes_the_text_of_the_student_s_format(base, tmp_path):
