@@ -201,7 +201,7 @@ def _adapters(spec: ExperimentSpec) -> Iterator[Start]:
     reinforced = spec.rl.method != "none"
     trained = spec.train.method == "lora" or (reinforced and spec.rl.tuning == "lora")
     served = spec.serving.engine != "transformers" or (reinforced and spec.rl.engine == "vllm")
-    if not (trained and served and students.is_hybrid(spec.base)):
+    if not (trained and served and students.is_wrapped(spec.base)):
         return
     what, form = f"adapters of {WRAPPER} in vLLM", f"etpi serves them as {WEIGHT}"
     try:

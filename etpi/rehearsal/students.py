@@ -103,8 +103,7 @@ def configuration(model: str) -> Mapping[str, Any] | None:
             return known
         file = hub_path(repo, commit, "config.json")
     else:
-        folder = package_folder(model) if model.startswith(PACKAGE) else expand(model)
-        file = folder / "config.json"
+        file = _folder(model) / "config.json"
     if file is None or not file.is_file():
         return None
     config = json.loads(file.read_text(encoding="utf-8"))
@@ -113,9 +112,20 @@ def configuration(model: str) -> Mapping[str, Any] | None:
 
 
 def is_hybrid(base: BaseSection) -> bool:
-    """Return whether a hub's model has linear attention, and its text part is below a wrapper (Qwen3.5 and 3.6)."""
-    config = configuration(model_name(base)) if base.kind == "hub" else None
+    """Return whether a base has linear attention (Qwen3.5 and 3.6)."""
+    config = None if base.kind in ("tiny", "none") else configuration(model_name(base))
     return config is not None and str(config.get("model_type", "")).startswith("qwen3_5")
+
+
+def is_wrapped(base: BaseSection) -> bool:
+    """Return whether a hybrid base is stored below a wrapper with a vision part, as all on the hub are."""
+    if not is_hybrid(base) or base.kind == "hub":
+        return is_hybrid(base)
+    return "text_config" in json.loads((_folder(model_name(base)) / "config.json").read_text(encoding="utf-8"))
+
+
+def _folder(model: str) -> Path:
+    return package_folder(model) if model.startswith(PACKAGE) else expand(model)
 
 
 @cache

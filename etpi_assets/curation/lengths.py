@@ -17,6 +17,7 @@ from etpi_assets.specs.training import BaseSection
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.checkpoints import hub_file
 from etpi_resources.lake.check_outcome import BadData
+from etpi_resources.packages import package_folder
 
 STEPS = (2048, 4096, 8192, 16384, 32768)
 """Lengths, in tokens, above which rows are counted."""
@@ -40,11 +41,13 @@ def base_context(base: BaseSection, chat: ChatFormat) -> BaseContext:
         return BaseContext(base.tiny.positions, "base.tiny.positions")
     if base.kind == "path":
         return _configured(Path(base.path or "") / "config.json")
-    if base.kind == "hub":
+    if base.kind in ("hub", "package"):
         try:
+            if base.kind == "package":
+                return _configured(package_folder(base.name_in_package) / "config.json")
             return _configured(hub_file(base.repo or "", base.revision or "", "config.json"))
         except OSError as error:
-            return BaseContext(None, f"config.json of {base.repo} cannot be read: {error}")
+            return BaseContext(None, f"config.json of {base.repo or base.package} cannot be read: {error}")
     limit = chat.tokenizer.model_max_length
     if limit < _NO_LIMIT:
         return BaseContext(limit, f"the tokenizer {base.tokenizer}; there is no base")

@@ -95,6 +95,8 @@ def render(
 def _base_name(spec: ExperimentSpec, base: pa.Table) -> str:
     if spec.base.kind == "hub":
         return f"{spec.base.repo} at {spec.base.revision}"
+    if spec.base.kind == "package":
+        return f"the model of the Python package {spec.base.package}"
     rows = base.to_pylist()
     return f"{spec.base.kind} `{rows[0]['checkpoint_id'][:16]}`" if rows else spec.base.kind
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from etpi.rehearsal.shrink import PREFIX, REASON, WORLDS, Rehearsal, shrink
 from etpi.rehearsal.stages import Finding, Stage, first_stop, judged
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError, Specs, load_shipped, load_specs
+from etpi_assets.specs.training import BaseSection
 from tests.support.graph import write_spec
 from tests.support.students import link_smollm2
 
@@ -75,6 +77,15 @@ def test_kernels_that_are_missing_are_needs(folder, tmp_path, monkeypatch):
     (tmp_path / "experiments" / "fused.toml").write_text(text)
     needs = str(shrink("fused", load_specs(tmp_path), folder).needs)
     assert "for train.loss_kernel, train.layer_kernels" in needs
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_folder_of_a_model_with_linear_attention_is_known_as_one_of_the_hub_is(tmp_path, wrapped):
+    text = {"model_type": "qwen3_5_text"}
+    config = {"model_type": "qwen3_5", "text_config": text} if wrapped else text
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    base = BaseSection(kind="path", path=str(tmp_path), sha256="0" * 16)
+    assert students.is_hybrid(base) and students.is_wrapped(base) == wrapped
 
 
 def test_real_data_are_used_where_they_are_and_no_model_acts_on_them(folder, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from etpi_assets.curation.lengths import base_context
 from etpi_assets.specs.training import BaseSection
 from etpi_assets.training import pointers
 from etpi_resources import packages
@@ -99,6 +100,8 @@ def test_package_becomes_a_base_that_is_converted_once(offline: str, tmp_path: P
     assert torch.equal(model.get_input_embeddings().weight, model.get_output_embeddings().weight), "tied"
     chat = load_chat_format(base.tokenizer, base.chat_template)
     assert chat.decode(chat.prompt_ids([{"role": "user", "content": "hello"}])).startswith("<|im_start|>user\nhello")
+
+    assert base_context(base, chat).tokens == 512
 
     half = base.model_copy(update={"dtype": "bfloat16"})
     other = checkpoint_folder(tmp_path, half.name_in_package)
