@@ -283,6 +283,26 @@ def test_excluded_repositories_are_counted_and_do_not_make_the_suite_invalid(rep
 # --- SWE-bench -----------------------------------------------------------------------------------------------------
 
 
+def test_swe_bench_lists_of_tests_are_lists_or_their_text(repository, tmp_path):
+    tests = ["t.py::a[\"x\"]", "t.py::b['y']"]
+    spelled = [tests, json.dumps(tests), repr(tests), None, "t.py::a", "[1]", "{}"]
+    rows = [repository.swe_row(instance_id=f"m__m-{n}", FAIL_TO_PASS=value) for n, value in enumerate(spelled)]
+    items = load(swe_bench.FAMILY, path=str(write_rows(tmp_path, *rows)))
+    assert [item.payload["wanted"]["FAIL_TO_PASS"] for item in items if isinstance(item, Task)] == [tests] * 3
+    refused = [item for item in items if isinstance(item, RejectedInput)]
+    assert [item.source for item in refused] == [f"rows.jsonl:{n}" for n in (4, 5, 6, 7)]
+    assert all("FAIL_TO_PASS" in item.detail for item in refused)
+
+
+@pytest.mark.parametrize(("last", "passed"), [("PASSED t.py::a[x y]", True), ("FAILED t.py::a[x z] - no", False)])
+def test_swe_bench_name_cut_at_its_space_passes_if_all_its_tests_do(repository, tmp_path, last, passed):
+    """SWE-bench's own lists cut names so: 28 of the 223 tasks of Lite outside sympy have one."""
+    row = repository.swe_row(FAIL_TO_PASS='["t.py::a[x"]', PASS_TO_PASS='["t.py::b[1 2]"]')
+    task = one(swe_bench.FAMILY, path=str(write_rows(tmp_path, row)))
+    summary = f"= short test summary info =\nPASSED t.py::a[x w]\nPASSED t.py::b[1 2]\n{last}\n"
+    assert swe_bench.FAMILY.passes(task, summary)[0] is passed
+
+
 def test_swe_bench_tasks_are_proven_and_judged(repository, factory, testbed, tmp_path):
     rows = write_rows(
         tmp_path,
