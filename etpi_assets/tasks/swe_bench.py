@@ -47,7 +47,7 @@ class SWEBench(RepositoryFamily):
     def read(self, suite: str, row: Mapping[str, Any], chosen: Mapping[str, Any]) -> Task:
         instance, repo = str(row["instance_id"]), str(row["repo"])
         if repo in NO_READER:
-            raise ValueError(f"nothing reads the reports of {repo}'s tests")
+            raise ValueError(f"nothing reads the reports of {repo}'s tests: name it in params.exclude_repos")
         wanted = {key: _names(row, key) for key in ("FAIL_TO_PASS", "PASS_TO_PASS")}
         if not wanted["FAIL_TO_PASS"]:
             raise ValueError("FAIL_TO_PASS is empty: no solution could be told from none")
