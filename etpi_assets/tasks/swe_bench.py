@@ -1,7 +1,7 @@
 """SWE-bench: an issue, and the hidden tests of its fix. All tests of FAIL_TO_PASS and PASS_TO_PASS must pass.
 
-Fields: instance_id, repo, base_commit, problem_statement, patch, test_patch, FAIL_TO_PASS, PASS_TO_PASS (lists, or their text),
-and in rows made from one's own repository `roots`, the folders that its modules are imported from.
+Fields: instance_id, repo, base_commit, problem_statement, patch, test_patch, FAIL_TO_PASS, PASS_TO_PASS (lists, or
+their text), and in rows made from one's own repository `roots`, the folders that its modules are imported from.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _with_cut_names(outcomes: Outcomes) -> Outcomes:
     cut: dict[str, set[str]] = {}
     for name, outcome in outcomes.items():
         cut.setdefault(name.partition(" ")[0], set()).add(outcome)
-    return {name: "PASSED" if found == {"PASSED"} else "FAILED" for name, found in cut.items()} | outcomes
+    return {name: "PASSED" if each == {"PASSED"} else "FAILED" for name, each in cut.items()} | outcomes
 
 
 def _names(row: Mapping[str, Any], key: str) -> list[str]:

@@ -50,7 +50,8 @@ def test_last_boxed_result_is_the_answer(text, result):
     ("one", "two"),
     [
         ("0.5", "\\frac{1}{2}"), ("\\dfrac12", "1/2"), ("1,234", "1234"), ("$x = 3$", "3"), ("(1, 2)", "(1,2)"),
-        ("90^\\circ", "90"), ("90°", "90"), ("\\$1,\\!386.50", "1386.5"), ("12.0", "12"), ("-\\frac{3}{4}", "-0.75"), ("\\text{east}", "east"),
+        ("90°", "90"), ("\\$1,\\!386.50", "1386.5"),
+        ("90^\\circ", "90"), ("12.0", "12"), ("-\\frac{3}{4}", "-0.75"), ("\\text{east}", "east"),
     ],
 )  # fmt: skip
 def test_typography_and_the_form_of_a_number_do_not_count(one, two):
@@ -394,8 +395,9 @@ def test_row_of_a_public_data_set_is_read(tmp_path, fields, answer):
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
-        ({"choices": ["cats", "dogs"]}, "choices"), ({"options": {"A": "1"}}, "options"), ({"options": "A) 1"}, "options"),
-        ({"body": "There are 2 cats."}, "body"), ({"images": [{"bytes": "x"}]}, "images"),
+        ({"choices": ["cats", "dogs"]}, "choices"), ({"options": {"A": "1"}}, "options"),
+        ({"options": "A) 1"}, "options"), ({"body": "There are 2 cats."}, "body"),
+        ({"images": [{"bytes": "x"}]}, "images"),
         ({"answer": None, "reward_model": {"ground_truth": ["1", "2"]}}, "2 expected answers"),
     ],
 )  # fmt: skip

@@ -264,6 +264,16 @@ def test_rows_that_cannot_be_read_are_refused_by_place(repository, tmp_path):
         load(r2e.FAMILY, path=str(tmp_path / "absent"))
 
 
+def test_r2e_solution_deletes_the_files_that_its_commit_deletes(repository, tmp_path):
+    headers = {"old.py": {"misc_line": "deleted file mode 100644"}, "empty.py": {"misc_line": "new file mode 100644"}}
+    diffs = [
+        {"header": {"file": {"path": path}, **header}, "old_file_content": "x", "new_file_content": ""}
+        for path, header in headers.items()
+    ]
+    rows = write_rows(tmp_path, repository.r2e_row(parsed_commit_content={"file_diffs": diffs}))
+    assert one(r2e.FAMILY, path=str(rows)).payload["solution"] == {"old.py": None, "empty.py": ""}
+
+
 def test_excluded_repositories_are_counted_and_do_not_make_the_suite_invalid(repository, tmp_path):
     good = repository.r2e_row()
     rows = [good, *({**good, "repo_name": "quay", "commit_hash": f"{n}" * 40} for n in (1, 2, 3))]
@@ -284,7 +294,7 @@ def test_excluded_repositories_are_counted_and_do_not_make_the_suite_invalid(rep
 
 
 def test_swe_bench_lists_of_tests_are_lists_or_their_text(repository, tmp_path):
-    tests = ["t.py::a[\"x\"]", "t.py::b['y']"]
+    tests = ['t.py::a["x"]', "t.py::b['y']"]
     spelled = [tests, json.dumps(tests), repr(tests), None, "t.py::a", "[1]", "{}"]
     rows = [repository.swe_row(instance_id=f"m__m-{n}", FAIL_TO_PASS=value) for n, value in enumerate(spelled)]
     items = load(swe_bench.FAMILY, path=str(write_rows(tmp_path, *rows)))

@@ -47,8 +47,8 @@ PARAMS: Mapping[str, Any] = {
 }
 """Besides those of `places`. path: a folder of task folders, at any depth. tasks: only these. split: of all tasks
 but heldout_tasks, which are held out.
-workdir: where the agent works; none: [environment] workdir, the last WORKDIR of the task's Dockerfile, or /app. `memory_gib`, `disk_gib` and
-`test_seconds` are defaults for tasks that state no limits."""
+workdir: where the agent works; none: [environment] workdir, the last WORKDIR of the task's Dockerfile, or /app.
+`memory_gib`, `disk_gib` and `test_seconds` are defaults for tasks that state no limits."""
 
 _IMPORT = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
 
