@@ -119,7 +119,7 @@ def approximates(answer: str, wanted: str, question: str) -> bool:
 
 
 def _same_value(wanted: str, answer: str, digits: int = 6) -> bool:
-    return _COMPARER.equal(*(_DOLLAR.sub("", text) for text in (wanted, answer)), digits)
+    return _COMPARER.equal(_DOLLAR.sub("", wanted), _DOLLAR.sub("", answer), digits)
 
 
 def copies(answer: str, wanted: str, question: str) -> bool:
