@@ -51,7 +51,7 @@ _EXPRESSIONS = 6
 _EXACT_DIGITS = 12
 """Digits after the point to which an exact decimal number agrees; a double has few more."""
 _COPIED = "equal, but the answer is an expression of the question in its own form"
-_UNIT = re.compile(r"\\(?:text|mathrm)\s*\{[^{}]*\}(?:\s*\^\s*\{?\d\}?)?|\s")
+_UNIT = re.compile(r"\\(?:text(?:rm)?|mathrm|mbox)\s*\{[^{}]*\}(?:\s*\^\s*\{?\d\}?)?|\s")
 
 _COMPARER = Comparer()
 
