@@ -15,7 +15,7 @@ from etpi.init.write import NewSpec, quoted, rendered
 from etpi_assets.specs.load import SpecError
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
-from etpi_assets.tasks.harbor.folder import TASK_FILE
+from etpi_assets.tasks.harbor.folder import MIGRATE, TASK_FILE
 from etpi_assets.tasks.repository import read_rows
 from etpi_resources.lake.lake import Lake, Ref
 
@@ -50,10 +50,11 @@ def kind_of(source: Path) -> Kind:
     """
     if not source.exists():
         raise SpecError(f"--tasks {source}: there is nothing there")
-    if (source / ".git").exists():
-        return "git"
-    if source.is_dir() and next(source.rglob(TASK_FILE), None):
-        return "harbor"
+    cloned = (source / ".git").exists()
+    # A repository of tasks has them near its root; a repository to make tasks from may have some among its examples.
+    for below in ("", "*/", "*/*/") if cloned else ("**/",):
+        if next(source.glob(f"{below}{TASK_FILE}"), None):
+            return "harbor"
     if next(source.glob("*/task*/feature*/feature.md"), None):
         return "cooperbench"
     try:
@@ -62,9 +63,11 @@ def kind_of(source: Path) -> Kind:
         row = None
     if row and isinstance(row[1], dict) and {"instance_id", "test_patch"} <= set(row[1]):
         return "rows"
+    if cloned:
+        return "git"
     raise SpecError(
-        f"--tasks {source}: neither a git repository, nor a folder with {TASK_FILE} at any depth (Harbor) or "
-        "REPO/taskN/featureM (CooperBench), nor rows with instance_id and test_patch (SWE-bench)"
+        f"--tasks {source}: neither a git repository, nor a folder with {TASK_FILE} at any depth (Harbor; "
+        f"{MIGRATE}) or REPO/taskN/featureM (CooperBench), nor rows with instance_id and test_patch (SWE-bench)"
     )
 
 

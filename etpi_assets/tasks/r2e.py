@@ -57,7 +57,8 @@ class R2E(RepositoryFamily):
         for diff in _mapping(row, "parsed_commit_content")["file_diffs"]:
             path = diff["header"]["file"]["path"]
             if not TEST_FILE.search(path) and not RUNNER_FILE.search(path):
-                solution[path] = None if diff.get("is_deleted") else diff.get("new_file_content")
+                deleted = "deleted file mode" in (diff["header"].get("misc_line") or "")
+                solution[path] = None if deleted else diff.get("new_file_content")
         instruction = _issue(_text(row, "problem_statement"))
         payload = {
             "commit": commit,

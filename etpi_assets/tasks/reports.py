@@ -10,7 +10,8 @@ Outcomes = dict[str, str]
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\u001b\[[0-9;]*m")
 _PYTEST = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS)\s+(\S.*)")
-_UNITTEST = re.compile(r"(?:.*\s)?(ok|FAIL|ERROR|skipped .*|expected failure)$")
+_OUTCOME = re.compile(r"(ok|FAIL|ERROR|skipped .*|expected failure)")
+_UNITTEST = re.compile(rf"(?:.*\s)?{_OUTCOME.pattern}$")
 _UNITTEST_WORDS = {"ok": "PASSED", "FAIL": "FAILED", "ERROR": "ERROR", "expected failure": "PASSED"}
 
 
@@ -35,12 +36,18 @@ def pytest_outcomes(output: str) -> Outcomes:
 
 
 def unittest_outcomes(output: str) -> Outcomes:
-    """Return the outcomes that `unittest` and Django's runner print at verbosity 2, by `test (module.Class)`."""
+    """Return the outcomes that `unittest` and Django's runner print at verbosity 2, by `test (module.Class)`.
+
+    Other output may come between a name and its outcome, which then begins a line."""
     outcomes: Outcomes = {}
+    waiting = ""
     for line in plain(output).splitlines():
-        name, _, result = line.strip().partition(" ... ")
-        if name and (match := _UNITTEST.match(result)):
-            outcomes[name] = _UNITTEST_WORDS.get(match[1], "SKIPPED")
+        name, named, result = line.strip().partition(" ... ")
+        match = _UNITTEST.match(result) if named else _OUTCOME.fullmatch(name)
+        waiting = name if named else waiting
+        if waiting and match:
+            outcomes[waiting] = _UNITTEST_WORDS.get(match[1], "SKIPPED")
+            waiting = ""
     return outcomes
 
 

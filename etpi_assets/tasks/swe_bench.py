@@ -1,22 +1,24 @@
 """SWE-bench: an issue, and the hidden tests of its fix. All tests of FAIL_TO_PASS and PASS_TO_PASS must pass.
 
-Fields: instance_id, repo, base_commit, problem_statement, patch, test_patch, FAIL_TO_PASS, PASS_TO_PASS (JSON lists),
-and in rows made from one's own repository `roots`, the folders that its modules are imported from.
+Fields: instance_id, repo, base_commit, problem_statement, patch, test_patch, FAIL_TO_PASS, PASS_TO_PASS (lists, or
+their text), and in rows made from one's own repository `roots`, the folders that its modules are imported from.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from etpi_assets.tasks import places
 from etpi_assets.tasks.commands import apply_command
 from etpi_assets.tasks.family import Role, Task
-from etpi_assets.tasks.reports import pytest_outcomes, unittest_outcomes
+from etpi_assets.tasks.reports import Outcomes, pytest_outcomes, unittest_outcomes
 from etpi_assets.tasks.repository import PARAMS, RepositoryFamily, make_task
 from etpi_resources.sandboxes import Sandbox
 
@@ -45,8 +47,8 @@ class SWEBench(RepositoryFamily):
     def read(self, suite: str, row: Mapping[str, Any], chosen: Mapping[str, Any]) -> Task:
         instance, repo = str(row["instance_id"]), str(row["repo"])
         if repo in NO_READER:
-            raise ValueError(f"nothing reads the reports of {repo}'s tests")
-        wanted = {key: _names(row[key]) for key in ("FAIL_TO_PASS", "PASS_TO_PASS")}
+            raise ValueError(f"nothing reads the reports of {repo}'s tests: name it in params.exclude_repos")
+        wanted = {key: _names(row, key) for key in ("FAIL_TO_PASS", "PASS_TO_PASS")}
         if not wanted["FAIL_TO_PASS"]:
             raise ValueError("FAIL_TO_PASS is empty: no solution could be told from none")
         if not str(row["patch"]).strip() or not str(row["test_patch"]).strip():
@@ -61,7 +63,7 @@ class SWEBench(RepositoryFamily):
             "entities": sorted(
                 {*(p for _, p in _CHANGED.findall(row["patch"])), *_NAMED.findall(row["problem_statement"])}
             ),
-            **({"roots": _names(row["roots"])} if row.get("roots") else {}),
+            **({"roots": _names(row, "roots")} if row.get("roots") else {}),
             # A repository may be split by time; otherwise the time has no effect on the task.
             **({"created_at": _moment(row)} if chosen["heldout_tasks"] else {}),
         }
@@ -97,7 +99,7 @@ class SWEBench(RepositoryFamily):
 
     def passes(self, task: Task, output: str) -> tuple[bool, Mapping[str, Any]]:
         read = unittest_outcomes if TEST_COMMANDS.get(task.repo) == DJANGO else pytest_outcomes
-        outcomes = read(output)
+        outcomes = _with_cut_names(read(output))
         missed = {
             key: [name for name in names if outcomes.get(name) != "PASSED"]
             for key, names in task.payload["wanted"].items()
@@ -126,8 +128,25 @@ def _moment(row: Mapping[str, Any]) -> str:
     return datetime.fromisoformat(str(row["created_at"])).isoformat()
 
 
-def _names(value: Any) -> list[str]:
-    names = json.loads(value) if isinstance(value, str) else list(value)
-    if not all(isinstance(name, str) for name in names):
-        raise ValueError("a test's name is no text")
-    return names
+def _with_cut_names(outcomes: Outcomes) -> Outcomes:
+    """Return the outcomes with those of names cut at their first space, as SWE-bench's own lists have them.
+
+    A cut name passes if all tests do whose names begin with it."""
+    cut: dict[str, set[str]] = {}
+    for name, outcome in outcomes.items():
+        cut.setdefault(name.partition(" ")[0], set()).add(outcome)
+    return {name: "PASSED" if each == {"PASSED"} else "FAILED" for name, each in cut.items()} | outcomes
+
+
+def _names(row: Mapping[str, Any], key: str) -> list[str]:
+    """Return a list of tests, which may be its JSON or its Python text. Raises ValueError for anything else."""
+    value = row[key]
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            with suppress(SyntaxError, ValueError):
+                value = ast.literal_eval(value)
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ValueError(f"{key} is no list of names: {str(value)[:80]!r}")
+    return value

@@ -226,6 +226,27 @@ def test_harbor_folders_and_rows_are_described(tmp_path: Path, monkeypatch: pyte
     assert 'sandbox = "docker"' in "".join(tasks.from_rows(folder / "rows.jsonl", "time", None).params)
 
 
+def test_clone_of_tasks_is_read_and_a_repository_with_example_tasks_is_mined(tmp_path: Path) -> None:
+    row = Repository(tmp_path).swe_row()
+    for kind, path, text in (
+        ("harbor", "task.toml", ""),
+        ("harbor", "tasks/a/task.toml", ""),
+        ("git", "examples/tasks/a/task.toml", ""),
+        ("cooperbench", "x_task/task1/feature1/feature.md", ""),
+        ("rows", "data/test.jsonl", json.dumps(row)),
+        ("git", "data/other.jsonl", "{}"),
+    ):
+        clone = tmp_path / path.replace("/", "_")
+        (clone / ".git").mkdir(parents=True)
+        (clone / path).parent.mkdir(parents=True, exist_ok=True)
+        (clone / path).write_text(text)
+        assert tasks.kind_of(clone) == kind, path
+    (tmp_path / "old/a").mkdir(parents=True)
+    (tmp_path / "old/a/task.yaml").write_text("instruction: x\n")
+    with pytest.raises(SpecError, match="harbor task migrate"):
+        tasks.kind_of(tmp_path / "old")
+
+
 def test_folders_without_tasks_and_unfit_interpreters_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

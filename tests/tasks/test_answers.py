@@ -50,6 +50,7 @@ def test_last_boxed_result_is_the_answer(text, result):
     ("one", "two"),
     [
         ("0.5", "\\frac{1}{2}"), ("\\dfrac12", "1/2"), ("1,234", "1234"), ("$x = 3$", "3"), ("(1, 2)", "(1,2)"),
+        ("90°", "90"), ("\\$1,\\!386.50", "1386.5"),
         ("90^\\circ", "90"), ("12.0", "12"), ("-\\frac{3}{4}", "-0.75"), ("\\text{east}", "east"),
     ],
 )  # fmt: skip
@@ -72,7 +73,8 @@ def verdict_on(wanted: str, answer: str, grader: maths.Grader = "hardened") -> s
     ("wanted", "answer"),
     [
         ("2\\sqrt{2}", "\\sqrt{8}"), ("x^2-1", "(x-1)(x+1)"), ("\\frac{\\pi}{2}", "\\pi/2"), ("\\{1,2\\}", "\\{2,1\\}"),
-        ("\\frac{\\sqrt{3}}{3}", "\\frac{1}{\\sqrt{3}}"), ("25", "25 \\text{ cm}^2"), ("1500", "1.5 \\times 10^{3}"),
+        ("\\frac{\\sqrt{3}}{3}", "\\frac{1}{\\sqrt{3}}"), ("25", "25 \\text{ cm}^2"),
+        ("25", "25\\mbox{ m}^3"), ("1500", "1.5 \\times 10^{3}"),
         ("\\left(3,\\frac{\\pi}{2}\\right)", "(3, \\pi/2)"), ("x=5", "5"), ("5", "x = 5"), ("2^{10}", "1024"),
         ("\\binom{5}{2}", "10"), ("-3", "$-3$"), ("x \\in [1,2]", "[1,2]"),
     ],
@@ -370,6 +372,41 @@ def test_source_that_lacks_a_few_rejected_rows_gives_the_rest(tmp_path):
     assert Counter(task.repo for task in result) == {"a": 39, "b": 40}
 
 
+@pytest.mark.parametrize(
+    ("fields", "answer"),
+    [
+        ({"problem": "How many?", "answer": "Two and <<1+1=2>>2.\n#### 1,002"}, "1,002"),
+        ({"question": "How many?", "expected_answer": "\\(\\frac{1}{2}\\)"}, "\\(\\frac{1}{2}\\)"),
+        ({"question": "How many?", "final_answer": "[1, 2]"}, "[1, 2]"),
+        ({"prompt": [{"role": "user", "content": "How many?"}], "reward_spec": {"ground_truth": "7"}}, "7"),
+        ({"prompt": "How many?", "reward_model": {"ground_truth": '["\\\\frac{1}{2}"]'}}, "\\frac{1}{2}"),
+        ({"prompt": "How many?", "reward_model": {"ground_truth": ["7"]}}, "7"),
+        ({"prompt": "How many?", "answer": "{1, 2}"}, "{1, 2}"),
+        ({"question": "How many? A) 1 B) 2", "answer": "B", "choices": ["1", "2"], "context": None, "images": []}, "B"),
+    ],
+)
+def test_row_of_a_public_data_set_is_read(tmp_path, fields, answer):
+    (task,) = load(tmp_path, {"license": "mit", **fields})
+    assert isinstance(task, Task), task
+    assert task.instruction.startswith("How many?") and task.payload["answer"].strip() == answer
+    assert task.repo == "rows"
+    assert maths.judge(task.payload["answer"], f"\\boxed{{{answer}}}").reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"choices": ["cats", "dogs"]}, "choices"), ({"options": {"A": "1"}}, "options"),
+        ({"options": "A) 1"}, "options"), ({"body": "There are 2 cats."}, "body"),
+        ({"images": [{"bytes": "x"}]}, "images"),
+        ({"answer": None, "reward_model": {"ground_truth": ["1", "2"]}}, "2 expected answers"),
+    ],
+)  # fmt: skip
+def test_row_that_lacks_a_part_of_its_question_or_one_answer_is_refused(tmp_path, fields, names):
+    (refused,) = load(tmp_path, {"license": "mit", "question": "How many?", "answer": "2", **fields})
+    assert isinstance(refused, RejectedInput) and refused.detail.startswith(names)
+
+
 def test_every_row_is_a_task_with_source_and_licence_or_is_refused_by_place(tmp_path):
     rows = [
         row(0), row(1, license=None), row(2, "known", license=None), row(0), row(3, reward_model=None),
@@ -380,11 +417,12 @@ def test_every_row_is_a_task_with_source_and_licence_or_is_refused_by_place(tmp_
     tasks = [item for item in result if isinstance(item, Task)]
     assert {(t.payload["source"], t.payload["license"], t.payload["kind"]) for t in tasks} == {
         ("maths", "mit", "answer"), ("known", "apache-2.0", "answer"), ("maths", "mit", "program"),
+        ("rows", "mit", "answer"),
     }  # fmt: skip
     refused = {item.source: item.reason for item in result if isinstance(item, RejectedInput)}
     assert refused == {
         "rows.jsonl:2": "no_licence", "rows.jsonl:4": "repeated_task", "rows.jsonl:5": "unreadable_row",
-        "rows.jsonl:7": "unreadable_row", "rows.jsonl:8": "unreadable_row",
+        "rows.jsonl:7": "unreadable_row",
     }  # fmt: skip
     assert len(result) == len(rows)
 

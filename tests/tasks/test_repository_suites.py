@@ -264,6 +264,16 @@ def test_rows_that_cannot_be_read_are_refused_by_place(repository, tmp_path):
         load(r2e.FAMILY, path=str(tmp_path / "absent"))
 
 
+def test_r2e_solution_deletes_the_files_that_its_commit_deletes(repository, tmp_path):
+    headers = {"old.py": {"misc_line": "deleted file mode 100644"}, "empty.py": {"misc_line": "new file mode 100644"}}
+    diffs = [
+        {"header": {"file": {"path": path}, **header}, "old_file_content": "x", "new_file_content": ""}
+        for path, header in headers.items()
+    ]
+    rows = write_rows(tmp_path, repository.r2e_row(parsed_commit_content={"file_diffs": diffs}))
+    assert one(r2e.FAMILY, path=str(rows)).payload["solution"] == {"old.py": None, "empty.py": ""}
+
+
 def test_excluded_repositories_are_counted_and_do_not_make_the_suite_invalid(repository, tmp_path):
     good = repository.r2e_row()
     rows = [good, *({**good, "repo_name": "quay", "commit_hash": f"{n}" * 40} for n in (1, 2, 3))]
@@ -281,6 +291,26 @@ def test_excluded_repositories_are_counted_and_do_not_make_the_suite_invalid(rep
 
 
 # --- SWE-bench -----------------------------------------------------------------------------------------------------
+
+
+def test_swe_bench_lists_of_tests_are_lists_or_their_text(repository, tmp_path):
+    tests = ['t.py::a["x"]', "t.py::b['y']"]
+    spelled = [tests, json.dumps(tests), repr(tests), None, "t.py::a", "[1]", "{}"]
+    rows = [repository.swe_row(instance_id=f"m__m-{n}", FAIL_TO_PASS=value) for n, value in enumerate(spelled)]
+    items = load(swe_bench.FAMILY, path=str(write_rows(tmp_path, *rows)))
+    assert [item.payload["wanted"]["FAIL_TO_PASS"] for item in items if isinstance(item, Task)] == [tests] * 3
+    refused = [item for item in items if isinstance(item, RejectedInput)]
+    assert [item.source for item in refused] == [f"rows.jsonl:{n}" for n in (4, 5, 6, 7)]
+    assert all("FAIL_TO_PASS" in item.detail for item in refused)
+
+
+@pytest.mark.parametrize(("last", "passed"), [("PASSED t.py::a[x y]", True), ("FAILED t.py::a[x z] - no", False)])
+def test_swe_bench_name_cut_at_its_space_passes_if_all_its_tests_do(repository, tmp_path, last, passed):
+    """SWE-bench's own lists cut names so: 28 of the 223 tasks of Lite outside sympy have one."""
+    row = repository.swe_row(FAIL_TO_PASS='["t.py::a[x"]', PASS_TO_PASS='["t.py::b[1 2]"]')
+    task = one(swe_bench.FAMILY, path=str(write_rows(tmp_path, row)))
+    summary = f"= short test summary info =\nPASSED t.py::a[x w]\nPASSED t.py::b[1 2]\n{last}\n"
+    assert swe_bench.FAMILY.passes(task, summary)[0] is passed
 
 
 def test_swe_bench_tasks_are_proven_and_judged(repository, factory, testbed, tmp_path):

@@ -22,8 +22,9 @@ from etpi_assets.tasks.family import Verdict
 
 _BOX = re.compile(r"\\boxed\s*\{")
 _GONE = re.compile(
-    r"\\left|\\right|\\[,;:! ]|~|\$|\\mathrm|\\displaystyle|\\%|%|\^\{?\\circ\}?|\\degree|\\text(?:bf)?|\s"
+    r"\\left|\\right|\\[,;:! ]|~|\\?\$|\\mathrm|\\displaystyle|\\%|%|°|\^\{?\\circ\}?|\\degree|\\text(?:bf)?|\s"
 )
+_DOLLAR = re.compile(r"\\?\$")
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\{?(-?\d+)\}?\{?(-?\d+)\}?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?:\D|$))")
 _LONGEST = 2000
@@ -50,7 +51,7 @@ _EXPRESSIONS = 6
 _EXACT_DIGITS = 12
 """Digits after the point to which an exact decimal number agrees; a double has few more."""
 _COPIED = "equal, but the answer is an expression of the question in its own form"
-_UNIT = re.compile(r"\\(?:text|mathrm)\s*\{[^{}]*\}(?:\s*\^\s*\{?\d\}?)?|\s")
+_UNIT = re.compile(r"\\(?:text(?:rm)?|mathrm|mbox)\s*\{[^{}]*\}(?:\s*\^\s*\{?\d\}?)?|\s")
 
 _COMPARER = Comparer()
 
@@ -118,7 +119,7 @@ def approximates(answer: str, wanted: str, question: str) -> bool:
 
 
 def _same_value(wanted: str, answer: str, digits: int = 6) -> bool:
-    return _COMPARER.equal(wanted.replace("$", ""), answer.replace("$", ""), digits)
+    return _COMPARER.equal(_DOLLAR.sub("", wanted), _DOLLAR.sub("", answer), digits)
 
 
 def copies(answer: str, wanted: str, question: str) -> bool:

@@ -1,8 +1,10 @@
 """Read rows of questions as tasks, each with its source and licence, and sample equally from the sources.
 
-Fields, the first that is present: `data_source` or `source`; `prompt` (text or chat messages), `question` or `problem`;
-`reward_model.ground_truth`, `answer` or `tests`; `license`; `solution` (a program's text), also in `extra_info`. A
-ground truth that is an object (or its JSON) holds tests of a program, see `programs`; else it is a mathematical answer.
+Fields, the first that is present: `data_source` or `source` (else the name of params.path); `prompt` (text or chat
+messages), `question` or `problem`; `ground_truth` of `reward_model` (verl) or `reward_spec` (SkyRL), `answer`,
+`expected_answer` (NeMo Gym), `final_answer` (DeepMath) or `tests`; `license`; `solution` (a program's text), also in
+`extra_info`. A ground truth that is an object (or its JSON) holds tests of a program, see `programs`; else it is a
+mathematical answer: the text after `####` where there is one (GSM8K), or the only item of a list (Skywork-OR1).
 
 The payload of a task (JSON): kind ("answer" or "program"), answer or tests, reference (an answer's text, or null),
 unproven, source, license, row (where it came from), limits.
@@ -33,7 +35,7 @@ def read_questions(suite: str, path: Path, chosen: Mapping[str, Any]) -> Iterato
             yield RejectedInput(place, "unreadable_row", row)
             continue
         try:
-            source = str(_first(row, "data_source", "source"))
+            source = str(row.get("data_source") or row.get("source") or path.stem)
             if chosen["sources"] and source not in chosen["sources"]:
                 continue
             task = _task(suite, source, place, row, chosen)
@@ -84,6 +86,8 @@ def balanced(tasks: Sequence[Task], per_source: int | None, seed: int) -> Iterat
 
 def _task(suite: str, source: str, place: str, row: Mapping[str, Any], chosen: Mapping[str, Any]) -> Task:
     question = _question(_first(row, "prompt", "question", "problem"))
+    if unseen := sorted(name for name in _PARTS if not all(text in question for text in _texts(row.get(name)))):
+        raise ValueError(f"{', '.join(unseen)}: a part of the question that its text lacks; write it into the text")
     extra = row.get("extra_info")
     extra = extra if isinstance(extra, Mapping) else {}
     truth = _truth(row)
@@ -116,23 +120,47 @@ def _first(row: Mapping[str, Any], *names: str) -> Any:
     raise KeyError(" or ".join(names))
 
 
+_PARTS = ("choices", "options", "body", "context", "passage", "images", "image")
+"""Columns that data sets have beside the question's text, without which it cannot be answered."""
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts of a column: of a text, of choices (a list, or a mapping from labels), or of images."""
+    if isinstance(value, Mapping | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
+    elif value is not None:
+        yield str(value)
+
+
 def _question(value: Any) -> str:
     if isinstance(value, str):
         text = value
     else:
         messages: Iterable[Mapping[str, Any]] = value
-        text = next((str(m["content"]) for m in reversed(list(messages)) if m["role"] == "user"), "")
+        text = next((_text(m["content"]) for m in reversed(list(messages)) if m["role"] == "user"), "")
     if not text.strip():
         raise ValueError("the question is empty")
     return text.strip()
 
 
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
 def _truth(row: Mapping[str, Any]) -> Any:
-    model = row.get("reward_model")
-    truth = model["ground_truth"] if isinstance(model, Mapping) else _first(row, "answer", "tests")
-    if isinstance(truth, str) and truth.lstrip().startswith("{"):
+    model = row.get("reward_model") or row.get("reward_spec")
+    if isinstance(model, Mapping):
+        truth = model["ground_truth"]
+    else:
+        truth = _first(row, "answer", "expected_answer", "final_answer", "tests")
+    if isinstance(truth, str) and truth.lstrip().startswith(("{", '["')):
         try:
-            return json.loads(truth)
+            truth = json.loads(truth)
         except ValueError:
             return truth  # a mathematical set such as {1, 2}
-    return truth
+    if isinstance(truth, list):
+        if len(truth) != 1:
+            raise ValueError(f"{len(truth)} expected answers, where one is needed: {truth!r:.80}")
+        truth = truth[0]
+    return truth.rpartition("####")[2] if isinstance(truth, str) else truth

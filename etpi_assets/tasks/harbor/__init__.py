@@ -32,7 +32,7 @@ from etpi_assets.tasks.family import (
 from etpi_assets.tasks.frozen import RESERVED, put_changes
 from etpi_assets.tasks.grading import is_of_machine
 from etpi_assets.tasks.harbor import snapshot, verifier
-from etpi_assets.tasks.harbor.folder import TASK_FILE, UnreadableTask, read_folder
+from etpi_assets.tasks.harbor.folder import MIGRATE, TASK_FILE, UnreadableTask, read_folder
 from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
@@ -47,8 +47,8 @@ PARAMS: Mapping[str, Any] = {
 }
 """Besides those of `places`. path: a folder of task folders, at any depth. tasks: only these. split: of all tasks
 but heldout_tasks, which are held out.
-workdir: where the agent works; none: the last WORKDIR of the task's Dockerfile, or /app. `memory_gib`, `disk_gib` and
-`test_seconds` are defaults for tasks that state no limits."""
+workdir: where the agent works; none: [environment] workdir, the last WORKDIR of the task's Dockerfile, or /app.
+`memory_gib`, `disk_gib` and `test_seconds` are defaults for tasks that state no limits."""
 
 _IMPORT = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
 
@@ -70,7 +70,7 @@ class Harbor(Family):
         root = named_path(suite, chosen, "a folder of task folders").resolve()
         folders = sorted(file.parent for file in root.rglob(TASK_FILE))
         if not folders:
-            raise FileNotFoundError(f"{root}: no {TASK_FILE} at any depth; params.path names a folder of task folders")
+            raise FileNotFoundError(f"{root}: no {TASK_FILE} at any depth; {MIGRATE}")
         names = {folder: folder.relative_to(root).as_posix() if folder != root else root.name for folder in folders}
         for name in sorted(set(chosen["tasks"]) - set(names.values())):
             yield RejectedInput(name, "no_such_task", f"params.tasks names it, and {root} has no such folder")

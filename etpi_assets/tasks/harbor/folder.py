@@ -2,7 +2,7 @@
 
 The payload of a task (JSON):
     tests, solution: {path below the folder: {data: base64, executable: bool}}
-    environment: variables of the tests, from [verifier] env
+    environment: variables of the tests, from [verifier] env; solution_environment: those of the solution, if any
     seconds, solution_seconds: time limits of the tests, and of one command of the solution
     entities: file paths that the instruction names
     metadata: the table of that name, as written
@@ -27,10 +27,12 @@ from etpi_resources.inside import read_inside
 from etpi_resources.lake.lake import folder_hash
 
 TASK_FILE = "task.toml"
+MIGRATE = "`harbor task migrate` writes it for folders of Terminal-Bench 1, which have a task.yaml"
 _INSTRUCTION, _ENVIRONMENT, _TESTS, _SOLUTION = "instruction.md", "environment", "tests", "solution"
-_COMPOSE = ("docker-compose.yaml", "docker-compose.yml")
+_COMPOSE = "docker-compose.yaml"
 _WORKDIR = re.compile(r"^\s*WORKDIR\s+(\S+)", re.MULTILINE | re.IGNORECASE)
 _PATH = re.compile(r"(?<![\w/.-])/?(?:[\w.-]+/)*[\w-]+\.\w{1,5}\b")
+_HOST_VARIABLE = re.compile(r"\$\{[^}:]+(?::-(.*))?\}")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?", re.IGNORECASE)
 _GIB = {"": 1 / (1 << 30), "K": 1 / (1 << 20), "M": 1 / 1024, "G": 1.0, "T": 1024.0}
 
@@ -52,11 +54,18 @@ def read_folder(suite: str, name: str, root: Path, folder: Path, chosen: Mapping
     tests, solution = _files(root, folder / _TESTS), _files(root, folder / _SOLUTION)
     if "test.sh" not in tests:
         raise UnreadableTask("no_tests", f"there is no {_TESTS}/test.sh, by which a task is graded")
-    verifier, agent, machine = (_table(config, key) for key in ("verifier", "agent", "environment"))
+    verifier, agent, machine, reference = (
+        _table(config, key) for key in ("verifier", "agent", "environment", "solution")
+    )
+    if verifier.get("environment_mode") == "separate" or "environment" in verifier:
+        raise UnreadableTask("separate_verifier", "[verifier] has a machine of its own: tests here run in the task's")
+    if machine.get("env"):
+        raise UnreadableTask("machine_variables", "[environment] env is not set here: put it into the Dockerfile")
     payload = {
         "tests": tests,
         "solution": solution,
-        "environment": _variables(verifier),
+        "environment": _variables(verifier, "verifier"),
+        **({"solution_environment": _variables(reference, "solution")} if reference.get("env") else {}),
         "seconds": _seconds(verifier, chosen["test_seconds"]),
         "solution_seconds": _seconds(agent, chosen["test_seconds"]),
         "entities": sorted(set(_PATH.findall(instruction))),
@@ -86,30 +95,39 @@ def _table(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return table
 
 
-def _variables(verifier: Mapping[str, Any]) -> dict[str, str]:
-    variables = {str(key): str(value) for key, value in (verifier.get("env") or {}).items()}
-    if wanted := [key for key, value in variables.items() if "${" in value]:
+def _variables(section: Mapping[str, Any], name: str) -> dict[str, str]:
+    """Return `env`, with the default of each variable that the host's environment may set (`${KEY:-default}`)."""
+    variables = {key: str(value) for key, value in _table(section, "env").items()}
+    host = {key: match[1] for key, value in variables.items() if (match := _HOST_VARIABLE.fullmatch(value))}
+    if wanted := [key for key, default in host.items() if default is None]:
         raise UnreadableTask(
             "host_variables",
-            f"[verifier] env takes {', '.join(wanted)} from the host's environment, which is not shown",
+            f"[{name}] env takes {', '.join(wanted)} from the host's environment, which is not shown",
         )
-    return variables
+    return {**variables, **host}
 
 
 def _seconds(section: Mapping[str, Any], default: float) -> float:
-    return float(section.get("timeout_sec") or default)
+    return _number(section, "timeout_sec") or default
+
+
+def _number(section: Mapping[str, Any], key: str) -> float | None:
+    value = section.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise UnreadableTask("unreadable_config", f"{key} = {value!r} is no number")
+    return None if value is None else float(value)
 
 
 def _place(
     suite: str, name: str, root: Path, folder: Path, machine: Mapping[str, Any], chosen: Mapping[str, Any]
 ) -> tuple[dict, list[Any]]:
     """Return (the place, the parts of it that enter the content hash)."""
-    if several := [file for file in _COMPOSE if (folder / file).is_file()]:
-        raise UnreadableTask("several_containers", f"environment/{several[0]}: a task here has one machine")
+    if (folder / _COMPOSE).is_file():
+        raise UnreadableTask("several_containers", f"environment/{_COMPOSE}: a task here has one machine")
     dockerfile = folder / "Dockerfile"
     image = machine.get("docker_image")
     workdirs = _WORKDIR.findall(_text(root, dockerfile)) if dockerfile.is_file() else []
-    workdir = chosen["workdir"] or (workdirs[-1].strip("'\"") if workdirs else "/app")
+    workdir = chosen["workdir"] or machine.get("workdir") or (workdirs[-1].strip("'\"") if workdirs else "/app")
     bounds = {
         "memory_gib": _gib(machine, "memory") or chosen["memory_gib"],
         "disk_gib": _gib(machine, "storage") or chosen["disk_gib"],
@@ -123,8 +141,8 @@ def _place(
 
 def _gib(machine: Mapping[str, Any], what: str) -> float | None:
     """Return `memory_mb = 2048` or `memory = "2G"` in GiB; None if neither is stated."""
-    if (number := machine.get(f"{what}_mb")) is not None:
-        return float(number) / 1024
+    if (number := _number(machine, f"{what}_mb")) is not None:
+        return number / 1024
     stated = machine.get(what)
     if stated is None:
         return None

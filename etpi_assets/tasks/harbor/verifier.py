@@ -36,9 +36,7 @@ def grade(task: Task, sandbox: Sandbox) -> Verdict:
     put = sandbox.run(f"{empty_command(TESTS, _REWARDS)} && {put_command(TESTS, task.payload['tests'])}")
     if put.exit_code:
         raise OSError(f"task {task.task_id}: the tests could not be put into its machine: {put.output[-500:].strip()}")
-    variables = "".join(
-        f"export {key}={shlex.quote(value)}; " for key, value in sorted(task.payload["environment"].items())
-    )
+    variables = _exports(task.payload["environment"])
     log = f"{_REWARDS}/test-stdout.txt"
     command = downloads.command_with_downloads(task.payload["place"], f"{TESTS}/test.sh > {log} 2>&1")
     done = sandbox.run(variables + command, timeout=task.payload["seconds"])
@@ -55,7 +53,12 @@ def solution_commands(task: Task) -> Sequence[str]:
     files = task.payload["solution"]
     if "solve.sh" not in files:
         return ()
-    return [f"{empty_command(SOLUTION)} && {put_command(SOLUTION, files)}", f"bash {SOLUTION}/solve.sh"]
+    variables = _exports(task.payload.get("solution_environment", {}))
+    return [f"{empty_command(SOLUTION)} && {put_command(SOLUTION, files)}", f"{variables}bash {SOLUTION}/solve.sh"]
+
+
+def _exports(variables: Mapping[str, str]) -> str:
+    return "".join(f"export {key}={shlex.quote(value)}; " for key, value in sorted(variables.items()))
 
 
 def empty_command(*folders: str) -> str:
