@@ -20,7 +20,17 @@ from typing import Any
 
 from etpi_assets.tasks import cooperbench_verdict, downloads, places
 from etpi_assets.tasks.commands import apply_command
-from etpi_assets.tasks.family import Family, RejectedInput, Role, SandboxNeeds, Task, Verdict, named_path, with_defaults
+from etpi_assets.tasks.family import (
+    Family,
+    RejectedInput,
+    Role,
+    SandboxNeeds,
+    Task,
+    Verdict,
+    named_path,
+    require_heldout,
+    with_defaults,
+)
 from etpi_resources.hashes import json_hash
 from etpi_resources.inside import is_file_inside, read_inside
 from etpi_resources.sandboxes import SandboxFactory
@@ -73,7 +83,8 @@ class CooperBench(Family):
         exist is rejected by name.
 
         Raises:
-            ValueError: unknown params, or no path. FileNotFoundError: nothing at the path, or no such subset.
+            ValueError: unknown params, no path, or a misspelt held-out repository.
+            FileNotFoundError: nothing at the path, or no such subset.
         """
         chosen = with_defaults(suite, "cooperbench", params, PARAMS)
         root = named_path(suite, chosen, "the folder of CooperBench's repositories")
@@ -81,6 +92,7 @@ class CooperBench(Family):
             raise FileNotFoundError(f"suite {suite}: params.path: {root} is no folder")
         wanted = _wanted(root, chosen)
         only = set(chosen["repos"])
+        require_heldout(suite, chosen["heldout_repos"], {repo for repo, _ in _places(root)})
         for place in sorted(set(_places(root)) | set(wanted or ()), key=lambda p: (p[0], p[1].zfill(12))):
             if only and place[0] not in only:
                 continue

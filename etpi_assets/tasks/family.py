@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
@@ -112,6 +113,26 @@ def named_path(suite: str, params: Mapping[str, Any], holds: str) -> Path:
     if not params["path"]:
         raise ValueError(f"suite {suite}: params.path has to name {holds}")
     return expand(str(params["path"]))
+
+
+def require_heldout(suite: str, named: Collection[str], present: Collection[str]) -> None:
+    """Raise ValueError for a held-out repository that the data spell otherwise: it would be in the training split.
+
+    "Pallets/flask", "pallets__flask" and "flask" are other spellings of "pallets/flask". A name that is like none may
+    be of data that this copy lacks.
+    """
+    for name in sorted({*named} - {*present}):
+        for other in sorted(present):
+            ends = [text.rpartition("/")[2] for text in (name, other)]
+            whole = ("/" in name) == ("/" in other)
+            if len({_letters(text) for text in (name, other)}) == 1 or (not whole and len({*map(_letters, ends)}) == 1):
+                raise ValueError(
+                    f"suite {suite}: params.heldout_repos names {name!r}, which the data call {other!r}: write that"
+                )
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name.lower())
 
 
 class Family(Protocol):

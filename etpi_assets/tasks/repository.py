@@ -27,6 +27,7 @@ from etpi_assets.tasks.family import (
     Task,
     Verdict,
     named_path,
+    require_heldout,
     with_defaults,
 )
 from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
@@ -101,11 +102,13 @@ class RepositoryFamily(Family, ABC):
         """Yield a task or a rejection for each row, in order. `seed` has no effect.
 
         Raises:
-            ValueError: unknown params, or no path. FileNotFoundError: no rows at the path.
+            ValueError: unknown params, no path, or a misspelt held-out repository.
+            FileNotFoundError: no rows at the path.
         """
         chosen = with_defaults(suite, self.name, params, self.params)
         path = named_path(suite, chosen, "the data set's rows (.jsonl, .json, .parquet)")
         seen: dict[str, str] = {}
+        repos: set[str] = set()
         taken = 0
         for source, row in read_rows(path):
             if chosen["rows"] is not None and taken >= chosen["rows"]:
@@ -122,6 +125,7 @@ class RepositoryFamily(Family, ABC):
                 detail = f"no field {error}" if isinstance(error, KeyError) else str(error)
                 yield RejectedInput(source, "unreadable_row", detail)
                 continue
+            repos.add(task.repo)
             if chosen["repos"] and task.repo not in chosen["repos"]:
                 continue
             taken += 1
@@ -130,6 +134,7 @@ class RepositoryFamily(Family, ABC):
                 continue
             seen[task.task_id] = source
             yield task
+        require_heldout(suite, chosen["heldout_repos"], repos)
 
     def needs(self, task: Task) -> SandboxNeeds:
         return places.needs(task.payload["place"], f"{self.hides}; {places.FORGET_HISTORY}")

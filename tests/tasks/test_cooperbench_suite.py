@@ -162,6 +162,8 @@ def test_whole_repositories_are_held_out_or_excluded(tmp_path: Path) -> None:
     result = tasks(tmp_path, heldout_repos=["b_task"])
     assert {t.split for t in result if t.repo == "b_task"} == {"heldout"}
     assert {t.repo for t in tasks(tmp_path, repos=["a_task"])} == {"a_task"}
+    with pytest.raises(ValueError, match="'b_task'"):
+        tasks(tmp_path, heldout_repos=["B-Task"])
 
 
 def test_params_are_checked(tmp_path: Path) -> None:

@@ -258,6 +258,9 @@ def test_rows_that_cannot_be_read_are_refused_by_place(repository, tmp_path):
     assert isinstance(task, Task) and task.split == "heldout"
     (other,) = load(r2e.FAMILY, path=str(table))
     assert isinstance(other, Task) and other.content_hash == task.content_hash
+    with pytest.raises(ValueError, match="'moor'"):
+        load(r2e.FAMILY, path=str(table), heldout_repos=["ships/Moor"])
+    assert len(load(r2e.FAMILY, path=str(table), heldout_repos=["ships/anchor"])) == 1, "of rows that are not here"
     with pytest.raises(ValueError, match="unknown params"):
         load(r2e.FAMILY, path=str(table), nonsense=1)
     with pytest.raises(FileNotFoundError, match="no .jsonl"):
