@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from etpi_resources.chat.tool_forms.call import Call, message_calls
 from etpi_resources.errors import ExpectedError
 
 Apply = Callable[[list[dict[str, Any]], list[Any] | None, bool], str]
@@ -21,7 +20,8 @@ TURN, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 _OF_CHATML = re.compile(r"<\|im_\w+\|>")
 _PROSE, _NEXT = "proseofprobe", "nextofprobe"
 _USER, _ANSWER = {"role": "user", "content": "userofprobe"}, {"role": "assistant", "content": _PROSE}
-_CALLING = {"role": "assistant", "content": "", "tool_calls": message_calls([Call("x", {"x": "y"})])}
+_CALL = {"id": "call00000", "type": "function", "function": {"name": "x", "arguments": {"x": "y"}}}
+_CALLING = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 _RESULT = {"role": "tool", "tool_call_id": "call00000", "name": "x", "content": _NEXT}
 _SHOWN = 120
 """Number of rendered characters that an error shows."""
