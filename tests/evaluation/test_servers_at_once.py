@@ -16,10 +16,11 @@ from etpi_assets.specs.experiment import EvaluateSection
 from etpi_assets.tasks.family import Task
 from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
 from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.tokenizer_files import PROBE
 from etpi_resources.engines import Completion, Engine, Request
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.engines.serving import Checkpoint, VllmServing
-from etpi_resources.engines.vllm import _TOKENIZER_PROBE, VllmEngine
+from etpi_resources.engines.vllm import VllmEngine
 from etpi_resources.engines.vllm_server import PROGRAM_VARIABLE
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
@@ -59,7 +60,7 @@ def test_servers_of_several_checkpoints_start_together_and_none_in_use_is_ended(
     program.chmod(0o755)
     monkeypatch.setattr("etpi_resources.engines.vllm_server.START_SECONDS", 60.0)
     monkeypatch.setenv(PROGRAM_VARIABLE, str(program))
-    monkeypatch.setenv("PROBE_IDS", json.dumps(CHAT.encode(_TOKENIZER_PROBE)))
+    monkeypatch.setenv("PROBE_IDS", json.dumps(CHAT.encode(PROBE)))
     first, second, third = (Checkpoint(tmp_path / role, role[0] * 64, role) for role in ("base", "sft", "rl"))
     more: Any = {"options": {}, "template_kwargs": {}, "logs": tmp_path / "logs", "lock": tmp_path / "lock"}
     with closing(VllmServing(CHAT, [first, second, third], **more, at_once=2)) as serving:
