@@ -119,9 +119,11 @@ def is_hybrid(base: BaseSection) -> bool:
 
 def is_wrapped(base: BaseSection) -> bool:
     """Return whether a hybrid base is stored below a wrapper with a vision part, as all on the hub are."""
-    if not is_hybrid(base) or base.kind == "hub":
-        return is_hybrid(base)
-    return "text_config" in json.loads((_folder(model_name(base)) / "config.json").read_text(encoding="utf-8"))
+    if not is_hybrid(base):
+        return False
+    return base.kind == "hub" or "text_config" in json.loads(
+        (_folder(model_name(base)) / "config.json").read_text(encoding="utf-8")
+    )
 
 
 def _folder(model: str) -> Path:

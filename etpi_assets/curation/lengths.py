@@ -44,10 +44,12 @@ def base_context(base: BaseSection, chat: ChatFormat) -> BaseContext:
     if base.kind in ("hub", "package"):
         try:
             if base.kind == "package":
-                return _configured(package_folder(base.name_in_package) / "config.json")
-            return _configured(hub_file(base.repo or "", base.revision or "", "config.json"))
+                file = package_folder(base.name_in_package) / "config.json"
+            else:
+                file = hub_file(base.repo or "", base.revision or "", "config.json")
         except OSError as error:
             return BaseContext(None, f"config.json of {base.repo or base.package} cannot be read: {error}")
+        return _configured(file)
     limit = chat.tokenizer.model_max_length
     if limit < _NO_LIMIT:
         return BaseContext(limit, f"the tokenizer {base.tokenizer}; there is no base")

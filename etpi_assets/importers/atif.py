@@ -23,7 +23,7 @@ import numpy as np
 from etpi_assets.importers.conversation import ChatEntry, Options, fill_agent, finish_of, joined, token_ids
 from etpi_assets.importers.format import ROWS, DetectionInput, FormatDoc, run_format, source_of
 from etpi_assets.importers.rows import files_below
-from etpi_assets.importers.run_info import RunInfo, build_rollout, exit_by_action, exit_name, run_info
+from etpi_assets.importers.run_info import TASK_COMPLETE, RunInfo, build_rollout, exit_by_action, exit_name, run_info
 from etpi_assets.importers.source import (
     Unreadable,
     as_list,
@@ -46,8 +46,6 @@ _NEWEST = 8
 _MOST_LOGPROB = 1e6
 """Engines report impossible tokens as -9999 or so; beyond this, a float32 column would hold infinity."""
 _JSON = (".json", ".json.gz", ".json.zst")
-_DONE = "mark_task_complete"
-"""Name that Harbor gives to Terminus' statement that the task is done."""
 _NO_MODEL = "<synthetic>"
 """Model of the messages that Claude Code writes itself, such as the errors of the provider."""
 EXPORT_KEY = "etpi"
@@ -327,7 +325,7 @@ def _typed(text: str) -> list[Action] | None:
         answer = json.loads(text[text.index("{") : text.rindex("}") + 1])
         commands = field(answer, "commands")
         keys = [text_field(c, "keystrokes") for c in commands] if isinstance(commands, list) else []
-        done = [_DONE] if field(answer, "task_complete") is True else []
+        done = [TASK_COMPLETE] if field(answer, "task_complete") is True else []
         return [Action("bash", key, form="fenced") for key in [*keys, *done] if key and key.strip()]
     return None
 

@@ -27,7 +27,7 @@ from etpi_assets.importers.source import (
 )
 
 Part = tuple[Callable[[Any], bool], str]
-"""Whether a value is an item of a run, such as a message, and the column that a row has for these items."""
+"""(a test for items of a run, such as messages; the column that a row has for these items)."""
 _LINES = (".jsonl", ".ndjson")
 _SUFFIXES = (*_LINES, ".json", ".parquet")
 _BATCH_ROWS = 32

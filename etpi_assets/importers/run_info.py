@@ -42,6 +42,8 @@ _TOOLS = ("tools", "functions", "tool_definitions", "available_tools", "oai_tool
 _TRUNCATED = ("length", "max_tokens", "max_output_tokens")
 _EXIT = ("exit_status", "exit_reason", "finish_reason", "status")
 _SAMPLER = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "max_output_tokens", "seed")
+TASK_COMPLETE = "mark_task_complete"
+"""Name that Harbor gives to Terminus' statement that the task is done."""
 _INSTANCE = re.compile(r"(?P<owner>.+?)__(?P<name>.+?)(?:-\d+|\.[0-9a-f]{8}\..+)")
 _SUBMITS = re.compile(r"\becho\s+['\"]?(?:COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT|MINI_SWE_AGENT_FINAL_OUTPUT)")
 _SUBMITTED_ON_EXIT = re.compile(r"submitted \((\w+)\)")
@@ -143,8 +145,7 @@ def exit_name(status: str | None) -> str | None:
 def exit_by_action(last_actions: Sequence[Action]) -> str:
     """Derive an exit status from the last turn's commands, for runs that do not record one."""
     submits = any(
-        _SUBMITS.search(action.command)
-        or action.command.split()[:1] in (["submit"], ["finish"], ["mark_task_complete"])
+        _SUBMITS.search(action.command) or action.command.split()[:1] in (["submit"], ["finish"], [TASK_COMPLETE])
         for action in last_actions
     )
     return "Submitted" if submits else "unknown"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,8 +53,12 @@ def pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
     return next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if isinstance(i, int)), 0)
 
 
+@lru_cache
 def misread(folder: Path) -> bool:
-    """Return whether AutoTokenizer of the installed transformers refuses a folder, or reads other ids or other text."""
+    """Return whether AutoTokenizer of the installed transformers refuses a folder, or reads other ids or other text.
+
+    A process compares a folder once: that takes seconds for a large vocabulary, and every saved step asks.
+    """
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
