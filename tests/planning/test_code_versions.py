@@ -137,7 +137,7 @@ def test_no_edit_leaves_the_version_of_a_result_that_it_changes(changed, specs, 
     missed, over, reported, right = [], [], 0, 0
     for edit in EDITS:
         assert (copies := (ROOT / edit.file).read_text("utf-8").count(edit.old)) == 1, (
-            f"{edit.file} holds {edit.old!r} {copies} times; update tests/mutations.py"
+            f"{edit.file} holds {edit.old!r} {copies} times; update tests/support/mutations.py"
         )
         result = changed(edit.file, lambda text, edit=edit: text.replace(edit.old, edit.new))
         ought = edit.partitions(specs, before)

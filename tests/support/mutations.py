@@ -301,7 +301,7 @@ EDITS = (
     Edit(f"{G}/transformers.py", "SLOTS = 64", "SLOTS = 32", "rows of a batch", served_by("transformers")),
     Edit(f"{G}/slots.py", "_GROWTH = 256", "_GROWTH = 128", "growth of the cache", served_by("transformers")),
     Edit(f"{G}/openai.py", 'ended {request.request_id} with', 'left {request.request_id} with', "an endpoint's error", {"raw_rollouts": engine("openai")}),
-    Edit(f"{G}/vllm.py", "50 %, naïve", "50 %, naive", "the first request to vLLM", served_by("vllm")),
+    Edit(f"{G}/vllm.py", '"prompt": PROBE, "add_special_tokens": False', '"prompt": PROBE, "add_special_tokens": True', "the first request to vLLM", served_by("vllm")),
     Edit(f"{B}/bubblewrap.py", "_OVERHEAD = 64 * 1024**2", "_OVERHEAD = 32 * 1024**2", "memory of a sandbox", sandboxed("bubblewrap")),
     Edit(f"{B}/guest.py", "MOST_FILES = 50_000", "MOST_FILES = 40_000", "the guest program", {asset: either(sandboxed("docker")[asset], where) for asset, where in sandboxed("bubblewrap").items()}),
     Edit(f"{B}/docker.py", "OVERHEAD = 64 * 1024**2", "OVERHEAD = 32 * 1024**2", "memory of a container", sandboxed("docker")),
