@@ -57,7 +57,8 @@ class Progress:
         with self._lock:
             self.done += n
             seconds = time.monotonic() - self._start
-            self._started = self._started or (seconds, self.done)
+            if n:
+                self._started = self._started or (seconds, self.done)
             if seconds >= self._next and self.done < self._total:
                 self._next = seconds + min(seconds, LONGEST_LOG_SECONDS)
                 self._log(self.line(note))

@@ -31,6 +31,7 @@ def test_line_is_written_whole_so_that_two_threads_do_not_share_one(monkeypatch)
 def test_progress_shows_stage_share_rate_and_time_left(monkeypatch):
     now = _clock(monkeypatch)
     counted = Progress("raw_rollouts of few", "rolled out", 100, print)
+    counted.advance(0)  # as a worker reports that it starts, and a collection that none is there yet
     now[0] += 60  # the first units wait for workers to start
     counted.advance(4)
     assert counted.line() == "raw_rollouts of few: rolled out 4/100 (4%), 1:00 so far"
