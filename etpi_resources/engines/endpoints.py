@@ -107,7 +107,6 @@ class Endpoints:
         exit_reason: for a server that this process started: why it exited, None while it runs.
         attempts, backoff: how often a request is tried, and the first wait between tries in seconds.
         proxies: use the proxies that the environment names.
-        health: the path that a healthy server answers with status 200.
     Raises:
         EngineUnavailable: the key is not set, or a URL contains a user name or password.
     """
@@ -122,7 +121,6 @@ class Endpoints:
         attempts: int = ATTEMPTS,
         backoff: float = BACKOFF_SECONDS,
         proxies: bool = False,
-        health: str = "/health",
     ) -> None:
         for url in urls:
             if "@" in urlsplit(url).netloc:
@@ -142,7 +140,7 @@ class Endpoints:
         self._proxies = proxies
         self._lock = threading.Lock()
         self._server_of_session: OrderedDict[str, _Server] = OrderedDict()
-        self._health, self._answers = health, 0
+        self._answers = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the key, which a copy reads from its own environment, and without `exit_reason`: a copy in
@@ -155,7 +153,6 @@ class Endpoints:
             attempts=self._attempts,
             backoff=self._backoff,
             proxies=self._proxies,
-            health=self._health,
         )
         return copied, ()
 
@@ -168,11 +165,14 @@ class Endpoints:
         """The servers that have answered a request without an error."""
         return [server.url for server in self._servers if server.answered]
 
-    def post(self, path: str, body: Mapping[str, Any], session: str = "") -> dict[str, Any]:
+    def post(
+        self, path: str, body: Mapping[str, Any], session: str = "", probe: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """POST to one of the servers, with retries; return its JSON answer, an object with one of `choices`.
 
         Args:
             session: decides which server.
+            probe: the body of a small request, which shows whether a server without /health is healthy.
         Raises:
             EngineUnavailable: no server answers within the tries, none accepts the key, or none knows the model.
             RuntimeError: a healthy server refuses this request, or fails on it every time.
@@ -182,12 +182,14 @@ class Endpoints:
             try:
                 return self._try_once(path, body, session)
             except RetryableError as error:
+                tries += 1
                 if error.status == 429 and self._answers > answers:  # others are answered, so its turn comes
-                    failures, answers = 0, self._answers
-                tries, failures = tries + 1, failures + 1
+                    failures, answers = max(failures - 1, 0), self._answers
+                failures += 1
                 if failures >= (min(self._attempts, TIMEOUT_ATTEMPTS) if error.timed_out else self._attempts):
-                    raise self._final_error(error, tries) from None
-                time.sleep(max(min(error.retry_after, MAX_EXCLUDE_SECONDS), self._wait(error, tries)))
+                    is_healthy = self.is_healthy if probe is None else partial(self.answers, path=path, body=probe)
+                    raise self._final_error(error, tries, is_healthy) from None
+                time.sleep(max(min(error.retry_after, MAX_EXCLUDE_SECONDS), self._wait(error, failures)))
 
     def request(self, url: str, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Send one request to the server at `url`, without retries; return its JSON, or its text if it sends no JSON.
@@ -221,9 +223,16 @@ class Endpoints:
             raise RetryableError(f"{url} answered without exactly one choice: {text}", 500)
         return answer
 
+    def answers(self, url: str, path: str, body: Mapping[str, Any]) -> bool:
+        """Return whether the server answers a request at the first try."""
+        with suppress(RuntimeError):
+            return bool(self.complete(url, path, body))
+        return False
+
     def is_healthy(self, url: str) -> bool:
+        """Check the server's /health."""
         with suppress(httpx.HTTPError), self._client() as client:
-            return client.get(url + self._health, timeout=HEALTH_SECONDS).status_code == 200
+            return client.get(f"{url}/health", timeout=HEALTH_SECONDS).status_code == 200
         return False
 
     def close(self) -> None:
@@ -242,14 +251,12 @@ class Endpoints:
         finally:
             self._idle_clients.append(client)
 
-    def _wait(self, error: RetryableError, tries: int) -> float:
-        """Return a random time in seconds, which grows with the tries."""
+    def _wait(self, error: RetryableError, failures: int) -> float:
+        """Return a random time in seconds, which grows with the failures."""
         if error.status == 429 and not error.retry_after:
-            longest = min(self._backoff * RATE_BACKOFF ** min(tries - 1, 9), MAX_RATE_BACKOFF_SECONDS)
+            longest = min(self._backoff * RATE_BACKOFF ** (failures - 1), MAX_RATE_BACKOFF_SECONDS)
             return random.uniform(0.75 * longest, longest)
-        return max(
-            self._backoff / 2, random.uniform(0, min(self._backoff * 2 ** min(tries - 1, 9), MAX_BACKOFF_SECONDS))
-        )
+        return max(self._backoff / 2, random.uniform(0, min(self._backoff * 2 ** (failures - 1), MAX_BACKOFF_SECONDS)))
 
     # --- one try ---------------------------------------------------------------------------------------------------
 
@@ -303,9 +310,9 @@ class Endpoints:
     def _without_key(self, text: str) -> str:
         return text if self._key is None else text.replace(self._key, f"${self._key_env}")
 
-    def _final_error(self, error: RetryableError, tries: int) -> RuntimeError:
+    def _final_error(self, error: RetryableError, tries: int, is_healthy: Callable[[str], bool]) -> RuntimeError:
         """Return the error of the last try: of the request, if a server is well that fails on it each time."""
-        if (error.status or 0) >= 500 and error.status not in _SERVER_DOWN and any(map(self.is_healthy, self.urls)):
+        if error.status is not None and error.status >= 500 and any(map(is_healthy, self.urls)):
             return RuntimeError(f"{error} ({tries} tries); the server is well otherwise")
         return EngineUnavailable(
             f"{error} ({tries} tries). Finished rollouts are kept; check the server and start again"
@@ -360,7 +367,11 @@ def _error_message(answer: Any) -> str:
     error = answer.get("error", answer) if isinstance(answer, Mapping) else answer
     if not (isinstance(error, Mapping) and error.get("message")):
         return str(error)[:_MOST_CHARACTERS]
-    more = {key: value for key, value in error.items() if key not in ("message", "type", "code", "object") and value}
+    more = {
+        key: value
+        for key, value in error.items()
+        if key not in ("message", "type", "code") and value not in ("None", None)
+    }
     return f"{error['message']} {json.dumps(more) if more else ''}".strip()[:_MOST_CHARACTERS]
 
 

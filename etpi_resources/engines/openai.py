@@ -18,6 +18,13 @@ from etpi_resources.engines.endpoints import ATTEMPTS, FINISH, Endpoints, assist
 
 CONCURRENCY = 64
 
+_PATH = "/chat/completions"
+_PROBE = [{"role": "user", "content": "Hello"}]
+_REFUSES_ALL = (
+    "The endpoint refuses a small request too: check engine.model, engine.urls, engine.api_key_env, and whether the "
+    "model takes agent.temperature and agent.top_p"
+)
+
 _LOG = logging.getLogger(__name__)
 _CHANGES = ("max_completion_tokens", "reasoning_content", "top_p", "seed", "temperature")
 """Fields that an endpoint may require or refuse, by the name in its error: OpenAI's reasoning models take another name
@@ -51,7 +58,7 @@ class OpenAIEngine:
     ) -> None:
         self.name, self._url, self._template_kwargs = model, url, dict(template_kwargs or {})
         self._settings = {"key_env": key_env, "timeout": timeout, "attempts": attempts}
-        self._endpoint = Endpoints([url], proxies=True, health="/models", **self._settings)
+        self._endpoint = Endpoints([url], proxies=True, **self._settings)
         self._changes: tuple[str, ...] = ()
         self._threads = ThreadPoolExecutor(CONCURRENCY, thread_name_prefix=f"openai {model}")
 
@@ -104,14 +111,18 @@ class OpenAIEngine:
         """
         body, changes = self._body(request), self._changes
         while True:
+            sent = _changed(body, request, changes)
+            probe = {key: value for key, value in sent.items() if key != "tools"} | {"messages": _PROBE}
             try:
-                answer = self._endpoint.post("/chat/completions", _changed(body, request, changes), request.session)
+                answer = self._endpoint.post(_PATH, sent, request.session, probe)
             except EngineUnavailable:
                 raise
             except RuntimeError as error:
                 names = [name for name in _CHANGES if re.search(rf"\b{name}\b", str(error))]
                 change = next((name for name in names if name not in changes and _changes_nothing(body, name)), None)
                 if change is None:
+                    if not self._endpoint.answered_urls and not self._endpoint.answers(self._url, _PATH, probe):
+                        raise EngineUnavailable(f"{error}. {_REFUSES_ALL}") from None
                     raise
                 changes = (*changes, change)
                 continue

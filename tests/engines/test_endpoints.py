@@ -279,7 +279,8 @@ def test_hosted_teacher_over_quota_is_unavailable_and_a_refused_request_is_an_er
     with pytest.raises(EngineUnavailable, match="quota.*2 tries"):
         hosted(server, attempts=2).complete([ask()])
     assert len(server.seen) == 2
-    server.always = status(400, "too long")
+    server.faults = [status(400, "too long")]
+    server.always = None
     with pytest.raises(RuntimeError, match="too long"):
         hosted(server).complete([ask()])
 
@@ -351,7 +352,8 @@ def test_refusal_with_status_200_is_not_retried_and_gives_the_providers_own_reas
     server.change = lambda answer: form(error)
     with pytest.raises(RuntimeError, match="the prompt has 9 tokens") as caught:
         hosted(server).complete([ask()])
-    assert not isinstance(caught.value, EngineUnavailable) and len(server.seen) == 1
+    assert not isinstance(caught.value, EngineUnavailable)
+    assert [body["messages"] for _, body in server.seen].count(MESSAGES) == 1
 
 
 def test_error_without_status_contains_no_key(server, monkeypatch):
@@ -362,13 +364,25 @@ def test_error_without_status_contains_no_key(server, monkeypatch):
     assert "$TEACHER_KEY" in str(caught.value) and "sk-planted" not in str(caught.value)
 
 
-def test_request_that_a_hosted_teacher_fails_on_each_time_stops_no_other(server):
-    server.always = status(500, "template error")
+@pytest.mark.parametrize("code", [400, 500])
+def test_request_that_a_hosted_teacher_alone_fails_on_stops_no_other(server, code):
+    answer = server.answer
+
+    def fails(path, body):
+        if body["messages"] == MESSAGES:
+            raise Refusal(code, "template error")
+        return answer(path, body)
+
+    server.answer = fails
     with pytest.raises(RuntimeError, match="template error") as caught:
         hosted(server, attempts=2).complete([ask()])
     assert not isinstance(caught.value, EngineUnavailable)
-    server.always = status(503, "overloaded")
-    with pytest.raises(EngineUnavailable, match="overloaded"):
+
+
+@pytest.mark.parametrize("code", [400, 422, 500, 503])
+def test_hosted_teacher_that_fails_on_every_request_stops_the_collection(server, code):
+    server.always = status(code, "the model does not exist")
+    with pytest.raises(EngineUnavailable, match="the model does not exist"):
         hosted(server, attempts=2).complete([ask()])
 
 
@@ -436,9 +450,9 @@ def test_field_that_the_endpoint_refuses_is_left_out_from_then_on(server, caplog
 
 def test_sampling_that_the_endpoint_refuses_is_an_error(server):
     refuses(server, "'temperature' does not support 0.0 with this model", lambda body: body.get("temperature") == 0.0)
-    with pytest.raises(RuntimeError, match="temperature"):
+    with pytest.raises(EngineUnavailable, match=r"0.0 with this model.*agent\.temperature"):
         hosted(server).complete([ask()])
-    assert len(server.seen) == 1
+    assert all(body["temperature"] == 0.0 for _, body in server.seen)
 
 
 def test_thoughts_are_sent_back_where_the_endpoint_requires_them(server):
