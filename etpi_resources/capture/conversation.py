@@ -173,8 +173,9 @@ def output_message(chat: ChatFormat, output: Sequence[int], opened: bool, tools:
     if (form := chat.tool_form) is not None:
         calls = [call for call in form.parse(thought.rest) if isinstance(call, Call)]
     if calls and form is not None:
-        content = thought.rest.partition(form.marker)[0] if form.marker else ""
-        content = content.rstrip("\n")
+        marker = form.marker or thought.rest
+        content, opening = (text.partition(marker)[0] for text in (thought.rest, form.render(calls[:1])))
+        content = content.rstrip().removesuffix(opening.strip()).rstrip()
     message: Message = {"role": "assistant", "content": content if calls else chat.answer(content)}
     if thought.inside:
         message["reasoning"] = thought.inside

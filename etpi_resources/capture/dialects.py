@@ -334,8 +334,14 @@ def _write_responses(body: Mapping[str, Any], turn: Turn) -> Iterator[Event]:
         begun = item | ({"content": []} if item["type"] == "message" else {})
         events.append(("response.output_item.added", {"output_index": index, "item": begun}))
         if item["type"] == "message":
-            delta = {"content_index": 0, "item_id": item["id"], "delta": turn.message["content"]}
-            events.append(("response.output_text.delta", {"output_index": index, **delta}))
+            (part,) = item["content"]
+            at = {"output_index": index, "content_index": 0, "item_id": item["id"]}
+            events += [
+                ("response.content_part.added", {**at, "part": {**part, "text": ""}}),
+                ("response.output_text.delta", {**at, "delta": part["text"], "logprobs": []}),
+                ("response.output_text.done", {**at, "text": part["text"], "logprobs": []}),
+                ("response.content_part.done", {**at, "part": part}),
+            ]
         events.append(("response.output_item.done", {"output_index": index, "item": item}))
     events.append((f"response.{whole['status']}", {"response": whole}))
     for number, (kind, data) in enumerate(events):

@@ -7,9 +7,11 @@ health is checked.
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,25 +26,35 @@ from etpi_resources.engines import EngineUnavailable, FinishReason
 from etpi_resources.secrets import read_secret
 
 FINISH: Mapping[str | None, FinishReason] = {
-    "stop": "stop", "tool_calls": "stop", "function_call": "stop", "length": "length",
+    "stop": "stop", "tool_calls": "stop", "length": "length",
+    "eos": "stop", "eos_token": "stop", "stop_sequence": "stop", "end_turn": "stop", "tool_use": "stop",
+    "max_tokens": "length", "model_length": "length",
 }  # fmt: skip
-"""`finish_reason` of a server -> ours."""
+"""`finish_reason` of a server -> ours. Those of the last two lines are of Together, Text Generation Inference, Mistral,
+and of gateways that pass on Anthropic's."""
 
 ATTEMPTS = 6
 TIMEOUT_ATTEMPTS = 2
 """A request that timed out is retried once only: a server that hangs keeps its hardware busy."""
 
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 8.0
+RATE_BACKOFF, MAX_RATE_BACKOFF_SECONDS = 4, 60.0
+"""The factor between waits after 429, and the longest one: quotas are often per minute, and not every server says when
+to try again."""
+
 HEALTH_SECONDS = 5.0
 EXCLUDE_SECONDS, MAX_EXCLUDE_SECONDS = 1.0, 60.0
 MAX_SESSIONS = 10_000
 """The number of conversations whose server is remembered."""
 
+_MOST_CHARACTERS = 1000
+"""The most characters of a server's error in a message."""
+
 _RETRYABLE = (408, 409, 425, 429)
 _SERVER_DOWN = (502, 503, 504)
 """Statuses of a gateway whose server is down or not ready."""
 
-_CONFIGURATION_ERRORS = (401, 403, 404)
+_CONFIGURATION_ERRORS = (401, 402, 403, 404, 405)
 
 
 class RetryableError(RuntimeError):
@@ -128,6 +140,7 @@ class Endpoints:
         self._proxies = proxies
         self._lock = threading.Lock()
         self._server_of_session: OrderedDict[str, _Server] = OrderedDict()
+        self._answers = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the key, which a copy reads from its own environment, and without `exit_reason`: a copy in
@@ -152,25 +165,31 @@ class Endpoints:
         """The servers that have answered a request without an error."""
         return [server.url for server in self._servers if server.answered]
 
-    def post(self, path: str, body: Mapping[str, Any], session: str = "") -> dict[str, Any]:
+    def post(
+        self, path: str, body: Mapping[str, Any], session: str = "", probe: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """POST to one of the servers, with retries; return its JSON answer, an object with one of `choices`.
 
         Args:
             session: decides which server.
+            probe: the body of a small request, which shows whether a server without /health is healthy.
         Raises:
             EngineUnavailable: no server answers within the tries, none accepts the key, or none knows the model.
             RuntimeError: a healthy server refuses this request, or fails on it every time.
         """
-        attempt = 0
+        tries, failures, answers = 0, 0, self._answers
         while True:
-            attempt += 1
             try:
                 return self._try_once(path, body, session)
             except RetryableError as error:
-                if attempt >= (min(self._attempts, TIMEOUT_ATTEMPTS) if error.timed_out else self._attempts):
-                    raise self._final_error(error, attempt) from None
-                backoff = random.uniform(0, min(self._backoff * 2 ** (attempt - 1), MAX_BACKOFF_SECONDS))
-                time.sleep(max(min(error.retry_after, MAX_EXCLUDE_SECONDS), self._backoff / 2, backoff))
+                tries += 1
+                if error.status == 429 and self._answers > answers:  # others are answered, so its turn comes
+                    failures, answers = max(failures - 1, 0), self._answers
+                failures += 1
+                if failures >= (min(self._attempts, TIMEOUT_ATTEMPTS) if error.timed_out else self._attempts):
+                    is_healthy = self.is_healthy if probe is None else partial(self.answers, path=path, body=probe)
+                    raise self._final_error(error, tries, is_healthy) from None
+                time.sleep(max(min(error.retry_after, MAX_EXCLUDE_SECONDS), self._wait(error, failures)))
 
     def request(self, url: str, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Send one request to the server at `url`, without retries; return its JSON, or its text if it sends no JSON.
@@ -190,13 +209,25 @@ class Endpoints:
     def complete(self, url: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """POST to the server at `url`, without retries; return its JSON answer, an object with one of `choices`.
 
-        Raises as `request`; RetryableError if the answer has another form.
+        Raises as `request`, also for an error that a gateway sends with status 200; RetryableError if the answer has
+        another form.
         """
         answer = self.request(url, "POST", path, body)
         choices = answer.get("choices") if isinstance(answer, dict) else None
-        if not (isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)):
-            raise RetryableError(f"{url} answered without exactly one choice: {str(answer)[:200]}", 500)
+        choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+        for part in (answer, choice):
+            if isinstance(part, dict) and part.get("error"):
+                raise self._error(url + path, _status_of(part["error"]), _error_message(part))
+        if not isinstance(choice, dict):
+            text = self._without_key(str(answer)[:200])
+            raise RetryableError(f"{url} answered without exactly one choice: {text}", 500)
         return answer
+
+    def answers(self, url: str, path: str, body: Mapping[str, Any]) -> bool:
+        """Return whether the server answers a request at the first try."""
+        with suppress(RuntimeError):
+            return bool(self.complete(url, path, body))
+        return False
 
     def is_healthy(self, url: str) -> bool:
         """Check the server's /health."""
@@ -220,13 +251,22 @@ class Endpoints:
         finally:
             self._idle_clients.append(client)
 
+    def _wait(self, error: RetryableError, failures: int) -> float:
+        """Return a random time in seconds, which grows with the failures."""
+        if error.status == 429 and not error.retry_after:
+            longest = min(self._backoff * RATE_BACKOFF ** (failures - 1), MAX_RATE_BACKOFF_SECONDS)
+            return random.uniform(0.75 * longest, longest)
+        return max(self._backoff / 2, random.uniform(0, min(self._backoff * 2 ** (failures - 1), MAX_BACKOFF_SECONDS)))
+
     # --- one try ---------------------------------------------------------------------------------------------------
 
     def _try_once(self, path: str, body: Mapping[str, Any], session: str) -> dict[str, Any]:
         server = self._pick(session)
         failure = ""
         try:
-            return self.complete(server.url, path, body)
+            answer = self.complete(server.url, path, body)
+            self._answers += 1
+            return answer
         except RetryableError as error:
             failure = str(error) if error.status in (None, *_SERVER_DOWN) else ""
             raise
@@ -242,14 +282,23 @@ class Endpoints:
                 return response.json() if "json" in response.headers.get("content-type", "") else response.text
             except ValueError:
                 raise RetryableError(f"{url} answered with broken JSON", 502) from None
-        text = self._without_key(f"{url}{response.request.url.path}: {status} {_error_message(response)}")
+        where, retry_after = str(response.request.url), 0.0
+        if response.is_redirect:
+            raise EngineUnavailable(f"{where} moved to {response.headers['location']}; write that address into the URL")
+        message = response.text[:_MOST_CHARACTERS]
+        with suppress(ValueError):
+            message = _error_message(response.json())
+        with suppress(ValueError):
+            retry_after = float(response.headers.get("retry-after", "0"))
+        raise self._error(where, status, message, retry_after)
+
+    def _error(self, where: str, status: int, message: str, retry_after: float = 0.0) -> RuntimeError:
+        text = self._without_key(f"{where}: {status} {message}")
         if status in _RETRYABLE or status >= 500:
-            with suppress(ValueError):
-                raise RetryableError(text, status, float(response.headers.get("retry-after", "0")))
-            raise RetryableError(text, status)
+            return RetryableError(text, status, retry_after)
         if status in _CONFIGURATION_ERRORS:
-            raise EngineUnavailable(f"{text}. Check the model's name, the URL and api_key_env")
-        raise RuntimeError(text)
+            return EngineUnavailable(f"{text}. Check the model's name, the URL, api_key_env and the account's balance")
+        return RuntimeError(text)
 
     def _connection_error(self, url: str, error: httpx.HTTPError) -> RuntimeError:
         if reason := self.exit_reason():
@@ -261,9 +310,9 @@ class Endpoints:
     def _without_key(self, text: str) -> str:
         return text if self._key is None else text.replace(self._key, f"${self._key_env}")
 
-    def _final_error(self, error: RetryableError, tries: int) -> RuntimeError:
+    def _final_error(self, error: RetryableError, tries: int, is_healthy: Callable[[str], bool]) -> RuntimeError:
         """Return the error of the last try: of the request, if a server is well that fails on it each time."""
-        if error.status is not None and error.status >= 500 and any(map(self.is_healthy, self.urls)):
+        if error.status is not None and error.status >= 500 and any(map(is_healthy, self.urls)):
             return RuntimeError(f"{error} ({tries} tries); the server is well otherwise")
         return EngineUnavailable(
             f"{error} ({tries} tries). Finished rollouts are kept; check the server and start again"
@@ -306,20 +355,57 @@ class Endpoints:
             server.excluded_until = time.monotonic() + seconds
 
 
-def _error_message(response: httpx.Response) -> str:
-    """Return the message in a server's error, without its JSON envelope."""
-    with suppress(ValueError, AttributeError, TypeError):
-        answer = response.json()
-        error = answer.get("error", answer)
-        return str(error.get("message", error) if isinstance(error, Mapping) else error)[:500]
-    return response.text[:500]
+def _status_of(error: Any) -> int:
+    """Return the HTTP status that the error in an answer names, 500 if none."""
+    code = str(error.get("code")) if isinstance(error, Mapping) else ""
+    return int(code) if code.isdecimal() and 400 <= int(code) < 600 else 500
+
+
+def _error_message(answer: Any) -> str:
+    """Return the message in a server's error, and its further fields: gateways put the provider's own error there."""
+    answer = answer[0] if isinstance(answer, list) and answer else answer
+    error = answer.get("error", answer) if isinstance(answer, Mapping) else answer
+    if not (isinstance(error, Mapping) and error.get("message")):
+        return str(error)[:_MOST_CHARACTERS]
+    more = {
+        key: value
+        for key, value in error.items()
+        if key not in ("message", "type", "code") and value not in ("None", None)
+    }
+    return f"{error['message']} {json.dumps(more) if more else ''}".strip()[:_MOST_CHARACTERS]
 
 
 def assistant_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a server's message in the form of the next request's messages, with one name for reasoning."""
-    repeated: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
+    """Return a server's message in the form of the next request's messages: text, whole calls, and one name for
+    reasoning. A refusal is text."""
+    content = message.get("content") or message.get("refusal") or ""
+    thoughts: Any = message.get("reasoning") or message.get("reasoning_content")
+    if not isinstance(content, str):  # Mistral sends thoughts as parts of the content
+        parts = [part for part in content if isinstance(part, Mapping)]
+        thinking = [part for part in parts if part.get("type") in ("thinking", "reasoning")]
+        thoughts = thoughts or "".join(map(_part_text, thinking))
+        content = "".join(_part_text(part) for part in parts if part not in thinking)
+    repeated: dict[str, Any] = {"role": "assistant", "content": content}
     if calls := message.get("tool_calls"):
-        repeated["tool_calls"] = calls
-    if reasoning := message.get("reasoning") or message.get("reasoning_content"):
-        repeated["reasoning"] = reasoning
+        repeated["tool_calls"] = [_whole_call(call) for call in calls]
+    if thoughts:
+        repeated["reasoning"] = thoughts
     return repeated
+
+
+def _part_text(part: Any) -> str:
+    """Return the text in a part of a content; a part can hold a list of parts."""
+    if isinstance(part, str):
+        return part
+    inside = next((part[key] for key in ("text", "thinking", "reasoning", "summary") if part.get(key)), ())
+    return "".join(map(_part_text, [inside] if isinstance(inside, str) else inside))
+
+
+def _whole_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call with an id, which its answer names, and with its arguments as text: some servers leave out the id,
+    or send an object, and refuse that in the next request."""
+    whole = {**call, "id": call.get("id") or uuid.uuid4().hex[:9], "type": call.get("type") or "function"}
+    if isinstance(function := call.get("function"), Mapping) and not isinstance(function.get("arguments"), str):
+        arguments = function.get("arguments")
+        whole["function"] = {**function, "arguments": json.dumps({} if arguments is None else arguments)}
+    return whole

@@ -6,6 +6,8 @@ reasoning stay separate fields of `message`, as the endpoint returns them.
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,6 +17,19 @@ from etpi_resources.engines import Completion, EngineUnavailable, Request
 from etpi_resources.engines.endpoints import ATTEMPTS, FINISH, Endpoints, assistant_message
 
 CONCURRENCY = 64
+
+_PATH = "/chat/completions"
+_PROBE = [{"role": "user", "content": "Hello"}]
+_REFUSES_ALL = (
+    "The endpoint refuses a small request too: check engine.model, engine.urls, engine.api_key_env, and whether the "
+    "model takes agent.temperature and agent.top_p"
+)
+
+_LOG = logging.getLogger(__name__)
+_CHANGES = ("max_completion_tokens", "reasoning_content", "top_p", "seed", "temperature")
+"""Fields that an endpoint may require or refuse, by the name in its error: OpenAI's reasoning models take another name
+of the limit; DeepSeek and Moonshot require the thoughts of turns with calls; Anthropic refuses top_p beside a
+temperature, Mistral a seed."""
 
 
 class OpenAIEngine:
@@ -44,6 +59,7 @@ class OpenAIEngine:
         self.name, self._url, self._template_kwargs = model, url, dict(template_kwargs or {})
         self._settings = {"key_env": key_env, "timeout": timeout, "attempts": attempts}
         self._endpoint = Endpoints([url], proxies=True, **self._settings)
+        self._changes: tuple[str, ...] = ()
         self._threads = ThreadPoolExecutor(CONCURRENCY, thread_name_prefix=f"openai {model}")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -73,7 +89,7 @@ class OpenAIEngine:
     def _complete_one(self, request: Request) -> Completion:
         if request.grammar is not None:
             raise EngineUnavailable(f"{self.name}: an OpenAI endpoint takes no grammar; serve the model with vLLM")
-        answer = self._endpoint.post("/chat/completions", self._body(request), request.session)
+        answer = self._post(request)
         (choice,) = answer["choices"]
         if (reason := choice.get("finish_reason")) not in FINISH:
             raise RuntimeError(f"{self.name} ended {request.request_id} with {reason!r}")
@@ -87,6 +103,33 @@ class OpenAIEngine:
             model=answer.get("model") or self.name,
             message=message,
         )
+
+    def _post(self, request: Request) -> dict[str, Any]:
+        """Send a request; if the endpoint refuses a field whose absence changes nothing, again without the field.
+
+        What helped is done at once from then on.
+        """
+        body, changes = self._body(request), self._changes
+        while True:
+            sent = _changed(body, request, changes)
+            probe = {key: value for key, value in sent.items() if key != "tools"} | {"messages": _PROBE}
+            try:
+                answer = self._endpoint.post(_PATH, sent, request.session, probe)
+            except EngineUnavailable:
+                raise
+            except RuntimeError as error:
+                names = [name for name in _CHANGES if re.search(rf"\b{name}\b", str(error))]
+                change = next((name for name in names if name not in changes and _changes_nothing(body, name)), None)
+                if change is None:
+                    if not self._endpoint.answered_urls and not self._endpoint.answers(self._url, _PATH, probe):
+                        raise EngineUnavailable(f"{error}. {_REFUSES_ALL}") from None
+                    raise
+                changes = (*changes, change)
+                continue
+            if changes != self._changes:
+                _LOG.warning("%s: the endpoint needs requests changed in %s", self.name, ", ".join(changes))
+                self._changes = changes
+            return answer
 
     def _body(self, request: Request) -> dict[str, Any]:
         sampler = request.sampler
@@ -104,3 +147,20 @@ class OpenAIEngine:
         if self._template_kwargs:
             body["chat_template_kwargs"] = self._template_kwargs
         return body
+
+
+def _changes_nothing(body: Mapping[str, Any], name: str) -> bool:
+    """Return whether a request without the field asks for the same sampling; a seed is no promise of an endpoint."""
+    return name not in ("top_p", "temperature") or body[name] == 1.0
+
+
+def _changed(body: Mapping[str, Any], request: Request, changes: Sequence[str]) -> dict[str, Any]:
+    changed = {key: value for key, value in body.items() if key not in changes}
+    if "max_completion_tokens" in changes:
+        changed["max_completion_tokens"] = changed.pop("max_tokens")
+    if "reasoning_content" in changes:
+        changed["messages"] = [
+            sent | {"reasoning_content": message.get("reasoning") or ""} if sent["role"] == "assistant" else sent
+            for sent, message in zip(body["messages"], request.messages, strict=True)
+        ]
+    return changed

@@ -96,3 +96,20 @@ def test_refused_key_and_absent_server_name_the_option(cwd, capsys):
         assert "--api-key-env" in capsys.readouterr().err
     assert init(server.url) == 1
     assert server.url in capsys.readouterr().err
+
+
+def test_list_of_models_without_an_envelope_is_read(cwd):
+    with Loopback() as server:
+        server.models = [{"id": "teacher", "object": "model"}]
+        assert init(server.url) == 0
+    engine = load_specs().rollout_sets["mine"].engine
+    assert engine and engine.model == "teacher"
+
+
+def test_error_of_the_server_is_shown_without_the_key(cwd, capsys, monkeypatch):
+    monkeypatch.setenv("TEACHER_KEY", "sk-planted")
+    with Loopback() as server:
+        server.models = {"error": "the key sk-planted is not valid"}
+        assert init(server.url, "--api-key-env", "TEACHER_KEY") == 1
+    text = capsys.readouterr().err
+    assert "the key $TEACHER_KEY is not valid" in text and "sk-planted" not in text

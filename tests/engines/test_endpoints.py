@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.openai import OpenAIEngine
 from etpi_resources.engines.vllm import VllmEngine, reload_weights, same_text
 from tests.support.faulty_server import NAME, FaultyServer
-from tests.support.loopback import SUBMITS, Loopback, drop, echo_key, hang, status
+from tests.support.loopback import SUBMITS, Loopback, Refusal, drop, echo_key, hang, status
 
 CHAT = load_chat_format("tiny")
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -278,9 +279,195 @@ def test_hosted_teacher_over_quota_is_unavailable_and_a_refused_request_is_an_er
     with pytest.raises(EngineUnavailable, match="quota.*2 tries"):
         hosted(server, attempts=2).complete([ask()])
     assert len(server.seen) == 2
-    server.always = status(400, "too long")
+    server.faults = [status(400, "too long")]
+    server.always = None
     with pytest.raises(RuntimeError, match="too long"):
         hosted(server).complete([ask()])
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+
+
+def message_of(server: Loopback, **message) -> dict:
+    """Return the message that the engine returns for a server's."""
+    server.message = lambda body, text: message
+    (turn,) = hosted(server).complete([ask()])
+    assert turn.message and turn.text == turn.message["content"]
+    return dict(turn.message)
+
+
+@pytest.mark.parametrize(
+    "thought",
+    [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "h"}, {"type": "text", "text": "m"}]},
+        {"type": "thinking", "thinking": "hm", "signature": "x"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+    ],
+)
+def test_content_in_parts_becomes_text_and_reasoning(server, thought):
+    parts = [thought, {"type": "text", "text": "Look"}, {"type": "text", "text": "."}]
+    assert message_of(server, content=parts) == {"role": "assistant", "content": "Look.", "reasoning": "hm"}
+
+
+def test_refusal_is_the_models_text(server):
+    assert message_of(server, content=None, refusal="I cannot.")["content"] == "I cannot."
+
+
+def test_call_without_id_or_with_an_object_as_arguments_is_made_whole(server):
+    extra = {"google": {"thought_signature": "abc"}}
+    sent = {"id": "", "function": {"name": "bash", "arguments": {"command": "ls"}}, "extra_content": extra}
+    first, second = message_of(server, content=None, tool_calls=[sent, {**sent, "id": None}])["tool_calls"]
+    assert first == {**CALL, "id": first["id"], "extra_content": extra}
+    assert first["id"] and second["id"] and first["id"] != second["id"]
+    (empty,) = message_of(server, tool_calls=[{**CALL, "function": {"name": "bash", "arguments": None}}])["tool_calls"]
+    assert empty["function"]["arguments"] == "{}"
+
+
+@pytest.mark.parametrize(("reason", "ours"), [("eos", "stop"), ("end_turn", "stop"), ("model_length", "length")])
+def test_finish_reasons_of_other_providers_are_read(server, reason, ours):
+    server.change = lambda answer: {**answer, "choices": [{**answer["choices"][0], "finish_reason": reason}]}
+    assert hosted(server).complete([ask()])[0].finish_reason == ours
+
+
+def in_answer(error) -> dict:
+    return {"error": error}
+
+
+def in_choice(error) -> dict:
+    return {"choices": [{"message": {"content": "cut"}, "finish_reason": "error", "error": error}]}
+
+
+@pytest.mark.parametrize("form", [in_answer, in_choice])
+@pytest.mark.parametrize("code", [502, "429"])
+def test_error_with_status_200_is_retried_as_its_code_says(server, form, code):
+    answers = [form({"code": code, "message": "Provider returned error"})]
+    server.change = lambda answer: answers.pop() if answers else answer
+    engine = OpenAIEngine("teacher", url=f"{server.url}/v1", timeout=5.0)
+    assert engine.complete([ask()])[0].text == SUBMITS and len(server.seen) == 2
+
+
+@pytest.mark.parametrize("form", [in_answer, in_choice])
+def test_refusal_with_status_200_is_not_retried_and_gives_the_providers_own_reason(server, form):
+    error = {"code": 400, "message": "Provider returned error", "metadata": {"raw": "the prompt has 9 tokens"}}
+    server.change = lambda answer: form(error)
+    with pytest.raises(RuntimeError, match="the prompt has 9 tokens") as caught:
+        hosted(server).complete([ask()])
+    assert not isinstance(caught.value, EngineUnavailable)
+    assert [body["messages"] for _, body in server.seen].count(MESSAGES) == 1
+
+
+def test_error_without_status_contains_no_key(server, monkeypatch):
+    monkeypatch.setenv("TEACHER_KEY", "sk-planted-4711")
+    server.answer = lambda path, body: {"detail": "the key sk-planted-4711 is blocked"}
+    with pytest.raises(RuntimeError) as caught:
+        hosted(server, key_env="TEACHER_KEY", attempts=1).complete([ask()])
+    assert "$TEACHER_KEY" in str(caught.value) and "sk-planted" not in str(caught.value)
+
+
+@pytest.mark.parametrize("code", [400, 500])
+def test_request_that_a_hosted_teacher_alone_fails_on_stops_no_other(server, code):
+    answer = server.answer
+
+    def fails(path, body):
+        if body["messages"] == MESSAGES:
+            raise Refusal(code, "template error")
+        return answer(path, body)
+
+    server.answer = fails
+    with pytest.raises(RuntimeError, match="template error") as caught:
+        hosted(server, attempts=2).complete([ask()])
+    assert not isinstance(caught.value, EngineUnavailable)
+
+
+@pytest.mark.parametrize("code", [400, 422, 500, 503])
+def test_hosted_teacher_that_fails_on_every_request_stops_the_collection(server, code):
+    server.always = status(code, "the model does not exist")
+    with pytest.raises(EngineUnavailable, match="the model does not exist"):
+        hosted(server, attempts=2).complete([ask()])
+
+
+@pytest.mark.parametrize("code", [402, 405])
+def test_status_that_every_request_would_get_stops_the_collection(server, code):
+    server.always = status(code)
+    with pytest.raises(EngineUnavailable, match="balance"):
+        hosted(server).complete([ask()])
+
+
+def test_redirect_names_the_address(server):
+    server.always = lambda handler: handler.reply(308, None, location="https://host/v2/chat/completions")
+    with pytest.raises(EngineUnavailable, match="https://host/v2"):
+        hosted(server).complete([ask()])
+
+
+def test_request_over_a_quota_waits_while_others_are_answered(server):
+    lock, answered = threading.Lock(), list[float]()
+
+    def limited(handler):
+        with lock:
+            now = time.monotonic()
+            over = sum(now - at < 0.2 for at in answered) >= 2
+            answered.extend([] if over else [now])
+        if over:
+            return status(429, "2 requests in 0.2 s")(handler)
+        handler.reply(200, server.change(server.answer(handler.path, handler.body)))
+
+    server.always = limited
+    engine = vllm(server, attempts=4, backoff=0.05)
+    assert len(engine.complete([ask(number) for number in range(24)])) == 24
+
+
+# --- fields that an endpoint refuses or requires ---------------------------------------------------------------------
+
+
+def refuses(server: Loopback, message: str, when) -> None:
+    """Answer with status 400 and `message` to requests whose body satisfies `when`."""
+    answer = server.answer
+
+    def checked(path, body):
+        if when(body):
+            raise Refusal(400, message)
+        return answer(path, body)
+
+    server.answer = checked
+
+
+@pytest.mark.parametrize(
+    ("message", "when", "kept"),
+    [
+        ("'max_tokens' is not supported. Use 'max_completion_tokens' instead.", "max_tokens", "max_completion_tokens"),
+        ("`temperature` and `top_p` cannot both be specified for this model.", "top_p", "temperature"),
+        ("{'loc': ['body', 'seed'], 'msg': 'Extra inputs are not permitted'}", "seed", "top_p"),
+    ],
+)
+def test_field_that_the_endpoint_refuses_is_left_out_from_then_on(server, caplog, message, when, kept):
+    refuses(server, message, lambda body: when in body)
+    engine = hosted(server)
+    engine.complete([ask()])
+    engine.complete([ask(1)])
+    assert [when in body for _, body in server.seen] == [True, False, False]
+    assert all(kept in body for _, body in server.seen[1:]) and len(caplog.records) == 1
+
+
+def test_sampling_that_the_endpoint_refuses_is_an_error(server):
+    refuses(server, "'temperature' does not support 0.0 with this model", lambda body: body.get("temperature") == 0.0)
+    with pytest.raises(EngineUnavailable, match=r"0.0 with this model.*agent\.temperature"):
+        hosted(server).complete([ask()])
+    assert all(body["temperature"] == 0.0 for _, body in server.seen)
+
+
+def test_thoughts_are_sent_back_where_the_endpoint_requires_them(server):
+    thought = {"role": "assistant", "content": "", "reasoning": "hm", "tool_calls": [CALL]}
+    messages = [*MESSAGES, thought, {"role": "tool", "tool_call_id": "c1", "content": "README"}]
+    request = replace(ask(), messages=messages)
+    hosted(server).complete([request])
+    assert not any("hm" in str(body) for _, body in server.seen)
+    refuses(
+        server,
+        "thinking is enabled but reasoning_content is missing in assistant tool call message at index 1",
+        lambda body: any(m["role"] == "assistant" and "reasoning_content" not in m for m in body["messages"]),
+    )
+    hosted(server).complete([request])
+    assert [m.get("reasoning_content") for m in server.seen[-1][1]["messages"]] == [None, "hm", None]
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------

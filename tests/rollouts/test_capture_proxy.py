@@ -34,7 +34,9 @@ from etpi_resources.capture.dialects import DIALECTS, Refused, Turn
 from etpi_resources.capture.server import Attempt, Budget, CaptureServer
 from etpi_resources.capture.store import CallLog, read_log
 from etpi_resources.chat.format import load_chat_format
-from etpi_resources.chat.tool_forms import Call
+from etpi_resources.chat.tool_forms import Call, ToolForm
+from etpi_resources.chat.tool_forms.marked import DEEPSEEK, HARMONY, LLAMA, MISTRAL_V11
+from etpi_resources.chat.tool_forms.tagged import GLM, HERMES, XML
 from etpi_resources.engines import Completion, EngineUnavailable, Sampler
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.scripted import ScriptedEngine
@@ -263,9 +265,12 @@ def test_responses_dialect_whole_streamed_and_continued(world):
     assert reasoning["content"][0]["text"] == "step 0" and message["content"][0]["text"] == "I look."
     assert call["name"] == "bash" and json.loads(call["arguments"]) == {"command": "ls 0"}
     streamed = events(world.post("responses", RESPONSES | {"stream": True}))
-    assert [e["sequence_number"] for e in streamed] == list(range(len(streamed))) and streamed[-1][
-        "type"
-    ] == "response.completed"
+    assert [e["sequence_number"] for e in streamed] == list(range(len(streamed)))
+    kinds = [e["type"].removeprefix("response.") for e in streamed]
+    text = ["content_part.added", "output_text.delta", "output_text.done", "content_part.done"]
+    written = ["output_item.added", *text, "output_item.done"]
+    added = ["output_item.added", "output_item.done"]
+    assert kinds == ["created", *added, *written, *added, "completed"]
     back = {"type": "function_call_output", "call_id": call["call_id"], "output": "x"}
     world.post("responses", RESPONSES | {"input": [{"role": "user", "content": TASK}, *whole["output"], back]})
     assert world.calls()[-1]["parent"] in (1, 2)
@@ -451,12 +456,22 @@ def test_an_answer_that_looks_like_events_or_control_tokens_is_text(world, monke
 def test_a_schema_that_takes_text_keeps_it(world):
     chat = SimpleNamespace(
         decode=lambda ids: "x", without_end=lambda ids: ids, answer=str,
-        tool_form=SimpleNamespace(typed=False, marker="", parse=lambda text: [Call("f", dict.fromkeys("abcd", "12"))]),
+        tool_form=ToolForm("f", lambda calls: "x", lambda text: [Call("f", dict.fromkeys("abcd", "12"))], typed=False),
     )  # fmt: skip
     properties = {"a": {"type": ["string", "null"]}, "b": True, "c": {"type": "integer"}, "d": {"type": 5}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}]
     (call,) = output_message(chat, [1], False, tools)["tool_calls"]  # type: ignore[arg-type]
     assert json.loads(call["function"]["arguments"]) == {"a": "12", "b": "12", "c": 12, "d": 12}
+
+
+@pytest.mark.parametrize("form", [HERMES, XML, GLM, MISTRAL_V11, DEEPSEEK, HARMONY, LLAMA], ids=lambda form: form.name)
+def test_text_beside_a_call_has_nothing_of_the_calls_markup(form):
+    prose = "" if form is LLAMA else "I look."
+    calls = [Call("bash", {"command": "ls"}), Call("bash", {"command": "pwd"})]
+    text = f"{prose}\n{form.render(calls)}".lstrip("\n")
+    chat = SimpleNamespace(decode=lambda ids: text, without_end=lambda ids: ids, answer=str, tool_form=form)
+    message = output_message(chat, [1], False, [])  # type: ignore[arg-type]
+    assert message["content"] == prose and len(message["tool_calls"]) >= 1
 
 
 def test_two_equal_helpers_at_once_are_two_calls(world, monkeypatch):

@@ -37,6 +37,7 @@ class Loopback:
         seen: the requests for a turn, as (path, body); the last `remembered` of them.
         change: rewrites an answer before it is sent.
         adapters: further models of the list, by name.
+        models: the whole answer of the list of models; None: one of `model` and `adapters`.
         owned_by, key: the owner in the list of models, and the key that reading the list takes; empty: none.
     """
 
@@ -50,6 +51,7 @@ class Loopback:
         self.vocabulary: Any = self.chat
         self.owned_by = "vllm"
         self.key = ""
+        self.models: Any = None
         self.adapters: dict[str, Any] = {}
         self.seen: list[tuple[str, dict[str, Any]]] = []
         self.remembered = 100_000
@@ -123,6 +125,8 @@ class _Handler(BaseHTTPRequestHandler):
         adapters = [card | {"id": name, "root": name, "parent": self.owner.model} for name in self.owner.adapters]
         if self.owner.key and self.headers.get("Authorization") != f"Bearer {self.owner.key}":
             return self.reply(401, {})
+        if self.owner.models is not None:
+            return self.reply(200, self.owner.models)
         self.reply(200, {"data": [card | {"max_model_len": 4096}, *adapters]} if self.path == "/v1/models" else {})
 
     def do_POST(self) -> None:
