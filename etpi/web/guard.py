@@ -28,7 +28,9 @@ def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
-        return ip_address(host).is_loopback
+        address = ip_address(host)
+        # Python 3.13 looks into an IPv4 address within an IPv6 one, 3.11 does not.
+        return (getattr(address, "ipv4_mapped", None) or address).is_loopback
     except ValueError:
         return False
 

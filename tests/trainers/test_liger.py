@@ -181,6 +181,7 @@ def test_auto_uses_no_liger_where_triton_cannot_build_its_driver(tmp_path, monke
     runtime: Any = ModuleType("triton.runtime")
     monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
     monkeypatch.setitem(sys.modules, runtime.__name__, runtime)
+    monkeypatch.delitem(sys.modules, "triton.runtime.driver", raising=False)
     monkeypatch.setattr(cuda, "has_triton", lambda: True)
     cuda.triton_runs.cache_clear()
     with pytest.warns(UserWarning, match="'driver'"):  # as without a compiler: its driver cannot be had
