@@ -48,7 +48,7 @@ def weights_note(source: ExportSource) -> tuple[str, ...]:
     if weights <= {1.0}:
         return ()
     values = ", ".join(f"{weight:g}" for weight in sorted(weights))
-    return (f"rows weigh {values}; TRL's own loss ignores weights",)
+    return (f"rows weigh {values}; the losses of TRL and verl ignore weights",)
 
 
 def truncation_note(source: ExportSource) -> tuple[str, ...]:
