@@ -20,6 +20,8 @@ from etpi_assets.importers.atif import EXPORT_KEY
 from etpi_assets.trajectories.records import AgentRecord, Message, RolloutRecord, Turn, own_messages
 
 VERSION = "ATIF-v1.7"
+_CONTEXT = {"is_copied_context", "llm_call_count"}
+"""Keys of a step that is no captured turn."""
 
 
 def document(record: RolloutRecord) -> dict[str, Any]:
@@ -41,7 +43,14 @@ def _of_agent(record: RolloutRecord, agent: AgentRecord) -> dict[str, Any]:
         "schema_version": VERSION,
         "session_id": record.rollout_id,
         "trajectory_id": agent.agent_id,
-        "agent": _without_nulls({"name": record.engine, "version": "unknown", "model_name": record.teacher}),
+        "agent": _without_nulls(
+            {
+                "name": record.engine,
+                "version": "unknown",
+                "model_name": record.teacher,
+                "tool_definitions": record.tools,
+            }
+        ),
         "steps": steps,
         "extra": {EXPORT_KEY: _without_nulls(about)},
     }
@@ -64,13 +73,8 @@ def _steps(agent: AgentRecord) -> Iterator[dict[str, Any]]:
         elif message.role == "assistant":
             if step is not None:
                 yield step
-                step = None
-            # Not a captured turn: context (a demonstration, a summary), or text that no model wrote.
-            mark = {"is_copied_context": True} if message.kind == "prompt" else {"llm_call_count": 0}
-            yield _without_nulls(
-                {"source": "agent", "message": message.content, "timestamp": _time(message.at), **mark}
-            )
-        elif step is not None:
+            step = _context(message)
+        elif step is not None and (message.role == "tool" or not _CONTEXT & step.keys()):
             results = step.setdefault("observation", {"results": []})["results"]
             results.append(_result(message, step))
             if message.turn in turns and len(results) == answers[message.turn]:
@@ -79,6 +83,9 @@ def _steps(agent: AgentRecord) -> Iterator[dict[str, Any]]:
                     result["extra"][EXPORT_KEY]["inbox"] = []
                 results[-1]["extra"][EXPORT_KEY] |= _without_nulls({"exit_code": turn.exit_code, "inbox": turn.inbox})
         else:
+            if step is not None:
+                yield step
+                step = None
             source = "system" if message.role == "system" else "user"
             about = {EXPORT_KEY: _without_nulls({"kind": message.kind, "role": message.role})}
             yield _without_nulls(
@@ -86,6 +93,15 @@ def _steps(agent: AgentRecord) -> Iterator[dict[str, Any]]:
             )
     if step is not None:
         yield step
+
+
+def _context(message: Message) -> dict[str, Any]:
+    """Convert an assistant message that is no captured turn: a demonstration, a summary, or text of no model."""
+    copied = {"is_copied_context": True, "reasoning_content": message.reasoning}
+    mark = copied if message.kind == "prompt" else {"llm_call_count": 0}  # the format forbids thoughts of no model
+    calls = [_call(call, f"context-{i}") for i, call in enumerate(message.tool_calls or ())]
+    about = {"message": message.content, "timestamp": _time(message.at)}
+    return _without_nulls({"source": "agent", **about, "tool_calls": calls or None, **mark})
 
 
 def _turn(turn: Turn, blocks: Sequence[Message]) -> dict[str, Any]:
@@ -165,8 +181,10 @@ EXPORT = Export(
     title="Harbor's Agent Trajectory Interchange Format (ATIF), version 1.7",
     files="`trajectories/<rollout_id>.json`, one document per rollout",
     keeps="every selected rollout as captured: all agents; turns with content, reasoning, tool calls, observations, "
-    "ids, log-probabilities and times; prompts with steering; task, repository, model, reward, patch, exit status",
-    loses="the division of a turn into blocks; the verdict, except its reward; untrained conversations of a harness",
+    "ids, log-probabilities and times; prompts with steering, tool schemas; task, repository, model, reward, patch, "
+    "exit status",
+    loses="the division of a turn into blocks; the verdict, except its reward; untrained conversations of a "
+    "harness; thoughts of messages after the prompt that are no turns",
     read_by="harbor.models.trajectories.Trajectory, atif.Trajectory",
     importer="atif",
     write=_write,

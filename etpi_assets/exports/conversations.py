@@ -1,16 +1,19 @@
 """Rows of messages for the supervised trainers of TRL and verl: one row per agent's conversation.
 
-The messages are the ones the student's chat template renders. If that template writes tool calls, messages have
-`tool_calls` and rows have `tools`, with arguments and schemas as JSON text, because parquet gives all rows the same
-columns. Calls of a template that does not take JSON text (calls in XML) are part of the content, as it writes them.
+The messages are the ones the student's chat template renders, without thoughts if the data set has none. TRL reads
+JSON columns, so its messages have the keys and arguments that the template reads. verl reads structs, in which every
+message has the keys of all: arguments are JSON text there, and calls of a template that does not take JSON text (calls
+in XML) are part of the content, as it writes them.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,39 +22,83 @@ import pyarrow as pa
 from etpi_assets.curation.student_form import calls_of
 from etpi_assets.exports.experiment_data import ExportSource, StudentConversation
 from etpi_assets.exports.format import Export, Written, write_splits
+from etpi_assets.exports.token_ids import truncation_note, weights_note
+from etpi_assets.specs.load import SpecError
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.tool_forms import Call, message_calls
 
-_MESSAGE = [("role", pa.string()), ("content", pa.string())]
+JSON_COLUMNS = [("messages", pa.json_()), ("tools", pa.json_())]
+"""Columns that `datasets` reads as its type `Json`: values as they were, where a struct adds null keys."""
 _FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
 _CALLS = pa.list_(pa.struct([("id", pa.string()), ("type", pa.string()), ("function", _FUNCTION)]))
-MESSAGES = pa.list_(pa.struct(_MESSAGE))
 _FACTS = ("rollout_id", "agent_id", "task_id", "repo", "teacher")
 _EMPTY_BLOCK = re.compile(r"\A\s*(?:<think>\s*)?</think>\s*")
 """An empty think block, also one that the prompt opens."""
-_LEFT = "the messages include turns that the data set dropped, and every turn counts once"
+_NO_TURN = "agents without a turn in the data set"
+_NUMBER = "conversations with a number that `datasets` does not read as it is (NaN, or over 64 bits)"
+_COLUMNS = "conversations whose columns the template renders to another text, or refuses: export trl or trl_messages"
 
 
-def message_columns(source: ExportSource, *more: tuple[str, pa.DataType]) -> list[tuple[str, pa.DataType]]:
-    """Return the column `messages`, and `tools` if the student's template writes tool calls.
+def write_conversations(
+    source: ExportSource,
+    folder: Path,
+    schema: pa.Schema,
+    row: Callable[[StudentConversation], dict[str, Any] | str],
+    under: str = "data",
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Write a row per conversation; return file -> rows, and reason -> number of agents that were left out.
 
     Args:
-        more: further fields of a message.
+        row: returns the row, or why the conversation is left out.
+
+    Raises:
+        SpecError: every conversation is left out.
     """
-    if source.chat.calls_in_content:
-        return [("messages", pa.list_(pa.struct([*_MESSAGE, *more])))]
-    thoughts = [(key, pa.string())] if (key := source.chat.words.thinking or source.chat.words.think_key) else []
-    message = pa.struct([*_MESSAGE, *thoughts, ("tool_calls", _CALLS), *more])
-    return [("messages", pa.list_(message)), ("tools", pa.string())]
+    left_out: Counter[str] = Counter()
+
+    def rows(split: str) -> Iterator[dict[str, Any]]:
+        for conversation in source.conversations():
+            if conversation.split == split:
+                result = row(conversation)
+                if isinstance(result, str):
+                    left_out[result] += 1
+                else:
+                    yield result
+
+    files = write_splits(folder, schema, rows, under)
+    if left_out and not sum(files.values()):
+        raise SpecError(f"no row is left to export: {', '.join(f'{n} {reason}' for reason, n in left_out.items())}")
+    left_out[_NO_TURN] = source.agents() - sum(files.values()) - left_out.total()
+    return files, dict(+left_out)
 
 
-def message_fields(source: ExportSource, conversation: StudentConversation) -> dict[str, Any]:
-    """Return the values of `message_columns`."""
-    if source.chat.calls_in_content:
-        return {"messages": conversation.messages}
-    tools = None if conversation.tools is None else json.dumps(conversation.tools, ensure_ascii=False)
-    messages = [_as_columns(message, source.chat, conversation.tools) for message in conversation.messages]
-    return {"messages": messages, "tools": tools}
+def json_fields(
+    messages: Sequence[Mapping[str, Any]], chat: ChatFormat, tools: Sequence[Any] | None
+) -> dict[str, str | None] | str:
+    """Return the values of `JSON_COLUMNS`, or why `datasets` cannot read them."""
+    from pandas.io.json import ujson_loads  # as `datasets` parses the type `Json`
+
+    if _takes_text(chat):
+        messages = [_with_text(message) for message in messages]
+    texts = [json.dumps(value, ensure_ascii=False) for value in (messages, tools)]
+    try:
+        if [ujson_loads(text) for text in texts] != [messages, tools]:
+            return _NUMBER
+    except ValueError:
+        return _NUMBER
+    return {"messages": texts[0], "tools": None if chat.calls_in_content or tools is None else texts[1]}
+
+
+def message_notes(source: ExportSource, trainer: str) -> tuple[str, ...]:
+    """Return notes on the turns that the trainer trains otherwise than the data set."""
+    written = dropped = 0
+    for conversation in source.conversations():
+        spoken = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+        written, dropped = written + len(spoken), dropped + len({*spoken} - {*conversation.trained})
+    if not dropped:
+        return weights_note(source)
+    left = f"{dropped} of {written} assistant messages are no turns of the data set, but {trainer} trains them too"
+    return (left, *weights_note(source))
 
 
 def _as_columns(message: dict[str, Any], chat: ChatFormat, tools: Sequence[Any] | None) -> dict[str, Any]:
@@ -63,12 +110,17 @@ def _as_columns(message: dict[str, Any], chat: ChatFormat, tools: Sequence[Any] 
         (label,) = chat.label_texts([plain], tools=tools)
         content = _EMPTY_BLOCK.sub("", label.plain)
         return {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": content}
+    return _with_text(message)
+
+
+def _with_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with the arguments of its calls as JSON text."""
     calls = []
-    for call in message["tool_calls"]:
+    for call in message.get("tool_calls", ()):
         arguments = call["function"]["arguments"]
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         calls.append({**call, "function": {**call["function"], "arguments": text}})
-    return {**message, "tool_calls": calls}
+    return {**message, "tool_calls": calls} if calls else dict(message)
 
 
 @cache
@@ -93,65 +145,79 @@ def facts_of(conversation: StudentConversation) -> dict[str, Any]:
 
 def _trl(source: ExportSource, folder: Path) -> Written:
     facts = [*((name, pa.string()) for name in _FACTS), ("reward", pa.float64())]
-    schema = pa.schema([*message_columns(source), *facts])
 
-    def rows(split: str) -> Iterator[dict[str, Any]]:
-        for conversation in source.conversations():
-            if conversation.split == split:
-                reward = source.rewards.get(conversation.record.rollout_id)
-                yield {**message_fields(source, conversation), **facts_of(conversation), "reward": reward}
+    def row(conversation: StudentConversation) -> dict[str, Any] | str:
+        values = json_fields(conversation.messages, source.chat, conversation.tools)
+        reward = source.rewards.get(conversation.record.rollout_id)
+        return values if isinstance(values, str) else {**values, **facts_of(conversation), "reward": reward}
 
-    return Written(write_splits(folder, schema, rows), notes=(_LEFT,))
+    files, left_out = write_conversations(source, folder, pa.schema([*JSON_COLUMNS, *facts]), row)
+    mask = "TRL trains every token of a row, of users and tools too, unless SFTConfig has assistant_only_loss=True"
+    return Written(files, left_out, (mask, *message_notes(source, "TRL"), *truncation_note(source)))
 
 
 def _verl(source: ExportSource, folder: Path) -> Written:
+    index = count()
     extra = pa.struct([("split", pa.string()), ("index", pa.int64()), *((name, pa.string()) for name in _FACTS)])
+    of_messages = _struct_columns(source)
 
-    columns = dict(message_columns(source))
-    notes = [_LEFT]
-    if "tools" in columns:
-        columns["tools"] = _nested_tools(source)
-        if columns["tools"] == pa.null():
-            notes.append("`tools` is empty: verl reads schemas as columns, which would mix the fields of these schemas")
+    def row(conversation: StudentConversation) -> dict[str, Any] | str:
+        tools, chat = conversation.tools, source.chat
+        messages = [_as_columns(message, chat, tools) for message in conversation.messages]
+        values = {"messages": messages, **({"tools": tools or []} if "tools" in of_messages.names else {})}
+        (columns,) = pa.Table.from_pylist([values], of_messages).to_pylist()
+        if _rendered(chat, columns["messages"], columns.get("tools")) != _rendered(chat, conversation.messages, tools):
+            return _COLUMNS
+        about = {"split": conversation.split, "index": next(index), **facts_of(conversation)}
+        return {**values, "data_source": source.experiment, "extra_info": about}
 
-    def rows(split: str) -> Iterator[dict[str, Any]]:
-        of_split = (c for c in source.conversations() if c.split == split)
-        for index, conversation in enumerate(of_split):
-            about = {"split": split, "index": index, **facts_of(conversation)}
-            values = message_fields(source, conversation)
-            if "tools" in values:
-                values["tools"] = None if columns["tools"] == pa.null() else conversation.tools
-            yield {**values, "data_source": source.experiment, "extra_info": about}
-
-    schema = pa.schema([*columns.items(), ("data_source", pa.string()), ("extra_info", extra)])
-    return Written(write_splits(folder, schema, rows), notes=tuple(notes))
+    schema = pa.schema([*of_messages, ("data_source", pa.string()), ("extra_info", extra)])
+    files, left_out = write_conversations(source, folder, schema, row)
+    return Written(files, left_out, message_notes(source, "verl"))
 
 
-def _nested_tools(source: ExportSource) -> pa.DataType:
-    """Return the type of the tool schemas as nested columns, which verl passes to the template unchanged.
+def _rendered(chat: ChatFormat, messages: list[Any], tools: list[Any] | None) -> str | None:
+    """Return the template's text of a conversation; None if the template refuses it."""
+    try:
+        text = chat.tokenizer.apply_chat_template(messages, tools, chat_template=chat.template, tokenize=False)
+        return str(text)
+    except Exception:  # templates raise various errors
+        return None
 
-    The type is null if Arrow would pad one schema with the fields of another.
-    """
-    distinct = {
-        json.dumps(conversation.tools): conversation.tools
-        for conversation in source.conversations()
-        if conversation.tools
-    }
-    schemas = list(distinct.values())
+
+def _struct_columns(source: ExportSource) -> pa.Schema:
+    """Return the columns `messages`, with the keys of all messages, and `tools` if columns can hold them."""
+    keys = dict.fromkeys(("role", "content"))
+    schemas: dict[str, Any] = {}
+    for conversation in source.conversations():
+        for message in conversation.messages:
+            keys |= dict.fromkeys(_as_columns(message, source.chat, conversation.tools))
+        if conversation.tools and not source.chat.calls_in_content:
+            schemas[json.dumps(conversation.tools)] = conversation.tools
+    message = pa.struct([(key, _CALLS if key == "tool_calls" else pa.string()) for key in keys])
+    tools = _nested(list(schemas.values()))
+    return pa.schema([("messages", pa.list_(message)), *([] if tools == pa.null() else [("tools", tools)])])
+
+
+def _nested(schemas: list[Any]) -> pa.DataType:
+    """Return the type of tool schemas as nested columns; null if Arrow cannot hold them, or pads one with fields of
+    another."""
     try:
         nested = pa.array(schemas)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):  # a field is text in one schema and an object in another
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # text in one schema and an object in another
         return pa.null()
-    return nested.type if schemas and nested.to_pylist() == schemas else pa.null()
+    return nested.type if nested.to_pylist() == schemas else pa.null()
 
 
 TRL = Export(
     "trl_messages",
     title="TRL's conversational rows: `messages`",
     files="`data/train.parquet`, `data/val.parquet`, one row per agent",
-    keeps="the messages that the student's template renders, with `tool_calls` and `tools` (JSON text) if it writes "
-    "tool calls, without steering; task, repository, teacher, reward; the split",
-    loses="token ids, weights, which turns were dropped, that think blocks were stripped (messages still have them)",
+    keeps="the messages that the student's template renders, with `tool_calls` and `tools` if it writes tool calls, "
+    "without steering, and without thoughts if `pairs.strip_think` removed them; task, repository, teacher, reward; "
+    "the split; columns of JSON, which datasets reads from 4.7",
+    loses="token ids, weights, which turns were dropped; numbers of calls over 64 bits (such a conversation is left "
+    "out)",
     read_by="trl.SFTTrainer",
     importer="messages",
     write=_trl,
@@ -161,7 +227,8 @@ VERL = Export(
     title="verl's multi-turn supervised rows: `messages`",
     files="`data/train.parquet`, `data/val.parquet`, one row per agent",
     keeps="what `trl_messages` keeps, except the reward; ids of the rollout in `extra_info`",
-    loses="what `trl_messages` loses, and the reward",
+    loses="what `trl_messages` loses, and the reward; a conversation whose columns the template renders otherwise, "
+    "since verl reads null keys and JSON text of arguments, is left out, and if all are, the export is refused",
     read_by="verl.utils.dataset.multiturn_sft_dataset.MultiTurnSFTDataset",
     importer="messages",
     write=_verl,

@@ -124,6 +124,14 @@ class ExportSource:
             }
             yield from from_tables(tables)
 
+    def agents(self) -> int:
+        """Return the number of agents of the selected rollouts."""
+        count = 0
+        for name, rollout_ids in self._selected.items():
+            agents = self.lake.read(Ref("raw_rollouts", "rollout_set", name), "agents", columns=["rollout_id"])
+            count += len(agents.filter(pc.field("rollout_id").isin(rollout_ids)))
+        return count
+
     def conversations(self) -> Iterator[StudentConversation]:
         """Yield the conversations of all agents with turns in the data set."""
         turns: dict[tuple[str, str], dict[int, str]] = {}
@@ -135,7 +143,8 @@ class ExportSource:
                 if splits is None:
                     continue
                 tools = self._tools(record)
-                messages, turns_at = rendered_messages(self._messages(record, agent), StudentForm(self.chat, tools))
+                student = StudentForm(self.chat, tools, thoughts=not self.spec.pairs.strip_think)
+                messages, turns_at = rendered_messages(self._messages(record, agent), student)
                 trained = tuple(position for turn, position in turns_at if turn in splits)
                 yield StudentConversation(record, agent, next(iter(splits.values())), messages, trained, tools)
 
@@ -187,7 +196,8 @@ class ExportSource:
 
     def first_messages(self, record: RolloutRecord, agent: AgentRecord) -> list[dict[str, Any]]:
         """Return the messages that a student reads before the agent's first turn."""
-        rows, student = self._messages(record, agent), StudentForm(self.chat, self._tools(record))
+        thoughts = not self.spec.pairs.strip_think
+        rows, student = self._messages(record, agent), StudentForm(self.chat, self._tools(record), thoughts=thoughts)
         messages, positions = rendered_messages(rows, student)
         return messages[: positions[0][1]] if positions else messages
 

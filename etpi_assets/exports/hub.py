@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.exports.conversations import facts_of, message_columns, message_fields
-from etpi_assets.exports.experiment_data import ExportSource
+from etpi_assets.exports.conversations import JSON_COLUMNS, facts_of, json_fields, write_conversations
+from etpi_assets.exports.experiment_data import ExportSource, StudentConversation
 from etpi_assets.exports.format import Export, Written, write_splits
 from etpi_assets.exports.lineage import card_top, lineage_section
 from etpi_assets.exports.token_ids import SEQUENCES, sequence_rows, weights_note
@@ -18,33 +18,33 @@ _TEXTS = ("rollout_id", "agent_id", "role", "task_id", "repo", "teacher", "exit_
 
 
 def _write(source: ExportSource, folder: Path) -> Written:
-    columns = message_columns(source, ("weight", pa.int8()))
-    schema = pa.schema([*columns, *((name, pa.string()) for name in _TEXTS), ("reward", pa.float64())])
-    files = write_splits(folder, schema, lambda split: _rows(source, split), "messages")
+    schema = pa.schema([*JSON_COLUMNS, *((name, pa.string()) for name in _TEXTS), ("reward", pa.float64())])
+    files, left_out = write_conversations(
+        source, folder, schema, lambda conversation: _row(source, conversation), "messages"
+    )
     files |= write_splits(folder, SEQUENCES, lambda split: sequence_rows(source, split), "tokens")
     (folder / "README.md").write_text(_card(source, files), encoding="utf-8")
-    return Written({**files, "README.md": 1}, notes=weights_note(source))
+    return Written({**files, "README.md": 1}, left_out, weights_note(source))
 
 
-def _rows(source: ExportSource, split: str) -> Iterator[dict[str, Any]]:
-    for conversation in source.conversations():
-        if conversation.split != split:
-            continue
-        trained = set(conversation.trained)
-        values = message_fields(source, conversation)
-        values["messages"] = [
-            {**message, "weight": int(i in trained) if message["role"] == "assistant" else None}
-            for i, message in enumerate(values["messages"])
-        ]
-        agent = conversation.agent
-        yield {
-            **values,
-            **facts_of(conversation),
-            "role": agent.role,
-            "exit_status": agent.exit_status,
-            "model_patch": agent.patch,
-            "reward": source.rewards.get(conversation.record.rollout_id),
-        }
+def _row(source: ExportSource, conversation: StudentConversation) -> dict[str, Any] | str:
+    trained = set(conversation.trained)
+    weighted = [
+        {**message, "weight": int(i in trained)} if message["role"] == "assistant" else message
+        for i, message in enumerate(conversation.messages)
+    ]
+    values = json_fields(weighted, source.chat, conversation.tools)
+    if isinstance(values, str):
+        return values
+    agent = conversation.agent
+    return {
+        **values,
+        **facts_of(conversation),
+        "role": agent.role,
+        "exit_status": agent.exit_status,
+        "model_patch": agent.patch,
+        "reward": source.rewards.get(conversation.record.rollout_id),
+    }
 
 
 def _card(source: ExportSource, files: Mapping[str, int]) -> str:

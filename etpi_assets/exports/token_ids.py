@@ -48,15 +48,20 @@ def weights_note(source: ExportSource) -> tuple[str, ...]:
     if weights <= {1.0}:
         return ()
     values = ", ".join(f"{weight:g}" for weight in sorted(weights))
-    return (f"rows weigh {values}; TRL's own loss ignores weights",)
+    return (f"rows weigh {values}; the losses of TRL and verl ignore weights",)
+
+
+def truncation_note(source: ExportSource) -> tuple[str, ...]:
+    """Return a note if TRL's default length cuts some sequence."""
+    ids = batches(source.stored("upweighted_dataset", "sequences"), ["input_ids"])
+    longest = max((int(np.diff(batch["input_ids"].offsets.to_numpy()).max()) for batch in ids if len(batch)), default=0)
+    note = f"the longest sequence has {longest} ids; SFTConfig's max_length of 1024 would truncate it silently"
+    return (note,) if longest > 1024 else ()
 
 
 def _trl(source: ExportSource, folder: Path) -> Written:
-    ids = batches(source.stored("upweighted_dataset", "sequences"), ["input_ids"])
-    longest = max((int(np.diff(batch["input_ids"].offsets.to_numpy()).max()) for batch in ids if len(batch)), default=0)
-    truncation = f"the longest sequence has {longest} ids; SFTConfig's max_length of 1024 would truncate it silently"
     rows = write_splits(folder, SEQUENCES, lambda split: sequence_rows(source, split))
-    return Written(rows, notes=(*weights_note(source), *([truncation] if longest > 1024 else [])))
+    return Written(rows, notes=(*weights_note(source), *truncation_note(source)))
 
 
 def _tito(source: ExportSource, folder: Path) -> Written:

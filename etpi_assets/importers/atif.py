@@ -415,7 +415,7 @@ FORMAT = run_format(
         keeps="messages, reasoning, calls, observations, times, token ids and log-probabilities; copied context "
         "and steps without a model become context, never turns; each continuation and subagent becomes an "
         "agent of its own",
-        loses="costs and token counts, tool definitions, reasoning effort, notes, images (such a file is "
+        loses="costs and token counts, reasoning effort, notes, images (such a file is "
         "quarantined), ids of steps that sum several model calls; of Claude Code's runs the steps of sub-agents, which "
         "stand in one list without ids, and Harbor's notes on results",
     ),

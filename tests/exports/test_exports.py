@@ -22,6 +22,7 @@ from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import BlockedInput, MissingInput, Ref
 from tests.support.curation import CurationLake
+from tests.support.own_runs import TOOLS, recorded_run
 from tests.support.recorded_runs import windowed_history
 from tests.support.rows import ROWS, atif_document, write_lines
 
@@ -223,7 +224,7 @@ def kept_by_atif(record: RolloutRecord) -> Any:
         )
         for agent in sorted(record.agents, key=lambda agent: agent.agent_id)
     ]
-    return record.task_id, record.repo, record.teacher, agents
+    return record.task_id, record.repo, record.teacher, record.tools, agents
 
 
 def test_atif_round_trips_and_is_valid(exported, resources: Resources) -> None:
@@ -256,6 +257,27 @@ def test_atif_round_trips_the_records_of_every_importer(tmp_path: Path) -> None:
         (tmp_path / "out/t.json").write_text(json.dumps(exported_document))
         (back,) = read_back(tmp_path / "out", "atif")
         assert kept_by_atif(back) == kept_by_atif(record), name
+
+
+def test_atif_keeps_tools_and_calls_of_context(tmp_path: Path) -> None:
+    """A demonstration's calls stay calls, with their results; a question after a context answer stays a message."""
+    import atif
+
+    run = recorded_run(0, 2)
+    run["messages"][2] |= {"weight": 0, "reasoning_content": "Let me see."}
+    run["messages"][6:] = [
+        {**run["messages"][6], "weight": 0},
+        {"role": "user", "content": "And?"},
+        *run["messages"][6:],
+    ]
+    (record,) = read_back(write_lines(tmp_path / "runs.jsonl", [run]), "messages")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/t.json").write_text(json.dumps(document(record)))
+    atif.Trajectory.model_validate(document(record))
+    (back,) = read_back(tmp_path / "out", "auto")
+    assert kept_by_atif(back) == kept_by_atif(record) and back.tools == TOOLS
+    calls = [[m.tool_calls for m in r.agents[0].messages] for r in (record, back)]
+    assert calls[0] == calls[1] and calls[0][2] and len(record.agents[0].turns) == 2
 
 
 # --- the others -----------------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def test_exports_keep_tools_and_structured_calls(curation: CurationLake, tmp_pat
         export("qwen3", name, tmp_path / name, resources)
     (row, *_) = pq.read_table(tmp_path / "trl_messages" / "data" / "train.parquet").to_pylist()
     assert json.loads(row["tools"]) == TOOLS
-    call = row["messages"][2]["tool_calls"][0]["function"]
+    call = json.loads(row["messages"])[2]["tool_calls"][0]["function"]
     assert (call["name"], list(json.loads(call["arguments"]))) == ("execute_bash", ["timeout", "command"])
     (row, *_) = pq.read_table(tmp_path / "verl_sft" / "data" / "train.parquet").to_pylist()
     assert row["tools"] == TOOLS
@@ -168,9 +168,9 @@ def test_trl_renders_the_export_to_the_same_labels(curation: CurationLake, tmp_p
     chat = load_chat_format("qwen3", "qwen3")
     said = set(labels(curation, "qwen3").values())
     for row in pq.read_table(tmp_path / "out" / "data" / "train.parquet").to_pylist():
-        text = apply_chat_template({"messages": row["messages"]}, chat.tokenizer, tools=json.loads(row["tools"]))[
-            "text"
-        ]
+        text = apply_chat_template(
+            {"messages": json.loads(row["messages"])}, chat.tokenizer, tools=json.loads(row["tools"])
+        )["text"]
         turns = [part.partition("<|im_end|>")[0] for part in text.split("<|im_start|>assistant\n")[1:]]
         assert all(turn.rpartition("</think>")[2].lstrip("\n") + "<|im_end|>" in said for turn in turns)
 
