@@ -131,9 +131,10 @@ def _candidates(objects: Path, commits: int) -> Iterator[Candidate | str]:
             yield "no code changes"
         elif len(changed) > MAX_CHANGED:
             yield f"more than {MAX_CHANGED} files change"
+        elif not (message := _text(objects, "log", "-1", "--format=%B", commit).strip()):
+            yield "no message, which would be the task's text"
         else:
             diff = ("diff", "--no-renames", "--no-color", "--no-ext-diff", "--no-textconv", parents[0], commit, "--")
-            message = _text(objects, "log", "-1", "--format=%B", commit).strip()
             patch, test_patch = _text(objects, *diff, *code), _text(objects, *diff, *tests)
             yield Candidate(commit, parents[0], created_at, message, patch, test_patch)
 

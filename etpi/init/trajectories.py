@@ -150,7 +150,9 @@ def _look(result: Survey, path: Path, student: Student) -> Survey:
             _add(result, item, student)
         else:
             result.refused[item.reason] += 1
-            result.first_refusal.setdefault(item.reason, f"{item.source}, row {item.row or 0}: {item.detail}")
+            place = f"{item.source}, row {item.row or 0}"
+            detail = item.detail.removeprefix(place).lstrip(":, ")  # which often names its place
+            result.first_refusal.setdefault(item.reason, f"{place}: {detail}")
         if time.monotonic() > end:
             break
     return result

@@ -281,7 +281,8 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[CheckOutcome]:
         "content_visible": "start the server without a reasoning parser, or with the one of the trained template",
         "calls_round_trip": "start the server with the tool parser of the trained call form, or without one",
         "differs_from_base": "",  # by what was measured: `_why_equal`
-        "first_turn_parses": "compare a failing turn with a training row token by token; look at format_exposure",
+        "first_turn_parses": "raise train.epochs if the loss still falls; else compare a failing turn with a training "
+        "row token by token, and look at format_exposure",
     }
     outcomes = []
     for probe, remedy in remedies.items():

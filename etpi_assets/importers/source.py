@@ -80,14 +80,16 @@ def _slow_json(data: bytes, name: str) -> Any:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise Unreadable("not_utf8", f"{name}: byte {error.start} is not UTF-8") from error
+        raise Unreadable("not_utf8", f"{name}: byte {error.start} is not UTF-8; save it as UTF-8") from error
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
-        where = f"{name}, line {error.lineno} column {error.colno}: {error.msg}"
+        line = f" line {error.lineno}" if "\n" in text else ""  # a row of JSON lines is the only line
+        where = f"{name},{line} column {error.colno}: {error.msg}"
         if cut:
-            raise Unreadable("truncated_json", f"{where}; the file ends early, fetch it again") from error
+            remedy = "fetch the file again; rows of several lines belong into one array of a .json file"
+            raise Unreadable("truncated_json", f"{where}; the value ends early: {remedy}") from error
         raise Unreadable("bad_json", where) from error
     except RecursionError as error:
         raise Unreadable("bad_json", f"{name}: nested too deep to be a trajectory") from error

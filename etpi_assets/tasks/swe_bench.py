@@ -32,7 +32,8 @@ NO_READER = frozenset({"sympy/sympy"})
 
 _ACTIVATE = "[ -f /opt/miniconda3/bin/activate ] && . /opt/miniconda3/bin/activate testbed"
 _PYTHON = "PYTHON=python; command -v python > /dev/null || PYTHON=python3"
-_CHANGED = re.compile(r"^diff --git a/(\S+) b/(\S+)$", re.MULTILINE)
+_SIDE = r'"(?:[^"\\]|\\.)+"|\S+'
+_CHANGED = re.compile(rf"^diff --git (?:a/(.+) b/\1|({_SIDE}) ({_SIDE}))$(\ndeleted file mode)?", re.MULTILINE)
 _NAMED = re.compile(r"`([^`\n]{3,80})`")
 
 
@@ -53,16 +54,14 @@ class SWEBench(RepositoryFamily):
             raise ValueError("FAIL_TO_PASS is empty: no solution could be told from none")
         if not str(row["patch"]).strip() or not str(row["test_patch"]).strip():
             raise ValueError("patch or test_patch is empty")
-        files = sorted({path for _, path in _CHANGED.findall(row["test_patch"])})
+        files = sorted(_changed(row["test_patch"]))
         payload = {
             "base_commit": row["base_commit"],
             "patch": row["patch"],
             "test_patch": row["test_patch"],
             "test_files": files,
             "wanted": wanted,
-            "entities": sorted(
-                {*(p for _, p in _CHANGED.findall(row["patch"])), *_NAMED.findall(row["problem_statement"])}
-            ),
+            "entities": sorted({*_changed(row["patch"]), *_NAMED.findall(row["problem_statement"])}),
             **({"roots": _names(row, "roots")} if row.get("roots") else {}),
             # A repository may be split by time; otherwise the time has no effect on the task.
             **({"created_at": _moment(row)} if chosen["heldout_tasks"] else {}),
@@ -89,7 +88,8 @@ class SWEBench(RepositoryFamily):
         return TEST_COMMANDS.get(task.repo) != DJANGO
 
     def test_command(self, task: Task) -> str:
-        files = [path for path in task.payload["test_files"] if path.endswith(".py")]
+        there = _changed(task.payload["test_patch"])  # pytest runs nothing if one of its files does not exist
+        files = [path for path in task.payload["test_files"] if there[path] and path.endswith(".py")]
         command = TEST_COMMANDS.get(task.repo)
         if command == DJANGO:
             modules = [p.removeprefix("tests/").removesuffix(".py").replace("/", ".") for p in files]
@@ -121,6 +121,22 @@ def _apply(patch: str, sandbox: Sandbox) -> None:
     done = sandbox.run(apply_command(patch))
     if done.exit_code:
         raise OSError(f"the patch does not apply: {done.output[-500:]}")
+
+
+def _changed(patch: str) -> dict[str, bool]:
+    """Return {path that a git diff names: whether the file exists afterwards}. A rename names two."""
+    changed: dict[str, bool] = {}
+    for same, old, new, deleted in _CHANGED.findall(patch):
+        changed[same or _path(old)] = False
+        changed[same or _path(new)] = not deleted
+    return changed
+
+
+def _path(side: str) -> str:
+    """Return the path of `a/PATH` or `b/PATH`; git quotes unusual ones and escapes their bytes."""
+    if side.startswith('"'):
+        side = side[1:-1].encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
+    return side[2:]
 
 
 def _moment(row: Mapping[str, Any]) -> str:

@@ -181,6 +181,32 @@ def test_counts_of_commits_reconcile(work: Path, tmp_path: Path) -> None:
     assert len(mined.rows) == 1
 
 
+def test_commits_that_add_move_or_delete_test_files_of_any_name_become_tasks(work: Path, tmp_path: Path) -> None:
+    from etpi.init.git_tasks import mine
+    from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+
+    history = History(tmp_path / "names")
+    history.write("tests/test_old.py", "def test_old():\n    assert True\n")
+    history.write("tests/test_gone.py", "def test_gone():\n    assert True\n")
+    history.commit("More tests")
+    for n, name in enumerate(("tests/test_größe.py", "tests/test a b.py", 'tests/test_"q".py', "tests/test_new.py"), 1):
+        history.write("src/knots/rope.py", KNOT.format(n=n))
+        if name == "tests/test_new.py":
+            history.git("mv", "tests/test_old.py", name)
+            history.git("rm", "-q", "tests/test_gone.py")
+        history.write(name, "from knots import rope\n" + KNOT_TEST.format(n=n))
+        history.commit(f"Add knot{n}")
+    history.write("src/knots/rope.py", KNOT.format(n=9))
+    history.write("tests/test_rope.py", KNOT_TEST.format(n=9))
+    history.git("add", "-A")
+    history.git("commit", "-q", "--allow-empty-message", "-m", "")
+
+    mined = mine(history.folder, work / "names", None, 5, BubblewrapFactory())
+    assert not mined.refused
+    assert [row["problem_statement"] for row in mined.rows] == [f"Add knot{n}" for n in (1, 2, 3, 4)]
+    assert mined.passed_over.total() == 1, "an agent would get no text"
+
+
 def test_specs_that_exist_are_refused_before_tasks_are_made(
     work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,6 +138,16 @@ def test_rows_that_cannot_be_read_are_counted_by_reason(cwd, capsys):
     assert "unknown_role" in text and "truncated_json" in text
 
 
+def test_damaged_rows_name_their_place_once_and_the_remedy(cwd, capsys):
+    with Path("runs.jsonl").open("ab") as file:
+        file.write(b'{"messages": []},\n{"messages": "\x93"}\n{\n')
+    assert init("--model", QWEN) == 0
+    text = capsys.readouterr().out
+    assert "1 bad_json, first runs.jsonl, row 3: column 17: " in text
+    assert re.search(r"1 not_utf8, first runs\.jsonl, row 4: byte 14 .* UTF-8; save", text)
+    assert re.search(r"1 truncated_json, first runs\.jsonl, row 5: column 2: .* array of a \.json file", text)
+
+
 def test_path_with_a_variable_is_written_as_given(cwd, monkeypatch):
     monkeypatch.setenv("RUNS", str(cwd))
     assert cli.main(["init", "--from", "${RUNS}/runs.jsonl", "--yes", "--model", QWEN]) == 0

@@ -167,6 +167,11 @@ def test_start_of_reinforcement_that_seldom_acts_blocks_nothing():
     assert verdict["first_turn_parses"] and not _verdicts(failed)["first_turn_parses"]
 
 
+def test_student_that_does_not_act_yet_is_told_to_train_longer():
+    failed = probes.parses("train", PROMPTS, _turns(text="```\n"), 0.8).row("c" * 16, "sft", 0)
+    assert "train.epochs" in {c.name: c.message for c in probes.verdicts([failed])}["first_turn_parses"]
+
+
 def test_server_probes_do_not_apply_to_an_engine_in_this_process():
     messages = {c.name: c.message for c in probes.verdicts([])}
     assert all("in this process" in messages[probe] for probe in probes.SERVER_PROBES)
