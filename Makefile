@@ -7,8 +7,8 @@ SHELL := /bin/bash
   ui view docs docs-site test test-all test-long lint types style bench gpu-check gpu-run clean
 
 # The first interpreter that runs: a pyenv shim can be on PATH and refuse.
-SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
-PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
+SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python3; do \
   "$$name" -c '$(SUPPORTED)' 2> /dev/null && { command -v "$$name"; break; }; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -44,7 +44,7 @@ writable:
 
 $(VENV)/ready: pyproject.toml lab/pyproject.toml constraints.txt $(SOURCES) | $(if $(WRITABLE),,writable)
 	@[ -x $(BIN)/python ] || "$(PYTHON)" -c '$(SUPPORTED)' || { \
-	  echo "etpi needs Python 3.11, 3.12 or 3.13 with its venv module (Debian, Ubuntu: sudo apt-get install python3-venv)."; \
+	  echo "etpi needs Python 3.11 to 3.14 with its venv module (Debian, Ubuntu: sudo apt-get install python3-venv)."; \
 	  echo "Found: $$("$(PYTHON)" --version 2>&1 || true). Name one: make setup PYTHON=/path/to/python3.12"; exit 1; }
 	@echo "-- installing pinned packages into $(VENV) (the first time this takes minutes)"
 	@[ -x $(BIN)/python ] || "$(PYTHON)" -m venv $(VENV)
