@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.agent.tools import tool_schemas
-from etpi_assets.curation import integrity, recorded_text
+from etpi_assets.curation import call_results, integrity, recorded_text
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.default_prompt import DefaultPrompts, student_format
 from etpi_assets.curation.label_syntax import LabelSyntax
@@ -95,6 +95,7 @@ class PairBuilder:
             "template": Oracle(chat, section, self.template_kwargs, self.tools).figures(block, pairs, messages),
             "text": recorded_text.text_figures(block["turns"], block["messages"], pairs, chat),
             "tools": recorded_text.tool_figures(block, pairs, self.tools, chat),
+            "results": call_results.result_figures(block["messages"], pairs),
         }
 
     def _captured_pairs(self, block: Mapping[str, pa.Table]) -> pa.Table:
@@ -108,11 +109,12 @@ class PairBuilder:
 
 
 def label_checks(counted: Mapping[str, Any], section: PairsSection, chat: ChatFormat) -> list[CheckOutcome]:
-    """Return the verdicts over labels against the template, the recorded text and the offered tools."""
+    """Return the verdicts over labels against the template, the recorded text, offered tools and results of calls."""
     return [
         labels_outcome(counted["template"], chat, native=section.capture == "native"),
         recorded_text.text_outcome(counted["text"]),
         recorded_text.tools_outcome(counted["tools"]),
+        call_results.results_outcome(counted["results"]),
     ]
 
 

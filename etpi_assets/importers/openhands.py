@@ -172,9 +172,12 @@ def _event(event: Mapping[str, Any], name: str, responses: dict[str, ChatEntry])
     if action is None:
         answers = text_field(event, "tool_call_metadata", "tool_call_id")
         text = _as_read(content_text(event.get("content"), name), field(event, "extras", "metadata"))
-        if text_field(event, "observation") == "error":
+        failed = text_field(event, "observation") == "error"
+        if failed:
             text += "\n[Error occurred in processing last action]"
-        return ChatEntry("tool", text, exit_code=_code(event), answers=answers)
+        # Of a call that OpenHands could not read: it keeps no action of it, and the model read the words of a user.
+        role = "user" if failed and answers is None and responses else "tool"
+        return ChatEntry(role, text, exit_code=_code(event), answers=answers)
     arguments = event.get("args")
     if not isinstance(arguments, dict):  # the oldest events hold their arguments themselves
         arguments = {key: value for key, value in event.items() if key not in _OF_EVENT}

@@ -85,7 +85,7 @@ def _slow_json(data: bytes, name: str) -> Any:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
-        line = f" line {error.lineno}" if "\n" in text else ""  # a row of JSON lines is the only line
+        line = "" if ", row " in name else f" line {error.lineno}"  # a row of JSON lines is the only line
         where = f"{name},{line} column {error.colno}: {error.msg}"
         if cut:
             remedy = "fetch the file again; rows of several lines belong into one array of a .json file"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 SELECTED = ("selection_reconciles",)
 PAIRS = (
-    "label_syntax", "labels_equal_template", "recorded_text", "tools_offered",
+    "label_syntax", "labels_equal_template", "recorded_text", "tools_offered", "calls_answered",
     "pairs_reconcile", "capture_not_mixed", "history_as_captured", "no_think_in_output",
     "no_steering_leak", "prompt_is_default_render",
 )  # fmt: skip

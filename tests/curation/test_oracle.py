@@ -538,6 +538,20 @@ def test_call_without_any_offered_tool_is_caught() -> None:
             assert checked(bytes_chat(), tables)[0]["tools_offered"].passed is passed
 
 
+def test_prompts_with_calls_without_results_are_counted() -> None:
+    asks = {"role": "assistant", "content": "", "tool_calls": [call('{"command": "ls"}')]}
+    asks_twice = {**asks, "tool_calls": asks["tool_calls"] * 2}
+    result, done = {"role": "tool", "content": "a"}, {"role": "assistant", "content": "Done."}
+    for messages, passed in (
+        ([asks, result, done], True), ([asks, USER, done], True), ([asks_twice, result, result, asks], True),
+        ([asks, done], False), ([asks, asks, result, done], False), ([asks_twice, result, done], False),
+        ([asks, result, result, done], False), ([asks, result, done, result, done], False),
+    ):  # fmt: skip
+        outcome = checked(bytes_chat(), tables_of([USER, *messages], tools=[TOOL]))[0]["calls_answered"]
+        assert (outcome.passed, outcome.blocking) == (passed, False), (messages, outcome.message)
+        assert outcome.figures == {"calling": 1, "unanswered": int(not passed)}
+
+
 WHOLE = "See.\n</think>\n\nFix the parser."
 CALLS = [call('{"command": "echo \\"é\\n\\""}')]
 WRITTEN = '\n<tool_call>\n{"name": "run", "arguments": {"command": "echo \\"\\u00e9\\n\\""}}\n</tool_call>'

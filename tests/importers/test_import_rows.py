@@ -276,7 +276,11 @@ def test_output_of_openhands_commands_has_the_lines_that_the_model_read(tmp_path
     metadata = {"exit_code": 1, "working_dir": "/work", "py_interpreter_path": "", "prefix": "", "suffix": "\n[Done.]"}
     old, new = openhands_row(), openhands_typed_row()
     old["history"][5] |= {"content": "", "extras": {"metadata": metadata}}
-    old["history"][6] |= {"observation": "error", "content": "no such file"}
+    old["history"][6] |= {
+        "observation": "error",
+        "content": "no such file",
+        "tool_call_metadata": {"tool_call_id": "c2"},
+    }
     new["history"][3]["observation"] = {"content": [{"type": "text", "text": ""}], "metadata": metadata}
     first, second = (
         [m.content for m in only(write_lines(tmp_path / name, [row])).agents[0].messages if m.role == "tool"]
@@ -285,6 +289,9 @@ def test_output_of_openhands_commands_has_the_lines_that_the_model_read(tmp_path
     read = "\n[Done.]\n[Current working directory: /work]\n[Command finished with exit code 1]"
     assert first == [read, "no such file\n[Error occurred in processing last action]"]
     assert second[0] == read
+    old["history"].insert(7, {"source": "agent", "observation": "error", "content": "Missing argument"})
+    messages = only(write_lines(tmp_path / "lost.jsonl", [old])).agents[0].messages
+    assert [m.role for m in messages if m.content.startswith("Missing argument")] == ["user"]  # of a lost call
 
 
 def test_openhands_data_sets(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""The check that prompts hold a result for every call: a table that lost its tool messages still renders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+
+from etpi_assets.trajectories.tables import turn_keys
+from etpi_resources.lake.check_outcome import CheckOutcome, percent
+
+ANSWERED = "calls_answered"
+_COLUMNS = ("rollout_id", "agent_id", "turn", "role", "tool_calls")
+
+
+def result_figures(messages: pa.Table, pairs: pa.Table) -> dict[str, Any]:
+    """Count the trained agents with structured calls, and those with calls whose results are missing or too many.
+
+    The calls of a response are compared with the messages up to the next response: as many messages of tools as calls,
+    or a user's message, in which some agents show results. After the last response there may be none.
+
+    Args:
+        messages: with the columns rollout_id, agent_id, turn, role and tool_calls, in the order of the conversations.
+    """
+    trained = {(rollout, agent) for rollout, agent, _ in turn_keys(pairs)}
+    figures: dict[str, Any] = {"calling": 0, "unanswered": 0, "first": []}
+    rows = messages.select(list(_COLUMNS)).to_pylist()
+    for agent, group in groupby(rows, lambda row: (row["rollout_id"], row["agent_id"])):
+        conversation = list(group)
+        if agent not in trained or not any(row["tool_calls"] for row in conversation):
+            continue
+        figures["calling"] += 1
+        if (place := _unanswered(conversation)) is not None:
+            figures["unanswered"] += 1
+            figures["first"] += [f"{'/'.join(agent)}: {place}"][: 1 - len(figures["first"])]
+    return figures
+
+
+def _unanswered(conversation: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the first response whose calls have another number of results, in words."""
+    calls, results, words, turn = 0, 0, 0, None
+    for row in conversation:
+        if row["role"] != "assistant":
+            results += row["role"] == "tool"
+            words += row["role"] != "tool"
+            continue
+        begins = results or words or row["turn"] != turn
+        if begins and results != calls and (results or not words):
+            return f"turn {turn} has {calls} calls and {results} results"
+        calls, results, words = (0, 0, 0) if begins else (calls, results, words)
+        calls, turn = calls + len(json.loads(row["tool_calls"] or "[]")), row["turn"]
+    return None
+
+
+def results_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
+    """Judge the figures."""
+    calling, wrong = counted["calling"], counted["unanswered"]
+    figures = {"calling": calling, "unanswered": wrong}
+    if not calling:
+        return CheckOutcome.not_applicable(ANSWERED, "no conversation has a structured call.", figures)
+    if not wrong:
+        message = f"The calls of all {calling} conversations with structured calls have their results."
+        return CheckOutcome(ANSWERED, True, message, blocking=False, figures=figures)
+    message = (
+        f"{wrong} of {calling} conversations ({percent(wrong / calling)}) have calls without a result, or results "
+        f"without a call, first {counted['first'][0]}. The student reads prompts that it never sees at inference: "
+        "import the messages of tools (role `tool`) too, or leave these rollouts out."
+    )
+    return CheckOutcome(ANSWERED, False, message, blocking=False, figures=figures)
