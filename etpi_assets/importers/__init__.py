@@ -140,8 +140,8 @@ def detect(path: Path) -> str:
             return _only(_outermost(names, path), path)
     if names := [name for name in plugin_names("format") if importer_named(name).claims(source)]:
         return _only(names, path)
-    known = ", ".join([*IMPORTERS, *plugin_names("format")])
-    raise ValueError(f"{path} holds no known format: {unknown_row(source)}. Known: {known}; name one in `format`")
+    known = f". Known: {', '.join([*IMPORTERS, *plugin_names('format')])}; name one in `format`"
+    raise ValueError(f"{path} holds no known format: {unknown_row(source)}{known if source.row is not None else ''}")
 
 
 def _outermost(names: list[str], path: Path) -> list[str]:

@@ -554,6 +554,7 @@ def test_files_of_which_no_row_can_be_read_name_the_fault(tmp_path, name, conten
     with pytest.raises(ValueError, match="no known format") as raised:
         detect(tmp_path)
     assert hint in str(raised.value) and "JSON lines" not in str(raised.value)
+    assert "Known:" not in str(raised.value)  # no format would read it
 
 
 def test_row_without_messages_names_its_keys(tmp_path):
