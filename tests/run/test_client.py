@@ -143,8 +143,9 @@ def test_stopped_client_leaves_no_process(folder, number, code):
         _below(process, WORKER, count=2)
         below = descendants(process.pid)
         process.send_signal(number)
-        process.stderr.read()
+        output = process.stderr.read()
         assert process.wait(90) == code
+        assert "FAILED in" not in output and (number == signal.SIGKILL or ": stopped in" in output), output
     _until(lambda: _gone(below), 30)
     with dg.DagsterInstance.from_config(str(folder)) as instance:
         runs = [run for run in instance.get_runs() if run.tags.get("dagster/partition") in names]
