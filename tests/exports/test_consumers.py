@@ -5,12 +5,7 @@ The packages run in a separate process with their own path, because their depend
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,21 +13,11 @@ import pytest
 from etpi_assets.exports import export
 from etpi_assets.resources import Resources
 from etpi_resources.chat.format import load_chat_format
+from tests.support.consumers import VERL_SFT, read_by
 from tests.support.curation import CurationLake
-from tests.support.students import CONSUMERS
 
 pytestmark = pytest.mark.usefixtures("consumers")
 
-VERL_SFT = """
-from omegaconf import OmegaConf
-from verl.utils import hf_tokenizer
-from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
-
-settings = OmegaConf.create({"pad_mode": "no_padding", "max_length": 8192})
-tokenizer = hf_tokenizer(arguments["tokenizer"])
-rows = MultiTurnSFTDataset(arguments["file"], tokenizer, settings)
-answer = [tokenizer.decode(row["input_ids"][row["loss_mask"].bool()]) for row in (rows[i] for i in range(len(rows)))]
-"""
 VERL_RL = """
 from omegaconf import OmegaConf
 from verl.utils import hf_tokenizer
@@ -44,16 +29,6 @@ batch = collate_fn([rows[i] for i in range(len(rows))])
 names = ("index", "data_source", "reward_model", "raw_prompt")
 answer = [dict(zip(names, row)) for row in zip(*(batch[name].tolist() for name in names))]
 """
-
-
-def read_by(script: str, **arguments: object) -> Any:
-    """Run a script with `arguments` where the consumers are installed; return its `answer`."""
-    program = f"import json, sys\narguments = json.loads(sys.argv[1])\n{script}\nprint(json.dumps(answer))"
-    encoded = json.dumps({name: str(value) for name, value in arguments.items()})
-    environment = {**os.environ, "PYTHONPATH": str(CONSUMERS), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", program, encoded], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")

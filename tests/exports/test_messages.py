@@ -16,7 +16,7 @@ from etpi_assets.importers import import_runs
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import SpecError
 from etpi_assets.trajectories.records import RolloutRecord
-from tests.exports.test_consumers import VERL_SFT, read_by
+from tests.support.consumers import VERL_SFT, read_by
 from tests.support.curation import CurationLake
 from tests.support.own_runs import ANSWER, TOOLS, write_runs
 from tests.support.students import FAMILIES, Family, byte_tokenizer, trl_template
