@@ -89,7 +89,7 @@ def _cards(base: str, key_variable: str | None) -> Sequence[Mapping[str, Any]]:
         listed = answer.raise_for_status().json()
         cards = listed if isinstance(listed, list) else listed["data"]  # Together sends the list alone
     except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
-        text = answer.text[:200].replace(key, f"${key_variable}") if key else answer.text[:200]
+        text = (answer.text.replace(key, f"${key_variable}") if key else answer.text)[:200]
         raise SpecError(
             f"--endpoint: {base}/models is no list of models ({answer.status_code}: {text}); give the URL up to /v1, "
             "and a key with --api-key-env"

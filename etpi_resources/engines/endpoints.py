@@ -26,7 +26,7 @@ from etpi_resources.engines import EngineUnavailable, FinishReason
 from etpi_resources.secrets import read_secret
 
 FINISH: Mapping[str | None, FinishReason] = {
-    "stop": "stop", "tool_calls": "stop", "length": "length",
+    "stop": "stop", "tool_calls": "stop", "function_call": "stop", "length": "length",
     "eos": "stop", "eos_token": "stop", "stop_sequence": "stop", "end_turn": "stop", "tool_use": "stop",
     "max_tokens": "length", "model_length": "length",
 }  # fmt: skip
@@ -41,6 +41,9 @@ BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 8.0
 RATE_BACKOFF, MAX_RATE_BACKOFF_SECONDS = 4, 60.0
 """The factor between waits after 429, and the longest one: quotas are often per minute, and not every server says when
 to try again."""
+
+MOST_TRIES = 20
+"""A request that is over a quota by itself is given up after these, although others are answered."""
 
 HEALTH_SECONDS = 5.0
 EXCLUDE_SECONDS, MAX_EXCLUDE_SECONDS = 1.0, 60.0
@@ -186,6 +189,8 @@ class Endpoints:
                 if error.status == 429 and self._answers > answers:  # others are answered, so its turn comes
                     failures, answers = max(failures - 1, 0), self._answers
                 failures += 1
+                if tries == MOST_TRIES:
+                    raise RuntimeError(f"{error} ({tries} tries, while others are answered)") from None
                 if failures >= (min(self._attempts, TIMEOUT_ATTEMPTS) if error.timed_out else self._attempts):
                     is_healthy = self.is_healthy if probe is None else partial(self.answers, path=path, body=probe)
                     raise self._final_error(error, tries, is_healthy) from None
@@ -217,9 +222,11 @@ class Endpoints:
         choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
         for part in (answer, choice):
             if isinstance(part, dict) and part.get("error"):
-                raise self._error(url + path, _status_of(part["error"]), _error_message(part))
+                error = self._error(url + path, _status_of(part["error"]), _error_message(part))
+                # OpenRouter's 403 in a choice is of a prompt that it moderates, not of the key.
+                raise RuntimeError(str(error)) if part is choice and isinstance(error, EngineUnavailable) else error
         if not isinstance(choice, dict):
-            text = self._without_key(str(answer)[:200])
+            text = self._without_key(str(answer))[:200]
             raise RetryableError(f"{url} answered without exactly one choice: {text}", 500)
         return answer
 
@@ -265,7 +272,8 @@ class Endpoints:
         failure = ""
         try:
             answer = self.complete(server.url, path, body)
-            self._answers += 1
+            with self._lock:
+                self._answers += 1
             return answer
         except RetryableError as error:
             failure = str(error) if error.status in (None, *_SERVER_DOWN) else ""
@@ -283,9 +291,10 @@ class Endpoints:
             except ValueError:
                 raise RetryableError(f"{url} answered with broken JSON", 502) from None
         where, retry_after = str(response.request.url), 0.0
-        if response.is_redirect:
-            raise EngineUnavailable(f"{where} moved to {response.headers['location']}; write that address into the URL")
-        message = response.text[:_MOST_CHARACTERS]
+        if response.next_request is not None:
+            target = self._without_key(str(response.next_request.url)).removesuffix(where.removeprefix(url))
+            raise EngineUnavailable(f"{url} moved to {target}; write that address into the URL")
+        message = response.text
         with suppress(ValueError):
             message = _error_message(response.json())
         with suppress(ValueError):
@@ -293,7 +302,7 @@ class Endpoints:
         raise self._error(where, status, message, retry_after)
 
     def _error(self, where: str, status: int, message: str, retry_after: float = 0.0) -> RuntimeError:
-        text = self._without_key(f"{where}: {status} {message}")
+        text = f"{where}: {status} {self._without_key(message)[:_MOST_CHARACTERS]}"
         if status in _RETRYABLE or status >= 500:
             return RetryableError(text, status, retry_after)
         if status in _CONFIGURATION_ERRORS:
@@ -366,13 +375,13 @@ def _error_message(answer: Any) -> str:
     answer = answer[0] if isinstance(answer, list) and answer else answer
     error = answer.get("error", answer) if isinstance(answer, Mapping) else answer
     if not (isinstance(error, Mapping) and error.get("message")):
-        return str(error)[:_MOST_CHARACTERS]
+        return str(error)
     more = {
         key: value
         for key, value in error.items()
         if key not in ("message", "type", "code") and value not in ("None", None)
     }
-    return f"{error['message']} {json.dumps(more) if more else ''}".strip()[:_MOST_CHARACTERS]
+    return f"{error['message']} {json.dumps(more) if more else ''}".strip()
 
 
 def assistant_message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -386,7 +395,8 @@ def assistant_message(message: Mapping[str, Any]) -> dict[str, Any]:
         thoughts = thoughts or "".join(map(_part_text, thinking))
         content = "".join(_part_text(part) for part in parts if part not in thinking)
     repeated: dict[str, Any] = {"role": "assistant", "content": content}
-    if calls := message.get("tool_calls"):
+    old = message.get("function_call")  # of OpenAI's older interface
+    if calls := message.get("tool_calls") or ([{"function": old}] if old else None):
         repeated["tool_calls"] = [_whole_call(call) for call in calls]
     if thoughts:
         repeated["reasoning"] = thoughts

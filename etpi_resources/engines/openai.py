@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,17 +20,19 @@ from etpi_resources.engines.endpoints import ATTEMPTS, FINISH, Endpoints, assist
 CONCURRENCY = 64
 
 _PATH = "/chat/completions"
-_PROBE = [{"role": "user", "content": "Hello"}]
+_SMALL = [{"role": "user", "content": "Hello"}]
 _REFUSES_ALL = (
     "The endpoint refuses a small request too: check engine.model, engine.urls, engine.api_key_env, and whether the "
     "model takes agent.temperature and agent.top_p"
 )
 
 _LOG = logging.getLogger(__name__)
-_CHANGES = ("max_completion_tokens", "reasoning_content", "top_p", "seed", "temperature")
+_FIELDS = ("max_completion_tokens", "top_p", "seed", "temperature")
 """Fields that an endpoint may require or refuse, by the name in its error: OpenAI's reasoning models take another name
-of the limit; DeepSeek and Moonshot require the thoughts of turns with calls; Anthropic refuses top_p beside a
-temperature, Mistral a seed."""
+of the limit, Anthropic refuses top_p beside a temperature, Mistral a seed."""
+
+_THOUGHTS = "reasoning_content"
+"""What DeepSeek and Moonshot require of turns with calls, and other endpoints refuse."""
 
 
 class OpenAIEngine:
@@ -60,6 +63,7 @@ class OpenAIEngine:
         self._settings = {"key_env": key_env, "timeout": timeout, "attempts": attempts}
         self._endpoint = Endpoints([url], proxies=True, **self._settings)
         self._changes: tuple[str, ...] = ()
+        self._learning = threading.Lock()
         self._threads = ThreadPoolExecutor(CONCURRENCY, thread_name_prefix=f"openai {model}")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -105,38 +109,60 @@ class OpenAIEngine:
         )
 
     def _post(self, request: Request) -> dict[str, Any]:
-        """Send a request; if the endpoint refuses a field whose absence changes nothing, again without the field.
-
-        What helped is done at once from then on.
-        """
+        """Send a request; if the endpoint needs requests changed, send it again, changed."""
         body, changes = self._body(request), self._changes
         while True:
-            sent = _changed(body, request, changes)
-            probe = {key: value for key, value in sent.items() if key != "tools"} | {"messages": _PROBE}
+            sent = _sent(body, changes)
             try:
-                answer = self._endpoint.post(_PATH, sent, request.session, probe)
+                return self._endpoint.post(_PATH, sent, request.session, probe={**sent, "messages": _SMALL})
             except EngineUnavailable:
                 raise
             except RuntimeError as error:
-                names = [name for name in _CHANGES if re.search(rf"\b{name}\b", str(error))]
-                change = next((name for name in names if name not in changes and _changes_nothing(body, name)), None)
-                if change is None:
-                    if not self._endpoint.answered_urls and not self._endpoint.answers(self._url, _PATH, probe):
-                        raise EngineUnavailable(f"{error}. {_REFUSES_ALL}") from None
-                    raise
-                changes = (*changes, change)
-                continue
-            if changes != self._changes:
-                _LOG.warning("%s: the endpoint needs requests changed in %s", self.name, ", ".join(changes))
-                self._changes = changes
-            return answer
+                with self._learning:
+                    if self._changes == changes:
+                        self._learn(body, str(error))
+                    if self._changes == changes:
+                        raise
+                    changes = self._changes
+
+    def _learn(self, body: Mapping[str, Any], refusal: str) -> None:
+        """Add to `_changes` what the endpoint needs to take a small request of this form.
+
+        Its answers decide, because the refusal of another request may quote text with the name of a field.
+
+        Raises:
+            EngineUnavailable: it refuses the small request however that is changed.
+        """
+        small, changes, tried, last = {**body, "messages": _SMALL}, self._changes, {*self._changes}, None
+        while (error := self._refusal(_sent(small, changes))) is not None:
+            if error == last:  # the last change did not help
+                changes = changes[:-1]
+            named = (name for name in _FIELDS if name not in tried and re.search(rf"\b{name}\b", error))
+            change = next((name for name in named if _changes_nothing(small, name)), None)
+            if change is None:
+                raise EngineUnavailable(f"{error}. {_REFUSES_ALL}")
+            changes, last = (*changes, change), error
+            tried.add(change)
+        if _THOUGHTS in refusal and _THOUGHTS not in changes:
+            changes = (*changes, _THOUGHTS)
+        if changes != self._changes:
+            _LOG.warning("%s: the endpoint needs requests changed in %s", self.name, ", ".join(changes))
+            self._changes = changes
+
+    def _refusal(self, body: Mapping[str, Any]) -> str | None:
+        try:
+            self._endpoint.post(_PATH, body)
+        except EngineUnavailable:
+            raise
+        except RuntimeError as error:
+            return str(error)
+        return None
 
     def _body(self, request: Request) -> dict[str, Any]:
         sampler = request.sampler
         body: dict[str, Any] = {
             "model": self.name,
-            # Strict endpoints refuse a message that sends their reasoning back.
-            "messages": [{k: v for k, v in message.items() if k != "reasoning"} for message in request.messages],
+            "messages": request.messages,
             "max_tokens": sampler.max_tokens,
             "temperature": sampler.temperature,
             "top_p": sampler.top_p,
@@ -154,13 +180,14 @@ def _changes_nothing(body: Mapping[str, Any], name: str) -> bool:
     return name not in ("top_p", "temperature") or body[name] == 1.0
 
 
-def _changed(body: Mapping[str, Any], request: Request, changes: Sequence[str]) -> dict[str, Any]:
-    changed = {key: value for key, value in body.items() if key not in changes}
+def _sent(body: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """Return the body as it is sent. Strict endpoints refuse a message that sends their reasoning back."""
+    sent = {key: value for key, value in body.items() if key not in changes or not _changes_nothing(body, key)}
     if "max_completion_tokens" in changes:
-        changed["max_completion_tokens"] = changed.pop("max_tokens")
-    if "reasoning_content" in changes:
-        changed["messages"] = [
-            sent | {"reasoning_content": message.get("reasoning") or ""} if sent["role"] == "assistant" else sent
-            for sent, message in zip(body["messages"], request.messages, strict=True)
-        ]
-    return changed
+        sent["max_completion_tokens"] = sent.pop("max_tokens")
+    sent["messages"] = [{k: v for k, v in message.items() if k != "reasoning"} for message in body["messages"]]
+    if _THOUGHTS in changes:
+        for message, plain in zip(body["messages"], sent["messages"], strict=True):
+            if plain["role"] == "assistant":
+                plain[_THOUGHTS] = message.get("reasoning") or ""
+    return sent

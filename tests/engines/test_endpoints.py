@@ -319,6 +319,9 @@ def test_call_without_id_or_with_an_object_as_arguments_is_made_whole(server):
     first, second = message_of(server, content=None, tool_calls=[sent, {**sent, "id": None}])["tool_calls"]
     assert first == {**CALL, "id": first["id"], "extra_content": extra}
     assert first["id"] and second["id"] and first["id"] != second["id"]
+    old = {"name": "bash", "arguments": '{"command": "ls"}'}
+    (call,) = message_of(server, content=None, function_call=old)["tool_calls"]
+    assert call == {**CALL, "id": call["id"]}
     (empty,) = message_of(server, tool_calls=[{**CALL, "function": {"name": "bash", "arguments": None}}])["tool_calls"]
     assert empty["function"]["arguments"] == "{}"
 
@@ -349,11 +352,15 @@ def test_error_with_status_200_is_retried_as_its_code_says(server, form, code):
 @pytest.mark.parametrize("form", [in_answer, in_choice])
 def test_refusal_with_status_200_is_not_retried_and_gives_the_providers_own_reason(server, form):
     error = {"code": 400, "message": "Provider returned error", "metadata": {"raw": "the prompt has 9 tokens"}}
-    server.change = lambda answer: form(error)
+    errors = [form(error)]
+    server.change = lambda answer: errors.pop() if errors else answer
     with pytest.raises(RuntimeError, match="the prompt has 9 tokens") as caught:
         hosted(server).complete([ask()])
     assert not isinstance(caught.value, EngineUnavailable)
     assert [body["messages"] for _, body in server.seen].count(MESSAGES) == 1
+    server.change = lambda answer: form(error)  # of every request
+    with pytest.raises(EngineUnavailable, match="the prompt has 9 tokens"):
+        hosted(server).complete([ask()])
 
 
 def test_error_without_status_contains_no_key(server, monkeypatch):
@@ -362,6 +369,10 @@ def test_error_without_status_contains_no_key(server, monkeypatch):
     with pytest.raises(RuntimeError) as caught:
         hosted(server, key_env="TEACHER_KEY", attempts=1).complete([ask()])
     assert "$TEACHER_KEY" in str(caught.value) and "sk-planted" not in str(caught.value)
+    server.always = status(400, f"{'x' * 990} sk-planted-4711")  # a message is cut after the key is replaced
+    with pytest.raises(RuntimeError) as caught:
+        hosted(server, key_env="TEACHER_KEY").complete([ask()])
+    assert "sk-pl" not in str(caught.value)
 
 
 @pytest.mark.parametrize("code", [400, 500])
@@ -395,8 +406,27 @@ def test_status_that_every_request_would_get_stops_the_collection(server, code):
 
 def test_redirect_names_the_address(server):
     server.always = lambda handler: handler.reply(308, None, location="https://host/v2/chat/completions")
-    with pytest.raises(EngineUnavailable, match="https://host/v2"):
+    with pytest.raises(EngineUnavailable, match="moved to https://host/v2;"):
         hosted(server).complete([ask()])
+    server.always = status(304)
+    with pytest.raises(RuntimeError, match="304"):
+        hosted(server).complete([ask()])
+
+
+def test_request_that_is_over_a_quota_by_itself_is_given_up(server, monkeypatch):
+    monkeypatch.setattr(module, "MOST_TRIES", 5)
+    engine, answer = vllm(server, attempts=4, backoff=0.01), server.answer
+
+    def limited(path, body):
+        if path.endswith("/completions"):
+            engine._endpoints._answers += 1  # others are answered
+            raise Refusal(429, "requested 40000 tokens")
+        return answer(path, body)
+
+    server.answer = limited
+    with pytest.raises(RuntimeError, match="5 tries, while others") as caught:
+        engine.complete([ask()])
+    assert not isinstance(caught.value, EngineUnavailable)
 
 
 def test_request_over_a_quota_waits_while_others_are_answered(server):
@@ -444,8 +474,55 @@ def test_field_that_the_endpoint_refuses_is_left_out_from_then_on(server, caplog
     engine = hosted(server)
     engine.complete([ask()])
     engine.complete([ask(1)])
-    assert [when in body for _, body in server.seen] == [True, False, False]
-    assert all(kept in body for _, body in server.seen[1:]) and len(caplog.records) == 1
+    asked = [body for _, body in server.seen if body["messages"] == MESSAGES]  # and two small ones of the first
+    assert [when in body for body in asked] == [True, False, False] and len(server.seen) == 5
+    assert all(kept in body for body in asked[1:]) and len(caplog.records) == 1
+
+
+def test_changes_that_an_endpoint_needs_are_learned_from_small_requests(server, caplog):
+    quoted = "cannot read 'I set the seed and the top_p.'"  # of one request, which quotes the model
+    refuses(server, quoted, lambda body: body["messages"] == MESSAGES)
+    with pytest.raises(RuntimeError, match="I set the seed") as caught:
+        hosted(server).complete([ask()])
+    assert not isinstance(caught.value, EngineUnavailable) and not caplog.records
+    allowed = "extra field: seed; allowed: model, messages, temperature, top_p, max_tokens"
+    refuses(server, allowed, lambda body: "seed" in body)
+    request = replace(ask(), messages=[{"role": "user", "content": "again"}], tools=[{"type": "function"}])
+    hosted(server).complete([request])
+    assert {"temperature", "top_p", "max_tokens", "tools"} < server.seen[-1][1].keys()
+    refuses(server, "the model takes no tools", lambda body: "tools" in body)
+    with pytest.raises(EngineUnavailable, match="takes no tools"):
+        hosted(server).complete([request])
+
+
+def test_quota_at_the_small_request_is_waited_for(server):
+    refuses(server, "too long", lambda body: body["messages"] == MESSAGES)
+    over, answer = [True], server.answer
+
+    def limited(path, body):
+        if body["messages"] != MESSAGES and over:
+            over.pop()
+            raise Refusal(429, "slow down")
+        return answer(path, body)
+
+    server.answer = limited
+    with pytest.raises(RuntimeError, match="too long") as caught:
+        OpenAIEngine("teacher", url=f"{server.url}/v1", timeout=5.0).complete([ask()])
+    assert not over and not isinstance(caught.value, EngineUnavailable)
+
+
+def test_what_one_request_learned_is_kept_by_those_under_way(server):
+    engine = hosted(server)
+    answer = server.answer
+
+    def slow(path, body):
+        if body["messages"] == MESSAGES:
+            engine._changes = ("seed",)  # another request learns it meanwhile
+        return answer(path, body)
+
+    server.answer = slow
+    engine.complete([ask()])
+    assert engine._changes == ("seed",)
 
 
 def test_sampling_that_the_endpoint_refuses_is_an_error(server):
