@@ -83,7 +83,7 @@ def test_export_has_the_trained_ids_and_another_one_the_tools(exported: Path, tm
     export("runs", "trl_messages", tmp_path / "out", Resources(lake=lake, specs_folder=exported / "specs"))
     messages = pq.read_table(tmp_path / "out" / "data" / "train.parquet").to_pylist()
     assert [json.loads(row["tools"]) for row in messages] == [TOOLS] * len(RUNS)
-    assert max(len(row["messages"]) for row in messages) == max(len(run["messages"]) for run in RUNS)
+    assert max(len(json.loads(row["messages"])) for row in messages) == max(len(run["messages"]) for run in RUNS)
 
 
 def test_page_shows_what_init_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
