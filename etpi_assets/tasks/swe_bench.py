@@ -32,8 +32,8 @@ NO_READER = frozenset({"sympy/sympy"})
 
 _ACTIVATE = "[ -f /opt/miniconda3/bin/activate ] && . /opt/miniconda3/bin/activate testbed"
 _PYTHON = "PYTHON=python; command -v python > /dev/null || PYTHON=python3"
-_SIDE = r'"(?:[^"\\]|\\.)+"|\S+'
-_CHANGED = re.compile(rf"^diff --git (?:a/(.+) b/\1|({_SIDE}) ({_SIDE}))$(\ndeleted file mode)?", re.MULTILINE)
+_CHANGED = re.compile(r'^diff --git (?:a/(.+) b/\1|"a/(.+)" "b/\2")$(\ndeleted file mode)?', re.MULTILINE)
+_MOVED = re.compile(r"^(rename|copy) from (.+)\n\1 to (.+)$", re.MULTILINE)
 _NAMED = re.compile(r"`([^`\n]{3,80})`")
 
 
@@ -88,8 +88,9 @@ class SWEBench(RepositoryFamily):
         return TEST_COMMANDS.get(task.repo) != DJANGO
 
     def test_command(self, task: Task) -> str:
-        there = _changed(task.payload["test_patch"])  # pytest runs nothing if one of its files does not exist
-        files = [path for path in task.payload["test_files"] if there[path] and path.endswith(".py")]
+        changed = sorted(_changed(task.payload["test_patch"]).items())
+        # pytest runs nothing if one of its files does not exist.
+        files = [path for path, exists in changed if exists and path.endswith(".py")]
         command = TEST_COMMANDS.get(task.repo)
         if command == DJANGO:
             modules = [p.removeprefix("tests/").removesuffix(".py").replace("/", ".") for p in files]
@@ -124,19 +125,20 @@ def _apply(patch: str, sandbox: Sandbox) -> None:
 
 
 def _changed(patch: str) -> dict[str, bool]:
-    """Return {path that a git diff names: whether the file exists afterwards}. A rename names two."""
-    changed: dict[str, bool] = {}
-    for same, old, new, deleted in _CHANGED.findall(patch):
-        changed[same or _path(old)] = False
-        changed[same or _path(new)] = not deleted
+    """Return {path that a git diff changes: whether the file exists afterwards}. A rename changes two."""
+    changed = {plain or _unquoted(f'"{quoted}"'): not gone for plain, quoted, gone in _CHANGED.findall(patch)}
+    for kind, old, new in _MOVED.findall(patch):
+        if kind == "rename":
+            changed.setdefault(_unquoted(old), False)
+        changed[_unquoted(new)] = True
     return changed
 
 
-def _path(side: str) -> str:
-    """Return the path of `a/PATH` or `b/PATH`; git quotes unusual ones and escapes their bytes."""
-    if side.startswith('"'):
-        side = side[1:-1].encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
-    return side[2:]
+def _unquoted(path: str) -> str:
+    """Return a path of a git diff, which quotes unusual ones and escapes their bytes."""
+    if not path.startswith('"'):
+        return path
+    return path[1:-1].encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
 
 
 def _moment(row: Mapping[str, Any]) -> str:

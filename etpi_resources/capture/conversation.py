@@ -20,6 +20,7 @@ import numpy as np
 from etpi_resources.capture.dialects import Message, without_surrogates
 from etpi_resources.chat.marks import THINK, split_thought
 from etpi_resources.chat.tool_forms import Call, ToolForm
+from etpi_resources.chat.tool_forms.opening import text_before_calls
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
@@ -169,13 +170,10 @@ def output_message(chat: ChatFormat, output: Sequence[int], opened: bool, tools:
     """
     text = chat.decode(chat.without_end(output))
     thought = split_thought(THINK + text if opened else text)
-    content, calls = thought.rest, []
-    if (form := chat.tool_form) is not None:
-        calls = [call for call in form.parse(thought.rest) if isinstance(call, Call)]
-    if calls and form is not None:
-        marker = form.marker or thought.rest
-        content, opening = (text.partition(marker)[0] for text in (thought.rest, form.render(calls[:1])))
-        content = content.rstrip().removesuffix(opening.strip()).rstrip()
+    form = chat.tool_form
+    parsed = form.parse(thought.rest) if form is not None else []
+    calls = [call for call in parsed if isinstance(call, Call)]
+    content = text_before_calls(form, thought.rest, parsed) if form and calls else thought.rest
     message: Message = {"role": "assistant", "content": content if calls else chat.answer(content)}
     if thought.inside:
         message["reasoning"] = thought.inside

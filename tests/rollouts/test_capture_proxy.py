@@ -34,9 +34,7 @@ from etpi_resources.capture.dialects import DIALECTS, Refused, Turn
 from etpi_resources.capture.server import Attempt, Budget, CaptureServer
 from etpi_resources.capture.store import CallLog, read_log
 from etpi_resources.chat.format import load_chat_format
-from etpi_resources.chat.tool_forms import Call, ToolForm
-from etpi_resources.chat.tool_forms.marked import DEEPSEEK, HARMONY, LLAMA, MISTRAL_V11
-from etpi_resources.chat.tool_forms.tagged import GLM, HERMES, XML
+from etpi_resources.chat.tool_forms import FORMS, Call, ToolForm
 from etpi_resources.engines import Completion, EngineUnavailable, Sampler
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.scripted import ScriptedEngine
@@ -464,14 +462,42 @@ def test_a_schema_that_takes_text_keeps_it(world):
     assert json.loads(call["function"]["arguments"]) == {"a": "12", "b": "12", "c": 12, "d": 12}
 
 
-@pytest.mark.parametrize("form", [HERMES, XML, GLM, MISTRAL_V11, DEEPSEEK, HARMONY, LLAMA], ids=lambda form: form.name)
-def test_text_beside_a_call_has_nothing_of_the_calls_markup(form):
-    prose = "" if form is LLAMA else "I look."
-    calls = [Call("bash", {"command": "ls"}), Call("bash", {"command": "pwd"})]
-    text = f"{prose}\n{form.render(calls)}".lstrip("\n")
+_BODY = '{"command": "ls"}'
+_ARGUMENTS = "\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n"
+_WRITTEN = [
+    *((form, "") for form in FORMS.values()),
+    (FORMS["glm"], "<tool_call>submit</tool_call>"),
+    (FORMS["glm"], "<tool_call>submit\n</tool_call>"),
+    (FORMS["glm"], f"<tool_call>bash\n{_ARGUMENTS}</tool_call>"),
+    (FORMS["qwen_xml"], "<tool_call><function=bash><parameter=command>ls</parameter></function></tool_call>"),
+    (FORMS["mistral"], f'[TOOL_CALLS] [{{"name": "bash", "arguments": {_BODY}}}]'),
+    (FORMS["mistral_v11"], f"[TOOL_CALLS]bash[CALL_ID]abc123456[ARGS]{_BODY}"),
+    (FORMS["harmony"], f"<|channel|>commentary to=functions.bash <|constrain|>json<|message|>{_BODY}"),
+    (FORMS["harmony"], f"<|start|>assistant<|channel|>commentary to=functions.bash<|message|>{_BODY}"),
+    (FORMS["atem"], f" to=bash<|message|>{FORMS['atem'].render([Call('bash', {})])}"),
+]
+"""Calls as models write them that differ from what `render` writes; "" for that."""
+
+
+def message_of(form, text):
     chat = SimpleNamespace(decode=lambda ids: text, without_end=lambda ids: ids, answer=str, tool_form=form)
-    message = output_message(chat, [1], False, [])  # type: ignore[arg-type]
-    assert message["content"] == prose and len(message["tool_calls"]) >= 1
+    return output_message(chat, [1], False, [])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("form", "written"), _WRITTEN)
+def test_text_beside_a_call_is_what_the_model_wrote_before_it(form, written):
+    alone = form.name == "llama3_json"
+    prose = "" if alone else " I look; to=functions.x opens calls of another form."
+    written = written or form.render([Call("bash", {"command": "ls <tool_call>"})] * 2)
+    for after in ("", "" if alone else "\nDone"):
+        message = message_of(form, f"{prose}\n{written}{after}".lstrip("\n"))
+        assert message["content"] == prose and message["tool_calls"]
+
+
+def test_call_that_cannot_be_read_stays_in_the_text_before_one_that_can():
+    bad, good = f"<tool_call>bash{_ARGUMENTS}<arg_key>x</tool_call>", f"<tool_call>bash{_ARGUMENTS}</tool_call>"
+    message = message_of(FORMS["glm"], f"I look.\n{bad}\n{good}\n{bad}")
+    assert message["content"] == f"I look.\n{bad}" and len(message["tool_calls"]) == 1
 
 
 def test_two_equal_helpers_at_once_are_two_calls(world, monkeypatch):

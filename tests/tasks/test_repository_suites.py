@@ -307,6 +307,29 @@ def test_swe_bench_lists_of_tests_are_lists_or_their_text(repository, tmp_path):
     assert all("FAIL_TO_PASS" in item.detail for item in refused)
 
 
+def test_swe_bench_test_files_are_all_paths_that_a_patch_changes(repository, tmp_path):
+    patch = r"""diff --git a/my t/x.py b/my t/y.py
+old mode 100644
+new mode 100755
+similarity index 100%
+rename from my t/x.py
+rename to my t/y.py
+diff --git a/t/x.py "b/t/gr\303\266\303\237e \"z.py"
+similarity index 100%
+copy from t/x.py
+copy to "t/gr\303\266\303\237e \"z.py"
+diff --git "a/e \303\251.py" "b/e \303\251.py"
+new file mode 100644
+diff --git a/gone b.py b/gone b.py
+deleted file mode 100644
+diff --git t/a.py t/a.py
+new file mode 100644
+"""
+    task = one(swe_bench.FAMILY, path=str(write_rows(tmp_path, repository.swe_row(test_patch=patch))))
+    assert task.payload["test_files"] == ["e é.py", "gone b.py", "my t/x.py", "my t/y.py", 't/größe "z.py']
+    assert swe_bench.FAMILY.test_command(task).endswith("""'e é.py' 'my t/y.py' 't/größe "z.py'""")
+
+
 @pytest.mark.parametrize(("last", "passed"), [("PASSED t.py::a[x y]", True), ("FAILED t.py::a[x z] - no", False)])
 def test_swe_bench_name_cut_at_its_space_passes_if_all_its_tests_do(repository, tmp_path, last, passed):
     """SWE-bench's own lists cut names so: 28 of the 223 tasks of Lite outside sympy have one."""
