@@ -12,6 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -35,7 +36,10 @@ _FACTS = ("rollout_id", "agent_id", "task_id", "repo", "teacher")
 _EMPTY_BLOCK = re.compile(r"\A\s*(?:<think>\s*)?</think>\s*")
 """An empty think block, also one that the prompt opens."""
 _NO_TURN = "agents without a turn in the data set"
-_NUMBER = "conversations with a number that `datasets` does not read as it is (NaN, or over 64 bits)"
+_NUMBER = "conversations with a number that `datasets` does not read as it is (NaN, an infinity, or over 64 bits)"
+_TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|(?P<fraction>-?\d+(?:\.\d+(?:e[-+]?\d+)?|e[-+]?\d+))')
+_EXPONENTS = sorted(range(-20, 21), key=abs)
+"""Exponents that a fraction is written with; one of them was right for each of 90 000 random numbers, 1e-9 to 1e25."""
 _COLUMNS = "conversations whose columns the template renders to another text, or refuses: export trl or trl_messages"
 
 
@@ -76,17 +80,44 @@ def json_fields(
     messages: Sequence[Mapping[str, Any]], chat: ChatFormat, tools: Sequence[Any] | None
 ) -> dict[str, str | None] | str:
     """Return the values of `JSON_COLUMNS`, or why `datasets` cannot read them."""
-    from pandas.io.json import ujson_loads  # as `datasets` parses the type `Json`
-
     if _takes_text(chat):
         messages = [_with_text(message) for message in messages]
-    texts = [json.dumps(value, ensure_ascii=False) for value in (messages, tools)]
     try:
-        if [ujson_loads(text) for text in texts] != [messages, tools]:
-            return _NUMBER
+        offered = None if chat.calls_in_content or tools is None else _json(tools)
+        return {"messages": _json(messages), "tools": offered}
     except ValueError:
         return _NUMBER
-    return {"messages": texts[0], "tools": None if chat.calls_in_content or tools is None else texts[1]}
+
+
+def _json(value: Any) -> str:
+    """Return JSON that `datasets` reads as the value. Raises ValueError: it has a number that cannot be read so.
+
+    `datasets` rounds fractions that other programs read exactly: 0.7 is 0.7000000000000001 to it, but 0.0007e3 is 0.7.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if _read(text) != value:
+        text = _TOKENS.sub(_exact, text)
+    if _read(text) != value:
+        raise ValueError("a number is read otherwise")
+    return text
+
+
+def _exact(token: re.Match[str]) -> str:
+    """Return a token of JSON, a fraction in a spelling that `datasets` reads exactly, if there is one."""
+    if (number := token["fraction"]) is None:
+        return token[0]
+    spellings = (f"{Decimal(number).scaleb(-exponent):f}e{exponent}" for exponent in _EXPONENTS)
+    return next((text for text in (number, *spellings) if _read(text) == float(number)), number)
+
+
+def _read(text: str) -> Any:
+    """Read JSON as `datasets` reads its type `Json`; None if it cannot."""
+    from pandas.io.json import ujson_loads
+
+    try:
+        return ujson_loads(text)
+    except ValueError:
+        return None
 
 
 def message_notes(source: ExportSource, trainer: str) -> tuple[str, ...]:
@@ -216,8 +247,8 @@ TRL = Export(
     keeps="the messages that the student's template renders, with `tool_calls` and `tools` if it writes tool calls, "
     "without steering, and without thoughts if `pairs.strip_think` removed them; task, repository, teacher, reward; "
     "the split; columns of JSON, which datasets reads from 4.7",
-    loses="token ids, weights, which turns were dropped; numbers of calls over 64 bits (such a conversation is left "
-    "out)",
+    loses="token ids, weights, which turns were dropped; a conversation whose calls or tools have NaN, an "
+    "infinity or a number over 64 bits is left out",
     read_by="trl.SFTTrainer",
     importer="messages",
     write=_trl,
