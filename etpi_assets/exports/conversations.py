@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from etpi_assets.curation.student_form import calls_of
 from etpi_assets.exports.experiment_data import ExportSource, StudentConversation
-from etpi_assets.exports.format import Export, Written, write_splits
+from etpi_assets.exports.format import SPLITS, Export, Written, write_splits
 from etpi_assets.exports.token_ids import truncation_note, weights_note
 from etpi_assets.specs.load import SpecError
 from etpi_resources.chat.format import ChatFormat
@@ -41,6 +41,7 @@ _TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|(?P<fraction>-?\d+(?:\.\d+(?:e[-
 _EXPONENTS = sorted(range(-20, 21), key=abs)
 """Exponents that a fraction is written with; one of them was right for each of 90 000 random numbers, 1e-9 to 1e25."""
 _COLUMNS = "conversations whose columns the template renders to another text, or refuses: export trl or trl_messages"
+_TOOLS = "conversations whose tool schemas verl's columns cannot hold: export trl or trl_messages"
 
 
 def write_conversations(
@@ -120,16 +121,18 @@ def _read(text: str) -> Any:
         return None
 
 
-def message_notes(source: ExportSource, trainer: str) -> tuple[str, ...]:
+def _turns(conversation: StudentConversation) -> Counter[str]:
+    """Count the assistant messages, and those of them that are no turns of the data set."""
+    spoken = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+    return Counter(written=len(spoken), dropped=len({*spoken} - {*conversation.trained}))
+
+
+def _message_notes(source: ExportSource, turns: Counter[str], trainer: str) -> tuple[str, ...]:
     """Return notes on the turns that the trainer trains otherwise than the data set."""
-    written = dropped = 0
-    for conversation in source.conversations():
-        spoken = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
-        written, dropped = written + len(spoken), dropped + len({*spoken} - {*conversation.trained})
-    if not dropped:
+    if not turns["dropped"]:
         return weights_note(source)
-    left = f"{dropped} of {written} assistant messages are no turns of the data set, but {trainer} trains them too"
-    return (left, *weights_note(source))
+    count = f"{turns['dropped']} of {turns['written']} assistant messages"
+    return (f"{count} are no turns of the data set, but {trainer} trains them too", *weights_note(source))
 
 
 def _as_columns(message: dict[str, Any], chat: ChatFormat, tools: Sequence[Any] | None) -> dict[str, Any]:
@@ -176,19 +179,23 @@ def facts_of(conversation: StudentConversation) -> dict[str, Any]:
 
 def _trl(source: ExportSource, folder: Path) -> Written:
     facts = [*((name, pa.string()) for name in _FACTS), ("reward", pa.float64())]
+    turns: Counter[str] = Counter()
 
     def row(conversation: StudentConversation) -> dict[str, Any] | str:
         values = json_fields(conversation.messages, source.chat, conversation.tools)
-        reward = source.rewards.get(conversation.record.rollout_id)
-        return values if isinstance(values, str) else {**values, **facts_of(conversation), "reward": reward}
+        if isinstance(values, str):
+            return values
+        turns.update(_turns(conversation))
+        return {**values, **facts_of(conversation), "reward": source.rewards.get(conversation.record.rollout_id)}
 
     files, left_out = write_conversations(source, folder, pa.schema([*JSON_COLUMNS, *facts]), row)
     mask = "TRL trains every token of a row, of users and tools too, unless SFTConfig has assistant_only_loss=True"
-    return Written(files, left_out, (mask, *message_notes(source, "TRL"), *truncation_note(source)))
+    return Written(files, left_out, (mask, *_message_notes(source, turns, "TRL"), *truncation_note(source)))
 
 
 def _verl(source: ExportSource, folder: Path) -> Written:
-    index = count()
+    index = {split: count() for split in SPLITS}
+    turns: Counter[str] = Counter()
     extra = pa.struct([("split", pa.string()), ("index", pa.int64()), *((name, pa.string()) for name in _FACTS)])
     of_messages = _struct_columns(source)
 
@@ -198,13 +205,14 @@ def _verl(source: ExportSource, folder: Path) -> Written:
         values = {"messages": messages, **({"tools": tools or []} if "tools" in of_messages.names else {})}
         (columns,) = pa.Table.from_pylist([values], of_messages).to_pylist()
         if _rendered(chat, columns["messages"], columns.get("tools")) != _rendered(chat, conversation.messages, tools):
-            return _COLUMNS
-        about = {"split": conversation.split, "index": next(index), **facts_of(conversation)}
+            return _TOOLS if tools and "tools" not in values else _COLUMNS
+        turns.update(_turns(conversation))
+        about = {"split": conversation.split, "index": next(index[conversation.split]), **facts_of(conversation)}
         return {**values, "data_source": source.experiment, "extra_info": about}
 
     schema = pa.schema([*of_messages, ("data_source", pa.string()), ("extra_info", extra)])
     files, left_out = write_conversations(source, folder, schema, row)
-    return Written(files, left_out, message_notes(source, "verl"))
+    return Written(files, left_out, _message_notes(source, turns, "verl"))
 
 
 def _rendered(chat: ChatFormat, messages: list[Any], tools: list[Any] | None) -> str | None:
@@ -259,7 +267,8 @@ VERL = Export(
     files="`data/train.parquet`, `data/val.parquet`, one row per agent",
     keeps="what `trl_messages` keeps, except the reward; ids of the rollout in `extra_info`",
     loses="what `trl_messages` loses, and the reward; a conversation whose columns the template renders otherwise, "
-    "since verl reads null keys and JSON text of arguments, is left out, and if all are, the export is refused",
+    "since verl reads null keys and JSON text of arguments, is left out, and all with tools if their "
+    "schemas differ in keys; if none is left, the export is refused",
     read_by="verl.utils.dataset.multiturn_sft_dataset.MultiTurnSFTDataset",
     importer="messages",
     write=_verl,

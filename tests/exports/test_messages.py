@@ -140,7 +140,10 @@ def test_agents_without_a_turn_in_the_data_set_are_counted(tmp_path: Path) -> No
 
 
 def test_number_that_datasets_cannot_read_leaves_its_conversation_out(tmp_path: Path) -> None:
-    result = exported(tmp_path, FAMILIES["qwen3_6"], runs(timeout=NUMBER))
+    rows = runs(timeout=NUMBER)
+    rows[0]["messages"][1]["weight"] = 0  # not trained
+    result = exported(tmp_path, FAMILIES["qwen3_6"], rows)
+    assert not any("no turns" in note for note in result.manifest["notes"])
     assert [n for reason, n in result.manifest["left_out"].items() if "64 bits" in reason] == [1]
     assert [row["task_id"] for row in loaded(result.folder / "data/train.parquet", tmp_path / "cache")] == ["words"]
 
@@ -190,7 +193,7 @@ def test_schemas_that_no_column_holds_leave_their_conversations_out(bound: Any, 
     tool = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": parameters}}
     rows = [{**row, "tools": [TOOLS[0], tool]} if "tools" in row else row for row in runs()]
     result = exported(tmp_path, QWEN2_5, rows, "verl_sft")
-    assert [n for reason, n in result.manifest["left_out"].items() if "columns" in reason] == [1]
+    assert [n for reason, n in result.manifest["left_out"].items() if "tool schemas" in reason] == [1]
     (row,) = pq.read_table(result.folder / "data/train.parquet").to_pylist()
     assert (row["extra_info"]["task_id"], row["extra_info"]["index"]) == ("words", 0)
 
