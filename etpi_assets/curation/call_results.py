@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.trajectories.tables import turn_keys
 from etpi_resources.lake.check_outcome import CheckOutcome, percent
 
 ANSWERED = "calls_answered"
@@ -19,18 +18,20 @@ _COLUMNS = ("rollout_id", "agent_id", "turn", "role", "tool_calls")
 def result_figures(messages: pa.Table, pairs: pa.Table) -> dict[str, Any]:
     """Count the trained agents with structured calls, and those with calls whose results are missing or too many.
 
-    The calls of a response are compared with the messages up to the next response: as many messages of tools as calls,
-    or a user's message, in which some agents show results. After the last response there may be none.
+    The calls of a response are compared with the messages up to the next response: a message of a tool for each call,
+    one for all of them, or a user's message, in which some agents show results. After the last response there may be
+    none. Agents with recorded ids are not judged, nor responses whose calls, if they have any, are in their text.
 
     Args:
         messages: with the columns rollout_id, agent_id, turn, role and tool_calls, in the order of the conversations.
     """
-    trained = {(rollout, agent) for rollout, agent, _ in turn_keys(pairs)}
+    keys = zip(*(pairs[name].to_pylist() for name in ("rollout_id", "agent_id", "capture")), strict=True)
+    rendered = {(rollout, agent) for rollout, agent, capture in keys if capture != "native"}
     figures: dict[str, Any] = {"calling": 0, "unanswered": 0, "first": []}
     rows = messages.select(list(_COLUMNS)).to_pylist()
     for agent, group in groupby(rows, lambda row: (row["rollout_id"], row["agent_id"])):
         conversation = list(group)
-        if agent not in trained or not any(row["tool_calls"] for row in conversation):
+        if agent not in rendered or not any(row["tool_calls"] for row in conversation):
             continue
         figures["calling"] += 1
         if (place := _unanswered(conversation)) is not None:
@@ -40,7 +41,7 @@ def result_figures(messages: pa.Table, pairs: pa.Table) -> dict[str, Any]:
 
 
 def _unanswered(conversation: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the first response whose calls have another number of results, in words."""
+    """Return the first response whose calls have no result, or a number of results that fits no way to answer."""
     calls, results, words, turn = 0, 0, 0, None
     for row in conversation:
         if row["role"] != "assistant":
@@ -48,7 +49,7 @@ def _unanswered(conversation: Iterable[Mapping[str, Any]]) -> str | None:
             words += row["role"] != "tool"
             continue
         begins = results or words or row["turn"] != turn
-        if begins and results != calls and (results or not words):
+        if begins and calls and (results > calls or 1 < results < calls or not (results or words)):
             return f"turn {turn} has {calls} calls and {results} results"
         calls, results, words = (0, 0, 0) if begins else (calls, results, words)
         calls, turn = calls + len(json.loads(row["tool_calls"] or "[]")), row["turn"]
@@ -60,13 +61,13 @@ def results_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     calling, wrong = counted["calling"], counted["unanswered"]
     figures = {"calling": calling, "unanswered": wrong}
     if not calling:
-        return CheckOutcome.not_applicable(ANSWERED, "no conversation has a structured call.", figures)
+        return CheckOutcome.not_applicable(ANSWERED, "no rendered conversation has a structured call.", figures)
     if not wrong:
         message = f"The calls of all {calling} conversations with structured calls have their results."
         return CheckOutcome(ANSWERED, True, message, blocking=False, figures=figures)
     message = (
-        f"{wrong} of {calling} conversations ({percent(wrong / calling)}) have calls without a result, or results "
-        f"without a call, first {counted['first'][0]}. The student reads prompts that it never sees at inference: "
-        "import the messages of tools (role `tool`) too, or leave these rollouts out."
+        f"{wrong} of {calling} conversations ({percent(wrong / calling)}) have calls without results, or another "
+        f"number of results than calls, first {counted['first'][0]}. The student reads prompts that it never sees "
+        "at inference: import the messages of tools (role `tool`) too, or leave these rollouts out."
     )
     return CheckOutcome(ANSWERED, False, message, blocking=False, figures=figures)

@@ -12,6 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -21,7 +22,7 @@ import pyarrow as pa
 
 from etpi_assets.curation.student_form import calls_of
 from etpi_assets.exports.experiment_data import ExportSource, StudentConversation
-from etpi_assets.exports.format import Export, Written, write_splits
+from etpi_assets.exports.format import SPLITS, Export, Written, write_splits
 from etpi_assets.exports.token_ids import truncation_note, weights_note
 from etpi_assets.specs.load import SpecError
 from etpi_resources.chat.format import ChatFormat
@@ -35,8 +36,12 @@ _FACTS = ("rollout_id", "agent_id", "task_id", "repo", "teacher")
 _EMPTY_BLOCK = re.compile(r"\A\s*(?:<think>\s*)?</think>\s*")
 """An empty think block, also one that the prompt opens."""
 _NO_TURN = "agents without a turn in the data set"
-_NUMBER = "conversations with a number that `datasets` does not read as it is (NaN, or over 64 bits)"
+_NUMBER = "conversations with a number that `datasets` does not read as it is (NaN, an infinity, or over 64 bits)"
+_TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|(?P<fraction>-?\d+(?:\.\d+(?:e[-+]?\d+)?|e[-+]?\d+))')
+_EXPONENTS = sorted(range(-20, 21), key=abs)
+"""Exponents that a fraction is written with; one of them was right for each of 90 000 random numbers, 1e-9 to 1e25."""
 _COLUMNS = "conversations whose columns the template renders to another text, or refuses: export trl or trl_messages"
+_TOOLS = "conversations whose tool schemas verl's columns cannot hold: export trl or trl_messages"
 
 
 def write_conversations(
@@ -76,29 +81,58 @@ def json_fields(
     messages: Sequence[Mapping[str, Any]], chat: ChatFormat, tools: Sequence[Any] | None
 ) -> dict[str, str | None] | str:
     """Return the values of `JSON_COLUMNS`, or why `datasets` cannot read them."""
-    from pandas.io.json import ujson_loads  # as `datasets` parses the type `Json`
-
     if _takes_text(chat):
         messages = [_with_text(message) for message in messages]
-    texts = [json.dumps(value, ensure_ascii=False) for value in (messages, tools)]
     try:
-        if [ujson_loads(text) for text in texts] != [messages, tools]:
-            return _NUMBER
+        offered = None if chat.calls_in_content or tools is None else _json(tools)
+        return {"messages": _json(messages), "tools": offered}
     except ValueError:
         return _NUMBER
-    return {"messages": texts[0], "tools": None if chat.calls_in_content or tools is None else texts[1]}
 
 
-def message_notes(source: ExportSource, trainer: str) -> tuple[str, ...]:
+def _json(value: Any) -> str:
+    """Return JSON that `datasets` reads as the value. Raises ValueError: it has a number that cannot be read so.
+
+    `datasets` rounds fractions that other programs read exactly: 0.7 is 0.7000000000000001 to it, but 0.0007e3 is 0.7.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if _read(text) != value:
+        text = _TOKENS.sub(_exact, text)
+    if _read(text) != value:
+        raise ValueError("a number is read otherwise")
+    return text
+
+
+def _exact(token: re.Match[str]) -> str:
+    """Return a token of JSON, a fraction in a spelling that `datasets` reads exactly, if there is one."""
+    if (number := token["fraction"]) is None:
+        return token[0]
+    spellings = (f"{Decimal(number).scaleb(-exponent):f}e{exponent}" for exponent in _EXPONENTS)
+    return next((text for text in (number, *spellings) if _read(text) == float(number)), number)
+
+
+def _read(text: str) -> Any:
+    """Read JSON as `datasets` reads its type `Json`; None if it cannot."""
+    from pandas.io.json import ujson_loads
+
+    try:
+        return ujson_loads(text)
+    except ValueError:
+        return None
+
+
+def _turns(conversation: StudentConversation) -> Counter[str]:
+    """Count the assistant messages, and those of them that are no turns of the data set."""
+    spoken = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+    return Counter(written=len(spoken), dropped=len({*spoken} - {*conversation.trained}))
+
+
+def _message_notes(source: ExportSource, turns: Counter[str], trainer: str) -> tuple[str, ...]:
     """Return notes on the turns that the trainer trains otherwise than the data set."""
-    written = dropped = 0
-    for conversation in source.conversations():
-        spoken = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
-        written, dropped = written + len(spoken), dropped + len({*spoken} - {*conversation.trained})
-    if not dropped:
+    if not turns["dropped"]:
         return weights_note(source)
-    left = f"{dropped} of {written} assistant messages are no turns of the data set, but {trainer} trains them too"
-    return (left, *weights_note(source))
+    count = f"{turns['dropped']} of {turns['written']} assistant messages"
+    return (f"{count} are no turns of the data set, but {trainer} trains them too", *weights_note(source))
 
 
 def _as_columns(message: dict[str, Any], chat: ChatFormat, tools: Sequence[Any] | None) -> dict[str, Any]:
@@ -145,19 +179,23 @@ def facts_of(conversation: StudentConversation) -> dict[str, Any]:
 
 def _trl(source: ExportSource, folder: Path) -> Written:
     facts = [*((name, pa.string()) for name in _FACTS), ("reward", pa.float64())]
+    turns: Counter[str] = Counter()
 
     def row(conversation: StudentConversation) -> dict[str, Any] | str:
         values = json_fields(conversation.messages, source.chat, conversation.tools)
-        reward = source.rewards.get(conversation.record.rollout_id)
-        return values if isinstance(values, str) else {**values, **facts_of(conversation), "reward": reward}
+        if isinstance(values, str):
+            return values
+        turns.update(_turns(conversation))
+        return {**values, **facts_of(conversation), "reward": source.rewards.get(conversation.record.rollout_id)}
 
     files, left_out = write_conversations(source, folder, pa.schema([*JSON_COLUMNS, *facts]), row)
     mask = "TRL trains every token of a row, of users and tools too, unless SFTConfig has assistant_only_loss=True"
-    return Written(files, left_out, (mask, *message_notes(source, "TRL"), *truncation_note(source)))
+    return Written(files, left_out, (mask, *_message_notes(source, turns, "TRL"), *truncation_note(source)))
 
 
 def _verl(source: ExportSource, folder: Path) -> Written:
-    index = count()
+    index = {split: count() for split in SPLITS}
+    turns: Counter[str] = Counter()
     extra = pa.struct([("split", pa.string()), ("index", pa.int64()), *((name, pa.string()) for name in _FACTS)])
     of_messages = _struct_columns(source)
 
@@ -167,13 +205,14 @@ def _verl(source: ExportSource, folder: Path) -> Written:
         values = {"messages": messages, **({"tools": tools or []} if "tools" in of_messages.names else {})}
         (columns,) = pa.Table.from_pylist([values], of_messages).to_pylist()
         if _rendered(chat, columns["messages"], columns.get("tools")) != _rendered(chat, conversation.messages, tools):
-            return _COLUMNS
-        about = {"split": conversation.split, "index": next(index), **facts_of(conversation)}
+            return _TOOLS if tools and "tools" not in values else _COLUMNS
+        turns.update(_turns(conversation))
+        about = {"split": conversation.split, "index": next(index[conversation.split]), **facts_of(conversation)}
         return {**values, "data_source": source.experiment, "extra_info": about}
 
     schema = pa.schema([*of_messages, ("data_source", pa.string()), ("extra_info", extra)])
     files, left_out = write_conversations(source, folder, schema, row)
-    return Written(files, left_out, message_notes(source, "verl"))
+    return Written(files, left_out, _message_notes(source, turns, "verl"))
 
 
 def _rendered(chat: ChatFormat, messages: list[Any], tools: list[Any] | None) -> str | None:
@@ -216,8 +255,8 @@ TRL = Export(
     keeps="the messages that the student's template renders, with `tool_calls` and `tools` if it writes tool calls, "
     "without steering, and without thoughts if `pairs.strip_think` removed them; task, repository, teacher, reward; "
     "the split; columns of JSON, which datasets reads from 4.7",
-    loses="token ids, weights, which turns were dropped; numbers of calls over 64 bits (such a conversation is left "
-    "out)",
+    loses="token ids, weights, which turns were dropped; a conversation whose calls or tools have NaN, an "
+    "infinity or a number over 64 bits is left out",
     read_by="trl.SFTTrainer",
     importer="messages",
     write=_trl,
@@ -228,7 +267,8 @@ VERL = Export(
     files="`data/train.parquet`, `data/val.parquet`, one row per agent",
     keeps="what `trl_messages` keeps, except the reward; ids of the rollout in `extra_info`",
     loses="what `trl_messages` loses, and the reward; a conversation whose columns the template renders otherwise, "
-    "since verl reads null keys and JSON text of arguments, is left out, and if all are, the export is refused",
+    "since verl reads null keys and JSON text of arguments, is left out, and all with tools if their "
+    "schemas differ in keys; if none is left, the export is refused",
     read_by="verl.utils.dataset.multiturn_sft_dataset.MultiTurnSFTDataset",
     importer="messages",
     write=_verl,

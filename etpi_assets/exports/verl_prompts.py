@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from etpi_assets.exports.conversations import write_conversations
 from etpi_assets.exports.experiment_data import ExportSource, StudentConversation
-from etpi_assets.exports.format import Export, Written
+from etpi_assets.exports.format import SPLITS, Export, Written
 
 _EXTRA = ("split", "task_id", "task_hash", "repo", "suite", "agent_id", "feature_id")
 _SCHEMA = pa.schema(
@@ -24,12 +24,12 @@ _SCHEMA = pa.schema(
 
 
 def _write(source: ExportSource, folder: Path) -> Written:
-    seen: set[tuple[str | None, str]] = set()
+    rows_of: dict[str, set[tuple[str | None, str]]] = {split: set() for split in SPLITS}
     offered = False
 
     def row(conversation: StudentConversation) -> dict[str, Any] | str:
         nonlocal offered
-        record = conversation.record
+        record, seen = conversation.record, rows_of[conversation.split]
         key = (record.task_id, conversation.agent.agent_id)
         if key in seen:
             return "later rollouts of a task and agent"

@@ -163,7 +163,7 @@ def _event(event: Mapping[str, Any], name: str, responses: dict[str, ChatEntry])
     """Return the message of an event; None if an earlier event gave the same response.
 
     Args:
-        responses: response id -> its message so far; added to.
+        responses: response id, or name of the event if it has none -> its message so far; added to.
     """
     kind = text_field(event, "kind")
     if kind is not None:
@@ -190,12 +190,11 @@ def _event(event: Mapping[str, Any], name: str, responses: dict[str, ChatEntry])
     response = field(event, "tool_call_metadata", "model_response")
     choices = field(response, "choices")
     if isinstance(choices, list) and choices:
-        if (key := text_field(response, "id")) and key in responses:
+        key = text_field(response, "id") or name
+        if key in responses:
             return None
-        (entry,) = chat_entries([{"role": "assistant", **_response_keys(choices[0])}], name)
-        if key:
-            responses[key] = entry
-        return entry
+        (responses[key],) = chat_entries([{"role": "assistant", **_response_keys(choices[0])}], name)
+        return responses[key]
     if action == "message":
         return ChatEntry("assistant", content_text(arguments.get("content"), name))
     return ChatEntry("assistant", text_field(arguments, "thought") or "", _rebuilt(action, arguments, name))

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.curation import captured, integrity, recorded_text, student_form
+from etpi_assets.curation.call_results import result_figures
 from etpi_assets.curation.label_syntax import LabelSyntax
 from etpi_assets.curation.pair_blocks import PairBuilder, label_checks
 from etpi_assets.curation.retokenise import conversation
@@ -540,16 +541,21 @@ def test_call_without_any_offered_tool_is_caught() -> None:
 
 def test_prompts_with_calls_without_results_are_counted() -> None:
     asks = {"role": "assistant", "content": "", "tool_calls": [call('{"command": "ls"}')]}
-    asks_twice = {**asks, "tool_calls": asks["tool_calls"] * 2}
+    asks_twice, asks_thrice = ({**asks, "tool_calls": asks["tool_calls"] * n} for n in (2, 3))
     result, done = {"role": "tool", "content": "a"}, {"role": "assistant", "content": "Done."}
     for messages, passed in (
         ([asks, result, done], True), ([asks, USER, done], True), ([asks_twice, result, result, asks], True),
-        ([asks, done], False), ([asks, asks, result, done], False), ([asks_twice, result, done], False),
-        ([asks, result, result, done], False), ([asks, result, done, result, done], False),
+        ([asks_twice, result, done], True), ([asks, result, done, result, done], True),
+        ([asks, done], False), ([asks, asks, result, done], False), ([asks_thrice, result, result, done], False),
+        ([asks, result, result, done], False),
     ):  # fmt: skip
         outcome = checked(bytes_chat(), tables_of([USER, *messages], tools=[TOOL]))[0]["calls_answered"]
         assert (outcome.passed, outcome.blocking) == (passed, False), (messages, outcome.message)
         assert outcome.figures == {"calling": 1, "unanswered": int(not passed)}
+    tables = tables_of([USER, asks, done], tools=[TOOL])
+    pairs = checked(bytes_chat(), tables)[1]["pairs"]
+    recorded = pairs.drop_columns("capture").append_column("capture", pa.array(["native"] * len(pairs)))
+    assert result_figures(tables["messages"], recorded)["calling"] == 0  # their prompts are recorded ids
 
 
 WHOLE = "See.\n</think>\n\nFix the parser."

@@ -196,6 +196,10 @@ def test_verl_rows_have_the_columns_that_its_data_sets_read(exported) -> None:
     sft = pq.read_table(exported("verl_sft") / "data/train.parquet").to_pylist()
     assert all({m["role"] for m in row["messages"]} <= {"system", "user", "assistant", "tool"} for row in sft)
     assert all(isinstance(m["content"], str) for row in sft for m in row["messages"])
+    for name in ("verl_sft", "verl_rl"):
+        for file in ("train", "val"):
+            extra = pq.read_table(exported(name) / f"data/{file}.parquet")["extra_info"].to_pylist()
+            assert [row["index"] for row in extra] == list(range(len(extra)))
     rl = pq.read_table(exported("verl_rl") / "data/train.parquet").to_pylist()
     for index, row in enumerate(rl):
         assert [m["role"] for m in row["prompt"]] == ["system", "user"]

@@ -11,11 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from etpi_assets.exports import export
+from etpi_assets.exports.conversations import json_fields
 from etpi_assets.exports.experiment_data import ExportSource
 from etpi_assets.importers import import_runs
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import SpecError
 from etpi_assets.trajectories.records import RolloutRecord
+from etpi_resources.chat.format import load_chat_format
 from tests.support.consumers import VERL_SFT, read_by
 from tests.support.curation import CurationLake
 from tests.support.own_runs import ANSWER, TOOLS, write_runs
@@ -138,15 +140,34 @@ def test_agents_without_a_turn_in_the_data_set_are_counted(tmp_path: Path) -> No
 
 
 def test_number_that_datasets_cannot_read_leaves_its_conversation_out(tmp_path: Path) -> None:
-    result = exported(tmp_path, FAMILIES["qwen3_6"], runs(timeout=NUMBER))
+    rows = runs(timeout=NUMBER)
+    rows[0]["messages"][1]["weight"] = 0  # not trained
+    result = exported(tmp_path, FAMILIES["qwen3_6"], rows)
+    assert not any("no turns" in note for note in result.manifest["notes"])
     assert [n for reason, n in result.manifest["left_out"].items() if "64 bits" in reason] == [1]
     assert [row["task_id"] for row in loaded(result.folder / "data/train.parquet", tmp_path / "cache")] == ["words"]
+
+
+def test_fractions_are_read_as_they_are(tmp_path: Path) -> None:
+    bound = {"default": 0.7, "minimum": 3e-4, "maximum": 0.95, "title": '\\" 0.7', "step": 3.0e22}
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"a": bound}}}}
+    rows = [{**row, "tools": [tool, *TOOLS]} for row in runs(timeout=-1.64)[:1]]
+    result = exported(tmp_path, FAMILIES["qwen3_6"], rows)
+    (row,) = loaded(result.folder / "data/train.parquet", tmp_path / "cache")
+    text = result.tokenizer.apply_chat_template(row["messages"], tools=row["tools"], tokenize=False)
+    assert text == result.texts["calls"] and json.dumps(bound) in text and "-1.64" in text
 
 
 def test_template_that_reads_arguments_as_text_keeps_any_number(tmp_path: Path) -> None:
     result = exported(tmp_path, FAMILIES["qwen3"], runs(timeout=NUMBER))
     rows = loaded(result.folder / "data/train.parquet", tmp_path / "cache")
     assert [str(NUMBER) in json.dumps(row["messages"]) for row in rows] == [True, False]
+
+
+def test_tools_that_are_not_written_leave_no_conversation_out() -> None:
+    chat, message = load_chat_format("tiny"), {"role": "user", "content": "Mend it."}
+    assert chat.calls_in_content
+    assert json_fields([message], chat, [{"maximum": NUMBER}]) == {"messages": json.dumps([message]), "tools": None}
 
 
 # --- verl -----------------------------------------------------------------------------------------------------------
@@ -172,7 +193,7 @@ def test_schemas_that_no_column_holds_leave_their_conversations_out(bound: Any, 
     tool = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": parameters}}
     rows = [{**row, "tools": [TOOLS[0], tool]} if "tools" in row else row for row in runs()]
     result = exported(tmp_path, QWEN2_5, rows, "verl_sft")
-    assert [n for reason, n in result.manifest["left_out"].items() if "columns" in reason] == [1]
+    assert [n for reason, n in result.manifest["left_out"].items() if "tool schemas" in reason] == [1]
     (row,) = pq.read_table(result.folder / "data/train.parquet").to_pylist()
     assert (row["extra_info"]["task_id"], row["extra_info"]["index"]) == ("words", 0)
 
