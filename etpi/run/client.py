@@ -207,7 +207,7 @@ class Client:
             self._take(entry, run)
         self._following.remove(run_id)
         status = self._dagster_run(run_id).status
-        failed = "stopped" if status is dg.DagsterRunStatus.CANCELED else "FAILED"
+        failed = "stopped" if self._stopped.is_set() else "FAILED"  # Dagster's status of a stopped run may be FAILURE
         state = "done" if status is dg.DagsterRunStatus.SUCCESS else failed
         counted = f"; assets: {', '.join(f'{n} {what}' for what, n in run.counts.items())}" if run.counts else ""
         say(f"-- {name}: {state} in {time.monotonic() - start:.1f} s{counted}")
