@@ -32,7 +32,7 @@ _FIELDS = ("max_completion_tokens", "top_p", "seed", "temperature")
 of the limit, Anthropic refuses top_p beside a temperature, Mistral a seed."""
 
 _THOUGHTS = "reasoning_content"
-"""What DeepSeek and Moonshot require of turns with calls, and other endpoints refuse."""
+"""The field of messages that DeepSeek and Moonshot require in turns with calls, and that other endpoints refuse."""
 
 
 class OpenAIEngine:
@@ -126,7 +126,7 @@ class OpenAIEngine:
                     changes = self._changes
 
     def _learn(self, body: Mapping[str, Any], refusal: str) -> None:
-        """Add to `_changes` what the endpoint needs to take a small request of this form.
+        """Find the changes with which the endpoint takes a small request of this form, and keep them in `_changes`.
 
         Its answers decide, because the refusal of another request may quote text with the name of a field.
 

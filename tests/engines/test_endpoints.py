@@ -474,9 +474,9 @@ def test_field_that_the_endpoint_refuses_is_left_out_from_then_on(server, caplog
     engine = hosted(server)
     engine.complete([ask()])
     engine.complete([ask(1)])
-    asked = [body for _, body in server.seen if body["messages"] == MESSAGES]  # and two small ones of the first
-    assert [when in body for body in asked] == [True, False, False] and len(server.seen) == 5
-    assert all(kept in body for body in asked[1:]) and len(caplog.records) == 1
+    bodies = [body for _, body in server.seen if body["messages"] == MESSAGES]  # and two small ones of the first
+    assert [when in body for body in bodies] == [True, False, False] and len(server.seen) == 5
+    assert all(kept in body for body in bodies[1:]) and len(caplog.records) == 1
 
 
 def test_changes_that_an_endpoint_needs_are_learned_from_small_requests(server, caplog):
