@@ -58,6 +58,7 @@ NOTHING = "the experiment trains or evaluates nothing"
     sections=("serving", "probe", "evaluate.suite", "evaluate.agent", "gates.override"),
     lock="accelerator",
     checks=PROBES,
+    versions=("probes", "{steps}", "engine.{engine}", "family.{family}"),
     summary="Checks of the served model: it differs from the base, reads its training prompts, and its turns parse.",
 )
 def serving_probe(
@@ -97,13 +98,10 @@ def serving_probe(
     group="evaluation",
     tables=("rollouts", "agents", "turns", "messages"),
     sections=("evaluate", "serving"),
-    kept=(
-        "etpi_assets.evaluation.assets:_setting",
-        "etpi_assets.evaluation.assets:_serving",
-        "etpi_assets.evaluation.rollouts:roll_out",
-    ),
     lock="accelerator",
     checks=("every_condition_ran", "infrastructure_held", "harness_as_trained", "tasks_as_asked"),
+    versions=("evaluation",),
+    kept=("{steps}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}", "judge.{family}"),
     summary="Held-out rollouts of the base, the fine-tuned and the reinforced checkpoints.",
 )
 def eval_rollouts(
@@ -147,7 +145,8 @@ def _roll_out(
     setting: EvaluationSetting,
 ) -> list[RolloutRecord]:
     """Roll out every checkpoint under every condition on the tasks of a setting."""
-    journals = run.lake.scratch(f"evaluations/{run.kept_code}")
+    journals = run.lake.scratch(f"evaluations/{run.stored_name}")
+    older = older_folders(journals.parent) if run.code.as_in_0_2 else []
     records = []
     with (
         run.progress("held-out rollouts", rollouts) as progress,
@@ -160,7 +159,7 @@ def _roll_out(
                     for checkpoint in evaluated[first : first + serving.at_once]
                 ]
                 advance, log = progress.advance, run.log
-                records += roll_out(served, setting, journals, experiment=run.key, advance=advance, log=log)
+                records += roll_out(served, setting, journals, older, experiment=run.key, advance=advance, log=log)
     return records
 
 
@@ -170,6 +169,7 @@ def _roll_out(
     tables=("metrics", "scores", "agent_scores", "turn_scores"),
     sections=("metrics", "evaluate.agent.grammar", "evaluate.agent.tools"),
     checks=("every_rollout_scored", *THRESHOLDS),
+    versions=("scoring", "metrics", "family.{family}"),
     summary="Held-out metrics with n and 95 % intervals clustered by pair, next to the teacher's.",
 )
 def eval_metrics(run: AssetRun, eval_rollouts: Input, scored_rollouts: Input, tasks: Input) -> Produced:

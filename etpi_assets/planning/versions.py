@@ -7,20 +7,19 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from etpi_assets.graph import Node
+from etpi_assets.graph import GraphError, Node
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
-from etpi_assets.specs.plugins import GROUPS, Plugin, plugin, usable_plugins
+from etpi_assets.specs.plugins import GROUPS, Plugin, plugin
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 
-ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("versions.toml")
 COMPONENTS: Mapping[str, Mapping[int, str]] = {
     name: {int(number): text for number, text in rows.items()}
@@ -28,10 +27,10 @@ COMPONENTS: Mapping[str, Mapping[int, str]] = {
 }
 """Component -> its numbers, each with a line; the highest is that of the running code."""
 DECLARED = "ETPI_VERSION"
-"""A plugin's module that assigns it a literal is versioned by that, not by the files of its distribution."""
+"""A plugin whose module assigns it a literal is versioned by that, not by the files of its distribution."""
 
 Versions = Mapping[str, int | str]
-"""Component -> its number; "plugin DISTRIBUTION" -> a digest or its declared version."""
+"""Component -> its number; "plugin MODULE" -> a digest of its distribution's files, or its declared version."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +46,32 @@ class PartitionVersions:
     kept: Versions | None
 
     @property
-    def kept_name(self) -> str | None:
-        """The name under which expensive results are stored."""
-        return None if self.kept is None else hashlib.sha256(json.dumps(self.kept, sort_keys=True).encode()).hexdigest()[:16]
+    def stored_name(self) -> str:
+        """The name under which expensive results are stored; a component that is added at number 1 does not change it.
+
+        It starts with "v"; etpi 0.2 had names of 16 hex digits.
+        """
+        assert self.kept is not None, "the asset declares no expensive components"
+        raised_ones = {name: version for name, version in self.kept.items() if version != 1}
+        return f"v{hashlib.sha256(json.dumps(raised_ones, sort_keys=True).encode()).hexdigest()[:16]}"
+
+    @property
+    def as_in_0_2(self) -> bool:
+        """Whether no number of an expensive component was raised since etpi 0.2, which recorded none."""
+        return self.kept is not None and all(version == 1 for version in self.kept.values() if isinstance(version, int))
 
 
 def number(component: str) -> int:
     """Return the number of a component. Raises KeyError if there is no such component."""
     return max(COMPONENTS[component])
+
+
+def require_components(node: Node) -> None:
+    """Raise GraphError if an asset names a component that does not exist."""
+    for name in (*node.versions, *node.kept):
+        start, _, kind = name.partition("{")
+        if not (any(c.startswith(start) for c in COMPONENTS) if kind else name in COMPONENTS):
+            raise GraphError(f"{node.name} names the component {name!r}, which {FILE.name} does not list")
 
 
 def versions_of(node: Node, key: str, specs: Specs) -> PartitionVersions:
@@ -66,22 +83,25 @@ def versions_of(node: Node, key: str, specs: Specs) -> PartitionVersions:
     if not applies(node, key, specs):
         return PartitionVersions({}, None)
     selected = _selection(node, key, specs)
-    kept = _expanded(node.kept, selected) if node.kept else None
-    return PartitionVersions({**_expanded(node.versions, selected), **(kept or {})}, kept)
+    kept = dict(_selected(node.kept, selected)) if node.kept else None
+    return PartitionVersions({**dict(_selected(node.versions, selected)), **(kept or {})}, kept)
 
 
 def asset_version(node: Node) -> str:
-    """Return the version that Dagster shows for an asset: its components with raised numbers, or "1"."""
-    patterns = [re.compile(re.sub(r"\\{.*?\\}", ".*", re.escape(name)) + "$") for name in (*node.versions, *node.kept)]
-    raised = [name for name in CHANGES if any(pattern.match(name) for pattern in patterns)]
-    return ", ".join(f"{name} {number(name)}" for name in raised) or "1"
+    """Return the version that Dagster shows for an asset: the components it may use with raised numbers, or "1"."""
+    starts = [name.partition("{")[0] for name in (*node.versions, *node.kept) if not name.startswith("{")]
+    starts += LIVE if any(name.startswith("{steps}") for name in node.kept) else []
+    named = [
+        c for c in COMPONENTS if number(c) > 1 and any(c == s or s.endswith(".") and c.startswith(s) for s in starts)
+    ]
+    return ", ".join(f"{component} {number(component)}" for component in named) or "1"
 
 
 def raised(was: Versions, now: Versions) -> dict[str, str]:
-    """Return the components that differ, with the changes in words.
+    """Return the components that differ, each with the lines of its numbers since.
 
-    What a manifest does not name had the number 1: it is of etpi 0.2 or 0.3, or the component is newer. A number that is
-    lower than the manifest's is no change.
+    A component that a manifest does not name had the number 1 and a plugin its present version: the manifest is of
+    etpi 0.2, or the asset names the component since. A number that is lower than the manifest's is no change.
     """
     changes = {}
     for name, version in now.items():
@@ -90,71 +110,83 @@ def raised(was: Versions, now: Versions) -> dict[str, str]:
             if before != version:
                 changes[name] = f"{name} changed"
         elif before < version:
-            texts = [f"{n}: {CHANGES[name][n]}" for n in sorted(CHANGES[name]) if before < n <= version]
-            changes[name] = f"{name} {'; '.join(texts)}"
+            since = (f"{n}: {text}" for n, text in lines(name).items() if before < n <= version)
+            changes[name] = f"{name} {'; '.join(since)}"
     return changes
+
+
+def lines(component: str) -> Mapping[int, str]:
+    """Return the raised numbers of a component up to its present one, each with its line; none for a plugin."""
+    return {n: text for n, text in sorted(COMPONENTS.get(component, {}).items()) if n > 1}
 
 
 # --- what specs select ------------------------------------------------------------------------------------------------
 
 
-def _expanded(names: Iterable[str], selected: Mapping[str, list[str] | None]) -> dict[str, int | str]:
-    """Return the versions of components; "judge.{family}" is one for each selected family, all if None."""
-    versions: dict[str, int | str] = {}
+def _selected(names: Iterable[str], selected: Mapping[str, list[str]]) -> Iterator[tuple[str, int | str]]:
+    """Yield the versions of components; "judge.{family}" is one for each selected family.
+
+    Without a component of that name, the version is that of the plugin with the option's name.
+    """
     for name in names:
         start, _, kind = name.rstrip("}").partition("{")
-        options = selected.get(kind, []) if kind else [""]
-        if options is None:
-            versions |= {component: number(component) for component in CHANGES if component.startswith(start)}
-            points = usable_plugins(kind, ())[0] if kind in GROUPS else []
-        else:
-            found = [plugin(kind, option, ()) if kind in GROUPS else None for option in options]
-            points = [point for point in found if point]
-            named = bool(start) or kind not in GROUPS
-            own = [o for o, point in zip(options, found, strict=True) if named and point is None]
-            versions |= {start + option: number(start + option) for option in own}
-        versions |= {f"plugin {point.distribution.rpartition(' ')[0]}": plugin_version(point) for point in points}
-    return dict(sorted(versions.items()))
+        for option in dict.fromkeys(selected.get(kind, ())) if kind else [""]:
+            if (component := start + option) in COMPONENTS:
+                yield component, number(component)
+            elif kind in GROUPS and (point := plugin(kind, option, ())):
+                yield f"plugin {point.module}", plugin_version(point)
 
 
-def _selection(node: Node, key: str, specs: Specs) -> dict[str, list[str] | None]:
-    """Return the options that a partition's spec selects, by kind; None selects all."""
+LIVE = ["agent", "chat", "judge", "tasks", "worlds"]
+"""Components of every rollout that etpi collects."""
+_SCRIPTED = {"reference": "scripted", "null": "scripted"}
+
+
+def _selection(node: Node, key: str, specs: Specs) -> dict[str, list[str]]:
+    """Return the options that a partition's spec selects, by kind."""
     if node.set == "all":
         return {}
     spec = specs.get(node.set, key)
     if isinstance(spec, SuiteSpec):
         return {"family": [spec.family], "sandbox": [str(spec.params.get("sandbox") or "bubblewrap")]}
     if isinstance(spec, RolloutSetSpec):
-        suite = specs.suites.get(spec.suite or "")
-        steps = ["importers", "agent", "tasks"] if spec.kind == "imported" else LIVE
-        return {
-            "family": [suite.family] if suite else [],
-            "judge": [suite.family] if suite and spec.kind != "imported" else [],
-            "engine": [_SCRIPTED.get(spec.engine.kind, spec.engine.kind)] if spec.engine else [],
-            "sandbox": [spec.sandbox] if spec.is_collected else [],
-            "steps": steps + (["harness"] if spec.agent.harness else []) + (["plan_first"] if spec.templated else []),
-            "format": [] if spec.kind != "imported" else None if spec.format == "auto" else [spec.format],
-        }
+        return _of_rollout_set(spec, specs)
     assert isinstance(spec, ExperimentSpec)
-    if node.name in ("rl_checkpoint", "rl_rewards"):
-        names, agents, sandbox, engine = [spec.rl.suite], [spec.rl.agent], spec.rl.sandbox, spec.rl.engine
-    else:
-        evaluated = [spec.evaluate] if spec.evaluate else []
-        names, agents, sandbox = [e.suite for e in evaluated], [e.agent for e in evaluated], spec.serving.sandbox
-        engine = "transformers" if spec.serving.engine == "auto" else spec.serving.engine
-    families = [specs.suites[name].family for name in names if name and name in specs.suites]
+    return _of_experiment(node, spec, specs)
+
+
+def _of_rollout_set(spec: RolloutSetSpec, specs: Specs) -> dict[str, list[str]]:
+    suite = specs.suites.get(spec.suite or "")
+    family = [suite.family] if suite else []
+    if spec.kind == "imported":
+        formats = [name.removeprefix("importer.") for name in COMPONENTS if name.startswith("importer.")]
+        return {"steps": ["importers"], "format": formats if spec.format == "auto" else [spec.format], "scored": family}
+    templated = spec.templated is not None
     return {
-        "family": families,
-        "sandbox": [sandbox],
-        "engine": [engine],
-        "steps": LIVE + (["harness"] if any(a.harness for a in agents) else []),
-        "reward": [term.function for term in spec.rl.rewards],
+        "family": family,
+        "scored": family,
+        "engine": [_SCRIPTED.get(spec.engine.kind, spec.engine.kind)] if spec.engine else [],
+        "sandbox": [] if templated else [spec.sandbox],
+        "steps": ["agent", "chat", "plan_first"]
+        if templated
+        else [*LIVE, *(["harness"] if spec.agent.harness else [])],
     }
 
 
-LIVE = ["agent", "chat", "judge", "rollouts", "sandboxes", "tasks", "worlds"]
-"""Components of every rollout that etpi collects."""
-_SCRIPTED = {"reference": "scripted", "null": "scripted"}
+def _of_experiment(node: Node, spec: ExperimentSpec, specs: Specs) -> dict[str, list[str]]:
+    if node.name in ("rl_checkpoint", "rl_rewards"):
+        suites, agents, sandbox, engine = [spec.rl.suite], [spec.rl.agent], spec.rl.sandbox, spec.rl.engine
+    else:
+        evaluated = [spec.evaluate] if spec.evaluate else []
+        suites, agents, sandbox = [e.suite for e in evaluated], [e.agent for e in evaluated], spec.serving.sandbox
+        engine = "transformers" if spec.serving.engine == "auto" else spec.serving.engine
+    return {
+        "family": [specs.suites[name].family for name in suites if name and name in specs.suites],
+        "sandbox": [sandbox],
+        "engine": [engine],
+        "steps": [*LIVE, *(["harness"] if any(agent.harness for agent in agents) else [])],
+        "reward": [term.function for term in spec.rl.rewards],
+    }
 
 
 def applies(node: Node, key: str, specs: Specs) -> bool:
@@ -173,18 +205,19 @@ def applies(node: Node, key: str, specs: Specs) -> bool:
     return computes.get(node.name, True)
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- plugins ----------------------------------------------------------------------------------------------------------
 
 
 @cache
 def plugin_version(point: Plugin) -> str:
-    """Return the declared version of a plugin, or 16 hex digits over the files of its distribution."""
+    """Return the version that a plugin's module or a package above it declares, or 16 hex digits over the files of its
+    distribution."""
     root, parts = point.root.resolve(), point.module.split(".")
-    module = root.joinpath(*parts)
-    source = next((p for p in (module.with_suffix(".py"), module / "__init__.py") if p.is_file()), None)
-    declared = re.search(rf"^{DECLARED}\s*=\s*(.+)$", source.read_text("utf-8"), re.MULTILINE) if source else None
-    if declared:
-        return f"declared {ast.literal_eval(declared[1])}"
+    for depth in range(len(parts), 0, -1):
+        module = root.joinpath(*parts[:depth])
+        source = next((p for p in (module / "__init__.py", module.with_suffix(".py")) if p.is_file()), None)
+        if source and (declared := re.search(rf"^{DECLARED}\s*=\s*(.+)$", source.read_text("utf-8"), re.MULTILINE)):
+            return f"declared {ast.literal_eval(declared[1])}"
     # An editable installation lists no sources, and a distribution may have several packages.
     places = {root / parts[0]} | {root / name for name in _top_level(point.distribution.rpartition(" ")[0])}
     files = {f for p in places for f in (p.rglob("*") if p.is_dir() else [p.with_suffix(".py")]) if f.is_file()}
@@ -202,7 +235,7 @@ def _top_level(name: str) -> list[str]:
 
 
 def digest(path: Path) -> str:
-    """Return 12 hex digits of a file: Python without comments, docstrings and layout, SQL without comments."""
+    """Return 12 hex digits of a file; Python without comments, docstrings and layout."""
     data = path.read_bytes()
     if path.suffix == ".py":
         try:
@@ -210,8 +243,6 @@ def digest(path: Path) -> str:
         except SyntaxError:
             return hashlib.sha256(data).hexdigest()[:12]
         data = repr(_normal(tree)).encode()
-    elif path.suffix == ".sql":
-        data = re.sub(rb"--[^\n]*|\s+", b" ", data)
     return hashlib.sha256(data).hexdigest()[:12]
 
 

@@ -31,6 +31,7 @@ from etpi_assets.training.rounds import (
     drop_rounds_from,
     first_prompt,
     read_rounds,
+    task_hashes,
 )
 from etpi_assets.training.sft_checks import proofs
 from etpi_assets.trajectories.records import RolloutRecord
@@ -165,8 +166,13 @@ def reinforce_once(
     def passes(report: Mapping[str, Any]) -> bool:
         return all(check.passed for check in proofs({request.seed: GrpoReport(**report, reused=False)}))
 
+    def adopt() -> None:
+        hashes = {task.content_hash for task in request.environment.tasks}
+        config = worker_config(lake, request, "", None, None)
+        request.adopt_older(lake, "reinforce", config, lambda rounds: not task_hashes(rounds) - hashes)
+
     report = stored_trainings.train_once(
-        lake, request.key, "reinforce", reinforce, passes=passes, label=request.label, log=echo
+        lake, request.key, "reinforce", reinforce, passes=passes, label=request.label, log=echo, adopt=adopt
     )
     return GrpoReport.model_validate(report)
 
@@ -303,7 +309,7 @@ def recorded(lake: Lake, requests: Mapping[int, GrpoRequest], reports: Mapping[i
     """Return all rollouts of all seeds as tables: rollouts, agents, turns, messages, rewards, rl_samples."""
     rollouts: list[tuple[RewardedSample, RolloutRecord, np.ndarray | None]] = []
     for seed, request in requests.items():
-        for sample, record, statistics in read_rounds(lake.root / reports[seed].rounds, request.rollouts_key):
+        for sample, record, statistics in read_rounds(lake.root / reports[seed].rounds):
             rollouts.append((sample, _relabelled(record, request), statistics))
     decode = next(iter(requests.values())).environment.chat.decode
     tables = to_tables((record for _, record, _ in rollouts), decode)

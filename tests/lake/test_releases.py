@@ -11,7 +11,7 @@ import pytest
 
 from etpi_assets.asset import asset_definitions
 from etpi_assets.graph import GRAPH
-from etpi_assets.planning.planner import CONSENTS, plan
+from etpi_assets.planning.planner import ALL, plan
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import load_specs
 from etpi_resources.lake import catalog, formats
@@ -74,9 +74,7 @@ def test_runs_continue_in_it(root: Path) -> None:
     dataset = Ref("upweighted_dataset", "experiment", "release_experiment")
     before = lake.history(dataset)
     for name, definition in CHAIN.items():
-        outcome = definition.execute(
-            KEYS[GRAPH[name].set], resources, log=lambda line: None, consent=frozenset(CONSENTS)
-        )
+        outcome = definition.execute(KEYS[GRAPH[name].set], resources, log=lambda line: None, rebuild=frozenset([ALL]))
         assert not outcome.manifest.blocked, outcome.manifest.failures
     assert len(lake.history(dataset)) >= len(before) and audit(lake, deep=True).damages == []
     steps = {step.asset: step for step in plan("release_experiment", load_specs(LAKES / "specs"), lake)}

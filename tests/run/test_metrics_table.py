@@ -141,7 +141,7 @@ def test_run_ends_with_the_metrics_of_experiments_that_succeeded(
     monkeypatch.setenv("ETPI_DATA", str(world.lake.root))
     monkeypatch.setenv("ETPI_SPECS", str(world.specs_folder))
 
-    def run(names, specs, consent, finished, data_only):
+    def run(names, specs, rebuild, finished, data_only):
         assert specs is loaded[-1], "they are read once"
         for name, failures in ended.items():
             finished(name, failures)
