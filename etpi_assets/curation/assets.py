@@ -114,7 +114,7 @@ def _count_tokens(spec: ExperimentSpec, raw_rollouts: Input, rollout_ids: Sequen
         "rollout_sets.options.tokenizer",
     ),
     checks=PAIRS,
-    versions=("pairs", "chat", "agent", "tasks"),
+    versions=("pairs", "chat", "prompts", "tasks"),
     summary="Token-in/token-out pairs, one per assistant turn: no steering, thoughts optionally, other ids unchanged.",
 )
 def tito_pairs(run: AssetRun, selected_trajectories: Input, raw_rollouts: Input, tasks: Input) -> Produced:
@@ -226,7 +226,7 @@ def _require_same_vocabulary(
         "evaluate.agent.tools",
     ),
     checks=DATASET,
-    versions=("dataset", "pairs", "chat", "agent", "tasks", "scoring"),
+    versions=("dataset", "chat", "prompts", "tasks"),
     summary="Weighted rows, split by repository and merged into the sequences that the trainer reads.",
 )
 def upweighted_dataset(

@@ -45,6 +45,7 @@ from etpi_assets.trajectories.tables import to_tables
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.checkpoints import HUB, PACKAGE, checkpoint_folder
 from etpi_resources.engines.serving import Checkpoint, Serving
+from etpi_resources.lake.older_names import older_folders
 from etpi_resources.lake.schemas import from_rows
 
 THRESHOLDS = tuple(f"{rate}_threshold" for rate in get_args(Threshold))
@@ -58,7 +59,7 @@ NOTHING = "the experiment trains or evaluates nothing"
     sections=("serving", "probe", "evaluate.suite", "evaluate.agent", "gates.override"),
     lock="accelerator",
     checks=PROBES,
-    versions=("probes", "{steps}", "engine.{engine}", "family.{family}"),
+    versions=("probes", "chat", "parsing", "prompts", "tasks", "engine.{engine}", "family.{family}"),
     summary="Checks of the served model: it differs from the base, reads its training prompts, and its turns parse.",
 )
 def serving_probe(
@@ -100,8 +101,8 @@ def serving_probe(
     sections=("evaluate", "serving"),
     lock="accelerator",
     checks=("every_condition_ran", "infrastructure_held", "harness_as_trained", "tasks_as_asked"),
-    versions=("evaluation",),
-    kept=("{steps}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}", "judge.{family}"),
+    versions=("evaluation", "rollouts"),
+    kept=("{steps}", "{world}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}", "judge.{family}"),
     summary="Held-out rollouts of the base, the fine-tuned and the reinforced checkpoints.",
 )
 def eval_rollouts(
@@ -169,7 +170,7 @@ def _roll_out(
     tables=("metrics", "scores", "agent_scores", "turn_scores"),
     sections=("metrics", "evaluate.agent.grammar", "evaluate.agent.tools"),
     checks=("every_rollout_scored", *THRESHOLDS),
-    versions=("scoring", "metrics", "family.{family}"),
+    versions=("scoring", "metrics", "tasks", "family.{family}"),
     summary="Held-out metrics with n and 95 % intervals clustered by pair, next to the teacher's.",
 )
 def eval_metrics(run: AssetRun, eval_rollouts: Input, scored_rollouts: Input, tasks: Input) -> Produced:

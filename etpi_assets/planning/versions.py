@@ -137,7 +137,7 @@ def _selected(names: Iterable[str], selected: Mapping[str, list[str]]) -> Iterat
                 yield f"plugin {point.module}", plugin_version(point)
 
 
-LIVE = ["agent", "chat", "judge", "tasks", "worlds"]
+LIVE = ["agent", "chat", "judge", "parsing", "prompts", "tasks"]
 """Components of every rollout that etpi collects."""
 _SCRIPTED = {"reference": "scripted", "null": "scripted"}
 
@@ -148,7 +148,8 @@ def _selection(node: Node, key: str, specs: Specs) -> dict[str, list[str]]:
         return {}
     spec = specs.get(node.set, key)
     if isinstance(spec, SuiteSpec):
-        return {"family": [spec.family], "sandbox": [str(spec.params.get("sandbox") or "bubblewrap")]}
+        sandbox = str(spec.params.get("sandbox") or "bubblewrap")
+        return {"family": [spec.family], "world": _worlds([spec.family]), "sandbox": [sandbox]}
     if isinstance(spec, RolloutSetSpec):
         return _of_rollout_set(spec, specs)
     assert isinstance(spec, ExperimentSpec)
@@ -160,14 +161,19 @@ def _of_rollout_set(spec: RolloutSetSpec, specs: Specs) -> dict[str, list[str]]:
     family = [suite.family] if suite else []
     if spec.kind == "imported":
         formats = [name.removeprefix("importer.") for name in COMPONENTS if name.startswith("importer.")]
-        return {"steps": ["importers"], "format": formats if spec.format == "auto" else [spec.format], "scored": family}
+        return {
+            "steps": ["importers", "parsing"],
+            "format": formats if spec.format == "auto" else [spec.format],
+            "scored": family,
+        }
     templated = spec.templated is not None
     return {
         "family": family,
+        "world": _worlds(family),
         "scored": family,
         "engine": [_SCRIPTED.get(spec.engine.kind, spec.engine.kind)] if spec.engine else [],
         "sandbox": [] if templated else [spec.sandbox],
-        "steps": ["agent", "chat", "plan_first"]
+        "steps": ["agent", "chat", "parsing", "plan_first", "prompts"]
         if templated
         else [*LIVE, *(["harness"] if spec.agent.harness else [])],
     }
@@ -180,13 +186,20 @@ def _of_experiment(node: Node, spec: ExperimentSpec, specs: Specs) -> dict[str, 
         evaluated = [spec.evaluate] if spec.evaluate else []
         suites, agents, sandbox = [e.suite for e in evaluated], [e.agent for e in evaluated], spec.serving.sandbox
         engine = "transformers" if spec.serving.engine == "auto" else spec.serving.engine
+    families = [specs.suites[name].family for name in suites if name and name in specs.suites]
     return {
-        "family": [specs.suites[name].family for name in suites if name and name in specs.suites],
+        "family": families,
+        "world": _worlds(families),
         "sandbox": [sandbox],
         "engine": [engine],
         "steps": [*LIVE, *(["harness"] if any(agent.harness for agent in agents) else [])],
         "reward": [term.function for term in spec.rl.rewards],
     }
+
+
+def _worlds(families: Iterable[str]) -> list[str]:
+    """Return the component of the parts that embedded worlds share, if a family is one."""
+    return ["worlds"] if any((FILE.parents[1] / "worlds" / family).is_dir() for family in families) else []
 
 
 def applies(node: Node, key: str, specs: Specs) -> bool:

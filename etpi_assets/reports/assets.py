@@ -30,7 +30,7 @@ from etpi_resources.lake.schemas import empty, from_rows
     tables=("reports", "changes"),
     sections=("*", "rollout_sets.license"),
     kinds=("html", "markdown"),
-    versions=("reports", "scoring"),
+    versions=("reports",),
     summary="The experiment's report: one self-contained HTML page, and its results in markdown.",
 )
 def experiment_report(
@@ -90,7 +90,7 @@ def experiment_report(
     tables=("reports",),
     sections=("*", "rollout_sets.license"),
     kinds=("markdown",),
-    versions=("reports", "scoring"),
+    versions=("model_card",),
     summary="A model card in the format of the Hugging Face hub.",
 )
 def model_card(
@@ -129,7 +129,7 @@ def model_card(
     tables=("leaderboard",),
     sections=("title",),
     lock="reports",
-    versions=("reports", "scoring"),
+    versions=("reports",),
     summary="The metrics of all experiments of the lake side by side.",
 )
 def leaderboard(run: AssetRun, eval_metrics: Input, experiment_spec: Input) -> Produced:
@@ -143,7 +143,7 @@ def leaderboard(run: AssetRun, eval_metrics: Input, experiment_spec: Input) -> P
     tables=("teacher_ceiling",),
     sections=("title", "rollout_sets", "select"),
     lock="reports",
-    versions=("reports", "scoring"),
+    versions=("reports",),
     summary="The teacher's metrics next to the student's: a student is bounded by its teacher.",
 )
 def teacher_ceiling(

@@ -67,7 +67,10 @@ CHECKS = ("prompts_reconstruct", "native_ids_present", "counts_reconcile", "drif
     checks=CHECKS,
     versions=("rollouts",),
     expensive=lambda spec: spec.is_collected,
-    kept=("{steps}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}", "judge.{family}", "importer.{format}"),
+    kept=(
+        *("{steps}", "{world}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}", "judge.{family}"),
+        "importer.{format}",
+    ),
     summary="Rollouts exactly as captured: prompts and outputs as token ids, every message, and quarantined rollouts.",
 )
 def raw_rollouts(run: AssetRun, tasks: Input) -> Produced:

@@ -45,7 +45,7 @@ _SHOWN_OF_AGENTS = ("rollout_id", "agent_id", "follow_through")
     tables=("scores", "agent_scores", "turn_scores"),
     sections=("scoring", "agent.grammar", "agent.tools"),
     checks=("every_rollout_scored",),
-    versions=("scoring", "family.{scored}"),
+    versions=("scoring", "tasks", "family.{scored}"),
     summary="The verifier's reward, the exit status and the three behaviours of every rollout.",
 )
 def scored_rollouts(run: AssetRun, raw_rollouts: Input, tasks: Input) -> Produced:

@@ -160,8 +160,11 @@ def _figures(reports: dict[int, SftReport]) -> dict[str, Any]:
     lock="accelerator",
     kinds=("trl", "safetensors"),
     checks=grpo_checks.CHECKS,
-    versions=("training",),
-    kept=("trainer.grpo", "{steps}", "engine.{engine}", "sandbox.{sandbox}", "judge.{family}", "rewards", "{reward}"),
+    versions=("training", "rollouts"),
+    kept=(
+        *("trainer.grpo", "{steps}", "{world}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}"),
+        *("judge.{family}", "rewards", "{reward}"),
+    ),
     summary="Group-relative policy optimisation (GRPO) from the fine-tuned checkpoint; its rollouts are recorded too.",
 )
 def rl_checkpoint(run: AssetRun, base_checkpoint: Input, sft_checkpoint: Input, tasks: Input) -> Produced:
@@ -246,7 +249,7 @@ def _start_checkpoints(run: AssetRun, base_checkpoint: Input, sft_checkpoint: In
     tables=("rewards",),
     sections=("rl.rewards",),
     checks=("rewards_as_applied",),
-    versions=("rewards", "{reward}", "tasks"),
+    versions=("rewards", "{reward}", "parsing", "tasks"),
     summary="Rewards of the recorded GRPO rollouts under the current reward functions; nothing is rolled out again.",
 )
 def rl_rewards(run: AssetRun, rl_checkpoint: Input, tasks: Input) -> Produced:

@@ -60,7 +60,7 @@ def test_it_verifies_and_every_view_can_be_read(root: Path) -> None:
 def test_the_planner_says_what_changed(root: Path) -> None:
     steps = {step.asset: step for step in plan("release_experiment", load_specs(LAKES / "specs"), Lake(root))}
     assert steps["eval_rollouts"].state == "missing"
-    assert {steps[name].state for name in CHAIN} <= {"ok", "code", "stale", "waiting"}
+    assert {steps[name].state for name in CHAIN} <= {"ok", "outdated", "waiting"}
     assert steps["raw_rollouts"].state != "missing"
 
 
