@@ -188,9 +188,15 @@ class AssetRun:
         return self.code.stored_name
 
     @cached_property
+    def reuses_older(self) -> bool:
+        """Whether such results of etpi 0.2 are reused: no number was raised since. Those of 0.1 are not."""
+        current = self.lake.current(Ref(self.node.name, self.node.set, self.key))
+        return self.code.as_in_0_2 and (current is None or bool(current.code))
+
+    @cached_property
     def older_codes(self) -> tuple[str, ...] | None:
-        """The digests that name such results of etpi 0.2 in manifests; None if a number was raised since."""
-        return older_names.older_codes(self.lake, self.node.name) if self.code.as_in_0_2 else None
+        """The digests that name such results of etpi 0.2 in manifests; None if they are not reused."""
+        return older_names.older_codes(self.lake, self.node.name) if self.reuses_older else None
 
     @property
     def label(self) -> str:

@@ -147,7 +147,7 @@ def _roll_out(
 ) -> list[RolloutRecord]:
     """Roll out every checkpoint under every condition on the tasks of a setting."""
     journals = run.lake.scratch(f"evaluations/{run.stored_name}")
-    older = older_folders(journals.parent) if run.code.as_in_0_2 else []
+    older = older_folders(journals.parent) if run.reuses_older else []
     records = []
     with (
         run.progress("held-out rollouts", rollouts) as progress,

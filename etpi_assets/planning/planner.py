@@ -194,12 +194,13 @@ def across(specs: Specs, lake: Lake) -> list[Step]:
 def kept_lines(steps: Iterable[Step]) -> str:
     """Return what a run keeps although it is outdated, and the option that rebuilds it; empty if nothing."""
     kept = [step for step in steps if step.kept]
-    if not kept:
-        return ""
-    lines = ["Kept, although outdated:"]
-    for step in kept:
+    first = [step for step in kept if GRAPH[step.asset].kept]
+    lines = ["Kept, although outdated:"] if first else []
+    for step in first:
         took = f"; took {step.seconds:,.0f} s last time" if step.seconds else ""
         lines.append(f"  {step.asset} of {step.key}: {step.reason}{took}; again with --rebuild {step.asset}")
+    if after := list(dict.fromkeys(step.asset for step in kept if step not in first)):
+        lines.append(f"  and with them {', '.join(after)}")
     return "\n".join(lines)
 
 
@@ -249,8 +250,9 @@ def _step(
         reason = (
             f"{_names(open_upstream, key)} {verb} {' or '.join(dict.fromkeys(_WORDS[s.state] for s in open_upstream))}"
         )
-        if stays and for_code and expensive(node, key, specs):
-            return step("outdated", reason, kept=True, seam=True)
+        if stays and for_code and (seam or (new.code.kept and expensive(node, key, specs))):
+            again = f"{_names(open_upstream, key)} {verb} computed again, for changed code"
+            return step("outdated", again, kept=True, seam=True)
         return step("waiting", reason, seam=seam, for_code=for_code)
     if change is None:
         return step("stale", "its newest version is blocked", seam=seam)

@@ -129,7 +129,7 @@ def _collect_tables(
     assert spec.engine
     # Rollouts of other versions of code must not be reused. They are in the name of the journal's folder, not in ids.
     journals, code = run.lake.scratch(f"rollouts/{run.key}"), run.stored_name
-    if run.code.as_in_0_2:
+    if run.reuses_older:
         adopt(journals / code)
     spec_key, roll_out = _rollout_function(run, spec, runtime)
     scripted = spec.engine.kind in SCRIPTED_KINDS

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from etpi.run.preflight import plan_warnings
 from etpi_assets.exports import export
 from etpi_assets.graph import GRAPH
 from etpi_assets.importers import detect
@@ -208,21 +207,19 @@ def test_name_of_two_distributions_is_refused(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "entry", "of"),
+    ("group", "entry"),
     [
-        ("etpi.rewards", "outcome = none:x", "reward 'outcome' is given by etpi and odd 1.0"),
-        ("etpi.families", "terminal_tiny = none:x", "family 'terminal_tiny' is given by etpi and odd 1.0"),
-        ("etpi.families", "sorted_lines = none:x", "family 'sorted_lines' is given by "),
-        ("etpi.engines", "vllm = none:x", "engine 'vllm' is given by etpi and odd 1.0; uninstall odd 1.0, or rename"),
-        ("etpi.importers", "absent = none:x", None),
+        ("etpi.rewards", "outcome = none:x"),
+        ("etpi.families", "terminal_tiny = none:x"),
+        ("etpi.families", "sorted_lines = none:x"),
+        ("etpi.engines", "vllm = none:x"),
+        ("etpi.importers", "absent = none:x"),
     ],
 )
-def test_plugin_that_a_run_does_not_use_does_not_stop_it(site: Path, group: str, entry: str, of: str | None) -> None:
+def test_plugin_that_a_run_does_not_use_does_not_stop_it(site: Path, group: str, entry: str) -> None:
     distribution(site, "odd", group, entry)
     assert all(versions.asset_version(node) for node in GRAPH.values()), "the page shows every asset"
     assert versions.versions_of(GRAPH["raw_rollouts"], "own_answers", load_specs(EXAMPLE / "specs")).whole
-    lines = plan_warnings([], load_specs())
-    assert [line for line in lines if line.startswith(f"warning: the {of}")] == lines and len(lines) == bool(of)
 
 
 def test_broken_plugin_stops_only_what_names_it(site: Path) -> None:
