@@ -16,7 +16,7 @@ from etpi_resources.trainers.precision import Dtype, SpecDtype
 class WorkerModel(BaseModel):
     """Base of configs and results: unknown keys are refused, values do not change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 # --- training from a checkpoint (`sft_worker`, `grpo_worker`) --------------------------------------------------------
