@@ -46,13 +46,14 @@ def run_experiments(
         LakeError: ETPI_CATALOG names a file that is no catalog.
     """
     from etpi.run.preflight import plan_warnings, require_libraries, require_sandboxes, require_templates
+    from etpi_assets.graph import GRAPH
     from etpi_assets.planning.planner import across, kept_lines, open_steps
     from etpi_assets.resources import Resources
     from etpi_resources.lake.catalog import default_path, refuse_other_file
     from etpi_resources.lake.lake import Lake
 
     lake = Lake.open()
-    refuse_other_file(default_path(lake))
+    refuse_other_file(default_path(lake), [node.name for node in GRAPH.values() if node.tables])
     plans = _plans(names, specs, lake, data_only, rebuild)
     for line in plan_warnings(names, specs):
         print(f"etpi: {line}", file=sys.stderr)
