@@ -388,3 +388,29 @@ def test_step_that_is_up_to_date_says_how_long_it_took(world):
     world.make_all()
     step = _states(world)["raw_rollouts"]
     assert step.state == "ok" and step.seconds is not None
+
+
+def test_data_that_a_spec_changed_before_code_did_are_trained_on(world, code):
+    world.make_all()
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[dataset]\nupweight_factor = 3\n")
+    world.make("upweighted_dataset", "first")
+    code["upweighted_dataset"] = 2
+    world.change_result("upweighted_dataset")
+    world.make("upweighted_dataset", "first")
+    step = _states(world)["sft_checkpoint"]
+    assert (step.state, step.kept) == ("stale", False)
+
+
+def test_probe_that_was_never_made_is_refused_while_its_training_is_kept(world, code):
+    for name in CHAIN[: CHAIN.index("serving_probe")]:
+        world.make(name, {"suite": "small", "rollout_set": "few", "experiment": "first"}[GRAPH[name].set])
+    code["tito_pairs"] = 2
+    world.change_result("tito_pairs")
+    for name in ("tito_pairs", "upweighted_dataset"):
+        world.make(name, "first")
+    assert world.make("sft_checkpoint", "first").skipped
+    with pytest.raises(LakeError, match="sft_checkpoint is kept although its inputs changed; --rebuild"):
+        world.make("serving_probe", "first")
+    world.make("sft_checkpoint", "first", rebuild={"sft_checkpoint"})
+    world.make("rl_checkpoint", "first", rebuild={planner.ALL})
+    assert not world.make("serving_probe", "first").skipped
