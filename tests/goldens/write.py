@@ -1,0 +1,33 @@
+"""Write the goldens of new and changed cases (`make goldens`); refuse changed results without a number and a line."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tests.goldens.folders import new_folder
+from tests.goldens.golden import load_cases, read_goldens, read_versions, rewritten, values_of, write_goldens
+
+
+def main() -> int:
+    """Compute all cases; return 1 if one is refused, and write nothing then."""
+    for name in ("ETPI_SPECS", "DAGSTER_HOME", "ETPI_CLUSTER"):
+        os.environ.pop(name, None)
+    os.environ["ETPI_DATA"] = str(new_folder())
+    before = read_goldens()
+    results = {key: values_of(case.compute()) for key, case in load_cases().items()}
+    after, refusals = rewritten(before, results, read_versions())
+    if refusals:
+        print("\n".join(refusals), "\nnothing was written", sep="\n", file=sys.stderr)
+        return 1
+    write_goldens(after)
+    for key in sorted({*before, *after}):
+        if before.get(key) != after.get(key):
+            word = "gone" if key not in after else "new" if key not in before else "changed"
+            print(f"{word}: {' '.join(key)}")
+    print(f"{len(after)} goldens of {len({component for component, _ in after})} components")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
