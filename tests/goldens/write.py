@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 
 from tests.goldens.folders import new_folder
 from tests.goldens.golden import load_cases, read_goldens, read_versions, rewritten, values_of, write_goldens
@@ -15,7 +17,9 @@ def main() -> int:
         os.environ.pop(name, None)
     os.environ["ETPI_DATA"] = str(new_folder())
     before = read_goldens()
-    results = {key: values_of(case.compute()) for key, case in load_cases().items()}
+    printed = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(printed):  # the trainers' progress
+        results = {key: values_of(case.compute()) for key, case in load_cases().items()}
     after, refusals = rewritten(before, results, read_versions())
     if refusals:
         print("\n".join(refusals), "\nnothing was written", sep="\n", file=sys.stderr)

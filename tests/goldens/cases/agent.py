@@ -26,7 +26,10 @@ from etpi_assets.tasks.family import Family, Role, Task, Verdict
 from etpi_assets.trajectories.assemble import assemble
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 from etpi_assets.trajectories.tables import captured_digest, from_tables, iter_prompts, to_tables
+from etpi_resources.capture.conversation import output_message
+from etpi_resources.capture.dialects import DIALECTS
 from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.tool_forms import Call
 from etpi_resources.engines import Request, Sampler
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import CommandResult, Limits
@@ -35,6 +38,7 @@ from tests.goldens.cases.tasks import world
 from tests.goldens.golden import case
 from tests.support.messages import format_message
 from tests.support.rollouts import agent, planning_pair, rollout, run
+from tests.support.students import chat_of
 
 TIMES = ("started_at", "wall_seconds", "at")
 """Columns of live rollouts that differ between two runs."""
@@ -354,6 +358,9 @@ def bubblewrap() -> dict[str, Any]:
 
 # --- calls of a foreign harness ---------------------------------------------------------------------------------------
 
+CALLING = ("gemma4", "glm4_5", "gpt_oss", "llama3_1", "qwen3", "qwen3_6")
+"""Template families with a form of calls."""
+
 
 def ids(numbers: list[int]) -> np.ndarray:
     return np.asarray(numbers, dtype=np.int32)
@@ -402,3 +409,41 @@ def harness() -> dict[str, Any]:
     main = AgentRecord("agent1", "f", "main", "Submitted")
     assembled = assemble(calls(), "The sum is wrong.", read_actions, main=main)
     return {"agents": assembled.agents, "figures": assembled.figures, "tools": assembled.tools}
+
+
+@case("harness", "dialects")
+def dialects() -> dict[str, Any]:
+    """Requests of each interface as messages and schemas."""
+    schema = {"name": "bash", "description": "run", "parameters": {"type": "object", "properties": {}}}
+    task, answer = "The sum is wrong.", {"role": "assistant", "content": "I look."}
+    bodies = {
+        "chat/completions": {
+            "messages": [{"role": "system", "content": "You fix."}, {"role": "user", "content": task}, answer],
+            "tools": [{"type": "function", "function": schema}],
+        },
+        "messages": {
+            "max_tokens": 300, "system": [{"type": "text", "text": "You fix."}],
+            "messages": [{"role": "user", "content": [{"type": "text", "text": task}]}, answer],
+            "tools": [{"name": "bash", "description": "run", "input_schema": schema["parameters"]}],
+        },
+        "responses": {"instructions": "You fix.", "input": task, "tools": [{"type": "function", **schema}]},
+    }  # fmt: skip
+    return {name: DIALECTS[name].read({"model": "m", **body}) for name, body in bodies.items()}
+
+
+for harness_family in CALLING:
+
+    @case("harness", f"answers {harness_family}")
+    def _(name: str = harness_family) -> list[Any]:
+        """Outputs of a template family as messages: a call after words, calls with faults, thoughts."""
+        chat = chat_of(name)
+        form = chat.tool_form
+        assert form is not None
+        call = form.render([Call("bash", {"command": "ls"})])
+        texts = [f"I look.\n{call}", f"<think>\nhm\n</think>\n\n{call}", call[:-9], f"{call}\n{call}", "Only words."]
+        texts.append(form.render([Call("bash", {})]))
+        messages = [output_message(chat, [*chat.encode(text, allow_special=True)], False, []) for text in texts]
+        for message in messages:
+            for number, made in enumerate(message.get("tool_calls") or ()):
+                made["id"] = f"c{number}"
+        return messages
