@@ -148,8 +148,8 @@ docs-site: environment  ## a searchable site of the docs, into site; fails on a 
 
 PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-goldens: environment  ## write the golden results of new cases, and of changed ones whose component has a higher number and a line
-	@$(BIN)/python -m tests.goldens.write
+goldens: environment  ## [COMPONENT=judge.harbor]: write golden results of new cases, and of changed ones that a new number's line names
+	@$(BIN)/python -m tests.goldens.write $(COMPONENT)
 
 test: setup lint  ## lint and the tests that catch what matters (8 minutes)
 	@$(PYTEST) -m quick --hypothesis-profile quick
