@@ -17,6 +17,9 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 HERE = Path(__file__).parent
 GOLDENS = HERE / "goldens.jsonl"
 VERSIONS = HERE.parents[1] / "etpi_assets" / "planning" / "versions.toml"
@@ -130,7 +133,7 @@ def _plain(value: Any) -> Any:
         return {_name(key): _plain(part) for key, part in value.items()}
     if isinstance(value, set | frozenset):
         return sorted((_plain(part) for part in value), key=repr)
-    if hasattr(value, "tolist"):
+    if isinstance(value, np.ndarray | np.generic | torch.Tensor):
         return value.tolist()
     if isinstance(value, datetime | date):
         return value.isoformat()

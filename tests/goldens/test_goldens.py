@@ -12,6 +12,7 @@ WITHOUT_CASES = {
     "engine.openai": "a server answers",
     "engine.transformers": "a model samples",
     "engine.vllm": "a model samples",
+    "model_card": "sentences, which tests/reports compares with the tables",
     "sandbox.docker": "needs a container engine",
 }
 """Components without a case, and the reason."""

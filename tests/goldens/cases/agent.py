@@ -77,7 +77,7 @@ def as_row(actions: list[Action], error: str | None) -> dict[str, Any]:
     return {"actions": actions, "error": error}
 
 
-@case("agent", "turns")
+@case("parsing", "turns")
 def turns() -> dict[str, Any]:
     """Actions of each text, and what each form becomes that etpi writes itself."""
     commands = ("ls", "cat > a.py <<'EOF'\nprint(\"x\")\nEOF\npython a.py", "echo 'é ≥'", f"echo {SUBMIT}")
@@ -97,7 +97,7 @@ def turns() -> dict[str, Any]:
     }  # fmt: skip
 
 
-@case("agent", "messages")
+@case("parsing", "messages")
 def messages() -> list[Any]:
     """Sent messages in each quoting, beside other commands, and commands that only resemble one."""
     text = 'Plan: I\'ll do `src/a.py`, you "b.py" for $5'
@@ -134,7 +134,7 @@ def observations() -> list[str]:
     ]
 
 
-@case("agent", "prompts")
+@case("prompts", "prompts")
 def prompts() -> dict[str, Any]:
     """The first messages of each prompt, plain and steered, and the schemas of tools."""
     names = {"coop": True, "coop_short": True, "solo": False, "tools": False, "terminal": False}
@@ -431,6 +431,16 @@ def dialects() -> dict[str, Any]:
     return {name: DIALECTS[name].read({"model": "m", **body}) for name, body in bodies.items()}
 
 
+SPELLED = {
+    "glm4_5": (
+        "<tool_call>submit</tool_call>",
+        "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n</tool_call>",
+    ),
+    "gpt_oss": ('<|channel|>commentary to=functions.bash <|constrain|>json<|message|>{"command": "ls"}',),
+    "qwen3_6": ("<tool_call><function=bash><parameter=command>ls</parameter></function></tool_call>",),
+}
+"""Calls as models write them that differ from those that etpi writes."""
+
 for harness_family in CALLING:
 
     @case("harness", f"answers {harness_family}")
@@ -441,7 +451,7 @@ for harness_family in CALLING:
         assert form is not None
         call = form.render([Call("bash", {"command": "ls"})])
         texts = [f"I look.\n{call}", f"<think>\nhm\n</think>\n\n{call}", call[:-9], f"{call}\n{call}", "Only words."]
-        texts.append(form.render([Call("bash", {})]))
+        texts += [form.render([Call("bash", {})]), *(f"I look.\n{text}" for text in SPELLED.get(name, ()))]
         messages = [output_message(chat, [*chat.encode(text, allow_special=True)], False, []) for text in texts]
         for message in messages:
             for number, made in enumerate(message.get("tool_calls") or ()):

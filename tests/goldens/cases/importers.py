@@ -146,6 +146,20 @@ for name in ROW_FORMATS:
     case(f"importer.{name}", "refused")(partial(imported, partial(junk_after, format=name), name))
 
 
+@case("importer.openhands", "lost calls")
+def lost_calls() -> dict[str, Any]:
+    """Errors of calls that the file does not have, with and without ids of responses."""
+
+    def write(folder: Path) -> Path:
+        rows_ = [rows.openhands_row(), rows.openhands_row()]
+        for row in rows_:
+            row["history"].insert(7, {"source": "agent", "observation": "error", "content": "Missing argument"})
+        del rows_[1]["history"][3]["tool_call_metadata"]["model_response"]["id"]
+        return write_lines(folder / "rows.jsonl", rows_)
+
+    return imported(write, "openhands")
+
+
 @case("importers", "detection")
 def detection() -> dict[str, str]:
     return {name: detect(written(new_folder(), name)) for name in FORMATS if name != "mapped"}

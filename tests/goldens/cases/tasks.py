@@ -34,8 +34,8 @@ TEXTS = ("output", "log", "error", "message", "not_believed", "problem")
 """Keys of a verdict's details whose values are sentences or other programs' words."""
 
 
-def tasks_of(family: Any, suite: str = "golden", **params: Any) -> list[Task]:
-    return [item for item in family.load(suite, 0, params) if isinstance(item, Task)]
+def tasks_of(family: Any, **params: Any) -> list[Task]:
+    return [item for item in family.load("golden", 0, params) if isinstance(item, Task)]
 
 
 @cache
@@ -328,6 +328,30 @@ for family_name, family_module, make_task in (
     @case(f"family.{family_name}", "task")
     def _(family: Any = family_module.FAMILY, make: Any = make_task) -> dict[str, Any]:
         return of_repository(family, make())
+
+
+TEST_PATCH = r"""diff --git a/my t/x.py b/my t/y.py
+similarity index 100%
+rename from my t/x.py
+rename to my t/y.py
+diff --git a/t/x.py "b/t/gr\303\266\303\237e \"z.py"
+similarity index 100%
+copy from t/x.py
+copy to "t/gr\303\266\303\237e \"z.py"
+diff --git "a/e \303\251.py" "b/e \303\251.py"
+new file mode 100644
+diff --git a/gone b.py b/gone b.py
+deleted file mode 100644
+diff --git t/a.py t/a.py
+new file mode 100644
+"""
+
+
+@case("family.swe_bench", "test files")
+def swe_bench_test_files() -> dict[str, Any]:
+    """Paths of a test patch: renames, copies, blanks, quotes, no prefixes."""
+    (task,) = tasks_of(swe_bench.FAMILY, path=rows_file(repository().swe_row(test_patch=TEST_PATCH)))
+    return {"test_files": task.payload["test_files"], "command": swe_bench.FAMILY.test_command(task)}
 
 
 @case("family.harbor", "task")
