@@ -224,7 +224,8 @@ def _agree(old: Any, new: Any) -> bool:
 
 
 def _change(old: Any, new: Any, values: list[Any] | None) -> str:
-    if isinstance(old, str) and isinstance(new, str) and values is not None and len(values) <= LISTED:
+    digests = all(isinstance(text, str) and ": " in text for text in (old, new))
+    if digests and values is not None and len(values) <= LISTED:
         was, is_now = (text.partition(": ")[2].split() for text in (old, new))
         if len(was) == len(is_now):
             rows = [row for row, pair in enumerate(zip(was, is_now, strict=True)) if pair[0] != pair[1]]
