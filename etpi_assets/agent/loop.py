@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -368,7 +367,7 @@ class AgentLoop:
         if not turn.actions and turn.parse_error is None:
             agent.answer = self.chat.answer(after_think(turn.content)).strip()
             agent.submit()
-        elif agent.format_errors >= min(self.section.max_format_errors or math.inf, self.section.max_steps):
+        elif (most := self.section.max_format_errors) and agent.format_errors >= min(most, self.section.max_steps):
             agent.exit = "FormatError"
         elif self.section.max_steps == 1:  # the only turn is the submission
             agent.submit()

@@ -40,7 +40,7 @@ from etpi_assets.specs.experiment import EvaluateSection, ExperimentSpec, Thresh
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_assets.trajectories.rollout_checks import tasks_as_asked
+from etpi_assets.trajectories.rollout_checks import budget_exhausted, tasks_as_asked
 from etpi_assets.trajectories.tables import to_tables
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.checkpoints import HUB, PACKAGE, checkpoint_folder
@@ -100,7 +100,7 @@ def serving_probe(
     tables=("rollouts", "agents", "turns", "messages"),
     sections=("evaluate", "serving"),
     lock="accelerator",
-    checks=("every_condition_ran", "infrastructure_held", "harness_as_trained", "tasks_as_asked"),
+    checks=("every_condition_ran", "infrastructure_held", "harness_as_trained", "budget_exhausted", "tasks_as_asked"),
     versions=("evaluation", "rollouts"),
     kept=("{steps}", "{world}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}", "judge.{family}"),
     summary="Held-out rollouts of the base, the fine-tuned and the reinforced checkpoints.",
@@ -130,12 +130,21 @@ def eval_rollouts(
             every_condition_ran(tables["rollouts"], expected),
             infrastructure_held(tables["rollouts"]),
             harness_as_trained(section.agent, (run.specs.rollout_sets[name] for name in spec.rollout_sets)),
+            budget_exhausted(_exits(tables["rollouts"]), "evaluate.agent.max_steps, max_model_len or max_tokens"),
             tasks_as_asked(section.tasks, count, section.split),
         ),
         metadata={"exits": dict(Counter(tables["agents"]["exit_status"].to_pylist()))},
         notes=_served_by(spec),
         seeds=section.sample_seeds,
     )
+
+
+def _exits(rollouts: pa.Table) -> dict[str, dict[str, int]]:
+    """Return the exit statuses of each checkpoint's rollouts, with their numbers."""
+    exits: dict[str, dict[str, int]] = {}
+    for row in rollouts.group_by(["checkpoint_role", "exit_status"]).aggregate([([], "count_all")]).to_pylist():
+        exits.setdefault(row["checkpoint_role"], {})[row["exit_status"]] = row["count_all"]
+    return exits
 
 
 def _roll_out(
