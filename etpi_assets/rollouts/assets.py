@@ -41,8 +41,13 @@ from etpi_resources.lake.schemas import empty
 from etpi_resources.sandboxes import SandboxFactory
 
 CHECKS = (
-    "prompts_reconstruct", "native_ids_present", "counts_reconcile", "drift_bounded", "budget_exhausted", "tasks_as_asked",
-)  # fmt: skip
+    "prompts_reconstruct",
+    "native_ids_present",
+    "counts_reconcile",
+    "drift_bounded",
+    "budget_exhausted",
+    "tasks_as_asked",
+)
 
 
 @asset(
