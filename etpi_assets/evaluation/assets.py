@@ -177,7 +177,7 @@ def _roll_out(
     set="experiment",
     group="evaluation",
     tables=("metrics", "scores", "agent_scores", "turn_scores"),
-    sections=("metrics", "evaluate.agent.grammar", "evaluate.agent.tools"),
+    sections=("metrics", "evaluate.agent.grammar", "evaluate.agent.tools", "rollout_sets.agent.grammar"),
     checks=("every_rollout_scored", *THRESHOLDS),
     versions=("scoring", "metrics", "tasks", "family.{family}"),
     summary="Held-out metrics with n and 95 % intervals clustered by pair, next to the teacher's.",
@@ -186,10 +186,11 @@ def eval_metrics(run: AssetRun, eval_rollouts: Input, scored_rollouts: Input, ta
     spec: ExperimentSpec = run.spec
     rollouts, agents = eval_rollouts.read("rollouts"), eval_rollouts.read("agents")
     section, evaluate = spec.metrics.scoring, spec.evaluate
+    trained_on = [run.specs.rollout_sets[name].agent for name in spec.rollout_sets]
     options = ScoringOptions(
         section,
         entities=_entities(run, tasks),
-        structure=structure_of(section, evaluate.agent) if evaluate else None,
+        structure=structure_of(section, [evaluate.agent, *trained_on]) if evaluate else None,
         tools=bool(evaluate and evaluate.agent.tools),
     )
     turns, messages = eval_rollouts.read("turns"), eval_rollouts.read("messages")

@@ -54,7 +54,7 @@ def scored_rollouts(run: AssetRun, raw_rollouts: Input, tasks: Input) -> Produce
     options = ScoringOptions(
         run.spec.scoring,
         entities={task.task_id: family.entities(task) for task in read_tasks(task_rows)} if family else {},
-        structure=structure_of(run.spec.scoring, run.spec.agent),
+        structure=structure_of(run.spec.scoring, [run.spec.agent]),
         tools=bool(run.spec.agent.tools),
     )
     more = (*(STRUCTURE_COLUMNS if options.structure else ()), *(TOOL_COLUMNS if options.tools else ()))

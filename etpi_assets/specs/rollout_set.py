@@ -271,7 +271,7 @@ class ScoringSection(Section):
     """Commands that send a message; these words are no function names of a task."""
     structure: GrammarSection | None = None
     """Think-block structure that every turn is compared with, whether or not a grammar enforced it; "none": that of
-    agent.grammar, if set."""
+    agent.grammar, of an evaluation's agent or else of its rollout sets'."""
 
 
 class TemplatedSection(Section):
