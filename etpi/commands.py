@@ -13,6 +13,7 @@ from etpi.dagster_home import prepare_dagster_home
 from etpi.run import CATALOG
 from etpi_assets.specs.folders import user_folders
 from etpi_assets.specs.load import SpecError, Specs, load_specs
+from etpi_assets.specs.paths import PathError
 from etpi_assets.specs.shown import SHIPPED_VARIABLE
 from etpi_resources.backend import backend
 
@@ -86,18 +87,17 @@ def dry_run(names: Sequence[str], rebuild: Collection[str] = (), as_json: bool =
     from etpi_assets.planning.planner import kept_lines, open_steps
     from etpi_resources.lake.lake import Lake
 
-    plans = _plans(names, load_specs(), Lake.open(), data_only, rebuild)
+    specs = load_specs()
+    plans = _plans(names, specs, Lake.open(), data_only, rebuild)
     if as_json:
         print(json.dumps([steps_json(name, steps) for name, steps in plans.items()], indent=1))
         return 0
     for name, steps in plans.items():
         print(states_table(name, steps, everything=True))
     steps = list(dict.fromkeys(step for planned in plans.values() for step in planned))
-    print(
-        "\n".join(
-            ["", *filter(None, [kept_lines(steps)]), "Nothing was run." if open_steps(steps) else "Nothing to do."]
-        )
-    )
+    to_run = open_steps(steps)
+    lines = [kept_lines(steps), _missing(names, specs) if to_run else ""]
+    print("\n".join(["", *filter(None, lines), "Nothing was run." if to_run else "Nothing to do."]))
     return 0
 
 
@@ -123,8 +123,20 @@ def _plans(
         }
     if invalid := [step.reason for steps in plans.values() for step in steps if step.state == "invalid"]:
         raise SpecError("\n".join(dict.fromkeys(invalid)))
-    require_inputs(dict.fromkeys(step for steps in plans.values() for step in steps), specs)
+    try:
+        require_inputs(dict.fromkeys(step for steps in plans.values() for step in steps), specs)
+    except PathError as error:
+        raise PathError(f"{error}\n{_missing(names, specs)}") from error
     return plans
+
+
+def _missing(names: Sequence[str], specs: Specs) -> str:
+    """Return all models and data that this machine lacks, and the command that brings them; empty if it has all."""
+    from etpi.fetch import missing
+
+    lacking = [each.name for each in missing(names, specs)]
+    remedy = f"`etpi fetch {' '.join(names)}` fetches what it can, and says where the rest goes."
+    return f"Not on this machine: {', '.join(lacking)}. {remedy}" if lacking else ""
 
 
 def show_status(names: Sequence[str], everything: bool = False, as_json: bool = False) -> int:
