@@ -87,7 +87,7 @@ class Needed:
     def here(self) -> bool:
         """Return whether this machine has it: a set variable, or a model's folder in the hub's cache."""
         if self.kind == "data":
-            return bool(os.environ.get(self.name))
+            return bool(_set_to(self.name))
         from huggingface_hub import try_to_load_from_cache
 
         revision = self.source.revision
@@ -108,6 +108,10 @@ class Needed:
             source.note,
         ]
         return "; ".join(part for part in parts if part)
+
+
+def _set_to(variable: str) -> str | None:
+    return os.environ.get(variable)
 
 
 def needed(names: Sequence[str], specs: Specs) -> list[Needed]:
@@ -155,7 +159,7 @@ def _fetched(each: Needed, lake: Lake) -> str:
     """Return where a model or the data are, fetched if they were not there. Raises LakeError if they cannot be had."""
     if each.kind == "model":
         return f"here: {checkpoint_folder(lake.root, each.name)}"
-    if path := os.environ.get(each.name):
+    if path := _set_to(each.name):
         return f"here: {each.name} is set to {path}"
     if each.source.repo:
         return f"export {each.name}={_data_set(each.name, each.source, lake.root)}"
