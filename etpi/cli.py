@@ -385,32 +385,91 @@ def sql(
 @click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
 @click.option("--rollout-set", "rollout_sets", multiple=True, metavar="NAME", help="a rollout set; may be repeated")
 @click.option("--suite", "suites", multiple=True, metavar="NAME", help="a suite; may be repeated")
+@click.option("--remote", is_flag=True, help="remove them from the bucket, not from the lake (docs/sharing.md)")
 @click.option("--yes", is_flag=True, help="remove it (default: only show what would be removed)")
-def rm(experiments: tuple[str, ...], rollout_sets: tuple[str, ...], suites: tuple[str, ...], yes: bool) -> int:
+def rm(
+    experiments: tuple[str, ...], rollout_sets: tuple[str, ...], suites: tuple[str, ...], remote: bool, yes: bool
+) -> int:
     """Remove experiments from the lake: every version, their reports and journals. `etpi gc` then frees their weights.
 
     Refuses if something that stays depends on them, or while a run uses the lake. Specs are not touched.
     """
-    from etpi import storage
+    from etpi import exchange, storage
 
     sets = (("experiment", experiments), ("rollout_set", rollout_sets), ("suite", suites))
     pairs = [(name, key) for name, keys in sets for key in keys]
     if not pairs:
         raise click.UsageError("name an experiment, or --rollout-set NAME, or --suite NAME")
-    return storage.remove(pairs, yes=yes)
+    return (exchange if remote else storage).remove(pairs, yes=yes)
 
 
 @etpi.command()
 @click.option("--older-than", type=click.IntRange(0, 36500), default=14, show_default=True, metavar="DAYS")
+@click.option("--remote", is_flag=True, help="objects of the bucket that no current version there needs")
 @click.option("--yes", is_flag=True, help="remove it (default: only show what would be removed)")
-def gc(older_than: int, yes: bool) -> int:
+def gc(older_than: int, remote: bool, yes: bool) -> int:
     """Remove past versions, checkpoints and scratch that nothing needs any more, and that are older than DAYS.
 
     What a current version was computed from stays, and with it the lineage of every checkpoint.
     """
-    from etpi import storage
+    from etpi import exchange, storage
 
-    return storage.collect_garbage(older_than=older_than, yes=yes)
+    return (exchange if remote else storage).collect_garbage(older_than=older_than, yes=yes)
+
+
+def _exchanges(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the argument and the options that push and pull share."""
+    prefer = {"ours": "this lake's versions", "theirs": "the bucket's versions"}
+    for option in (
+        *(
+            click.option(f"--{k}", "prefer", flag_value=k, help=f"where both moved: keep {v}")
+            for k, v in prefer.items()
+        ),
+        click.option("--dry-run", is_flag=True, help="show what would move and its size; move nothing"),
+        click.option("--no-weights", is_flag=True, help="leave out checkpoints, stored trainings and journals"),
+        click.argument("names", nargs=-1, metavar="[NAME]..."),
+    ):
+        command = option(command)
+    return command
+
+
+def _where(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    text = "s3://BUCKET/PREFIX, gs://..., az://... or a folder (default: that of the last exchange)"
+    return click.option(name, "url", metavar="URL", help=text)
+
+
+@etpi.command()
+@_where("--to")
+@click.option("--again", is_flag=True, help="store files again that the bucket should have")
+@_exchanges
+def push(names: tuple[str, ...], url: str | None, no_weights: bool, **options: Any) -> int:
+    """Store what the current versions of experiments, rollout sets or suites need in a bucket, and make them current.
+
+    Without NAME everything is pushed. Nothing is current in the bucket before all of it is there (docs/sharing.md).
+    """
+    from etpi import exchange
+
+    return exchange.push(names, url, exchange.Options(weights=not no_weights, **options))
+
+
+@etpi.command()
+@_where("--from")
+@_exchanges
+def pull(names: tuple[str, ...], url: str | None, no_weights: bool, **options: Any) -> int:
+    """Fetch what the bucket's versions of experiments, rollout sets or suites need, and make them current here."""
+    from etpi import exchange
+
+    return exchange.pull(names, url, exchange.Options(weights=not no_weights, **options))
+
+
+@etpi.command()
+@click.argument("url", required=False)
+@JSON
+def remote(url: str | None, as_json: bool) -> int:
+    """Show what a bucket has, who pushed it when, and how this lake stands to it; with URL, use that bucket."""
+    from etpi import exchange
+
+    return exchange.remote(url, as_json)
 
 
 @etpi.command()
@@ -442,11 +501,19 @@ def capture(**options: Any) -> int:
 @click.option(
     "--export", nargs=2, metavar="EXPERIMENT FOLDER", help="write an experiment's pages to a new folder, and end"
 )
-def view(port: int | None, host: str, names: tuple[str, ...], export: tuple[str, str] | None) -> int:
+@click.option("--remote", metavar="URL", help="first pull what pages show from a bucket, without weights")
+def view(
+    port: int | None, host: str, names: tuple[str, ...], export: tuple[str, str] | None, remote: str | None
+) -> int:
     """Serve pages that show rollouts, tokens, data sets and running work, until it is stopped (docs/view.md)."""
     from etpi.view.serve import export_view, serve_view
     from etpi.web.ports import free_port
 
+    if remote:
+        from etpi import exchange
+
+        if code := exchange.pull((), remote, exchange.Options(weights=False)):
+            return code
     if export:
         return export_view(export[0], Path(export[1]))
     return serve_view(host, free_port(host, port or 3001, named=port is not None), names)

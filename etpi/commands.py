@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etpi.dagster_home import prepare_dagster_home
 from etpi.run import CATALOG
-from etpi_assets.specs.folders import user_folders
+from etpi_assets.specs.folders import FOLDERS, user_folders
 from etpi_assets.specs.load import SpecError, Specs, load_specs
 from etpi_assets.specs.paths import PathError
 from etpi_assets.specs.shown import SHIPPED_VARIABLE
@@ -176,11 +177,29 @@ def show_status(names: Sequence[str], everything: bool = False, as_json: bool = 
         print(states_table(name, steps, everything=bool(names)))
         if names and (lost := lost_lines(steps, lake)):
             print("\n".join(lost))
-    for line in plan_warnings(wanted, specs):
+    for line in [*plan_warnings(wanted, specs), *_pulled_lines(lake, specs)]:
         print(line)
     if more := len(all_names) - len(wanted) if not names else 0:
         print(f"{more} more come with etpi: etpi status --all")
     return 0
+
+
+def _pulled_lines(lake: Lake, specs: Specs) -> list[str]:
+    """Say how the lake stands to its bucket, and which specs of its data are not here."""
+    from etpi_resources.lake.exchange import Remote, standing
+
+    lines, remote = [], Remote.of(lake)
+    if remote.url:
+        counts = Counter(standing(lake, remote).values())
+        states = ", ".join(f"{count} {word}" for word, count in counts.items())
+        lines.append(f"{remote.url}: {states}; read at {remote.looked}, `etpi remote` reads it again")
+    for set_name in FOLDERS:
+        if names := sorted({*lake.keys(f"{set_name}_spec", set_name)} - {*specs.keys(set_name)}):
+            kind = set_name.replace("_", " ")
+            lines.append(
+                f"no spec here of {kind} {', '.join(names)}: their data can be read, not run; specs travel by git"
+            )
+    return lines
 
 
 def compare(names: Sequence[str], rebuild: Collection[str] = (), data_only: bool = False, as_json: bool = False) -> int:

@@ -71,16 +71,20 @@ def _remove(plan: Callable[[Lake], list[Removal]], yes: bool) -> int:
             carry_out(lake, parts)
     if not yes:
         print("Nothing was removed. Add --yes to remove it; it cannot be undone without a backup.")
-    return _rebuild(lake) if yes and parts else 0
+    return rebuild(lake) if yes and parts else 0
 
 
-def _rebuild(lake: Lake) -> int:
-    """Build the tables across experiments and the catalog again, where the lake has them; 1 if one fails."""
+def rebuild(lake: Lake, everything: bool = False) -> int:
+    """Build the tables across experiments and the catalog again; 1 if one fails.
+
+    Args:
+        everything: also the tables that the lake does not have yet.
+    """
     from etpi_assets.reports.assets import catalog, leaderboard, teacher_ceiling
     from etpi_assets.resources import Resources
 
     code, resources = 0, Resources(lake=lake)
-    built = [r for r in (leaderboard, teacher_ceiling) if lake.current(Ref(r.node.name, "all", "all"))]
+    built = [r for r in (leaderboard, teacher_ceiling) if everything or lake.current(Ref(r.node.name, "all", "all"))]
     for definition in (*built, catalog):
         try:
             definition.execute("all", resources, log=lambda line: None)

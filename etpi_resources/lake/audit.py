@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_resources.lake.contents import POINTERS, Contents, Damage, Publication
+from etpi_resources.lake.exchange import Remote
 from etpi_resources.lake.lake import Lake, folder_hash, sha256_of
 from etpi_resources.lake.parquet import read
 
@@ -46,7 +47,10 @@ def audit(lake: Lake, *, deep: bool = False, since: datetime | None = None) -> A
     for path in sorted((lake.root / "checkpoints" / "trained").glob("*.json")):
         parts[path] = Damage("training", path, _training_fault(path))
     counts = contents.counts + Counter(part.kind for part in parts.values())
-    return Audit(counts, [*damages, *(part for part in parts.values() if part.fault)])
+    left = {lake.checkpoint_dir(name) for name in Remote.of(lake).left}
+    absent = [path for path, part in parts.items() if path in left and not path.exists()]
+    counts += Counter({"remote checkpoint": len(absent), "checkpoint": -len(absent)})
+    return Audit(counts, [*damages, *(part for path, part in parts.items() if part.fault and path not in absent)])
 
 
 def _missing_inputs(lake: Lake, contents: Contents) -> list[Damage]:

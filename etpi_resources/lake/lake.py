@@ -33,7 +33,7 @@ import pyarrow as pa
 
 from etpi_resources.backend import CLUSTER_VARIABLE, backend
 from etpi_resources.hashes import json_hash
-from etpi_resources.lake import formats, parquet
+from etpi_resources.lake import formats, moves, parquet
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.files import sync
 from etpi_resources.lake.manifest import (
@@ -70,6 +70,7 @@ class Lake:
         """
         self.root = Path(root).resolve()
         formats.require_known(self.root)
+        moves.finish(self.root)
 
     @classmethod
     def open(cls) -> Lake:

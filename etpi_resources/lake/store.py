@@ -16,8 +16,8 @@ from etpi_resources.lake.files import sync, write_atomically
 from etpi_resources.lake.manifest import LakeError
 from etpi_resources.process.locks import require_held
 
-_NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
-"""Errors of link(2) on file systems without hard links: vfat and exFAT, CIFS, some FUSE file systems."""
+_NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EIO)
+"""Errors of link(2) on file systems without hard links: vfat and exFAT, CIFS, some FUSE file systems; EIO: rclone."""
 
 
 def put_if_absent(target: Path, source: Path | bytes) -> bool:
@@ -31,17 +31,18 @@ def put_if_absent(target: Path, source: Path | bytes) -> bool:
         if isinstance(source, bytes):
             staged.write_bytes(source)
         sync(staged)
-        os.link(staged, target)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if error.errno in _NO_LINK:
+        try:
+            os.link(staged, target)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
             raise LakeError(
                 f"the file system of {target.parent} has no hard links, which publishing needs; nothing was published. "
                 "Put the lake on one that has them, such as ext4, XFS, NFS, Lustre or CephFS (docs/lake.md names some "
                 "that have none)"
             ) from error
-        raise
     finally:
         if isinstance(source, bytes):
             staged.unlink(missing_ok=True)
