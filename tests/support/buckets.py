@@ -1,0 +1,75 @@
+"""Servers of S3's protocol on the loopback address, from the package index: moto, and SeaweedFS."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tests.support.container_engine import die_with_parent
+
+KINDS = ("moto", "seaweedfs")
+_KEYS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "secret-of-the-tests", "AWS_REGION": "us-east-1"}
+
+
+@contextlib.contextmanager
+def server(kind: str, folder: Path) -> Iterator[Mapping[str, str]]:
+    """Run a server with an empty bucket `lakes`; yield the variables that name it, keys included."""
+    port = free_port()
+    ports = {name: free_port() for name in ("master", "volume", "filer")}
+    grpc = {f"{name}.port.grpc": free_port() for name in (*ports, "s3")}
+    programs = {
+        "moto": ["moto_server", "-H", "127.0.0.1", "-p", str(port)],
+        "seaweedfs": ["weed", "-logtostderr=false", f"-logdir={folder}", "server", f"-dir={folder}", "-ip=127.0.0.1",
+                      "-s3", f"-s3.port={port}", "-master.volumeSizeLimitMB=64", "-volume.max=0",
+                      *(f"-{name}.port={number}" for name, number in ports.items()),
+                      *(f"-{name}={number}" for name, number in grpc.items())],
+    }  # fmt: skip
+    program, *arguments = programs[kind]
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "server.log").open("wb") as log:
+        line = [str(Path(sys.executable).parent / program), *arguments]
+        process = subprocess.Popen(line, stdout=log, stderr=log, cwd=folder, preexec_fn=die_with_parent)
+        try:
+            variables = {**_KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+            _create_bucket(variables)
+            yield variables
+        finally:
+            process.kill()  # SeaweedFS takes 20 s to end by itself
+            process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def _create_bucket(variables: Mapping[str, str]) -> None:
+    import boto3
+
+    client = boto3.client(
+        "s3", endpoint_url=variables["AWS_ENDPOINT_URL"], region_name=variables["AWS_REGION"],
+        aws_access_key_id=variables["AWS_ACCESS_KEY_ID"], aws_secret_access_key=variables["AWS_SECRET_ACCESS_KEY"],
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            client.create_bucket(Bucket="lakes")
+            client.put_object(Bucket="lakes", Key="ready", Body=b"")
+            return
+        except Exception:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment with a server's variables, and none of the user's own."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "ETPI_", "DAGSTER_"))}
+    return {**own, "AWS_EC2_METADATA_DISABLED": "true", **variables}
