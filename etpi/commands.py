@@ -264,6 +264,13 @@ def serve_page(host: str, port: int, names: Sequence[str]) -> int:
     home = prepare_dagster_home()
     _refuse_other_home(home)
     os.environ.setdefault(SHIPPED_VARIABLE, "demo")
-    from etpi.web.ui import serve_dagster
+    import dagster as dg
 
+    from etpi.web.ui import serve_dagster
+    from etpi_assets.orchestration.webpage import report_unseen
+    from etpi_resources.lake.lake import Lake
+
+    with dg.DagsterInstance.get() as instance:
+        if count := report_unseen(instance, Lake.open()):
+            print(f"etpi: {count} versions that were copied or pulled are shown without a run", file=sys.stderr)
     return serve_dagster(host, port, names, home)

@@ -81,3 +81,28 @@ def _cell(value: Any) -> str | int | None:
         return value
     text = f"{value:.4g}" if isinstance(value, float) else str(value[:8] if isinstance(value, list) else value)
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
+
+
+def report_unseen(instance: dg.DagsterInstance, lake: Lake) -> int:
+    """Report the current versions that an instance has never seen, because they were copied or pulled; return how many.
+
+    Dagster's page then shows each as a materialization without a run, with its rows; an older etpi may have written it.
+    """
+    reported = 0
+    for ref in lake.refs():
+        manifest = lake.current(ref)
+        if manifest is None or lake.blocked(ref):
+            continue
+        key, partition = dg.AssetKey(ref.asset), None if ref.set == "all" else ref.key
+        records = instance.fetch_materializations(
+            dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition] if partition else None), limit=1
+        ).records
+        last = records[0].asset_materialization if records else None
+        if last is None or (last.tags or {}).get("dagster/data_version") != manifest.version:
+            metadata = {"published": manifest.created_at, **{f"rows/{name}": n for name, n in manifest.rows.items()}}
+            tags = {"dagster/data_version": manifest.version}
+            instance.report_runless_asset_event(
+                dg.AssetMaterialization(asset_key=key, partition=partition, metadata=metadata, tags=tags)
+            )
+            reported += 1
+    return reported

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from etpi.exchange import bucket_of
 from etpi_resources.lake.audit import audit
-from etpi_resources.lake.bucket import Bucket, Index, Partition, ref_of
+from etpi_resources.lake.bucket import Bucket, Index, Partition
 from etpi_resources.lake.exchange import Diverged, Options, pull, push, state_of
 from etpi_resources.lake.lake import Lake, LakeError, Ref
 from tests.support import buckets
 from tests.support.publications import PAIRS, publish
 
 pytest.importorskip("obstore")
-ROOT = Path(__file__).resolve().parents[2]
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["etpi_resources.lake.exchange", "obstore.store", "tests.support.publications"])
 
 
 @pytest.fixture(scope="module", params=buckets.KINDS)
@@ -111,14 +114,12 @@ def test_of_8_processes_that_push_one_partition_one_wins_and_the_others_lose_not
         for number, lake in enumerate(lakes):
             pull(lake, Bucket(address), (), Options(prefer="theirs"))
             publish(lake, PAIRS, 10 + 8 * round + number, f"{round}-{number}", inputs={})
-        code = "import sys; from tests.lake.test_bucket_servers import push_once; sys.exit(push_once(*sys.argv[1:]))"
-        running = [
-            subprocess.Popen(
-                [sys.executable, "-c", code, str(lake.root), address], cwd=ROOT, env=buckets.environment(served)
-            )
-            for lake in lakes
-        ]
-        codes = [process.wait() for process in running]
+        running = [_FORKS.Process(target=push_once, args=(lake.root, address, served)) for lake in lakes]
+        for process in running:
+            process.start()
+        for process in running:
+            process.join()
+        codes = [process.exitcode for process in running]
         assert Counter(codes) == {0: 1, 3: 7}
         winner = lakes[codes.index(0)]
         assert (
@@ -129,13 +130,13 @@ def test_of_8_processes_that_push_one_partition_one_wins_and_the_others_lose_not
             assert lake.current(PAIRS).input_key == f"{round}-{number}" and not audit(lake, deep=True).damages
 
 
-def push_once(root: str, url: str) -> int:
-    """Push a lake in a process of its own: 0, or 3 if a partition diverged."""
+def push_once(root: Path, url: str, variables: Mapping[str, str]) -> None:
+    """Push a lake in a process of its own; exit with 3 if a partition diverged."""
+    os.environ |= variables
     try:
-        push(Lake(Path(root)), Bucket(url))
+        push(Lake(root), Bucket(url))
     except Diverged:
-        return 3
-    return 0
+        sys.exit(3)
 
 
 @pytest.mark.long
@@ -144,48 +145,44 @@ def test_pushes_and_pulls_killed_at_random_moments_leave_no_half(served, address
     """100 SIGKILLs on each server: 50 of push and 50 of pull."""
     random.seed(7)
     sender, receiver = filled(tmp_path / "a"), Lake(tmp_path / "b")
-    code = "import sys; from tests.lake.test_bucket_servers import exchange_once; exchange_once(*sys.argv[1:])"
-    outcomes, refs = Counter[str](), [ref_of(name) for name in (f"tito_pairs/experiment=e{n}" for n in range(8))]
-    for kind in ["push", "pull"] * 50:
+    start = time.monotonic()
+    push(sender, Bucket(address))
+    pushed = time.monotonic()
+    pull(receiver, Bucket(address))
+    spent = {"push": pushed - start, "pull": time.monotonic() - pushed}  # the longest time before a kill
+    outcomes, refs = Counter[str](), [Ref("tito_pairs", "experiment", f"e{n}") for n in range(8)]
+    for ref in refs:
+        publish(sender, ref, 9, "first", inputs={})
+    push(sender, Bucket(address)), pull(receiver, Bucket(address))
+    for number, kind in enumerate(["push", "pull"] * 50):
         if kind == "push":
             for ref in refs:  # all move together
-                publish(sender, ref, random.randrange(10, 5000), f"{random.random()}", inputs={})
+                publish(sender, ref, random.randrange(10, 300), f"{number}", inputs={})
         root = sender.root if kind == "push" else receiver.root
-        line = [sys.executable, "-c", code, kind, str(root), address]
-        process = subprocess.Popen(
-            line, cwd=ROOT, env=buckets.environment(served), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        process.stdout.readline()  # it begins
-        time.sleep(random.random() * 0.35)
-        process.send_signal(signal.SIGKILL)
-        outcomes[f"{kind} {'killed' if process.wait() == -signal.SIGKILL else 'ended'}"] += 1
-        index, _ = Bucket(address).index()
-        there = {name: partition.state for name, partition in index.partitions.items()}
-        fresh = Lake(tmp_path / "fresh")
-        if there:
-            pull(fresh, Bucket(address))  # all that is visible is there
-            assert not audit(fresh, deep=True).damages
-        known = Lake(receiver.root)
-        keys = {known.current(ref).created_at < min_of(sender, refs) for ref in refs if known.current(ref)}
-        assert len(keys) <= 1  # of one push, whole
-        assert not audit(known, deep=True).damages and not audit(Lake(sender.root), deep=True).damages
+        begun = _FORKS.Event()
+        process = _FORKS.Process(target=exchange_once, args=(kind, root, address, served, begun))
+        process.start()
+        begun.wait()
+        time.sleep(random.random() * spent[kind])
+        process.kill()
+        process.join()
+        outcomes[f"{kind} {'killed' if process.exitcode == -signal.SIGKILL else 'ended'}"] += 1
+        pull(fresh := Lake(tmp_path / "fresh"), Bucket(address))  # all that is visible is there
+        opened = Lake(receiver.root)
+        for lake in (fresh, opened):
+            assert len({lake.current(ref).input_key for ref in refs}) == 1  # of one push, whole
+        for lake in (fresh, opened, sender):
+            assert not audit(lake, deep=True).damages
     push(sender, Bucket(address)), pull(receiver, Bucket(address))
     assert [receiver.current(ref) for ref in refs] == [sender.current(ref) for ref in refs]
-    assert (
-        not list((receiver.root / "scratch" / "pull").rglob("*"))
-        if (receiver.root / "scratch" / "pull").exists()
-        else True
-    )
+    assert not (receiver.root / "scratch" / "pull").exists()
     print(dict(outcomes))
     assert outcomes["push killed"] + outcomes["pull killed"] > 50
 
 
-def min_of(lake: Lake, refs) -> str:
-    return min(lake.current(ref).created_at for ref in refs)
-
-
-def exchange_once(kind: str, root: str, url: str) -> None:
-    """Push or pull in a process of its own; a line says that it begins."""
-    lake, bucket = Lake(Path(root)), Bucket(url)
-    print("begins", flush=True)
+def exchange_once(kind: str, root: Path, url: str, variables: Mapping[str, str], begun: Any) -> None:
+    """Push or pull in a process of its own, and say when it begins."""
+    os.environ |= variables
+    lake, bucket = Lake(root), Bucket(url)
+    begun.set()
     (push if kind == "push" else pull)(lake, bucket)
