@@ -48,13 +48,13 @@ def bucket_of(lake: Lake, url: str | None) -> Iterator[Bucket]:
 def push(names: Sequence[str], url: str | None, options: Options) -> int:
     """Push and print what moved."""
     lake = Lake.open()
-    return _exchange(lake, url, "pushed", lambda bucket, told: exchange.push(lake, bucket, names, told), options)
+    return _exchange(lake, url, "pushed", lambda bucket, watched: exchange.push(lake, bucket, names, watched), options)
 
 
 def pull(names: Sequence[str], url: str | None, options: Options) -> int:
     """Pull and print what moved; then build the tables across experiments and the catalog."""
     lake = Lake.open()
-    return _exchange(lake, url, "pulled", lambda bucket, told: exchange.pull(lake, bucket, names, told), options)
+    return _exchange(lake, url, "pulled", lambda bucket, watched: exchange.pull(lake, bucket, names, watched), options)
 
 
 def _exchange(
@@ -62,8 +62,8 @@ def _exchange(
 ) -> int:
     progress, start = _Progress(did), time.monotonic()
     with bucket_of(lake, url) as bucket:
-        told = replace(options, started=progress.start, advance=progress.advance, check_line=from_line)
-        result = run(bucket, told)
+        watched = replace(options, started=progress.start, advance=progress.advance, check_line=from_line)
+        result = run(bucket, watched)
     for name in result.moved:
         print(ref_of(name))
     lines = [f"{count} partitions are {_OTHER[word]}" for word, count in Counter(result.other.values()).items()]
@@ -107,7 +107,7 @@ def remote(url: str | None, as_json: bool) -> int:
     words = exchange.standing(lake, remote)
     for name in words:
         rows[ref_of(name).set, ref_of(name).key].append(name)
-    found = []
+    rows_of_keys = []
     for (set_name, key), names in sorted(rows.items()):
         pushed = max(
             (index.partitions[name] for name in names if name in index.partitions), key=lambda p: p.at, default=None
@@ -115,11 +115,11 @@ def remote(url: str | None, as_json: bool) -> int:
         reached = index.reached(u for n in names for u in units_of(n, remote.there.get(n, NOTHING)))
         size = sum(size for unit in reached for size, _ in index.units[unit].files.values())
         row = {"set": set_name, "key": key, "states": dict(Counter(words[name] for name in names)), "bytes": size}
-        found.append(row | {"pushed_by": pushed and pushed.by, "pushed_at": pushed and pushed.at})
+        rows_of_keys.append(row | {"pushed_by": pushed and pushed.by, "pushed_at": pushed and pushed.at})
     if as_json:
-        print(json.dumps({"url": remote.url, "keys": found}, indent=1))
+        print(json.dumps({"url": remote.url, "keys": rows_of_keys}, indent=1))
         return 0
-    for row in found:
+    for row in rows_of_keys:
         states = ", ".join(f"{count} {word}" for word, count in row["states"].items())
         who = f"{row['bytes'] / 1e6:,.3f} MB with all it needs; pushed by {row['pushed_by']} at {row['pushed_at']}"
         print(f"{row['set']:12}  {row['key']:32}  {states:28}  {who if row['pushed_by'] else 'not in the bucket'}")

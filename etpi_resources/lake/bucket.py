@@ -154,13 +154,13 @@ class Index(BaseModel):
 
     def reached(self, names: Iterable[str]) -> list[str]:
         """Return the units, and all that they need, of those that the bucket has."""
-        waiting = list(found := dict.fromkeys(name for name in names if name in self.units))
+        waiting = list(reached := dict.fromkeys(name for name in names if name in self.units))
         while waiting:
             for other in self.units[waiting.pop()].needs:
-                if other in self.units and other not in found:
-                    found[other] = None
+                if other in self.units and other not in reached:
+                    reached[other] = None
                     waiting.append(other)
-        return list(found)
+        return list(reached)
 
     def wanted(self, keys: Collection[str]) -> dict[str, State]:
         """Return the partitions of some keys (none: of all), and those of every version that they need."""
@@ -332,11 +332,11 @@ class Bucket:
 
     def sizes(self, counts: Callable[[Any], bool]) -> dict[str, int]:
         """Return every object's key and size, of those modified at times that count."""
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for page in self._api.list(self._store, chunk_size=1000):
             self.requests["list"] += 1
-            found |= {meta["path"]: meta["size"] for meta in page if counts(meta["last_modified"])}
-        return found
+            sizes |= {meta["path"]: meta["size"] for meta in page if counts(meta["last_modified"])}
+        return sizes
 
     def delete(self, keys: list[str]) -> None:
         """Remove at most 1,000 objects."""

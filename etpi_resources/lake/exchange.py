@@ -70,6 +70,7 @@ class Remote(BaseModel):
         looked: when its index was last read.
         base: partition -> its state when both sides last agreed.
         there: partition -> its state in the bucket, when last read.
+        pushing: partition -> its state that a push, maybe killed, was about to make current in the bucket.
         pushed: journal -> (size and time here, sha256 in the bucket) when the bucket had all lines of here.
         pulled: journal -> (size and time here, sha256 in the bucket) when all lines of the bucket were here.
         left: checkpoints that versions here name, and that a pull left in the bucket.
@@ -79,6 +80,7 @@ class Remote(BaseModel):
     looked: str = ""
     base: dict[str, State] = {}
     there: dict[str, State] = {}
+    pushing: dict[str, State] = {}
     pushed: dict[str, tuple[str, str]] = {}
     pulled: dict[str, tuple[str, str]] = {}
     left: list[str] = []
@@ -90,13 +92,27 @@ class Remote(BaseModel):
         remote = cls.model_validate_json(path.read_bytes()) if path.exists() else cls()
         return remote if url in (None, remote.url) else cls(url=url, left=remote.left)
 
-    def write(self, lake: Lake, index: Index, agreed: Iterable[str] = ()) -> None:
-        """Store what the index says, and that both sides agree on some partitions."""
+    def compared(self, name: str, here: State, there: State) -> str:
+        """Return `compare` of a partition; a push that died after it replaced the index counts as agreed."""
+        agreed = there if there == self.pushing.get(name) else self.base.get(name, NOTHING)
+        return compare(here, there, agreed)
+
+    def text(self, lake: Lake, index: Index, agreed: Iterable[str] = ()) -> str:
+        """Take over what the index says, and that both sides agree on some partitions; return the file's content."""
+        agreed = {
+            *agreed,
+            *(
+                name
+                for name, state in self.pushing.items()
+                if name in index.partitions and state == index.partitions[name].state
+            ),
+        }
+        self.pushing = {}
         self.there = {name: partition.state for name, partition in index.partitions.items()}
         self.base |= {name: self.there.get(name, NOTHING) for name in agreed}
         self.left = [name for name in self.left if not lake.checkpoint_dir(name).is_dir()]
         self.looked = _now()
-        write_atomically(lake.root / REMOTE, self.model_dump_json())
+        return self.model_dump_json()
 
 
 @dataclass
@@ -165,7 +181,7 @@ def standing(lake: Lake, remote: Remote) -> dict[str, str]:
     """Return each partition's word of `compare`, by what is known of the bucket without asking it."""
     here = {folder_name(ref): state_of(lake, ref) for ref in lake.refs() if ref.set != "all"}
     return {
-        name: compare(here.get(name, NOTHING), remote.there.get(name, NOTHING), remote.base.get(name, NOTHING))
+        name: remote.compared(name, here.get(name, NOTHING), remote.there.get(name, NOTHING))
         for name in sorted({*here, *remote.there})
     }
 
@@ -182,7 +198,7 @@ def _split(
     result, diverged = Exchanged(), list[str]()
     for name in sorted(here.keys() | there.keys()):
         mine, theirs = here.get(name, NOTHING), there.get(name, NOTHING)
-        word, sender = compare(mine, theirs, remote.base.get(name, NOTHING)), mine if forward == "ahead" else theirs
+        word, sender = remote.compared(name, mine, theirs), mine if forward == "ahead" else theirs
         if word == "removed" and named and sender != NOTHING:
             word = forward
         if word == "diverged" and prefer is None:
@@ -350,10 +366,15 @@ class _Push:
         for name in result.moved:
             current, blocked = described.states[name]
             index.partitions[name] = Partition(current=current, blocked=blocked, by=_me(), at=now)
-        if (new or result.moved) and not self.bucket.swap_index(index, tag):
-            return None
+        if new or result.moved:
+            # A kill right after the index was replaced must not look as if another had moved these partitions.
+            self.remote.pushing |= {name: described.states[name] for name in result.moved}
+            write_atomically(self.lake.root / REMOTE, self.remote.model_dump_json())
+            if not self.bucket.swap_index(index, tag):
+                return None
         self.remote.pushed |= {name: (stamp, unit.files[name[8:]][1]) for name, (unit, _, stamp) in journals.items()}
-        self.remote.write(self.lake, index, described.states.keys() - result.other.keys())
+        agreed = described.states.keys() - result.other.keys()
+        write_atomically(self.lake.root / REMOTE, self.remote.text(self.lake, index, agreed))
         self.sent.unlink(missing_ok=True)
         return result
 
@@ -496,6 +517,11 @@ def pull(lake: Lake, bucket: Bucket, keys: Collection[str] = (), options: Option
             for future in futures:
                 future.result()
         replaced = _place(lake, bucket, missing, area, options.check_line, remote, result)
+        needs = {n[12:] for name in reached for n in index.units[name].needs if _CHECKPOINT.fullmatch(n)}
+        result.left = sorted(name for name in needs if not lake.checkpoint_dir(name).is_dir())
+        remote.left = sorted({*remote.left, *result.left})
+        (area / REMOTE).write_text(remote.text(lake, index, there.keys() - result.other.keys()))
+        replaced[REMOTE] = str((area / REMOTE).relative_to(lake.root))  # moves with the pointers, also over a kill
         with lake.lock("publish"):
             formats.mark(lake.root)
             if moved := [name for name, state in here.items() if state_of(lake, ref_of(name)) != state]:
@@ -509,10 +535,6 @@ def pull(lake: Lake, bucket: Bucket, keys: Collection[str] = (), options: Option
             ]
             texts = {path: (read_pointer(lake.root / path), new and new.text().encode()) for path, new in pointers}
             moves.move(lake.root, texts, replaced)
-        needs = {n[12:] for name in reached for n in index.units[name].needs if _CHECKPOINT.fullmatch(n)}
-        result.left = sorted(name for name in needs if not lake.checkpoint_dir(name).is_dir())
-        remote.left = sorted({*remote.left, *result.left})
-        remote.write(lake, index, there.keys() - result.other.keys())
         shutil.rmtree(area)
         return result
 
@@ -557,9 +579,9 @@ def _place(
                 (area / path).parent.mkdir(parents=True, exist_ok=True)
                 (area / path).unlink(missing_ok=True)
                 os.link(area / sha256, area / path)
-            found, _ = lake.adopt_checkpoint(area / name)
-            if f"checkpoints/{found}" != name:
-                raise LakeError(f"{bucket.url}: {name} has the content of {found}")
+            content, _ = lake.adopt_checkpoint(area / name)
+            if f"checkpoints/{content}" != name:
+                raise LakeError(f"{bucket.url}: {name} has the content of {content}")
         elif name.startswith("journal/"):
             ((path, (_, sha256)),) = files.items()
             try:
@@ -592,14 +614,14 @@ def _require_manifest(bucket: Bucket, name: str, staged: Path, files: Files, lak
         text = json.loads(staged.read_bytes())
         manifest = Manifest.from_json(text)
         described = [(f["path"], f["bytes"], f["sha256"]) for t in manifest.tables.values() for f in t["files"]]
-        own = name.split("/")[-1] == manifest_name(text) and name.startswith(f"{folder_name(manifest.ref)}/")
-        own &= f"/version={manifest.version}/" in name
+        fits = name.split("/")[-1] == manifest_name(text) and name.startswith(f"{folder_name(manifest.ref)}/")
+        fits &= f"/version={manifest.version}/" in name
         for path, size, sha256 in described:
-            own &= files.get(path, (size, sha256)) == (size, sha256)
-            own &= path in files or (lake.root / path).exists()
+            fits &= files.get(path, (size, sha256)) == (size, sha256)
+            fits &= path in files or (lake.root / path).exists()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LakeError(f"{bucket.url}: {name} is no manifest: {error}") from None
-    if not own:
+    if not fits:
         raise LakeError(f"{bucket.url}: {name} does not describe the files of its version; nothing became current")
 
 
@@ -641,7 +663,7 @@ def look(lake: Lake, bucket: Bucket) -> tuple[Remote, Index]:
     index, _ = bucket.index()
     with lake.lock("exchange", what="the exchange with a bucket"):
         remote = Remote.of(lake, bucket.url)
-        remote.write(lake, index)
+        write_atomically(lake.root / REMOTE, remote.text(lake, index))
     return remote, index
 
 

@@ -166,6 +166,7 @@ def test_pushes_and_pulls_killed_at_random_moments_leave_no_half(served, address
         time.sleep(random.random() * spent[kind])
         process.kill()
         process.join()
+        assert process.exitcode in (0, -signal.SIGKILL)
         outcomes[f"{kind} {'killed' if process.exitcode == -signal.SIGKILL else 'ended'}"] += 1
         pull(fresh := Lake(tmp_path / "fresh"), Bucket(address))  # all that is visible is there
         opened = Lake(receiver.root)

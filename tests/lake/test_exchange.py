@@ -615,3 +615,39 @@ def test_a_mount_of_a_bucket_that_answers_link_with_eio_is_named(tmp_path, monke
     monkeypatch.setattr(os, "link", refuse)
     with pytest.raises(LakeError, match="has no hard links"):
         publish(Lake(tmp_path / "a"))
+
+
+def test_a_push_that_dies_right_after_the_index_moved_is_no_divergence(tmp_path, bucket, monkeypatch):
+    lake = filled(tmp_path / "a")
+    push(lake, bucket)
+    publish(lake, PAIRS, 9, "later")
+    swap = bucket.swap_index
+
+    def dying(*arguments):
+        swap(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bucket, "swap_index", dying)
+    with pytest.raises(KeyboardInterrupt):
+        push(lake, bucket)
+    monkeypatch.undo()
+    publish(lake, PAIRS, 10, "even later")
+    assert push(lake, bucket).moved == ["tito_pairs/experiment=plan_first"]
+
+
+def test_a_pull_that_dies_right_after_its_moves_is_no_divergence(tmp_path, bucket, monkeypatch):
+    lake, copy = filled(tmp_path / "a"), Lake(tmp_path / "b")
+    push(lake, bucket), pull(copy, bucket)
+    publish(lake, PAIRS, 9, "later")
+    push(lake, bucket)
+
+    def die(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", die)
+    with pytest.raises(KeyboardInterrupt):
+        pull(copy, bucket)
+    monkeypatch.undo()
+    publish(lake, PAIRS, 10, "even later")
+    push(lake, bucket)
+    assert pull(copy, bucket).moved == ["tito_pairs/experiment=plan_first"]
