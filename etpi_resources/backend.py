@@ -126,6 +126,6 @@ def _open() -> Callable[[Path], Backend]:
     for point in entry_points(group=GROUP):
         return point.load()
     raise BackendError(
-        f"{CLUSTER_VARIABLE} is set, and no package is installed that uses it: pip install 'etpi[cluster]', or unset "
+        f"{CLUSTER_VARIABLE} is set, and no package is installed that uses it: pip install etpi-cluster, or unset "
         "it to run everything on this machine"
     )

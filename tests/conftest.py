@@ -39,13 +39,15 @@ MARK_OF_FIXTURE = {
 MARK_OF_PARAMETER = {("factory", "docker"): "docker", ("locks", "postgres"): "cluster"}
 MARK_OF_FOLDER = {"cluster": "cluster", "lab": "lab"}
 LAB = "lab" in entry_points(group="etpi.specs").names
-collect_ignore = [] if LAB else ["lab"]
+CLUSTER = "cluster" in entry_points(group="etpi.backends").names
+collect_ignore = [*([] if LAB else ["lab"]), *([] if CLUSTER else ["cluster"])]
 FIRST = ("cluster", "docker")
 """Marks whose tests share a server of the session; they are the largest groups, so processes start with them."""
 
 
 def pytest_report_header() -> str:
-    return "" if LAB else "the lab is not installed, so its tests are left out (make setup)"
+    missing = [name for name, installed in (("lab", LAB), ("cluster", CLUSTER)) if not installed]
+    return f"not installed, so its tests are left out (make setup): {', '.join(missing)}" if missing else ""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -44,7 +44,7 @@ def test_settings_without_a_plugin_are_one_error_with_the_remedy(
 ) -> None:
     installed()
     monkeypatch.setenv("ETPI_CLUSTER", "/shared/lake/cluster.toml")
-    with pytest.raises(BackendError, match=r"pip install 'etpi\[cluster\]'"):
+    with pytest.raises(BackendError, match=r"pip install etpi-cluster"):
         backend()
     assert main(["status", "plan_first_tiny"]) == 1
     printed = capsys.readouterr().err

@@ -11,7 +11,7 @@ VAGUE = frozenset({"found", "told", "asked", "made", "some", "own", "others", "s
 
 def test_variables_and_parameters_name_their_content() -> None:
     vague = []
-    for package in ("etpi", "etpi_assets", "etpi_cluster", "etpi_resources", "lab/etpi_lab"):
+    for package in ("etpi", "etpi_assets", "cluster/etpi_cluster", "etpi_resources", "lab/etpi_lab"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -121,7 +121,7 @@ def collected(runs, alone, prepared) -> str:
 
 @pytest.fixture(scope="session")
 def ray_nodes(tmp_path_factory, postgres_server) -> Iterator[RayNodes]:
-    pytest.importorskip("ray", reason='Ray is not installed: pip install "etpi[cluster]"')
+    pytest.importorskip("ray", reason="Ray is not installed: pip install etpi-cluster")
     folder = Path(tempfile.mkdtemp(prefix="etpi-", dir="/tmp"))  # sockets need a short path
     program = vllm_programs(tmp_path_factory.mktemp("bin"))
     keys = {"TEACHER_KEY": "the key of the node", "VLLM_API_KEY": VLLM_KEY}

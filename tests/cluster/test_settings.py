@@ -155,7 +155,7 @@ def test_instance_of_another_database_or_an_older_etpi_is_refused(tmp_path: Path
 
 
 def test_one_machine_imports_nothing_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Definitions, commands and a lake work where the packages of `etpi[cluster]` cannot be imported."""
+    """Definitions, commands and a lake work where the packages of etpi-cluster cannot be imported."""
     monkeypatch.delenv("ETPI_CLUSTER", raising=False)
     program = """
 import sys

@@ -9,7 +9,7 @@ import click
 import pytest
 import yaml
 
-pytest.importorskip("dagster_postgres", reason='dagster-postgres is not installed: pip install "etpi[cluster]"')
+pytest.importorskip("dagster_postgres", reason="dagster-postgres is not installed: pip install etpi-cluster")
 
 import dagster as dg
 import sqlalchemy

@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-pytest.importorskip("ray", reason='needs Ray: pip install "etpi[cluster]"')
+pytest.importorskip("ray", reason="needs Ray: pip install etpi-cluster")
 
 from etpi_cluster.over_nodes import spans_nodes
 from etpi_resources.backend import BackendError

@@ -35,10 +35,6 @@ def engine(_engine_process, tmp_path_factory):
     packages = extra / "usr/lib/python3/dist-packages"
     packages.mkdir(parents=True)
     (packages / "tests_own.pth").write_text("/packages\n")
-    (extra / "usr/local/bin").mkdir(parents=True)
-    wget = extra / "usr/local/bin/wget"  # KubeRay's probes call it, etpi never does
-    wget.write_text("#!/bin/sh\nexit 1\n")
-    wget.chmod(0o755)
     if missing := [name for name in ("bwrap", "setpriv") if shutil.which(name) is None]:
         pytest.skip(f"no {' and no '.join(missing)} here")
     programs = [result for name in ("bwrap", "setpriv") if (result := shutil.which(name))]

@@ -23,7 +23,7 @@ from tests.support.small_specs import write_small_specs
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("Makefile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE") + (
-    "etpi", "etpi_assets", "etpi_cluster", "etpi_resources", "lab", "sql",
+    "etpi", "etpi_assets", "etpi_resources", "cluster", "lab", "sql",
 )  # fmt: skip
 AWKWARD = "mes données d'été"
 STRANGER = 64_200
@@ -149,7 +149,7 @@ def test_a_wheel_runs_an_experiment_in_an_empty_folder(tmp_path: Path):
     assert {path.name for path in work.iterdir()} == {"data", "etpi.duckdb", ".dagster_home"}
     # Every file that the packages hold beside their modules is in the wheel.
     site = environment / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    for package in ("etpi", "etpi_assets", "etpi_cluster", "etpi_resources"):
+    for package in ("etpi", "etpi_assets", "etpi_resources"):
         for file in (ROOT / package).rglob("*"):
             if "__pycache__" not in file.parts and file.is_file():
                 assert (site / package / file.relative_to(ROOT / package)).is_file(), file

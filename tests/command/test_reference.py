@@ -18,7 +18,7 @@ from etpi_assets.specs.load import MODELS, inner_section, load_shipped
 
 SHIPPED = load_shipped()
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("etpi", "etpi_assets", "etpi_cluster", "etpi_resources")
+PACKAGES = ("etpi", "etpi_assets", "cluster/etpi_cluster", "etpi_resources")
 READ = re.compile(r"environ(?:b)?(?:\.get|\.setdefault|\.pop)?[\[(]\s*([\"']?)(\w+)\1")
 TESTED = re.compile(r"([\"']?)\b([A-Z_]+|container)\1 (?:not )?in (?:os\.)?environ(?:ment)?\b")
 DYNAMIC = {"variable", "match", "name"}

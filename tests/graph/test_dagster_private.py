@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_private_dagster_names_are_in_two_modules() -> None:
     private = re.compile(r"^\s*(?:from|import) dagster(?:_\w+)?\._", re.MULTILINE)
-    packages = ("etpi", "etpi_assets", "etpi_cluster", "etpi_resources")
+    packages = ("etpi", "etpi_assets", "cluster", "etpi_resources")
     modules = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     names = {path.relative_to(ROOT).as_posix() for path in modules if private.search(path.read_text())}
-    assert names == {"etpi_cluster/placement/dagster_private.py", "etpi/web/ui.py"}
+    assert names == {"cluster/etpi_cluster/placement/dagster_private.py", "etpi/web/ui.py"}

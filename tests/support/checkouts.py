@@ -13,4 +13,5 @@ ROOT = Path(__file__).resolve().parents[2]
 def copy_code(folder: Path) -> None:
     """Copy the packages and sql/ into a folder."""
     for name in (*PACKAGES, "sql"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        source = ROOT / "cluster" / name if name == "etpi_cluster" else ROOT / name
+        shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,7 +1,7 @@
 """The parts of other projects' schemas that the files of deploy/ use, as JSON Schema; unknown keys are errors.
 
-The whole schemas are not here: `tests/command/test_deployment.py` uses them too where the packages `check-jsonschema`
-(which has Compose's) and `kubernetes-validate` are installed.
+The whole schemas are not here: `tests/command/test_deployment.py` uses them too where the package `check-jsonschema`,
+which has Compose's, is installed.
 """
 
 from __future__ import annotations
@@ -46,88 +46,3 @@ COMPOSE = {
     ),
     "patternProperties": {"^x-": {}},
 }
-
-# --- KubeRay: ray-project/kuberay, ray-operator/apis/ray/v1/raycluster_types.go 3275ee09 and the CRD 017710c0 --------
-
-_GROUP = {
-    "rayStartParams": TEXT_OF,
-    "template": _strict("spec", metadata=ANY, spec={"type": "object", "required": ["containers"]}),
-}
-_SPEC = _strict(
-    "headGroupSpec",
-    rayVersion=TEXT,
-    enableInTreeAutoscaling=FLAG,
-    headGroupSpec=_strict("rayStartParams template", serviceType=TEXT, headService=ANY, enableIngress=FLAG, **_GROUP),
-    workerGroupSpecs=_several(
-        _strict(
-            "groupName minReplicas maxReplicas rayStartParams template",
-            groupName=TEXT,
-            replicas=NUMBER,
-            minReplicas=NUMBER,
-            maxReplicas=NUMBER,
-            numOfHosts=NUMBER,
-            **_GROUP,
-        )  # fmt: skip
-    ),
-)
-RAY_CLUSTER = _strict("spec", apiVersion={"const": "ray.io/v1"}, kind={"const": "RayCluster"}, metadata=ANY, spec=_SPEC)
-
-# --- Dagster's chart: dagster-io/dagster, helm/dagster/schema (the models of values.schema.json), 00701070 -----------
-
-_IMAGE = _strict("repository pullPolicy", repository=TEXT, tag=TEXT, pullPolicy={"enum": ["Always", "IfNotPresent"]})
-_CLASS = _strict("module class config", **{"module": TEXT, "class": TEXT, "config": {"type": "object"}})
-_POD: dict[str, Any] = {
-    "image": _IMAGE,
-    "env": ANY,
-    "envConfigMaps": _several(_strict("name", name=TEXT)),
-    "envSecrets": _several(_strict("name", name=TEXT)),
-    "podSecurityContext": {"type": "object"},
-    "securityContext": {"type": "object"},
-    "resources": {"type": "object"},
-    "volumes": _several({"type": "object", "required": ["name"]}),
-    "volumeMounts": _several({"type": "object", "required": ["name", "mountPath"]}),
-}
-_SWITCH = _strict("enabled", enabled=FLAG)
-DAGSTER_VALUES = _strict(
-    **{
-        "global": _strict(dagsterHome=TEXT, postgresqlSecretName=TEXT),
-        "generatePostgresqlPasswordSecret": FLAG,
-        "postgresql": _strict(
-            enabled=FLAG, postgresqlHost=TEXT, postgresqlUsername=TEXT, postgresqlDatabase=TEXT, service=ANY
-        ),
-        "rabbitmq": _SWITCH,
-        "redis": _SWITCH,
-        "telemetry": _SWITCH,
-        "runLauncher": _strict(
-            "type config",
-            type={"enum": ["CeleryK8sRunLauncher", "K8sRunLauncher", "CustomRunLauncher"]},
-            config=_strict("customRunLauncher", customRunLauncher=_CLASS),
-        ),
-        "computeLogManager": _strict(
-            "type config",
-            type={"const": "CustomComputeLogManager"},
-            config=_strict("customComputeLogManager", customComputeLogManager=_CLASS),
-        ),
-        "dagsterWebserver": _strict(service=_strict("type port", type=TEXT, port=NUMBER), **_POD),
-        "dagsterDaemon": _strict(
-            runCoordinator=_strict(
-                "enabled type config",
-                enabled=FLAG,
-                type={"enum": ["QueuedRunCoordinator", "CustomRunCoordinator"]},
-                config=_strict(queuedRunCoordinator=_strict(maxConcurrentRuns=NUMBER)),
-            ),
-            runMonitoring={"type": "object"},
-            **_POD,
-        ),
-        "dagster-user-deployments": _strict(
-            enabled=FLAG,
-            enableSubchart=FLAG,
-            deployments=_several(
-                _strict(
-                    "name image port",
-                    name=TEXT, dagsterApiGrpcArgs=TEXTS, port=NUMBER, includeConfigInLaunchedRuns=_SWITCH, **_POD,
-                )  # fmt: skip
-            ),
-        ),
-    }
-)  # fmt: skip

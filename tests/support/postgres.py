@@ -40,9 +40,9 @@ def binaries() -> Path | None:
 def missing() -> str | None:
     """Return why no Postgres can be started here; None if one can."""
     try:
-        import psycopg2  # noqa: F401 - part of etpi[cluster]
+        import psycopg2  # noqa: F401 - part of etpi-cluster
     except ImportError:
-        return 'psycopg2 is not installed: pip install "etpi[cluster]"'
+        return "psycopg2 is not installed: pip install etpi-cluster"
     if binaries() is None:
         return "Postgres is not installed: apt-get install postgresql"
     if os.geteuid() == 0 and _user() is None:

@@ -25,7 +25,7 @@ TIMED_OUT = "The current node timed out during startup"
 """What Ray says where a node needs more than 30 s, a constant: on a busy machine it is started again."""
 ROOT = Path(__file__).parents[2]
 MEMORY = 100_000_000
-NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not installed: pip install "etpi[cluster]"')
+NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install etpi-cluster")
 CONNECTED: list[RayNodes] = []
 """The cluster that this process is connected to."""
 

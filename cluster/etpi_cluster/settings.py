@@ -100,9 +100,9 @@ def cluster() -> Cluster:
 
 @cache
 def require_packages() -> None:
-    """Raise BackendError if a package of `etpi[cluster]` is not installed."""
+    """Raise BackendError if a package of etpi-cluster is not installed."""
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
-        raise BackendError(f"a cluster needs the packages {', '.join(missing)}: pip install 'etpi[cluster]'")
+        raise BackendError(f"a cluster needs the packages {', '.join(missing)}: pip install etpi-cluster")
 
 
 def read(path: Path) -> Cluster:
