@@ -7,7 +7,7 @@ Exit codes: 0, success; 1, something failed; 2, the command line is wrong; 130, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import entry_points
 from pathlib import Path
