@@ -524,7 +524,7 @@ def pull(lake: Lake, bucket: Bucket, keys: Collection[str] = (), options: Option
         replaced[REMOTE] = str((area / REMOTE).relative_to(lake.root))  # moves with the pointers, also over a kill
         with lake.lock("publish"):
             formats.mark(lake.root)
-            if moved := [name for name, state in here.items() if state_of(lake, ref_of(name)) != state]:
+            if moved := [name for name in result.moved if state_of(lake, ref_of(name)) != here[name]]:
                 raise LakeError(
                     f"{ref_of(moved[0])} was published while it was pulled; nothing was replaced. Pull again"
                 )
