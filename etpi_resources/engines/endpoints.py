@@ -8,21 +8,25 @@ health is checked.
 from __future__ import annotations
 
 import json
+import math
 import random
 import threading
 import time
-import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+from pydantic import BaseModel
 
 from etpi_resources.engines import EngineUnavailable, FinishReason
+from etpi_resources.engines.answers import Completed, typed
+from etpi_resources.engines.bounded_http import Answer, BoundedClient
+from etpi_resources.outside import Unreadable, read_json
 from etpi_resources.secrets import read_secret
 
 FINISH: Mapping[str | None, FinishReason] = {
@@ -53,9 +57,24 @@ MAX_SESSIONS = 10_000
 _MOST_CHARACTERS = 1000
 """The most characters of a server's error in a message."""
 
+MOST_BYTES, BYTES_PER_TOKEN, BYTES_PER_BYTE = 2 << 20, 512, 32
+"""The most bytes of an answer: for any, for each token that may be generated (its log-probability as JSON), and for
+each byte of the request (the prompt's ids and log-probabilities)."""
+
+BYTES_PER_VALUE = 12
+"""An answer may have one value in so many of those bytes. Most values are ids and log-probabilities."""
+
+_LARGE = 1 << 18
 _RETRYABLE = (408, 409, 425, 429)
 _SERVER_DOWN = (502, 503, 504)
 """Statuses of a gateway whose server is down or not ready."""
+
+_UNREADABLE = 500
+"""The status that an answer that cannot be read gets: its request is tried again."""
+
+_REMEDY = "if every answer is like this one, no server of OpenAI's interface is at this URL, or a gateway changes answers"
+_PARSING = threading.Lock()
+"""Large answers are parsed one at a time: that takes many times their bytes."""
 
 _CONFIGURATION_ERRORS = (401, 402, 403, 404, 405)
 
@@ -106,7 +125,7 @@ class Endpoints:
         urls: "http://host:port", without a path.
         key_env: name of the environment variable with the key, which is sent as a bearer token and removed from every
             message.
-        timeout: seconds a request may take.
+        timeout: seconds that a request may take, from its first byte to the last of its answer.
         exit_reason: for a server that this process started: why it exited, None while it runs.
         attempts, backoff: how often a request is tried, and the first wait between tries in seconds.
         proxies: use the proxies that the environment names.
@@ -132,13 +151,13 @@ class Endpoints:
         self._key, self._key_env = api_key(key_env), key_env
         headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
         self._new_client = partial(
-            httpx.Client,
+            BoundedClient,
             headers=headers,
-            timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)),
-            verify=httpx.create_ssl_context(trust_env=proxies),
-            trust_env=proxies,
+            connect_seconds=min(timeout, 10.0),
+            tls=httpx.create_ssl_context(trust_env=proxies),
+            proxies=proxies,
         )
-        self._idle_clients: list[httpx.Client] = []
+        self._idle_clients: list[BoundedClient] = []
         self._timeout, self.exit_reason, self._attempts, self._backoff = timeout, exit_reason, attempts, backoff
         self._proxies = proxies
         self._lock = threading.Lock()
@@ -193,29 +212,45 @@ class Endpoints:
                     raise RuntimeError(f"{error} ({tries} tries, while others are answered)") from None
                 if failures >= (min(self._attempts, TIMEOUT_ATTEMPTS) if error.timed_out else self._attempts):
                     is_healthy = self.is_healthy if probe is None else partial(self.answers, path=path, body=probe)
-                    raise self._final_error(error, tries, is_healthy) from None
-                time.sleep(max(min(error.retry_after, MAX_EXCLUDE_SECONDS), self._wait(error, failures)))
+                    raise self._final_error(error, tries, is_healthy, probes=probe is not None) from None
+                time.sleep(max(error.retry_after, self._wait(error, failures)))
 
-    def request(self, url: str, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def request(
+        self,
+        url: str,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        model: type[BaseModel] | None = None,
+    ) -> Any:
         """Send one request to the server at `url`, without retries; return its JSON, or its text if it sends no JSON.
 
-        Raises as `post`, and RetryableError.
+        Args:
+            model: the type that the answer must have.
+
+        Raises as `post`, and RetryableError, also for an answer that cannot be read.
         """
+        most = MOST_BYTES + BYTES_PER_TOKEN * int((body or {}).get("max_tokens") or 0)
         try:
             with self._client() as client:
-                response = client.request(method, url + path, json=body)
+                answer = client.send(
+                    method, url + path, body, seconds=self._timeout, most_bytes=most, bytes_per_byte=BYTES_PER_BYTE
+                )
+            value = self._read(url, path, answer)
+            value = value if model is None else typed(value, model)
         except httpx.HTTPError as error:
             raise self._connection_error(url, error) from None
-        answer = self._read(url, response)
+        except ValueError as error:
+            why = self._without_key(f"{url}{path}: the answer cannot be read: {error}")
+            raise RetryableError(f"{why}; {_REMEDY}", _UNREADABLE) from None
         for server in self._servers:
             server.answered |= server.url == url
-        return answer
+        return value
 
     def complete(self, url: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """POST to the server at `url`, without retries; return its JSON answer, an object with one of `choices`.
+        """POST to the server at `url`, without retries; return its answer as `answers.Completed`, with one of `choices`.
 
-        Raises as `request`, also for an error that a gateway sends with status 200; RetryableError if the answer has
-        another form.
+        Raises as `request`, also for an error that a gateway sends with status 200.
         """
         answer = self.request(url, "POST", path, body)
         choices = answer.get("choices") if isinstance(answer, dict) else None
@@ -227,8 +262,12 @@ class Endpoints:
                 raise RuntimeError(str(error)) if part is choice and isinstance(error, EngineUnavailable) else error
         if not isinstance(choice, dict):
             text = self._without_key(str(answer))[:200]
-            raise RetryableError(f"{url} answered without exactly one choice: {text}", 500)
-        return answer
+            raise RetryableError(f"{url} answered without exactly one choice: {text}", _UNREADABLE)
+        try:
+            return typed(answer, Completed)
+        except ValueError as error:
+            why = self._without_key(f"{url}{path}: the answer's {error}")
+            raise RetryableError(f"{why}; {_REMEDY}", _UNREADABLE) from None
 
     def answers(self, url: str, path: str, body: Mapping[str, Any]) -> bool:
         """Return whether the server answers a request at the first try."""
@@ -238,8 +277,8 @@ class Endpoints:
 
     def is_healthy(self, url: str) -> bool:
         """Check the server's /health."""
-        with suppress(httpx.HTTPError), self._client() as client:
-            return client.get(f"{url}/health", timeout=HEALTH_SECONDS).status_code == 200
+        with suppress(httpx.HTTPError, Unreadable), self._client() as client:
+            return client.send("GET", f"{url}/health", seconds=HEALTH_SECONDS, most_bytes=MOST_BYTES).status == 200
         return False
 
     def close(self) -> None:
@@ -247,7 +286,7 @@ class Endpoints:
             self._idle_clients.pop().close()
 
     @contextmanager
-    def _client(self) -> Iterator[httpx.Client]:
+    def _client(self) -> Iterator[BoundedClient]:
         """Lend a client to one request at a time: httpx searches all connections of a client at every request."""
         try:
             client = self._idle_clients.pop()
@@ -283,23 +322,21 @@ class Endpoints:
                 server.load -= 1
             self._record(server, failure)
 
-    def _read(self, url: str, response: httpx.Response) -> Any:
-        status = response.status_code
-        if status < 300:
-            try:
-                return response.json() if "json" in response.headers.get("content-type", "") else response.text
-            except ValueError:
-                raise RetryableError(f"{url} answered with broken JSON", 502) from None
-        where, retry_after = str(response.request.url), 0.0
-        if response.next_request is not None:
-            target = self._without_key(str(response.next_request.url)).removesuffix(where.removeprefix(url))
+    def _read(self, url: str, path: str, answer: Answer) -> Any:
+        """Return the value of an answer. Raises Unreadable, and the errors of a status that is no success."""
+        is_json = "json" in answer.headers.get("content-type", "")
+        if answer.status < 300:
+            if not is_json:
+                return answer.body.decode("utf-8", "replace")
+            with _PARSING if len(answer.body) > _LARGE else nullcontext():
+                return read_json(answer.body, max(MOST_BYTES, len(answer.body)) // BYTES_PER_VALUE)
+        if answer.moved_to:
+            target = self._without_key(answer.moved_to).removesuffix(path)
             raise EngineUnavailable(f"{url} moved to {target}; write that address into the URL")
-        message = response.text
-        with suppress(ValueError):
-            message = _error_message(response.json())
-        with suppress(ValueError):
-            retry_after = float(response.headers.get("retry-after", "0"))
-        raise self._error(where, status, message, retry_after)
+        message = answer.body.decode("utf-8", "replace")
+        with suppress(Unreadable):
+            message = _error_message(read_json(answer.body, len(answer.body)))
+        raise self._error(url + path, answer.status, message, _retry_after(answer.headers))
 
     def _error(self, where: str, status: int, message: str, retry_after: float = 0.0) -> RuntimeError:
         text = f"{where}: {status} {self._without_key(message)[:_MOST_CHARACTERS]}"
@@ -319,9 +356,13 @@ class Endpoints:
     def _without_key(self, text: str) -> str:
         return text if self._key is None else text.replace(self._key, f"${self._key_env}")
 
-    def _final_error(self, error: RetryableError, tries: int, is_healthy: Callable[[str], bool]) -> RuntimeError:
-        """Return the error of the last try: of the request, if a server is well that fails on it each time."""
-        if error.status is not None and error.status >= 500 and any(map(is_healthy, self.urls)):
+    def _final_error(
+        self, error: RetryableError, tries: int, is_healthy: Callable[[str], bool], probes: bool
+    ) -> RuntimeError:
+        """Return the error of the last try: of the request, if a server is well that fails on it each time. Only a
+        request that it answers (`probes`) shows that a server is well whose answers do not come in time."""
+        failed = error.timed_out and probes or error.status is not None and error.status >= 500
+        if failed and any(map(is_healthy, self.urls)):
             return RuntimeError(f"{error} ({tries} tries); the server is well otherwise")
         return EngineUnavailable(
             f"{error} ({tries} tries). Finished rollouts are kept; check the server and start again"
@@ -364,10 +405,19 @@ class Endpoints:
             server.excluded_until = time.monotonic() + seconds
 
 
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Return the seconds that a server asks to wait, at most MAX_EXCLUDE_SECONDS; 0.0 if it says no number."""
+    try:
+        seconds = float(headers.get("retry-after", "0"))
+    except ValueError:
+        return 0.0
+    return min(max(seconds, 0.0), MAX_EXCLUDE_SECONDS) if math.isfinite(seconds) else 0.0
+
+
 def _status_of(error: Any) -> int:
     """Return the HTTP status that the error in an answer names, 500 if none."""
     code = str(error.get("code")) if isinstance(error, Mapping) else ""
-    return int(code) if code.isdecimal() and 400 <= int(code) < 600 else 500
+    return int(code) if len(code) == 3 and code.isdecimal() and 400 <= int(code) < 600 else 500
 
 
 def _error_message(answer: Any) -> str:
@@ -382,40 +432,3 @@ def _error_message(answer: Any) -> str:
         if key not in ("message", "type", "code") and value not in ("None", None)
     }
     return f"{error['message']} {json.dumps(more) if more else ''}".strip()
-
-
-def assistant_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a server's message in the form of the next request's messages: text, whole calls, and one name for
-    reasoning. A refusal is text."""
-    content = message.get("content") or message.get("refusal") or ""
-    thoughts: Any = message.get("reasoning") or message.get("reasoning_content")
-    if not isinstance(content, str):  # Mistral sends thoughts as parts of the content
-        parts = [part for part in content if isinstance(part, Mapping)]
-        thinking = [part for part in parts if part.get("type") in ("thinking", "reasoning")]
-        thoughts = thoughts or "".join(map(_part_text, thinking))
-        content = "".join(_part_text(part) for part in parts if part not in thinking)
-    repeated: dict[str, Any] = {"role": "assistant", "content": content}
-    old = message.get("function_call")  # of OpenAI's older interface
-    if calls := message.get("tool_calls") or ([{"function": old}] if old else None):
-        repeated["tool_calls"] = [_whole_call(call) for call in calls]
-    if thoughts:
-        repeated["reasoning"] = thoughts
-    return repeated
-
-
-def _part_text(part: Any) -> str:
-    """Return the text in a part of a content; a part can hold a list of parts."""
-    if isinstance(part, str):
-        return part
-    inside = next((part[key] for key in ("text", "thinking", "reasoning", "summary") if part.get(key)), ())
-    return "".join(map(_part_text, [inside] if isinstance(inside, str) else inside))
-
-
-def _whole_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call with an id, which its answer names, and with its arguments as text: some servers leave out the id,
-    or send an object, and refuse that in the next request."""
-    whole = {**call, "id": call.get("id") or uuid.uuid4().hex[:9], "type": call.get("type") or "function"}
-    if isinstance(function := call.get("function"), Mapping) and not isinstance(function.get("arguments"), str):
-        arguments = function.get("arguments")
-        whole["function"] = {**function, "arguments": json.dumps({} if arguments is None else arguments)}
-    return whole

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from etpi_resources.engines import Completion, EngineUnavailable, Request
-from etpi_resources.engines.endpoints import ATTEMPTS, FINISH, Endpoints, assistant_message
+from etpi_resources.engines.endpoints import ATTEMPTS, FINISH, Endpoints
 
 CONCURRENCY = 64
 
@@ -97,7 +97,7 @@ class OpenAIEngine:
         (choice,) = answer["choices"]
         if (reason := choice.get("finish_reason")) not in FINISH:
             raise RuntimeError(f"{self.name} ended {request.request_id} with {reason!r}")
-        message = assistant_message(choice.get("message") or {})
+        message = choice.get("message") or {"role": "assistant", "content": ""}
         return Completion(
             prompt_ids=None,
             output_ids=None,

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from etpi_resources.chat.tokenizer_files import PROBE
 from etpi_resources.engines import Completion, EngineUnavailable, Request, ServedModel
-from etpi_resources.engines.endpoints import FINISH, Endpoints, RetryableError, assistant_message
+from etpi_resources.engines.answers import Models, Success, Tokens
+from etpi_resources.engines.endpoints import FINISH, Endpoints, RetryableError
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
@@ -197,7 +198,7 @@ class VllmEngine:
         prompt, output = self._ids(answer.get("prompt_token_ids"), choice.get("token_ids"))
         self._require_own_answer(request, answer, output)
         logprobs = [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or ()]
-        message = assistant_message(choice.get("message") or {})
+        message = choice.get("message") or {"role": "assistant", "content": ""}
         return self._completion(request, choice, prompt, output, logprobs, message)
 
     def _common_body(self, request: Request) -> dict[str, Any]:
@@ -263,7 +264,7 @@ class VllmEngine:
     # --- the servers -----------------------------------------------------------------------------------------------
 
     def _list_models(self, url: str) -> list[ServedModel]:
-        cards = self._endpoints.request(url, "GET", "/v1/models")["data"]
+        cards = self._endpoints.request(url, "GET", "/v1/models", model=Models)["data"]
         return [ServedModel(card["id"], card.get("root"), card.get("parent")) for card in cards]
 
     def _check_model_and_vocabulary(self) -> None:
@@ -278,7 +279,7 @@ class VllmEngine:
                 # A server may answer with the first of a model's names.
                 self._names |= {name for name, root in cards.items() if root and root == cards[self.name]}
                 body = {"model": self.name, "prompt": PROBE, "add_special_tokens": False}
-                tokens = self._endpoints.request(url, "POST", "/tokenize", body)["tokens"]
+                tokens = self._endpoints.request(url, "POST", "/tokenize", body, model=Tokens)["tokens"]
             except RetryableError as error:
                 errors.append(str(error))
                 continue
@@ -333,7 +334,7 @@ def reload_weights(endpoints: Endpoints, folder: Path) -> None:
         try:
             reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
             endpoints.request(url, "POST", "/collective_rpc", reload)
-            reset = endpoints.request(url, "POST", "/reset_prefix_cache")
+            reset = endpoints.request(url, "POST", "/reset_prefix_cache", model=Success)
         except RuntimeError as error:
             raise EngineUnavailable(
                 f"{url} did not load the weights in {folder}: {error}. It must be a vLLM of version 0.32 that was "

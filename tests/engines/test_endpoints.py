@@ -179,8 +179,8 @@ def test_answer_under_another_name_of_the_same_model_is_accepted(server):
     cards = [{"id": name, "root": "/models/teacher", "parent": None} for name in ("teacher", "alias")]
     answers = iter([{"data": cards}])
     real, source = Endpoints.request, endpoints(server)
-    source.request = lambda url, method, path, body=None: (  # type: ignore[method-assign]
-        next(answers) if path == "/v1/models" else real(source, url, method, path, body)
+    source.request = lambda url, method, path, body=None, model=None: (  # type: ignore[method-assign]
+        next(answers) if path == "/v1/models" else real(source, url, method, path, body, model)
     )
     server.change = lambda answer: {**answer, "model": "alias"}
     assert VllmEngine(source, "teacher", CHAT).complete([ask()])[0].finish_reason == "stop"
