@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,8 +107,16 @@ def capture(options: CaptureOptions) -> int:
 
 
 def _key(path: Path) -> str:
-    """Return the key of a folder; create it at the first call, readable by this user alone."""
-    if not path.exists():
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    """Return the key of a folder; create it at the first call, readable by this user alone.
+
+    The file is written beside and linked, so that no kill leaves it empty.
+    """
+    if not path.exists() or not path.read_text().strip():
+        path.unlink(missing_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".key-") as file:  # only this user can read it
             file.write(new_key())
+            file.flush()
+            os.fsync(file.fileno())
+            with suppress(FileExistsError):  # another process was first
+                os.link(file.name, path)
     return path.read_text().strip()

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import accumulate
 from typing import Any
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]{}]")
+MOST_DEPTH = 200
+"""The most levels of nested values: every program can then write them again."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ESCAPED_ASCII = re.compile(rb"\\(?:u00|/)")
@@ -30,25 +35,35 @@ def read_json(raw: bytes | bytearray, most_values: int, secret: str = "", shown:
         secret: a text that every string of the value has `shown` in place of.
 
     Raises:
-        Unreadable: it has more values, or is no JSON.
+        Unreadable: it has more values, or is nested deeper than MOST_DEPTH, or is no JSON.
     """
-    if _marks(raw) > most_values and _marks(_STRING.sub(b"", raw)) > most_values:
+    if values_in(raw, most_values) > most_values:
         raise Unreadable(f"it has more than {most_values:,} values")
+    if _marks(raw) > MOST_DEPTH:
+        bare = _STRING.sub(b"", raw)
+        depth = accumulate(1 if bracket in b"[{" else -1 for bracket in _BRACKET.findall(bare))
+        if max(depth, default=0) > MOST_DEPTH:
+            raise Unreadable(f"its values are nested more than {MOST_DEPTH} deep")
     try:
         value = json.loads(raw.decode("utf-8-sig", "replace"), parse_constant=lambda _: None)
         hides = bool(secret) and (secret.encode() in raw or _ESCAPED_ASCII.search(raw) is not None)
         if hides or _ESCAPED_SURROGATE.search(raw):
             text = without_surrogates(json.dumps(value, ensure_ascii=False))
-            value = json.loads(text.replace(_inside(secret), _inside(shown)) if hides else text)
+            value = json.loads(text.replace(inside(secret), inside(shown)) if hides else text)
         return value
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"it is no JSON ({type(error).__name__})") from None
+
+
+def values_in(raw: bytes | bytearray, most: int) -> int:
+    """Return how many values a JSON text has; at most `most`, it can be too many: commas in texts count."""
+    return count if (count := _marks(raw)) <= most else _marks(_STRING.sub(b"", raw))
 
 
 def _marks(raw: bytes | bytearray) -> int:
     return sum(map(raw.count, (b",", b":", b"[", b"{")))
 
 
-def _inside(text: str) -> str:
+def inside(text: str) -> str:
     """Return a text as it stands between the quotes of JSON."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -24,6 +24,7 @@ from etpi_assets.agent.loop import rollout_id
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import captured_digest, named_rows, to_record, to_rows
+from etpi_resources.outside import without_surrogates
 from etpi_resources.process.locks import LockHeld, LockLost, lake_locks
 
 _TIMES = {"rollouts": "started_at", "turns": "at", "messages": "at"}
@@ -191,13 +192,15 @@ class Journal:
 
 
 def to_line(record: RolloutRecord, spec_key: str) -> bytes:
+    """Return a record's line. Halves of surrogate pairs in its texts, which no file of text can hold, become U+FFFD."""
     line = {
         "key": record.rollout_id,
         "spec_key": spec_key,
         "prompts": captured_digest(record),
         "rows": named_rows(to_rows(record)),
     }
-    return json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=_plain).encode() + b"\n"
+    text = json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=_plain)
+    return without_surrogates(text).encode() + b"\n"
 
 
 def from_line(line: bytes, spec_key: str | None = None) -> RolloutRecord:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from etpi_resources.capture.dialects import Message, without_surrogates
+from etpi_resources.capture.dialects import Message
 from etpi_resources.chat.marks import THINK, split_thought
 from etpi_resources.chat.tool_forms import Call, ToolForm
 from etpi_resources.chat.tool_forms.opening import text_before_calls
+from etpi_resources.outside import without_surrogates
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat

@@ -33,7 +33,6 @@ HELPER_HEADERS = (
 )
 """Headers that a harness sends with requests of helpers alone."""
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _NO_TEXT = ("image_url", "image", "input_image", "input_file", "document")
 
 
@@ -98,11 +97,6 @@ class Dialect:
 
     read: Callable[[Mapping[str, Any]], Asked]
     write: Callable[[Mapping[str, Any], Turn], Iterator[Event]]
-
-
-def without_surrogates(text: str) -> str:
-    """Return a text with U+FFFD for each half of a surrogate pair, which JSON can contain and no tokenizer takes."""
-    return _SURROGATE.sub("\ufffd", text)
 
 
 def _text(content: Any) -> str:

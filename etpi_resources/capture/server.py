@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import hmac
 import json
-import re
 import secrets
 import socket as sockets
 import threading
@@ -37,11 +36,11 @@ from etpi_resources.capture.dialects import (
     Refused,
     Turn,
     require_readable,
-    without_surrogates,
 )
-from etpi_resources.capture.store import CallLog, read_log
+from etpi_resources.capture.store import HIDDEN, CallLog, read_log
 from etpi_resources.engines import Completion, Engine, EngineUnavailable, Request, Sampler
 from etpi_resources.engines.scripted import ScriptedEngine
+from etpi_resources.outside import Unreadable, read_json, values_in
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
@@ -56,7 +55,10 @@ SMALLEST_OUTPUT = 16
 """A request is refused as too long if its prompt leaves fewer ids than this."""
 
 MOST_BODY_BYTES = 32 * 2**20
-"""A request with a larger body is refused before it is read whole."""
+"""The most bytes of an attempt's requests that are read or answered at the same time. A request beyond them is refused
+before it is read whole, or before it is parsed: each value of JSON counts as VALUE_BYTES, too."""
+
+VALUE_BYTES = 64
 
 MOST_AUX_ROWS = 1000
 """The most requests of an attempt that are recorded without being calls."""
@@ -65,9 +67,6 @@ _MOST_CHARACTERS = 2000
 """The most characters of a value of a request in the log, except for messages and tools."""
 
 _MOST_SETTINGS = 64
-HIDDEN = "[key]"
-"""Replaces the attempt's key in requests, since commands print their environment: no prompt or log contains it."""
-
 _AT_ONCE = 64
 _TOO_LONG = "the prompt exceeds this model's maximum context length"
 _KEPT_HEADERS = ("user-agent", "x-stainless-retry-count", "anthropic-beta", *HELPER_HEADERS)
@@ -176,7 +175,8 @@ class Attempt:
     revoked: bool = False
 
     def __post_init__(self) -> None:
-        self.calls, self.output_tokens, self.aux_rows = 0, 0, 0
+        self.calls, self.output_tokens, self.aux_rows, self.held_bytes = 0, 0, 0, 0
+        self.log.secret = self.key
         self._lock = threading.Lock()
         self.last: dict[str, _Call] = {}
         self._conversation = Conversation(self.chat, self.template_kwargs)
@@ -202,12 +202,18 @@ class Attempt:
         except Refused as refusal:
             refused = refusal
         except Exception as error:  # whatever fails, the runner decides what it means for the rollout
-            self.failure = self.failure or error
+            error.__cause__ = error.__context__ = None
+            self.failure = self.failure or error.with_traceback(None)
             refused = Refused(500, f"{type(error).__name__}: {error}")
         self.log.append({**row, "call": number, "status": refused.status, "error": _short(str(refused))})
         if self.failure or self.limit:
             self.over.set()
-        return refused
+        return Refused(refused.status, refused.reason)  # with no traceback, whose frames have the request
+
+    def hold(self, count: int) -> None:
+        """Count bytes of requests that are read or answered, negative for those that no longer are."""
+        with self._lock:
+            self.held_bytes += count
 
     def log_aux(self, request: str, **more: Any) -> None:
         """Record a request that is no call."""
@@ -218,7 +224,10 @@ class Attempt:
     def count_tokens(self, body: Mapping[str, Any]) -> int:
         """Return the length of the prompt of a request."""
         query = _asked(body, DIALECTS["messages"])
-        return len(self._conversation.prompt(query.messages, query.tools).ids)
+        try:
+            return len(self._conversation.prompt(query.messages, query.tools).ids)
+        except ValueError as error:
+            raise Refused(400, str(error)) from None
 
     def _generate(self, number: int, row: Mapping[str, Any], query: Asked) -> Turn:
         self._require_budget(number)
@@ -333,6 +342,7 @@ class CaptureServer:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="capture", daemon=True)
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="capture call")
+        self._parser = ThreadPoolExecutor(1, thread_name_prefix="capture parser")
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -344,6 +354,7 @@ class CaptureServer:
         self._server.should_exit = True
         self._thread.join()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._parser.shutdown(wait=False, cancel_futures=True)
         self._socket.close()
 
     def wait(self) -> None:
@@ -360,18 +371,26 @@ class CaptureServer:
         attempt = self._attempt(request.path_params["name"])
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         key = bearer or request.headers.get("x-api-key", "")
-        if attempt is None or attempt.revoked or not hmac.compare_digest(key.encode(), attempt.key.encode()):
+        known = attempt is not None and attempt.key and not attempt.revoked
+        if attempt is None or not known or not hmac.compare_digest(key.encode(), attempt.key.encode()):
             raise Refused(401, "no attempt has this path and key")
         path = request.path_params["path"].removeprefix("v1/").replace(attempt.key, HIDDEN)
         if path == "models":
             card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "etpi"}
             return JSONResponse({"object": "list", "data": [card]})
-        raw = await _read_body(request)
-        if raw is None:
-            attempt.log_aux(f"{request.method} /{path}", status=413)
-            raise Refused(413, f"the request is larger than {MOST_BODY_BYTES >> 20} MiB")
-        raw = raw.replace(attempt.key.encode(), HIDDEN.encode())
-        body = _parsed(raw)
+        with _Held(attempt) as held:
+            try:
+                raw = await held.read(request)
+                work = asyncio.get_running_loop().run_in_executor(self._parser, held.parse, raw)
+                del raw
+                body, digest = await work
+            except Refused as refusal:
+                attempt.log_aux(f"{request.method} /{path}", status=refusal.status)
+                raise
+            return await self._dispatch(request, held, path, body, digest)
+
+    async def _dispatch(self, request: HttpRequest, held: _Held, path: str, body: Any, digest: str) -> Response:
+        attempt = held.attempt
         if path == "messages/count_tokens" and isinstance(body, dict):
             attempt.log_aux(path)
             length = asyncio.get_running_loop().run_in_executor(self._pool, attempt.count_tokens, body)
@@ -379,11 +398,12 @@ class CaptureServer:
         if path not in DIALECTS or request.method != "POST" or not isinstance(body, dict):
             attempt.log_aux(f"{request.method} /{path}", status=404)
             raise Refused(404, f"{request.method} /{path} is not captured")
-        return await self._answer(request, attempt, path, body, hashlib.sha256(raw).hexdigest()[:32])
+        return await self._answer(request, held, path, body, digest)
 
     async def _answer(
-        self, request: HttpRequest, attempt: Attempt, path: str, body: Mapping[str, Any], digest: str
+        self, request: HttpRequest, held: _Held, path: str, body: Mapping[str, Any], digest: str
     ) -> Response:
+        attempt = held.attempt
         call = attempt.last.get(digest)
         if call is not None and await call.lost():
             call.request = request
@@ -391,6 +411,8 @@ class CaptureServer:
         else:
             attempt.last = {key: other for key, other in attempt.last.items() if not other.delivered}
             attempt.calls += 1
+            sent = {key: request.headers[key].replace(attempt.key, HIDDEN) for key in _KEPT_HEADERS
+                    if key in request.headers}  # fmt: skip
             row = {
                 "attempt": attempt.name,
                 "at": time.time(),
@@ -398,10 +420,11 @@ class CaptureServer:
                 "stream": bool(body.get("stream")),
                 "body": digest,
                 "asked": _settings(body),
-                "headers": {key: _short(request.headers[key]) for key in _KEPT_HEADERS if key in request.headers},
+                "headers": {key: _short(value) for key, value in sent.items()},
             }
             loop = asyncio.get_running_loop()
             work = loop.run_in_executor(self._pool, attempt.answer, attempt.calls, row, body, DIALECTS[path])
+            work.add_done_callback(held.keep())
             call = attempt.last[digest] = _Call(attempt.calls, work, request)
         return await _deliver(request, call, body, DIALECTS[path])
 
@@ -421,27 +444,51 @@ def _short(value: Any) -> Any:
     return value if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS]
 
 
-async def _read_body(request: HttpRequest) -> bytes | None:
-    """Return the body of a request; None if it is too large."""
-    raw = bytearray()
-    async for piece in request.stream():
-        raw += piece
-        if len(raw) > MOST_BODY_BYTES:
-            return None
-    return bytes(raw)
+class _Held:
+    """The share of a request in its attempt's MOST_BODY_BYTES; a context manager, whose end gives it back."""
 
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt, self._bytes = attempt, 0
 
-_ESCAPED = re.compile(rb"\\u[dD][89a-fA-F]")
-"""An escaped half of a surrogate pair; most bodies have none."""
+    def __enter__(self) -> Self:
+        return self
 
+    def __exit__(self, *exc: object) -> None:
+        self.keep()()
 
-def _parsed(raw: bytes) -> Any:
-    """Return the value of a body, None if it is no JSON."""
-    try:
-        body = json.loads(raw or b"{}")
-        return json.loads(without_surrogates(json.dumps(body, ensure_ascii=False))) if _ESCAPED.search(raw) else body
-    except (ValueError, RecursionError):
-        return None
+    def keep(self) -> Callable[..., None]:
+        """Keep the share after the context; return the function that gives it back."""
+        share, self._bytes = self._bytes, 0
+
+        return lambda *_: self.attempt.hold(-share)
+
+    def add(self, count: int) -> None:
+        """Take more. Raises Refused if it is too much."""
+        self._bytes += count
+        self.attempt.hold(count)
+        if self._bytes > MOST_BODY_BYTES:
+            raise Refused(413, f"{_TOO_LONG}: the request is larger than {MOST_BODY_BYTES >> 20} MiB in memory")
+        if self.attempt.held_bytes > MOST_BODY_BYTES:
+            raise Refused(429, f"the requests under way have more than {MOST_BODY_BYTES >> 20} MiB; try again")
+
+    async def read(self, request: HttpRequest) -> bytearray:
+        """Return the body. Raises Refused while it comes if it is too large."""
+        raw = bytearray()
+        async for piece in request.stream():
+            self.add(len(piece))
+            raw += piece
+        return raw
+
+    def parse(self, raw: bytearray) -> tuple[Any, str]:
+        """Return the value of a body, None if it is no JSON, and its hash; runs in a thread. The value has HIDDEN in
+        place of the key, however it was escaped."""
+        most = MOST_BODY_BYTES // VALUE_BYTES
+        self.add(VALUE_BYTES * values_in(raw, most))
+        digest = hashlib.sha256(raw).hexdigest()[:32]
+        try:
+            return read_json(raw or b"{}", most, self.attempt.key, HIDDEN), digest
+        except Unreadable:
+            return None, digest
 
 
 async def _deliver(request: HttpRequest, call: _Call, body: Mapping[str, Any], dialect: Dialect) -> Response:

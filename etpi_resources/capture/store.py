@@ -18,12 +18,22 @@ from typing import Any
 import numpy as np
 
 from etpi_resources.hashes import json_hash
+from etpi_resources.outside import inside
+
+HIDDEN = "[key]"
+"""Replaces the attempt's key in requests, since commands print their environment: no prompt or log contains it."""
 
 Row = dict[str, Any]
 
 
 class CallLog:
-    """An attempt's file, open only while a row is written. Thread-safe; after `close`, rows are dropped."""
+    """An attempt's file, open only while a row is written. Thread-safe; after `close`, rows are dropped.
+
+    Attributes:
+        secret: a text that no line contains: HIDDEN replaces it.
+    """
+
+    secret = ""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,6 +53,7 @@ class CallLog:
                 written = {key} - self._tools
                 lines[:0] = [{"tools_hash": key, "tools": tools} for _ in written]
             text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+            text = text.replace(inside(self.secret), HIDDEN) if self.secret else text
             if not self._closed:
                 self._write(text.encode("utf-8", "surrogatepass"))
             self._tools |= written
