@@ -37,10 +37,10 @@ def read_json(raw: bytes | bytearray, most_values: int, secret: str = "", shown:
     Raises:
         Unreadable: it has more values, or is nested deeper than MOST_DEPTH, or is no JSON.
     """
-    if values_in(raw, most_values) > most_values:
-        raise Unreadable(f"it has more than {most_values:,} values")
-    if _marks(raw) > MOST_DEPTH:
+    if (marks := most_values_in(raw)) > MOST_DEPTH:
         bare = _STRING.sub(b"", raw)
+        if marks > most_values < most_values_in(bare):
+            raise Unreadable(f"it has more than {most_values:,} values")
         depth = accumulate(1 if bracket in b"[{" else -1 for bracket in _BRACKET.findall(bare))
         if max(depth, default=0) > MOST_DEPTH:
             raise Unreadable(f"its values are nested more than {MOST_DEPTH} deep")
@@ -55,12 +55,8 @@ def read_json(raw: bytes | bytearray, most_values: int, secret: str = "", shown:
         raise Unreadable(f"it is no JSON ({type(error).__name__})") from None
 
 
-def values_in(raw: bytes | bytearray, most: int) -> int:
-    """Return how many values a JSON text has; at most `most`, it can be too many: commas in texts count."""
-    return count if (count := _marks(raw)) <= most else _marks(_STRING.sub(b"", raw))
-
-
-def _marks(raw: bytes | bytearray) -> int:
+def most_values_in(raw: bytes | bytearray) -> int:
+    """Return a number that the values of a JSON text do not exceed: commas in its texts count too."""
     return sum(map(raw.count, (b",", b":", b"[", b"{")))
 
 

@@ -40,7 +40,7 @@ from etpi_resources.capture.dialects import (
 from etpi_resources.capture.store import HIDDEN, CallLog, read_log
 from etpi_resources.engines import Completion, Engine, EngineUnavailable, Request, Sampler
 from etpi_resources.engines.scripted import ScriptedEngine
-from etpi_resources.outside import Unreadable, read_json, values_in
+from etpi_resources.outside import Unreadable, most_values_in, read_json
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
@@ -56,9 +56,14 @@ SMALLEST_OUTPUT = 16
 
 MOST_BODY_BYTES = 32 * 2**20
 """The most bytes of an attempt's requests that are read or answered at the same time. A request beyond them is refused
-before it is read whole, or before it is parsed: each value of JSON counts as VALUE_BYTES, too."""
+before it is read whole."""
 
 VALUE_BYTES = 64
+"""Each value of JSON counts as so many, besides its text: it takes more memory than `{}` does."""
+
+MOST_TEXT_BYTES, TOKEN_BYTES = 2**20, 32
+"""The most bytes of one request, and so many more per token of the context: a longer prompt does not fit, and encoding
+it would take hundreds of times its bytes."""
 
 MOST_AUX_ROWS = 1000
 """The most requests of an attempt that are recorded without being calls."""
@@ -462,10 +467,12 @@ class _Held:
 
         return lambda *_: self.attempt.hold(-share)
 
-    def add(self, count: int) -> None:
-        """Take more. Raises Refused if it is too much."""
+    def _add(self, piece: bytes, length: int) -> None:
+        count = len(piece) + VALUE_BYTES * most_values_in(piece)
         self._bytes += count
         self.attempt.hold(count)
+        if length > MOST_TEXT_BYTES + TOKEN_BYTES * self.attempt.budget.max_model_len:
+            raise Refused(413, f"{_TOO_LONG}: the request has more than {length - len(piece):,} bytes")
         if self._bytes > MOST_BODY_BYTES:
             raise Refused(413, f"{_TOO_LONG}: the request is larger than {MOST_BODY_BYTES >> 20} MiB in memory")
         if self.attempt.held_bytes > MOST_BODY_BYTES:
@@ -475,18 +482,16 @@ class _Held:
         """Return the body. Raises Refused while it comes if it is too large."""
         raw = bytearray()
         async for piece in request.stream():
-            self.add(len(piece))
+            self._add(piece, len(raw) + len(piece))
             raw += piece
         return raw
 
     def parse(self, raw: bytearray) -> tuple[Any, str]:
         """Return the value of a body, None if it is no JSON, and its hash; runs in a thread. The value has HIDDEN in
         place of the key, however it was escaped."""
-        most = MOST_BODY_BYTES // VALUE_BYTES
-        self.add(VALUE_BYTES * values_in(raw, most))
         digest = hashlib.sha256(raw).hexdigest()[:32]
         try:
-            return read_json(raw or b"{}", most, self.attempt.key, HIDDEN), digest
+            return read_json(raw or b"{}", MOST_BODY_BYTES // VALUE_BYTES, self.attempt.key, HIDDEN), digest
         except Unreadable:
             return None, digest
 

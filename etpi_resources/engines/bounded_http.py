@@ -43,7 +43,12 @@ class BoundedClient:
     """
 
     def __init__(
-        self, *, headers: Mapping[str, str], connect_seconds: float, tls: SSLContext | bool = True, proxies: bool = False
+        self,
+        *,
+        headers: Mapping[str, str],
+        connect_seconds: float,
+        tls: SSLContext | bool = True,
+        proxies: bool = False,
     ) -> None:
         self._clock = _Clock()
         timeout = httpx.Timeout(None, connect=connect_seconds)

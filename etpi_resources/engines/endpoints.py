@@ -72,7 +72,9 @@ _SERVER_DOWN = (502, 503, 504)
 _UNREADABLE = 500
 """The status that an answer that cannot be read gets: its request is tried again."""
 
-_REMEDY = "if every answer is like this one, no server of OpenAI's interface is at this URL, or a gateway changes answers"
+_REMEDY = (
+    "if every answer is like this one, no server of OpenAI's interface is at this URL, or a gateway changes answers"
+)
 _PARSING = threading.Lock()
 """Large answers are parsed one at a time: that takes many times their bytes."""
 
