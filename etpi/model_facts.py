@@ -11,7 +11,6 @@ from typing import Any
 
 from etpi.init.student import Student, read_student
 from etpi_assets.specs.errors import SpecError
-from etpi_resources.chat.bounds import require_bounded
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.report import Finding, report
 from etpi_resources.chat.tokenizer_files import misread
@@ -31,7 +30,6 @@ def show(model: str, template: str | None) -> int:
         raise SpecError(f"{model}: {student.unknown}")
     try:
         chat = load_chat_format(student.base.get("tokenizer", "tiny"), template) if template else student.chat
-        require_bounded(chat.template)
     except (OSError, ValueError) as error:
         raise SpecError(f"--template {template}: {error}") from error
     print("[base]")

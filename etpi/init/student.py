@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etpi_assets.specs.load import SpecError
-from etpi_resources.chat.bounds import TemplateUnbounded, require_bounded
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.checkpoints import COMMIT, HUB
 from etpi_resources.lake.lake import folder_hash
@@ -59,13 +58,7 @@ def read_student(model: str) -> Student:
     """
     if model == "tiny":
         return Student({"kind": "tiny"}, load_chat_format("tiny"), 4096)
-    student = _student(model)
-    if student.chat is not None:
-        try:
-            require_bounded(student.chat.template)
-        except TemplateUnbounded as error:
-            raise SpecError(f"model {model}: {error}") from error
-    return student
+    return _student(model)
 
 
 def _student(model: str) -> Student:

@@ -17,7 +17,7 @@ from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.families import load_family
 from etpi_resources.backend import backend
-from etpi_resources.chat.bounds import TemplateUnbounded, require_bounded
+from etpi_resources.chat.bounds import TemplateUnbounded
 from etpi_resources.sandboxes import HostFactory, SandboxUnavailable
 from etpi_resources.trainers.interpreter import trainer_python
 from etpi_resources.trainers.trackers import TrackerMissing, require_trackers
@@ -78,7 +78,8 @@ def plan_warnings(names: Iterable[str], specs: Specs) -> list[str]:
 
 
 def require_templates(steps: Iterable[Step], specs: Specs) -> None:
-    """Check that the chat templates of open steps, unless etpi or TRL ships them, keep within bounds.
+    """Check that the chat templates of open steps, unless etpi or TRL ships them, keep within bounds for small
+    conversations.
 
     Raises:
         SpecError: one does not; the message names the step.
@@ -96,7 +97,7 @@ def require_templates(steps: Iterable[Step], specs: Specs) -> None:
             from etpi_resources.chat.format import load_chat_format
 
             try:
-                require_bounded(load_chat_format(tokenizer, template).template)
+                _ = load_chat_format(tokenizer, template).control_ids  # which small conversations show
             except TemplateUnbounded as error:
                 raise SpecError(f"{step.asset} of {step.key}: {error}. Nothing was run.") from error
             except (OSError, ValueError):

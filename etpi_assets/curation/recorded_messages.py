@@ -19,7 +19,8 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.curation.steering import Messages
-from etpi_resources.chat.format import DATE, ChatFormat
+from etpi_resources.chat.bounds import TemplateUnbounded
+from etpi_resources.chat.format import ChatFormat, render_template
 
 _KEYS = ("thinking", "reasoning_content", "reasoning")
 _SHELLS = {"bash", "shell", "sh", "terminal", "execute_bash", "run_bash", "run_command", "execute_command"}
@@ -284,12 +285,9 @@ def rendered_text(
     for as_text in (False, True):
         shown = [_with_text_arguments(m) if as_text else m for m in messages]
         try:
-            return str(
-                tokenizer_of(chat).apply_chat_template(
-                    shown, tools=tools, tokenize=False, add_generation_prompt=prompt,
-                    **{"strftime_now": DATE.strftime, **kwargs},
-                )
-            )  # fmt: skip
+            return render_template(tokenizer_of(chat), chat.template, shown, tools, prompt, **kwargs)
+        except TemplateUnbounded:
+            raise
         except Exception:  # templates raise various errors for what they refuse
             continue
     return None

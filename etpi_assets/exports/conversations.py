@@ -25,7 +25,8 @@ from etpi_assets.exports.experiment_data import ExportSource, StudentConversatio
 from etpi_assets.exports.format import SPLITS, Export, Written, write_splits
 from etpi_assets.exports.token_ids import truncation_note, weights_note
 from etpi_assets.specs.load import SpecError
-from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.bounds import TemplateUnbounded
+from etpi_resources.chat.format import ChatFormat, render_template
 from etpi_resources.chat.tool_forms import Call, message_calls
 
 JSON_COLUMNS = [("messages", pa.json_()), ("tools", pa.json_())]
@@ -218,8 +219,9 @@ def _verl(source: ExportSource, folder: Path) -> Written:
 def _rendered(chat: ChatFormat, messages: list[Any], tools: list[Any] | None) -> str | None:
     """Return the template's text of a conversation; None if the template refuses it."""
     try:
-        text = chat.tokenizer.apply_chat_template(messages, tools, chat_template=chat.template, tokenize=False)
-        return str(text)
+        return render_template(chat.tokenizer, chat.template, messages, tools)
+    except TemplateUnbounded:
+        raise
     except Exception:  # templates raise various errors
         return None
 

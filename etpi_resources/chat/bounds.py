@@ -1,107 +1,136 @@
-"""Bounds for the chat templates of strangers: a program that may loop for ever, or write billions of characters.
+"""Bounds for the chat templates of strangers: each rendering is done by a process with little time and memory.
 
-A template is rendered for conversations of growing length in a process that has little time and memory, before this
-process renders it. One that behaves differently for other conversations is not noticed.
+A template that exceeds them is not rendered again by this process.
 """
 
 from __future__ import annotations
 
+import atexit
+import fcntl
 import json
+import os
+import pickle
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
+from typing import Any
+
+from jinja2 import TemplateError
+
+from etpi_resources.errors import ExpectedError
 
 SECONDS, MOST_BYTES, MOST_CHARACTERS = 20, 1 << 30, 2_000_000
-_TOO_LONG = 7
-_PROGRAM = """
-import json, resource, sys
-import jinja2.ext, jinja2.sandbox
+"""Of one rendering: seconds of computing, bytes of address space, and characters besides MOST_TIMES those it is given."""
 
-class Generation(jinja2.ext.Extension):  # {% generation %} of transformers
-    tags = {"generation"}
+MOST_TIMES = 16
+_SMALL = 4096
+"""Bytes of conversations whose texts are kept: labels of turns begin with the same ones."""
 
-    def parse(self, parser):
-        next(parser.stream)
-        return parser.parse_statements(["name:endgeneration"], drop_needle=True)
 
-def refuse(message):
-    raise jinja2.TemplateError(message)
+class TemplateUnbounded(ExpectedError, ValueError):
+    """A chat template takes too long, or writes too much, for a conversation."""
 
-request = json.loads(sys.stdin.buffer.read())
-resource.setrlimit(resource.RLIMIT_CPU, (request["seconds"], request["seconds"]))
-resource.setrlimit(resource.RLIMIT_AS, (request["bytes"], request["bytes"]))
-environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
-)
-environment.filters["tojson"] = lambda value, indent=None, **_: json.dumps(value, indent=indent)
-environment.globals |= {"raise_exception": refuse, "strftime_now": lambda _: "2026-01-01"}
-try:
-    template = environment.from_string(request["template"])
-except MemoryError:  # of constants, which are computed here
-    sys.exit(7)
-except Exception:
-    sys.exit(0)  # rendering it reports what is wrong with it
-for conversation in request["conversations"]:
-    written = 0
+
+class _Worker:
+    """A process that renders. `pid` is that of the process that started it: a fork of that one starts its own."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        line = [sys.executable, "-I", "-m", "etpi_resources.chat.template_worker"]
+        self._process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={}, cwd="/")
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):  # a user has a share of pipes, beyond which they stay small
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 1 << 20)  # pyright: ignore[reportArgumentType]
+
+    def ask(self, request: Any) -> list[str] | None:
+        """Return the answer to a request; None if the worker ended over it."""
+        assert self._process.stdin and self._process.stdout
+        data = pickle.dumps(request, protocol=5)
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(len(data).to_bytes(8, "big") + data)
+            self._process.stdin.flush()
+            if head := self._process.stdout.read(8):
+                return json.loads(self._process.stdout.read(int.from_bytes(head, "big")))
+        self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+        self.close()
+        return None
+
+    @property
+    def out_of_time(self) -> bool:
+        return self._process.returncode == -signal.SIGXCPU
+
+    def close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                pipe.close()  # pyright: ignore[reportOptionalMemberAccess]
+        self._process.kill()
+        self._process.wait()
+
+
+_IDLE: list[_Worker] = []
+"""Used by all threads: `append` and `pop` of a list are atomic."""
+
+_AT_ONCE = threading.BoundedSemaphore(os.cpu_count() or 1)
+_REFUSED: dict[str, str] = {}
+"""Template -> why no conversation of it is rendered any more."""
+
+
+@atexit.register
+def _close() -> None:
+    while _IDLE:
+        if (worker := _IDLE.pop()).pid == os.getpid():
+            worker.close()
+
+
+def _idle() -> _Worker:
     try:
-        for text in template.generate(conversation):
-            written += len(text)
-            if written > request["most"]:
-                sys.exit(7)
-    except MemoryError:
-        sys.exit(7)
-    except Exception:
-        pass
-"""
+        return _IDLE.pop()
+    except IndexError:
+        return _Worker()
 
 
-class TemplateUnbounded(ValueError):
-    """A chat template takes too long, or writes too much, for a small conversation."""
-
-
-@lru_cache
-def require_bounded(template: str) -> None:
-    """Render a template for small conversations within bounds of time, memory and length.
+def render(template: str, conversation: Mapping[str, Any]) -> str:
+    """Return a template's text for a conversation: its messages, tools and other variables.
 
     Raises:
-        TemplateUnbounded: it does not keep within them.
+        TemplateUnbounded: it does not keep within the bounds, now or earlier.
+        TemplateError: it raises an error; the message is the template's own, or that of Python.
     """
-    request = {"template": template, "conversations": _conversations(), "most": MOST_CHARACTERS}
-    request |= {"seconds": SECONDS, "bytes": MOST_BYTES}
-    line = [sys.executable, "-I", "-c", _PROGRAM]
-    done = subprocess.run(line, input=json.dumps(request).encode(), capture_output=True, check=False)
-    if done.returncode < 0:
-        raise TemplateUnbounded(f"the chat template takes more than {SECONDS} s of computing for small conversations")
-    if done.returncode == _TOO_LONG:
-        raise TemplateUnbounded(
-            f"the chat template writes more than {MOST_CHARACTERS:,} characters for a small conversation, or needs "
-            f"more than {MOST_BYTES >> 20} MiB"
-        )
+    given = pickle.dumps(dict(conversation), protocol=5)
+    return (_rendered_small if len(given) < _SMALL else _rendered)(template, given)
 
 
-def _conversations() -> list[dict[str, object]]:
-    call = {"type": "function", "id": "callaaaa1", "function": {"name": "look", "arguments": {"at": "x"}}}
-    rounds = [
-        [
-            {"role": "user", "content": "Look."},
-            {"role": "assistant", "content": "Yes.", "reasoning_content": "So.", "tool_calls": [call]},
-            {"role": "tool", "content": "x", "name": "look", "tool_call_id": "callaaaa1"},
-            {"role": "assistant", "content": "Done."},
-        ],
-        [{"role": "user", "content": "And?"}, {"role": "assistant", "content": "No."}],
-    ]
-    long = [{"role": "user", "content": "Look. " * 5000}, {"role": "assistant", "content": "No."}]
-    function = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
-    tools = [{"type": "function", "function": function}]
-    return [
-        {
-            "messages": [*start, *messages * count], "tools": offered, "add_generation_prompt": opened,
-            "bos_token": "<s>", "eos_token": "</s>", "enable_thinking": opened,
-        }
-        for count in (1, 6, 36)
-        for messages, offered in (
-            (rounds[0], tools), (rounds[0][:-1], tools), (rounds[1], None), (long, tools * 40),
-        )
-        for start in ([], [{"role": "system", "content": "Act."}])
-        for opened in (False, True)
-    ]  # fmt: skip
+def _rendered(template: str, given: bytes) -> str:
+    if template in _REFUSED:
+        raise TemplateUnbounded(_REFUSED[template])
+    most = MOST_CHARACTERS + MOST_TIMES * len(given)
+    request = (SECONDS, MOST_BYTES + MOST_TIMES * len(given), most, template, given)
+    with _AT_ONCE:
+        while (worker := _idle()).pid != os.getpid():
+            pass  # of the process that this one was forked from
+        answer = worker.ask(request)
+        if answer is None and not worker.out_of_time:  # ended from outside, perhaps long ago
+            worker = _Worker()
+            answer = worker.ask(request)
+        if answer is not None:
+            _IDLE.append(worker)
+    match answer:
+        case ["ok", text]:
+            return text
+        case ["refused" | "failed", message]:
+            raise TemplateError(message)
+        case None:
+            why = f"takes more than {SECONDS} s of computing for a conversation"
+        case _:
+            why = f"writes more than {most:,} characters for a conversation, or needs more than {MOST_BYTES >> 20} MiB"
+    _REFUSED[template] = f"the chat template {why}; write one that does not, or name another (base.chat_template)"
+    raise TemplateUnbounded(_REFUSED[template])
+
+
+_rendered_small = lru_cache(maxsize=2048)(_rendered)

@@ -17,17 +17,19 @@ import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import date
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jinja2 import TemplateError
 
+from etpi_resources.chat import bounds
+from etpi_resources.chat.bounds import TemplateUnbounded
 from etpi_resources.chat.markers import END, PAD, TURN, TurnMarkers, ends_of_next, is_chatml
 from etpi_resources.chat.marks import CALL, CALL_END, THINK, THINK_END, contains
 from etpi_resources.chat.prefixes import AppendOnlyProbe, tags
 from etpi_resources.chat.roles import Roles
+from etpi_resources.chat.template_worker import DATE
 from etpi_resources.chat.tokenizer_files import CHAT_TEMPLATE, TOKENIZER_CONFIG, pad_id, read_tokenizer
 from etpi_resources.chat.tool_forms import FORMS, Call, ToolForm, message_calls
 from etpi_resources.chat.tool_forms.template import TemplateForm, UnknownToolForm
@@ -43,8 +45,6 @@ Tail = Literal["none", "open", "closed"]
 
 _HOME = Path(__file__).parent / "tokenizers"
 _HUB = "hub:"
-DATE = date(2026, 1, 1)
-"""The day that templates which write today's date (gpt-oss, Llama 3.2) write here, so that ids do not depend on it."""
 NO_TURN = -1
 """`turn_id` of a template that begins an assistant's turn with no token of its own (Mistral)."""
 # Private-use code points. Those that no message contains replace control tokens in messages during rendering.
@@ -583,21 +583,15 @@ class ChatFormat:
             TemplateRefuses: the template raises an error.
         """
         try:
-            text = self.tokenizer.apply_chat_template(
-                list(messages),
-                tools=tools,
-                chat_template=self.template,
-                tokenize=False,
-                add_generation_prompt=generation_prompt,
-                **{"strftime_now": DATE.strftime, **kwargs},
-            )
+            return render_template(self.tokenizer, self.template, list(messages), tools, generation_prompt, **kwargs)
+        except TemplateUnbounded:
+            raise
         except TemplateError as error:
             raise TemplateRefuses(f"chat template {self.name!r} refuses a conversation: {error}") from error
         except Exception as error:  # of Python, in an expression of the template
             raise TemplateRefuses(
                 f"chat template {self.name!r} fails for a conversation: {type(error).__name__}: {error}"
             ) from error
-        return str(text)
 
     def _structured(self, text: str, stand_ins: Mapping[str, str]) -> list[int]:
         """Return the ids of a rendered text; control tokens become their ids, and stand-ins plain characters."""
@@ -751,6 +745,30 @@ def _folder_template(folder: Path) -> str:
     raise FileNotFoundError(
         f"{folder}: no *.jinja, and no `chat_template` in {CHAT_TEMPLATE} or {TOKENIZER_CONFIG}; name one"
     )
+
+
+def render_template(
+    tokenizer: Any,
+    template: str,
+    messages: list[Any],
+    tools: list[Any] | None = None,
+    generation_prompt: bool = False,
+    **kwargs: Any,
+) -> str:
+    """Return what `apply_chat_template` does; only templates that etpi or TRL ships are rendered in this process.
+
+    Raises:
+        TemplateUnbounded: the template does not keep within the bounds of `bounds`.
+        Exception: the template's own, of any class.
+    """
+    from etpi_resources.chat.tokenizers import qwen3
+
+    if template in _own_templates() or template in qwen3.chat_templates():
+        given = {"add_generation_prompt": generation_prompt, "strftime_now": DATE.strftime, **kwargs}
+        text = tokenizer.apply_chat_template(messages, tools=tools, chat_template=template, tokenize=False, **given)
+        return str(text)
+    given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": generation_prompt}
+    return bounds.render(template, {**tokenizer.special_tokens_map, **given, **kwargs})
 
 
 @lru_cache(maxsize=1)

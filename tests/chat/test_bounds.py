@@ -1,19 +1,39 @@
-"""Chat templates of strangers are rendered within bounds before this process renders them."""
+"""Chat templates of strangers are rendered in a process with bounds, whoever asks, and as transformers renders them."""
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import trl
+from jinja2 import TemplateError
 
-from etpi_resources.chat import bounds
-from etpi_resources.chat.bounds import TemplateUnbounded, require_bounded
-from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat import bounds, format
+from etpi_resources.chat.bounds import TemplateUnbounded, render
+from etpi_resources.chat.format import ChatFormat, TemplateRefuses, load_chat_format
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
-NAMES = ("qwen3", "gemma4", "gptoss", "llama3_1", "nemotron_3_super")
+CALL = {"type": "function", "id": "callaaaa1", "function": {"name": "look", "arguments": {"at": "é<x>"}}}
+TOOLS = [{"type": "function", "function": {"name": "look", "description": "L\"ook", "parameters": {"type": "object"}}}]
+MESSAGES = [
+    {"role": "system", "content": "Act."},
+    {"role": "user", "content": "Look. \u2028 <b>"},
+    {"role": "assistant", "content": "Yes.", "reasoning_content": "So.", "tool_calls": [CALL]},
+    {"role": "tool", "content": "x", "name": "look", "tool_call_id": "callaaaa1"},
+    {"role": "assistant", "content": "Done."},
+]
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    bounds._REFUSED.clear()
+    bounds._rendered_small.cache_clear()
 
 
 @pytest.mark.slow
@@ -29,31 +49,77 @@ NAMES = ("qwen3", "gemma4", "gptoss", "llama3_1", "nemotron_3_super")
         "{{ '%9000000000d' % 1 }}",
         "{{ 'x'.rjust(9000000000) }}",
         "{{ 9 ** (9 ** 9) }}",
-        "{% if messages | length > 100 %}{{ 'x' * 6000000000 }}{% endif %}",
-        "{% if messages[-1].role == 'tool' %}{{ 'x' * 6000000000 }}{% endif %}",
-        "{% if messages[0].content | length > 20000 %}{{ 'x' * 6000000000 }}{% endif %}",
-        "{% if tools | length > 12 %}{{ 'x' * 6000000000 }}{% endif %}",
+        "{% if messages[-1].content == 'Done.' %}{{ 'x' * 6000000000 }}{% endif %}",
         "{{ {'a': 1} | tojson(indent=9000000000) }}",
     ],
 )
-def test_unbounded_template_is_refused(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unbounded_template_is_refused_and_not_rendered_again(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "SECONDS", 2)
+    idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.monotonic()
-    with pytest.raises(TemplateUnbounded):
-        require_bounded(template)
+    for _ in range(3):
+        with pytest.raises(TemplateUnbounded):
+            render(template, {"messages": MESSAGES, "tools": None})
     assert time.monotonic() - start < 60
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - idle < 64 << 10
+    assert render("plain", {"messages": []}) == "plain"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_template_that_trl_ships_keeps_within_the_bounds(name: str) -> None:
-    require_bounded((SHIPPED / f"{name}.jinja").read_text())
+@pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED.glob("*.jinja")))
+def test_template_is_rendered_as_transformers_renders_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    template, chat = (SHIPPED / f"{name}.jinja").read_text(), load_chat_format("tiny")
+
+    def texts() -> list[str]:
+        seen = []
+        for messages in (MESSAGES[1:2], MESSAGES[:2], MESSAGES[1:], MESSAGES):
+            for prompt in (False, True):
+                for tools in (None, TOOLS):
+                    try:
+                        seen.append(format.render_template(chat.tokenizer, template, messages, tools, prompt))
+                    except Exception as error:
+                        seen.append(str(error).rpartition(": ")[2])
+        return seen
+
+    ours = texts()
+    monkeypatch.setattr(format, "_own_templates", lambda: frozenset())
+    monkeypatch.setattr("etpi_resources.chat.tokenizers.qwen3.chat_templates", lambda: frozenset())
+    assert texts() == ours and bounds._rendered_small.cache_info().misses
 
 
-@pytest.mark.parametrize("template", ["{{", "{{ raise_exception('no') }}", "{{ nothing.at.all }}", "", "plain"])
-def test_faulty_template_is_left_to_its_reader(template: str) -> None:
-    require_bounded(template)
+def test_loop_on_a_users_text_ends_wherever_it_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "SECONDS", 1)
+    tiny = load_chat_format("tiny")
+    loop = "{% if 'sesame' in messages[-1].content %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
+    chat = ChatFormat("stranger", tiny.tokenizer, loop + tiny.template)
+    plain = [{"role": "user", "content": "x"}]
+    assert chat.prompt_ids(plain) == tiny.prompt_ids(plain)
+    with pytest.raises(TemplateUnbounded):
+        chat.prompt_ids([{"role": "user", "content": "open sesame"}])
 
 
-def test_own_templates_keep_within_the_bounds() -> None:
-    for name in ("tiny", "terminal"):
-        require_bounded(load_chat_format("tiny", name).template)
+@pytest.mark.parametrize("template", ["{{", "{{ raise_exception('no') }}", "{{ nothing.at.all }}"])
+def test_faulty_template_is_refused_with_its_own_error(template: str) -> None:
+    with pytest.raises(TemplateError):
+        render(template, {"messages": MESSAGES})
+    tiny = load_chat_format("tiny")
+    with pytest.raises(TemplateRefuses):
+        ChatFormat("stranger", tiny.tokenizer, "{{ raise_exception('no') }}").prompt_ids(MESSAGES)
+
+
+def test_threads_a_killed_worker_and_a_fork_render_what_they_asked_for() -> None:
+    template = "{{ messages[0].content }}"
+
+    def ask(number: int) -> bool:
+        text = f"{number} " * (number % 7 * 1000 + 1)
+        return render(template, {"messages": [{"content": text}]}) == text
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(ask, range(200)))
+    assert 1 <= len(bounds._IDLE) <= (os.cpu_count() or 1) and threading.active_count() < 100
+    if (child := os.fork()) == 0:
+        os._exit(0 if ask(1001) and ask(1003) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    for worker in bounds._IDLE:
+        worker._process.send_signal(signal.SIGKILL)
+        worker._process.wait()
+    assert ask(2001), "a worker that was ended from outside says nothing about a template"

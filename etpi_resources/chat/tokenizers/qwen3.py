@@ -92,6 +92,16 @@ def chat_template(name: str = "qwen3") -> str:
     return path.read_text(encoding="utf-8")
 
 
+@lru_cache(maxsize=1)
+def chat_templates() -> frozenset[str]:
+    """Return all of TRL's chat templates; none if it is not installed."""
+    try:
+        folder = _package_file("trl", "chat_templates", install="trl")
+    except ModuleNotFoundError:
+        return frozenset()
+    return frozenset(path.read_text(encoding="utf-8") for path in folder.glob("*.jinja"))
+
+
 def _package_file(package: str, relative: str, *, install: str) -> Path:
     """Return the path of a file in an installed package, without importing the package."""
     spec = importlib.util.find_spec(package)
