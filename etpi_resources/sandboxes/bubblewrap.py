@@ -9,7 +9,7 @@ processes' files in /proc.
 
 The kernel limits the memory of each process. The guest limits the memory of all together: it checks every 50 ms and
 ends the command. A control group (`memory_group`), where this user may create one, bounds what the kernel holds for the
-sandbox. Without one, the filter also refuses shared anonymous memory, which no process would be charged for.
+sandbox. Without one, shared anonymous memory, for which no process would be charged, is refused, and /dev/zero cannot be mapped.
 """
 
 from __future__ import annotations
@@ -70,6 +70,9 @@ _COMPILE = (
 )
 """The guest's code arrives on its own stdin, so commands cannot read it in a file. The interpreter that runs the guest
 compiles it once for all sandboxes."""
+
+_NO_ZERO = ("--dev-bind", "/dev/full", "/dev/zero")
+"""It reads as zeros too, and cannot be mapped: a shared mapping of /dev/zero is memory that no process is charged for."""
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _TOOLS = "/run/tools"
@@ -172,7 +175,7 @@ class _Command:
             "--clearenv", *(word for key, value in variables.items() for word in ("--setenv", key, value)),
             *self.binds,
             "--proc", "/proc", *_masks(),
-            "--dev", "/dev", "--size", disk, "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
+            "--dev", "/dev", *(_NO_ZERO if group is None else ()), "--size", disk, "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
             *(word for place in places for word in ("--size", disk, "--tmpfs", place)), *mounts, "--remount-ro", "/",
             "--chdir", workdir,
             self.python, "-I", "-S", "-c", _BOOT,

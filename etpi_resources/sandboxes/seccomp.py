@@ -96,6 +96,7 @@ _PROTOCOLS = (0, 6, 17)
 _MMAP = (9, 222)
 _SHARED_ANONYMOUS = 0x21
 """MAP_SHARED | MAP_ANONYMOUS: memory that no process is charged for once it has been unmapped by MADV_DONTNEED."""
+_SETSOCKOPT, _SOL_SOCKET, _SO_SNDBUF = (54, 208), 1, 7
 _CLONE = (56, 220)
 _CLONE3 = 435
 """A filter cannot see the flags of clone3; ENOSYS makes the C library fall back to clone."""
@@ -108,7 +109,8 @@ def filter_program(machine: str, *, shared_memory: bool = True) -> bytes:
     other protocols with EPROTONOSUPPORT.
 
     Args:
-        shared_memory: whether anonymous memory may be shared between processes; only a control group can bound it.
+        shared_memory: whether anonymous memory may be shared between processes, and sockets may get larger buffers; only
+            a control group can bound both. Without one, setting a buffer's size succeeds and does nothing.
 
     Raises:
         KeyError: the call numbers of the machine are not listed.
@@ -149,6 +151,9 @@ def filter_program(machine: str, *, shared_memory: bool = True) -> bytes:
     if not shared_memory:
         flags = [_load_argument(3), _statement(0x54, _SHARED_ANONYMOUS), _jump(0x15, _SHARED_ANONYMOUS, 0, 1)]
         program += _only_for(_MMAP[column], [*flags, deny, allow])
+        option = [(1, _SOL_SOCKET, 3), (2, _SO_SNDBUF, 1)]
+        tests = [word for index, value, skip in option for word in (_load_argument(index), _jump(0x15, value, 0, skip))]
+        program += _only_for(_SETSOCKOPT[column], [*tests, _statement(0x06, _ERRNO), allow])
     program += _only_for(_CLONE[column], [_load_argument(0), _jump(0x45, _NAMESPACES, 0, 1), deny, allow])
     return b"".join([*program, allow])
 
