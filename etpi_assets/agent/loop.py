@@ -41,6 +41,7 @@ from etpi_resources.sandboxes import (
     EnvironmentUnavailable,
     Sandbox,
     SandboxFactory,
+    SandboxStopped,
     SandboxUnavailable,
 )
 
@@ -129,7 +130,7 @@ def run_rollout(
         new_loop: (job, runtime, record) -> the loop; None: AgentLoop.
 
     Every rollout gives a record: an exception of the engine, a sandbox or the judge ends the unfinished agents with
-    exit "Error" and is recorded in `error`.
+    exit "Error" and is recorded in `error`, also the end of a sandbox that was killed from outside (SandboxStopped).
 
     Raises:
         SandboxUnavailable, EngineUnavailable: every other rollout would fail in the same way.
@@ -137,16 +138,21 @@ def run_rollout(
     clock = time.perf_counter()
     record = _new_record(job)
     loop = (new_loop or AgentLoop)(job, runtime, record)
+    problem: Exception | None = None
     try:
         with ExitStack() as stack:
             loop.start(stack)
             loop.run()
             verdict = loop.grade()
         record.outcome = {"reward": verdict.reward, "verdict": verdict.verdict, "details": dict(verdict.details)}
+    except SandboxStopped as error:
+        problem = error
     except (SandboxUnavailable, EngineUnavailable):
         raise
     except Exception as error:
-        record.error = f"{loop.stage}: {type(error).__name__}: {error}"
+        problem = error
+    if problem is not None:
+        record.error = f"{loop.stage}: {type(problem).__name__}: {problem}"
         record.outcome = {"reward": None, "verdict": "infrastructure", "details": {"stage": loop.stage}}
     for agent in loop.agents:
         agent.record.exit_status = agent.exit or "Error"

@@ -17,6 +17,10 @@ class SandboxUnavailable(ExpectedError, RuntimeError):
     """No sandbox can start on this machine; the message says what to install or start."""
 
 
+class SandboxStopped(SandboxUnavailable):
+    """One sandbox was killed from outside, so its rollout has no result; others can start."""
+
+
 REPLY = "(reply of the host)"
 """The last line of output of a command that asks for one of `Environment.replies`."""
 

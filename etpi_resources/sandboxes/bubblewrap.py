@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import secrets
 import select
 import shlex
@@ -255,9 +256,11 @@ class BubblewrapSandbox(GuestConnection):
         self._process: subprocess.Popen[bytes] | None = None
         self._group: MemoryGroup | None = None
         self._kills = 0
+        self._channel: _PipeChannel | None = None
 
     def __enter__(self) -> Self:
         self._check_environment()
+        self._machine_kills = _machine_kills()
         limits = self._limits
         disk = limits.file_bytes * (len(_places(self._environment)) + 1)
         self._group = MemoryGroup.create(limits.memory_bytes + disk + _OVERHEAD)
@@ -281,8 +284,9 @@ class BubblewrapSandbox(GuestConnection):
             self._start_guest(self._command.guest)
             self._enter_group(self._process.pid)
         except GuestUnreachable:
-            reason = self._stderr()
+            stop, reason = self._stopped_by(), self._stderr()
             self._close()
+            self._require_own_end(stop)
             if any(str(folder) in reason for folder in self._folders()):
                 raise EnvironmentUnavailable(
                     f"a folder cannot be shown in the sandbox: {reason}. {_READABLE}"
@@ -333,15 +337,19 @@ class BubblewrapSandbox(GuestConnection):
                 self._group.add(process)
 
     def _stopped_by(self) -> str:
+        """As the base class; where the guest is gone, wait for bubblewrap, which is ended with it and may be late."""
+        if self._process is None:
+            return ""
+        seconds = GRACE_SECONDS if self._channel is not None and self._channel.is_closed() else END_SECONDS
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return "" if self._process is None else self._signal_in(self._process.wait(END_SECONDS))
+            return self._signal_in(self._process.wait(seconds))
         return ""
 
     def _signal_in(self, status: int) -> str:
         """Return the signal that ended bubblewrap or the guest, neither of which a command can signal; "" if none did,
-        or if the kernel killed for the memory of the sandbox."""
+        or if the kernel killed for the memory of the sandbox since the last command that has a result."""
         number = status - 128 if status == 128 + signal.SIGKILL else -status
-        killed = number == signal.SIGKILL and self._group is not None and self._group.kills() > 0
+        killed = number == signal.SIGKILL and self._group is not None and self._group.kills() > self._kills
         return "" if number <= 0 or killed else signal.Signals(number).name
 
     def _out_of_memory(self) -> bool:
@@ -349,6 +357,10 @@ class BubblewrapSandbox(GuestConnection):
             return False
         before, self._kills = self._kills, self._group.kills()
         return self._kills > before
+
+    def _killed_for_others(self) -> bool:
+        before, self._machine_kills = self._machine_kills, _machine_kills()
+        return self._machine_kills > before and (self._group is None or self._group.kills() == self._kills)
 
     def _folders(self) -> list[Path]:
         checkout = self._environment.checkout
@@ -398,6 +410,12 @@ class _PipeChannel:
         assert process.stdin and process.stdout
         self._in, self._out = process.stdin.fileno(), process.stdout.fileno()
 
+    def is_closed(self) -> bool:
+        """Return whether the guest has ended: its end of the pipe is closed, and everything in it is read."""
+        poll = select.poll()
+        poll.register(self._out, select.POLLIN)
+        return any(event & select.POLLHUP and not event & select.POLLIN for _, event in poll.poll(0))
+
     def put(self, data: bytes, deadline: float) -> None:
         view = memoryview(data)
         try:
@@ -417,6 +435,12 @@ class _PipeChannel:
             parts.append(part)
             count -= len(part)
         return b"".join(parts)
+
+
+def _machine_kills() -> int:
+    """Return how many processes the kernel has ended for want of memory since it started."""
+    count = re.search(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    return int(count[1]) if count else 0
 
 
 def _descendants(pid: int) -> list[int]:

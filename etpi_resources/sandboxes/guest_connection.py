@@ -16,7 +16,14 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from etpi_resources.sandboxes import REPLY, CommandResult, Environment, Limits, SandboxUnavailable
+from etpi_resources.sandboxes import (
+    REPLY,
+    CommandResult,
+    Environment,
+    Limits,
+    SandboxStopped,
+    SandboxUnavailable,
+)
 
 GUEST = Path(__file__).with_name("guest.py")
 OPEN_FILES = 1024
@@ -86,6 +93,10 @@ class GuestConnection:
         fits = len(output) <= self._limits.output_bytes + _LONGEST_ERROR and 0 <= int(left_out) < 1 << 63
         if not (fits and 0 <= result.exit_code < 256 and 0 <= result.seconds < _LONGEST_SECONDS):
             raise ValueError("the guest's answer is no result of a command")
+        for_others = self._killed_for_others()
+        if result.exit_code == 137 and flag == b"-" and for_others:
+            self._ended, self._stop = True, "the machine ran out of memory"
+            self._require_own_end(self._stop)
         out_of_memory = self._out_of_memory()  # asked after every command, so that none is blamed for an earlier one
         text, flag = output.decode("utf-8", "replace"), b"m" if flag == b"-" and out_of_memory else flag
         reasons = {b"s": "too many sockets", b"n": "too many files"}
@@ -150,15 +161,20 @@ class GuestConnection:
         """Give the sandbox up.
 
         Raises:
-            SandboxUnavailable: nothing inside ended it, so its end is no result of the command's.
+            SandboxStopped: it was killed from outside, so its end is no result of the command's.
+            SandboxUnavailable: it was ended by a signal that a run which ends sends to all its processes.
         """
         if not self._ended:
             self._ended, self._stop = True, self._stopped_by()
         self._require_own_end(self._stop)
 
     def _require_own_end(self, stop: str) -> None:
-        if stop:
+        if stop in ("SIGINT", "SIGTERM", "SIGHUP"):
             raise SandboxUnavailable(f"the sandbox was stopped from outside ({stop}), as a run that ends is")
+        if stop:
+            raise SandboxStopped(
+                f"the sandbox was killed from outside ({stop}), by a person or for want of memory on the machine"
+            )
 
     def _stopped_by(self) -> str:
         """Return what ended the sandbox from outside; "" if nothing did within END_SECONDS."""
@@ -166,6 +182,10 @@ class GuestConnection:
 
     def _out_of_memory(self) -> bool:
         """Return whether the kernel ended a process of the last command for lack of memory."""
+        return False
+
+    def _killed_for_others(self) -> bool:
+        """Return whether the kernel has ended a process of the machine meanwhile, but none for the sandbox's memory."""
         return False
 
     def _watch(self, deadline: float) -> None:

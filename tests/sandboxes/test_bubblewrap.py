@@ -12,7 +12,14 @@ from typing import Any, cast
 
 import pytest
 
-from etpi_resources.sandboxes import Environment, EnvironmentUnavailable, Limits, SandboxUnavailable
+from etpi_resources.sandboxes import (
+    Environment,
+    EnvironmentUnavailable,
+    Limits,
+    SandboxStopped,
+    SandboxUnavailable,
+    bubblewrap,
+)
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
 FACTORY = BubblewrapFactory()
@@ -127,8 +134,9 @@ def test_sandbox_that_is_stopped_from_outside_gives_no_result(use, number):
         os.kill(sandbox._process.pid, getattr(signal, number))
         os.waitid(os.P_PID, sandbox._process.pid, os.WEXITED | os.WNOWAIT)
         for _ in range(2):
-            with pytest.raises(SandboxUnavailable, match=number):
+            with pytest.raises(SandboxUnavailable, match=number) as caught:
                 getattr(sandbox, use)(*USES[use])
+            assert isinstance(caught.value, SandboxStopped) == (number == "SIGKILL")
 
 
 @pytest.mark.parametrize("part", ["bubblewrap", "guest"])
@@ -145,3 +153,17 @@ def test_guest_that_the_kernel_kills_for_the_memory_of_its_commands_ended_by_its
     assert sandbox._signal_in(128 + signal.SIGKILL) == "SIGKILL"
     sandbox._group = cast(Any, SimpleNamespace(kills=lambda: 1))
     assert sandbox._signal_in(128 + signal.SIGKILL) == sandbox._signal_in(1) == ""
+    assert sandbox._out_of_memory()  # of a command that has a result, which says so
+    assert sandbox._signal_in(128 + signal.SIGKILL) == "SIGKILL"
+
+
+def test_command_that_the_kernel_kills_for_want_of_memory_on_the_machine_has_no_result(monkeypatch):
+    kills = [0]
+    monkeypatch.setattr(bubblewrap, "_machine_kills", lambda: kills[0])
+    with FACTORY.create({}) as sandbox:
+        kills[0] += 1
+        assert sandbox.run("kill -TERM $$").exit_code == 143
+        assert sandbox.run("kill -KILL $$").exit_code == 137  # by itself: nothing was killed meanwhile
+        kills[0] += 1
+        with pytest.raises(SandboxStopped, match="ran out of memory"):
+            sandbox.run("kill -KILL $$")
