@@ -19,7 +19,6 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Role, SandboxNeeds, Task, Verdict
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
-from etpi_resources.sandboxes import SandboxStopped
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory, BubblewrapSandbox, _descendants
 
 CHAT = load_chat_format("tiny")
@@ -113,15 +112,20 @@ def test_killed_sandbox_is_an_infrastructure_error_and_never_a_verdict(kills, se
 
 
 def test_rollout_whose_sandbox_was_killed_runs_again():
-    factory, tries = Watched(), []
+    class Killed(Watched):
+        def create(self, *args, **more) -> BubblewrapSandbox:
+            sandbox = super().create(*args, **more)
+            request = sandbox._request
 
-    def run(task, sample):
-        tries.append(None)
-        if len(tries) == 1:
-            threading.Timer(0.3, lambda: os.kill(factory.running[-1], signal.SIGKILL)).start()
-            with pytest.raises(SandboxStopped), factory.create({}) as box:
-                box.run("sleep 5")
-        return killed_after(0.3, random.Random(0)) if len(tries) == 1 else rollout(factory)
+            def killed(body: bytes, seconds: float) -> bytes:
+                os.kill(self.running[-1], signal.SIGKILL)
+                return request(body, seconds)
 
-    record = run_with_retry(run, Task("t1", "suite", "repo", "train", "do it", {}, "hash"), 0)
-    assert len(tries) == 2 and is_whole(record)
+            sandbox._request = killed  # type: ignore[method-assign]
+            return sandbox
+
+    records = [rollout(Killed()), rollout(BubblewrapFactory())]
+    assert "SandboxStopped" in (records[0].error or "") and records[0].outcome["reward"] is None
+    left = records.copy()
+    assert run_with_retry(lambda *_: left.pop(0), Task("t1", "s", "r", "train", "x", {}, "h"), 0) is records[1]
+    assert is_whole(records[1])
