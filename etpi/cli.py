@@ -125,15 +125,27 @@ def demo_all(rebuild: tuple[str, ...]) -> int:
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--dry-run", is_flag=True, help="list assets that would be computed, why, and last cost; run nothing")
 @click.option("--data-only", is_flag=True, help="end with the data sets of experiments: train and evaluate nothing")
+@click.option("--allow-code", is_flag=True, help="let servers run code that specs with allow_code = true name")
 @JSON
 @REBUILD
-def run(names: tuple[str, ...], dry_run: bool, data_only: bool, as_json: bool, rebuild: tuple[str, ...]) -> int:
+def run(
+    names: tuple[str, ...],
+    dry_run: bool,
+    data_only: bool,
+    allow_code: bool,
+    as_json: bool,
+    rebuild: tuple[str, ...],
+) -> int:
     """Bring experiments, rollout sets or suites up to date, with everything they depend on.
 
     `etpi run catalog` rebuilds the catalog that `etpi sql` and `etpi view` read, and nothing else.
     """
     from etpi import commands
 
+    if allow_code:
+        import os
+
+        os.environ["ETPI_ALLOW_CODE"] = "1"  # the processes of the run inherit it
     if dry_run:
         return commands.dry_run(names, rebuild, as_json, data_only)
     return commands.compare(names, rebuild, data_only, as_json)

@@ -13,6 +13,7 @@ from etpi_assets.specs.plugins import plugin_names, unknown
 from etpi_assets.specs.prompts import fault_of, shipped_prompts, shipped_templates
 from etpi_assets.specs.section import Omitted, Section
 from etpi_resources.chat.grammars import SLOTS, ThinkGrammar
+from etpi_resources.engines.vllm_options import require_allowed
 
 
 class TinySection(Section):
@@ -100,6 +101,8 @@ class EngineSection(Section):
     """Arguments of the server's chat template, for chat requests."""
     options: dict[str, Any] = Field(default_factory=dict, examples=[{"tensor-parallel-size": 2}])
     """Options of `vllm serve`, for a server that etpi starts."""
+    allow_code: Annotated[bool, Omitted(False)] = False
+    """Take `options` that run code of the model's folder or of other files; also start with `etpi run --allow-code`."""
     timeout: float = Field(default=600.0, gt=0)
     """Seconds that one request may take."""
     skill: dict[str, float] = Field(default_factory=dict)
@@ -143,6 +146,7 @@ class EngineSection(Section):
             raise ValueError('a base built here takes both engine.model = "tiny" and a section [engine.tiny]')
         if self.urls and self.options:
             raise ValueError("`options` are of a server that is started here; one in `urls` runs already")
+        require_allowed(self.options, self.allow_code)
         return self
 
 

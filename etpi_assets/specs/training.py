@@ -10,7 +10,7 @@ from etpi_assets.specs.rollout_set import AgentSection, TinySection
 from etpi_assets.specs.section import Omitted, Operational, Section
 from etpi_assets.specs.server import ServerSection
 from etpi_resources.checkpoints import HUB
-from etpi_resources.engines.vllm_options import accelerators_of, named
+from etpi_resources.engines.vllm_options import accelerators_of, named, require_allowed
 from etpi_resources.packages import package_name
 from etpi_resources.trainers.contracts import Correction, Tracker
 from etpi_resources.trainers.precision import SpecDtype
@@ -201,6 +201,8 @@ class RLSection(ServerSection):
     the weights before each round."""
     options: Annotated[dict[str, Any], Omitted({})] = Field(default_factory=dict)
     """Options of `vllm serve`, for `engine = "vllm"` alone."""
+    allow_code: Annotated[bool, Omitted(False)] = False
+    """Take `options` that run code of the model's folder or of other files; also start with `etpi run --allow-code`."""
     repeatable: Annotated[bool, Omitted(False)] = False
     """Two runs with one seed on one machine are equal to the digit: rollouts ask in step, and the trainer computes in
     one thread, on a GPU by deterministic operations. For `engine = "transformers"`; its cost is in docs/rl.md."""
@@ -320,6 +322,7 @@ class RLSection(ServerSection):
             raise ValueError('rl.agent.history_think = "strip" forks the prompt; a rollout must stay one sequence')
         if self.agent.compact_after:
             raise ValueError("rl.agent.compact_after forks the prompt; a rollout must stay one sequence")
+        require_allowed(self.options, self.allow_code)
         if "logprobs-mode" in named(self.options):
             raise ValueError("rl.options.logprobs-mode is set here: the loss takes probabilities at the temperature")
         if self.round_size % self.group_size:

@@ -250,7 +250,7 @@ class Endpoints:
         return value
 
     def complete(self, url: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """POST to the server at `url`, without retries; return its answer as `answers.Completed`, with one of `choices`.
+        """POST to the server at `url`, without retries; return its answer as `answers.Completed`, with one choice.
 
         Raises as `request`, also for an error that a gateway sends with status 200.
         """

@@ -23,7 +23,7 @@ import httpx
 from etpi_resources.backend import backend
 from etpi_resources.chat.tokenizer_files import copy_tokenizer, misread
 from etpi_resources.engines import EngineUnavailable
-from etpi_resources.engines.vllm_options import named
+from etpi_resources.engines.vllm_options import named, require_consent
 from etpi_resources.process.supervise import supervised
 from etpi_resources.secrets import read_secret
 
@@ -80,8 +80,10 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
     """Write options of `vllm serve` as arguments: true is a bare flag, false its `--no-` form, lists and tables JSON.
 
     Raises:
-        EngineUnavailable: an option is one that `VllmServer` sets, or would put a secret into a spec.
+        EngineUnavailable: an option is one that `VllmServer` sets, or would put a secret into a spec, or runs code that
+            this user does not allow.
     """
+    require_consent(options)
     line = []
     for name, value in named(options).items():
         if name in _RESERVED_OPTIONS:

@@ -9,7 +9,8 @@ processes' files in /proc.
 
 The kernel limits the memory of each process. The guest limits the memory of all together: it checks every 50 ms and
 ends the command. A control group (`memory_group`), where this user may create one, bounds what the kernel holds for the
-sandbox. Without one, shared anonymous memory, for which no process would be charged, is refused, and /dev/zero cannot be mapped.
+sandbox. Without one, shared anonymous memory, for which no
+process would be charged, is refused, and /dev/zero cannot be mapped.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ _COMPILE = (
 compiles it once for all sandboxes."""
 
 _NO_ZERO = ("--dev-bind", "/dev/full", "/dev/zero")
-"""It reads as zeros too, and cannot be mapped: a shared mapping of /dev/zero is memory that no process is charged for."""
+"""It reads as zeros too, and cannot be mapped: no process is charged for all of a shared mapping of /dev/zero."""
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _TOOLS = "/run/tools"

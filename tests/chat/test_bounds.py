@@ -20,7 +20,7 @@ from etpi_resources.chat.format import ChatFormat, TemplateRefuses, load_chat_fo
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
 CALL = {"type": "function", "id": "callaaaa1", "function": {"name": "look", "arguments": {"at": "é<x>"}}}
-TOOLS = [{"type": "function", "function": {"name": "look", "description": "L\"ook", "parameters": {"type": "object"}}}]
+TOOLS = [{"type": "function", "function": {"name": "look", "description": 'L"ook', "parameters": {"type": "object"}}}]
 MESSAGES = [
     {"role": "system", "content": "Act."},
     {"role": "user", "content": "Look. \u2028 <b>"},

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 from etpi_assets.specs.load import SpecError, load_specs
+from etpi_assets.specs.rollout_set import EngineSection
+from etpi_assets.specs.server import ServerSection
+from etpi_resources.engines import EngineUnavailable
+from etpi_resources.engines.vllm_server import arguments
 from tests.support.graph import write_spec
 
 PARENT = 'extends = "plan_first_tiny"\n'
@@ -106,3 +110,24 @@ def test_url_with_a_password_or_without_a_host_is_refused_and_not_repeated(tmp_p
     with pytest.raises(SpecError) as caught:
         load_specs(tmp_path).get("rollout_set", "bad")
     assert "engine.urls" in str(caught.value) and "hunter2-secret" not in str(caught.value)
+
+
+CODE = {"trust-remote-code": True, "tool_parser_plugin": "x.py", "trust-rem": True, "compilation-config.backend": "x.y"}
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_options_that_load_code_need_the_specs_and_the_users_consent(name, monkeypatch):
+    monkeypatch.delenv("ETPI_ALLOW_CODE", raising=False)
+    options = {name: CODE[name]}
+    with pytest.raises(ValueError, match="allow_code = true"):
+        ServerSection(engine="vllm", options=options)
+    with pytest.raises(ValueError, match="allow_code = true"):
+        EngineSection(kind="vllm", teacher="t", model="m", options=options)
+    section = ServerSection(engine="vllm", options=options, allow_code=True)
+    with pytest.raises(EngineUnavailable, match="--allow-code"):
+        arguments(section.options)
+    monkeypatch.setenv("ETPI_ALLOW_CODE", "1")
+    assert len(arguments(section.options)) >= 1
+    harmless = {"trust-remote-code": False, "compilation-config": {"mode": 0}, "distributed-executor-backend": "mp"}
+    monkeypatch.delenv("ETPI_ALLOW_CODE")
+    assert arguments(ServerSection(engine="vllm", options=harmless).options)
