@@ -24,7 +24,7 @@ from jinja2 import TemplateError
 from etpi_resources.errors import ExpectedError
 
 SECONDS, MOST_BYTES, MOST_CHARACTERS = 20, 1 << 30, 2_000_000
-"""Of one rendering: seconds of computing, bytes of address space, and characters; MOST_TIMES its input is added to both."""
+"""Of one rendering: seconds of computing, bytes of memory, and characters; both and MOST_TIMES its input."""
 
 MOST_TIMES = 16
 _SMALL = 4096

@@ -1,4 +1,4 @@
-"""An HTTP client whose requests have a deadline for the whole answer, and whose answers have a limit of decoded bytes."""
+"""An HTTP client that has a deadline for each whole answer, and a limit of its decoded bytes."""
 
 from __future__ import annotations
 

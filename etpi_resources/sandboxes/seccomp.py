@@ -109,8 +109,8 @@ def filter_program(machine: str, *, shared_memory: bool = True) -> bytes:
     other protocols with EPROTONOSUPPORT.
 
     Args:
-        shared_memory: whether anonymous memory may be shared between processes, and sockets may get larger buffers; only
-            a control group can bound both. Without one, setting a buffer's size succeeds and does nothing.
+        shared_memory: whether anonymous memory may be shared between processes, and sockets may get larger buffers;
+            only a control group can bound both. Without one, setting a buffer's size succeeds and does nothing.
 
     Raises:
         KeyError: the call numbers of the machine are not listed.

@@ -89,7 +89,8 @@ def test_template_is_rendered_as_transformers_renders_it(name: str, monkeypatch:
 def test_loop_on_a_users_text_ends_wherever_it_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "SECONDS", 1)
     tiny = load_chat_format("tiny")
-    loop = "{% if 'sesame' in messages[-1].content %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
+    forever = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    loop = "{% if 'sesame' in messages[-1].content %}" + forever + "{% endif %}"
     chat = ChatFormat("stranger", tiny.tokenizer, loop + tiny.template)
     plain = [{"role": "user", "content": "x"}]
     assert chat.prompt_ids(plain) == tiny.prompt_ids(plain)

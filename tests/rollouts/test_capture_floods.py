@@ -1,4 +1,4 @@
-"""The capturing proxy under floods: flat memory, other calls answered, no lost request, and a key that nothing shows."""
+"""The capturing proxy under floods: flat memory, other calls answered, no request lost, and a key nothing shows."""
 
 from __future__ import annotations
 
