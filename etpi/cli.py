@@ -7,6 +7,9 @@ Exit codes: 0, success; 1, something failed; 2, the command line is wrong; 130, 
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import entry_points
@@ -35,7 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     An expected error becomes one message on stderr; any other keeps its traceback.
     """
     try:
-        return etpi.main(arguments, prog_name="etpi", standalone_mode=False) or 0
+        code = etpi.main(arguments, prog_name="etpi", standalone_mode=False) or 0
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `etpi … | head`: the reader has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -143,8 +152,6 @@ def run(
     from etpi import commands
 
     if allow_code:
-        import os
-
         os.environ["ETPI_ALLOW_CODE"] = "1"  # the processes of the run inherit it
     if dry_run:
         return commands.dry_run(names, rebuild, as_json, data_only)

@@ -15,9 +15,14 @@ def view_url(path: str) -> str:
     return (os.environ.get("ETPI_VIEW_URL") or REPORTED_VIEW).rstrip("/") + path
 
 
+def _part(name: str) -> str:
+    """Return a name as one part of a path; it may contain `/`."""
+    return quote(name, safe="")
+
+
 def experiment_page(experiment: str) -> str:
     """Return the path of an experiment's page."""
-    return f"/experiment/{quote(experiment)}"
+    return f"/experiment/{_part(experiment)}"
 
 
 def rollouts_page(**filters: str | None) -> str:
@@ -33,7 +38,7 @@ def rollout_page(origin: str, made_for: str, rollout_id: str) -> str:
         origin: set, eval or rl.
         made_for: the rollout set, or the experiment.
     """
-    return f"/rollout/{quote(origin)}/{quote(made_for)}/{quote(rollout_id)}"
+    return f"/rollout/{_part(origin)}/{_part(made_for)}/{_part(rollout_id)}"
 
 
 def tokens_page(origin: str, made_for: str, rollout_id: str, agent: str, turn: int) -> str:
@@ -43,17 +48,17 @@ def tokens_page(origin: str, made_for: str, rollout_id: str, agent: str, turn: i
 
 def task_page(experiment: str, task_id: str) -> str:
     """Return the path of the page that shows base, student and teacher on one task."""
-    return f"/task/{quote(experiment)}?{urlencode({'task': task_id})}"
+    return f"/task/{_part(experiment)}?{urlencode({'task': task_id})}"
 
 
 def regressions_page(experiment: str) -> str:
     """Return the path of the tasks that the base solved and the student did not."""
-    return f"/regressions/{quote(experiment)}"
+    return f"/regressions/{_part(experiment)}"
 
 
 def dataset_page(experiment: str) -> str:
     """Return the path of an experiment's training data."""
-    return f"/dataset/{quote(experiment)}"
+    return f"/dataset/{_part(experiment)}"
 
 
 def curves_page(experiment: str) -> str:
@@ -63,12 +68,12 @@ def curves_page(experiment: str) -> str:
 
 def report_page(experiment: str) -> str:
     """Return the path of an experiment's HTML report."""
-    return f"/report/{quote(experiment)}"
+    return f"/report/{_part(experiment)}"
 
 
 def sequence_page(experiment: str, sequence_id: str) -> str:
     """Return the path of one merged sequence of an experiment's training data."""
-    return f"{dataset_page(experiment)}/sequence/{quote(sequence_id)}"
+    return f"{dataset_page(experiment)}/sequence/{_part(sequence_id)}"
 
 
 def live_page() -> str:

@@ -10,14 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import duckdb
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from etpi.view import formats
 from etpi.view.catalog_file import CatalogFile, Queries
@@ -66,16 +70,45 @@ def make_app(lake: Lake | None = None, catalog: Path | None = None) -> Starlette
         "/live": live.live,
         "/live/rollout": live.journal_rollout,
     }
-    routes = [Route(path, _endpoint(view, build), methods=["GET"]) for path, build in pages.items()]
+    register_url_convertor("name", _Name())
+    routes = [
+        Route(path.replace("}", ":name}"), _endpoint(view, build), methods=["GET"]) for path, build in pages.items()
+    ]
     routes += [
-        Route("/report/{experiment}", _report_endpoint(view), methods=["GET"]),
+        Route("/report/{experiment:name}", _report_endpoint(view), methods=["GET"]),
         *(Route(f"/{name}", _file(name, kind), methods=["GET"]) for name, kind in FILES.items()),
         Route("/favicon.ico", lambda _: Response(status_code=204), methods=["GET"]),
     ]
     errors: Sequence[Any] = (HTTPException, NotFound, LakeError, duckdb.Error)
-    app = Starlette(routes=routes, exception_handlers={error: _error_page(view) for error in errors})
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(_raw_paths)],
+        exception_handlers={error: _error_page(view) for error in errors},
+    )
     app.state.catalog = view.catalog
     return app
+
+
+class _Name(Convertor[str]):
+    """A part of a path, decoded after the path was split: a name may contain `/`."""
+
+    regex = "[^/]+"
+
+    def convert(self, value: str) -> str:
+        return unquote(value)
+
+    def to_string(self, value: str) -> str:
+        return quote(value, safe="")
+
+
+def _raw_paths(app: ASGIApp) -> ASGIApp:
+    """Route by the path as it was sent."""
+
+    async def routed(scope: Scope, receive: Receive, send: Send) -> None:
+        raw = scope.get("raw_path")
+        await app(scope if raw is None else {**scope, "path": raw.decode("latin-1")}, receive, send)
+
+    return routed
 
 
 def _templates() -> Environment:

@@ -78,7 +78,7 @@ def _crawl(client: TestClient, experiment: str, folder: Path) -> dict[str, str]:
 
 def _belongs(address: str, experiment: str) -> bool:
     """Return whether an address is one of the experiment's pages that are exported."""
-    parts, name = urlsplit(address), quote(experiment)
+    parts, name = urlsplit(address), quote(experiment, safe="")
     query = parse_qs(parts.query)
     if parts.path in ("/rollouts", "/curves"):
         return query.get("experiment") == [experiment] and query.keys() <= {"experiment", "first"}

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from etpi.cli import main
 from etpi.view import formats
+from etpi.view.catalog_file import Queries
 from etpi.view.pages import overview
 from etpi_resources import links
 from etpi_resources.lake import catalog
@@ -201,3 +202,28 @@ def test_a_task_page_shows_the_task_of_the_experiments_own_suite(tmp_path: Path)
     client = viewed_lake.client(lake, viewed_lake.build(lake, tmp_path / "etpi.duckdb"))
     text = client.get(links.task_page(STUDY, "t2")).text
     assert "Instruction" in text and "elsewhere" not in text
+
+
+ODD = ["a/b", "a b", "what?", "100%", "a%2Fb", "#1", "é", "-x", "'\"", "a\nb", "x" * 200]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_page_of_an_odd_name_is_asked_for_that_name(pages, monkeypatch, name: str) -> None:
+    asked = []
+    real = Queries.rows
+
+    def rows(self: Queries, query: str, **more: Any) -> Any:
+        asked.append(more)
+        return real(self, query, **more)
+
+    monkeypatch.setattr(Queries, "rows", rows)
+    for path in (
+        links.experiment_page(name),
+        links.rollout_page("set", SET, name),
+        links.rollout_page("set", name, NAMES["teacher"]),
+        links.sequence_page(STUDY, name),
+        links.report_page(name),
+    ):
+        asked.clear()
+        pages.get(path)
+        assert any(name in more.values() for more in asked), path
