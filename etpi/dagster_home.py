@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -29,10 +30,15 @@ def prepare_dagster_home() -> Path:
         BackendError: on a cluster, `dagster.yaml` belongs to another database, or the database cannot be opened.
     """
     from etpi_resources.backend import backend
-    from etpi_resources.lake.lake import LakeError
+    from etpi_resources.lake.lake import Lake, LakeError
     from etpi_resources.process.locks import lake_locks
 
     home, elsewhere = dagster_home(), backend()
+    if not elsewhere and (wrong := [mark for mark in "?%" if mark in str(home)]):
+        raise LakeError(
+            f"Dagster cannot keep its storage in {home}: {wrong[0]} has a meaning in the addresses of its database. Name "
+            "a folder without it: export DAGSTER_HOME=/path/to/folder"
+        )
     file = home / SETTINGS.name
     try:
         with lake_locks().hold(home / "storage.lock", what="Dagster's storage", doing="creating"):
@@ -43,6 +49,12 @@ def prepare_dagster_home() -> Path:
                 elsewhere.require_instance(file)
             os.environ["DAGSTER_HOME"] = str(home)
             ready, state = home / "storage_ready", f"{version('dagster')}\n{file.read_text(encoding='utf-8')}"
+            if not ready.exists() and not elsewhere and Lake.open().refs():
+                print(
+                    f"etpi: {home} is new, and the lake has results: Dagster's page shows them as never materialized until "
+                    "a run. They are kept, and runs use them. To bring their history along, copy .dagster_home too",
+                    file=sys.stderr,
+                )
             if not ready.exists() or ready.read_text(encoding="utf-8") != state:
                 _prepare_storage(home)
                 ready.write_text(state, encoding="utf-8")

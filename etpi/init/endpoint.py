@@ -13,8 +13,11 @@ from etpi.init.student import Student, family_vocabulary
 from etpi.init.write import NewSpec, rendered
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.rollout_set import AgentSection
+from etpi_resources.engines.bounded_http import BoundedClient
 from etpi_resources.engines.endpoints import api_key
+from etpi_resources.outside import Unreadable, read_json
 
+_MOST_BYTES = 8 << 20
 _SECONDS = 10.0
 _TOKENS = 32768
 """Limit of prompt and output where the server does not say its own."""
@@ -76,22 +79,26 @@ def _cards(base: str, key_variable: str | None) -> Sequence[Mapping[str, Any]]:
         raise SpecError(f"--endpoint {base}: write the whole address, such as http://{base}")
     key = api_key(key_variable)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
+    client = BoundedClient(headers=headers, connect_seconds=_SECONDS, proxies=True)
     try:
-        answer = httpx.get(f"{base}/models", headers=headers, timeout=_SECONDS)
-    except httpx.HTTPError as error:
+        answer = client.send("GET", f"{base}/models", seconds=_SECONDS, most_bytes=_MOST_BYTES)
+    except (httpx.HTTPError, Unreadable) as error:
         raise SpecError(f"--endpoint: {base}/models does not answer ({error}); is the server running?") from error
-    if answer.status_code in (401, 403):
+    finally:
+        client.close()
+    if answer.status in (401, 403):
         raise SpecError(
-            f"--endpoint: {base}/models refuses the request ({answer.status_code}); name the environment variable with "
+            f"--endpoint: {base}/models refuses the request ({answer.status}); name the environment variable with "
             "the key: --api-key-env VARIABLE"
         )
     try:
-        listed = answer.raise_for_status().json()
+        listed = read_json(answer.body, _MOST_BYTES // 16) if answer.status < 300 else None
         cards = listed if isinstance(listed, list) else listed["data"]  # Together sends the list alone
-    except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
-        text = (answer.text.replace(key, f"${key_variable}") if key else answer.text)[:200]
+    except (ValueError, KeyError, TypeError) as error:
+        text = answer.body.decode("utf-8", "replace")
+        text = (text.replace(key, f"${key_variable}") if key else text)[:200]
         raise SpecError(
-            f"--endpoint: {base}/models is no list of models ({answer.status_code}: {text}); give the URL up to /v1, "
+            f"--endpoint: {base}/models is no list of models ({answer.status}: {text}); give the URL up to /v1, "
             "and a key with --api-key-env"
         ) from error
     return [card for card in cards if isinstance(card, dict) and "id" in card]

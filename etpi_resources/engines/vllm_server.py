@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +24,9 @@ import httpx
 from etpi_resources.backend import backend
 from etpi_resources.chat.tokenizer_files import copy_tokenizer, misread
 from etpi_resources.engines import EngineUnavailable
+from etpi_resources.engines.bounded_http import Answer, BoundedClient
 from etpi_resources.engines.vllm_options import named, require_consent
+from etpi_resources.outside import Unreadable, read_json
 from etpi_resources.process.supervise import supervised
 from etpi_resources.secrets import read_secret
 
@@ -33,6 +36,7 @@ KEY_VARIABLE = "VLLM_API_KEY"
 LOOPBACK = "127.0.0.1"
 PROGRAM = Path(__file__).resolve().parents[2] / ".venv-vllm" / "bin" / "vllm"
 START_SECONDS = 1800.0
+_ASK_SECONDS = 5.0
 POLL_SECONDS = 0.25
 GRACE_SECONDS = 15.0
 PORTS = 3
@@ -245,22 +249,23 @@ class VllmServer:
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        with httpx.Client(trust_env=False, timeout=5.0, headers=headers) as client:
+        with closing(BoundedClient(headers=headers, connect_seconds=_ASK_SECONDS)) as client:
             while time.monotonic() < deadline:
                 if why := self.exit_reason():
                     raise EngineUnavailable(why)
-                try:
-                    if client.get(f"{self.url}/health").status_code == 200:
+                with suppress(httpx.HTTPError, Unreadable):
+                    if self._ask(client, "/health").status == 200:
                         return self._check_identity(client)
-                except httpx.HTTPError:
-                    pass
                 time.sleep(POLL_SECONDS)
         raise EngineUnavailable(f"{self.name}: vLLM was not ready in {START_SECONDS:g} s; its log is {self.log}")
 
-    def _check_identity(self, client: httpx.Client) -> None:
+    def _ask(self, client: BoundedClient, path: str) -> Answer:
+        return client.send("GET", f"{self.url}{path}", seconds=_ASK_SECONDS, most_bytes=1 << 20)
+
+    def _check_identity(self, client: BoundedClient) -> None:
         """Check that the server on the port serves this folder."""
         try:
-            models = client.get(f"{self.url}/v1/models").json()["data"]
+            models = read_json(self._ask(client, "/v1/models").body, 1 << 16)["data"]
             ours = any(card["id"] == self.name and card["root"] == str(self.folder) for card in models)
         except (ValueError, LookupError, TypeError):  # no list of models: some program that took the port
             ours = False

@@ -400,9 +400,18 @@ class BubblewrapSandbox(GuestConnection):
 
     def _stderr(self) -> str:
         """Kill the sandbox and return its stderr."""
-        assert self._process and self._process.stderr
+        assert self._process and self._process.stdin and self._process.stderr
         self._process.kill()
-        return self._process.stderr.read().decode("utf-8", "replace").strip()[-2000:] or "it said nothing"
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # also ends a guest that is not yet tied to bubblewrap's end
+        text, deadline = b"", time.monotonic() + END_SECONDS
+        with contextlib.suppress(GuestUnreachable):
+            while True:
+                _wait(self._process.stderr.fileno(), select.POLLIN, deadline)
+                if not (part := os.read(self._process.stderr.fileno(), 1 << 16)):
+                    break
+                text += part
+        return text.decode("utf-8", "replace").strip()[-2000:] or "it said nothing"
 
 
 class _PipeChannel:

@@ -92,7 +92,9 @@ def is_whole(record) -> bool:
     return record.outcome["reward"] == 1.0 and codes == [5, 0, 0, 0]
 
 
-@pytest.mark.parametrize(("kills", "seed"), [(6, 0), pytest.param(100, 1, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("kills", "seed"), [(6, 0), pytest.param(100, 1, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
+)
 def test_killed_sandbox_is_an_infrastructure_error_and_never_a_verdict(kills, seed):
     rng, kinds = random.Random(seed), Counter[str]()
     started = time.monotonic()
