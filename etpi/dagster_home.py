@@ -36,8 +36,8 @@ def prepare_dagster_home() -> Path:
     home, elsewhere = dagster_home(), backend()
     if not elsewhere and (wrong := [mark for mark in "?%" if mark in str(home)]):
         raise LakeError(
-            f"Dagster cannot keep its storage in {home}: {wrong[0]} has a meaning in the addresses of its database. Name "
-            "a folder without it: export DAGSTER_HOME=/path/to/folder"
+            f"Dagster cannot keep its storage in {home}: {wrong[0]} has a meaning in the addresses of its database. "
+            "Name a folder without it: export DAGSTER_HOME=/path/to/folder"
         )
     file = home / SETTINGS.name
     try:
@@ -51,8 +51,8 @@ def prepare_dagster_home() -> Path:
             ready, state = home / "storage_ready", f"{version('dagster')}\n{file.read_text(encoding='utf-8')}"
             if not ready.exists() and not elsewhere and Lake.open().refs():
                 print(
-                    f"etpi: {home} is new, and the lake has results: Dagster's page shows them as never materialized until "
-                    "a run. They are kept, and runs use them. To bring their history along, copy .dagster_home too",
+                    f"etpi: {home} is new, and the lake has results: Dagster's page shows them as never materialized "
+                    "until a run. They are kept, and runs use them. To bring their history along, copy .dagster_home too",
                     file=sys.stderr,
                 )
             if not ready.exists() or ready.read_text(encoding="utf-8") != state:

@@ -38,7 +38,8 @@ def code_options(options: Mapping[str, Any]) -> list[str]:
     return [
         name
         for name, value in named(options).items()
-        if any(code.startswith(name.partition(".")[0]) for code in _CODE)
+        if name != "reasoning-parser"  # whose name is the beginning of another
+        and any(code.startswith(name.partition(".")[0]) for code in _CODE)
         and value not in (False, None)
         and not set(value if isinstance(value, Mapping) else [str(value)]) <= _HARMLESS.get(name, set())
     ]
