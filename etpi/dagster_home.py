@@ -52,7 +52,7 @@ def prepare_dagster_home() -> Path:
             if not ready.exists() and not elsewhere and Lake.open().refs():
                 print(
                     f"etpi: {home} is new, and the lake has results: Dagster's page shows them as never materialized "
-                    "until a run. They are kept, and runs use them. To bring their history along, copy .dagster_home too",
+                    "until a run. They are kept, and runs use them. Copy .dagster_home too to see their history",
                     file=sys.stderr,
                 )
             if not ready.exists() or ready.read_text(encoding="utf-8") != state:
