@@ -92,7 +92,7 @@ def _cards(base: str, key_variable: str | None) -> Sequence[Mapping[str, Any]]:
             "the key: --api-key-env VARIABLE"
         )
     try:
-        listed = read_json(answer.body, _MOST_BYTES // 16) if answer.status < 300 else None
+        listed = read_json(answer.body, _MOST_BYTES // 16) if answer.status < 300 else {}
         cards = listed if isinstance(listed, list) else listed["data"]  # Together sends the list alone
     except (ValueError, KeyError, TypeError) as error:
         text = answer.body.decode("utf-8", "replace")

@@ -42,9 +42,10 @@ class _Worker:
         self.pid = os.getpid()
         line = [sys.executable, "-I", "-m", "etpi_resources.chat.template_worker"]
         self._process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={}, cwd="/")
+        assert self._process.stdin and self._process.stdout
         for pipe in (self._process.stdin, self._process.stdout):
             with suppress(OSError):  # a user has a share of pipes, beyond which they stay small
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 1 << 20)  # pyright: ignore[reportArgumentType]
+                fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
 
     def ask(self, request: Any) -> list[str] | None:
         """Return the answer to a request; None if the worker ended over it."""

@@ -258,7 +258,7 @@ class BubblewrapSandbox(GuestConnection):
         self._process: subprocess.Popen[bytes] | None = None
         self._group: MemoryGroup | None = None
         self._kills = 0
-        self._channel: _PipeChannel | None = None
+        self._pipes: _PipeChannel | None = None
 
     def __enter__(self) -> Self:
         self._check_environment()
@@ -281,7 +281,7 @@ class BubblewrapSandbox(GuestConnection):
             )
         finally:
             os.close(read_end)
-        self._channel = _PipeChannel(self._process)
+        self._channel = self._pipes = _PipeChannel(self._process)
         try:
             self._start_guest(self._command.guest)
             self._enter_group(self._process.pid)
@@ -342,7 +342,7 @@ class BubblewrapSandbox(GuestConnection):
         """As the base class; where the guest is gone, wait for bubblewrap, which is ended with it and may be late."""
         if self._process is None:
             return ""
-        seconds = GRACE_SECONDS if self._channel is not None and self._channel.is_closed() else END_SECONDS
+        seconds = GRACE_SECONDS if self._pipes is not None and self._pipes.is_closed() else END_SECONDS
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._signal_in(self._process.wait(seconds))
         return ""

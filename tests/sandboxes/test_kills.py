@@ -127,7 +127,7 @@ def test_rollout_whose_sandbox_was_killed_runs_again():
             return sandbox
 
     records = [rollout(Killed()), rollout(BubblewrapFactory())]
-    assert "SandboxStopped" in (records[0].error or "") and records[0].outcome["reward"] is None
+    assert "SandboxStopped" in (records[0].error or "") and (records[0].outcome or {})["reward"] is None
     left = records.copy()
     assert run_with_retry(lambda *_: left.pop(0), Task("t1", "s", "r", "train", "x", {}, "h"), 0) is records[1]
     assert is_whole(records[1])

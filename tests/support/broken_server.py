@@ -16,7 +16,7 @@ Raw = Callable[[dict[str, Any]], Iterator[bytes]]
 """The request's body -> the bytes of an answer; the connection is closed after them."""
 
 
-def http(body: bytes, status: str = "200 OK", length: bool = True, **headers: str) -> bytes:
+def http(body: bytes, status: str = "200 OK", length: bool = True, **headers: Any) -> bytes:
     """Return a whole answer."""
     sent = {"content-type": "application/json", "connection": "close"}
     sent |= {name.replace("_", "-"): value for name, value in headers.items()}
@@ -31,11 +31,11 @@ def chat(**choice: Any) -> dict[str, Any]:
     return {"choices": [{"message": {"role": "assistant", "content": "x"}, "finish_reason": "stop", **choice}]}
 
 
-def raw_json(value: Any, **headers: str) -> Raw:
+def raw_json(value: Any, **headers: Any) -> Raw:
     return lambda body: iter([http(json.dumps(value).encode(), **headers)])
 
 
-def raw(data: bytes, **headers: str) -> Raw:
+def raw(data: bytes, **headers: Any) -> Raw:
     return lambda body: iter([http(data, **headers)])
 
 
