@@ -274,8 +274,8 @@ def other_packages(manifest: Manifest) -> str:
     def minor(version: str) -> list[str]:
         return version.split("+")[0].split(".")[:2]
 
-    made = {name: manifest.fingerprint[name] for name in PACKAGES if name in manifest.fingerprint}
-    pairs = [(name, version, installed(name)) for name, version in made.items()]
+    recorded_versions = {name: manifest.fingerprint[name] for name in PACKAGES if name in manifest.fingerprint}
+    pairs = [(name, version, installed(name)) for name, version in recorded_versions.items()]
     other = [(name, was, now) for name, was, now in pairs if now and minor(was) != minor(now)]
     return "; ".join(f"made with {name} {was}, {now} is installed" for name, was, now in other)
 

@@ -92,13 +92,13 @@ def with_own_prompts(set_name: str, document: Mapping[str, Any], folders: Sequen
         name = table.get("prompt") if isinstance(table, dict) else None
         if not isinstance(name, str) or table.get("templates") is not None:
             continue
-        own = [folder / FOLDER / name for folder in folders if name and Path(name).name == name]
-        own = [folder for folder in own if folder.is_dir()]
+        mine = [folder / FOLDER / name for folder in folders if name and Path(name).name == name]
+        mine = [folder for folder in mine if folder.is_dir()]
         place = f"{file}: {'.'.join(keys)}.prompt"
-        if len(own) + (name in shipped_prompts()) > 1:
-            raise SpecError(f"{place}: {name!r} is the name of two prompts, also of {own[-1]}; rename the folder")
-        if own:
-            table["templates"] = read_templates(own[0])
+        if len(mine) + (name in shipped_prompts()) > 1:
+            raise SpecError(f"{place}: {name!r} is the name of two prompts, also of {mine[-1]}; rename the folder")
+        if mine:
+            table["templates"] = read_templates(mine[0])
         elif name not in shipped_prompts():
             known = [*shipped_prompts(), *(path.name for folder in folders for path in (folder / FOLDER).glob("*/"))]
             mine = folders[0] if folders else Path("specs")
