@@ -101,7 +101,7 @@ def with_own_prompts(set_name: str, document: Mapping[str, Any], folders: Sequen
             table["templates"] = read_templates(mine[0])
         elif name not in shipped_prompts():
             known = [*shipped_prompts(), *(path.name for folder in folders for path in (folder / FOLDER).glob("*/"))]
-            mine = folders[0] if folders else Path("specs")
-            needed = f"{mine / FOLDER / (Path(name).name or 'NAME')}/user.md, and system.md where it has one"
+            root = folders[0] if folders else Path("specs")
+            needed = f"{root / FOLDER / (Path(name).name or 'NAME')}/user.md, and system.md where it has one"
             raise SpecError(f"{place}: there is no prompt {name!r}.{near(name, known)} One of your own is {needed}")
     return resolved
