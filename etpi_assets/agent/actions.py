@@ -8,13 +8,14 @@ parses. Nothing here raises, and the time is linear in the text.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from etpi_assets.agent.bash import split_command
 from etpi_assets.trajectories.records import Action
 from etpi_resources.chat.tool_forms import FORMS, ParsedCall, ToolForm, parse_structured
-from etpi_resources.chat.tool_forms.call import BAD_JSON, NO_CALL, Call, json_object
+from etpi_resources.chat.tool_forms.call import BAD_JSON, NO_CALL, SHELLS, Call, json_object
 from etpi_resources.chat.tool_forms.markdown import read_fenced
 from etpi_resources.chat.tool_forms.tagged import hermes_call, read_bare_xml, read_tagged, xml_call
 
@@ -26,7 +27,6 @@ EMPTY = "the command is empty"
 
 _READ_ANYWAY = frozenset({"hermes", "qwen_xml", "markdown"})
 """Forms that are parsed under every chat template."""
-_SHELLS = frozenset({"bash", "shell", "sh", "terminal", "execute_bash", "run_bash", "run_command", "execute_command"})
 
 
 def read_actions(
@@ -119,7 +119,7 @@ def _actions(
             return EMPTY
         wait = arguments.get("wait") in (True, "true", "True", "1")
         return [Action("send_message", name, to=to, message=message, form=form, pure=True, wait=wait)]
-    if name.lower() not in _SHELLS:
+    if name.lower() not in SHELLS:
         return [Action("bash", f"{name} {_dumps(arguments)}", form=form)]
     command = _first(arguments, "command", "cmd", "script")
     if command is None or not command.strip():
@@ -169,7 +169,7 @@ def _first(arguments: Mapping[str, Any], *keys: str) -> str | None:
         if isinstance(value, str):
             return value
         if isinstance(value, list | tuple):
-            return " ".join(map(str, value))
+            return shlex.join(map(str, value))
     return None
 
 

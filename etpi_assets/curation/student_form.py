@@ -19,11 +19,11 @@ from typing import Any
 from etpi_resources.chat.format import ChatFormat, Label
 from etpi_resources.chat.marks import THINK, THINK_END, split_thought, think_block
 from etpi_resources.chat.tool_forms import Call, parse_structured
+from etpi_resources.chat.tool_forms.call import SHELLS
 from etpi_resources.chat.tool_forms.tagged import hermes_call, xml_call
 
 _FLATTENED = re.compile(r"^\[tool_use ([^\]\n]{1,200})\] (?=\{)", re.MULTILINE)
 _RESULT = re.compile(r"\A\[tool_result\] ?")
-_SHELLS = frozenset({"bash", "shell", "sh", "terminal", "execute_bash", "run_bash", "run_command", "execute_command"})
 _CLOSING = ("</parameter>", "</function>", "</tool_call>")
 _EMPTY = re.compile(r"\A\s*<think>\s*</think>[\r\n]*")
 _OPENED, _CLOSED = re.compile(r"\A\s*<think>\n?"), re.compile(r"\A\s*</think>[\r\n]*")
@@ -180,7 +180,7 @@ class StudentForm:
     def _name(self, name: str) -> str:
         """Return the tool's name as the prompt offers it: any shell tool is `bash` if the prompt offers `bash`."""
         offered = {tool_name(tool) for tool in self.tools or ()}
-        return "bash" if name not in offered and name.lower() in _SHELLS and "bash" in offered else name
+        return "bash" if name not in offered and name.lower() in SHELLS and "bash" in offered else name
 
 
 @lru_cache
@@ -227,7 +227,7 @@ def format_call(name: str, arguments: Mapping[str, Any]) -> str:
 
     Every shell tool is named `bash`. If a value contains a closing tag of the form, the call is written as JSON.
     """
-    call = Call("bash" if name.lower() in _SHELLS else name, arguments)
+    call = Call("bash" if name.lower() in SHELLS else name, arguments)
     plain = "".join(json.dumps(value, ensure_ascii=False) for value in arguments.values())
     return hermes_call(call) if any(tag in plain for tag in _CLOSING) else xml_call(call)
 

@@ -1,9 +1,10 @@
 """Files and functions in texts and bash commands: which are named, which spellings mean one file, which are edited.
 
 These count as edits: `sed -i` and `perl -i`, redirections (heredocs too), `tee`, the target of `cp` and `mv`, `patch`,
-`git apply` and `apply_patch` with the patch in a heredoc, Python code (a heredoc or `-c`) that writes and names the
-file, and the writing commands of editor tools (`str_replace_editor`, `Edit`, `Write`, ...). An editor call without a
-file name (SWE-agent's windowed `edit`) does not count, because the command does not show which file it writes.
+`git apply` and `apply_patch` with the patch in the command, Python code (a heredoc or `-c`) that writes and names the
+file, and the writing commands of editor tools (`str_replace_editor`, `Edit`, `Write`, ...); each also in the body of a
+loop over named files, and in the text of `bash -c`. An editor call without a file name (SWE-agent's windowed `edit`)
+does not count, because the command does not show which file it writes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import posixpath
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from etpi_assets.specs.rollout_set import ScoringSection
@@ -24,19 +25,29 @@ _HEREDOC = re.compile(
 )
 """Without a body (None) on the last line."""
 _MAY_EDIT = re.compile(
-    r">|\bsed\b|\bperl\b|\btee\b|\bcp\b|\bmv\b|patch|apply|python|write|Write|Edit|edit|str_replace|create"
+    r">|\bsed\b|\bperl\b|\btee\b|\bcp\b|\bmv\b|patch|apply|python|write|edit|replace|create|insert", re.IGNORECASE
 )
 _PYTHON_WRITES = re.compile(
     r"open\((?:(?!open\()[^)])*[\"'][rb]?[wax+][b+]{0,2}[\"']|\.write_text\(|\.write_bytes\(|\.writelines?\(|fileinput"
 )
-_PATCHED = re.compile(r"^(?:\+\+\+ (?:b/)?|\*\*\* (?:Update|Add) File: )(\S+)", re.MULTILINE)
+_PATCHED = re.compile(r"^(?:\+\+\+ (?:b/)?|\*\*\* (?:(?:Update|Add) File|Move to): )(\S+)", re.MULTILINE)
 _EDITORS = frozenset(
-    {"str_replace_editor", "str_replace_based_edit_tool", "Edit", "MultiEdit", "Write", "NotebookEdit", "edit",
-     "edit_file", "write_file", "create_file", "create", "insert", "str_replace"}
+    {"str_replace_editor", "str_replace_based_edit_tool", "edit", "multiedit", "multi_edit", "write", "notebookedit",
+     "edit_file", "write_file", "write_to_file", "create_file", "create", "insert", "str_replace", "replace",
+     "replace_in_file", "search_replace", "insert_content", "apply_diff", "apply_patch", "patch"}
 )  # fmt: skip
+"""Names of tools that write a file, in lower case."""
 _EDITOR_VERBS = frozenset({"create", "str_replace", "insert", "append", "write"})
-_EDITOR_PATHS = ("path", "file_path", "filename", "file", "notebook_path", "target_file")
+_EDITOR_PATHS = ("path", "file_path", "filePath", "filename", "file", "notebook_path", "target_file")
+_SHELL_NAMES = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
+_ONLY_SHELL = re.compile(r"\s*(?:\S*/)?(?:bash|sh|zsh|dash|ksh)\s+-")
+_BEFORE_COMMAND = frozenset(
+    {"do", "then", "else", "elif", "if", "while", "until", "!", "{", "sudo", "env", "time", "xargs"}
+)
+_LOOP = re.compile(r"\bfor\s+(\w+)\s+in\s+([^;\n]+)")
 _SEPARATORS = frozenset(";&|()\n")
+_MOST_LOOPS, _MOST_SHELLS = 20, 3
+"""Loops of a command whose variable is replaced, and shells within shells that are read."""
 _LONGEST_SHELL, _LONGEST_PATH = 65_536, 4096
 """Characters of a command without heredocs that shlex reads, whose time grows with a word's square; and of a path."""
 
@@ -136,29 +147,41 @@ def edited(command: str, patterns: Patterns, files: KnownFiles) -> set[str]:
     return written.union(patterns.functions(command)) if written else written
 
 
-def _written(command: str, pattern: re.Pattern[str]) -> Iterator[str]:
+def _written(command: str, pattern: re.Pattern[str], depth: int = 0) -> Iterator[str]:
     editor_files = _editor_call(command)
     if editor_files is not None:
         yield from editor_files
         return
+    if depth < _MOST_SHELLS and (script := _whole_script(command)):
+        yield from _written(script, pattern, depth + 1)
+        return
+    for variable, values in _LOOP.findall(command)[:_MOST_LOOPS]:
+        named = " ".join(value for value in values.split() if pattern.fullmatch(value.strip("\"'")))
+        command = re.sub(rf"\"?\$(?:{variable}\b|\{{{variable}\}})\"?", lambda _, named=named: named, command)
     bodies = [match[4] for match in _HEREDOC.finditer(command) if match[4] is not None]
     shell = _HEREDOC.sub(lambda match: match[0] if match[4] is None else f"{match[3]}\n", command)
     folder = ""
     for words, targets in _simple_commands(shell):
+        while len(words) > 1 and words[0] in _BEFORE_COMMAND:
+            words = words[1:]
         paths = [word for word in words[1:] if pattern.fullmatch(word)]
         name = posixpath.basename(words[0]) if words else ""
+        if name in _SHELL_NAMES and (script := _script(words)) and depth < _MOST_SHELLS:
+            inner = _written(script, pattern, depth + 1)
+            yield from (posixpath.join(folder, path) for path in inner)
+            continue
         if name == "cd" and len(words) > 1 and len(folder) + len(words[1]) < _LONGEST_PATH:
             folder = posixpath.join(folder, words[1])
         files = [target for target in targets if pattern.fullmatch(target)]
         in_place = name in ("sed", "perl") and any(re.match(r"-[a-zA-Z]*i|--in-place", word) for word in words[1:])
-        edits = name == "create" or (name in _EDITORS and len(words) > 1 and words[1] in _EDITOR_VERBS)
+        edits = name == "create" or (name.lower() in _EDITORS and len(words) > 1 and words[1] in _EDITOR_VERBS)
         if in_place or edits or name == "tee":
             files += paths
         elif name in ("cp", "mv"):
             files += paths[-1:] if words[-1:] == paths[-1:] else []
         elif name in ("patch", "apply_patch") or (name == "git" and "apply" in words[1:]):
             files += paths if name == "patch" else []
-            files += [path for body in bodies for path in _PATCHED.findall(body)]
+            files += [path for text in (*bodies, *words[1:]) for path in _PATCHED.findall(text)]
         elif name.startswith("python"):
             code = "\n".join([*bodies, *(b for a, b in zip(words, words[1:], strict=False) if a == "-c")])
             if _PYTHON_WRITES.search(code):
@@ -169,7 +192,7 @@ def _written(command: str, pattern: re.Pattern[str]) -> Iterator[str]:
 def _editor_call(command: str) -> list[str] | None:
     """Return the files that an editor tool's call (`NAME {json}`) writes to; None if the command is not such a call."""
     name, _, arguments = command.partition(" ")
-    if name not in _EDITORS or not arguments.lstrip().startswith("{"):
+    if name.lower() not in _EDITORS or not arguments.lstrip().startswith("{"):
         return None
     try:
         values = json.loads(arguments)
@@ -178,7 +201,25 @@ def _editor_call(command: str) -> list[str] | None:
     verb = values.get("command")
     if verb is not None and verb not in _EDITOR_VERBS:
         return []
-    return [values[key] for key in _EDITOR_PATHS if isinstance(values.get(key), str)]
+    named = [values[key] for key in _EDITOR_PATHS if isinstance(values.get(key), str)]
+    return named or [path for text in values.values() if isinstance(text, str) for path in _PATCHED.findall(text)]
+
+
+def _whole_script(command: str) -> str | None:
+    """Return the commands of a command that is only `bash -c COMMANDS`, heredocs included."""
+    if len(command) > _LONGEST_SHELL or not _ONLY_SHELL.match(command):
+        return None
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return None
+    return script if (script := _script(words)) == words[-1] else None
+
+
+def _script(words: Sequence[str]) -> str | None:
+    """Return the commands of `bash -c COMMANDS`, whose flags may be joined (`-lc`)."""
+    flags = (at for at, word in enumerate(words[1:-1], 1) if re.fullmatch(r"-[a-z]*c", word))
+    return next((words[at + 1] for at in flags), None)
 
 
 def _simple_commands(shell: str) -> Iterator[tuple[list[str], list[str]]]:

@@ -270,6 +270,23 @@ def test_new_file_counts_though_the_task_does_not_name_it():
         ("cd src && sed -i s/a/b/ a.py", {"src/a.py"}),
         ("it's > src/a.py", {"src/a.py"}),
         ("test 1 -gt 0 && grep -c '=>' src/a.py", set()),
+        ("bash -lc 'sed -i s/a/b/ src/a.py'", {"src/a.py"}),
+        ("bash -lc 'cat src/a.py'", set()),
+        ('cd /repo && sh -ec "echo x > src/a.py; ls src/b.py"', {"src/a.py"}),
+        (
+            "bash -lc \"apply_patch <<'EOF'\n*** Begin Patch\n*** Update File: src/a.py\n@@\n*** End Patch\nEOF\"",
+            {"src/a.py"},
+        ),
+        ("for f in src/a.py src/b.py; do sed -i 's/x/y/' \"$f\"; done", {"src/a.py", "src/b.py"}),
+        ("for f in src/a.py; do\n  if grep -q x ${f}; then sed -i s/x/y/ ${f}; fi\ndone", {"src/a.py"}),
+        ("for f in src/a.py; do sed -n 1p $f; done", set()),
+        ("ls src/b.py | xargs sed -i s/x/y/ src/a.py", {"src/a.py"}),
+        ("apply_patch '*** Begin Patch\n*** Update File: src/a.py\n@@'", {"src/a.py"}),
+        ('apply_patch {"input": "*** Begin Patch\\n*** Update File: src/a.py\\n@@"}', {"src/a.py"}),
+        ('edit {"filePath": "/repo/src/a.py", "oldString": "x"}', {"src/a.py"}),
+        ('read {"filePath": "/repo/src/a.py"}', set()),
+        ('replace {"file_path": "/repo/src/a.py", "old_string": "x"}', {"src/a.py"}),
+        ('write_to_file {"path": "src/a.py", "content": "x"}', {"src/a.py"}),
     ],
 )
 def test_commands_that_count_as_edits(command, files):

@@ -13,6 +13,9 @@ NO_CALL = "no command found"
 UNCLOSED_CALL = "the call is not closed"
 BAD_JSON = "the call is not valid JSON"
 
+SHELLS = frozenset({"bash", "shell", "sh", "terminal", "execute_bash", "run_bash", "run_command", "execute_command"})
+"""Names of tools that run shell commands, in lower case."""
+
 _DECODER = json.JSONDecoder(strict=False)
 """Accepts raw newlines inside JSON strings, because models write them."""
 
@@ -90,6 +93,24 @@ def _flat_object(text: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) and _EXACT.issuperset(map(type, value.values())) else None
+
+
+def function_schema(tool: Any) -> Any:
+    """Return a tool's schema as chat APIs send it: {"type": "function", "function": {name, description, parameters}}.
+
+    Takes schemas without the wrapper too, as the APIs of responses and of Anthropic, and MCP, write them. A value
+    without a name is returned unchanged.
+    """
+    wrapped = tool.get("function") if isinstance(tool, Mapping) else None
+    flat = wrapped if isinstance(wrapped, Mapping) else tool
+    if not isinstance(flat, Mapping) or not isinstance(flat.get("name"), str):
+        return tool
+    drops = ("type",) if flat is tool else ()
+    return {"type": "function", "function": {_SCHEMA.get(k, k): v for k, v in flat.items() if k not in drops}}
+
+
+_SCHEMA = {"input_schema": "parameters", "inputSchema": "parameters"}
+"""Keys of a tool's parameters in other APIs."""
 
 
 def message_calls(calls: Sequence[Call], *, as_text: bool = False) -> list[dict[str, Any]]:
