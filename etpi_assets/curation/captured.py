@@ -19,6 +19,7 @@ from etpi_assets.curation.steering import FirstPrompt, Messages
 from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.chat.format import ChatFormat, TemplateRefuses
+from etpi_resources.chat.tool_forms.call import function_schema
 from etpi_resources.token_ids import arrays
 
 AgentKey = tuple[str, str]
@@ -95,8 +96,8 @@ def captured_agents(
 
 
 def recorded_tools(column: str | None) -> list[Any] | None:
-    """Return the schemas in a rollout's `tools` column, None if it has none."""
-    return None if column is None else json.loads(column) or None
+    """Return the schemas in a rollout's `tools` column as chat APIs send them, None if it has none."""
+    return None if column is None else [*map(function_schema, json.loads(column))] or None
 
 
 def _turns_by_agent(table: pa.Table) -> dict[AgentKey, list[dict[str, Any]]]:

@@ -113,10 +113,9 @@ def _rendered(
     if turns and turns[0][1] == 0:
         raise ValueError("the conversation begins with the assistant: the prompt of its first turn is missing")
     positions = [position for _, position in turns]
+    appended = True
     if prompts is None:
-        prompts = chat.prefix_prompt_ids(chat_messages, positions, tools=tools, **kwargs)
-    through_last_turn = chat_messages[: positions[-1] + 1] if positions else []
-    appended = chat.renders_once(through_last_turn, tools=tools, **kwargs)
+        prompts, appended = chat.prefix_prompts(chat_messages, positions, tools=tools, **kwargs)
     labels = student.labels([chat_messages[position] for position in positions])
     return [
         RetokenisedTurn(

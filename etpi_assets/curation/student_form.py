@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
-from etpi_resources.chat.format import ChatFormat, Label
+from etpi_resources.chat.format import ChatFormat, Label, TemplateRefuses
 from etpi_resources.chat.marks import THINK, THINK_END, split_thought, think_block
 from etpi_resources.chat.tool_forms import Call, parse_structured
-from etpi_resources.chat.tool_forms.call import SHELLS
+from etpi_resources.chat.tool_forms.call import SHELLS, function_schema
 from etpi_resources.chat.tool_forms.tagged import hermes_call, xml_call
 
 _FLATTENED = re.compile(r"^\[tool_use ([^\]\n]{1,200})\] (?=\{)", re.MULTILINE)
@@ -56,8 +56,11 @@ class StudentForm:
         Args:
             reasoning: the turn's thoughts, if they are recorded apart from its text.
 
+        A call whose arguments cannot be read keeps their text, which the template writes or refuses.
+
         Raises:
             UnknownToolForm: no known form matches the calls that the template writes.
+            TemplateRefuses: a call has no name, so that no template writes it.
         """
         thought = split_thought(content, reasoning)
         inside = thought.inside if self.thoughts else None
@@ -70,14 +73,17 @@ class StudentForm:
         if not tool_calls and not _FLATTENED.search(thought.rest):
             return self._message(block + thought.rest, [], inside)
         prose, calls = _split_flattened(thought.rest)
+        texts: dict[int, str] = {}  # arguments that cannot be read, by the number of their call
         for raw in tool_calls or ():
             call = parse_structured(raw)
             if isinstance(call, str):
-                prose = "\n".join(filter(None, (prose, _unreadable(raw))))
-            else:
-                calls.append(call)
+                name, texts[len(calls)] = _unreadable(raw)
+                call = Call(name, {})
+            calls.append(call)
         calls = [Call(self._name(call.name), call.arguments) for call in calls]
         message = self._message(block + prose, calls, inside)
+        for number, text in texts.items():
+            message["tool_calls"][number]["function"]["arguments"] = text
         if block and not message["content"]:  # the template leaves out text beside calls
             message[_THOUGHT] = thought.inside
         return message
@@ -196,8 +202,9 @@ def calls_of(message: Mapping[str, Any]) -> list[Call]:
 
 
 def tool_name(tool: Any) -> str | None:
-    """Return the name in a tool's schema: OpenAI's `{"function": {"name"}}`, or flat."""
-    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    """Return the name in a tool's schema, None if it has none."""
+    schema = function_schema(tool)
+    function = schema.get("function") if isinstance(schema, Mapping) else None
     return function.get("name") if isinstance(function, Mapping) else None
 
 
@@ -213,7 +220,11 @@ def turn_text(content: str, tool_calls: Sequence[Any] | None = None) -> str:
     parts = [text + content[at:]] if content else []
     for raw in tool_calls or ():
         call = parse_structured(raw)
-        parts.append(_unreadable(raw) if isinstance(call, str) else format_call(*call))
+        if isinstance(call, str):
+            name, arguments = _unreadable(raw)
+            parts.append(f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>')
+        else:
+            parts.append(format_call(*call))
     return "\n".join(parts)
 
 
@@ -260,6 +271,15 @@ def _flattened_calls(content: str) -> Iterator[tuple[int, int, Call]]:
         yield match.start(), at, Call(match[1], arguments)
 
 
-def _unreadable(raw: Any) -> str:
-    """Return the text of a call that cannot be parsed, as captured, so that parsing the text fails in the same way."""
-    return f"<tool_call>\n{json.dumps(raw, ensure_ascii=False)}\n</tool_call>"
+def _unreadable(raw: Any) -> tuple[str, str]:
+    """Return the name of a call whose arguments cannot be read, and their text as captured.
+
+    Raises:
+        TemplateRefuses: it has no name.
+    """
+    function = raw.get("function", raw) if isinstance(raw, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not isinstance(function, Mapping):
+        raise TemplateRefuses(f"no template writes a call without a name: {json.dumps(raw, ensure_ascii=False)[:80]}")
+    arguments = function.get("arguments", function.get("input"))
+    return name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -27,6 +27,7 @@ from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, own_messages
 from etpi_assets.trajectories.tables import TABLES, from_tables, iter_prompts
 from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.tool_forms.call import function_schema
 from etpi_resources.lake.lake import Lake, Manifest, Ref
 from etpi_resources.lake.parquet import schema_of
 from etpi_resources.lake.stored import Stored, batches
@@ -227,7 +228,7 @@ class ExportSource:
         rollout_set = self.specs.get("rollout_set", record.rollout_set or "")
         native = self.capture == "native"
         schemas = tool_schemas(rollout_set.agent.tools if native else self.spec.pairs.tools)
-        return record.tools if schemas is None else schemas
+        return [*map(function_schema, record.tools or ())] or None if schemas is None else schemas
 
     @cached_property
     def _default_prompts(self) -> dict[str, DefaultPrompts]:

@@ -116,8 +116,13 @@ class Conversation:
         if not chat.chatml and any(message["role"] == "tool" for message in new):
             if len(new) > 1:
                 return None
-            (called,) = [call["function"]["name"] for call in turn.get("tool_calls") or ()] or ["tool"]
-            return chat.observation_ids(new[0]["content"], "tool", tool=called, **self._kwargs)
+            calls = turn.get("tool_calls") or [{"function": {"name": "tool"}}]
+            answered = next((c for c in calls if c.get("id") == new[0].get("tool_call_id")), calls[0])
+            with suppress(ValueError):  # the whole conversation is rendered instead
+                return chat.observation_ids(
+                    new[0]["content"], "tool", tool=answered["function"]["name"], **self._kwargs
+                )
+            return None
         before = [{"role": "user", "content": ""}, {"role": "assistant", "content": _ANCHOR}]
         ids = chat.prompt_ids([*before, *new], **self._kwargs)
         (end,) = chat.as_history([])

@@ -195,7 +195,7 @@ class ChatFormat:
         """Return the id of a marker that models write in their text; None if it is no token of the vocabulary."""
         return self._inline.get(marker)
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """The largest id plus one."""
         return max(self._core.get_vocab(with_added_tokens=True).values()) + 1
@@ -263,14 +263,27 @@ class ChatFormat:
         tools: Sequence[Any] | None = None,
         **template_kwargs: Any,
     ) -> list[list[int]]:
-        """Return `prompt_ids(messages[:end])` for each of `ends`, for little more than the cost of the longest prompt.
+        """Return `prompt_ids(messages[:end])` for each of `ends`, for little more than the cost of the longest prompt."""
+        return self.prefix_prompts(messages, ends, tools=tools, **template_kwargs)[0]
+
+    def prefix_prompts(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        ends: Sequence[int],
+        *,
+        tools: Sequence[Any] | None = None,
+        **template_kwargs: Any,
+    ) -> tuple[list[list[int]], bool]:
+        """Return `prefix_prompt_ids`, and whether the template is append-only for these prompts.
 
         The part that a prompt shares with the previous one, up to its generation prompt, is encoded once. If the
         template is append-only (`renders_once`), the conversation is also rendered once; otherwise every prompt is
         rendered. The ids are the same in both cases.
         """
         masked, stand_ins = self._masked(messages, tools)
-        texts = self._cut_prompts(masked, ends, template_kwargs)
+        through_last = masked[0][: ends[-1] + 1] if ends else []
+        appended = self.renders_once(through_last, tools=masked[1], **template_kwargs)
+        texts = self._cut_prompts(masked, ends, template_kwargs, appended)
         if texts is None:
             texts = (self._apply(masked[0][:end], masked[1], template_kwargs) for end in ends)
         texts = map(self._without_dropped_space, texts)
@@ -297,7 +310,7 @@ class ChatFormat:
             ids.extend(new)
             lengths[keep:] = [len(ids)]
             prompts.append(ids + tail_ids[tail])
-        return prompts
+        return prompts, appended
 
     def renders_once(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **template_kwargs: Any
@@ -521,17 +534,20 @@ class ChatFormat:
         return masked, stand_ins
 
     def _cut_prompts(
-        self, masked: Sequence[Any], ends: Sequence[int], kwargs: Mapping[str, Any]
+        self, masked: Sequence[Any], ends: Sequence[int], kwargs: Mapping[str, Any], appended: bool
     ) -> Iterator[str] | None:
-        """Return the prompts' texts, cut from one rendering of the longest; None if it does not contain all of them."""
+        """Return the prompts' texts, cut from one rendering of the longest; None if it does not contain all of them.
+
+        Args:
+            appended: `renders_once` of the messages through the last of `ends`.
+        """
         messages, tools = masked
         spoken = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
         if len(ends) < 2 or list(ends) != sorted(set(ends) & {*spoken, len(messages)}):
             return None
-        conversation = (
-            messages[: ends[-1] + 1] if ends[-1] < len(messages) else [*messages, {"role": "assistant", "content": ""}]
-        )
-        if not self.renders_once(conversation, tools=tools, **kwargs):
+        if ends[-1] == len(messages):  # a prompt follows the last message
+            appended = self.renders_once([*messages, {"role": "assistant", "content": ""}], tools=tools, **kwargs)
+        if not appended:
             return None
         whole = self._apply(messages[: ends[-1]], tools, kwargs)
         heads = [match.start() for match in re.finditer(re.escape(self.markers.header), whole)]
