@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.asset import AssetRun, Input, Produced, asset
-from etpi_assets.curation import duplicates, gates, integrity, lengths, merge, select, upweight
+from etpi_assets.curation import gates, integrity, joins, lengths, merge, select, upweight
 from etpi_assets.curation.captured import COLUMNS
 from etpi_assets.curation.dataset_blocks import DatasetFactory
 from etpi_assets.curation.dataset_plan import plan
@@ -30,6 +30,7 @@ from etpi_assets.tasks.family import Family
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.blocks import blocks
 from etpi_assets.trajectories.rollout_checks import merged
+from etpi_resources.chat.format import TemplateRefuses
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.parquet import RowRanges
 from etpi_resources.lake.stored import batches, counts, no_rows
@@ -60,41 +61,59 @@ def selected_trajectories(run: AssetRun, scored_rollouts: Input, raw_rollouts: I
     scores = scored_rollouts.read("scores")
     uncounted = scores.filter(pc.field("output_tokens").is_null())["rollout_id"].to_pylist()
     section, rule = select.resolved(spec.select, rollouts, scores)
-    tokens = _count_tokens(run.spec, raw_rollouts, uncounted) if uncounted else {}
-    equal = duplicates.digests(rollouts, scores, tokens, raw_rollouts.stored)
-    tables = select.select(rollouts, scores, section, tokens, equal)
+    tokens, refused = _count_tokens(run.spec, raw_rollouts, uncounted) if uncounted else ({}, {})
+    imported = [name for name in spec.rollout_sets if run.specs.get("rollout_set", name).kind == "imported"]
+    paths = {
+        name: of_rollout
+        for key in imported if section.duplicates == "drop"
+        for block in blocks({t: raw_rollouts.stored(t, key=key) for t in joins.COLUMNS}, joins.COLUMNS)
+        for name, of_rollout in joins.paths_of(block).items()
+    }  # fmt: skip
+    tables = select.select(rollouts, scores, section, tokens, paths, refused)
     selected, dropped = tables["selected"], tables["dropped"]
     run.log(f"{run.label}: {rule.text}")
     reasons = Counter(dropped["reason"].to_pylist())
+    checks = [select.counts_reconcile(rollouts, selected, dropped, rule), joins.once_outcome(selected, paths)]
     return Produced(
         tables=tables,
-        checks=gates.apply_overrides([select.counts_reconcile(rollouts, selected, dropped, rule)], spec.gates),
+        checks=gates.apply_overrides(checks, spec.gates),
         metadata={
             "selected": len(selected),
             "offered": len(selected) + len(dropped),
             "reward": rule.text,
             "dropped": dict(reasons.most_common()),
-            "duplicates": len(equal) - len(set(equal.values())),
+            "exits": dict(Counter(scores["exit_status"].to_pylist()).most_common()),
             "repos": dict(Counter(selected["repo"].to_pylist())),
             "output_tokens": sum(selected["output_tokens"].to_pylist()),
         },
     )
 
 
-def _count_tokens(spec: ExperimentSpec, raw_rollouts: Input, rollout_ids: Sequence[str]) -> dict[str, int]:
-    """Return the output tokens of rollouts without ids, from their messages in the student's form and tokenizer."""
+def _count_tokens(
+    spec: ExperimentSpec, raw_rollouts: Input, rollout_ids: Sequence[str]
+) -> tuple[dict[str, int], dict[str, str]]:
+    """Return the output tokens of rollouts without ids, from their messages in the student's form and tokenizer.
+
+    Also return rollout -> why the student's template refuses one of its turns.
+    """
     chat = student_format(spec)
     student = StudentForm(chat)
-    tokens = dict.fromkeys(rollout_ids, 0)
+    tokens, refused = dict.fromkeys(rollout_ids, 0), dict[str, str]()
     columns = ["rollout_id", "role", "kind", "content", "tool_calls"]
     wanted = pc.field("rollout_id").isin(pa.array(list(tokens), pa.string())) & (pc.field("kind") == "action")
     for batch in batches(raw_rollouts.stored("messages"), columns):
         rows = pa.Table.from_batches([batch]).filter(wanted).to_pylist()
-        calls = [json.loads(row["tool_calls"]) if row["tool_calls"] else None for row in rows]
-        texts = [student.text(student.message(row["content"] or "", c)) for row, c in zip(rows, calls, strict=True)]
+        texts = []
+        for row in rows:
+            calls = json.loads(row["tool_calls"]) if row["tool_calls"] else None
+            try:
+                texts.append(student.text(student.message(row["content"] or "", calls)))
+            except TemplateRefuses as error:
+                refused.setdefault(row["rollout_id"], str(error))
+                texts.append("")
         for row, ids in zip(rows, chat.encode_all(texts), strict=True):  # a batch is encoded on all cores
             tokens[row["rollout_id"]] += len(ids)
-    return tokens
+    return tokens, refused
 
 
 # --- tito_pairs ------------------------------------------------------------------------------------------------------
@@ -120,7 +139,7 @@ def _count_tokens(spec: ExperimentSpec, raw_rollouts: Input, rollout_ids: Sequen
 def tito_pairs(run: AssetRun, selected_trajectories: Input, raw_rollouts: Input, tasks: Input) -> Produced:
     spec: ExperimentSpec = run.spec
     by_id = {task.task_id: task for task in read_tasks(tasks.read("tasks"))}
-    selected = selected_trajectories.read("selected", columns=["rollout_id", "rollout_set", "turns"])
+    selected = selected_trajectories.read("selected", columns=["rollout_id", "rollout_set", "turns", "repeated"])
     section = _with_capture(run, raw_rollouts)
 
     def parts() -> Iterator[Mapping[str, pa.Table]]:
@@ -129,7 +148,8 @@ def tito_pairs(run: AssetRun, selected_trajectories: Input, raw_rollouts: Input,
             _require_same_vocabulary(name, rollout_set, spec, section)
             chosen = selected.filter(pc.field("rollout_set") == name)
             rollout_ids = chosen["rollout_id"].to_pylist()
-            factory = PairFactory(run.specs, run.key, rollout_set, rollout_ids, by_id, section)
+            repeated = {row["rollout_id"]: json.loads(row["repeated"]) for row in _with_repeats(chosen)}
+            factory = PairFactory(run.specs, run.key, rollout_set, rollout_ids, by_id, section, repeated)
             turns = pc.sum(chosen["turns"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
             blocks_of_set = enumerate(_blocks(raw_rollouts, name, frozenset(rollout_ids)))
             named = ((f"{name}-{number:06}", block) for number, block in blocks_of_set)
@@ -138,6 +158,10 @@ def tito_pairs(run: AssetRun, selected_trajectories: Input, raw_rollouts: Input,
     counted = _spooled(run, parts())
     offered = pc.sum(selected["turns"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
     return _pairs_produced(run, section, counted, offered)
+
+
+def _with_repeats(selected: pa.Table) -> list[dict[str, Any]]:
+    return selected.filter(pc.field("repeated").is_valid()).select(["rollout_id", "repeated"]).to_pylist()
 
 
 def _blocks(raw_rollouts: Input, rollout_set: str, rollout_ids: frozenset[str]) -> Iterator[dict[str, pa.Table]]:
@@ -299,7 +323,9 @@ def _dataset_checks(
         ref.key: gates.lost_runs(raw_rollouts.read("quarantined", ref.key, columns)) for ref in raw_rollouts.refs()
     }
     inputs = Counter(rollouts["rollout_set"].to_pylist()) + Counter({key: len(q) for key, q in quarantined.items()})
-    lost_inputs = _lost_inputs(quarantined, rollouts, scores, selected, figures["used"])
+    lost_inputs = _lost_inputs(
+        quarantined, rollouts, scores, selected, selected_trajectories.read("dropped"), figures["used"]
+    )
     lost_turns = merged([gates.lost_figures(tito_pairs.stored("dropped")), figures["lost"]])
     rows = figures["reconcile"]["kept"]
     return [
@@ -365,12 +391,14 @@ def _lost_inputs(
     rollouts: pa.Table,
     scores: pa.Table,
     selected: pa.Table,
+    dropped: pa.Table,
     used: Sequence[str],
 ) -> list[tuple[str, str, str]]:
     """Return (rollout set, name, reason) of every input that neither trains nor was dropped by selection.
 
     Args:
         quarantined: rollout set -> its quarantined runs.
+        dropped: the rollouts that selection dropped, of which those that the template refuses are lost too.
         used: the rollouts with rows, or with turns that are held out.
     """
     inputs = [
@@ -386,4 +414,6 @@ def _lost_inputs(
     for row in scores.to_pylist():
         if row["infrastructure_error"]:
             lost[row["rollout_id"]] = f"infrastructure: {row['exit_status']}"
+    for row in dropped.filter(pc.field("reason") == select.REFUSED).to_pylist():
+        lost[row["rollout_id"]] = f"{select.REFUSED}: {row['detail']}"
     return inputs + sorted((*names[rollout_id], reason) for rollout_id, reason in lost.items())

@@ -42,6 +42,7 @@ _COMMON = 0.9
 _LEAST_ENDING = 0.1
 """Share of training prompts that have to end as a prompt of evaluation does; fewer teach too little."""
 HELD_OUT = ("heldout_repo", "heldout_task")
+_NOT_LOST = (*HELD_OUT, "repeated_turn")
 _REMEDIES = {
     "over_max_length": "raise dataset.max_length, as far as the base's context allows",
     "not_captured": "set pairs.capture to what the rollouts have",
@@ -348,11 +349,11 @@ def skip_rate(inputs: Mapping[str, int], lost: Sequence[tuple[str, str, str]], s
 
 
 def lost_figures(dropped: Rows) -> dict[str, Any]:
-    """Count the dropped turns that are not held out, by reason, and their output tokens."""
+    """Count the dropped turns by reason, and their output tokens, without those held out or trained elsewhere."""
     reasons: Counter[str] = Counter()
     tokens = 0
     for batch in batches(dropped, ["reason", "output_tokens"]):
-        lost = pa.Table.from_batches([batch]).filter(~pc.field("reason").isin(HELD_OUT))
+        lost = pa.Table.from_batches([batch]).filter(~pc.field("reason").isin(_NOT_LOST))
         reasons.update(lost["reason"].to_pylist())
         tokens += pc.sum(lost["output_tokens"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
     return {"reasons": dict(reasons), "tokens": tokens}

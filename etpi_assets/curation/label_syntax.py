@@ -88,7 +88,7 @@ class LabelSyntax:
                 if ids is not None:
                     pair_id = "/".join(map(str, key))
                     self._check_label(pair_id, ids, turn, shows_tools, agent.tools, last=turn is agent.turns[-1])
-            if agent.finished and agent.turns:
+            if agent.finished and agent.turns and len(agent.turns) - 1 not in agent.repeated:
                 last = (agent.rollout_id, agent.agent_id, agent.turns[-1].turn)
                 self._findings.counted["finished"] += 1
                 if last not in labels:

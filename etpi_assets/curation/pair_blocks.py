@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -37,6 +37,7 @@ class PairBuilder:
 
     Attributes:
         compared: rollouts whose pairs are also built from their captured ids.
+        repeated: rollout -> agent -> numbers of the turns, from 0, that another rollout trains.
         default_prompts: the first prompts of a student.
         tools: offered in every prompt; None offers each rollout's own.
     """
@@ -48,6 +49,7 @@ class PairBuilder:
     compared: frozenset[str]
     default_prompts: DefaultPrompts
     syntax: LabelSyntax
+    repeated: Mapping[str, Mapping[str, Sequence[int]]] = field(default_factory=dict)
 
     def build(self, block: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         """Return {"pairs", "dropped", "figures"} of the rollouts of a block.
@@ -57,6 +59,8 @@ class PairBuilder:
         agents = list(
             captured_agents(block, self.section, self.chat, self.default_prompts, self.template_kwargs, self.tools)
         )
+        shared = self.repeated
+        agents = [replace(a, repeated=shared.get(a.rollout_id, {}).get(a.agent_id, ())) for a in agents]
         tables = make_pairs(agents, self.section, self.chat)
         figures = {
             **self._checked(block, agents, **tables),
@@ -133,6 +137,7 @@ class PairFactory:
     rollout_ids: Sequence[str]
     tasks: Mapping[str, Task]
     section: PairsSection
+    repeated: Mapping[str, Mapping[str, Sequence[int]]] = field(default_factory=dict)
 
     def __call__(self) -> Callable[[Mapping[str, pa.Table]], dict[str, pa.Table]]:
         """Return `PairBuilder.build`."""
@@ -143,7 +148,8 @@ class PairFactory:
         compared = frozenset(spread(self.rollout_ids, _COMPARED_ROLLOUTS) if comparable else ())
         prompts = DefaultPrompts(self.specs, spec, self.rollout_set, self.tasks, tools)
         kwargs = spec.serving.template_kwargs
-        return PairBuilder(section, chat, kwargs, tools, compared, prompts, label_syntax(spec)).build
+        syntax = label_syntax(spec)
+        return PairBuilder(section, chat, kwargs, tools, compared, prompts, syntax, self.repeated).build
 
 
 def label_syntax(spec: ExperimentSpec) -> LabelSyntax:

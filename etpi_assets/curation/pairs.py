@@ -9,7 +9,7 @@ editing, because it can differ from the captured one (`prefix_turn` of `turns`) 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -76,6 +76,7 @@ class CapturedAgent:
         appended: whether the template only appends to the conversation; False if it rewrites earlier messages.
         finished: whether the agent ended the conversation itself.
         tools: the schemas that the prompts offer, None if they offer none.
+        repeated: numbers of the turns, from 0, that another rollout trains.
     """
 
     rollout_id: str
@@ -87,6 +88,7 @@ class CapturedAgent:
     appended: bool = True
     finished: bool = False
     tools: Sequence[Any] | None = None
+    repeated: Collection[int] = ()
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,9 @@ def make_pairs(agents: Iterable[CapturedAgent], section: PairsSection, chat: Cha
     for agent in agents:
         agent_pairs: list[Pair] = []
         try:
-            for turn, result in zip(agent.turns, _edit(agent, section, chat), strict=True):
+            for number, (turn, result) in enumerate(zip(agent.turns, _edit(agent, section, chat), strict=True)):
+                if isinstance(result, Pair) and number in agent.repeated:
+                    result = "repeated_turn", "another rollout trains it after the same messages"
                 if isinstance(result, Pair):
                     agent_pairs.append(result)
                 else:

@@ -2,11 +2,13 @@
 
 Only rollouts of origin "set" are candidates, not those of evaluation and reinforcement. The rules of `SelectSection`
 apply in this order, and the first that a rollout fails drops it: infrastructure errors, excluded repositories, the
-reward, the required behaviours, duplicates, shortest-correct, the first N.
+way it ended, the reward, the required behaviours, a refusal by the student's template, turns that other rollouts have,
+shortest-correct, the first N.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +17,16 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.curation.duplicates import task_of
+from etpi_assets.curation.joins import Joined, Paths, join
 from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.specs.experiment import SelectSection
+from etpi_assets.trajectories.records import exit_kind
 from etpi_resources.lake.check_outcome import BadData, CheckOutcome
 from etpi_resources.lake.schemas import from_rows
 
 COLUMNS = ["rollout_id", "origin", "rollout_set", "suite", "task_id", "repo", "teacher", "sample", "engine", "source"]
 """The columns that selection reads of `rollouts`."""
+REFUSED = "refused_by_template"
 
 
 @dataclass(frozen=True)
@@ -85,14 +89,16 @@ def select(
     scores: pa.Table,
     section: SelectSection,
     tokens: Mapping[str, int] | None = None,
-    digests: Mapping[str, bytes] | None = None,
+    paths: Mapping[str, Paths] | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> dict[str, pa.Table]:
     """Return {"selected", "dropped"}: the selected rollouts in task order, then by sample.
 
     Args:
         rollouts, scores: tables of those names; every rollout of origin "set" has one score.
         tokens: output tokens, in the student's tokenizer, of rollouts without captured ids, whose score has none.
-        digests: hashes of conversations, equal for duplicates; a rollout without one is no duplicate.
+        paths: the keys of the turns of rollouts that may share turns with others.
+        refused: rollout -> why the student's template refuses one of its turns.
 
     Shortest-correct considers only rollouts with reward 1, so it drops all others even if `min_reward` is none. Tokens
     are counted as captured, over all agents, before think blocks are stripped.
@@ -106,17 +112,19 @@ def select(
     remaining: list[RolloutCandidate] = []
     if section.min_reward == "auto":
         section, _ = resolved(section, rollouts, scores)
-    first: dict[bytes, str] = {}
     for candidate in candidates:
         name = candidate.rollout_id
         if reason := _failed_rule(candidate, section):
             drops[name] = reason
-            continue
-        digest = (digests or {}).get(name) if section.duplicates == "drop" else None
-        if digest is not None and (earlier := first.setdefault(digest, name)) != name:
-            drops[name] = "duplicate", f"the row of rollout {earlier} again"
+        elif name in (refused or {}):
+            drops[name] = REFUSED, (refused or {})[name]
         else:
             remaining.append(candidate)
+    shared = (paths or {}) if section.duplicates == "drop" else {}
+    for name, (other, equal) in join([candidate.rollout_id for candidate in remaining], shared).covered.items():
+        what = "the row of rollout {} again" if equal else "all its turns are turns of rollout {}"
+        drops[name] = "duplicate" if equal else "part_of_another", what.format(other)
+    remaining = [candidate for candidate in remaining if candidate.rollout_id not in drops]
     if section.shortest_correct:
         remaining = _shortest(remaining, drops)
     remaining.sort(key=lambda c: (c.order, c.rollout["rollout_set"] or "", c.rollout["sample"]))
@@ -126,7 +134,8 @@ def select(
             if candidate.rollout_id not in chosen:
                 drops[candidate.rollout_id] = "over_max_rollouts", f"select.max_rollouts = {section.max_rollouts}"
         remaining = [candidate for candidate in remaining if candidate.rollout_id in chosen]
-    selected = [_selected_row(candidate, section) for candidate in remaining]
+    joined = join([candidate.rollout_id for candidate in remaining], shared)
+    selected = [_selected_row(candidate, section, joined) for candidate in remaining]
     dropped = [
         {"stage": "selection", "rollout_id": name, "reason": drops[name][0], "detail": drops[name][1]}
         for name in (candidate.rollout_id for candidate in candidates)
@@ -189,9 +198,15 @@ def _candidates(
                 f"rollout {name} has no token count, from ids or from text, so its length cannot be compared"
             )
         # Each rollout of an unknown task counts as a task; files of two sets may have the same name.
-        task = (row["suite"], named) if (named := task_of(row)) is not None else ("", name)
+        task = (row["suite"], named) if (named := _task_of(row)) is not None else ("", name)
         candidates.append(RolloutCandidate(row, score, count or 0, order.setdefault(task, len(order))))
     return candidates
+
+
+def _task_of(rollout: Mapping[str, Any]) -> str | None:
+    """Return the task of a row of `rollouts`; None if its name is only its place (`RunInfo`)."""
+    place = (rollout["source"] or "").rpartition("#")
+    return None if rollout["task_id"] == f"{place[0]}, row {place[2]}" else rollout["task_id"]
 
 
 def _failed_rule(candidate: RolloutCandidate, section: SelectSection) -> tuple[str, str] | None:
@@ -201,6 +216,11 @@ def _failed_rule(candidate: RolloutCandidate, section: SelectSection) -> tuple[s
         return "infrastructure", score["exit_status"] or ""
     if repo in section.exclude_repos:
         return "excluded_repo", f"select.exclude_repos names {repo}"
+    ended = score["exit_status"]
+    if section.exit == "ended" and (kind := exit_kind(ended)) != "ended":
+        return f"exit_{kind}", f"exit status {ended}"
+    if not isinstance(section.exit, str) and ended not in section.exit:
+        return "exit_other", f"exit status {ended}"
     if isinstance(section.min_reward, float):
         if score["reward"] is None:
             return "no_reward", f"verdict {score['verdict']}; select.min_reward = {section.min_reward:g}"
@@ -221,7 +241,8 @@ def _share(value: float | None) -> str:
     return "not all of its agents" if value is False else f"{value:g} of its agents"
 
 
-def _selected_row(candidate: RolloutCandidate, section: SelectSection) -> dict[str, Any]:
+def _selected_row(candidate: RolloutCandidate, section: SelectSection, joined: Joined) -> dict[str, Any]:
+    repeated = joined.repeated.get(candidate.rollout_id)
     rules = [f"reward >= {section.min_reward:g}"] if isinstance(section.min_reward, float) else []
     rules += [*section.require, *(["shortest_correct"] if section.shortest_correct else [])]
     return {
@@ -233,6 +254,7 @@ def _selected_row(candidate: RolloutCandidate, section: SelectSection) -> dict[s
         "output_tokens": candidate.tokens,
         "turns": candidate.score["turns"],
         "rule": ", ".join(rules) or "all",
+        "repeated": None if repeated is None else json.dumps(repeated, sort_keys=True),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SELECTED = ("selection_reconciles",)
+SELECTED = ("selection_reconciles", "turns_trained_once")
 PAIRS = (
     "label_syntax", "labels_equal_template", "recorded_text", "tools_offered", "calls_answered",
     "pairs_reconcile", "capture_not_mixed", "history_as_captured", "no_think_in_output",

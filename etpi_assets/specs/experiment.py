@@ -34,8 +34,12 @@ class SelectSection(Section):
     """Behaviours that all agents of a rollout must show (docs/own_data.md)."""
     shortest_correct: bool = False
     """Keep one rollout per task: the one with the fewest output tokens among those with reward 1."""
+    exit: Literal["ended", "any"] | tuple[str, ...] = "ended"
+    """The exit statuses of rollouts that train: `ended`, those that ended by themselves or state none, so neither an
+    error nor a limit; `any`; or a list of statuses."""
     duplicates: Annotated[Literal["drop", "keep"], Omitted("drop")] = "drop"
-    """Imported rollouts whose task, conversation, tools and reward are those of an earlier one: dropped, or trained."""
+    """Turns that several imported rollouts have after the same messages (a run saved after each step, histories,
+    retries, copies): trained once (`drop`), or in each (`keep`). A rollout without a turn of its own is dropped."""
     max_rollouts: int | None = None
     """Keep at most N rollouts, one of every task before a second of any; "none": all."""
     exclude_repos: tuple[str, ...] = ()

@@ -84,6 +84,22 @@ UNTRAINED = "^(helper|summary|side|dropped|retry)[0-9]+$"
 """The kinds of messages of other conversations, which a harness held beside the agent's own."""
 
 
+_LIMIT = re.compile(
+    r"limit|exceed|max_?(?:imum|step|turn|iter|token)|budget|exit_(?:cost|context)|time_?out|timed", re.IGNORECASE
+)
+_ERROR = re.compile(
+    r"error|exception|fail(?:ed|ure)|crash|abort|cancel|interrupt|killed|exit_(?:format|api|command)|refus|not_started",
+    re.IGNORECASE,
+)
+
+
+def exit_kind(status: str | None) -> Literal["ended", "limit", "error"]:
+    """Return how a run with an exit status ended: by itself, at a limit, or by an error; unknown ones by themselves."""
+    if _ERROR.search(status or ""):
+        return "error"
+    return "limit" if _LIMIT.search(status or "") else "ended"
+
+
 def own_messages(agent: AgentRecord) -> list[Message]:
     """Return the messages of the agent's own conversation."""
     return [message for message in agent.messages if not re.match(UNTRAINED, message.kind)]

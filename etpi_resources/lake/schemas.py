@@ -55,6 +55,7 @@ LATER: Mapping[str, frozenset[str]] = {
         {"staleness_max", "weight_mean", "weight_clipped", "rollout_seconds", "update_seconds", "publish_seconds"}
     ),
     "rl_samples": frozenset({"version"}),
+    "selected": frozenset({"repeated"}),
 }
 """Columns that tables got after versions were published. A file leaves them out where they are null in every row, and
 code versions leave them out too: versions without them stay equal."""

@@ -18,8 +18,9 @@ from etpi_assets.curation.student_form import StudentForm, format_call, observat
 from etpi_assets.importers import import_runs
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
-from etpi_resources.chat.format import ChatFormat, load_chat_format
+from etpi_resources.chat.format import DATE, ChatFormat, TemplateRefuses, load_chat_format
 from tests.support.recorded_runs import PAIR_OPTIONS, bare_list, pair_run, windowed_history, write
+from tests.support.students import chat_of
 
 HAS_QWEN = find_spec("dashscope") is not None
 needs_qwen = pytest.mark.skipif(not HAS_QWEN, reason="dashscope, which ships the Qwen3 ranks, is not installed")
@@ -330,11 +331,39 @@ def test_non_text_arguments_are_written_as_json() -> None:
     assert turn_text("", [{"function": {"name": "bash", "arguments": None}}]) == format_call("bash", {})
 
 
-@pytest.mark.parametrize("call", [{"function": {"name": "bash", "arguments": "{cut"}}, {"name": 5}, "x"])
-def test_unparseable_call_stays_unparseable(call: Any) -> None:
-    text = turn_text("Then.", [call])
-    assert json.dumps(call, ensure_ascii=False) in text
+CUT = {"id": "c1", "function": {"name": "bash", "arguments": '{"command": cut'}}
+USER, RESULT = {"role": "user", "content": "Go."}, {"role": "tool", "content": "Not valid.", "tool_call_id": "c1"}
+
+
+def test_unparseable_call_stays_unparseable() -> None:
+    text = turn_text("Then.", [CUT])
+    assert text == 'Then.\n<tool_call>\n{"name": "bash", "arguments": {"command": cut}\n</tool_call>'
     assert read_actions(text)[0] == []
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gpt_oss", "glm4_5"])
+def test_arguments_that_cannot_be_read_are_what_the_template_writes_or_refuses(name: str) -> None:
+    chat = chat_of(name)
+    spoken = [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [CUT]},
+        RESULT,
+        {"role": "assistant", "content": "Done."},
+    ]
+    try:
+        shown = chat.tokenizer.apply_chat_template(spoken[:3], tokenize=False, add_generation_prompt=True, strftime_now=DATE.strftime)
+    except Exception:
+        with pytest.raises(TemplateRefuses):
+            retokenise(rows(spoken), chat)
+        return
+    last = retokenise(rows(spoken), chat)[-1]
+    assert chat.decode(last.prompt_ids) == shown and "cut" in str(shown)
+
+
+@pytest.mark.parametrize("call", [{"name": 5}, "x"])
+def test_call_without_a_name_is_a_refusal(call: Any) -> None:
+    with pytest.raises(TemplateRefuses):
+        retokenise(rows([USER, {"role": "assistant", "content": "", "tool_calls": [call]}]), chat_of("qwen3"))
 
 
 def test_observation_loses_only_the_leading_mark() -> None:
