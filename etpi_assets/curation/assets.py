@@ -176,7 +176,7 @@ def _pairs_produced(run: AssetRun, section: PairsSection, counted: Mapping[str, 
     chat, pairs = student_format(spec), run.spooled("pairs")
     checks = [
         label_syntax(spec).outcome(counted["syntax"]),
-        *label_checks(counted, section, chat),
+        *label_checks(counted, section, chat, spec.gates),
         integrity.pairs_reconcile_outcome(counted["reconcile"], offered),
         integrity.capture_outcome(Counter(counted["captures"]), section),
         integrity.history_outcome(counted["history"]),

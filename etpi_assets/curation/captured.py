@@ -87,10 +87,11 @@ def captured_agents(
             yield replace(agent, turns=captured, captured=_first_messages(messages[key]) if default else None)
         else:
             offered = recorded_tools(rollout["tools"]) if tools is None else tools
-            captured, appended = _retokenised(
-                turns[key], messages[key], default, chat, template_kwargs, offered, section
-            )
-            yield replace(agent, turns=captured, appended=appended, tools=offered)
+            read = messages[key]
+            if default is not None:  # its messages replace the captured ones, and steering with them
+                read = _as_student_reads(turns[key], read, default, offered)
+            captured, appended = _retokenised(turns[key], read, chat, template_kwargs, offered, section)
+            yield replace(agent, turns=captured, appended=appended, tools=offered, messages=read)
     if upcoming is not None:
         raise ValueError(f"the turns of {upcoming[0]} are in another order than the agents; rebuild raw_rollouts")
 
@@ -123,18 +124,12 @@ def _messages_by_agent(table: pa.Table) -> dict[AgentKey, list[dict[str, Any]]]:
 def _retokenised(
     turns: Sequence[Mapping[str, Any]],
     messages: Sequence[Mapping[str, Any]],
-    default: FirstPrompt | None,
     chat: ChatFormat,
     template_kwargs: Mapping[str, Any],
     tools: Sequence[Any] | None,
     section: PairsSection,
 ) -> tuple[list[CapturedTurn], bool]:
-    """Return the turns' text as the student's ids, and whether the template only appends to the conversation.
-
-    With a default prompt, its messages replace the captured ones, and steering with them, before tokenising.
-    """
-    if default is not None:
-        messages = _as_student_reads(turns, messages, default, tools)
+    """Return the turns' text as the student's ids, and whether the template only appends to the conversation."""
     truncated = {row["turn"] for row in turns if row["finish_reason"] == "length"}
     try:
         rendered = retokenise(

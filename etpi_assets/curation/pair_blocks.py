@@ -15,9 +15,9 @@ from etpi_assets.curation import call_results, integrity, recorded_text
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.default_prompt import DefaultPrompts, student_format
 from etpi_assets.curation.label_syntax import LabelSyntax
-from etpi_assets.curation.oracle import Oracle, labels_outcome
 from etpi_assets.curation.pairs import CapturedAgent, make_pairs
-from etpi_assets.specs.experiment import ExperimentSpec, PairsSection
+from etpi_assets.curation.template_check import TemplateCheck, labels_outcome, native_figures
+from etpi_assets.specs.experiment import ExperimentSpec, GatesSection, PairsSection
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.family import Task
@@ -88,7 +88,8 @@ class PairBuilder:
         quoted = {f"{a.rollout_id}/{a.agent_id}/{t.turn}": t.quoted for a in agents for t in a.turns if t.quoted}
         defaults = {(a.rollout_id, a.agent_id): a.default for a in agents if a.default is not None}
         prompts = {key: prompt.ids for key, prompt in defaults.items()}
-        messages = {key: prompt.messages for key, prompt in defaults.items()}
+        check = TemplateCheck(chat, section, self.template_kwargs)
+        native = section.capture == "native"
         return {
             "syntax": self.syntax.figures(agents, pairs, dropped),
             "reconcile": integrity.reconcile_figures(block["turns"], pairs, dropped),
@@ -96,11 +97,23 @@ class PairBuilder:
             "history": integrity.history_figures(pairs, self._captured_pairs(block), chat),
             "think": integrity.think_figures(pairs, section, chat, quoted),
             "default_render": integrity.default_render_figures(pairs, prompts, section, chat),
-            "template": Oracle(chat, section, self.template_kwargs, self.tools).figures(block, pairs, messages),
+            "template": self._rendered_again(block, pairs) if native else check.figures(agents, pairs),
             "text": recorded_text.text_figures(block["turns"], block["messages"], pairs, chat),
             "tools": recorded_text.tool_figures(block, pairs, self.tools, chat),
             "results": call_results.result_figures(block["messages"], pairs),
         }
+
+    def _rendered_again(self, block: Mapping[str, pa.Table], pairs: pa.Table) -> dict[str, Any]:
+        """Return the figures of recorded ids; a model wrote them, so one rollout of a block is enough to count."""
+        sampled = of_rollouts(block, frozenset(pairs["rollout_id"].slice(0, 1).to_pylist()))
+        section = self.section.model_copy(update={"capture": "retokenised"})
+        try:
+            agents = list(
+                captured_agents(sampled, section, self.chat, self.default_prompts, self.template_kwargs, self.tools)
+            )
+        except ValueError:  # their messages alone are no conversation
+            agents = []
+        return native_figures(pairs, make_pairs(agents, section, self.chat)["pairs"], self.chat)
 
     def _captured_pairs(self, block: Mapping[str, pa.Table]) -> pa.Table:
         """Return the pairs that the captured ids of the compared rollouts give."""
@@ -112,10 +125,12 @@ class PairBuilder:
         return make_pairs(agents, native, self.chat)["pairs"]
 
 
-def label_checks(counted: Mapping[str, Any], section: PairsSection, chat: ChatFormat) -> list[CheckOutcome]:
+def label_checks(
+    counted: Mapping[str, Any], section: PairsSection, chat: ChatFormat, gates: GatesSection
+) -> list[CheckOutcome]:
     """Return the verdicts over labels against the template, the recorded text, offered tools and results of calls."""
     return [
-        labels_outcome(counted["template"], chat, native=section.capture == "native"),
+        labels_outcome(counted["template"], chat, gates.turns_lost, native=section.capture == "native"),
         recorded_text.text_outcome(counted["text"]),
         recorded_text.tools_outcome(counted["tools"]),
         call_results.results_outcome(counted["results"]),

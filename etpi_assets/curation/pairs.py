@@ -77,6 +77,7 @@ class CapturedAgent:
         finished: whether the agent ended the conversation itself.
         tools: the schemas that the prompts offer, None if they offer none.
         repeated: numbers of the turns, from 0, that another rollout trains.
+        messages: the rows of `messages` from which the ids were rendered, as the student reads them.
     """
 
     rollout_id: str
@@ -89,6 +90,7 @@ class CapturedAgent:
     finished: bool = False
     tools: Sequence[Any] | None = None
     repeated: Collection[int] = ()
+    messages: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from etpi_assets.specs.experiment import GatesSection, PairsSection, SelectSecti
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import Ref
 from etpi_resources.lake.schemas import from_rows
+from tests.support.conversations import NoDefault, tables_of
 from tests.support.curation import CurationLake
-from tests.support.messages import NoDefault, tables_of
 from tests.support.own_runs import recorded_run, write_runs
 
 SET = 'title = "mine"\nkind = "imported"\nformat = "messages"\npath = "PATH"\n[options]\nteacher = "me"\n'
@@ -48,7 +48,7 @@ ROWS = [
     recorded_run(1, 2),
     {"messages": [{"role": "wizard", "content": "x"}]},
 ]
-COPIES = [1, 2, 3, 4, 5, 6]
+COPIES = [1, 2, 3, 4, 5]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_row_that_occurs_twice_is_dropped_and_counted(curation):
     assert {row["reason"] for row in dropped} == {"duplicate"}
     check, once = curation.lake.require(ref).checks
     assert once["name"] == "turns_trained_once" and once["passed"]
-    assert check["figures"]["reasons"] == {"duplicate": 6} and 'select.duplicates = "keep"' in check["message"]
+    assert check["figures"]["reasons"] == {"duplicate": 5} and 'select.duplicates = "keep"' in check["message"]
 
 
 def test_row_that_occurs_twice_is_trained_twice_on_request(curation):
@@ -87,7 +87,7 @@ def test_status_names_what_is_lost_and_the_key_that_keeps_it(curation):
     ]
     raw, selected = lost_lines(steps, curation.lake)
     assert "1 of 9 inputs" in raw and "FROM quarantined" in raw
-    assert "6 of 8: duplicate 6" in selected and "select.duplicates" in selected
+    assert "5 of 8: duplicate 5" in selected and "select.duplicates" in selected
 
 
 def test_reasons_are_listed_most_first_with_their_keys():
@@ -107,11 +107,14 @@ def said(text: str, **more: Any) -> dict[str, Any]:
 
 
 GO, NEXT, OTHER = ({"role": "user", "content": text} for text in ("Go.", "Next.", "Other."))
-LONG = "The parser drops the last field of each line, so I will change how it splits a line and then run the tests again."
+LONG = (
+    "The parser drops the last field of each line, so I will change how it splits a line and then run the tests again."
+)
 CASES = {
     "a run saved after each step": ([[GO, said("a")], [GO, said("a"), NEXT, said("b")]], {0: "part_of_another"}, {}, 0),
     "a retry": (
-        [[GO, said("a"), NEXT, said("b"), NEXT, said("c")], [GO, said("a"), NEXT, said("d")]], {}, {1: {"agent1": [0]}}, 0,
+        [[GO, said("a"), NEXT, said("b"), NEXT, said("c")], [GO, said("a"), NEXT, said("d")]],
+        {}, {1: {"agent1": [0]}}, 0,
     ),
     "another answer": ([[GO, said("a")], [GO, said("b")]], {}, {}, 0),
     "another question": ([[GO, said("a")], [OTHER, said("a")]], {}, {}, 0),
@@ -153,7 +156,11 @@ def test_turn_after_the_same_messages_is_trained_once(case: str) -> None:
 def test_repeated_turn_is_context_in_one_rollout_and_trained_in_the_other() -> None:
     tables = tables_of(*CASES["a retry"][0])
     repeats = {"r1": {"agent1": [0]}}
-    chat, section, prompts = load_chat_format("tiny"), PairsSection(capture="retokenised", drop_unparseable=False), NoDefault()
+    chat, section, prompts = (
+        load_chat_format("tiny"),
+        PairsSection(capture="retokenised", drop_unparseable=False),
+        NoDefault(),
+    )
     syntax = LabelSyntax(chat, GatesSection())
     built = PairBuilder(section, chat, {}, None, frozenset(), prompts, syntax, repeats).build(tables)
     trained = [(row["rollout_id"], row["turn"]) for row in built["pairs"].to_pylist()]

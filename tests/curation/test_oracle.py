@@ -22,16 +22,16 @@ from etpi_assets.curation.pair_blocks import PairBuilder, label_checks
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.exports.conversations import _as_columns
 from etpi_assets.exports.experiment_data import rendered_messages
-from etpi_assets.importers.conversation import Options, chat_entries, fill_agent
 from etpi_assets.specs.experiment import GatesSection, PairsSection
-from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
-from etpi_assets.trajectories.tables import iter_turns, to_tables
+from etpi_assets.trajectories.tables import iter_turns
 from etpi_resources.chat import format as chat_format
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.chat.marks import Thought
 from etpi_resources.chat.tokenizer_files import read_tokenizer
 from etpi_resources.lake.check_outcome import CheckOutcome
 from tests.support import students, vocabularies
+from tests.support.conversations import NoDefault, tables_of
+from tests.support.oracle import Oracle
 from tests.support.students import FAMILIES, byte_tokenizer, smollm2
 
 needs_qwen = pytest.mark.skipif(
@@ -72,38 +72,19 @@ TOOL = {
 }
 
 
-class NoDefault:
-    """No first prompt of a student is known, as for imported runs."""
-
-    def __call__(self, task_id: str | None, agent_id: str) -> None:
-        return None
-
-    def steering(self, task_id: str, agent_id: str) -> set[str]:
-        return set()
-
-
-def tables_of(*conversations: list[dict[str, Any]], tools: list[Any] | None = None) -> dict[str, pa.Table]:
-    """Return the tables of conversations as an importer reads them."""
-    records = []
-    for number, messages in enumerate(conversations):
-        agent = AgentRecord("agent1", "", "solo", "unknown")
-        entries = chat_entries(messages, "messages")
-        fill_agent(agent, entries, Options(), answers="last")
-        record = RolloutRecord(f"r{number}", "set", None, None, None, [agent], tools=tools)
-        records.append(record)
-    return to_tables(records)
-
-
 def checked(
     chat: ChatFormat, tables: dict[str, pa.Table], *, kwargs: dict[str, Any] | None = None, **section: Any
 ) -> tuple[dict[str, CheckOutcome], dict[str, pa.Table]]:
-    """Build pairs, and return {check: outcome} and the tables."""
+    """Build pairs, and return {check: outcome} and the tables; the outcome `oracle` is that of the oracle of labels."""
     pairs = PairsSection(**{"capture": "retokenised", "drop_unparseable": False, **section})
     prompts: Any = NoDefault()
     syntax = LabelSyntax(chat, GatesSection())
     built = PairBuilder(pairs, chat, kwargs or {}, None, frozenset(), prompts, syntax).build(tables)
     figures = json.loads(built["figures"]["json"][0].as_py())
-    outcomes = [*label_checks(figures, pairs, chat), integrity.think_outcome(figures["think"], pairs, chat)]
+    gates = GatesSection()
+    outcomes = [*label_checks(figures, pairs, chat, gates), integrity.think_outcome(figures["think"], pairs, chat)]
+    seen = Oracle(chat, pairs, kwargs or {}, None).figures(tables, built["pairs"], {})
+    outcomes.append(CheckOutcome("oracle", not seen["wrong"], "".join(seen["first"]), figures=seen))
     return {outcome.name: outcome for outcome in outcomes}, built
 
 

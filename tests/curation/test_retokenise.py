@@ -351,7 +351,9 @@ def test_arguments_that_cannot_be_read_are_what_the_template_writes_or_refuses(n
         {"role": "assistant", "content": "Done."},
     ]
     try:
-        shown = chat.tokenizer.apply_chat_template(spoken[:3], tokenize=False, add_generation_prompt=True, strftime_now=DATE.strftime)
+        shown = chat.tokenizer.apply_chat_template(
+            spoken[:3], tokenize=False, add_generation_prompt=True, strftime_now=DATE.strftime
+        )
     except Exception:
         with pytest.raises(TemplateRefuses):
             retokenise(rows(spoken), chat)

@@ -1,4 +1,4 @@
-"""The check `labels_equal_template`: what is trained from messages equals `apply_chat_template` of its tokenizer.
+"""An oracle of labels: what is trained from messages equals `apply_chat_template` of its tokenizer.
 
 The oracle reads the recorded messages (`recorded_messages`) and the finished pairs. It calls the student's tokenizer as
 transformers loads it, and shares no code with the functions that render, mask, cut and encode.
@@ -26,7 +26,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.curation.recorded_messages import (
+from etpi_assets.curation.steering import Messages
+from etpi_assets.specs.experiment import PairsSection
+from etpi_assets.trajectories.tables import iter_turns, turn_keys
+from etpi_resources.chat.format import ChatFormat
+from etpi_resources.token_ids import common_prefix
+from tests.support.recorded_messages import (
     EDITS,
     SUBSETS,
     Conversation,
@@ -41,14 +46,7 @@ from etpi_assets.curation.recorded_messages import (
     written_last,
     written_next,
 )
-from etpi_assets.curation.steering import Messages
-from etpi_assets.specs.experiment import PairsSection
-from etpi_assets.trajectories.tables import iter_turns, turn_keys
-from etpi_resources.chat.format import ChatFormat
-from etpi_resources.lake.check_outcome import CheckOutcome
-from etpi_resources.token_ids import common_prefix
 
-NAME = "labels_equal_template"
 CHARACTERS = 250_000
 """Characters of prompts in a block of rollouts that are rendered again: all turns of small sets, some of large ones."""
 _NATIVE = 12_000
@@ -310,41 +308,6 @@ class Oracle:
                 if np.count_nonzero(ids == number) > text.count(token):
                     return f"{part}: {token!r} within a message is trained as a control token, not as its text"
         return None
-
-
-def labels_outcome(counted: Mapping[str, Any], chat: ChatFormat, *, native: bool) -> CheckOutcome:
-    """Judge the figures."""
-    compared, total, wrong = counted["compared"], counted["labels"], counted["wrong"]
-    differences, skipped = Counter(counted["asked"]), Counter(counted["skipped"])
-    figures: dict[str, object] = {"labels": total, "compared": compared, "wrong": wrong, **differences}
-    figures |= {f"skipped_{name}": n for name, n in skipped.items()}
-    if native:
-        message = (
-            f"The labels are recorded ids, which recorded_text compares with the recorded text. {compared} of {total} "
-            f"turns were rendered again: {differences['own_history']} have another history, as captured, and "
-            f"{differences['own_label']} another label than the template writes; both are trained as recorded."
-        )
-        return CheckOutcome(NAME, True, message, figures=figures)
-    listed = ", ".join(f"{name} {n}" for name, n in sorted(differences.items())) or "none"
-    left_out = f" Not comparable: {', '.join(f'{name} {n}' for name, n in sorted(skipped.items()))}." if skipped else ""
-    if wrong:
-        advice = (
-            " A student would train on text that serving never renders: compare base.tokenizer, base.chat_template and "
-            "serving.template_kwargs with the model's own, and report it with that turn."
-        )
-        message = (
-            f"{wrong} of {compared} compared turns are not what the chat template of {chat.name} writes for the same "
-            f"messages, first {counted['first'][0]}. Differences that the spec asks for: {listed}."
-            f"{advice if wrong > counted['contradicting'] else ''}{left_out}"
-        )
-        return CheckOutcome(NAME, False, message, figures=figures)
-    if not compared:
-        return CheckOutcome.not_applicable(NAME, f"none of {total} turns was compared.{left_out}", figures)
-    message = (
-        f"{compared} of {total} turns, prompt and label, are token for token what the chat template of {chat.name} "
-        f"writes; differences that the spec asks for: {listed}.{left_out}"
-    )
-    return CheckOutcome(NAME, True, message, figures=figures)
 
 
 def _ids_of_both(prompt: str, label: str, tokenizer: Any) -> tuple[list[int], list[int]]:

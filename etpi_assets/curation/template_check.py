@@ -1,0 +1,377 @@
+"""The check `labels_equal_template`: labels within their prompts are what the student's chat template writes.
+
+A conversation is rendered whole and encoded as the tokenizer does it, and each prompt with its label must begin those
+ids. A label that does not is compared with the template's text before and after its turn. Differences that the spec
+asks for are counted by name: `think_stripped`, `tail_closed`, `empty_block_omitted` (a turn without thoughts),
+`thoughts_as_text` (the template has no place for them), `roles_fitted` (it refuses a role), `cut_at_limit`, and
+`control_as_text` (a message quotes a control token, so texts are compared).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from etpi_assets.curation.lost import listed_with_keys
+from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn
+from etpi_assets.curation.retokenise import conversation
+from etpi_assets.curation.student_form import StudentForm
+from etpi_assets.specs.experiment import PairsSection
+from etpi_assets.trajectories.tables import Key, iter_turns
+from etpi_resources.chat.format import DATE, ChatFormat
+from etpi_resources.chat.marks import split_thought
+from etpi_resources.lake.check_outcome import CheckOutcome
+from etpi_resources.token_ids import begins_with, common_prefix
+
+NAME = "labels_equal_template"
+ENCODED, RENDERED = 250_000, 2_000_000
+"""Characters of prompts in a block of rollouts whose turns are rendered one by one: compared as ids, and as texts."""
+_TEXT = 48
+"""Characters shown of each side from the first difference on."""
+_EMPTY = re.compile(r"^\s*<think>\s*</think>[\r\n]*")
+
+
+class _Refused(Exception):
+    """The template refuses the conversation through a turn."""
+
+
+class _Contradiction(Exception):
+    """Settings of the spec that exclude each other for a turn; the message says which."""
+
+
+@dataclass
+class _Expected:
+    """A turn as the template writes it: its prompt, its label through the end, and differences that the spec wants."""
+
+    prompt: str
+    label: str
+    differences: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Conversation:
+    """One agent's messages as the student's template takes them.
+
+    Attributes:
+        history, spoken, bare: as prompts have them, with all thoughts, and without.
+        positions: turn -> its place in each.
+        thoughts: turn -> its thoughts.
+    """
+
+    history: list[dict[str, Any]]
+    spoken: list[dict[str, Any]]
+    bare: list[dict[str, Any]]
+    positions: Mapping[int, int]
+    thoughts: Mapping[int, str]
+
+    def characters(self, turn: int) -> int:
+        return sum(len(str(message)) for message in self.history[: self.positions[turn] + 1])
+
+    def without(self, tokens: Sequence[str]) -> _Conversation:
+        """Return the conversation with a letter in place of each of the tokens."""
+        letters = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
+        texts = (json.dumps(messages, ensure_ascii=False) for messages in (self.history, self.spoken, self.bare))
+        history, spoken, bare = (json.loads(letters.sub("x", text)) for text in texts)
+        thoughts = {turn: letters.sub("x", text) for turn, text in self.thoughts.items()}
+        return replace(self, history=history, spoken=spoken, bare=bare, thoughts=thoughts)
+
+
+@dataclass(frozen=True)
+class TemplateCheck:
+    """Compares the pairs of a block of rollouts with the template's own rendering of the same messages."""
+
+    chat: ChatFormat
+    section: PairsSection
+    template_kwargs: Mapping[str, Any]
+
+    def figures(self, agents: Sequence[CapturedAgent], pairs: pa.Table) -> dict[str, Any]:
+        """Return the figures of agents whose ids were rendered from messages."""
+        of_agent = {(agent.rollout_id, agent.agent_id): agent for agent in agents}
+        counted: dict[str, Any] = {**_NOTHING, "labels": len(pairs)}
+        asked, skipped, first = Counter[str](), Counter[str](), list[str]()
+        encoded, rendered = ENCODED, RENDERED
+        trained: dict[tuple[str, str], list[tuple[Key, np.ndarray, np.ndarray]]] = {}
+        for key, prompt, output in iter_turns(pairs):
+            if output is not None:
+                trained.setdefault(key[:2], []).append((key, prompt, output))
+        for key_of_agent, rows in trained.items():
+            agent = of_agent[key_of_agent]
+            talk, quoted = self._conversation(agent), self._quoted(agent)
+            turns = {turn.turn: turn for turn in agent.turns}
+            whole = None if quoted else self._whole_ids(talk, agent.tools, rows[-1][0][2])
+            last = rows[-1][0]
+            for key, prompt, output in sorted(rows, key=lambda row: (row[0] != last, _hash(row[0]))):
+                cost = talk.characters(key[2])
+                in_place = whole is not None and begins_with(whole, prompt, self._said(output))
+                as_ids = cost <= encoded
+                if not as_ids and (in_place or cost > rendered):
+                    skipped["not_sampled"] += not in_place
+                    counted["compared"] += in_place
+                    continue
+                encoded, rendered = encoded - cost * as_ids, rendered - cost
+                try:
+                    expected = self._expected(talk, agent.tools, turns[key[2]])
+                    difference = self._difference(expected, prompt, output, as_ids)
+                    if difference is None and quoted:
+                        masked = self._expected(talk.without(quoted), agent.tools, turns[key[2]])
+                        difference = self._trained_control(quoted, masked, prompt, output)
+                    asked.update(expected.differences)
+                except _Refused:
+                    skipped["refused_by_template"] += 1
+                    continue
+                except _Contradiction as contradiction:
+                    difference = str(contradiction)
+                    counted["contradicting"] += 1
+                counted["compared"] += 1
+                if difference:
+                    counted["wrong"] += 1
+                    first += [f"{'/'.join(map(str, key))}: {difference}"][: 1 - len(first)]
+        return counted | {"asked": dict(asked), "skipped": dict(skipped), "first": first}
+
+    def _conversation(self, agent: CapturedAgent) -> _Conversation:
+        student = StudentForm(self.chat, agent.tools, self.template_kwargs)
+        spoken, turns = conversation(agent.messages, student)
+        bare, _ = conversation(agent.messages, replace(student, thoughts=False))
+        said = [m for m in agent.messages if m["role"] == "assistant" and m["kind"] == "action"]
+        inside = [(m["turn"], split_thought(m["content"] or "", m.get("reasoning")).inside) for m in said]
+        thoughts = {turn: "\n".join(text for t, text in inside if t == turn and text) for turn, _ in turns}
+        history = spoken if self.section.history_think == "keep" else bare
+        return _Conversation(history, spoken, bare, dict(turns), thoughts)
+
+    def _quoted(self, agent: CapturedAgent) -> list[str]:
+        """Return the control tokens that the messages or tools quote."""
+        texts = [[m.get(key) for key in ("content", "reasoning", "tool_calls")] for m in agent.messages]
+        text = json.dumps([agent.tools, texts], ensure_ascii=False)
+        return [token for token in self._controls if token in text]
+
+    @cached_property
+    def _controls(self) -> dict[str, int]:
+        """{control token: id}."""
+        return {self.chat.decode([number]): number for number in self.chat.control_ids}
+
+    def _whole_ids(self, talk: _Conversation, tools: Any, turn: int) -> np.ndarray | None:
+        """Return the ids of the conversation through a turn; None if the template refuses it."""
+        try:
+            return np.asarray(self._ids(self._render(talk.history[: talk.positions[turn] + 1], tools)), dtype=np.int32)
+        except _Refused:
+            return None
+
+    def _expected(self, talk: _Conversation, tools: Any, turn: CapturedTurn) -> _Expected:
+        """Render the messages up to a turn, and through it.
+
+        Raises:
+            _Refused, _Contradiction: as the classes say.
+        """
+        position = talk.positions[turn.turn]
+        before = talk.history[:position]
+        head, plain = self._render(before, tools, prompt=True), self._render(before, tools)
+        plain = plain if head.startswith(plain) else os.path.commonprefix([plain, head])
+        header, opened, tail = head[len(plain) :].partition("<think>")
+        open_tail = bool(opened) and "</think>" not in tail
+        strips = self.section.strip_think and not (self.section.strip_rule == "opened" and open_tail)
+        thought = "" if strips else talk.thoughts[turn.turn]
+        message = (talk.bare if strips else talk.spoken)[position]
+        full = self._render([*before, message], tools)
+        if full.startswith(plain):
+            body = full[len(plain) :].removeprefix(header)
+        else:  # the template writes earlier messages otherwise once this one follows: take it from a small conversation
+            user = [{"role": "user", "content": "x"}]
+            body = self._render([*user, message], tools)[len(self._render(user, tools)) :].removeprefix(header)
+        expected = _Expected(head, "")
+        notes = {
+            "think_stripped": bool(talk.thoughts[turn.turn]) and strips,
+            "cut_at_limit": turn.truncated,
+            "roles_fitted": self.chat.roles.fit(before) != before,
+            "tail_closed": strips and open_tail,
+        }
+        expected.differences = [name for name, holds in notes.items() if holds]
+        if opened and not open_tail and thought:
+            raise _Contradiction(
+                "the prompt closes the think block that the label has; set pairs.strip_think = true, or "
+                "serving.template_kwargs.enable_thinking = true"
+            )
+        if strips and open_tail:
+            expected.prompt = head = self._render(before, tools, prompt=True, enable_thinking=False)
+        added = head[len(os.path.commonprefix([plain + header, head])) :]
+        body = body.removeprefix(added) if "</think>" in added else body
+        expected.label = self._label(body, thought, opened + tail if open_tail and not strips else "", strips, expected)
+        return expected
+
+    def _label(self, body: str, thought: str, opening: str, strips: bool, expected: _Expected) -> str:
+        """Return the label within the text that the template writes after a turn's header.
+
+        Args:
+            opening: the open think block at the end of the prompt, if there is one.
+        """
+        if not (thought or opening):
+            label = _EMPTY.sub("", body, count=1)
+            expected.differences += ["empty_block_omitted"] if label != body and not strips else []
+            return label
+        if (thought and thought.strip() not in body) or (opening and not thought and not body.startswith(opening)):
+            expected.differences.append("thoughts_as_text")
+            body = body.lstrip("\r\n") if thought else body
+            return f"{'' if opening else '<think>' + chr(10)}{thought}\n</think>\n\n{body}"
+        return body.removeprefix(opening)
+
+    def _render(self, messages: list[Any], tools: Any, prompt: bool = False, **more: Any) -> str:
+        """Call the tokenizer's template with the messages in roles that it takes.
+
+        Raises:
+            _Refused: it raises an error.
+        """
+        try:
+            text = self.chat.tokenizer.apply_chat_template(
+                [dict(m) for m in self.chat.roles.fit(messages)], tools=tools, tokenize=False,
+                add_generation_prompt=prompt, **{"strftime_now": DATE.strftime, **self.template_kwargs, **more},
+            )  # fmt: skip
+        except Exception as error:  # templates raise various errors for what they refuse
+            raise _Refused(str(error)) from error
+        return str(text)
+
+    def _ids(self, text: str) -> list[int]:
+        return self.chat.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _said(self, output: np.ndarray) -> np.ndarray:
+        """Return a label without its end."""
+        return output[:-1] if len(output) and int(output[-1]) in self.chat.end_ids else output
+
+    def _difference(self, expected: _Expected, prompt: np.ndarray, output: np.ndarray, as_ids: bool) -> str | None:
+        """Return the first difference of a pair from its rendering, None if they are equal.
+
+        Args:
+            as_ids: whether equal texts may have other ids.
+        """
+        texts = [self.chat.decode(ids.tolist()) for ids in (prompt, self._said(output))]
+        said_last = expected.label.startswith(texts[1]) and self._ends(expected.label[len(texts[1]) :])
+        if not as_ids and texts[0] == expected.prompt and said_last:
+            return None
+        head, whole, alone = map(self._ids, (expected.prompt, expected.prompt + expected.label, expected.label))
+        # If an id spans the border, the label's are its own.
+        label = whole[len(head) :] if whole[: len(head)] == head else alone
+        said = self._said(output).tolist()
+        rest = label[len(said) :]
+        if label[: len(said)] == said and self._ends(self.chat.decode(rest)):
+            label = said
+        for part, text, trained, wanted in (
+            ("prompt", expected.prompt, prompt.tolist(), head), ("label", expected.label, said, label)
+        ):  # fmt: skip
+            if trained == wanted:
+                continue
+            if self._quotes(text, trained, wanted, ends=part == "label"):
+                expected.differences.append("control_as_text")
+                continue
+            at = common_prefix(np.asarray(trained), np.asarray(wanted))
+            left, right = (repr(self.chat.decode(side[at : at + _TEXT])[:_TEXT]) for side in (trained, wanted))
+            return f"{part}, token {at}: {left} is trained, the template writes {right}"
+        return None
+
+    def _ends(self, rest: str) -> bool:
+        """Return whether the text after a label only ends the turn, with white space around the end."""
+        return not rest.strip() or any(rest.lstrip().startswith(token) for token in self._controls)
+
+    def _quotes(self, text: str, trained: Sequence[int], wanted: Sequence[int], *, ends: bool) -> bool:
+        """Return whether both sides have one text, in which the trained ids have control tokens as plain text.
+
+        Args:
+            ends: whether the wanted side may end a turn after that text.
+        """
+        left, right = ("".join(self.chat.decode(side).split()) for side in (trained, wanted))
+        same = left == right or (ends and right.startswith(left) and self._ends(right[len(left) :]))
+        counts = Counter(trained)
+        quotes = any(text.count(token) > counts[number] for token, number in self._controls.items())
+        return same and quotes
+
+    def _trained_control(
+        self, tokens: Sequence[str], masked: _Expected, prompt: np.ndarray, output: np.ndarray
+    ) -> str | None:
+        """Return which control token that messages quote is a control token in the ids, None if none is.
+
+        Args:
+            masked: the turn as rendered from messages without these tokens.
+        """
+        for part, text, ids in (("prompt", masked.prompt, prompt), ("label", masked.label, output)):
+            for token in tokens:
+                if np.count_nonzero(ids == self._controls[token]) > text.count(token):
+                    return f"{part}: {token!r} within a message is trained as a control token, not as its text"
+        return None
+
+
+_NOTHING = {"labels": 0, "compared": 0, "wrong": 0, "contradicting": 0, "asked": {}, "skipped": {}, "first": []}
+
+
+def native_figures(pairs: pa.Table, rendered: pa.Table, chat: ChatFormat) -> dict[str, Any]:
+    """Count the recorded ids of a few turns whose text is another than that rendered from their messages.
+
+    Args:
+        rendered: the pairs of the same rollouts, rendered from messages.
+    """
+    texts = {key: (prompt, output) for key, prompt, output in iter_turns(rendered)}
+    asked: Counter[str] = Counter()
+    compared = 0
+    for key, *trained in iter_turns(pairs):
+        if key not in texts:
+            continue
+        compared += 1
+        for name, ids, again in zip(("own_history", "own_label"), trained, texts[key], strict=True):
+            left, right = (chat.decode([] if side is None else side.tolist()).rstrip() for side in (ids, again))
+            asked[name] += left != right
+    return {**_NOTHING, "labels": len(pairs), "compared": compared, "asked": dict(+asked)}
+
+
+def labels_outcome(counted: Mapping[str, Any], chat: ChatFormat, bound: float, *, native: bool) -> CheckOutcome:
+    """Judge the figures.
+
+    Args:
+        bound: the most that may be refused, as a share of the labels (gates.turns_lost).
+    """
+    compared, total, wrong = counted["compared"], counted["labels"], counted["wrong"]
+    differences, skipped = Counter(counted["asked"]), Counter(counted["skipped"])
+    figures: dict[str, object] = {"labels": total, "compared": compared, "wrong": wrong, **differences}
+    figures |= {f"skipped_{name}": n for name, n in skipped.items()}
+    if native:
+        message = (
+            f"The labels are recorded ids, which recorded_text compares with the recorded text. {compared} of {total} "
+            f"turns were rendered again: {differences['own_history']} have another history, as captured, and "
+            f"{differences['own_label']} another label than the template writes; both are trained as recorded."
+        )
+        return CheckOutcome(NAME, True, message, figures=figures)
+    listed = ", ".join(f"{name} {n}" for name, n in sorted(differences.items())) or "none"
+    left_out = f" Not compared: {listed_with_keys(skipped)}." if skipped else ""
+    refused = sum(skipped.values()) - skipped["not_sampled"]
+    if wrong or refused > bound * total:
+        advice = (
+            " A student would train on text that serving never renders: compare base.tokenizer, base.chat_template and "
+            "serving.template_kwargs with the model's own, and report it with that turn."
+        )
+        message = (
+            f"{wrong} of {compared} compared turns are not what the chat template of {chat.name} writes for the same "
+            f"messages{', first ' if wrong else ''}{''.join(counted['first'][:1])}. Differences that the spec asks "
+            f"for: {listed}.{advice if wrong > counted['contradicting'] else ''}{left_out}"
+        )
+        if refused > bound * total:
+            message += (
+                f" At most {bound:.2f} of the labels may be refused (gates.turns_lost): use another chat template."
+            )
+        return CheckOutcome(NAME, False, message, figures=figures)
+    if not compared:
+        return CheckOutcome.not_applicable(NAME, f"none of {total} turns was compared.{left_out}", figures)
+    message = (
+        f"{compared} of {total} turns, prompt and label, are what the chat template of {chat.name} writes; differences "
+        f"that the spec asks for: {listed}.{left_out}"
+    )
+    return CheckOutcome(NAME, True, message, figures=figures)
+
+
+def _hash(key: Key) -> bytes:
+    """Return a number by which turns are in an order that has nothing to do with them."""
+    return hashlib.sha256(repr(key).encode()).digest()
