@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from etpi.models import family
 from etpi_assets.specs.load import SpecError
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.checkpoints import COMMIT, HUB
@@ -15,14 +16,6 @@ from etpi_resources.lake.lake import folder_hash
 from etpi_resources.packages import PACKAGE, package_folder
 
 _REPO = re.compile(r"(?:hub:)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
-_QWEN = (
-    ("Qwen/Qwen3.6", "qwen3_6"),
-    ("Qwen/Qwen3.5", "qwen3_5_think"),
-    ("Qwen/Qwen3-Coder", ""),
-    ("Qwen/Qwen3-VL", "qwen3_vl"),
-    ("Qwen/Qwen3-", "qwen3"),
-)
-"""Prefixes of repositories with the Qwen3 vocabulary -> the template that TRL ships; "": TRL ships none."""
 
 
 @dataclass(frozen=True)
@@ -108,20 +101,21 @@ def _packaged(name: str) -> Student:
 
 def family_vocabulary(name: str) -> str | None:
     """Return the chat format of a served model, from its repository or folder; None if etpi does not know it."""
-    if any(name.startswith(prefix) for prefix, _ in _QWEN):
-        return "qwen3"
+    if (known := family(name)) is not None:
+        return known["vocabulary"]
     return name if (Path(name) / "tokenizer.json").is_file() else None
 
 
 def _hub(repo: str, revision: str) -> Student:
     """Return a model of the hub; nothing is downloaded now, only files in the hub's cache are read."""
     name = f"{HUB}{repo}@{revision}"
-    template = _shipped_template(repo)
+    known = family(repo) or {}
+    template = known.get("template")
     base = {
         "kind": "hub",
         "repo": repo,
         "revision": revision,
-        "tokenizer": "qwen3" if template else name,
+        "tokenizer": known["vocabulary"] if template else name,
         "chat_template": template or name,
     }
     config = _cached_config(repo, revision)
@@ -136,13 +130,6 @@ def _hub(repo: str, revision: str) -> Student:
         unknown.append(f"lengths in tokens (the tokenizer of {repo} is not on this machine)")
     folder = config.parent if config else None
     return Student(base, chat, _context(folder) if folder else None, folder, "; ".join(unknown))
-
-
-def _shipped_template(repo: str) -> str:
-    """Return the name of TRL's template for a repository with the Qwen3 vocabulary; "" for any other."""
-    if "-2507" in repo:
-        return "" if "Thinking" in repo or "Coder" in repo else "qwen3_instruct_2507"
-    return next((template for prefix, template in _QWEN if repo.startswith(prefix)), "")
 
 
 def _cached_config(repo: str, revision: str) -> Path | None:

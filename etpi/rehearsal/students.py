@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from etpi.models import ARCHITECTURES, published_config, rehearsed_as, small_settings
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
 from etpi_assets.specs.training import BaseSection
@@ -16,72 +17,6 @@ from etpi_resources.chat.format import load_chat_format
 from etpi_resources.checkpoints import HUB, hub_file
 from etpi_resources.lake.lake import folder_hash
 from etpi_resources.packages import PACKAGE, package_folder
-
-_SLIDING = {"head_dim": 32, "sliding_window": 256, "layer_types": ["sliding_attention", "full_attention"]}
-ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
-    "qwen3": {"head_dim": 32},
-    "qwen3_5_text": {
-        "head_dim": 32,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 32,
-        "linear_value_head_dim": 32,
-        "layer_types": ["linear_attention", "full_attention"],
-    },
-    "llama": {},
-    "mistral": {"sliding_window": None},
-    "gemma3_text": _SLIDING,
-    "gemma4_text": {**_SLIDING, "global_head_dim": 32, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 8},
-    "glm4_moe": {
-        "head_dim": 32,
-        "n_routed_experts": 2,
-        "num_experts_per_tok": 1,
-        "moe_intermediate_size": 64,
-    },
-    "gpt_oss": {
-        **_SLIDING,
-        "num_local_experts": 2,
-        "num_experts_per_tok": 2,
-        "rope_parameters": {"rope_type": "default"},
-    },
-}
-"""`model_type` -> settings of a small model beside the sizes that all have."""
-
-_LIKE = {"qwen2": "qwen3", "qwen3_5_moe_text": "qwen3_5_text"}
-"""`model_type` -> the one that is rehearsed in its place."""
-
-_KNOWN: Mapping[str, tuple[str, int, int, int, int, int, int]] = {
-    "Qwen/Qwen3-4B": ("qwen3", 2560, 36, 32, 8, 9728, 0),
-    "Qwen/Qwen3-4B-Instruct-2507": ("qwen3", 2560, 36, 32, 8, 9728, 0),
-    "Qwen/Qwen3-8B": ("qwen3", 4096, 36, 32, 8, 12288, 0),
-    "Qwen/Qwen3-14B": ("qwen3", 5120, 40, 40, 8, 17408, 0),
-    "Qwen/Qwen3.5-0.8B": ("qwen3_5_text", 1024, 24, 8, 2, 3584, 16),
-    "Qwen/Qwen3.5-2B": ("qwen3_5_text", 2048, 24, 8, 2, 6144, 16),
-    "Qwen/Qwen3.5-9B": ("qwen3_5_text", 4096, 32, 16, 4, 12288, 32),
-    "Qwen/Qwen3.5-27B": ("qwen3_5_text", 5120, 64, 24, 4, 17408, 48),
-    "Qwen/Qwen3.6-27B": ("qwen3_5_text", 5120, 64, 24, 4, 17408, 48),
-}
-"""Published sizes, for machines that cannot reach the hub: hidden size, layers, heads, key heads, width of the MLP,
-heads of linear attention."""
-
-
-def _known(repo: str) -> Mapping[str, Any] | None:
-    if repo not in _KNOWN:
-        return None
-    kind, hidden, layers, heads, keys, inner, linear = _KNOWN[repo]
-    qwen3 = kind == "qwen3"
-    return {
-        "model_type": kind,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys,
-        "intermediate_size": inner,
-        "vocab_size": 151_936 if qwen3 else 248_320,
-        "head_dim": 128 if qwen3 else 256,
-        "tie_word_embeddings": hidden < 4096,
-        **({} if qwen3 else {"linear_num_value_heads": linear}),
-    }
 
 
 def model_name(base: BaseSection) -> str:
@@ -99,7 +34,7 @@ def configuration(model: str) -> Mapping[str, Any] | None:
     """
     if model.startswith(HUB):
         repo, _, commit = model.removeprefix(HUB).partition("@")
-        if known := _known(repo):
+        if known := published_config(repo):
             return known
         file = hub_path(repo, commit, "config.json")
     else:
@@ -153,12 +88,12 @@ def hub_path(repo: str, revision: str, name: str) -> Path | None:
 
 
 def architecture(model: str) -> str:
-    """Return the key of ARCHITECTURES for a model. Raises SpecError: its configuration is not here, or not known."""
+    """Return a model's value of ARCHITECTURES. Raises SpecError: its configuration is not here, or not known."""
     config = configuration(model)
     if config is None:
         raise SpecError(f"{model}: its config.json is not here and the hub cannot be reached; run `etpi fetch` first")
     kind = str(config.get("model_type", ""))
-    if (kind := _LIKE.get(kind, kind)) not in ARCHITECTURES:
+    if (kind := rehearsed_as(kind)) not in ARCHITECTURES:
         raise SpecError(
             f"the architecture of {model} cannot be rehearsed: {kind} is none of {', '.join(ARCHITECTURES)}"
         )
@@ -166,18 +101,17 @@ def architecture(model: str) -> str:
 
 
 def small_config(kind: str, sizes: Mapping[str, Any]) -> Any:
-    """Return the configuration of a small model. Args: kind: a key of ARCHITECTURES. sizes: those that all share."""
+    """Return the configuration of a small model. Args: kind: one of ARCHITECTURES. sizes: those that all share."""
     from transformers import AutoConfig
 
-    inputs = {"vocab_size_per_layer_input": sizes["vocab_size"]} if kind == "gemma4_text" else {}
-    return AutoConfig.for_model(kind, **sizes, **ARCHITECTURES[kind], **inputs)
+    return AutoConfig.for_model(kind, **sizes, **small_settings(kind, sizes["vocab_size"]))
 
 
 def make_student(folder: Path, kind: str, tokenizer: str, template: str | None) -> str:
     """Save a random model with a vocabulary and template, once; return the hash of its folder.
 
     Args:
-        kind: a key of ARCHITECTURES.
+        kind: one of ARCHITECTURES.
         tokenizer, template: as `load_chat_format` takes them; a template of None is the one of the tokenizer.
     """
     if (folder / "config.json").is_file():
