@@ -113,8 +113,8 @@ class TemplateCheck:
             for key, prompt, output in sorted(rows, key=lambda row: (row[0] != last, _hash(row[0]))):
                 cost = talk.characters(key[2])
                 in_place = whole is not None and begins_with(whole, prompt, self._said(output))
-                as_ids = cost <= encoded
-                if not as_ids and (in_place or cost > rendered):
+                as_ids = encoded > 0
+                if not as_ids and (in_place or rendered <= 0):
                     skipped["not_sampled"] += not in_place
                     counted["compared"] += in_place
                     continue
@@ -252,7 +252,7 @@ class TemplateCheck:
             as_ids: whether equal texts may have other ids.
         """
         texts = [self.chat.decode(ids.tolist()) for ids in (prompt, self._said(output))]
-        said_last = expected.label.startswith(texts[1]) and self._ends(expected.label[len(texts[1]) :])
+        said_last = expected.label.startswith(texts[1]) and self._ends(expected.label[len(texts[1]) :], output)
         if not as_ids and texts[0] == expected.prompt and said_last:
             return None
         head, whole, alone = map(self._ids, (expected.prompt, expected.prompt + expected.label, expected.label))
@@ -260,14 +260,14 @@ class TemplateCheck:
         label = whole[len(head) :] if whole[: len(head)] == head else alone
         said = self._said(output).tolist()
         rest = label[len(said) :]
-        if label[: len(said)] == said and self._ends(self.chat.decode(rest)):
+        if label[: len(said)] == said and self._ends(self.chat.decode(rest), output):
             label = said
         for part, text, trained, wanted in (
             ("prompt", expected.prompt, prompt.tolist(), head), ("label", expected.label, said, label)
         ):  # fmt: skip
             if trained == wanted:
                 continue
-            if self._quotes(text, trained, wanted, ends=part == "label"):
+            if self._quotes(text, trained, wanted, output if part == "label" else None):
                 expected.differences.append("control_as_text")
                 continue
             at = common_prefix(np.asarray(trained), np.asarray(wanted))
@@ -275,18 +275,22 @@ class TemplateCheck:
             return f"{part}, token {at}: {left} is trained, the template writes {right}"
         return None
 
-    def _ends(self, rest: str) -> bool:
-        """Return whether the text after a label only ends the turn, with white space around the end."""
-        return not rest.strip() or any(rest.lstrip().startswith(token) for token in self._controls)
+    def _ends(self, rest: str, output: np.ndarray) -> bool:
+        """Return whether the text after a label only ends the turn, as the label does if it ends."""
+        cut = len(self._said(output)) == len(output)
+        ends = self._controls if cut else [self.chat.decode(output[-1:].tolist())]
+        return not rest.strip() or any(rest.lstrip().startswith(token) for token in ends)
 
-    def _quotes(self, text: str, trained: Sequence[int], wanted: Sequence[int], *, ends: bool) -> bool:
+    def _quotes(self, text: str, trained: Sequence[int], wanted: Sequence[int], output: np.ndarray | None) -> bool:
         """Return whether both sides have one text, in which the trained ids have control tokens as plain text.
 
         Args:
-            ends: whether the wanted side may end a turn after that text.
+            output: the label, which the wanted side may end after that text.
         """
         left, right = ("".join(self.chat.decode(side).split()) for side in (trained, wanted))
-        same = left == right or (ends and right.startswith(left) and self._ends(right[len(left) :]))
+        same = left == right or (
+            output is not None and right.startswith(left) and self._ends(right[len(left) :], output)
+        )
         counts = Counter(trained)
         quotes = any(text.count(token) > counts[number] for token, number in self._controls.items())
         return same and quotes

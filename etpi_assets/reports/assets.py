@@ -17,7 +17,7 @@ from etpi_assets.reports.changes import STORED, changes, changes_table
 from etpi_assets.reports.recorded import recorded_spec
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import part
-from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.format import token_texts
 from etpi_resources.lake import catalog as catalog_file
 from etpi_resources.lake.files import write_atomically
 from etpi_resources.lake.lake import Manifest, Ref
@@ -198,11 +198,9 @@ def _vocabularies(run: AssetRun) -> dict[str, list[str]]:
     texts = {}
     for name in sorted(name for name in names if name):
         try:
-            chat = load_chat_format(name, "tiny")  # the text of ids does not depend on the template
+            texts[name] = token_texts(name)
         except (OSError, ValueError) as error:
             run.log(f"the view `vocabulary` lacks the tokenizer {name!r}: {error}")
-            continue
-        texts[chat.name] = [chat.decode([number]) for number in range(chat.vocab_size)]
     return texts
 
 

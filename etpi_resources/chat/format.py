@@ -677,15 +677,37 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
         TokenizerUnavailable: the hub's files are not cached and cannot be downloaded.
     """
     if name == "qwen3":
-        from etpi_resources.chat.tokenizers import qwen3
-
-        return ChatFormat(name, qwen3.load_tokenizer(), _template(template or "qwen3"))
-    folder = _HOME / "tiny" if name == "tiny" else _remote_folder(name) or Path(name)
-    if not (folder / "tokenizer.json").is_file():
-        raise FileNotFoundError(f"chat format {name!r}: it is neither tiny, qwen3, nor a folder with tokenizer.json")
+        return ChatFormat(name, _named_tokenizer(name), _template(template or "qwen3"))
+    folder = _tokenizer_folder(name)
     source = _template(template) if template else _folder_template(folder)
     special = {"eos_token": END, "pad_token": PAD} if is_chatml(source) else {}
     return ChatFormat(name, read_tokenizer(folder, **special), source)
+
+
+def token_texts(name: str) -> list[str]:
+    """Return the text of each id of a tokenizer, by its number; it needs no chat template.
+
+    Raises:
+        FileNotFoundError, TokenizerUnavailable: as `load_chat_format`.
+    """
+    core = _named_tokenizer(name).backend_tokenizer
+    size = max(core.get_vocab(with_added_tokens=True).values()) + 1
+    return core.decode_batch([[number] for number in range(size)], skip_special_tokens=False)
+
+
+def _named_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    if name == "qwen3":
+        from etpi_resources.chat.tokenizers import qwen3
+
+        return qwen3.load_tokenizer()
+    return read_tokenizer(_tokenizer_folder(name))
+
+
+def _tokenizer_folder(name: str) -> Path:
+    folder = _HOME / "tiny" if name == "tiny" else _remote_folder(name) or Path(name)
+    if not (folder / "tokenizer.json").is_file():
+        raise FileNotFoundError(f"chat format {name!r}: it is neither tiny, qwen3, nor a folder with tokenizer.json")
+    return folder
 
 
 def _with_control(tokenizer: PreTrainedTokenizerFast, control: Collection[str]) -> str:

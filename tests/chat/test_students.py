@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etpi_resources.capture.conversation import Conversation
 from etpi_resources.chat.format import ChatFormat, TemplateRefuses
 from etpi_resources.chat.markers import NoTurnEnd
 from etpi_resources.chat.tool_forms import Call
@@ -164,3 +165,25 @@ def test_template_of_another_tokenizer_is_refused() -> None:
 
 def test_day_in_a_prompt_does_not_depend_on_the_clock() -> None:
     assert "2026-01-01" in chat_of("gpt_oss").decode(chat_of("gpt_oss").prompt_ids([TASK]))
+
+
+@pytest.mark.parametrize("name", ["llama3_1", "gemma4", "glm4_5", "gpt_oss", "qwen3"])
+@pytest.mark.parametrize("answered", [0, 1])
+def test_one_result_after_two_calls_continues_the_ids_of_the_turn(name: str, answered: int) -> None:
+    chat = chat_of(name)
+    talk = Conversation(chat, {})
+    asked = [{"role": "user", "content": "Go."}]
+    calls = [
+        {"id": f"c{n}", "type": "function", "function": {"name": tool, "arguments": "{}"}}
+        for n, tool in enumerate(["read", "execute_bash"])
+    ]
+    turn = {"role": "assistant", "content": "", "tool_calls": calls}
+    first = talk.prompt(asked, [TOOL])
+    output = chat.encode("two calls")
+    talk.add(1, first, output, [*asked, turn], [TOOL])
+    result = {"role": "tool", "tool_call_id": f"c{answered}", "content": "a.py"}
+    later = talk.prompt([*asked, turn, result], [TOOL])
+    before = [*first.ids, *chat.as_history(output)]
+    assert later.ids[: len(before)] == before and "a.py" in chat.decode(later.ids[len(before) :])
+    if name == "gpt_oss":  # its template names the tool
+        assert calls[answered]["function"]["name"] in chat.decode(later.ids[len(before) :])

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.format import load_chat_format, token_texts
 from etpi_resources.chat.tokenizer_files import PROBE, TOKENIZER_CONFIG, copy_tokenizer, misread, read_tokenizer
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.vllm_server import PROGRAM_VARIABLE, VllmServer
 from etpi_resources.trainers.workers import grpo_worker
 from etpi_resources.trainers.workers.device import Compute
 from tests.support.policy_updates import FixedLink, worker_in
-from tests.support.students import make_student
+from tests.support.students import FAMILIES, byte_tokenizer, make_student
 
 
 def named(folder: Path, tokenizer_class: str) -> Path:
@@ -69,3 +69,12 @@ def test_server_gets_a_tokenizer_that_it_reads_rightly(base, tmp_path, monkeypat
         given = str(caught.value).partition("--tokenizer ")[2].split(" ")[0]
         assert Path(given).name == options.get("tokenizer", wanted)
     assert options or not misread(tmp_path / "log.tokenizer")
+
+
+def test_texts_of_ids_need_no_template(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer(FAMILIES["llama3_1"])
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    assert token_texts(str(tmp_path))[-3:] == ["<|eot_id|>", "<|eom_id|>", "<|python_tag|>"]
+    tiny = load_chat_format("tiny")
+    assert token_texts("tiny") == [tiny.decode([number]) for number in range(tiny.vocab_size)]

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from etpi_assets.curation import captured, integrity, recorded_text, student_form
+from etpi_assets.curation import captured, integrity, recorded_text, student_form, template_check
 from etpi_assets.curation.call_results import result_figures
 from etpi_assets.curation.label_syntax import LabelSyntax
 from etpi_assets.curation.pair_blocks import PairBuilder, label_checks
@@ -95,6 +95,11 @@ def bytes_chat() -> ChatFormat:
     return ChatFormat("bytes", tokenizer, tokenizer.chat_template)
 
 
+def equal(outcomes: dict[str, CheckOutcome]) -> bool:
+    """Return whether labels equal the template's, for the check at run time and for the oracle."""
+    return outcomes["labels_equal_template"].passed and outcomes["oracle"].passed
+
+
 def labels(chat: ChatFormat, built: dict[str, pa.Table]) -> list[str]:
     return [chat.decode(ids) for ids in built["pairs"]["output_ids"].to_pylist()]
 
@@ -167,7 +172,7 @@ def test_labels_of_any_conversation_equal_the_template(
     except ValueError as error:
         assert "closes none" in str(error), "only a template that closes no open block refuses to strip"
         return
-    for check in ("labels_equal_template", "no_think_in_output"):
+    for check in ("labels_equal_template", "oracle", "no_think_in_output"):
         closed = "the prompt closes the think block" in outcomes[check].message
         assert outcomes[check].passed or (closed and not strip), outcomes[check].message
     assert len(built["pairs"]) + len(built["dropped"]) == len(tables["turns"])
@@ -188,7 +193,7 @@ def test_labels_under_the_rules_of_a_vocabulary_equal_the_template(name: str) ->
     ]
     outcomes, built = checked(chat, tables_of(talk), drop_truncated=False)
     assert len(built["pairs"]) == len(SPOKEN)
-    assert outcomes["labels_equal_template"].passed, outcomes["labels_equal_template"].message
+    assert equal(outcomes), outcomes["labels_equal_template"].message
 
 
 def alone(self: ChatFormat, before: str, texts: list[str], stand_ins: Any) -> list[list[int]]:
@@ -212,10 +217,10 @@ def test_ids_against_the_rules_of_a_vocabulary_are_caught(
 ) -> None:
     chat = ChatFormat(name, vocabularies.tokenizer(name), vocabularies.VOCABULARIES[name].template)
     tables = tables_of([USER, {"role": "assistant", "content": "  look"}])
-    assert checked(chat, tables)[0]["labels_equal_template"].passed
+    assert equal(checked(chat, tables)[0])
     monkeypatch.setattr(ChatFormat, place, fault)
     chat = ChatFormat(name, vocabularies.tokenizer(name), vocabularies.VOCABULARIES[name].template)
-    assert not checked(chat, tables)[0]["labels_equal_template"].passed
+    assert not equal(checked(chat, tables)[0])
 
 
 def test_thoughts_that_the_template_cuts_off_do_not_leave_their_line_breaks() -> None:
@@ -228,7 +233,7 @@ def test_thoughts_that_the_template_cuts_off_do_not_leave_their_line_breaks() ->
     tables = tables_of([USER, {"role": "assistant", "content": "look", "reasoning_content": "Hi"}])
     outcomes, built = checked(chat, tables, strip_think=False, history_think="keep")
     assert labels(chat, built) == ["Hi\n</think>\n\nlook</s>"]
-    assert outcomes["labels_equal_template"].passed, outcomes["labels_equal_template"].message
+    assert equal(outcomes), outcomes["labels_equal_template"].message
 
 
 # --- faults that the checks catch -----------------------------------------------------------------------------------
@@ -316,6 +321,12 @@ FAULTS = {
 """Fault -> (an assistant message, pairs.strip_think, the code that is mended, the code without its mend)."""
 
 
+OF_MESSAGES = {
+    "separate thoughts are lost", "quoted tag ends thoughts", "null of a call", "null of a schema", "blank arguments",
+}  # fmt: skip
+"""Faults in reading the messages, which the check at run time reads in the same way."""
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_in_labels_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     message, strip, place, fault = FAULTS[name]
@@ -328,7 +339,8 @@ def test_fault_in_labels_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert all(outcome.passed for outcome in outcomes.values()), outcomes
     monkeypatch.setattr(place, fault)
     outcomes, _ = checked(bytes_chat(), tables, **settings)
-    assert not outcomes["labels_equal_template"].passed and outcomes["labels_equal_template"].blocking
+    assert not outcomes["oracle"].passed
+    assert outcomes["labels_equal_template"].passed is (name in OF_MESSAGES)
     assert outcomes["no_think_in_output"].passed is (name not in ("thoughts stay", "quoted tag ends thoughts"))
 
 
@@ -355,7 +367,7 @@ def test_later_system_message_is_kept_and_its_loss_is_caught(
     prompt = chat.decode(next(reversed([i for _, i, _ in iter_turns(checked(chat, tables)[1]["pairs"])])))
     assert "Two steps." in prompt and (messages[-1]["role"] != "tool" or prompt.count("a") > prompt.count("assistant"))
     monkeypatch.setattr("etpi_resources.chat.roles.Roles.fit", drop_later_systems)
-    assert not checked(chat, tables)[0]["labels_equal_template"].passed
+    assert not equal(checked(chat, tables)[0])
 
 
 def without_bos(folder: Path, **special: str) -> Any:
@@ -375,13 +387,13 @@ def test_bos_of_a_chatml_template_is_written_and_its_loss_is_caught(
     tables = tables_of([USER, {"role": "assistant", "content": "Done."}])
     chat = load_chat_format(str(tmp_path / "good"))
     outcomes, built = checked(chat, tables)
-    assert outcomes["labels_equal_template"].passed
+    assert equal(outcomes)
     (prompt,) = built["pairs"]["suffix_ids"].to_pylist()
     assert chat.decode(prompt[:1]) == "<|startoftext|>" and chat.decode(prompt).count("<|startoftext|>") == 1
     monkeypatch.setattr(chat_format, "read_tokenizer", without_bos)
     outcomes, _ = checked(load_chat_format(str(tmp_path / "lost")), tables)
-    assert not outcomes["labels_equal_template"].passed
-    assert "<|startoftext|>" in outcomes["labels_equal_template"].message
+    assert not equal(outcomes)
+    assert "<|startoftext|>" in outcomes["oracle"].message
 
 
 @pytest.mark.parametrize("name", [pytest.param("qwen3", marks=needs_qwen), "llama3_1"])
@@ -392,7 +404,7 @@ def test_control_token_that_a_message_quotes_is_text_and_its_parsing_is_caught(
     end = chat.tokenizer.decode([chat.end_id])
     for asked, answer in ((f"Say {end} now.", "Done."), ("Go.", f"It ends with {end} here.")):
         tables = tables_of([{"role": "user", "content": asked}, {"role": "assistant", "content": answer}])
-        assert checked(chat, tables)[0]["labels_equal_template"].passed
+        assert equal(checked(chat, tables)[0])
         with monkeypatch.context() as patched:
             patched.setattr(ChatFormat, "_masked", lambda self, messages, tools: ((list(messages), tools), {}))
             patched.setattr(chat, "has_control", lambda text: True)
@@ -437,27 +449,28 @@ def test_arguments_encoded_twice_are_read_and_an_unreadable_call_is_no_label() -
     for arguments, passed in ((twice, True), ("not JSON", False)):
         messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call(arguments)]}]
         outcomes, built = checked(chat, tables_of(messages, tools=[TOOL]))
-        assert outcomes["labels_equal_template"].passed is passed, outcomes["labels_equal_template"].message
+        assert equal(outcomes) is passed, outcomes["labels_equal_template"].message
         assert not passed or '{"command": "ls é \\"x\\""}' in labels(chat, built)[0]
 
 
 def test_the_last_turn_of_a_long_conversation_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("etpi_assets.curation.oracle.CHARACTERS", 200)
+    for name in ("ENCODED", "RENDERED"):
+        monkeypatch.setattr(template_check, name, 200)
     turns = [m for number in range(9) for m in (USER, {"role": "assistant", "content": f"{number} " * 30})]
     tables = tables_of([*turns, USER, {"role": "assistant", "content": "\nDone.\n"}])
     monkeypatch.setattr("etpi_assets.curation.student_form.StudentForm._is_verbatim", lambda self, message: True)
     outcome = checked(bytes_chat(), tables)[0]["labels_equal_template"]
-    assert not outcome.passed and outcome.figures["compared"] < 10
+    assert not outcome.passed and outcome.figures["compared"] == 10 and "skipped_not_sampled" not in outcome.figures
 
 
 def test_label_in_another_split_than_the_tokenizers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     chat = load_chat_format("tiny")
     tables = tables_of([USER, {"role": "assistant", "content": "Look."}])
-    assert checked(chat, tables)[0]["labels_equal_template"].passed
+    assert equal(checked(chat, tables)[0])
     letters = [i for letter in "Look." for i in chat.encode(letter)]
     assert letters != chat.encode("Look.")
     monkeypatch.setattr(f"{CAPTURED}.retokenise", edited_turns(output_ids=lambda turn: [*letters, chat.end_id]))
-    assert not checked(chat, tables)[0]["labels_equal_template"].passed
+    assert not equal(checked(chat, tables)[0])
 
 
 def test_thoughts_after_a_block_that_the_prompt_closes_are_caught() -> None:
@@ -468,12 +481,16 @@ def test_thoughts_after_a_block_that_the_prompt_closes_are_caught() -> None:
         assert outcome.passed is thinking and ("closes the think block" in outcome.message) is not thinking
 
 
-def test_labels_of_which_none_could_be_compared_are_not_said_to_be_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("etpi_assets.curation.oracle.rendered_text", lambda *arguments: None)
+def refuses(*arguments: Any, **more: Any) -> str:
+    raise template_check._Refused("no")
+
+
+def test_labels_that_the_template_refuses_count_towards_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_check.TemplateCheck, "_render", refuses)
     outcome = checked(bytes_chat(), tables_of([USER, {"role": "assistant", "content": "Done."}]))[0][
         "labels_equal_template"
     ]
-    assert not outcome.applicable and outcome.figures["skipped_refused_by_template"] == 1
+    assert not outcome.passed and outcome.figures["skipped_refused_by_template"] == 1
 
 
 def test_message_cut_at_the_limit_has_no_end_of_turn() -> None:
@@ -655,7 +672,7 @@ def test_developer_message_is_read_as_the_templates_system_message(name: str) ->
     prompts = []
     for message in first:
         outcomes, built = checked(chat, tables_of([message, USER, answer]))
-        assert outcomes["labels_equal_template"].figures["compared"] == 1 and outcomes["labels_equal_template"].passed
+        assert outcomes["labels_equal_template"].figures["compared"] == 1 and equal(outcomes)
         prompts.append(chat.decode(next(ids for _, ids, _ in iter_turns(built["pairs"]))))
     assert prompts[0] == prompts[1] and "Act." in prompts[0]
     if "'developer'" in chat.template or '"developer"' in chat.template:  # the template knows the role
@@ -692,7 +709,7 @@ def test_thoughts_in_other_spellings_are_stripped_and_their_loss_is_caught(
     first, second = labels(chat, built)
     assert first.startswith("Look.") and "See." not in first and opening in second
     outcomes, built = checked(chat, tables, strip_think=False, history_think="keep")
-    assert outcomes["labels_equal_template"].passed and "See." in labels(chat, built)[0]
+    assert equal(outcomes) and "See." in labels(chat, built)[0]
     monkeypatch.setattr("etpi_resources.chat.marks.other_block", lambda text: None)
     outcomes, _ = checked(chat, tables)
-    assert not outcomes["labels_equal_template"].passed and not outcomes["no_think_in_output"].passed
+    assert not equal(outcomes) and not outcomes["no_think_in_output"].passed
