@@ -255,11 +255,6 @@ def naive_split(content: str, separate: str | None = None) -> Thought:
     )
 
 
-def without_blank_arguments(raw: Any) -> Any:
-    """Parse a call as if blank arguments were no JSON."""
-    return "the call is not valid JSON" if raw["function"]["arguments"] in ("", {}) else chat_call(raw)
-
-
 def schemas_without_nulls(column: str | None) -> Any:
     return column and json.loads(column.replace(', "default": null', ""))
 
@@ -305,9 +300,6 @@ FAULTS = {
         without_nulls,
     ),
     "null of a schema": ({"content": "Done."}, True, f"{CAPTURED}.recorded_tools", schemas_without_nulls),
-    "blank arguments": (
-        {"content": "", "tool_calls": [call("")]}, True, f"{FORM}.parse_structured", without_blank_arguments
-    ),
     "thoughts stay": (THOUGHT_IN_TEXT, True, f"{CAPTURED}.retokenise", edited_turns(bare=lambda turn: None)),
     "thoughts stay in history": (
         THOUGHT_IN_TEXT, True, f"{CAPTURED}.retokenise",
@@ -321,9 +313,7 @@ FAULTS = {
 """Fault -> (an assistant message, pairs.strip_think, the code that is mended, the code without its mend)."""
 
 
-OF_MESSAGES = {
-    "separate thoughts are lost", "quoted tag ends thoughts", "null of a call", "null of a schema", "blank arguments",
-}  # fmt: skip
+OF_MESSAGES = {"null of a call", "null of a schema"}
 """Faults in reading the messages, which the check at run time reads in the same way."""
 
 
