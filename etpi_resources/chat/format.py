@@ -263,7 +263,7 @@ class ChatFormat:
         tools: Sequence[Any] | None = None,
         **template_kwargs: Any,
     ) -> list[list[int]]:
-        """Return `prompt_ids(messages[:end])` for each of `ends`, for little more than the cost of the longest prompt."""
+        """Return `prompt_ids(messages[:end])` for each of `ends`, for little more than the cost of the longest."""
         return self.prefix_prompts(messages, ends, tools=tools, **template_kwargs)[0]
 
     def prefix_prompts(

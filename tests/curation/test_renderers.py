@@ -84,5 +84,5 @@ def test_prompts_and_labels_are_those_of_the_package(name: str, tools: Any) -> N
 
 
 def without_empty_thoughts(chat: ChatFormat, label: list[int]) -> str:
-    """Return a label's text without the empty block that templates of Qwen write before a last turn without thoughts."""
+    """Return a label's text without the empty block that Qwen's templates write before a last turn without thoughts."""
     return chat.decode(label).removeprefix("<think>\n\n</think>\n\n")
