@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -100,42 +101,38 @@ class TemplateCheck:
         counted: dict[str, Any] = {**_NOTHING, "labels": len(pairs)}
         asked, skipped, first = Counter[str](), Counter[str](), list[str]()
         encoded, rendered = ENCODED, RENDERED
-        trained: dict[tuple[str, str], list[tuple[Key, np.ndarray, np.ndarray]]] = {}
-        for key, prompt, output in iter_turns(pairs):
-            if output is not None:
-                trained.setdefault(key[:2], []).append((key, prompt, output))
-        for key_of_agent, rows in trained.items():
-            agent = of_agent[key_of_agent]
-            talk, quoted = self._conversation(agent), self._quoted(agent)
-            turns = {turn.turn: turn for turn in agent.turns}
-            whole = None if quoted else self._whole_ids(talk, agent.tools, rows[-1][0][2])
+        for name, group in groupby(iter_turns(pairs), key=lambda row: row[0][:2]):
+            agent, rows = of_agent[name], [(key, prompt, output) for key, prompt, output in group if output is not None]
             last = rows[-1][0]
+            turns = {turn.turn: turn for turn in agent.turns}
+            talk, quoted = self._conversation(agent), self._quoted(agent)
+            whole = None if quoted else self._whole_ids(talk, agent.tools, last[2])
             for key, prompt, output in sorted(rows, key=lambda row: (row[0] != last, _hash(row[0]))):
-                cost = talk.characters(key[2])
                 in_place = whole is not None and begins_with(whole, prompt, self._said(output))
                 as_ids = encoded > 0
-                if not as_ids and (in_place or rendered <= 0):
-                    skipped.update([] if in_place else ["not_sampled"])
-                    counted["compared"] += in_place
+                if not as_ids and not in_place and rendered <= 0:
+                    skipped["not_sampled"] += 1
                     continue
-                encoded, rendered = encoded - cost * as_ids, rendered - cost
-                try:
-                    expected = self._expected(talk, agent.tools, turns[key[2]])
-                    difference = self._difference(expected, prompt, output, as_ids)
-                    if difference is None and quoted:
-                        masked = self._expected(talk.without(quoted), agent.tools, turns[key[2]])
-                        difference = self._trained_control(quoted, masked, prompt, output)
-                    asked.update(expected.differences)
-                except _Refused:
-                    skipped["refused_by_template"] += 1
-                    continue
-                except _Contradiction as contradiction:
-                    difference = str(contradiction)
-                    counted["contradicting"] += 1
+                difference = None
+                if as_ids or not in_place:
+                    cost = talk.characters(key[2])
+                    encoded, rendered = encoded - cost * as_ids, rendered - cost
+                    try:
+                        expected = self._expected(talk, agent.tools, turns[key[2]])
+                        difference = self._difference(expected, prompt, output, as_ids)
+                        if difference is None and quoted:
+                            masked = self._expected(talk.without(quoted), agent.tools, turns[key[2]])
+                            difference = self._trained_control(quoted, masked, prompt, output)
+                        asked.update(expected.differences)
+                    except _Refused:
+                        skipped["refused_by_template"] += 1
+                        continue
+                    except _Contradiction as contradiction:
+                        difference = str(contradiction)
+                        counted["contradicting"] += 1
                 counted["compared"] += 1
-                if difference:
-                    counted["wrong"] += 1
-                    first += [f"{'/'.join(map(str, key))}: {difference}"][: 1 - len(first)]
+                counted["wrong"] += difference is not None
+                first += [f"{'/'.join(map(str, key))}: {difference}"] if difference and not first else []
         return counted | {"asked": dict(asked), "skipped": dict(skipped), "first": first}
 
     def _conversation(self, agent: CapturedAgent) -> _Conversation:
