@@ -62,7 +62,8 @@ def selected_trajectories(run: AssetRun, scored_rollouts: Input, raw_rollouts: I
     uncounted = scores.filter(pc.field("output_tokens").is_null())["rollout_id"].to_pylist()
     section, rule = select.resolved(spec.select, rollouts, scores)
     tokens, refused = _count_tokens(run.spec, raw_rollouts, uncounted) if uncounted else ({}, {})
-    imported = [name for name in spec.rollout_sets if run.specs.get("rollout_set", name).kind == "imported"]
+    offered = rollouts.filter((pc.field("origin") == "set") & (pc.field("engine") == "imported"))
+    imported = offered["rollout_set"].unique().to_pylist()
     paths = {
         name: of_rollout
         for key in imported if section.duplicates == "drop"
