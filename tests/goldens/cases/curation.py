@@ -10,7 +10,7 @@ import pyarrow as pa
 from etpi_assets.agent.contract import format_contract
 from etpi_assets.agent.prompts import render_prompts, steering_text
 from etpi_assets.curation.captured import captured_agents
-from etpi_assets.curation.duplicates import digests
+from etpi_assets.curation.joins import join, paths_of
 from etpi_assets.curation.merge import branches, merge_savings
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, make_pairs
 from etpi_assets.curation.retokenise import retokenise
@@ -30,6 +30,7 @@ from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.lake.schemas import from_rows
 from tests.goldens.cases.agent import ids
 from tests.goldens.golden import case
+from tests.support.conversations import tables_of
 from tests.support.own_runs import TOOLS, recorded_run
 from tests.support.rollouts import PLAN, REPLY, agent, planning_pair, rollout, run, say, tasks
 from tests.support.sequences import CHAIN, FORK, built, pairs_of, weigh
@@ -153,13 +154,14 @@ for selection_name in SELECTIONS:
         return {"rule": rule, "selected": chosen["selected"], "dropped": chosen["dropped"].drop_columns(["detail"])}
 
 
-@case("selection", "digests")
-def rollout_digests() -> Any:
-    records = [planning_pair(name, engine="imported") for name in ("r1", "r2")]
-    records += [planning_pair("r3", engine="imported", task_id="t2"), planning_pair("r4")]
-    tables = to_tables(records)
-    scores = [{"rollout_id": r.rollout_id, "reward": 1.0, "turns": 6, "output_tokens": 60} for r in records]
-    return digests(tables["rollouts"], from_rows("scores", scores), {}, lambda name: tables[name])
+@case("selection", "shared turns")
+def shared_turns() -> Any:
+    """A run saved after its first turn, a retry, and a run of another task."""
+    go, later = ({"role": "user", "content": text} for text in ("Go.", "Next."))
+    first, second, third = ({"role": "assistant", "content": text} for text in ("a", "b", "c"))
+    talks = [[go, first], [go, first, later, second, later, third], [go, first, later, third], [later, first]]
+    joined = join([f"r{number}" for number in range(len(talks))], paths_of(tables_of(*talks)))
+    return {"covered": dict(joined.covered), "repeated": dict(joined.repeated)}
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------
