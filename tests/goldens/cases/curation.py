@@ -214,6 +214,18 @@ def recorded_pairs() -> dict[str, Any]:
     return {"pairs": made["pairs"], "dropped": made["dropped"].drop_columns(["detail"])}
 
 
+@case("pairs", "schemas and arguments")
+def schemas_and_arguments() -> dict[str, Any]:
+    """A tool's schema in the shape of MCP, and a call in a history whose arguments cannot be read."""
+    call = {"id": "c", "type": "function", "function": {"name": "run", "arguments": "{cut"}}
+    spoken = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "Not valid."}]
+    go, done = {"role": "user", "content": "Go."}, {"role": "assistant", "content": "Done."}
+    tables = tables_of([go, *spoken, done], tools=[{"name": "run", "inputSchema": {"type": "object"}}])
+    section, chat = PairsSection(capture="retokenised", drop_unparseable=False), chat_of("qwen3")
+    made = make_pairs(captured_agents(tables, section, chat, lambda task, name: None, {}), section, chat)
+    return {"pairs": made["pairs"], "dropped": made["dropped"].drop_columns(["detail"])}
+
+
 @case("pairs", "steering")
 def steering() -> dict[str, Any]:
     chat = load_chat_format("tiny")
@@ -222,7 +234,8 @@ def steering() -> dict[str, Any]:
     default = FirstPrompt(plain, ids(chat.prompt_ids(plain)))
     captured_ids = ids([*chat.prompt_ids(steered), 7, 8, 9])
     result, spliced = splice(captured_ids, steered, default, chat)
-    grams = SteeringNgrams.build([steering_text("coop", role)], [m["content"] for m in plain], chat)
+    text = steering_text(AgentSection(prompt="coop"), role)
+    grams = SteeringNgrams.build([text], [m["content"] for m in plain], chat)
     return {
         "ids": result,
         "spliced": spliced,
