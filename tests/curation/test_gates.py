@@ -533,10 +533,19 @@ def test_input_is_lost_once_whatever_lost_it():
     scores = [{"rollout_id": name, "infrastructure_error": name in "bc", "exit_status": "Error"} for name in "abcde"]
     selected = from_rows("selected", [{"rollout_id": name} for name in "acd"])
     by_set = {"q": quarantined, "s": quarantined.slice(2)}
-    lost_inputs = _lost_inputs(by_set, from_rows("rollouts", rows), from_rows("scores", scores), selected, ["a"])
+    dropped = from_rows(
+        "dropped",
+        [
+            {"rollout_id": "e", "reason": "refused_by_template", "detail": "no"},
+            {"rollout_id": "a", "reason": "low_reward", "detail": "x"},
+        ],
+    )
+    recorded, scored = from_rows("rollouts", rows), from_rows("scores", scores)
+    lost_inputs = _lost_inputs(by_set, recorded, scored, selected, dropped, ["a"])
     assert lost_inputs == [
         ("q", "x", "quarantined: empty"), ("q", "x#3", "quarantined: empty"), ("s", "of b", "infrastructure: Error"),
         ("s", "of c", "infrastructure: Error"), ("s", "of d", "no turn is left"),
+        ("s", "of e", "refused_by_template: no"),
     ]  # fmt: skip
 
 

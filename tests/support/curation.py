@@ -40,7 +40,7 @@ AGENT
 EXPERIMENT = """title = "e"
 rollout_sets = ["SET"]
 preset = "plan_first"
-select = {min_reward = "none", shortest_correct = false}
+select = {min_reward = "none", shortest_correct = false, exit = "any"}
 [evaluate]
 suite = "SUITE"
 [gates]
