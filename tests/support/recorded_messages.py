@@ -316,7 +316,8 @@ def conversations_of(
     created = {}
     for key, of_agent in rows.items():
         of_agent.sort(key=lambda row: row["index"])
-        offered = list(tools) if tools is not None else json.loads(recorded[key[0]] or "null") or None
+        own = [_wrapped(tool) for tool in json.loads(recorded[key[0]] or "null") or ()]
+        offered = list(tools) if tools is not None else own or None
         replaced = False
         if key in defaults:
             first = [m for m in of_agent if m["kind"] == "prompt"]
@@ -328,6 +329,14 @@ def conversations_of(
         finish = {turn: row["finish_reason"] for turn, row in turns[key].items()}
         created[key] = Conversation(of_agent, offered, finish, replaced)
     return created
+
+
+def _wrapped(tool: Any) -> Any:
+    """Return a schema as OpenAI's clients send it."""
+    if "function" in tool:
+        return {"type": "function", "function": tool["function"]}
+    names = {"input_schema": "parameters", "inputSchema": "parameters"}
+    return {"type": "function", "function": {names.get(k, k): v for k, v in tool.items() if k != "type"}}
 
 
 def _as_answered(row: Mapping[str, Any], turns: Mapping[int, Any], tools: Any) -> Mapping[str, Any]:
