@@ -46,7 +46,7 @@ class HarnessSection(Section):
     """Most output tokens of all calls together; "none": no limit."""
     seconds: float = Field(default=900.0, gt=0)
     """Most seconds of an attempt."""
-    helpers: Literal["record", "train"] = "record"
+    helpers: Literal["record", "train", "all"] = "record"
     """Calls of helpers and summaries: `record` keeps their messages, `train` makes turns of them."""
     memory_gib: float = Field(default=2, gt=0)
     """Memory of all processes of the harness and its commands together."""

@@ -183,6 +183,8 @@ class RewardTerm(Section):
     """Factor of its value in the sum."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the function."""
+    of: Annotated[Literal["rollout", "agent"], Omitted("rollout")] = "rollout"
+    """Whose attempt is scored: the rollout's, or each agent's own, which then has its own advantage."""
 
 
 FEW_TASKS = "lower rl.processes, rl.device_batch or rl.accumulate, or name more tasks"
@@ -269,6 +271,9 @@ class RLSection(ServerSection):
     """Degrees of freedom subtracted in the standard deviation: 1 is the sample's, 0 the population's."""
     scale_advantage: bool = True
     """Divide advantages by the group's standard deviation."""
+    max_broken: Annotated[float, Omitted(0.1)] = Field(default=0.1, ge=0, le=1)
+    """Largest share of a step's rollouts that may break twice, by faults of sandbox, judge or engine. Another sample of
+    the task takes the place of each, or if that breaks too, it is left out of the loss; above the share the run stops."""
     mask_truncated: bool = False
     """Leave rollouts cut at a length limit out of the loss."""
     max_prompt_tokens: int = Field(default=512, ge=1)
@@ -316,10 +321,6 @@ class RLSection(ServerSection):
             )
         if self.agent.grammar:
             raise ValueError("rl.agent.grammar masks tokens, and the loss computes probabilities without the mask")
-        if self.agent.history_think != "keep":
-            raise ValueError('rl.agent.history_think = "strip" forks the prompt; a rollout must stay one sequence')
-        if self.agent.compact_after:
-            raise ValueError("rl.agent.compact_after forks the prompt; a rollout must stay one sequence")
         if "logprobs-mode" in named(self.options):
             raise ValueError("rl.options.logprobs-mode is set here: the loss takes probabilities at the temperature")
         if self.round_size % self.group_size:

@@ -308,7 +308,10 @@ def checkpoint_rows(request: GrpoRequest, report: GrpoReport) -> list[dict[str, 
 def log_rows(request: GrpoRequest, report: GrpoReport) -> list[dict[str, Any]]:
     """Rows of the table `training_log`."""
     key = {"experiment": request.experiment, "role": "rl", "seed": request.seed}
-    return [key | line.model_dump(exclude={"gradient_norm", "response_tokens", "truncated"}) for line in report.log]
+    return [
+        key | line.model_dump(exclude={"gradient_norm", "response_tokens", "truncated", "refilled", "left_out"})
+        for line in report.log
+    ]
 
 
 def recorded(lake: Lake, requests: Mapping[int, GrpoRequest], reports: Mapping[int, GrpoReport]) -> dict[str, pa.Table]:

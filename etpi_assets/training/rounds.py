@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from etpi_assets.agent.harness import run_harness
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.agent.tools import tool_schemas
@@ -32,7 +33,8 @@ from etpi_resources.engines import Engine
 from etpi_resources.lake.check_outcome import BadData
 from etpi_resources.lake.files import write_atomically
 from etpi_resources.sandboxes import SandboxFactory
-from etpi_resources.trainers.policy_link import Sample, TokenStatistics
+from etpi_resources.token_ids import common_prefix
+from etpi_resources.trainers.policy_link import Fork, Sample, TokenStatistics
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
@@ -59,6 +61,20 @@ class RLEnvironment:
     chat: ChatFormat
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     left_out: Sequence[str] = ()
+
+
+REFILL = 10**9
+"""Added to the number of a sample that broke: the number of the one in its place, which no step gives."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """The record of a place in a round. `broken`: 1 if another sample broke there before, with `error`; 2 if that broke
+    too, and the record is that of the broken one."""
+
+    record: RolloutRecord
+    broken: int = 0
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -118,58 +134,127 @@ class Rounds:
                     f"the trainer requested rows {rows[start : start + size]}, which are no group of {size}"
                 )
         requested = [(self.environment.tasks[row], step * size + place % size) for place, row in enumerate(rows)]
-        records = self._run_all(requested, engine)
-        attempts = [attempt_of(record, task) for record, (task, _) in zip(records, requested, strict=True)]
-        scores = [score_attempt(attempt, self.section.rewards) for attempt in attempts]
+        played = self._run_all(requested, engine)
+        self._bound_broken(played, requested)
+        records = [of_place.record for of_place in played]
+        whole = [of_place.broken < 2 for of_place in played]
+        attempts = [
+            attempt_of(record, task) if kept else None
+            for record, (task, _), kept in zip(records, requested, whole, strict=True)
+        ]
+        scores = [score_attempt(attempt, self.section.rewards) if attempt else [] for attempt in attempts]
         rewards = [sum(score.weighted for score in of_rollout) for of_rollout in scores]
-        advantages = group_advantages(
-            rewards,
-            size,
-            eps=self.section.advantage_eps,
-            ddof=self.section.advantage_ddof,
-            scale=self.section.scale_advantage,
-        )
+        advantages = self._advantages(rewards, whole)
+        by_agent = self._agent_advantages(requested, records, whole)
         samples, rewarded = [], []
         for place, record in enumerate(records):
-            prompt, completion, mask, logprobs = as_sequence(record)
-            parsed, solved, called = _parsed(record), _solved(record), bool(attempts[place].tool_turns)
-            reward, advantage = rewards[place], advantages[place]
-            samples.append(Sample(prompt, completion, mask, logprobs, reward, advantage, parsed, solved or 0.0, called))
+            reward, advantage, broken = rewards[place], advantages[place], played[place].broken
+            attempt, parsed, solved = attempts[place], _parsed(record), _solved(record)
+            called = bool(attempt and attempt.tool_turns)
+            # One id that is in no loss takes the place of a rollout that is left out, since TRL's batches have one size.
+            end = sorted(self.environment.chat.end_ids)[:1]
+            forest = as_forest(record) if attempt else Forest(end, end, [0], [0.0], [], [1], [0])
+            mask = forest.mask
+            samples.append(
+                Sample(
+                    forest.prompt, forest.completion, mask, forest.logprobs, reward, advantage, parsed,
+                    solved or 0.0, called, forest.forks, forest.ends,
+                    None if by_agent is None else [by_agent[owner][place] for owner in forest.owners],
+                    broken,
+                )
+            )  # fmt: skip
             rewarded.append(
                 RewardedSample(
                     record.rollout_id, step, place, reward, advantage, parsed, solved, called,
-                    len(prompt), sum(mask), len(mask) - sum(mask), scores[place],
+                    len(forest.prompt), sum(mask), len(mask) - sum(mask), scores[place],
                 )
             )  # fmt: skip
         self._write(step, rewarded, records)
         return samples
 
-    def _run_all(self, requested: Sequence[tuple[Task, int]], engine: Engine) -> list[RolloutRecord]:
-        """Return the records of (task, sample), in order."""
+    def _advantages(self, rewards: Sequence[float], whole: Sequence[bool]) -> list[float]:
+        """Return the advantage of each reward in its group; 0 for rollouts that are left out, which do not count."""
+        section, size, found = self.section, self.section.group_size, [0.0] * len(rewards)
+        for start in range(0, len(rewards), size):
+            group = [place for place in range(start, start + size) if whole[place]]
+            if len(group) > 1:
+                values = group_advantages(
+                    [rewards[place] for place in group],
+                    len(group),
+                    eps=section.advantage_eps,
+                    ddof=section.advantage_ddof,
+                    scale=section.scale_advantage,
+                )
+                for place, value in zip(group, values, strict=True):
+                    found[place] = value
+        return found
 
-        def run(item: tuple[Task, int], engine: Engine = engine) -> RolloutRecord:
-            return self._roll_out(*item, engine)
+    def _agent_advantages(
+        self, requested: Sequence[tuple[Task, int]], records: Sequence[RolloutRecord], whole: Sequence[bool]
+    ) -> list[list[float]] | None:
+        """Return the advantages of each agent's rewards among the same agent's of the group; None where no reward is an
+        agent's own."""
+        own = [term for term in self.section.rewards if term.of == "agent"]
+        if not own:
+            return None
+        shared = [term for term in self.section.rewards if term.of == "rollout"]
+        found = []
+        for number in range(max(len(record.agents) for record in records)):
+            rewards = []
+            for record, (task, _), kept in zip(records, requested, whole, strict=True):
+                if not kept:
+                    rewards.append(0.0)
+                    continue
+                alone = attempt_of(record, task, record.agents[number].agent_id)
+                scored = [*score_attempt(attempt_of(record, task), shared), *score_attempt(alone, own)]
+                rewards.append(sum(score.weighted for score in scored))
+            found.append(self._advantages(rewards, whole))
+        return found
+
+    def _bound_broken(self, played: Sequence[Played], requested: Sequence[tuple[Task, int]]) -> None:
+        """Raise RolloutsFailed if more rollouts broke than `max_broken` allows."""
+        broken = [place for place, of_place in enumerate(played) if of_place.broken]
+        if len(broken) <= self.section.max_broken * len(played):
+            return
+        task, sample = requested[broken[0]]
+        raise RolloutsFailed(
+            f"{len(broken)} of {len(played)} rollouts broke twice, more than rl.max_broken ({self.section.max_broken:g})"
+            f" allows; first task {task.task_id} sample {sample} broke twice: {played[broken[0]].error}"
+        )
+
+    def _run_all(self, requested: Sequence[tuple[Task, int]], engine: Engine) -> list[Played]:
+        """Return what was played for each (task, sample), in order."""
+
+        def run(item: tuple[Task, int], engine: Engine = engine) -> Played:
+            return self._play(*item, engine)
 
         if self.section.repeatable:
             return map_in_step(run, requested, engine, MODEL_CONCURRENCY)
         with ThreadPoolExecutor(min(len(requested), MODEL_CONCURRENCY), thread_name_prefix="rollout") as pool:
             return list(pool.map(run, requested))
 
+    def _play(self, task: Task, sample: int, engine: Engine) -> Played:
+        """Roll out a sample, again if it breaks (an infrastructure error may pass), and then another in its place."""
+        record = self._roll_out(task, sample, engine)
+        error = record.error
+        if error is not None:
+            record = self._roll_out(task, sample, engine)
+        if record.error is None:
+            return Played(record)
+        refill = self._roll_out(task, sample + REFILL, engine)
+        return Played(refill, 1, record.error) if refill.error is None else Played(record, 2, record.error)
+
     def _roll_out(self, task: Task, sample: int, engine: Engine) -> RolloutRecord:
-        prompt = first_prompt(self.section, self.environment, task)
-        bounds = {"max_model_len": len(prompt) + self.section.max_response_tokens, "steering": False}
-        agent = self.section.agent.model_copy(update=bounds)
-        environment = self.environment
+        environment, section = self.environment, self.section
+        harness = section.agent.harness is not None
+        prompt = section.max_prompt_tokens if harness else len(first_prompt(section, environment, task))
+        bounds = {"max_model_len": prompt + section.max_response_tokens, "steering": False}
+        agent = section.agent.model_copy(update=bounds)
         runtime = RolloutRuntime(
             environment.family, engine, environment.sandboxes, environment.chat, environment.template_kwargs
         )
         job = RolloutJob(task, agent, self.identity, sample, self.seed)
-        record = run_rollout(job, runtime)
-        if record.error is not None:
-            record = run_rollout(job, runtime)  # an infrastructure error may pass, so one retry, as in `collect`
-        if record.error is not None:
-            raise RolloutsFailed(f"task {task.task_id} sample {sample} broke twice: {record.error}")
-        return record
+        return run_harness(job, runtime) if harness else run_rollout(job, runtime)
 
     def record(self, step: int, statistics: TokenStatistics) -> None:
         """Store the trainer's figures at the tokens of the round generated at `step`; see `policy_link.Record`."""
@@ -231,16 +316,15 @@ def read_statistics(round_path: Path, tokens: Sequence[int]) -> list[np.ndarray 
 
 
 def first_prompt(section: RLSection, environment: RLEnvironment, task: Task) -> list[int]:
-    """Return the prompt ids of the first turn of the task's rollouts.
-
-    Raises:
-        RolloutsFailed: the task has several agents.
-    """
-    roles = environment.family.roles(task)
-    if len(roles) != 1:
-        raise RolloutsFailed(f"task {task.task_id} has {len(roles)} agents; reinforcement needs suites with one agent")
-    messages = render_prompts(section.agent, task, roles[0])
-    return environment.chat.prompt_ids(messages, tools=tool_schemas(section.agent.tools), **environment.template_kwargs)
+    """Return the prompt ids of the first turn of the task's rollouts: of several agents, the longest."""
+    tools = tool_schemas(section.agent.tools)
+    prompts = (
+        environment.chat.prompt_ids(
+            render_prompts(section.agent, task, role), tools=tools, **environment.template_kwargs
+        )
+        for role in environment.family.roles(task)
+    )
+    return max(prompts, key=len)
 
 
 def with_prompts_that_fit(section: RLSection, environment: RLEnvironment) -> RLEnvironment:
@@ -253,7 +337,8 @@ def with_prompts_that_fit(section: RLSection, environment: RLEnvironment) -> RLE
     for task in environment.tasks:
         if len(kept) == section.tasks:
             break
-        if len(first_prompt(section, environment, task)) <= section.max_prompt_tokens:
+        # A harness writes its prompts itself, and its calls have a budget.
+        if section.agent.harness or len(first_prompt(section, environment, task)) <= section.max_prompt_tokens:
             kept.append(task)
         else:
             left_out.append(task.task_id)
@@ -269,26 +354,58 @@ def with_prompts_that_fit(section: RLSection, environment: RLEnvironment) -> RLE
     return replace(environment, tasks=kept, left_out=left_out)
 
 
-def as_sequence(record: RolloutRecord) -> tuple[list[int], list[int], list[int], list[float]]:
-    """Return a single agent's turns as (first prompt, all ids after it, mask with 1 for generated ids, log-probs).
+@dataclass(frozen=True)
+class Forest:
+    """The ids of a rollout, of each branch those that no earlier one has; see `policy_link.Sample`."""
+
+    prompt: list[int]
+    completion: list[int]
+    mask: list[int]
+    logprobs: list[float]
+    forks: list[Fork]
+    ends: list[int]
+    owners: list[int]
+
+
+def as_forest(record: RolloutRecord) -> Forest:
+    """Return the turns of all agents: one that extends an earlier branch of its agent continues it, any other begins a
+    new branch where it parts from the nearest one. Every id that the policy generated has mask 1 once. `owners` has the
+    number of the agent of each id of the completion.
 
     Raises:
-        RolloutsFailed: a turn has no ids or log-probs, or its prompt does not extend the turn before it.
+        RolloutsFailed: a turn has no ids or log-probs, or there is no turn.
     """
-    row = f"rollout {record.rollout_id} of task {record.task_id}"
-    turns = record.agents[0].turns
-    prompt = list(turns[0].prompt_ids or ())
-    whole, mask, logprobs = list(prompt), [], []
-    for turn in turns:
-        if turn.prompt_ids is None or turn.output_ids is None or turn.logprobs is None:
-            raise RolloutsFailed(f"{row}, turn {turn.turn}: the engine reported no ids or log-probs")
-        if turn.prompt_ids[: len(whole)] != whole:
-            raise RolloutsFailed(f"{row}, turn {turn.turn}: its prompt does not extend the turn before it")
-        read = turn.prompt_ids[len(whole) :]
-        whole += [*read, *turn.output_ids]
-        mask += [0] * len(read) + [1] * len(turn.output_ids)
-        logprobs += [0.0] * len(read) + [*turn.logprobs]
-    return prompt, whole[len(prompt) :], mask, logprobs
+    whole, mask, logprobs, owners = list[int](), list[int](), list[float](), list[int]()
+    forks, ends = list[Fork](), list[int]()
+    branches: list[np.ndarray] = []
+    for number, agent in enumerate(record.agents):
+        for turn in agent.turns:
+            if turn.prompt_ids is None or turn.output_ids is None or turn.logprobs is None:
+                raise RolloutsFailed(
+                    f"rollout {record.rollout_id} of task {record.task_id}, {agent.agent_id} turn {turn.turn}: the "
+                    "engine reported no ids or log-probs"
+                )
+            prompt = np.array(turn.prompt_ids, dtype=np.int64)
+            shared = [common_prefix(branch, prompt) for branch in branches]
+            parent = max(range(len(shared)), key=lambda n: (shared[n], n), default=-1)
+            length = shared[parent] if shared else 0
+            # Only the last branch can be continued in place: its ids are the last ones of the flat order.
+            if not branches or parent != len(branches) - 1 or length < len(branches[parent]):
+                if branches:
+                    forks.append(Fork(len(whole), parent if length else -1, length))
+                branches.append(np.empty(0, dtype=np.int64))
+            branches[-1] = np.concatenate([prompt, np.array(turn.output_ids, dtype=np.int64)])
+            read = turn.prompt_ids[length:]
+            whole += [*read, *turn.output_ids]
+            mask += [0] * len(read) + [1] * len(turn.output_ids)
+            logprobs += [0.0] * len(read) + [*turn.logprobs]
+            owners += [number] * (len(read) + len(turn.output_ids))
+        if agent.turns:
+            ends.append(len(whole) - 1)
+    if not branches:
+        raise RolloutsFailed(f"rollout {record.rollout_id} of task {record.task_id} has no turn")
+    edge = len(next(agent for agent in record.agents if agent.turns).turns[0].prompt_ids or ())
+    return Forest(whole[:edge], whole[edge:], mask[edge:], logprobs[edge:], forks, ends, owners[edge:])
 
 
 def _parsed(record: RolloutRecord) -> bool:

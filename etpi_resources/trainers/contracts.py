@@ -340,6 +340,8 @@ class GrpoLogLine(WorkerModel):
         logprob_gap, logprob_gap_max: mean and largest difference between rollout and trainer log-probs, nats a token,
             of passes with staleness 0; None where there were none.
         entropy, clip_share, kl, gradient_norm, response_tokens, truncated: as TRL measures them.
+        refilled, left_out: rollouts in whose place another sample was rolled out, and those left out of the loss,
+            because they broke.
     """
 
     step: int
@@ -368,6 +370,8 @@ class GrpoLogLine(WorkerModel):
     rollout_seconds: float | None = None
     update_seconds: float | None = None
     publish_seconds: float | None = None
+    refilled: int = 0
+    left_out: int = 0
 
 
 class GrpoFigures(TrainingFigures):

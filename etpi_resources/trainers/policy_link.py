@@ -79,8 +79,19 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Fork:
+    """A further branch of a rollout: its ids from `start` on (an index in the prompt and the completion together) follow
+    the first `length` ids of branch `parent`; -1 and 0 for a branch that shares nothing. Branch 0 begins at 0."""
+
+    start: int
+    parent: int
+    length: int
+
+
+@dataclass(frozen=True)
 class Sample:
-    """One rollout as the trainer sees it.
+    """One rollout as the trainer sees it: the branches of its forest one after the other, each without the ids that an
+    earlier one has.
 
     Attributes:
         prompt_ids: the first prompt. completion_ids: all ids after it, observations included.
@@ -88,6 +99,11 @@ class Sample:
             distribution, 0.0 for observations. All three (n,).
         reward: the sum of the weighted rewards. advantage: group-relative.
         parsed, solved, called: 0 or 1, to be logged as shares (called: whether the policy called a tool).
+        forks: the branches after the first, in order.
+        ends: index of the last id of each agent, in the prompt and the completion together; empty: the last id.
+        advantages: of each id of the completion, where agents have rewards of their own.
+        broken: 1 if another sample broke in its place, 2 if that broke too: then the mask is 0, and the rollout is left
+            out of the loss.
     """
 
     prompt_ids: Sequence[int]
@@ -99,6 +115,22 @@ class Sample:
     parsed: float = 0.0
     solved: float = 0.0
     called: float = 0.0
+    forks: Sequence[Fork] = ()
+    ends: Sequence[int] = ()
+    advantages: Sequence[float] | None = None
+    broken: int = 0
+
+    def branches(self) -> list[tuple[list[int], int]]:
+        """Return of each branch the indices of its ids (in the prompt and the completion together), and how many of
+        them are an earlier branch's."""
+        length = len(self.prompt_ids) + len(self.completion_ids)
+        found: list[tuple[list[int], int]] = []
+        for fork, end in zip(
+            (Fork(0, -1, 0), *self.forks), (*(fork.start for fork in self.forks), length), strict=True
+        ):
+            shared = found[fork.parent][0][: fork.length] if fork.parent >= 0 else []
+            found.append(([*shared, *range(fork.start, end)], len(shared)))
+        return found
 
 
 @dataclass(frozen=True)

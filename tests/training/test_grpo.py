@@ -188,7 +188,7 @@ def test_no_row_of_any_pass_has_more_samples_than_the_device_batch(tmp_path, bas
     """Passes of the reference and of the old log-probs score a whole round, of 8 samples here."""
     packed, pack = [], policy_trainer.pack_samples
     monkeypatch.setattr(
-        policy_trainer, "pack_samples", lambda ids, *rest: (packed.append(len(ids)), pack(ids, *rest))[1]
+        policy_trainer, "pack_samples", lambda samples, *rest: (packed.append(len(samples)), pack(samples, *rest))[1]
     )
     worker = worker_in(tmp_path, base, beta=0.04, iterations=2, steps=2)
     trainer, engine = grpo_worker.build_trainer(

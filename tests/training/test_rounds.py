@@ -10,7 +10,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from etpi_assets.agent.loop import Identity
+from etpi_assets.agent.loop import Identity, rollout_id
+from etpi_assets.scoring.advantage import group_advantages
 from etpi_assets.scoring.rewards import functions
 from etpi_assets.scoring.rewards.attempt import BadReward
 from etpi_assets.scoring.rewards.rescore import rescore_rollouts, rewards_as_applied
@@ -20,10 +21,11 @@ from etpi_assets.tasks.families import load_family
 from etpi_assets.training import grpo_checks
 from etpi_assets.training.grpo_checks import prompts_fit
 from etpi_assets.training.rounds import (
+    REFILL,
     RLEnvironment,
     RolloutsFailed,
     Rounds,
-    as_sequence,
+    as_forest,
     drop_rounds_from,
     first_prompt,
     read_rounds,
@@ -36,7 +38,7 @@ from etpi_resources.engines import Completion, Request
 from etpi_resources.lake.check_outcome import BadData, CheckOutcome
 from etpi_resources.lake.schemas import from_rows
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
-from etpi_resources.trainers.policy_link import TokenStatistics
+from etpi_resources.trainers.policy_link import Fork, TokenStatistics
 
 CHAT = load_chat_format("tiny")
 TASKS = list(islice(generate_tasks("s", 0, "train"), 8))
@@ -156,6 +158,39 @@ def test_broken_rollout_is_retried_once_and_then_names_the_task(tmp_path):
         rounds(tmp_path)(1, [0] * 4, Mixed(broken=99))
 
 
+class Fragile(Mixed):
+    """Breaks every request whose rollout is in `samples`."""
+
+    def __init__(self, broken: set[int], refills: bool = False) -> None:
+        super().__init__()
+        self.samples, self.refills = broken, refills
+        self.ids = {
+            rollout_id(TASKS[0], s + extra, "k" * 16) for s in broken for extra in ((0, REFILL) if refills else (0,))
+        }
+
+    def complete(self, requests: Sequence[Request]) -> list[Completion]:
+        if any(request.session.split("/")[0] in self.ids for request in requests):
+            raise OSError("the sandbox is gone")
+        return super().complete(requests)
+
+
+@pytest.mark.parametrize("refills", [False, True])
+def test_broken_rollout_is_refilled_or_left_out_below_the_bound(tmp_path, refills):
+    section = SECTION.model_copy(update={"max_broken": 0.25})
+    samples = rounds(tmp_path, section)(0, [0] * 4, Fragile({1}, refills))
+    assert [sample.broken for sample in samples] == [0, 2 if refills else 1, 0, 0]
+    kept = list(read_rounds(tmp_path, "k" * 16))
+    assert len(kept) == 4
+    if refills:
+        assert samples[1].advantage == 0.0 and not any(samples[1].mask) and kept[1][1].error
+        rest = [samples[n].reward for n in (0, 2, 3)]
+        assert [samples[n].advantage for n in (0, 2, 3)] == group_advantages(rest, 3, eps=1e-8, ddof=1)
+    else:
+        assert kept[1][1].sample == 1 + REFILL and any(samples[1].mask)
+    with pytest.raises(RolloutsFailed, match="2 of 4 rollouts broke twice"):
+        rounds(tmp_path, section)(1, [0] * 4, Fragile({4, 5}))
+
+
 def test_tasks_with_a_too_long_prompt_are_left_out_and_counted():
     lengths = [len(first_prompt(SECTION, ENVIRONMENT, task)) for task in TASKS]
     section = SECTION.model_copy(update={"max_prompt_tokens": sorted(lengths)[len(lengths) // 2]})
@@ -176,19 +211,22 @@ def test_prompts_that_are_all_too_long_raise_with_the_option():
         with_prompts_that_fit(SECTION.model_copy(update={"max_prompt_tokens": 20}), ENVIRONMENT)
 
 
-def test_several_turns_become_one_sequence_with_observations_masked():
+def test_several_turns_become_one_branch_with_observations_masked_and_fork_where_they_part():
     turns = [
         Turn(0, "a", prompt_ids=[1, 2], output_ids=[3, 4], logprobs=[-1.0, -2.0], capture="native"),
         Turn(1, "b", prompt_ids=[1, 2, 3, 4, 7, 8, 9], output_ids=[5], logprobs=[-3.0], capture="native"),
     ]
     record = RolloutRecord("r", "rl", "s", "t", "repo", [AgentRecord("agent1", "f", "solo", "Submitted", turns)])
-    assert as_sequence(record) == ([1, 2], [3, 4, 7, 8, 9, 5], [1, 1, 0, 0, 0, 1], [-1.0, -2.0, 0.0, 0.0, 0.0, -3.0])
+    chain = as_forest(record)
+    assert (chain.prompt, chain.completion, chain.mask) == ([1, 2], [3, 4, 7, 8, 9, 5], [1, 1, 0, 0, 0, 1])
+    assert chain.logprobs == [-1.0, -2.0, 0.0, 0.0, 0.0, -3.0] and not chain.forks and chain.ends == [7]
     turns[1].prompt_ids = [1, 2, 4, 4, 7, 8, 9]
-    with pytest.raises(RolloutsFailed, match="turn 1"):
-        as_sequence(record)
+    forked = as_forest(record)
+    assert (forked.completion, forked.mask) == ([3, 4, 4, 4, 7, 8, 9, 5], [1, 1, 0, 0, 0, 0, 0, 1])
+    assert forked.forks == [Fork(4, 0, 2)]
     turns[1].prompt_ids, turns[1].logprobs = [1, 2, 3, 4], None
     with pytest.raises(RolloutsFailed, match="reported no ids"):
-        as_sequence(record)
+        as_forest(record)
 
 
 def test_old_rollouts_are_scored_again_by_a_changed_reward_without_running(tmp_path, monkeypatch):
@@ -221,7 +259,6 @@ def test_section_that_cannot_be_trained_on_is_refused():
     for change, words in (
         ({"agent": AGENT.model_copy(update={"top_p": 0.9})}, "top_p = 1"),
         ({"agent": AGENT.model_copy(update={"temperature": 0.0})}, "temperature above 0"),
-        ({"agent": AGENT.model_copy(update={"history_think": "strip"})}, "forks the prompt"),
         ({"agent": {**AGENT.model_dump(), "grammar": {}}}, "masks tokens"),
         ({"device_batch": 6, "accumulate": 1}, "groups stay whole"),
         ({"rewards": ()}, "at least one entry of `rewards`"),

@@ -38,24 +38,27 @@ class Attempt:
     tool_turns: int | None = None
     response_tokens: int | None = None
     outcome: float | None = None
+    patches: tuple[str | None, ...] = ()
 
 
-def attempt_of(record: RolloutRecord, task: Task) -> Attempt:
-    """Read a single agent's rollout.
+def attempt_of(record: RolloutRecord, task: Task, agent_id: str | None = None) -> Attempt:
+    """Read a rollout: all its agents, or one of them.
 
     Raises:
-        BadReward: the rollout has no agent or several, or the agent has no turn.
+        BadReward: no agent has a turn.
     """
     row = f"rollout {record.rollout_id} of task {record.task_id}"
-    if len(record.agents) != 1:
-        raise BadReward(f"{row}: {len(record.agents)} agents; reinforcement needs suites with one agent")
-    turns = record.agents[0].turns
-    if not turns:
+    agents = [agent for agent in record.agents if agent.turns and agent_id in (None, agent.agent_id)]
+    if not agents:
         raise BadReward(f"{row}: no turn was recorded ({record.error or 'no error is recorded either'})")
-    last = turns[-1]
-    tokens = None
-    if turns[0].prompt_ids is not None and last.prompt_ids is not None and last.output_ids is not None:
-        tokens = len(last.prompt_ids) + len(last.output_ids) - len(turns[0].prompt_ids)
+    turns = [turn for agent in agents for turn in agent.turns]
+    tokens: int | None = 0
+    for agent in agents:
+        first, last = agent.turns[0], agent.turns[-1]
+        if tokens is None or first.prompt_ids is None or last.prompt_ids is None or last.output_ids is None:
+            tokens = None
+        else:
+            tokens += len(last.prompt_ids) + len(last.output_ids) - len(first.prompt_ids)
     return Attempt(
         rollout_id=record.rollout_id,
         task_id=task.task_id,
@@ -65,4 +68,5 @@ def attempt_of(record: RolloutRecord, task: Task) -> Attempt:
         tool_turns=sum(1 for turn in turns if turn.actions and turn.observation is not None),
         response_tokens=tokens,
         outcome=(record.outcome or {}).get("reward"),
+        patches=tuple(agent.patch for agent in agents),
     )

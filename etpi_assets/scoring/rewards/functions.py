@@ -32,6 +32,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "outcome": tools.outcome,
     "tool_call_reward": tools.tool_call_reward,
     "overlong": tools.overlong,
+    "changed": tools.changed,
 }
 
 

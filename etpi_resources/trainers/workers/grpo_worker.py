@@ -254,6 +254,7 @@ def trainer_arguments(
         optim=rl.optimizer,
         loss_type=rl.loss,
         beta=rl.beta,
+        use_bias_correction_kl=False,
         epsilon=rl.clip_low,
         epsilon_high=rl.clip_high,
         scale_rewards="group" if rl.scale_advantage else "none",
@@ -362,6 +363,8 @@ class GrpoLog:
             "parsed": sum(sample.parsed for sample in samples) / len(samples),
             "solved": sum(sample.solved for sample in samples) / len(samples),
             "called": sum(sample.called for sample in samples) / len(samples),
+            "refilled": sum(sample.broken == 1 for sample in samples),
+            "left_out": sum(sample.broken == 2 for sample in samples),
             **self._reward_metrics(),
             **self._gap_metrics(),
             **self._step_seconds(),
@@ -381,8 +384,13 @@ class GrpoLog:
     def _reward_metrics(self) -> dict[str, float]:
         """Mean and deviation of the round's rewards, and the share of its groups without variance."""
         size = self.rl.group_size
-        rewards = [sample.reward for sample in self.trainer.round]
-        groups = [rewards[start : start + size] for start in range(0, len(rewards), size)]
+        samples = self.trainer.round
+        groups = [
+            [sample.reward for sample in samples[start : start + size] if sample.broken != 2]
+            for start in range(0, len(samples), size)
+        ]
+        groups = [group for group in groups if group]
+        rewards = [reward for group in groups for reward in group]
         mean = sum(rewards) / len(rewards)
         return {
             "reward": mean,

@@ -20,7 +20,7 @@ from peft import PeftModel
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from etpi_resources.trainers.policy_link import Sample, TokenStatistics
-from etpi_resources.trainers.workers.sample_trees import pack_samples
+from etpi_resources.trainers.workers.sample_trees import pack_samples, pad_branches
 from etpi_resources.trainers.workers.sharding import is_sharded, reshard
 from etpi_resources.trainers.workers.states import read_shards, write_shards
 from etpi_resources.trainers.workers.tree_attention import refuses_trees
@@ -66,6 +66,11 @@ class RoundStatistics:
         return TokenStatistics(*(row.tobytes() for row in flat))
 
 
+def _nothing(sample: Sample) -> Sample:
+    """Return the sample's first prompt alone."""
+    return Sample(sample.prompt_ids, (), (), (), sample.reward, sample.advantage)
+
+
 class PolicyTrainer(GRPOTrainer):
     """GRPOTrainer whose dataset is a column of task rows ("prompt": the row's number as text).
 
@@ -96,6 +101,7 @@ class PolicyTrainer(GRPOTrainer):
         self.weights: list[tuple[float, int, int]] = []
         self.seconds: dict[str, float] = {}
         self._pass: dict[str, Any] = {}
+        self._places: list[int] | None = None
         self.largest_gap: float | None = None
         self._unchecked = 0.0, 0
         self.statistics = RoundStatistics()
@@ -126,7 +132,9 @@ class PolicyTrainer(GRPOTrainer):
         first = self.accelerator.process_index * len(prompts)
         self.share = self.round[first : first + len(prompts)]
         for sample in self.share:
-            if not len(sample.completion_ids) == len(sample.mask) == len(sample.logprobs) or not any(sample.mask):
+            if not len(sample.completion_ids) == len(sample.mask) == len(sample.logprobs) or not (
+                any(sample.mask) or sample.broken == 2
+            ):
                 raise RuntimeError(
                     f"a rollout of {len(sample.completion_ids)} ids has {len(sample.mask)} mask bits, "
                     f"{len(sample.logprobs)} log-probs and {sum(sample.mask)} ids of the policy"
@@ -135,8 +143,20 @@ class PolicyTrainer(GRPOTrainer):
             "prompt_ids": [list(s.prompt_ids) for s in self.share],
             "completion_ids": [list(s.completion_ids) for s in self.share],
             "logprobs": [list(s.logprobs) for s in self.share],
-            "env_mask": [list(s.mask) for s in self.share],
+            "env_mask": [self._loss_mask(s) for s in self.share],
         }
+
+    def _loss_mask(self, sample: Sample) -> list[int]:
+        """Return the mask of a sample; all 0 if one of its agents was cut and such samples are left out. TRL sees the
+        last id alone."""
+        if self.mask_truncated_completions and sample.ends:
+            ids, ended = (
+                [*sample.prompt_ids, *sample.completion_ids],
+                {*self.eos_token_ids, self._tokenizer.pad_token_id},
+            )
+            if any(ids[end] not in ended for end in sample.ends):
+                return [0] * len(sample.mask)
+        return list(sample.mask)
 
     def _rewards(self, **columns: Any) -> list[float | None]:
         return [sample.reward for sample in self.share]
@@ -144,6 +164,12 @@ class PolicyTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         advantages = torch.tensor([sample.advantage for sample in self.share], dtype=torch.float64)
+        if any(sample.advantages is not None for sample in self.share):
+            of_tokens = advantages[:, None].repeat(1, output["completion_ids"].shape[1])
+            for row, sample in enumerate(self.share):
+                if sample.advantages is not None:
+                    of_tokens[row, : len(sample.mask)] = torch.tensor(sample.advantages, dtype=torch.float64)
+            advantages = of_tokens
         if not torch.isfinite(advantages).all():
             raise RuntimeError("an advantage is not finite; look at the rewards of this step")
         output["advantages"] = advantages.to(output["advantages"])
@@ -154,16 +180,20 @@ class PolicyTrainer(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
         """As TRL's, but of prefix trees of each prompt's samples if the model can be trained on them."""
-        if self.no_trees is None and not named.get("compute_aux_loss"):
-            model, ids, mask, sample_tokens = arguments
-            size = named.get("batch_size") or len(ids)
+        model, ids, mask, sample_tokens = arguments
+        places = self._places if self._places is not None else range(len(self.share))
+        # A sample without attention to its completion was cut at a limit, and is left out.
+        kept = mask[:, -sample_tokens:].any(dim=1).tolist()
+        size = named.get("batch_size") or len(ids)
+        if (self.no_trees is None and not named.get("compute_aux_loss")) or any(s.forks for s in self.share):
             logps, entropies = [], []
-            for part in zip(ids.split(size), mask.split(size), strict=True):
-                samples = pack_samples(*part, sample_tokens)
-                with self.accelerator.autocast():
-                    row = model(**samples.arguments, fused_lm_head=True)
-                logps.append(samples.unpack(row.log_probs))
-                entropies += [samples.unpack(row.entropy)] if named.get("compute_entropy") else []
+            for first in range(0, len(ids), size):
+                part = [
+                    self.share[place] if kept[row] else _nothing(self.share[place]) for row, place in enumerate(places)
+                ][first : first + size]
+                of_pass = self._scored(model, part, sample_tokens, ids.device)
+                logps.append(of_pass[0])
+                entropies += [of_pass[1]] if named.get("compute_entropy") else []
             scores: Any = torch.cat(logps), torch.cat(entropies) if entropies else None, None
         else:
             scores = super()._get_per_token_logps_and_entropies(*arguments, **named)
@@ -174,6 +204,23 @@ class PolicyTrainer(GRPOTrainer):
             if self.correction != "none":
                 self._correct(self._scores[0])
         return scores
+
+    def _scored(
+        self, model: Any, samples: Sequence[Sample], columns: int, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probs and entropies (B, C) of these samples, from one forward pass over their branches; a
+        reference model has no entropies, so they are zeros."""
+        if self.no_trees is None:
+            packed = pack_samples(samples, columns, device)
+            with self.accelerator.autocast():
+                row = model(**packed.arguments, fused_lm_head=True)
+            of_row = row.log_probs, row.log_probs.detach() * 0 if row.entropy is None else row.entropy
+            return packed.unpack(of_row[0]), packed.unpack(of_row[1])
+        padded = pad_branches(samples, columns, self._tokenizer.pad_token_id, 32)
+        logps, entropies, _ = super()._get_per_token_logps_and_entropies(
+            model, padded.ids.to(device), padded.mask.to(device), padded.keep, compute_entropy=True
+        )
+        return padded.unpack(logps), padded.unpack(logps.detach() * 0 if entropies is None else entropies)
 
     def _correct(self, logps: torch.Tensor) -> None:
         """Multiply the advantages of the running pass by importance weights; TRL's loss is linear in the advantage.
@@ -189,14 +236,17 @@ class PolicyTrainer(GRPOTrainer):
         weights = (ratio.sum(-1, keepdim=True).expand_as(ratio) if average == "sequence" else ratio).exp()
         above = weights > self.correction_max
         weights = weights.clamp(max=self.correction_max) if over == "truncate" else weights.masked_fill(above, 0.0)
-        inputs["advantages"] = inputs["advantages"][:, None] * weights
+        advantages = inputs["advantages"]
+        inputs["advantages"] = (advantages if advantages.dim() == 2 else advantages[:, None]) * weights
         self.weights.append((float(weights[mask].sum()), int(above[mask].sum()), int(mask.sum())))
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         self._pass = dict(inputs)
+        self._places = inputs["places"].tolist()
         loss = super().compute_loss(model, self._pass, return_outputs, num_items_in_batch)
+        self._places = None
         assert self._scores is not None  # set by the call above
         logps, entropies = self._scores
         staleness = self.state.global_step - self.generated_at
