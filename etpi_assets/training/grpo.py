@@ -308,10 +308,7 @@ def checkpoint_rows(request: GrpoRequest, report: GrpoReport) -> list[dict[str, 
 def log_rows(request: GrpoRequest, report: GrpoReport) -> list[dict[str, Any]]:
     """Rows of the table `training_log`."""
     key = {"experiment": request.experiment, "role": "rl", "seed": request.seed}
-    return [
-        key | line.model_dump(exclude={"gradient_norm", "response_tokens", "truncated", "refilled", "left_out"})
-        for line in report.log
-    ]
+    return [key | line.model_dump(exclude={"gradient_norm", "response_tokens", "truncated"}) for line in report.log]
 
 
 def recorded(lake: Lake, requests: Mapping[int, GrpoRequest], reports: Mapping[int, GrpoReport]) -> dict[str, pa.Table]:
@@ -328,11 +325,14 @@ def recorded(lake: Lake, requests: Mapping[int, GrpoRequest], reports: Mapping[i
         version = {"version": sample.step}  # a round is generated from the weights that it is trained on first
         columns = (
             "place", "reward", "advantage", "parsed", "solved", "called", "prompt_tokens", "policy_tokens",
-            "read_tokens",
+            "read_tokens", "left_out", "untrained_tokens",
         )  # fmt: skip
+        lists = ("agents", "agent_branches", "agent_tokens", "agent_rewards", "agent_advantages")
+        columns_of = {name: getattr(sample, name) for name in columns}
+        columns_of |= {name: getattr(sample, name) or None for name in lists}
         logprobs, entropies = (None, None) if statistics is None else statistics
         by_token = {"policy_logprobs": logprobs, "entropies": entropies}
-        samples.append(key | {name: getattr(sample, name) for name in columns} | by_token | version)
+        samples.append(key | columns_of | by_token | version)
         rewards += [key | {"applied": True, **vars(score)} for score in sample.scores]
     return {**tables, "rl_samples": from_rows("rl_samples", samples), "rewards": from_rows("rewards", rewards)}
 

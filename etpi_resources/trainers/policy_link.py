@@ -21,6 +21,7 @@ import shutil
 import tempfile
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
@@ -80,12 +81,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Fork:
-    """A further branch of a rollout: its ids from `start` on (an index in the prompt and the completion together) follow
-    the first `length` ids of branch `parent`; -1 and 0 for a branch that shares nothing. Branch 0 begins at 0."""
+    """A further branch of a rollout: its ids from index `start` on follow the id at index `after` (both in the prompt and
+    the completion together), and those before it in its branch; -1 for a branch that shares nothing."""
 
     start: int
-    parent: int
-    length: int
+    after: int
 
 
 @dataclass(frozen=True)
@@ -95,15 +95,15 @@ class Sample:
 
     Attributes:
         prompt_ids: the first prompt. completion_ids: all ids after it, observations included.
-        mask: 1 for ids that the policy generated, 0 for observations. logprobs: of each id under the sampling
+        mask: 1 for ids that the policy generated. logprobs: of those ids, at the temperature and from the unrestricted
             distribution, 0.0 for observations. All three (n,).
         reward: the sum of the weighted rewards. advantage: group-relative.
         parsed, solved, called: 0 or 1, to be logged as shares (called: whether the policy called a tool).
         forks: the branches after the first, in order.
         ends: index of the last id of each agent, in the prompt and the completion together; empty: the last id.
         advantages: of each id of the completion, where agents have rewards of their own.
-        broken: 1 if another sample broke in its place, 2 if that broke too: then the mask is 0, and the rollout is left
-            out of the loss.
+        left_out: why the rollout is in no loss; then the mask is 0. None: it is trained on.
+        replaced: rollouts that it replaces: they broke, or their group had no variance.
     """
 
     prompt_ids: Sequence[int]
@@ -118,19 +118,23 @@ class Sample:
     forks: Sequence[Fork] = ()
     ends: Sequence[int] = ()
     advantages: Sequence[float] | None = None
-    broken: int = 0
+    left_out: str | None = None
+    replaced: int = 0
 
     def branches(self) -> list[tuple[list[int], int]]:
         """Return of each branch the indices of its ids (in the prompt and the completion together), and how many of
         them are an earlier branch's."""
-        length = len(self.prompt_ids) + len(self.completion_ids)
-        found: list[tuple[list[int], int]] = []
-        for fork, end in zip(
-            (Fork(0, -1, 0), *self.forks), (*(fork.start for fork in self.forks), length), strict=True
-        ):
-            shared = found[fork.parent][0][: fork.length] if fork.parent >= 0 else []
-            found.append(([*shared, *range(fork.start, end)], len(shared)))
-        return found
+        starts = [0, *(fork.start for fork in self.forks)]
+        ends = [*starts[1:], len(self.prompt_ids) + len(self.completion_ids)]
+        branches: list[tuple[list[int], int]] = []
+        for start, end, after in zip(starts, ends, [-1, *(fork.after for fork in self.forks)], strict=True):
+            shared: list[int] = []
+            if after >= 0:
+                parent = bisect_right(starts, after) - 1
+                indices, common = branches[parent]
+                shared = indices[: common + after - starts[parent] + 1]
+            branches.append(([*shared, *range(start, end)], len(shared)))
+        return branches
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from etpi_assets.training.rounds import as_forest
+from etpi_assets.training.forests import as_forest
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
 from etpi_resources.trainers.policy_link import Sample
-from etpi_resources.trainers.workers import grpo_worker
+from etpi_resources.trainers.workers import grpo_worker, policy_trainer
 from etpi_resources.trainers.workers.checkpointing import load_model
 from etpi_resources.trainers.workers.device import Compute
 from tests.agent.test_agent_loop import SUBMITS, bash, roll, script
-from tests.support.policy_updates import FixedLink, worker_in
+from tests.support.policy_updates import FixedLink, made_samples, worker_in
 from tests.support.tiny_training import make_speaking_base
 
 pytestmark = pytest.mark.slow
@@ -103,6 +104,24 @@ def loop_gradient(base: Path, records: list[RolloutRecord], samples: list[Sample
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+def update(folder: Path, base: Path, samples: list[Sample], **rl: Any) -> tuple[dict[str, torch.Tensor], Any]:
+    """Return how one SGD step at a learning rate of 1 moves each parameter, and the trainer."""
+    worker = worker_in(folder, base, **rl)
+    model = load_model(base, torch.float32)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trainer, engine = grpo_worker.build_trainer(worker, model, FixedLink(samples), compute=Compute(False, "fp32"))
+    if engine:
+        engine.close()
+    trainer.train()
+    return {name: before[name] - p.detach() for name, p in model.named_parameters()}, trainer
+
+
+def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Return the norm of the difference over that of the second."""
+    flat = [torch.cat([x[name].flatten() for name in other]) for x in (one, other)]
+    return float((flat[0] - flat[1]).norm() / flat[1].norm())
+
+
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo"])
 @pytest.mark.parametrize("model_kind", ["dense", "hybrid"])
@@ -115,18 +134,58 @@ def test_forked_rollouts_train_every_turn_once_where_it_was_generated(tmp_path, 
     assert sum(len(sample.forks) for sample in samples) > 8
     for record, sample in zip(records, samples, strict=True):
         assert sum(sample.mask) == sum(len(t.output_ids or []) for a in record.agents for t in a.turns)
-    worker = worker_in(tmp_path, base, loss=loss)
-    model = load_model(base, torch.float32)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    trainer, engine = grpo_worker.build_trainer(worker, model, FixedLink(samples), compute=Compute(False, "fp32"))
-    engine.close()
+    moved, trainer = update(tmp_path, base, samples, loss=loss)
     assert (trainer.no_trees is None) == (model_kind == "dense")
-    trainer.train()
-    wanted = loop_gradient(base, records, samples, loss)
-    moved = {name: before[name] - p.detach() for name, p in model.named_parameters()}
-    flat = [torch.cat([x[name].flatten() for name in wanted]) for x in (moved, wanted)]
-    difference = float((flat[0] - flat[1]).norm() / flat[1].norm())
-    forks = sum(len(sample.forks) for sample in samples)
-    print(f"FIGURE {model_kind} {kind} {loss}: {difference:.1e}, {forks} forks of 8 rollouts")
-    assert difference < 1e-5
+    assert difference(moved, loop_gradient(base, records, samples, loss)) < 1e-5
     assert sum(tokens for _, _, tokens, _ in trainer.gaps) == sum(sum(s.mask) for s in samples)
+
+
+@pytest.mark.parametrize("model_kind", ["dense", "hybrid"])
+@pytest.mark.parametrize("objective", [{}, {"beta": 0.1}, {"entropy_coef": 0.1}, {"iterations": 2, "steps": 2}], ids=str)
+def test_pass_in_parts_has_the_update_of_the_whole_pass(tmp_path, bases, model_kind, objective):
+    samples = samples_of([synthetic(sample) for sample in range(8)])
+    updates = []
+    for most in (None, 60):
+        folder = tmp_path / str(most)
+        folder.mkdir()
+        updates.append(update(folder, bases[model_kind], samples, loss="dapo", pass_tokens=most, **objective)[0])
+    assert difference(*updates) < 1e-5
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo"])
+def test_rollout_that_is_left_out_changes_nothing(tmp_path, bases, loss):
+    samples = samples_of([stripped(sample) for sample in range(8)])
+    out = Sample([5], [5], [0], [0.0], 0.0, 0.0, left_out="broken")
+    both = []
+    for name, some, batch in (("left_out", [*samples[:4], out, *samples[4:7]], 4), ("kept", samples[:7], 7)):
+        folder = tmp_path / name
+        folder.mkdir()
+        group = {"group_size": 7, "accumulate": 1, "device_batch": 7} if batch == 7 else {}
+        both.append(update(folder, bases["dense"], some, loss=loss, **group)[0])
+    assert difference(*both) < 1e-5
+
+
+OBJECTIVES: list[dict[str, Any]] = [
+    {"loss": "cispo", "clip_high": 5.0}, {"loss": "sapo"}, {"delta": 1.5}, {"importance_sampling_level": "sequence"},
+    {"entropy_coef": 0.3}, {"top_entropy_quantile": 0.5}, {"off_policy_mask_threshold": 0.1},
+    {"correction": "token_truncate", "correction_min": 0.5, "correction_max": 0.9},
+    {"correction": "token_mask", "correction_min": 0.5, "correction_max": 0.9},
+    {"beta": 0.2, "use_bias_correction_kl": False},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_objective_of_trees_is_that_of_rows(tmp_path, bases, objective, monkeypatch):
+    """TRL computes the rows of rollouts that do not fork; of one update, and of a second on the same rollouts."""
+    samples = made_samples()
+    updates = []
+    for trees in (True, False):
+        folder = tmp_path / str(trees)
+        folder.mkdir()
+        if not trees:
+            monkeypatch.setattr(policy_trainer, "refuses_trees", lambda model: "rows")
+        updates.append(
+            update(folder, bases["dense"], samples, **{"iterations": 2, "steps": 2, "learning_rate": 0.3, **objective})
+        )
+    (moved, trainer), (rows, _) = updates
+    assert trainer.no_trees is None and difference(moved, rows) < 1e-4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -20,12 +21,11 @@ from etpi_assets.specs.training import RewardTerm, RLSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.training import grpo_checks
 from etpi_assets.training.grpo_checks import prompts_fit
+from etpi_assets.training.forests import RolloutsFailed, as_forest
 from etpi_assets.training.rounds import (
     REFILL,
     RLEnvironment,
-    RolloutsFailed,
     Rounds,
-    as_forest,
     drop_rounds_from,
     first_prompt,
     read_rounds,
@@ -175,20 +175,60 @@ class Fragile(Mixed):
 
 
 @pytest.mark.parametrize("refills", [False, True])
-def test_broken_rollout_is_refilled_or_left_out_below_the_bound(tmp_path, refills):
+def test_broken_rollout_is_replaced_or_left_out_below_the_bound(tmp_path, refills):
     section = SECTION.model_copy(update={"max_broken": 0.25})
     samples = rounds(tmp_path, section)(0, [0] * 4, Fragile({1}, refills))
-    assert [sample.broken for sample in samples] == [0, 2 if refills else 1, 0, 0]
+    assert [sample.left_out for sample in samples] == [None, "broken" if refills else None, None, None]
+    assert [sample.replaced for sample in samples] == [0, 1, 0, 0]
     kept = list(read_rounds(tmp_path, "k" * 16))
-    assert len(kept) == 4
+    assert [row.left_out for row, _, _ in kept] == [s.left_out for s in samples] + ["replaced"]
+    assert kept[1][1].sample == 1 + REFILL and kept[4][1].sample == 1 and kept[4][1].error
+    assert kept[4][0].place == 1 and len({record.rollout_id for _, record, _ in kept}) == 5
     if refills:
         assert samples[1].advantage == 0.0 and not any(samples[1].mask) and kept[1][1].error
         rest = [samples[n].reward for n in (0, 2, 3)]
         assert [samples[n].advantage for n in (0, 2, 3)] == group_advantages(rest, 3, eps=1e-8, ddof=1)
     else:
-        assert kept[1][1].sample == 1 + REFILL and any(samples[1].mask)
-    with pytest.raises(RolloutsFailed, match="2 of 4 rollouts broke twice"):
+        assert any(samples[1].mask)
+    with pytest.raises(RolloutsFailed, match="2 rollouts of a round of 4 broke twice"):
         rounds(tmp_path, section)(1, [0] * 4, Fragile({4, 5}))
+
+
+class Uneven(Mixed):
+    """Answers the first task in the same way in every sample."""
+
+    def _one(self, request: Request) -> Completion:
+        if request.privileged["payload"]["command"] == TASKS[0].payload["command"]:
+            request = replace(request, request_id="one")
+        return super()._one(request)
+
+
+def test_groups_without_variance_are_replaced_by_groups_of_other_tasks(tmp_path):
+    section = SECTION.model_copy(update={"refill": 3})
+    samples = rounds(tmp_path, section)(3, [0] * 4 + [2] * 4, Uneven())
+    assert all(any(s.advantage for s in samples[at : at + 4]) for at in (0, 4))
+    kept = list(read_rounds(tmp_path, "k" * 16))
+    aside = [(row.left_out, record.task_id) for row, record, _ in kept[8:]]
+    assert [row.left_out for row, _, _ in kept[:8]] == [None] * 8 and set(aside) >= {("constant", TASKS[0].task_id)}
+    assert [s.replaced for s in samples] == [sum(row.place == place for row, *_ in kept[8:]) for place in range(8)]
+    of_group = [{record.task_id for _, record, _ in kept[at : at + 4]} for at in (0, 4)]
+    assert [len(tasks) for tasks in of_group] == [1, 1] and not of_group[0] & of_group[1]
+    assert TASKS[0].task_id not in of_group[0] | of_group[1]
+    again = rounds(tmp_path, section)(3, [0] * 4 + [2] * 4, Uneven())
+    assert again == samples and len(list(read_rounds(tmp_path, "k" * 16))) == len(kept), "as after a kill"
+
+
+def test_round_that_is_killed_in_a_refill_leaves_nothing_behind(tmp_path):
+    class Killed(Uneven):
+        def _one(self, request: Request) -> Completion:
+            if request.privileged["payload"]["command"] not in [TASKS[n].payload["command"] for n in (0, 2)]:
+                raise KeyboardInterrupt
+            return super()._one(request)
+
+    section = SECTION.model_copy(update={"refill": 1})
+    with pytest.raises(KeyboardInterrupt):
+        rounds(tmp_path, section)(0, [0] * 4 + [2] * 4, Killed())
+    assert not list(tmp_path.glob("*round-*"))
 
 
 def test_tasks_with_a_too_long_prompt_are_left_out_and_counted():
@@ -223,7 +263,7 @@ def test_several_turns_become_one_branch_with_observations_masked_and_fork_where
     turns[1].prompt_ids = [1, 2, 4, 4, 7, 8, 9]
     forked = as_forest(record)
     assert (forked.completion, forked.mask) == ([3, 4, 4, 4, 7, 8, 9, 5], [1, 1, 0, 0, 0, 0, 0, 1])
-    assert forked.forks == [Fork(4, 0, 2)]
+    assert forked.forks == [Fork(4, 1)] and forked.branches == [2]
     turns[1].prompt_ids, turns[1].logprobs = [1, 2, 3, 4], None
     with pytest.raises(RolloutsFailed, match="reported no ids"):
         as_forest(record)
@@ -280,6 +320,6 @@ def test_weights_that_did_not_change_are_put_down_to_equal_rewards(monkeypatch, 
     rows = [{"rollout_id": str(n), "task_id": "t", "seed": 0, "step": 0, "reward": r, "advantage": 0.0}
             for n, r in enumerate(rewards)]  # fmt: skip
     tables = {"rl_samples": from_rows("rl_samples", rows), "rollouts": from_rows("rollouts", []),
-              "rewards": from_rows("rewards", [])}  # fmt: skip
+              "rewards": from_rows("rewards", []), "turns": from_rows("turns", [])}  # fmt: skip
     outcomes = {outcome.name: outcome for outcome in grpo_checks.checks(section, {}, tables, 1, [])}
     assert not outcomes["differs"].passed and cause in outcomes["differs"].message

@@ -79,14 +79,41 @@ class _Node:
             self.length = keep
 
 
-def pack_samples(samples: Sequence[Sample], sample_tokens: int, device: torch.device) -> PackedSamples:
+def _key(branch: Branch) -> bytes:
+    return branch.ids.astype(">u4").tobytes()  # as bytes, ids have the order of their values
+
+
+def parts_of(branches: Sequence[Branch], most: int | None, *, shared: bool) -> list[list[Branch]]:
+    """Divide branches into parts of at most `most` ids, or of one branch; neighbours share prefixes.
+
+    Args:
+        shared: whether a prefix that branches of a part share counts once.
+    """
+    if most is None:
+        return [[*branches]]
+    parts: list[list[Branch]] = []
+    ids = 0
+    for branch in sorted(branches, key=_key):
+        common = common_prefix(parts[-1][-1].ids, branch.ids) if parts and shared else 0
+        if not parts or ids + len(branch.ids) - common > most:
+            parts.append([])
+            ids = common = 0
+        parts[-1].append(branch)
+        ids += len(branch.ids) - common
+    return parts
+
+
+def pack_samples(
+    samples: Sequence[Sample], sample_tokens: int, device: torch.device, branches: Sequence[Branch] | None = None
+) -> PackedSamples:
     """Pack the branches of B samples into one row.
 
     Args:
         sample_tokens: C; no completion is longer.
+        branches: only these of them.
     """
-    branches = branches_of(samples)
-    keys = [branch.ids.astype(">u4").tobytes() for branch in branches]  # as bytes, ids have the order of their values
+    branches = branches_of(samples) if branches is None else branches
+    keys = [_key(branch) for branch in branches]
     places = np.zeros((len(samples), sample_tokens), dtype=np.int64)
     real = np.zeros((len(samples), sample_tokens), dtype=bool)
     pieces: list[np.ndarray] = []
@@ -150,9 +177,10 @@ def _tree(root: _Node, end: int) -> PrefixTree:
     return PrefixTree(starts, parents, depths, end - root.start)
 
 
-def pad_branches(samples: Sequence[Sample], sample_tokens: int, pad_id: int, multiple: int) -> PaddedBranches:
-    """Return the branches as padded rows, for models that cannot be trained on trees."""
-    branches = branches_of(samples)
+def pad_branches(
+    samples: Sequence[Sample], sample_tokens: int, pad_id: int, multiple: int, branches: Sequence[Branch]
+) -> PaddedBranches:
+    """Return branches of B samples as padded rows, for models that cannot be trained on trees."""
     # What a branch shares with an earlier one is its prompt.
     edges = [max(b.shared, len(samples[b.sample].prompt_ids) if b.indices[0] == 0 else 1) for b in branches]
     edges = [min(edge, len(b.ids) - 1) if len(b.ids) > 1 else 0 for edge, b in zip(edges, branches, strict=True)]
@@ -169,7 +197,8 @@ def pad_branches(samples: Sequence[Sample], sample_tokens: int, pad_id: int, mul
         at = branch.indices[own] - len(samples[branch.sample].prompt_ids)
         own, at = own[at >= 0], at[at >= 0]
         rows[branch.sample, at], columns[branch.sample, at], real[branch.sample, at] = row, own - edge, True
-    return PaddedBranches(*map(torch.from_numpy, (ids, mask)), right, *map(torch.from_numpy, (rows, columns, real)))
+    ids_mask, places = map(torch.from_numpy, (ids, mask)), map(torch.from_numpy, (rows, columns, real))
+    return PaddedBranches(*ids_mask, right, *places)
 
 
 @dataclass(frozen=True)
