@@ -256,14 +256,14 @@ class RLSection(ServerSection):
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Norm to which gradients are clipped."""
     loss: Loss = "grpo"
-    """TRL's loss type: `grpo` averages within each rollout, then over rollouts; `dapo` over all tokens; `dr_grpo` divides
-    by `max_response_tokens`; `cispo` (MiniMax-M1) clips the ratio at `clip_high` itself, not at 1 plus it; `luspo` is for
-    `importance_sampling_level = "sequence"`."""
+    """TRL's loss type: `grpo` averages within each rollout, then over rollouts; `dapo` over all tokens; `dr_grpo`
+    divides by `max_response_tokens`; `cispo` (MiniMax-M1) clips the ratio at `clip_high` itself, not at 1 plus it;
+    `luspo` is for `importance_sampling_level = "sequence"`."""
     beta: float = Field(default=0.04, ge=0)
     """Weight of the KL term against the starting checkpoint; 0: no term."""
     use_bias_correction_kl: Annotated[bool, Omitted(True)] = True
-    """Multiply the KL term by the importance ratio, as DeepSeek-V3.2 and TRL since 0.26 do; its gradient differs even on
-    the policy's own rollouts. TRL 0.15 does not."""
+    """Multiply the KL term by the importance ratio, as DeepSeek-V3.2 and TRL's default do; its gradient differs even
+    on the policy's own rollouts. TRL 0.15 does not."""
     importance_sampling_level: Annotated[Literal["token", "sequence"], Omitted("token")] = "token"
     """Probability ratio of each token, or (GSPO) of a rollout: the geometric mean over its tokens."""
     delta: Annotated[float | None, Omitted(None)] = Field(default=None, gt=1)
@@ -294,8 +294,9 @@ class RLSection(ServerSection):
     """Divide advantages by the group's standard deviation, or by that of all the step's rewards (`batch`); TRL's
     `scale_rewards`."""
     max_broken: Annotated[float, Omitted(0.1)] = Field(default=0.1, ge=0, le=1)
-    """Largest share of a step's rollouts, rounded up, that may break twice, by faults of sandbox, judge or engine. Another
-    sample of the task takes the place of each, or if that breaks too, is left out of the loss; above it the run stops."""
+    """Largest share of a step's rollouts, rounded up, that may break twice, by faults of sandbox, judge or engine;
+    above it the run stops. Another sample of the task takes the place of each; if that breaks too, it is left out of
+    the loss."""
     refill: Annotated[int, Omitted(0)] = Field(default=0, ge=0)
     """Replace the groups of a step whose rewards are equal by groups of other tasks, up to this many times (DAPO)."""
     mask_truncated: bool = False
@@ -350,7 +351,9 @@ class RLSection(ServerSection):
         if self.agent.grammar:
             raise ValueError("rl.agent.grammar masks tokens, and the loss computes probabilities without the mask")
         if self.agent.harness and self.repeatable:
-            raise ValueError("rl.repeatable does not take rl.agent.harness: the times of its calls decide their batches")
+            raise ValueError(
+                "rl.repeatable does not take rl.agent.harness: the times of its calls decide their batches"
+            )
         if self.agent.harness and any(term.of == "agent" for term in self.rewards):
             raise ValueError('rl.rewards: of = "agent" is for tasks of several agents, and a harness is one')
         if self.correction_min > self.correction_max:

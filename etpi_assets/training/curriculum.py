@@ -16,7 +16,7 @@ from etpi_resources.lake.questions import reports
 
 
 def chosen_tasks(name: str, suite: str, tasks: Sequence[Task], lake: Lake) -> list[Task]:
-    """Return the tasks in the column `task_id` of a query's result, in its order. The query may read the variable `suite`.
+    """Return the tasks in the column `task_id` of a query's result, in its order; it may read the variable `suite`.
 
     Args:
         name: a report of `sql/reports`, or a file.

@@ -91,7 +91,9 @@ def _rollouts_recorded(
     for row, trained in zip(samples, lengths, strict=True):
         name, tokens = row["rollout_id"], generated[row["rollout_id"]]
         if row["policy_tokens"] != tokens or (row["left_out"] is None and trained not in (tokens, None)):
-            problems.append(f"rollout {name}: {tokens} ids generated, {row['policy_tokens']} counted, {trained} trained")
+            problems.append(
+                f"rollout {name}: {tokens} ids generated, {row['policy_tokens']} counted, {trained} trained"
+            )
         if row["left_out"]:
             untrained[row["left_out"]] += tokens
         untrained["no turn"] += row["untrained_tokens"] or 0
@@ -166,7 +168,9 @@ def _gap(section: RLSection, report: GrpoFigures) -> Judgement:
 def _groups_vary(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutcome:
     equal: dict[int, list[bool]] = {}
     for group in _groups(samples, section):
-        equal.setdefault(group[0]["seed"], []).append(len({(row["reward"], *(row["agent_rewards"] or ())) for row in group if row["left_out"] != "broken"}) <= 1)
+        equal.setdefault(group[0]["seed"], []).append(
+            len({(row["reward"], *(row["agent_rewards"] or ())) for row in group if row["left_out"] != "broken"}) <= 1
+        )
     share, seed = max(((sum(groups) / len(groups), seed) for seed, groups in equal.items()), default=(0.0, None))
     bound = percent(CONSTANT_SHARE)
     message = f"seed {seed}: {percent(share)} of its groups have equal rewards and so no advantage (bound {bound})"

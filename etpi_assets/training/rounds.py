@@ -65,8 +65,8 @@ REFILL = 10**9
 """Added to the number of a sample that broke: the number of the one in its place, which no step gives."""
 
 Reason = Literal["broken", "replaced", "constant", "truncated"]
-"""Why a rollout is in no loss: it broke, as the one that it replaces; it broke and another replaces it; its group had no
-variance, and another task's replaces it; it was cut at a length limit (`mask_truncated`)."""
+"""Why a rollout is in no loss: it broke, as the one that it replaces; it broke and another replaces it; its group had
+no variance, and another task's replaces it; it was cut at a length limit (`mask_truncated`)."""
 ASIDE: frozenset[Reason | None] = frozenset({"replaced", "constant"})
 """The reasons of rollouts that have no place in the trainer's round."""
 
@@ -263,7 +263,7 @@ class Rounds:
         row = self._row(a, step, forest)
         advantages = None
         if forest is None or a.left_out:
-            # One id that is in no loss takes the place of a rollout that is left out, since TRL's batches have one size.
+            # One id that is in no loss takes the place of the rollout: TRL's batches have one size.
             end = sorted(self.environment.chat.end_ids)[:1]
             forest = Forest(end, end, [0], [0.0], [], [], [0], [1])
         elif a.agent_advantages:
@@ -276,7 +276,9 @@ class Rounds:
 
     def _cut(self, record: RolloutRecord) -> bool:
         """Return whether the last turn of an agent was cut at a length limit."""
-        return any((a.turns[-1].output_ids or [None])[-1] not in self.environment.chat.end_ids for a in agents_of(record))
+        return any(
+            (a.turns[-1].output_ids or [None])[-1] not in self.environment.chat.end_ids for a in agents_of(record)
+        )
 
     def _row(self, a: _Attempted, step: int, forest: Forest | None) -> RewardedSample:
         agents = agents_of(a.record)

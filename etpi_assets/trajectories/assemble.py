@@ -145,6 +145,7 @@ def assemble(
     chains = _chains(nodes)
     roles = _roles(chains, task)
     agents, numbers, untrained = [main], Counter[str](), Counter[str]()
+    untrained_tokens = 0
     for chain, role in sorted(zip(chains, roles, strict=True), key=lambda pair: pair[1] != "main"):
         numbers[role] += 1
         name = f"{role}{numbers[role]}"
@@ -157,12 +158,14 @@ def assemble(
             for row, new in _exchanges(chain):
                 main.messages += [_message(row, message, name) for message in (*new, row["message"])]
             untrained[role] += len(chain)
+            untrained_tokens += sum(len(node.row["output_ids"]) for node in chain)
     turns = sum(len(agent.turns) for agent in agents)
     tools = next((chain[0].row["tools"] for chain, role in zip(chains, roles, strict=True) if role == "main"), None)
     figures = {
         "calls": len(nodes) + counts["refused"] + counts["joined"],
         "turns": turns,
         "untrained": dict(untrained),
+        "untrained_tokens": untrained_tokens,
         "refused": counts["refused"],
         "joined": counts["joined"],
         "links": dict(Counter(node.link for node in nodes)),

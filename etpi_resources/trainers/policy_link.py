@@ -81,8 +81,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Fork:
-    """A further branch of a rollout: its ids from index `start` on follow the id at index `after` (both in the prompt and
-    the completion together), and those before it in its branch; -1 for a branch that shares nothing."""
+    """A further branch of a rollout: its ids from index `start` on follow the id at index `after` (both in the prompt
+    and the completion together), and those before it in its branch; -1 for a branch that shares nothing."""
 
     start: int
     after: int

@@ -1,6 +1,6 @@
 -- Which training tasks are worth reinforcing on: solved in some attempts, and some that no attempt solved?
--- Tasks of a suite's training split with at least `attempts` graded attempts (4), of any model and experiment: those that
--- all attempts solved are left out; of those that none solved, the share `unsolved` (0.25) of the mixed ones is added.
+-- Tasks of a training split with at least `attempts` graded attempts (4), of any model and experiment: those that all
+-- attempts solved are left out; of those that none solved, the share `unsolved` (0.25) of the mixed ones is added.
 -- SET VARIABLE suite = 'name'; SET VARIABLE model = 'sft' (a checkpoint role or teacher) for one model's attempts.
 -- `rl.tasks_from = "mixed_tasks"` trains on them.
 WITH attempts AS (

@@ -141,7 +141,9 @@ def test_forked_rollouts_train_every_turn_once_where_it_was_generated(tmp_path, 
 
 
 @pytest.mark.parametrize("model_kind", ["dense", "hybrid"])
-@pytest.mark.parametrize("objective", [{}, {"beta": 0.1}, {"entropy_coef": 0.1}, {"iterations": 2, "steps": 2}], ids=str)
+@pytest.mark.parametrize(
+    "objective", [{}, {"beta": 0.1}, {"entropy_coef": 0.1}, {"iterations": 2, "steps": 2}], ids=str
+)
 def test_pass_in_parts_has_the_update_of_the_whole_pass(tmp_path, bases, model_kind, objective):
     samples = samples_of([synthetic(sample) for sample in range(8)])
     updates = []

@@ -20,8 +20,8 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.specs.training import RewardTerm, RLSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.training import grpo_checks
-from etpi_assets.training.grpo_checks import prompts_fit
 from etpi_assets.training.forests import RolloutsFailed, as_forest
+from etpi_assets.training.grpo_checks import prompts_fit
 from etpi_assets.training.rounds import (
     REFILL,
     RLEnvironment,

@@ -123,8 +123,8 @@ def score_rollout(record: RolloutRecord, task: Task, terms: Sequence[RewardTerm]
 
 
 def reward_of(scores: Sequence[Score]) -> tuple[float, dict[str, float]]:
-    """Return a rollout's reward, and the rewards of agents that have scores of their own: the sum of the rollout's scores
-    and theirs. The rollout's reward is then the mean of its agents'."""
+    """Return a rollout's reward, and the rewards of agents that have scores of their own: the sum of the rollout's
+    scores and theirs. The rollout's reward is then the mean of its agents'."""
     shared = sum(score.weighted for score in scores if score.agent_id is None)
     agents: dict[str, float] = {}
     for score in scores:

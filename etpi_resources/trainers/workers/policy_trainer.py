@@ -179,7 +179,9 @@ class PolicyTrainer(GRPOTrainer):
         """As TRL's, but of prefix trees of the samples' branches if the model can be trained on them."""
         if named.get("compute_aux_loss") or not (self.no_trees is None or self.pass_tokens or self._forked):
             if self._forked:
-                raise RuntimeError("a mixture of experts is trained on rollouts that do not fork: keep thoughts, no compaction")
+                raise RuntimeError(
+                    "a mixture of experts is trained on rollouts that do not fork: keep thoughts, no compaction"
+                )
             scores: Any = super()._get_per_token_logps_and_entropies(*arguments, **named)
         else:
             model, ids, _, columns = arguments
@@ -285,7 +287,7 @@ class PolicyTrainer(GRPOTrainer):
         return loss
 
     def _share_kept(self) -> float:
-        """Return the factor of losses that TRL divides by rows: all rows of the round over those that are in the loss."""
+        """Return the factor of losses that TRL divides by rows: the round's rows over those that are in the loss."""
         kept = sum(sample.left_out is None for sample in self.round)
         return len(self.round) / kept if kept and self.loss_type in ROW_LOSSES else 1.0
 

@@ -1,4 +1,4 @@
-"""Pack the branches of a pass's samples as prefix trees in one row, so that an update processes each shared prefix once.
+"""Pack the branches of a pass's samples as prefix trees in one row, which has each shared prefix once.
 
 The head that scores a row has one label per position. So where branches part, each begins with a copy of the last token
 that they share, and every token is predicted from its own branch.
