@@ -82,10 +82,13 @@ def with_harness(values: Any) -> Any:
     return {**values, "agent": {**agent, "harness": values["harness"]}}
 
 
-def harness_difference(evaluated: AgentSection, rollout_sets: Iterable[RolloutSetSpec]) -> str:
-    """Return how the harness of an evaluation differs from those of the rollouts; "" if it does not. Imported runs are
-    left out, because their harness is unknown."""
+def harness_difference(
+    evaluated: AgentSection, rollout_sets: Iterable[RolloutSetSpec], reinforced: AgentSection | None = None
+) -> str:
+    """Return how the harness of an evaluation differs from that of reinforcement, or without it from those of the
+    rollouts; "" if it does not. Imported runs are left out, because their harness is unknown."""
     trained = {_shown(each.agent) for each in rollout_sets if each.kind != "imported"}
+    trained = {_shown(reinforced)} if reinforced else trained
     if not trained - {_shown(evaluated)}:
         return ""
     return (

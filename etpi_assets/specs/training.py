@@ -391,6 +391,11 @@ class RLSection(ServerSection):
         return (self.use_step if self.stop_at_used else None) or self.steps
 
     @property
+    def acting(self) -> AgentSection | None:
+        """Return the agent section of reinforcement; None if nothing is reinforced."""
+        return None if self.method == "none" else self.agent
+
+    @property
     def one_sequence(self) -> str:
         """Return the requirement of ratios that are products over a rollout; "" if there are none."""
         sequence = self.importance_sampling_level == "sequence" or self.correction.startswith("sequence")

@@ -1,8 +1,8 @@
 -- One row per training row behind a checkpoint, from checkpoint to task. via_checkpoint_id is the checkpoint that was
 -- trained on the row: the checkpoint itself, or an ancestor. Rows are those of the data version that the trainer read,
 -- even if the data set was rebuilt since. origin is 'set' for a row of a data set, and 'rl' for a turn that a policy
--- wrote and was reinforced on; the weight of the latter is its agent's advantage, and its dataset_row_id and
--- dataset_version are null. Of experiments that share a training, a checkpoint has the rows of its own, or of the first.
+-- wrote and was reinforced on; its weight is the agent's advantage, its dataset_row_id and dataset_version are null.
+-- Of experiments that share a training, a checkpoint has the rows of its own, or of the first in order.
 CREATE OR REPLACE VIEW lineage AS
 WITH RECURSIVE parents AS (
     SELECT DISTINCT
