@@ -180,7 +180,7 @@ def test_broken_rollout_is_replaced_or_left_out_below_the_bound(tmp_path, refill
     samples = rounds(tmp_path, section)(0, [0] * 4, Fragile({1}, refills))
     assert [sample.left_out for sample in samples] == [None, "broken" if refills else None, None, None]
     assert [sample.replaced for sample in samples] == [0, 1, 0, 0]
-    kept = list(read_rounds(tmp_path, "k" * 16))
+    kept = list(read_rounds(tmp_path))
     assert [row.left_out for row, _, _ in kept] == [s.left_out for s in samples] + ["replaced"]
     assert kept[1][1].sample == 1 + REFILL and kept[4][1].sample == 1 and kept[4][1].error
     assert kept[4][0].place == 1 and len({record.rollout_id for _, record, _ in kept}) == 5
@@ -207,7 +207,7 @@ def test_groups_without_variance_are_replaced_by_groups_of_other_tasks(tmp_path)
     section = SECTION.model_copy(update={"refill": 3})
     samples = rounds(tmp_path, section)(3, [0] * 4 + [2] * 4, Uneven())
     assert all(any(s.advantage for s in samples[at : at + 4]) for at in (0, 4))
-    kept = list(read_rounds(tmp_path, "k" * 16))
+    kept = list(read_rounds(tmp_path))
     aside = [(row.left_out, record.task_id) for row, record, _ in kept[8:]]
     assert [row.left_out for row, _, _ in kept[:8]] == [None] * 8 and set(aside) >= {("constant", TASKS[0].task_id)}
     assert [s.replaced for s in samples] == [sum(row.place == place for row, *_ in kept[8:]) for place in range(8)]
@@ -215,7 +215,7 @@ def test_groups_without_variance_are_replaced_by_groups_of_other_tasks(tmp_path)
     assert [len(tasks) for tasks in of_group] == [1, 1] and not of_group[0] & of_group[1]
     assert TASKS[0].task_id not in of_group[0] | of_group[1]
     again = rounds(tmp_path, section)(3, [0] * 4 + [2] * 4, Uneven())
-    assert again == samples and len(list(read_rounds(tmp_path, "k" * 16))) == len(kept), "as after a kill"
+    assert again == samples and len(list(read_rounds(tmp_path))) == len(kept), "as after a kill"
 
 
 def test_round_that_is_killed_in_a_refill_leaves_nothing_behind(tmp_path):
