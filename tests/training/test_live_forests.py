@@ -19,8 +19,16 @@ pytestmark = pytest.mark.slow
 def lake(tmp_path_factory) -> Lake:
     folder: Path = tmp_path_factory.mktemp("live")
     agent = '{prompt = "terminal_tiny", max_steps = 3, max_tokens = 12, temperature = 0.9, compact_after = 1}'
-    more = {"max_response_tokens": "900", "steps": "2", "save_steps": "2", "pass_tokens": "400", "refill": "1"}
-    lake = prepared(folder, make_speaking_base(folder / "base"), agent=agent, **more)
+    rewards = '[{function = "overlong", params = {limit = 100, buffer = 100}}]'  # of some variance
+    more = {
+        "rewards": rewards,
+        "max_response_tokens": "900",
+        "steps": "2",
+        "save_steps": "2",
+        "pass_tokens": "400",
+        "refill": "1",
+    }
+    lake = prepared(folder, make_speaking_base(folder / "base"), agent=agent, rewards=rewards, **more)
     make(folder, lake, "rl_checkpoint")
     return lake
 
