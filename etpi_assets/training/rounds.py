@@ -178,9 +178,9 @@ class Rounds:
                 aside.append(placed[place])
         replaced = Counter(attempted.place for attempted in aside)
         trained = [self._trained(placed[place], step, replaced[place]) for place in range(len(rows))]
-        others = [self._row(a, step, None) for a in aside]
+        replaced_rows = [self._row(a, step, None) for a in aside]
         records = [a.record for a in (*(placed[place] for place in range(len(rows))), *aside)]
-        self._write(step, [*(row for _, row in trained), *others], records)
+        self._write(step, [*(row for _, row in trained), *replaced_rows], records)
         return [sample for sample, _ in trained]
 
     def _roll_out_all(
@@ -267,8 +267,8 @@ class Rounds:
             end = sorted(self.environment.chat.end_ids)[:1]
             forest = Forest(end, end, [0], [0.0], [], [], [0], [1])
         elif a.agent_advantages:
-            own = [a.agent_advantages[agent.agent_id] for agent in agents_of(a.record)]
-            advantages = [own[owner] for owner in forest.owners]
+            by_agent = [a.agent_advantages[agent.agent_id] for agent in agents_of(a.record)]
+            advantages = [by_agent[owner] for owner in forest.owners]
         return Sample(
             forest.prompt, forest.completion, forest.mask, forest.logprobs, a.reward, a.advantage,
             row.parsed, row.solved or 0.0, row.called, forest.forks, forest.ends, advantages, a.left_out, replaced,

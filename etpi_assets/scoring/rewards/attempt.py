@@ -18,7 +18,7 @@ class BadReward(BadData):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One rollout of a single agent, as reward functions see it; a value that was not recorded is None.
+    """One rollout, or one agent's part of it, as reward functions see it; a value that was not recorded is None.
 
     Attributes:
         rollout_id, task_id: name the row in error messages.
@@ -38,7 +38,6 @@ class Attempt:
     tool_turns: int | None = None
     response_tokens: int | None = None
     outcome: float | None = None
-    patches: tuple[str | None, ...] = ()
 
 
 def attempt_of(record: RolloutRecord, task: Task, agent_id: str | None = None) -> Attempt:
@@ -68,5 +67,4 @@ def attempt_of(record: RolloutRecord, task: Task, agent_id: str | None = None) -
         tool_turns=sum(1 for turn in turns if turn.actions and turn.observation is not None),
         response_tokens=tokens,
         outcome=(record.outcome or {}).get("reward"),
-        patches=tuple(agent.patch for agent in agents),
     )

@@ -34,7 +34,6 @@ FUNCTIONS: Mapping[str, Function] = {
     "outcome": tools.outcome,
     "tool_call_reward": tools.tool_call_reward,
     "overlong": tools.overlong,
-    "changed": tools.changed,
 }
 
 
@@ -115,9 +114,9 @@ def score_attempt(attempt: Attempt, terms: Sequence[RewardTerm]) -> list[Score]:
 def score_rollout(record: RolloutRecord, task: Task, terms: Sequence[RewardTerm]) -> list[Score]:
     """Score a rollout by the terms of rollouts, and each of its agents by those of agents. Raises BadReward."""
     scores = score_attempt(attempt_of(record, task), [term for term in terms if term.of == "rollout"])
-    if own := [term for term in terms if term.of == "agent"]:
+    if of_agents := [term for term in terms if term.of == "agent"]:
         for agent_id in (agent.agent_id for agent in record.agents if agent.turns):
-            of_agent = score_attempt(attempt_of(record, task, agent_id), own)
+            of_agent = score_attempt(attempt_of(record, task, agent_id), of_agents)
             scores += [replace(score, agent_id=agent_id) for score in of_agent]
     return scores
 

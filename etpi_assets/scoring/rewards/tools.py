@@ -31,11 +31,6 @@ def overlong(attempt: Attempt, *, limit: int = 10480, buffer: int = 3000, factor
     return min(-(length - (limit - buffer)) / buffer * factor, 0.0)
 
 
-def changed(attempt: Attempt) -> float:
-    """Return the share of the attempt's agents that changed a file."""
-    return sum(bool(patch) for patch in attempt.patches) / len(attempt.patches)
-
-
 def _solved(attempt: Attempt) -> bool:
     if attempt.outcome is None:
         raise BadReward(

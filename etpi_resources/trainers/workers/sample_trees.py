@@ -35,13 +35,13 @@ class Branch:
 
 def branches_of(samples: Sequence[Sample]) -> list[Branch]:
     """Return the branches of all samples."""
-    found = []
+    branches = []
     for number, sample in enumerate(samples):
         ids = np.array([*sample.prompt_ids, *sample.completion_ids], dtype=np.int64)
         for indices, shared in sample.branches():
             at = np.array(indices, dtype=np.int64)
-            found.append(Branch(number, ids[at], at, shared))
-    return found
+            branches.append(Branch(number, ids[at], at, shared))
+    return branches
 
 
 @dataclass(frozen=True)
@@ -140,12 +140,12 @@ def pack_samples(
         before, base = branch.ids, base + len(branch.ids) - fork
         sample = samples[branch.sample]
         edge = len(sample.prompt_ids)
-        own = np.arange(max(branch.shared, 1), len(branch.ids))
-        own = own[branch.indices[own] >= edge]
-        at = branch.indices[own] - edge
-        places[branch.sample, at], real[branch.sample, at] = rows[own - 1], True
+        written = np.arange(max(branch.shared, 1), len(branch.ids))
+        written = written[branch.indices[written] >= edge]
+        at = branch.indices[written] - edge
+        places[branch.sample, at], real[branch.sample, at] = rows[written - 1], True
         trained = np.asarray(sample.mask, dtype=bool)[at]
-        labelled.append((rows[own - 1][trained], branch.ids[own][trained]))
+        labelled.append((rows[written - 1][trained], branch.ids[written][trained]))
     trees = [_tree(root, end) for root, end in zip(roots, [*(r.start for r in roots[1:]), base], strict=True)]
     length = -(-base // ROW_MULTIPLE) * ROW_MULTIPLE
     positions = np.concatenate([*[tree.token_positions() for tree in trees], np.arange(length - base)])
@@ -193,10 +193,10 @@ def pad_branches(
     for row, (branch, edge) in enumerate(zip(branches, edges, strict=True)):
         where = slice(left - edge, left - edge + len(branch.ids))
         ids[row, where], mask[row, where] = branch.ids, 1
-        own = np.arange(edge, len(branch.ids))
-        at = branch.indices[own] - len(samples[branch.sample].prompt_ids)
-        own, at = own[at >= 0], at[at >= 0]
-        rows[branch.sample, at], columns[branch.sample, at], real[branch.sample, at] = row, own - edge, True
+        written = np.arange(edge, len(branch.ids))
+        at = branch.indices[written] - len(samples[branch.sample].prompt_ids)
+        written, at = written[at >= 0], at[at >= 0]
+        rows[branch.sample, at], columns[branch.sample, at], real[branch.sample, at] = row, written - edge, True
     ids_mask, places = map(torch.from_numpy, (ids, mask)), map(torch.from_numpy, (rows, columns, real))
     return PaddedBranches(*ids_mask, right, *places)
 
