@@ -158,7 +158,8 @@ def test_later_prompts_extend_the_sampled_ids(world):
     assert added.startswith("\n<|im_start|>user\n<tool_response>\ndone call_") and added.endswith("assistant\n")
     attempt = world.assembled()
     assert attempt.figures == {
-        "calls": 3, "turns": 3, "untrained": {}, "untrained_tokens": 0, "refused": 0, "joined": 0, "links": {"root": 1, "exact": 2},
+        "calls": 3, "turns": 3, "untrained": {}, "untrained_tokens": 0, "refused": 0, "joined": 0,
+        "links": {"root": 1, "exact": 2},
     }  # fmt: skip
     (main,) = attempt.agents
     assert [m.kind for m in main.messages] == [
