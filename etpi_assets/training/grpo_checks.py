@@ -115,7 +115,7 @@ def _ids_generated(turns: pa.Table) -> Counter[str]:
 
 
 def _lengths(lists: pa.ChunkedArray) -> list[int | None]:
-    return pc.list_value_length(lists).to_pylist()
+    return pc.call_function("list_value_length", [lists]).to_pylist()
 
 
 def _advantages_hold(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutcome:

@@ -34,8 +34,8 @@ class Policy(ScriptedEngine):
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
         completions = super().complete(requests)
-        self.generated += sum(len(completion.output_ids) for completion in completions)
-        return [replace(c, logprobs=[-0.5] * len(c.output_ids)) for c in completions]
+        self.generated += sum(len(completion.output_ids or ()) for completion in completions)
+        return [replace(c, logprobs=[-0.5] * len(c.output_ids or ())) for c in completions]
 
 
 def round_in(folder, agent: AgentSection) -> None:

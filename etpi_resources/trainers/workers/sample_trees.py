@@ -197,8 +197,8 @@ def pad_branches(
         at = branch.indices[written] - len(samples[branch.sample].prompt_ids)
         written, at = written[at >= 0], at[at >= 0]
         rows[branch.sample, at], columns[branch.sample, at], real[branch.sample, at] = row, written - edge, True
-    ids_mask, places = map(torch.from_numpy, (ids, mask)), map(torch.from_numpy, (rows, columns, real))
-    return PaddedBranches(*ids_mask, right, *places)
+    tensor = torch.from_numpy
+    return PaddedBranches(tensor(ids), tensor(mask), right, tensor(rows), tensor(columns), tensor(real))
 
 
 @dataclass(frozen=True)
