@@ -186,6 +186,7 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 @click.option("--format", default="auto", metavar="FORMAT", help="--from: format of the runs (default: recognised)")
 @click.option("--train", is_flag=True, help="--from: train the student on the runs (default: end with a data set)")
 @click.option("--rl", is_flag=True, help="--tasks: reinforce the student on the tasks (default: reference rollouts)")
+@click.option("--harness", metavar="NAME", help="--rl: reinforce in this harness, such as mini_swe_agent")
 @click.option(
     "--map", "columns", metavar="KEY=PATH,...", help="--from: columns of rows of no known format (docs/formats.md)"
 )
@@ -233,6 +234,8 @@ def init(source: str | None, endpoint: str | None, tasks: str | None, suite: str
         raise click.UsageError("give one of --from PATH, --endpoint URL and --tasks PATH")
     if options["train"] and source is None or options["rl"] and tasks is None:
         raise click.UsageError("--train belongs to --from PATH, and --rl to --tasks PATH")
+    if options["harness"] and not options["rl"]:
+        raise click.UsageError("--harness belongs to --rl")
     answers = command.Answers(**options)
     if tasks is not None:
         return command.from_tasks(tasks, answers)

@@ -13,8 +13,12 @@ from etpi.init import endpoint, tasks, trajectories
 from etpi.init.experiment import TINY_PROMPT, NewExperiment
 from etpi.init.student import read_student
 from etpi.init.write import announcement, refuse_existing, spec_name, write_specs
+from etpi_assets.agent.harness import require_installed
+from etpi_assets.specs.harness import PRESETS, HarnessSection
 from etpi_assets.specs.load import SpecError, load_specs
+from etpi_assets.specs.paths import PathError
 from etpi_assets.specs.presets import preset_file
+from etpi_resources.engines import EngineUnavailable
 
 _STUDENT = "the student, a folder or REPO@COMMIT of the hub"
 
@@ -38,6 +42,7 @@ class Answers:
     as_json: bool
     train: bool
     rl: bool
+    harness: str | None
     python: str | None
     commits: int
     split: str
@@ -138,8 +143,9 @@ def from_tasks(source: str, answers: Answers) -> int:
     sandbox = suite_tasks.sandbox if answers.rl else ""
     solved = "min_reward = 1.0   # solved rollouts; the others are not trained on"
     experiment = NewExperiment(
-        name, student, native=True, min_reward=solved, preset=answers.preset, suite=name, rl_sandbox=sandbox
-    )
+        name, student, native=True, min_reward=solved, preset=answers.preset, suite=name, rl_sandbox=sandbox,
+        harness=harness_named(answers.harness) if answers.harness else "",
+    )  # fmt: skip
     if experiment.reinforces_tiny:  # `serving_probe`: trained and served prompts are the same
         suite_tasks = replace(suite_tasks, prompt=TINY_PROMPT)
     new = [tasks.suite_spec(name, suite_tasks), tasks.reference_set_spec(name, suite_tasks)]
@@ -153,6 +159,19 @@ def from_tasks(source: str, answers: Answers) -> int:
     export = "model" if answers.rl else "trl" if trains else ""
     click.echo(announcement(files, name, export=export, first=first))
     return 0
+
+
+def harness_named(name: str) -> str:
+    """Return a preset's name, written with `-` or `_`. Raises SpecError if its version is not installed."""
+    names = {preset.replace("-", "_"): preset for preset in PRESETS}
+    preset = names.get(name.replace("-", "_"))
+    if preset is None:
+        raise SpecError(f"--harness {name}: there are {', '.join(sorted(PRESETS))}; docs/any_agent.md has your own")
+    try:
+        require_installed(HarnessSection.model_validate({"name": preset, "folder": f"${{ETPI_HARNESSES}}/{preset}"}))
+    except (EngineUnavailable, PathError) as error:
+        raise SpecError(f"--harness {name}: {error}") from error
+    return preset
 
 
 def _prove(suite: str) -> list[str]:

@@ -29,6 +29,7 @@ class NewExperiment:
         trains: whether the student is fine-tuned on the runs.
         rl_sandbox: the kind of sandbox in which it is reinforced on the suite's tasks, and evaluated on those held out;
             empty: neither.
+        harness: name of the harness in which it is reinforced and evaluated; empty: etpi's own agent loop.
     """
 
     name: str
@@ -42,6 +43,17 @@ class NewExperiment:
     suite: str = ""
     trains: bool = False
     rl_sandbox: str = ""
+    harness: str = ""
+
+    @property
+    def harness_folder(self) -> str:
+        """Return the folder that the harness is installed in, as docs/any_agent.md says."""
+        return f"${{ETPI_HARNESSES}}/{self.harness}"
+
+    @property
+    def call_tokens(self) -> int:
+        """Return most ids of a harness's call, prompt and output together."""
+        return 8192 if self.reinforces_tiny else min(self.student.context or DEFAULT_LENGTH, DEFAULT_LENGTH)
 
     @property
     def max_length(self) -> int:

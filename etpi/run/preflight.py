@@ -72,7 +72,7 @@ def plan_warnings(names: Iterable[str], specs: Specs) -> list[str]:
         if spec is None:
             continue  # a rollout set or a suite, or an invalid spec
         sets = [specs.rollout_sets[key] for key in spec.rollout_sets]
-        if spec.evaluate and (difference := harness_difference(spec.evaluate.agent, sets)):
+        if spec.evaluate and (difference := harness_difference(spec.evaluate.agent, sets, spec.rl.acting)):
             lines.append(f"warning: {name} {difference}")
     return lines
 

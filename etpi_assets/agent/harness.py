@@ -14,7 +14,7 @@ import shlex
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -29,6 +29,7 @@ from etpi_assets.agent.think import post_think_tokens, think_tokens
 from etpi_assets.specs.harness import HarnessSection
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks.family import Role, Verdict
+from etpi_assets.trajectories.assemble import Role as Role_
 from etpi_assets.trajectories.assemble import assemble
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 from etpi_resources.capture.conversation import SystemRefused
@@ -47,6 +48,13 @@ PORT = 8200
 
 GRACE_SECONDS = 3.0
 """The time that a harness has to end by itself once its budget is used up."""
+
+TRAINED: Mapping[str, tuple[Role_, ...]] = {
+    "record": (),
+    "train": ("helper", "summary"),
+    "all": ("helper", "summary", "side", "dropped"),
+}
+"""The roles besides main whose calls are turns. A discarded `retry` had no effect on what the harness did."""
 
 _GIB = 2**30
 _PROCESSES, _FILE_BYTES = 256, 256 * 2**20
@@ -247,7 +255,7 @@ class HarnessLoop(AgentLoop):
             agent.role.instruction.strip(),
             self._actions,
             main=agent.record,
-            train_helpers=self.harness.helpers == "train",
+            trained=TRAINED[self.harness.helpers],
         )
         self.record.agents[:] = assembled.agents
         self.record.tools, self.figures = assembled.tools, assembled.figures

@@ -129,7 +129,9 @@ def eval_rollouts(
         checks=(
             every_condition_ran(tables["rollouts"], expected),
             infrastructure_held(tables["rollouts"]),
-            harness_as_trained(section.agent, (run.specs.rollout_sets[name] for name in spec.rollout_sets)),
+            harness_as_trained(
+                section.agent, (run.specs.rollout_sets[name] for name in spec.rollout_sets), spec.rl.acting
+            ),
             budget_exhausted(_exits(tables["rollouts"]), "evaluate.agent.max_steps, max_model_len or max_tokens"),
             tasks_as_asked(section.tasks, count, section.split),
         ),

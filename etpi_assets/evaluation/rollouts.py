@@ -168,9 +168,11 @@ def every_condition_ran(rollouts: pa.Table, expected: Mapping[tuple[str, int | N
     )
 
 
-def harness_as_trained(evaluated: AgentSection, rollout_sets: Iterable[RolloutSetSpec]) -> CheckOutcome:
+def harness_as_trained(
+    evaluated: AgentSection, rollout_sets: Iterable[RolloutSetSpec], reinforced: AgentSection | None = None
+) -> CheckOutcome:
     """Warn if the student is evaluated in another harness than its rollouts came from."""
-    difference = harness_difference(evaluated, rollout_sets)
+    difference = harness_difference(evaluated, rollout_sets, reinforced)
     message = f"The student {difference}." if difference else "The harness is that of the rollouts."
     return CheckOutcome("harness_as_trained", not difference, message, blocking=False)
 

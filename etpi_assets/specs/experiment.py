@@ -332,12 +332,6 @@ class ExperimentSpec(Section):
     """Free text for people, shown in reports and the model card."""
 
     @model_validator(mode="after")
-    def _reinforces_in_its_own_loop(self) -> ExperimentSpec:
-        if self.rl.agent.harness:
-            raise ValueError("rl.agent.harness: reinforcement runs etpi's own agent loop; a harness evaluates only")
-        return self
-
-    @model_validator(mode="after")
     def _answers_keep_their_thoughts(self) -> ExperimentSpec:
         agents = [
             *([self.evaluate.agent] if self.evaluate else []),

@@ -46,7 +46,7 @@ class HarnessSection(Section):
     """Most output tokens of all calls together; "none": no limit."""
     seconds: float = Field(default=900.0, gt=0)
     """Most seconds of an attempt."""
-    helpers: Literal["record", "train"] = "record"
+    helpers: Literal["record", "train", "all"] = "record"
     """Calls of helpers and summaries: `record` keeps their messages, `train` makes turns of them."""
     memory_gib: float = Field(default=2, gt=0)
     """Memory of all processes of the harness and its commands together."""
@@ -82,10 +82,13 @@ def with_harness(values: Any) -> Any:
     return {**values, "agent": {**agent, "harness": values["harness"]}}
 
 
-def harness_difference(evaluated: AgentSection, rollout_sets: Iterable[RolloutSetSpec]) -> str:
-    """Return how the harness of an evaluation differs from those of the rollouts; "" if it does not. Imported runs are
-    left out, because their harness is unknown."""
+def harness_difference(
+    evaluated: AgentSection, rollout_sets: Iterable[RolloutSetSpec], reinforced: AgentSection | None = None
+) -> str:
+    """Return how the harness of an evaluation differs from that of reinforcement, or without it from those of the
+    rollouts; "" if it does not. Imported runs are left out, because their harness is unknown."""
     trained = {_shown(each.agent) for each in rollout_sets if each.kind != "imported"}
+    trained = {_shown(reinforced)} if reinforced else trained
     if not trained - {_shown(evaluated)}:
         return ""
     return (

@@ -12,7 +12,7 @@ from etpi_assets.specs.server import ServerSection
 from etpi_resources.checkpoints import HUB
 from etpi_resources.engines.vllm_options import accelerators_of, named, require_allowed
 from etpi_resources.packages import package_name
-from etpi_resources.trainers.contracts import Correction, Tracker
+from etpi_resources.trainers.contracts import Correction, Loss, Tracker
 from etpi_resources.trainers.precision import SpecDtype
 
 SHARDED_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
@@ -183,6 +183,8 @@ class RewardTerm(Section):
     """Factor of its value in the sum."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the function."""
+    of: Annotated[Literal["rollout", "agent"], Omitted("rollout")] = "rollout"
+    """Whose attempt is scored: the rollout's, or each agent's own, which then has its own advantage."""
 
 
 FEW_TASKS = "lower rl.processes, rl.device_batch or rl.accumulate, or name more tasks"
@@ -193,7 +195,7 @@ class RLSection(ServerSection):
     """Reinforcement learning with GRPO after fine-tuning, or from the base where nothing is fine-tuned (docs/rl.md).
 
     A step trains on `device_batch * accumulate` rollouts, `group_size` of each task. The defaults are those of TRL
-    0.15, the terminal reference's library, where that reference states nothing.
+    0.15, the terminal reference's library, where that reference states nothing; `use_bias_correction_kl` is TRL 1.16's.
     """
 
     engine: Annotated[Literal["transformers", "vllm"], Omitted("transformers")] = "transformers"
@@ -211,9 +213,12 @@ class RLSection(ServerSection):
     tuning: Literal["full", "lora"] = "full"
     """Train all weights or a LoRA adapter."""
     suite: str | None = None
-    """The suite whose training split is rolled out; its tasks have one agent each."""
+    """The suite whose training split is rolled out; a reward of tasks with several agents is the team's."""
     tasks: int | None = Field(default=None, ge=1)
     """Only the first N tasks of the split; "none": all."""
+    tasks_from: Annotated[str | None, Omitted(None)] = Field(default=None, examples=["mixed_tasks"])
+    """Only the tasks in the column `task_id` of a query to the catalog, in its order: the name of a report of
+    `sql/reports`, or a file. It runs when the asset does; the tasks are in `rl_samples` and in the training's key."""
     agent: AgentSection = AgentSection(max_steps=1, temperature=0.9)
     """The agent loop of the rollouts; never steered."""
     sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
@@ -252,10 +257,26 @@ class RLSection(ServerSection):
     """Optimiser, by the name that Transformers' `optim` takes."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Norm to which gradients are clipped."""
-    loss: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "grpo"
-    """TRL's loss type: `grpo` averages within each sequence, then over sequences; `dapo` over all tokens."""
+    loss: Loss = "grpo"
+    """TRL's loss type: `grpo` averages within each rollout, then over rollouts; `dapo` over all tokens; `dr_grpo`
+    divides by `max_response_tokens`; `cispo` (MiniMax-M1) clips the ratio at `clip_high` itself, not at 1 plus it;
+    `luspo` is for `importance_sampling_level = "sequence"`."""
     beta: float = Field(default=0.04, ge=0)
     """Weight of the KL term against the starting checkpoint; 0: no term."""
+    use_bias_correction_kl: Annotated[bool, Omitted(True)] = True
+    """Multiply the KL term by the importance ratio, as DeepSeek-V3.2 and TRL's default do; its gradient differs even
+    on the policy's own rollouts. TRL 0.15 does not."""
+    importance_sampling_level: Annotated[Literal["token", "sequence"], Omitted("token")] = "token"
+    """Probability ratio of each token, or (GSPO) of a rollout: the geometric mean over its tokens."""
+    delta: Annotated[float | None, Omitted(None)] = Field(default=None, gt=1)
+    """Upper bound of the ratio where the advantage is negative (two-sided clipping, INTELLECT-2); "none": no bound."""
+    entropy_coef: Annotated[float, Omitted(0.0)] = 0.0
+    """Weight of the mean entropy of tokens, which the loss rewards."""
+    top_entropy_quantile: Annotated[float, Omitted(1.0)] = Field(default=1.0, gt=0, le=1)
+    """Only this share of a pass's tokens, those with the highest entropy, are in the policy loss."""
+    off_policy_mask_threshold: Annotated[float | None, Omitted(None)] = Field(default=None, gt=0)
+    """Leave rollouts with a negative advantage out of the policy loss whose mean log-probability fell by more than this
+    since they were sampled (DeepSeek-V3.2); nats a token."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     """Lower clipping distance of the probability ratio from 1."""
     clip_high: float = Field(default=0.2, gt=0)
@@ -265,18 +286,31 @@ class RLSection(ServerSection):
     (`vllm_importance_sampling_mode`): weights above `correction_max` become it (`truncate`) or 0 (`mask`)."""
     correction_max: Annotated[float, Omitted(3.0)] = Field(default=3.0, gt=0)
     """Largest importance weight (TRL's `vllm_importance_sampling_clip_max`)."""
+    correction_min: Annotated[float, Omitted(0.0)] = Field(default=0.0, ge=0)
+    """Smallest importance weight (TRL's `vllm_importance_sampling_clip_min`): weights below become it, or 0."""
     advantage_eps: float = Field(default=1e-8, gt=0)
     """Added to a group's standard deviation before dividing by it."""
     advantage_ddof: Literal[0, 1] = 1
     """Degrees of freedom subtracted in the standard deviation: 1 is the sample's, 0 the population's."""
-    scale_advantage: bool = True
-    """Divide advantages by the group's standard deviation."""
+    scale_advantage: bool | Literal["batch"] = True
+    """Divide advantages by the group's standard deviation, or by that of all the step's rewards (`batch`); TRL's
+    `scale_rewards`."""
+    max_broken: Annotated[float, Omitted(0.1)] = Field(default=0.1, ge=0, le=1)
+    """Largest share of a step's rollouts, rounded up, that may break twice, by faults of sandbox, judge or engine;
+    above it the run stops. Another sample of the task takes the place of each; if that breaks too, it is left out of
+    the loss."""
+    refill: Annotated[int, Omitted(0)] = Field(default=0, ge=0)
+    """Replace the groups of a step whose rewards are equal by groups of other tasks, up to this many times (DAPO)."""
     mask_truncated: bool = False
-    """Leave rollouts cut at a length limit out of the loss."""
+    """Leave rollouts out of the loss in which an agent was cut at a length limit."""
+    pass_tokens: Annotated[int | None, Omitted(None)] = Field(default=None, ge=1)
+    """Most ids in memory at a time in a forward and backward pass, shared prefixes counted once; longer passes are
+    computed in parts, each twice. "none": those of `device_batch` rollouts."""
     max_prompt_tokens: int = Field(default=512, ge=1)
-    """Most tokens of the first prompt; a longer one stops the run."""
+    """Most tokens of the first prompt of an agent; tasks with a longer one are left out."""
     max_response_tokens: int = Field(default=256, ge=1)
-    """Most tokens after the first prompt, observations included."""
+    """Most tokens of each agent after its first prompt, observations included; of a call of a harness, with its prompt,
+    `max_prompt_tokens` more. The loss `dr_grpo` divides by it, however many agents a rollout has."""
     save_steps: int | None = Field(default=None, ge=1)
     """Keep an addressable checkpoint at this interval of optimiser steps; "none": only the last."""
     use_step: Annotated[int | None, Omitted(None)] = Field(default=None, ge=1)
@@ -318,11 +352,19 @@ class RLSection(ServerSection):
             )
         if self.agent.grammar:
             raise ValueError("rl.agent.grammar masks tokens, and the loss computes probabilities without the mask")
-        if self.agent.history_think != "keep":
-            raise ValueError('rl.agent.history_think = "strip" forks the prompt; a rollout must stay one sequence')
-        if self.agent.compact_after:
-            raise ValueError("rl.agent.compact_after forks the prompt; a rollout must stay one sequence")
         require_allowed(self.options, self.allow_code)
+        if self.agent.harness and self.repeatable:
+            raise ValueError(
+                "rl.repeatable does not take rl.agent.harness: the times of its calls decide their batches"
+            )
+        if self.agent.harness and any(term.of == "agent" for term in self.rewards):
+            raise ValueError('rl.rewards: of = "agent" is for tasks of several agents, and a harness is one')
+        if self.correction_min > self.correction_max:
+            raise ValueError("rl.correction_min is above rl.correction_max")
+        if self.loss == "luspo" and self.importance_sampling_level != "sequence":
+            raise ValueError('rl.loss = "luspo" needs rl.importance_sampling_level = "sequence"')
+        if self.one_sequence and self.agent.harness and self.agent.harness.helpers != "record":
+            raise ValueError(f'{self.one_sequence}, and rl.agent.harness.helpers = "record"')
         if "logprobs-mode" in named(self.options):
             raise ValueError("rl.options.logprobs-mode is set here: the loss takes probabilities at the temperature")
         if self.round_size % self.group_size:
@@ -350,6 +392,18 @@ class RLSection(ServerSection):
     def last_step(self) -> int:
         """Return the step that training ends with."""
         return (self.use_step if self.stop_at_used else None) or self.steps
+
+    @property
+    def acting(self) -> AgentSection | None:
+        """Return the agent section of reinforcement; None if nothing is reinforced."""
+        return None if self.method == "none" else self.agent
+
+    @property
+    def one_sequence(self) -> str:
+        """Return the requirement of ratios that are products over a rollout; "" if there are none."""
+        sequence = self.importance_sampling_level == "sequence" or self.correction.startswith("sequence")
+        where = "a ratio of sequences (rl.importance_sampling_level, rl.correction) is defined for one agent a task"
+        return where if sequence else ""
 
     @property
     def round_size(self) -> int:

@@ -13,6 +13,7 @@ from etpi_assets.tasks.table import read_tasks
 from etpi_assets.tiny_bases import shipped
 from etpi_assets.training import grpo, grpo_checks, pointers, sft, sft_checks
 from etpi_assets.training.checkpoints import SftReport
+from etpi_assets.training.curriculum import chosen_tasks
 from etpi_assets.training.curves import loss_plot, rollout_shares_plot
 from etpi_assets.training.device import dtype_here
 from etpi_assets.training.rounds import RLEnvironment, with_prompts_that_fit
@@ -222,8 +223,11 @@ def _environment(run: AssetRun, spec: ExperimentSpec) -> RLEnvironment:
     from etpi_resources.chat.format import load_chat_format
 
     assert spec.rl.suite  # RLSection requires it
+    tasks = read_tasks(run.read("tasks", "tasks", key=spec.rl.suite), "train")
+    if spec.rl.tasks_from:
+        tasks = chosen_tasks(spec.rl.tasks_from, spec.rl.suite, tasks, run.lake)
     environment = RLEnvironment(
-        tasks=read_tasks(run.read("tasks", "tasks", key=spec.rl.suite), "train"),
+        tasks=tasks,
         family=load_family(run.specs.suites[spec.rl.suite].family),
         sandboxes=run.resources.sandboxes(spec.rl.sandbox),
         chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
@@ -260,7 +264,7 @@ def rl_rewards(run: AssetRun, rl_checkpoint: Input, tasks: Input) -> Produced:
         return Produced.not_applicable(run.node.name, "nothing was reinforced")
     by_id = {task.task_id: task for task in read_tasks(tasks.read("tasks", key=spec.rl.suite))}
     applied = rl_checkpoint.read("rewards")
-    samples = rl_checkpoint.read("rl_samples", columns=("rollout_id", "seed", "step"))
+    samples = rl_checkpoint.read("rl_samples", columns=("rollout_id", "seed", "step", "left_out"))
     rescored = rescore.rescore_rollouts(from_tables(tables), by_id, samples, spec.rl.rewards)
     return Produced(
         tables={"rewards": rescored},

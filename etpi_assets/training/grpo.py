@@ -325,11 +325,14 @@ def recorded(lake: Lake, requests: Mapping[int, GrpoRequest], reports: Mapping[i
         version = {"version": sample.step}  # a round is generated from the weights that it is trained on first
         columns = (
             "place", "reward", "advantage", "parsed", "solved", "called", "prompt_tokens", "policy_tokens",
-            "read_tokens",
+            "read_tokens", "left_out", "untrained_tokens",
         )  # fmt: skip
+        lists = ("agents", "agent_branches", "agent_tokens", "agent_rewards", "agent_advantages")
+        columns_of = {name: getattr(sample, name) for name in columns}
+        columns_of |= {name: getattr(sample, name) or None for name in lists}
         logprobs, entropies = (None, None) if statistics is None else statistics
         by_token = {"policy_logprobs": logprobs, "entropies": entropies}
-        samples.append(key | {name: getattr(sample, name) for name in columns} | by_token | version)
+        samples.append(key | columns_of | by_token | version)
         rewards += [key | {"applied": True, **vars(score)} for score in sample.scores]
     return {**tables, "rl_samples": from_rows("rl_samples", samples), "rewards": from_rows("rewards", rewards)}
 

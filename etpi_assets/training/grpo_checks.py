@@ -10,9 +10,11 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from etpi_assets.scoring.advantage import group_advantages
+from etpi_assets.scoring.rewards.rescore import UNREWARDED
 from etpi_assets.specs.training import RLSection
+from etpi_assets.training.rounds import ASIDE, advantages_of
 from etpi_assets.training.sft_checks import PROOFS, Judgement, outcomes_of_seeds, proofs
 from etpi_resources.lake.check_outcome import CheckOutcome, percent
 from etpi_resources.trainers.contracts import GrpoFigures
@@ -66,12 +68,17 @@ def prompts_fit(section: RLSection, kept: int, left_out: Sequence[str]) -> Check
 def _rollouts_recorded(
     section: RLSection, seeds: list[int], tables: Mapping[str, pa.Table], samples: list[dict[str, Any]]
 ) -> CheckOutcome:
+    """Check that every rollout, its rewards and every id that the policy generated are recorded once."""
     size, rounds = section.round_size, range(0, section.last_step, section.iterations)
     expected = {(seed, step): size for seed in seeds for step in rounds}
-    counts = Counter((row["seed"], row["step"]) for row in samples)
+    counts = Counter((row["seed"], row["step"]) for row in samples if row["left_out"] not in ASIDE)
     ids = {row["rollout_id"] for row in samples}
-    wanted = Counter((name, term.function) for name in ids for term in section.rewards)
     scored = Counter((row["rollout_id"], row["function"]) for row in tables["rewards"].to_pylist())
+    wanted: Counter[tuple[str, str]] = Counter()
+    for row in samples:
+        if row["left_out"] not in UNREWARDED:
+            for term in section.rewards:
+                wanted[row["rollout_id"], term.function] += len(row["agent_rewards"] or ()) if term.of == "agent" else 1
     problems = [f"seed {s} step {t}: {counts[s, t]} of {n}" for (s, t), n in expected.items() if counts[s, t] != n]
     if unexpected := counts.keys() - expected.keys():
         problems.append(f"rounds that the run did not request: {sorted(unexpected)[:3]}")
@@ -79,28 +86,69 @@ def _rollouts_recorded(
         problems.append("samples and rollouts do not match one to one")
     if wrong := sorted((wanted - scored) + (scored - wanted)):
         problems.append(f"{len(wrong)} rewards are missing or repeated, first {wrong[0]}")
+    generated, lengths = _ids_generated(tables["turns"]), _lengths(tables["rl_samples"]["policy_logprobs"])
+    untrained = Counter[str]()
+    for row, trained in zip(samples, lengths, strict=True):
+        name, tokens = row["rollout_id"], generated[row["rollout_id"]]
+        if row["policy_tokens"] != tokens or (row["left_out"] is None and trained not in (tokens, None)):
+            problems.append(
+                f"rollout {name}: {tokens} ids generated, {row['policy_tokens']} counted, {trained} trained"
+            )
+        if row["left_out"]:
+            untrained[row["left_out"]] += tokens
+        untrained["no turn"] += row["untrained_tokens"] or 0
     message = f"{len(samples)} rollouts of {len(expected)} rounds, each with {len(section.rewards)} rewards"
+    if left := +untrained:
+        message += f"; ids that were not trained on: {', '.join(f'{n} {reason}' for reason, n in left.items())}"
     if problems:
         message = f"{'; '.join(problems[:5])}. Remove the run's folder below checkpoints/rounds and train again"
-    return CheckOutcome("rollouts_recorded", not problems, message, figures={"rollouts": len(samples)})
+    figures = {"rollouts": len(samples), "ids": generated.total(), "untrained_ids": dict(+untrained)}
+    return CheckOutcome("rollouts_recorded", not problems, message, figures=figures)
+
+
+def _ids_generated(turns: pa.Table) -> Counter[str]:
+    """Return how many ids the policy generated in each rollout's turns."""
+    generated: Counter[str] = Counter()
+    for name, tokens in zip(turns["rollout_id"].to_pylist(), _lengths(turns["output_ids"]), strict=True):
+        generated[name] += tokens or 0
+    return generated
+
+
+def _lengths(lists: pa.ChunkedArray) -> list[int | None]:
+    return pc.call_function("list_value_length", [lists]).to_pylist()
 
 
 def _advantages_hold(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutcome:
     """Check that the recorded advantages are exactly those of the recorded rewards."""
-    advantages = group_advantages(
-        [row["reward"] for row in samples],
-        section.group_size,
-        eps=section.advantage_eps,
-        ddof=section.advantage_ddof,
-        scale=section.scale_advantage,
-    )
     mixed = [g[0]["rollout_id"] for g in _groups(samples, section) if len({r["task_id"] for r in g}) != 1]
-    wrong = [row["rollout_id"] for row, value in zip(samples, advantages, strict=True) if row["advantage"] != value]
+    wrong = []
+    rounds: dict[tuple[int, int], list[list[dict[str, Any]]]] = {}
+    for group in _groups(samples, section):
+        whole = [row for row in group if row["left_out"] != "broken"]
+        rounds.setdefault((group[0]["seed"], group[0]["step"]), []).append(whole)
+    for groups in rounds.values():
+        agents = sorted({agent for group in groups for row in group for agent in _own(row)})
+        for agent in (None, *agents):
+            those = [[row for row in group if agent is None or agent in _own(row)] for group in groups]
+            pairs = [[_own(row)[agent] if agent else (row["reward"], row["advantage"]) for row in g] for g in those]
+            expected = advantages_of(section, [[reward for reward, _ in group] for group in pairs])
+            for group, of_group, values in zip(those, pairs, expected, strict=True):
+                compared = zip(group, of_group, values, strict=True)
+                wrong += [row["rollout_id"] for row, (_, advantage), value in compared if advantage != value]
+    wrong += [row["rollout_id"] for row in samples if row["left_out"] in UNREWARDED | ASIDE and row["advantage"]]
     message = f"{len(samples)} advantages follow from their groups' rewards"
     if mixed or wrong:
         message = f"{len(mixed)} groups mix tasks, {len(wrong)} advantages differ, first {[*mixed, *wrong][0]}"
     figures = {"samples": len(samples), "largest": max((abs(row["advantage"]) for row in samples), default=0.0)}
     return CheckOutcome("advantages_hold", not mixed and not wrong, message, figures=figures)
+
+
+def _own(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Return reward and advantage of each agent that has its own."""
+    if not row["agent_advantages"]:
+        return {}
+    pairs = zip(row["agent_rewards"], row["agent_advantages"], strict=True)
+    return dict(zip(row["agents"], pairs, strict=True))
 
 
 def _gap(section: RLSection, report: GrpoFigures) -> Judgement:
@@ -120,7 +168,9 @@ def _gap(section: RLSection, report: GrpoFigures) -> Judgement:
 def _groups_vary(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutcome:
     equal: dict[int, list[bool]] = {}
     for group in _groups(samples, section):
-        equal.setdefault(group[0]["seed"], []).append(len({row["reward"] for row in group}) == 1)
+        equal.setdefault(group[0]["seed"], []).append(
+            len({(row["reward"], *(row["agent_rewards"] or ())) for row in group if row["left_out"] != "broken"}) <= 1
+        )
     share, seed = max(((sum(groups) / len(groups), seed) for seed, groups in equal.items()), default=(0.0, None))
     bound = percent(CONSTANT_SHARE)
     message = f"seed {seed}: {percent(share)} of its groups have equal rewards and so no advantage (bound {bound})"
@@ -130,5 +180,6 @@ def _groups_vary(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutc
 
 
 def _groups(samples: list[dict[str, Any]], section: RLSection) -> list[list[dict[str, Any]]]:
-    """Consecutive samples, `group_size` at a time."""
+    """Consecutive samples of the trainer's rounds, `group_size` at a time."""
+    samples = [row for row in samples if row["left_out"] not in ASIDE]
     return [samples[at : at + section.group_size] for at in range(0, len(samples), section.group_size)]

@@ -8,24 +8,28 @@ was trained on. A resumed run drops the rounds after its checkpoint, because oth
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from etpi_assets.agent.harness import run_harness
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY
 from etpi_assets.rollouts.journal import from_line, to_line
 from etpi_assets.scoring.advantage import group_advantages
-from etpi_assets.scoring.rewards.attempt import attempt_of
-from etpi_assets.scoring.rewards.functions import Score, score_attempt
+from etpi_assets.scoring.rewards.functions import Score, reward_of, score_rollout
 from etpi_assets.specs.training import FEW_TASKS, RLSection
 from etpi_assets.tasks.family import Family, Task
+from etpi_assets.training.forests import Forest, RolloutsFailed, agents_of, as_forest
 from etpi_assets.training.lock_step import map_in_step
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.engines import Engine
@@ -44,10 +48,6 @@ little-endian float32, log-probabilities and entropies in nats. Samples are in t
 turns' `output_ids` one after the other."""
 
 
-class RolloutsFailed(BadData):
-    """A round cannot be trained on; the message names the rollout or task and what to do."""
-
-
 @dataclass(frozen=True)
 class RLEnvironment:
     """Environment of the policy's rollouts: tasks in the order of the trainer's rows, their family (which judges),
@@ -61,6 +61,16 @@ class RLEnvironment:
     left_out: Sequence[str] = ()
 
 
+REFILL = 10**9
+"""Added to the number of a sample that broke: the number of the one in its place, which no step gives."""
+
+Reason = Literal["broken", "replaced", "constant", "truncated"]
+"""Why a rollout is in no loss: it broke, as the one that it replaces; it broke and another replaces it; its group had
+no variance, and another task's replaces it; it was cut at a length limit (`mask_truncated`)."""
+ASIDE: frozenset[Reason | None] = frozenset({"replaced", "constant"})
+"""The reasons of rollouts that have no place in the trainer's round."""
+
+
 @dataclass(frozen=True)
 class RewardedSample:
     """A rollout with its rewards and advantage; columns of the tables `rl_samples` and `rewards`.
@@ -70,6 +80,11 @@ class RewardedSample:
         reward: the weighted sum of `scores`. called: whether an action ran and returned an observation.
         prompt_tokens, policy_tokens, read_tokens: ids of the first prompt, ids that the policy generated, and ids of
             the observations.
+        left_out: why it is in no loss; None: it is trained on.
+        agents, agent_branches, agent_tokens: of several agents, or of one whose turns fork: their ids, and of each the
+            branches of its turns and the ids that the policy generated; else empty.
+        agent_rewards, agent_advantages: where terms are of agents; else empty.
+        untrained_tokens: ids of calls of a harness that are no turns.
     """
 
     rollout_id: str
@@ -84,6 +99,32 @@ class RewardedSample:
     policy_tokens: int
     read_tokens: int
     scores: Sequence[Score]
+    left_out: Reason | None = None
+    agents: Sequence[str] = ()
+    agent_branches: Sequence[int] = ()
+    agent_tokens: Sequence[int] = ()
+    agent_rewards: Sequence[float] = ()
+    agent_advantages: Sequence[float] = ()
+    untrained_tokens: int | None = None
+
+
+@dataclass
+class _Attempted:
+    """A rollout of a round while it is rewarded; see `RewardedSample`."""
+
+    task: Task
+    place: int
+    record: RolloutRecord
+    left_out: Reason | None = None
+    scores: Sequence[Score] = ()
+    reward: float = 0.0
+    agent_rewards: Mapping[str, float] = field(default_factory=dict)
+    advantage: float = 0.0
+    agent_advantages: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def varies(self) -> bool:
+        return any((self.advantage, *self.agent_advantages.values()))
 
 
 class Rounds:
@@ -108,68 +149,169 @@ class Rounds:
         """Roll out, reward and store one round.
 
         Raises:
-            RolloutsFailed: a rollout broke twice, or is no single sequence.
+            RolloutsFailed: more rollouts broke than `max_broken` allows, or one has no ids.
             BadReward: a reward has no value.
         """
-        size = self.section.group_size
+        size, tasks = self.section.group_size, self.environment.tasks
         for start in range(0, len(rows), size):
             if len(set(rows[start : start + size])) != 1:
                 raise RolloutsFailed(
                     f"the trainer requested rows {rows[start : start + size]}, which are no group of {size}"
                 )
-        requested = [(self.environment.tasks[row], step * size + place % size) for place, row in enumerate(rows)]
-        records = self._run_all(requested, engine)
-        attempts = [attempt_of(record, task) for record, (task, _) in zip(records, requested, strict=True)]
-        scores = [score_attempt(attempt, self.section.rewards) for attempt in attempts]
-        rewards = [sum(score.weighted for score in of_rollout) for of_rollout in scores]
-        advantages = group_advantages(
-            rewards,
-            size,
-            eps=self.section.advantage_eps,
-            ddof=self.section.advantage_ddof,
-            scale=self.section.scale_advantage,
-        )
-        samples, rewarded = [], []
-        for place, record in enumerate(records):
-            prompt, completion, mask, logprobs = as_sequence(record)
-            parsed, solved, called = _parsed(record), _solved(record), bool(attempts[place].tool_turns)
-            reward, advantage = rewards[place], advantages[place]
-            samples.append(Sample(prompt, completion, mask, logprobs, reward, advantage, parsed, solved or 0.0, called))
-            rewarded.append(
-                RewardedSample(
-                    record.rollout_id, step, place, reward, advantage, parsed, solved, called,
-                    len(prompt), sum(mask), len(mask) - sum(mask), scores[place],
-                )
-            )  # fmt: skip
-        self._write(step, rewarded, records)
-        return samples
+        placed: dict[int, _Attempted] = {}
+        aside: list[_Attempted] = []
+        requested = {place: tasks[row] for place, row in enumerate(rows)}
+        unused = [task for row, task in enumerate(tasks) if row not in set(rows)]
+        for wave in range(self.section.refill + 1):
+            placed |= self._roll_out_all(step, requested, aside, engine)
+            self._bound_broken(aside, len(rows))
+            groups = [[placed[place] for place in range(at, at + size)] for at in range(0, len(rows), size)]
+            self._compare(groups)
+            constant = [group for group in groups if not any(attempted.varies for attempted in group)]
+            chosen = Random(f"{self.seed}/{step}/{wave}").sample(unused, min(len(unused), len(constant)))
+            if wave == self.section.refill or not chosen:
+                break
+            unused = [task for task in unused if task not in chosen]
+            requested = {a.place: task for group, task in zip(constant, chosen, strict=False) for a in group}
+            for place in requested:
+                placed[place].left_out = placed[place].left_out or "constant"
+                aside.append(placed[place])
+        replaced = Counter(attempted.place for attempted in aside)
+        trained = [self._trained(placed[place], step, replaced[place]) for place in range(len(rows))]
+        replaced_rows = [self._row(a, step, None) for a in aside]
+        records = [a.record for a in (*(placed[place] for place in range(len(rows))), *aside)]
+        self._write(step, [*(row for _, row in trained), *replaced_rows], records)
+        return [sample for sample, _ in trained]
 
-    def _run_all(self, requested: Sequence[tuple[Task, int]], engine: Engine) -> list[RolloutRecord]:
-        """Return the records of (task, sample), in order."""
+    def _roll_out_all(
+        self, step: int, requested: Mapping[int, Task], aside: list[_Attempted], engine: Engine
+    ) -> dict[int, _Attempted]:
+        """Return a rewarded rollout for each place. Those that broke and were replaced are added to `aside`."""
+        size = self.section.group_size
 
-        def run(item: tuple[Task, int], engine: Engine = engine) -> RolloutRecord:
-            return self._roll_out(*item, engine)
+        def run(item: tuple[int, Task], engine: Engine = engine) -> list[_Attempted]:
+            place, task = item
+            return self._roll_out_place(place, task, step * size + place % size, engine)
 
         if self.section.repeatable:
-            return map_in_step(run, requested, engine, MODEL_CONCURRENCY)
-        with ThreadPoolExecutor(min(len(requested), MODEL_CONCURRENCY), thread_name_prefix="rollout") as pool:
-            return list(pool.map(run, requested))
+            results = map_in_step(run, [*requested.items()], engine, MODEL_CONCURRENCY)
+        else:
+            with ThreadPoolExecutor(min(len(requested), MODEL_CONCURRENCY), thread_name_prefix="rollout") as pool:
+                results = list(pool.map(run, requested.items()))
+        for *broken, last in results:
+            aside += broken
+            if last.left_out is None:
+                last.scores = score_rollout(last.record, last.task, self.section.rewards)
+                last.reward, last.agent_rewards = reward_of(last.scores)
+        return {last.place: last for *_, last in results}
+
+    def _roll_out_place(self, place: int, task: Task, sample: int, engine: Engine) -> list[_Attempted]:
+        """Roll out a sample, again if it breaks (an infrastructure error may pass), and then another in its place."""
+        record = self._roll_out(task, sample, engine)
+        if record.error is not None:
+            record = self._roll_out(task, sample, engine)
+        if record.error is None:
+            return [_Attempted(task, place, record)]
+        other = self._roll_out(task, sample + REFILL, engine)
+        return [
+            _Attempted(task, place, record, "replaced"),
+            _Attempted(task, place, other, None if other.error is None else "broken"),
+        ]
 
     def _roll_out(self, task: Task, sample: int, engine: Engine) -> RolloutRecord:
-        prompt = first_prompt(self.section, self.environment, task)
-        bounds = {"max_model_len": len(prompt) + self.section.max_response_tokens, "steering": False}
-        agent = self.section.agent.model_copy(update=bounds)
-        environment = self.environment
+        environment, section = self.environment, self.section
+        harness = section.agent.harness is not None
+        prompt = section.max_prompt_tokens if harness else len(first_prompt(section, environment, task))
+        bounds = {"max_model_len": prompt + section.max_response_tokens, "steering": False}
+        agent = section.agent.model_copy(update=bounds)
         runtime = RolloutRuntime(
             environment.family, engine, environment.sandboxes, environment.chat, environment.template_kwargs
         )
         job = RolloutJob(task, agent, self.identity, sample, self.seed)
-        record = run_rollout(job, runtime)
-        if record.error is not None:
-            record = run_rollout(job, runtime)  # an infrastructure error may pass, so one retry, as in `collect`
-        if record.error is not None:
-            raise RolloutsFailed(f"task {task.task_id} sample {sample} broke twice: {record.error}")
-        return record
+        return run_harness(job, runtime) if harness else run_rollout(job, runtime)
+
+    def _bound_broken(self, aside: Sequence[_Attempted], places: int) -> None:
+        """Raise RolloutsFailed if more rollouts of the round broke twice than `max_broken` allows."""
+        broken = [a for a in aside if a.left_out == "replaced"]
+        if len(broken) > math.ceil(self.section.max_broken * places):
+            first = broken[0].record
+            raise RolloutsFailed(
+                f"{len(broken)} rollouts of a round of {places} broke twice, more than rl.max_broken "
+                f"({self.section.max_broken:g}) allows; first task {first.task_id} sample {first.sample} broke twice: "
+                f"{first.error}"
+            )
+
+    def _compare(self, groups: Sequence[Sequence[_Attempted]]) -> None:
+        """Set the advantages of the rollouts in their groups, and of each agent among the same agent's of the group."""
+        whole = [[a for a in group if a.left_out is None] for group in groups]
+        by_group = advantages_of(self.section, [[a.reward for a in group] for group in whole])
+        for group, advantages in zip(whole, by_group, strict=True):
+            for a, advantage in zip(group, advantages, strict=True):
+                a.advantage = advantage
+        for agent in sorted({agent for group in whole for a in group for agent in a.agent_rewards}):
+            those = [[a for a in group if agent in a.agent_rewards] for group in whole]
+            by_group = advantages_of(self.section, [[a.agent_rewards[agent] for a in group] for group in those])
+            for group, advantages in zip(those, by_group, strict=True):
+                for a, advantage in zip(group, advantages, strict=True):
+                    a.agent_advantages[agent] = advantage
+
+    def _trained(self, a: _Attempted, step: int, replaced: int) -> tuple[Sample, RewardedSample]:
+        """Return the trainer's sample of a rollout in its place, and its row."""
+        forest = None if a.left_out else as_forest(a.record)
+        if forest and self.section.mask_truncated and self._cut(a.record):
+            a.left_out = "truncated"
+        row = self._row(a, step, forest)
+        advantages = None
+        if forest is None or a.left_out:
+            # One id that is in no loss takes the place of the rollout: TRL's batches have one size.
+            end = sorted(self.environment.chat.end_ids)[:1]
+            forest = Forest(end, end, [0], [0.0], [], [], [0], [1])
+        elif a.agent_advantages:
+            by_agent = [a.agent_advantages[agent.agent_id] for agent in agents_of(a.record)]
+            advantages = [by_agent[owner] for owner in forest.owners]
+        return Sample(
+            forest.prompt, forest.completion, forest.mask, forest.logprobs, a.reward, a.advantage,
+            row.parsed, row.solved or 0.0, row.called, forest.forks, forest.ends, advantages, a.left_out, replaced,
+        ), row  # fmt: skip
+
+    def _cut(self, record: RolloutRecord) -> bool:
+        """Return whether the last turn of an agent was cut at a length limit."""
+        return any(
+            (a.turns[-1].output_ids or [None])[-1] not in self.environment.chat.end_ids for a in agents_of(record)
+        )
+
+    def _row(self, a: _Attempted, step: int, forest: Forest | None) -> RewardedSample:
+        agents = agents_of(a.record)
+        turns = [turn for agent in agents for turn in agent.turns]
+        tokens = [sum(len(turn.output_ids or ()) for turn in agent.turns) for agent in agents]
+        if forest is not None and sum(forest.mask) != sum(tokens):
+            raise RolloutsFailed(
+                f"rollout {a.record.rollout_id}: the policy generated {sum(tokens)} ids, and {sum(forest.mask)} would "
+                "be trained; report this fault"
+            )
+        several = forest is not None and (len(agents) > 1 or bool(forest.forks) or bool(a.agent_rewards))
+        capture = ((a.record.outcome or {}).get("details") or {}).get("capture") or {}
+        return RewardedSample(
+            rollout_id=a.record.rollout_id,
+            step=step,
+            place=a.place,
+            reward=a.reward,
+            advantage=a.advantage,
+            parsed=all(turn.parse_error is None for turn in turns),
+            solved=_solved(a.record),
+            called=any(turn.actions and turn.observation is not None for turn in turns),
+            prompt_tokens=len(forest.prompt) if forest else 0,
+            policy_tokens=sum(tokens),
+            read_tokens=len(forest.mask) - sum(forest.mask) if forest else 0,
+            scores=a.scores,
+            left_out=a.left_out,
+            agents=[agent.agent_id for agent in agents] if several else (),
+            agent_branches=forest.branches if forest and several else (),
+            agent_tokens=tokens if several else (),
+            agent_rewards=[a.agent_rewards[agent.agent_id] for agent in agents] if a.agent_rewards else (),
+            agent_advantages=[a.agent_advantages[agent.agent_id] for agent in agents] if a.agent_advantages else (),
+            untrained_tokens=capture.get("untrained_tokens"),
+        )
 
     def record(self, step: int, statistics: TokenStatistics) -> None:
         """Store the trainer's figures at the tokens of the round generated at `step`; see `policy_link.Record`."""
@@ -197,7 +339,7 @@ def read_rounds(folder: Path) -> Iterator[tuple[RewardedSample, RolloutRecord, n
             header = json.loads(file.readline())
             rows = header["samples"] if "samples" in header else header["lessons"]  # the key of etpi 0.1
             samples = [RewardedSample(**{**row, "scores": [Score(**score) for score in row["scores"]]}) for row in rows]
-            statistics = read_statistics(path, [sample.policy_tokens for sample in samples])
+            statistics = read_statistics(path, [s.policy_tokens * (s.left_out is None) for s in samples])
             for sample, line, values in zip(samples, file, statistics, strict=True):
                 yield sample, from_line(line), values
 
@@ -231,16 +373,15 @@ def read_statistics(round_path: Path, tokens: Sequence[int]) -> list[np.ndarray 
 
 
 def first_prompt(section: RLSection, environment: RLEnvironment, task: Task) -> list[int]:
-    """Return the prompt ids of the first turn of the task's rollouts.
-
-    Raises:
-        RolloutsFailed: the task has several agents.
-    """
-    roles = environment.family.roles(task)
-    if len(roles) != 1:
-        raise RolloutsFailed(f"task {task.task_id} has {len(roles)} agents; reinforcement needs suites with one agent")
-    messages = render_prompts(section.agent, task, roles[0])
-    return environment.chat.prompt_ids(messages, tools=tool_schemas(section.agent.tools), **environment.template_kwargs)
+    """Return the prompt ids of the first turn of the task's rollouts: of several agents, the longest."""
+    tools = tool_schemas(section.agent.tools)
+    prompts = (
+        environment.chat.prompt_ids(
+            render_prompts(section.agent, task, role), tools=tools, **environment.template_kwargs
+        )
+        for role in environment.family.roles(task)
+    )
+    return max(prompts, key=len)
 
 
 def with_prompts_that_fit(section: RLSection, environment: RLEnvironment) -> RLEnvironment:
@@ -249,11 +390,15 @@ def with_prompts_that_fit(section: RLSection, environment: RLEnvironment) -> RLE
     Raises:
         RolloutsFailed: a task has several agents, no prompt fits, or they are fewer than a step takes.
     """
+    several = next((task for task in environment.tasks if len(environment.family.roles(task)) > 1), None)
+    if several is not None and section.one_sequence:
+        raise RolloutsFailed(f"{section.one_sequence}, and {several.task_id} has several")
     kept, left_out = list[Task](), list[str]()
     for task in environment.tasks:
         if len(kept) == section.tasks:
             break
-        if len(first_prompt(section, environment, task)) <= section.max_prompt_tokens:
+        # A harness writes its prompts itself, and its calls have a budget.
+        if section.agent.harness or len(first_prompt(section, environment, task)) <= section.max_prompt_tokens:
             kept.append(task)
         else:
             left_out.append(task.task_id)
@@ -269,30 +414,21 @@ def with_prompts_that_fit(section: RLSection, environment: RLEnvironment) -> RLE
     return replace(environment, tasks=kept, left_out=left_out)
 
 
-def as_sequence(record: RolloutRecord) -> tuple[list[int], list[int], list[int], list[float]]:
-    """Return a single agent's turns as (first prompt, all ids after it, mask with 1 for generated ids, log-probs).
-
-    Raises:
-        RolloutsFailed: a turn has no ids or log-probs, or its prompt does not extend the turn before it.
-    """
-    row = f"rollout {record.rollout_id} of task {record.task_id}"
-    turns = record.agents[0].turns
-    prompt = list(turns[0].prompt_ids or ())
-    whole, mask, logprobs = list(prompt), [], []
-    for turn in turns:
-        if turn.prompt_ids is None or turn.output_ids is None or turn.logprobs is None:
-            raise RolloutsFailed(f"{row}, turn {turn.turn}: the engine reported no ids or log-probs")
-        if turn.prompt_ids[: len(whole)] != whole:
-            raise RolloutsFailed(f"{row}, turn {turn.turn}: its prompt does not extend the turn before it")
-        read = turn.prompt_ids[len(whole) :]
-        whole += [*read, *turn.output_ids]
-        mask += [0] * len(read) + [1] * len(turn.output_ids)
-        logprobs += [0.0] * len(read) + [*turn.logprobs]
-    return prompt, whole[len(prompt) :], mask, logprobs
-
-
-def _parsed(record: RolloutRecord) -> bool:
-    return all(turn.parse_error is None for agent in record.agents for turn in agent.turns)
+def advantages_of(section: RLSection, groups: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return the advantages of the rewards of a round's groups, as the section scales them; 0 in a group of one."""
+    eps, ddof = section.advantage_eps, section.advantage_ddof
+    rewards = [reward for group in groups for reward in group]
+    whole = section.scale_advantage == "batch" and len(rewards) > ddof
+    spread = float(np.std(rewards, ddof=ddof)) + eps if whole else 1.0
+    return [
+        [
+            value / spread
+            for value in group_advantages(group, len(group), eps=eps, ddof=ddof, scale=section.scale_advantage is True)
+        ]
+        if len(group) > 1
+        else [0.0] * len(group)
+        for group in groups
+    ]
 
 
 def _solved(record: RolloutRecord) -> bool | None:

@@ -17,7 +17,7 @@ import json
 import re
 from bisect import insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -118,14 +118,14 @@ def assemble(
     read_actions: ReadActions,
     *,
     main: AgentRecord,
-    train_helpers: bool = False,
+    trained: Collection[Role] = (),
 ) -> Assembled:
     """Assemble the rows of an attempt's log (`etpi_resources.capture.store.read_log`).
 
     Args:
         task: a text that main's first prompt contains; None: main is the first conversation.
         main: the record of the main agent, to be filled.
-        train_helpers: whether helpers and summaries have turns too.
+        trained: the roles besides main whose calls are turns too.
 
     Raises:
         CaptureError: a call's output, log-probabilities and text do not belong together.
@@ -145,24 +145,27 @@ def assemble(
     chains = _chains(nodes)
     roles = _roles(chains, task)
     agents, numbers, untrained = [main], Counter[str](), Counter[str]()
+    untrained_tokens = 0
     for chain, role in sorted(zip(chains, roles, strict=True), key=lambda pair: pair[1] != "main"):
         numbers[role] += 1
         name = f"{role}{numbers[role]}"
         if role == "main":
             _add_turns(main, chain, read_actions)
-        elif train_helpers and role in ("helper", "summary"):
+        elif role in trained:
             agents.append(AgentRecord(name, "", role, "Submitted"))
             _add_turns(agents[-1], chain, read_actions)
         else:
             for row, new in _exchanges(chain):
                 main.messages += [_message(row, message, name) for message in (*new, row["message"])]
             untrained[role] += len(chain)
+            untrained_tokens += sum(len(node.row["output_ids"]) for node in chain)
     turns = sum(len(agent.turns) for agent in agents)
     tools = next((chain[0].row["tools"] for chain, role in zip(chains, roles, strict=True) if role == "main"), None)
     figures = {
         "calls": len(nodes) + counts["refused"] + counts["joined"],
         "turns": turns,
         "untrained": dict(untrained),
+        "untrained_tokens": untrained_tokens,
         "refused": counts["refused"],
         "joined": counts["joined"],
         "links": dict(Counter(node.link for node in nodes)),

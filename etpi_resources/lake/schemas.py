@@ -22,7 +22,9 @@ _TYPES = {
     "float64": pa.float64(),
     "bool": pa.bool_(),
     "time": TIME,
+    "text[]": pa.list_(pa.string()),
     "int32[]": pa.list_(pa.int32()),
+    "float64[]": pa.list_(pa.float64()),
     "float32[]": pa.list_(pa.float32()),
 }
 
@@ -53,8 +55,13 @@ TABLES = _read_tables()
 LATER: Mapping[str, frozenset[str]] = {
     "training_log": frozenset(
         {"staleness_max", "weight_mean", "weight_clipped", "rollout_seconds", "update_seconds", "publish_seconds"}
+        | {"replaced", "left_out"}
     ),
-    "rl_samples": frozenset({"version"}),
+    "rl_samples": frozenset(
+        {"version", "left_out", "agents", "agent_branches", "agent_tokens", "agent_rewards", "agent_advantages"}
+        | {"untrained_tokens"}
+    ),
+    "rewards": frozenset({"agent_id"}),
     "selected": frozenset({"repeated"}),
 }
 """Columns that tables got after versions were published. A file leaves them out where they are null in every row, and

@@ -245,6 +245,9 @@ class SftWorkerResult(SftFigures):
 # --- GRPO ------------------------------------------------------------------------------------------------------------
 
 
+Loss = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo"]
+ROW_LOSSES: frozenset[str] = frozenset({"grpo", "dr_grpo", "sapo", "luspo"})
+"""Losses that TRL divides by the rows of a pass."""
 Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 
 
@@ -268,14 +271,20 @@ class GrpoSettings(LoraSettings):
     weight_decay: float
     optimizer: str
     max_grad_norm: float
-    loss: Literal["grpo", "bnpo", "dr_grpo", "dapo"]
+    loss: Loss
     beta: float
+    use_bias_correction_kl: bool
     clip_low: float
     clip_high: float
+    delta: float | None
+    importance_sampling_level: Literal["token", "sequence"]
+    entropy_coef: float
+    top_entropy_quantile: float
+    off_policy_mask_threshold: float | None
     correction: Correction
+    correction_min: float
     correction_max: float
-    scale_advantage: bool
-    mask_truncated: bool
+    pass_tokens: int | None
     max_prompt_tokens: int
     max_response_tokens: int
     save_steps: int | None
@@ -339,7 +348,9 @@ class GrpoLogLine(WorkerModel):
         rollout_seconds, update_seconds, publish_seconds: of the step; None in lines from before they were measured.
         logprob_gap, logprob_gap_max: mean and largest difference between rollout and trainer log-probs, nats a token,
             of passes with staleness 0; None where there were none.
-        entropy, clip_share, kl, gradient_norm, response_tokens, truncated: as TRL measures them.
+        entropy, clip_share, kl, gradient_norm, response_tokens: as TRL measures them.
+        truncated: share of the agents whose last turn was cut at a length limit.
+        replaced, left_out: rollouts that others replaced, and those that are in no loss; None: none.
     """
 
     step: int
@@ -368,6 +379,8 @@ class GrpoLogLine(WorkerModel):
     rollout_seconds: float | None = None
     update_seconds: float | None = None
     publish_seconds: float | None = None
+    replaced: int | None = None
+    left_out: int | None = None
 
 
 class GrpoFigures(TrainingFigures):

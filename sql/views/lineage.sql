@@ -1,8 +1,8 @@
 -- One row per training row behind a checkpoint, from checkpoint to task. via_checkpoint_id is the checkpoint that was
 -- trained on the row: the checkpoint itself, or an ancestor. Rows are those of the data version that the trainer read,
 -- even if the data set was rebuilt since. origin is 'set' for a row of a data set, and 'rl' for a turn that a policy
--- wrote and was reinforced on; the weight of the latter is the advantage, and its dataset_row_id and dataset_version
--- are null. Of experiments that share a training, a checkpoint has the rows of its own, or of the first in order.
+-- wrote and was reinforced on; its weight is the agent's advantage, its dataset_row_id and dataset_version are null.
+-- Of experiments that share a training, a checkpoint has the rows of its own, or of the first in order.
 CREATE OR REPLACE VIEW lineage AS
 WITH RECURSIVE parents AS (
     SELECT DISTINCT
@@ -73,7 +73,7 @@ trained_turns AS (
         s.task_id,
         r.repo,
         r.teacher,
-        s.advantage AS weight,
+        coalesce(s.agent_advantages[list_position(s.agents, t.agent_id)], s.advantage) AS weight,
         1 AS copies,
         t.output_tokens,
         'rl' AS origin
@@ -81,6 +81,7 @@ trained_turns AS (
     INNER JOIN rl_checkpoint.rl_samples AS s ON c.experiment = s.experiment AND c.seed = s.seed AND c.step > s.step
     INNER JOIN rl_checkpoint.rollouts AS r ON s.experiment = r.experiment AND s.rollout_id = r.rollout_id
     INNER JOIN rl_checkpoint.turns AS t ON s.experiment = t.experiment AND s.rollout_id = t.rollout_id
+    WHERE s.left_out IS NULL
 ),
 
 trusted AS (

@@ -158,7 +158,8 @@ def test_later_prompts_extend_the_sampled_ids(world):
     assert added.startswith("\n<|im_start|>user\n<tool_response>\ndone call_") and added.endswith("assistant\n")
     attempt = world.assembled()
     assert attempt.figures == {
-        "calls": 3, "turns": 3, "untrained": {}, "refused": 0, "joined": 0, "links": {"root": 1, "exact": 2},
+        "calls": 3, "turns": 3, "untrained": {}, "untrained_tokens": 0, "refused": 0, "joined": 0,
+        "links": {"root": 1, "exact": 2},
     }  # fmt: skip
     (main,) = attempt.agents
     assert [m.kind for m in main.messages] == [
@@ -506,7 +507,7 @@ def test_two_equal_helpers_at_once_are_two_calls(world, monkeypatch):
     monkeypatch.setattr(engine, "complete", lambda requests: (both.wait(60), complete(requests))[1])
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda _: world.chat(begin("Read calc.py.")), range(2)))
-    attempt = world.assembled("Read", train_helpers=True)
+    attempt = world.assembled("Read", trained=("helper", "summary"))
     assert [(agent.role, len(agent.turns)) for agent in attempt.agents] == [("main", 1), ("helper", 1)]
 
 
@@ -618,7 +619,7 @@ def test_side_requests_invented_messages_and_helpers_are_not_trained(world):
     assert "Fix a sum" not in json.dumps(atif.document(record)) and "I am ready." in json.dumps(atif.document(record))
     kinds = of_rollouts(to_tables([record]), frozenset(["r"]))["messages"]["kind"].to_pylist()
     assert len(kinds) == len(kept) and {"side1", "helper1"}.isdisjoint(kinds)
-    trained = world.assembled(train_helpers=True)
+    trained = world.assembled(trained=("helper", "summary"))
     assert [(agent.agent_id, agent.role, len(agent.turns)) for agent in trained.agents] == [
         ("agent1", "main", 2),
         ("helper1", "helper", 2),
@@ -641,7 +642,7 @@ def test_helpers_that_go_on_from_the_main_conversation_at_once_are_agents_of_the
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(fork, (1, 2, 4)))
     converse(world, messages, turns=2)
-    attempt = world.assembled(train_helpers=True)
+    attempt = world.assembled(trained=("helper", "summary"))
     assert [(agent.role, len(agent.turns)) for agent in attempt.agents][0] == ("main", 3)
     assert sorted((agent.role, len(agent.turns)) for agent in attempt.agents[1:]) == [
         ("helper", 1), ("helper", 2), ("helper", 4),

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
 from etpi_resources.trainers.contracts import GrpoWorkerConfig
+from etpi_resources.trainers.policy_link import Fork
 from etpi_resources.trainers.workers import grpo_worker
 from etpi_resources.trainers.workers.device import Compute
 from etpi_resources.trainers.workers.reporting import Worker
@@ -33,6 +35,10 @@ def main(folder: Path) -> None:
     worker = Worker(folder, GrpoWorkerConfig)
     compute = Compute(False, "fp32")
     link = Link(worker.config.rl.round_size)
+    if (folder / "forks").exists():
+        edges = [len(sample.prompt_ids) for sample in link.samples]
+        pairs = zip(link.samples, edges, strict=True)
+        link.samples = [replace(s, forks=[Fork(at + 5, at + 1)] if at % 2 else ()) for s, at in pairs]
     trainer, _ = grpo_worker.build_trainer(worker, grpo_worker.load(worker.config, compute), link, compute=compute)
     if (folder / "rows").exists():
         trainer.no_trees = "the test wants rows"

@@ -8,6 +8,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
+from etpi_resources.trainers.policy_link import Sample
 from etpi_resources.trainers.workers.sample_trees import pack_samples
 from etpi_resources.trainers.workers.tree_attention import refuses_trees
 
@@ -38,14 +39,8 @@ def drawn(seed: int, prompts: list[int], samples: int) -> Group:
     return [group[i] for i in rng.permutation(len(group))]
 
 
-def padded(group: Group) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """As TRL gives them: prompts padded on the left, samples on the right."""
-    left, right = max(len(p) for p, _ in group), max(len(s) for _, s in group)
-    ids, mask = torch.zeros(len(group), left + right, dtype=torch.int64), torch.zeros(len(group), left + right)
-    for row, (prompt, sample) in enumerate(group):
-        own = slice(left - len(prompt), left + len(sample))
-        ids[row, own], mask[row, own] = torch.tensor(prompt + sample), 1
-    return ids, mask.to(torch.int64), right
+def samples_of(group: Group) -> list[Sample]:
+    return [Sample(prompt, sample, [1] * len(sample), [0.0] * len(sample), 0.0, 0.0) for prompt, sample in group]
 
 
 def gradient(net: Qwen3ForCausalLM, loss: torch.Tensor) -> torch.Tensor:
@@ -66,8 +61,8 @@ def gradient(net: Qwen3ForCausalLM, loss: torch.Tensor) -> torch.Tensor:
     ids=["one prompt", "several prompts", "a prompt of one token", "nothing shared", "samples alike"],
 )
 def test_a_packed_group_has_the_gradient_of_its_rows(net: Qwen3ForCausalLM, group: Group) -> None:
-    ids, mask, width = padded(group)
-    packed = pack_samples(ids, mask, width)
+    width = max(len(s) for _, s in group)
+    packed = pack_samples(samples_of(group), width, torch.device("cpu"))
     result = packed.unpack(net(**packed.arguments, fused_lm_head=True).log_probs)
     weights = torch.linspace(-1, 1.5, result.numel()).view_as(result)  # an advantage a token: an error of place shows
     apart = torch.zeros_like(result)
@@ -81,7 +76,7 @@ def test_a_packed_group_has_the_gradient_of_its_rows(net: Qwen3ForCausalLM, grou
 
 
 def test_prompt_is_stored_once_for_all_its_samples() -> None:
-    ids, mask, width = padded(drawn(4, [500, 300], 8))
-    packed = pack_samples(ids, mask, width)
+    group = drawn(4, [500, 300], 8)
+    packed = pack_samples(samples_of(group), max(len(s) for _, s in group), torch.device("cpu"))
     real = 500 + 300 + int(packed.real.sum()) + 16  # a branch repeats the prompt's last token
     assert real - 2 <= packed.arguments["input_ids"].shape[1] < real + 128

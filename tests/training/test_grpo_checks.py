@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from etpi_assets.scoring.rewards.rescore import UNREWARDED
 from etpi_assets.specs.training import RewardTerm, RLSection
 from etpi_assets.training import grpo_checks, sft_checks
 from etpi_resources.lake.schemas import from_rows
@@ -31,7 +32,8 @@ def samples() -> list[dict[str, Any]]:
     return [
         {
             "rollout_id": f"{seed}/{step}/{task}/{place}", "task_id": f"t{task}", "seed": seed, "step": step,
-            "reward": reward, "advantage": reward - sum(rewards[task]) / 2,
+            "reward": reward, "advantage": reward - sum(rewards[task]) / 2, "policy_tokens": 3,
+            "policy_logprobs": [-1.0] * 3,
         }
         for seed in SEEDS for step in range(2) for task in rewards for place, reward in enumerate(rewards[task])
     ]  # fmt: skip
@@ -41,13 +43,15 @@ def failed(rows=None, rollouts=None, rewards=None, reports=None, section=SECTION
     """Return the names of the failed checks; only a warning may not block."""
     rows = samples() if rows is None else rows
     names = [row["rollout_id"] for row in rows]
+    whole = [row["rollout_id"] for row in rows if row.get("left_out") not in UNREWARDED]
     scored = [
-        {"rollout_id": n, "function": f, "value": 0.0, "weight": 1.0} for n in names for f in ("format", "outcome")
+        {"rollout_id": n, "function": f, "value": 0.0, "weight": 1.0} for n in whole for f in ("format", "outcome")
     ]
     tables = {
         "rl_samples": from_rows("rl_samples", rows),
         "rollouts": from_rows("rollouts", [{"rollout_id": name} for name in (rollouts or names)]),
         "rewards": from_rows("rewards", scored if rewards is None else rewards(scored)),
+        "turns": from_rows("turns", [{"rollout_id": name, "output_ids": [7, 8, 9]} for name in names]),
     }
     reports = reports or {seed: report(0.001, None) for seed in SEEDS}
     outcomes = grpo_checks.checks(section, reports, tables, 2, [])
@@ -77,6 +81,48 @@ def test_whole_run_passes() -> None:
 )
 def test_incomplete_record_fails(fault: dict[str, Any]) -> None:
     assert failed(**fault) == {"rollouts_recorded"}
+
+
+@pytest.mark.parametrize("change", [{"policy_tokens": 2}, {"policy_logprobs": [-1.0] * 2}])
+def test_generated_id_that_is_not_trained_once_fails(change: dict[str, Any]) -> None:
+    rows = samples()
+    assert failed([{**rows[0], **change}, *rows[1:]]) == {"rollouts_recorded"}
+    left_out = {"left_out": "broken", "advantage": 0.0, "reward": 0.0, "policy_logprobs": None}
+    alone = {"advantage": 0.0}  # nothing is left to compare it with
+    assert failed([{**rows[0], **left_out}, {**rows[1], **alone}, *rows[2:]]) == set()
+    assert failed([{**rows[0], **left_out}, *rows[1:]]) == {"advantages_hold"}
+
+
+def test_replaced_rollouts_are_recorded_beside_those_in_their_place() -> None:
+    replaced = [
+        {**samples()[0], "rollout_id": "x", "left_out": "replaced", "advantage": 0.0, "policy_logprobs": None},
+        {**samples()[0], "rollout_id": "y", "left_out": "constant", "advantage": 0.0, "policy_logprobs": None},
+    ]
+    assert failed([*samples(), *replaced]) == set()
+    assert failed([*samples(), {**replaced[1], "advantage": 0.5}]) == {"advantages_hold"}
+
+
+def test_advantages_of_agents_follow_from_their_own_rewards() -> None:
+    section = SECTION.model_copy(
+        update={"rewards": (RewardTerm(function="format"), RewardTerm(function="outcome", of="agent"))}
+    )
+    rows = samples()
+    for row in rows:
+        row["agents"], row["agent_rewards"] = ["a", "b"], [row["reward"], 0.25]
+        row["agent_advantages"] = [row["advantage"], 0.0]
+
+    def two(scored: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [*scored, *(row for row in scored if row["function"] == "outcome")]
+
+    assert failed(rows, section=section, rewards=two) == set()
+    rows[0]["agent_advantages"] = [rows[0]["advantage"], 0.5]
+    assert failed(rows, section=section, rewards=two) == {"advantages_hold"}
+
+
+def test_advantages_may_be_scaled_by_all_rewards_of_a_step() -> None:
+    spread = 0.5 + SECTION.advantage_eps  # of the rewards 0, 1, 1, 1, with the degrees of freedom of a sample
+    rows = [{**row, "advantage": row["advantage"] / spread} for row in samples()]
+    assert failed(rows, section=SECTION.model_copy(update={"scale_advantage": "batch"})) == set()
 
 
 @pytest.mark.parametrize("change", [{"advantage": 0.25}, {"reward": 0.5}, {"task_id": "t9"}])
@@ -132,7 +178,7 @@ def test_equal_rewards_in_almost_all_groups_of_one_seed_warn(
         for n, (seed, reward) in enumerate(groups) for place in range(3)
     ]  # fmt: skip
     reports = {seed: report(0.001) for seed in SEEDS}
-    tables = {name: from_rows(name, []) for name in ("rollouts", "rewards")}
+    tables = {name: from_rows(name, []) for name in ("rollouts", "rewards", "turns")}
     outcomes = grpo_checks.checks(section, reports, tables | {"rl_samples": from_rows("rl_samples", rows)}, 2, [])
     by_name = {outcome.name: outcome for outcome in outcomes}
     assert by_name["groups_vary"].passed is not warns

@@ -38,8 +38,9 @@ def trained(folder: Path, base: Path, processes: int, resume: int | None = None,
     """Train on prepared samples; return the parameters, and statistics and log."""
     folder.mkdir(exist_ok=True)
     layout = {"processes": processes, "accumulate": ROLLOUTS // 4 // processes}
-    if rl.pop("rows", False):
-        (folder / "rows").touch()
+    for switch in ("rows", "forks"):
+        if rl.pop(switch, False):
+            (folder / switch).touch()
     if processes == 1:
         rl |= {"sharded": False}
     steps = {"steps": 3, "optimizer": "adamw_torch", "learning_rate": 1e-3, "max_grad_norm": 1.0}
@@ -68,6 +69,8 @@ def most_elements_apart(difference: torch.Tensor, moved: torch.Tensor) -> float:
         {"loss": "grpo", "beta": 0.04},
         {"loss": "dapo", "beta": 0.04, "tuning": "lora"},
         {"loss": "dapo", "rows": True},
+        {"loss": "grpo", "forks": True, "pass_tokens": 40},
+        {"loss": "dapo", "forks": True, "pass_tokens": 40, "sharded": True},
         {"loss": "grpo", "group_size": 16},
         {"loss": "grpo", "iterations": 2, "steps": 4},
         {"loss": "dapo", "sharded": True},

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import pytest
 
-from etpi_assets.agent.loop import Identity
+from etpi_assets.agent.loop import Identity, rollout_id
+from etpi_assets.scoring.advantage import group_advantages
 from etpi_assets.scoring.rewards import functions
 from etpi_assets.scoring.rewards.attempt import BadReward
 from etpi_assets.scoring.rewards.rescore import rescore_rollouts, rewards_as_applied
@@ -18,12 +20,12 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.specs.training import RewardTerm, RLSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.training import grpo_checks
+from etpi_assets.training.forests import RolloutsFailed, as_forest
 from etpi_assets.training.grpo_checks import prompts_fit
 from etpi_assets.training.rounds import (
+    REFILL,
     RLEnvironment,
-    RolloutsFailed,
     Rounds,
-    as_sequence,
     drop_rounds_from,
     first_prompt,
     read_rounds,
@@ -36,7 +38,7 @@ from etpi_resources.engines import Completion, Request
 from etpi_resources.lake.check_outcome import BadData, CheckOutcome
 from etpi_resources.lake.schemas import from_rows
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
-from etpi_resources.trainers.policy_link import TokenStatistics
+from etpi_resources.trainers.policy_link import Fork, TokenStatistics
 
 CHAT = load_chat_format("tiny")
 TASKS = list(islice(generate_tasks("s", 0, "train"), 8))
@@ -156,6 +158,79 @@ def test_broken_rollout_is_retried_once_and_then_names_the_task(tmp_path):
         rounds(tmp_path)(1, [0] * 4, Mixed(broken=99))
 
 
+class Fragile(Mixed):
+    """Breaks every request whose rollout is in `samples`."""
+
+    def __init__(self, broken: set[int], refills: bool = False) -> None:
+        super().__init__()
+        self.samples, self.refills = broken, refills
+        self.ids = {
+            rollout_id(TASKS[0], s + extra, "k" * 16) for s in broken for extra in ((0, REFILL) if refills else (0,))
+        }
+
+    def complete(self, requests: Sequence[Request]) -> list[Completion]:
+        if any(request.session.split("/")[0] in self.ids for request in requests):
+            raise OSError("the sandbox is gone")
+        return super().complete(requests)
+
+
+@pytest.mark.parametrize("refills", [False, True])
+def test_broken_rollout_is_replaced_or_left_out_below_the_bound(tmp_path, refills):
+    section = SECTION.model_copy(update={"max_broken": 0.25})
+    samples = rounds(tmp_path, section)(0, [0] * 4, Fragile({1}, refills))
+    assert [sample.left_out for sample in samples] == [None, "broken" if refills else None, None, None]
+    assert [sample.replaced for sample in samples] == [0, 1, 0, 0]
+    kept = list(read_rounds(tmp_path))
+    assert [row.left_out for row, _, _ in kept] == [s.left_out for s in samples] + ["replaced"]
+    assert kept[1][1].sample == 1 + REFILL and kept[4][1].sample == 1 and kept[4][1].error
+    assert kept[4][0].place == 1 and len({record.rollout_id for _, record, _ in kept}) == 5
+    if refills:
+        assert samples[1].advantage == 0.0 and not any(samples[1].mask) and kept[1][1].error
+        rest = [samples[n].reward for n in (0, 2, 3)]
+        assert [samples[n].advantage for n in (0, 2, 3)] == group_advantages(rest, 3, eps=1e-8, ddof=1)
+    else:
+        assert any(samples[1].mask)
+    with pytest.raises(RolloutsFailed, match="2 rollouts of a round of 4 broke twice"):
+        rounds(tmp_path, section)(1, [0] * 4, Fragile({4, 5}))
+
+
+class Uneven(Mixed):
+    """Answers the first task in the same way in every sample."""
+
+    def _one(self, request: Request) -> Completion:
+        if request.privileged["payload"]["command"] == TASKS[0].payload["command"]:
+            request = replace(request, request_id="one")
+        return super()._one(request)
+
+
+def test_groups_without_variance_are_replaced_by_groups_of_other_tasks(tmp_path):
+    section = SECTION.model_copy(update={"refill": 3})
+    samples = rounds(tmp_path, section)(3, [0] * 4 + [2] * 4, Uneven())
+    assert all(any(s.advantage for s in samples[at : at + 4]) for at in (0, 4))
+    kept = list(read_rounds(tmp_path))
+    aside = [(row.left_out, record.task_id) for row, record, _ in kept[8:]]
+    assert [row.left_out for row, _, _ in kept[:8]] == [None] * 8 and set(aside) >= {("constant", TASKS[0].task_id)}
+    assert [s.replaced for s in samples] == [sum(row.place == place for row, *_ in kept[8:]) for place in range(8)]
+    of_group = [{record.task_id for _, record, _ in kept[at : at + 4]} for at in (0, 4)]
+    assert [len(tasks) for tasks in of_group] == [1, 1] and not of_group[0] & of_group[1]
+    assert TASKS[0].task_id not in of_group[0] | of_group[1]
+    again = rounds(tmp_path, section)(3, [0] * 4 + [2] * 4, Uneven())
+    assert again == samples and len(list(read_rounds(tmp_path))) == len(kept), "as after a kill"
+
+
+def test_round_that_is_killed_in_a_refill_leaves_nothing_behind(tmp_path):
+    class Killed(Uneven):
+        def _one(self, request: Request) -> Completion:
+            if request.privileged["payload"]["command"] not in [TASKS[n].payload["command"] for n in (0, 2)]:
+                raise KeyboardInterrupt
+            return super()._one(request)
+
+    section = SECTION.model_copy(update={"refill": 1})
+    with pytest.raises(KeyboardInterrupt):
+        rounds(tmp_path, section)(0, [0] * 4 + [2] * 4, Killed())
+    assert not list(tmp_path.glob("*round-*"))
+
+
 def test_tasks_with_a_too_long_prompt_are_left_out_and_counted():
     lengths = [len(first_prompt(SECTION, ENVIRONMENT, task)) for task in TASKS]
     section = SECTION.model_copy(update={"max_prompt_tokens": sorted(lengths)[len(lengths) // 2]})
@@ -176,19 +251,22 @@ def test_prompts_that_are_all_too_long_raise_with_the_option():
         with_prompts_that_fit(SECTION.model_copy(update={"max_prompt_tokens": 20}), ENVIRONMENT)
 
 
-def test_several_turns_become_one_sequence_with_observations_masked():
+def test_several_turns_become_one_branch_with_observations_masked_and_fork_where_they_part():
     turns = [
         Turn(0, "a", prompt_ids=[1, 2], output_ids=[3, 4], logprobs=[-1.0, -2.0], capture="native"),
         Turn(1, "b", prompt_ids=[1, 2, 3, 4, 7, 8, 9], output_ids=[5], logprobs=[-3.0], capture="native"),
     ]
     record = RolloutRecord("r", "rl", "s", "t", "repo", [AgentRecord("agent1", "f", "solo", "Submitted", turns)])
-    assert as_sequence(record) == ([1, 2], [3, 4, 7, 8, 9, 5], [1, 1, 0, 0, 0, 1], [-1.0, -2.0, 0.0, 0.0, 0.0, -3.0])
+    chain = as_forest(record)
+    assert (chain.prompt, chain.completion, chain.mask) == ([1, 2], [3, 4, 7, 8, 9, 5], [1, 1, 0, 0, 0, 1])
+    assert chain.logprobs == [-1.0, -2.0, 0.0, 0.0, 0.0, -3.0] and not chain.forks and chain.ends == [7]
     turns[1].prompt_ids = [1, 2, 4, 4, 7, 8, 9]
-    with pytest.raises(RolloutsFailed, match="turn 1"):
-        as_sequence(record)
+    forked = as_forest(record)
+    assert (forked.completion, forked.mask) == ([3, 4, 4, 4, 7, 8, 9, 5], [1, 1, 0, 0, 0, 0, 0, 1])
+    assert forked.forks == [Fork(4, 1)] and forked.branches == [2]
     turns[1].prompt_ids, turns[1].logprobs = [1, 2, 3, 4], None
     with pytest.raises(RolloutsFailed, match="reported no ids"):
-        as_sequence(record)
+        as_forest(record)
 
 
 def test_old_rollouts_are_scored_again_by_a_changed_reward_without_running(tmp_path, monkeypatch):
@@ -221,7 +299,6 @@ def test_section_that_cannot_be_trained_on_is_refused():
     for change, words in (
         ({"agent": AGENT.model_copy(update={"top_p": 0.9})}, "top_p = 1"),
         ({"agent": AGENT.model_copy(update={"temperature": 0.0})}, "temperature above 0"),
-        ({"agent": AGENT.model_copy(update={"history_think": "strip"})}, "forks the prompt"),
         ({"agent": {**AGENT.model_dump(), "grammar": {}}}, "masks tokens"),
         ({"device_batch": 6, "accumulate": 1}, "groups stay whole"),
         ({"rewards": ()}, "at least one entry of `rewards`"),
@@ -243,6 +320,6 @@ def test_weights_that_did_not_change_are_put_down_to_equal_rewards(monkeypatch, 
     rows = [{"rollout_id": str(n), "task_id": "t", "seed": 0, "step": 0, "reward": r, "advantage": 0.0}
             for n, r in enumerate(rewards)]  # fmt: skip
     tables = {"rl_samples": from_rows("rl_samples", rows), "rollouts": from_rows("rollouts", []),
-              "rewards": from_rows("rewards", [])}  # fmt: skip
+              "rewards": from_rows("rewards", []), "turns": from_rows("turns", [])}  # fmt: skip
     outcomes = {outcome.name: outcome for outcome in grpo_checks.checks(section, {}, tables, 1, [])}
     assert not outcomes["differs"].passed and cause in outcomes["differs"].message

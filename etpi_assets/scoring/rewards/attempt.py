@@ -18,7 +18,7 @@ class BadReward(BadData):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One rollout of a single agent, as reward functions see it; a value that was not recorded is None.
+    """One rollout, or one agent's part of it, as reward functions see it; a value that was not recorded is None.
 
     Attributes:
         rollout_id, task_id: name the row in error messages.
@@ -40,22 +40,24 @@ class Attempt:
     outcome: float | None = None
 
 
-def attempt_of(record: RolloutRecord, task: Task) -> Attempt:
-    """Read a single agent's rollout.
+def attempt_of(record: RolloutRecord, task: Task, agent_id: str | None = None) -> Attempt:
+    """Read a rollout: all its agents, or one of them.
 
     Raises:
-        BadReward: the rollout has no agent or several, or the agent has no turn.
+        BadReward: no agent has a turn.
     """
     row = f"rollout {record.rollout_id} of task {record.task_id}"
-    if len(record.agents) != 1:
-        raise BadReward(f"{row}: {len(record.agents)} agents; reinforcement needs suites with one agent")
-    turns = record.agents[0].turns
-    if not turns:
+    agents = [agent for agent in record.agents if agent.turns and agent_id in (None, agent.agent_id)]
+    if not agents:
         raise BadReward(f"{row}: no turn was recorded ({record.error or 'no error is recorded either'})")
-    last = turns[-1]
-    tokens = None
-    if turns[0].prompt_ids is not None and last.prompt_ids is not None and last.output_ids is not None:
-        tokens = len(last.prompt_ids) + len(last.output_ids) - len(turns[0].prompt_ids)
+    turns = [turn for agent in agents for turn in agent.turns]
+    tokens: int | None = 0
+    for agent in agents:
+        first, last = agent.turns[0], agent.turns[-1]
+        if tokens is None or first.prompt_ids is None or last.prompt_ids is None or last.output_ids is None:
+            tokens = None
+        else:
+            tokens += len(last.prompt_ids) + len(last.output_ids) - len(first.prompt_ids)
     return Attempt(
         rollout_id=record.rollout_id,
         task_id=task.task_id,

@@ -9,16 +9,18 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
 from etpi_assets.planning.versions import number, plugin_version
 from etpi_assets.scoring.rewards import terminal, tools, unhardened
-from etpi_assets.scoring.rewards.attempt import Attempt, BadReward
+from etpi_assets.scoring.rewards.attempt import Attempt, BadReward, attempt_of
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.plugins import plugin, unknown
 from etpi_assets.specs.training import RewardTerm
+from etpi_assets.tasks.family import Task
+from etpi_assets.trajectories.records import RolloutRecord
 
 Function = Callable[..., float]
 
@@ -37,12 +39,14 @@ FUNCTIONS: Mapping[str, Function] = {
 
 @dataclass(frozen=True)
 class Score:
-    """The value of a reward function for an attempt, with the function's version and its weight in the sum."""
+    """The value of a reward function for an attempt, with the function's version and its weight in the sum; `agent_id`
+    if it is that of one agent's attempt."""
 
     function: str
     version: str
     weight: float
     value: float
+    agent_id: str | None = None
 
     @property
     def weighted(self) -> float:
@@ -105,3 +109,24 @@ def score_attempt(attempt: Attempt, terms: Sequence[RewardTerm]) -> list[Score]:
             )
         scores.append(Score(term.function, version_of(term.function), term.weight, float(value)))
     return scores
+
+
+def score_rollout(record: RolloutRecord, task: Task, terms: Sequence[RewardTerm]) -> list[Score]:
+    """Score a rollout by the terms of rollouts, and each of its agents by those of agents. Raises BadReward."""
+    scores = score_attempt(attempt_of(record, task), [term for term in terms if term.of == "rollout"])
+    if of_agents := [term for term in terms if term.of == "agent"]:
+        for agent_id in (agent.agent_id for agent in record.agents if agent.turns):
+            of_agent = score_attempt(attempt_of(record, task, agent_id), of_agents)
+            scores += [replace(score, agent_id=agent_id) for score in of_agent]
+    return scores
+
+
+def reward_of(scores: Sequence[Score]) -> tuple[float, dict[str, float]]:
+    """Return a rollout's reward, and the rewards of agents that have scores of their own: the sum of the rollout's
+    scores and theirs. The rollout's reward is then the mean of its agents'."""
+    shared = sum(score.weighted for score in scores if score.agent_id is None)
+    agents: dict[str, float] = {}
+    for score in scores:
+        if score.agent_id is not None:
+            agents[score.agent_id] = agents.get(score.agent_id, shared) + score.weighted
+    return sum(agents.values()) / len(agents) if agents else shared, agents

@@ -50,7 +50,6 @@ _TRL_METRICS = {
     "kl": "kl",
     "gradient_norm": "grad_norm",
     "response_tokens": "completions/mean_length",
-    "truncated": "completions/clipped_ratio",
 }
 """Our name of a metric -> TRL's."""
 
@@ -193,7 +192,10 @@ def build_trainer(
         processing_class=tokenizer,
         peft_config=adapter,
     )
-    trainer.correction, trainer.correction_max = rl.correction, rl.correction_max
+    trainer.correction, trainer.correction_min, trainer.correction_max = (
+        rl.correction, rl.correction_min, rl.correction_max
+    )  # fmt: skip
+    trainer.pass_tokens = rl.pass_tokens
     trainer.eos_token_ids = [*config.end_ids] or trainer.eos_token_ids  # a rollout without one counts as truncated
     survive_trackers(trainer, worker.log)
     engine = publisher = None
@@ -254,10 +256,14 @@ def trainer_arguments(
         optim=rl.optimizer,
         loss_type=rl.loss,
         beta=rl.beta,
+        use_bias_correction_kl=rl.use_bias_correction_kl,
         epsilon=rl.clip_low,
         epsilon_high=rl.clip_high,
-        scale_rewards="group" if rl.scale_advantage else "none",
-        mask_truncated_completions=rl.mask_truncated,
+        delta=rl.delta,
+        importance_sampling_level=rl.importance_sampling_level,
+        entropy_coef=rl.entropy_coef,
+        top_entropy_quantile=rl.top_entropy_quantile,
+        off_policy_mask_threshold=rl.off_policy_mask_threshold,
         max_completion_length=rl.max_response_tokens,
         temperature=rl.temperature,
         top_p=1.0,
@@ -351,7 +357,8 @@ class GrpoLog:
     def write(self, step: int, logs: dict[str, float]) -> GrpoLogLine:
         """Log a step and return its line. Raises RuntimeError if a metric is not finite."""
         samples = self.trainer.round
-        self._first_ids = self._first_ids or [*samples[0].prompt_ids, *samples[0].completion_ids]
+        whole = next((sample for sample in samples if sample.left_out is None), samples[0])
+        self._first_ids = self._first_ids or [*whole.prompt_ids, *whole.completion_ids]
         self.tokens += sum(sum(sample.mask) for sample in samples)
         metrics = {
             "step": step,
@@ -362,6 +369,9 @@ class GrpoLog:
             "parsed": sum(sample.parsed for sample in samples) / len(samples),
             "solved": sum(sample.solved for sample in samples) / len(samples),
             "called": sum(sample.called for sample in samples) / len(samples),
+            "replaced": sum(sample.replaced for sample in samples) or None,
+            "left_out": sum(sample.left_out is not None for sample in samples) or None,
+            "truncated": self._truncated(),
             **self._reward_metrics(),
             **self._gap_metrics(),
             **self._step_seconds(),
@@ -381,14 +391,28 @@ class GrpoLog:
     def _reward_metrics(self) -> dict[str, float]:
         """Mean and deviation of the round's rewards, and the share of its groups without variance."""
         size = self.rl.group_size
-        rewards = [sample.reward for sample in self.trainer.round]
-        groups = [rewards[start : start + size] for start in range(0, len(rewards), size)]
+        samples = self.trainer.round
+        groups = [
+            [sample.reward for sample in samples[start : start + size] if sample.left_out != "broken"]
+            for start in range(0, len(samples), size)
+        ]
+        groups = [group for group in groups if group] or [[0.0]]
+        rewards = [reward for group in groups for reward in group]
         mean = sum(rewards) / len(rewards)
         return {
             "reward": mean,
             "reward_std": math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards)),
             "constant_groups": sum(max(group) == min(group) for group in groups) / len(groups),
         }
+
+    def _truncated(self) -> float:
+        """Return the share of the round's agents whose last id ends no turn."""
+        ended = {*self.trainer.eos_token_ids, self.trainer.pad_id}
+        cut = [
+            [*sample.prompt_ids, *sample.completion_ids][end] not in ended
+            for sample in self.trainer.round for end in sample.ends or (-1,)
+        ]  # fmt: skip
+        return sum(cut) / len(cut)
 
     def _gap_metrics(self) -> dict[str, Any]:
         """Staleness, log-prob gaps and importance weights of all ranks' passes since the last call."""

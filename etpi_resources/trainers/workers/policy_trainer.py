@@ -8,6 +8,8 @@ how far rollout and trainer log-probs differ, and keeps the log-probs and entrop
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,9 @@ from accelerate.utils import gather_object
 from peft import PeftModel
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from etpi_resources.trainers.contracts import ROW_LOSSES
 from etpi_resources.trainers.policy_link import Sample, TokenStatistics
-from etpi_resources.trainers.workers.sample_trees import pack_samples
+from etpi_resources.trainers.workers.sample_trees import Branch, branches_of, pack_samples, pad_branches, parts_of
 from etpi_resources.trainers.workers.sharding import is_sharded, reshard
 from etpi_resources.trainers.workers.states import read_shards, write_shards
 from etpi_resources.trainers.workers.tree_attention import refuses_trees
@@ -66,6 +69,16 @@ class RoundStatistics:
         return TokenStatistics(*(row.tobytes() for row in flat))
 
 
+@dataclass(frozen=True)
+class _Deferred:
+    """A pass in parts: the function that scores a part, and the scores (B, C) at which gradients stop."""
+
+    score: Callable[[Sequence[Branch]], tuple[torch.Tensor, torch.Tensor]]
+    parts: Sequence[Sequence[Branch]]
+    logps: torch.Tensor
+    entropies: torch.Tensor
+
+
 class PolicyTrainer(GRPOTrainer):
     """GRPOTrainer whose dataset is a column of task rows ("prompt": the row's number as text).
 
@@ -75,7 +88,7 @@ class PolicyTrainer(GRPOTrainer):
         generated_at: optimiser steps done when they were generated.
         gaps: rollout against trainer log-probs, for each pass (sum of absolute differences, largest, tokens, staleness
             in steps); the log empties it.
-        correction, correction_max: as of an rl section.
+        correction, correction_min, correction_max, pass_tokens: as of an rl section.
         weights: importance weights, for each pass (sum over tokens, tokens above the maximum, tokens); the log empties
             it.
         seconds: spent on publishing weights and on rollouts since the last log line, which empties it.
@@ -92,10 +105,12 @@ class PolicyTrainer(GRPOTrainer):
         self.share: Sequence[Sample] = ()
         self.generated_at = 0
         self.gaps: list[tuple[float, float, int, int]] = []
-        self.correction, self.correction_max = "none", 0.0
+        self.correction, self.correction_min, self.correction_max = "none", 0.0, 0.0
         self.weights: list[tuple[float, int, int]] = []
         self.seconds: dict[str, float] = {}
+        self.pass_tokens: int | None = None
         self._pass: dict[str, Any] = {}
+        self._deferred: _Deferred | None = None
         self.largest_gap: float | None = None
         self._unchecked = 0.0, 0
         self.statistics = RoundStatistics()
@@ -126,7 +141,9 @@ class PolicyTrainer(GRPOTrainer):
         first = self.accelerator.process_index * len(prompts)
         self.share = self.round[first : first + len(prompts)]
         for sample in self.share:
-            if not len(sample.completion_ids) == len(sample.mask) == len(sample.logprobs) or not any(sample.mask):
+            if not len(sample.completion_ids) == len(sample.mask) == len(sample.logprobs) or not (
+                any(sample.mask) or sample.left_out
+            ):
                 raise RuntimeError(
                     f"a rollout of {len(sample.completion_ids)} ids has {len(sample.mask)} mask bits, "
                     f"{len(sample.logprobs)} log-probs and {sum(sample.mask)} ids of the policy"
@@ -144,6 +161,12 @@ class PolicyTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         advantages = torch.tensor([sample.advantage for sample in self.share], dtype=torch.float64)
+        if any(sample.advantages is not None for sample in self.share):
+            of_tokens = advantages[:, None].repeat(1, output["completion_ids"].shape[1])
+            for row, sample in enumerate(self.share):
+                if sample.advantages is not None:
+                    of_tokens[row, : len(sample.mask)] = torch.tensor(sample.advantages, dtype=torch.float64)
+            advantages = of_tokens
         if not torch.isfinite(advantages).all():
             raise RuntimeError("an advantage is not finite; look at the rewards of this step")
         output["advantages"] = advantages.to(output["advantages"])
@@ -153,20 +176,22 @@ class PolicyTrainer(GRPOTrainer):
         return output
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
-        """As TRL's, but of prefix trees of each prompt's samples if the model can be trained on them."""
-        if self.no_trees is None and not named.get("compute_aux_loss"):
-            model, ids, mask, sample_tokens = arguments
-            size = named.get("batch_size") or len(ids)
-            logps, entropies = [], []
-            for part in zip(ids.split(size), mask.split(size), strict=True):
-                samples = pack_samples(*part, sample_tokens)
-                with self.accelerator.autocast():
-                    row = model(**samples.arguments, fused_lm_head=True)
-                logps.append(samples.unpack(row.log_probs))
-                entropies += [samples.unpack(row.entropy)] if named.get("compute_entropy") else []
-            scores: Any = torch.cat(logps), torch.cat(entropies) if entropies else None, None
+        """As TRL's, but of prefix trees of the samples' branches if the model can be trained on them."""
+        if named.get("compute_aux_loss") or not (self.no_trees is None or self.pass_tokens or self._forked):
+            if self._forked:
+                raise RuntimeError(
+                    "a mixture of experts is trained on rollouts that do not fork: keep thoughts, no compaction"
+                )
+            scores: Any = super()._get_per_token_logps_and_entropies(*arguments, **named)
         else:
-            scores = super()._get_per_token_logps_and_entropies(*arguments, **named)
+            model, ids, _, columns = arguments
+            samples = [self.share[place] for place in self._pass["places"].tolist()] if self._pass else self.share
+            size = named.get("batch_size") or len(ids)
+            parts = [samples[at : at + size] for at in range(0, len(samples), size)]
+            entropy = bool(named.get("compute_entropy"))
+            scored = [self._scored(model, part, columns, ids.device, entropy) for part in parts]
+            logps, entropies = (torch.cat(each) for each in zip(*scored, strict=True))
+            scores = logps, entropies if entropy else None, None
         if named.get("compute_entropy"):
             logps, entropies = scores[0], scores[1]
             assert entropies is not None  # asked for
@@ -174,6 +199,49 @@ class PolicyTrainer(GRPOTrainer):
             if self.correction != "none":
                 self._correct(self._scores[0])
         return scores
+
+    @property
+    def pad_id(self) -> int:
+        """The id that pads rows."""
+        pad: Any = self._tokenizer.pad_token_id
+        return pad
+
+    @property
+    def _forked(self) -> bool:
+        return any(sample.forks for sample in self.round)
+
+    def _scored(
+        self, model: Any, samples: Sequence[Sample], columns: int, device: torch.device, entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probs and entropies (B, C) of these samples; zeros without `entropy`.
+
+        Branches of more ids than `pass_tokens` are scored in parts. So that memory holds the activations of one part,
+        gradients then stop at the scores, and `compute_loss` scores each part again for its backward pass.
+        """
+        trees = self.no_trees is None
+        parts = parts_of(branches_of(samples), self.pass_tokens, shared=trees)
+
+        def score(part: Sequence[Branch]) -> tuple[torch.Tensor, torch.Tensor]:
+            if trees:
+                packed = pack_samples(samples, columns, device, part)
+                with self.accelerator.autocast():
+                    row = model(**packed.arguments, fused_lm_head=True)
+                logps, entropies = row.log_probs, row.entropy
+            else:
+                packed = pad_branches(samples, columns, self.pad_id, 32, part)
+                logps, entropies, _ = super(PolicyTrainer, self)._get_per_token_logps_and_entropies(
+                    model, packed.ids.to(device), packed.mask.to(device), packed.keep, compute_entropy=entropy
+                )
+            zeros = torch.zeros_like(logps)
+            return packed.unpack(logps), packed.unpack(entropies if entropy and entropies is not None else zeros)
+
+        if len(parts) == 1:
+            return score(parts[0])
+        with torch.no_grad():
+            logps, entropies = (torch.stack(each).sum(0) for each in zip(*map(score, parts), strict=True))
+        if torch.is_grad_enabled():
+            self._deferred = _Deferred(score, parts, logps.requires_grad_(), entropies.requires_grad_())
+        return logps, entropies
 
     def _correct(self, logps: torch.Tensor) -> None:
         """Multiply the advantages of the running pass by importance weights; TRL's loss is linear in the advantage.
@@ -187,16 +255,24 @@ class PolicyTrainer(GRPOTrainer):
         mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
         ratio = (inputs.get("old_per_token_logps", logps) - inputs["sampling_per_token_logps"]) * mask
         weights = (ratio.sum(-1, keepdim=True).expand_as(ratio) if average == "sequence" else ratio).exp()
-        above = weights > self.correction_max
-        weights = weights.clamp(max=self.correction_max) if over == "truncate" else weights.masked_fill(above, 0.0)
-        inputs["advantages"] = inputs["advantages"][:, None] * weights
-        self.weights.append((float(weights[mask].sum()), int(above[mask].sum()), int(mask.sum())))
+        outside = (weights > self.correction_max) | (weights < self.correction_min)
+        weights = (
+            weights.clamp(self.correction_min, self.correction_max)
+            if over == "truncate"
+            else weights.masked_fill(outside, 0.0)
+        )
+        advantages = inputs["advantages"]
+        inputs["advantages"] = (advantages if advantages.dim() == 2 else advantages[:, None]) * weights
+        self.weights.append((float(weights[mask].sum()), int(outside[mask].sum()), int(mask.sum())))
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         self._pass = dict(inputs)
-        loss = super().compute_loss(model, self._pass, return_outputs, num_items_in_batch)
+        loss = super().compute_loss(model, self._pass, return_outputs, num_items_in_batch) * self._share_kept()
+        self._pass = {}
+        if self._deferred is not None:
+            loss = self._backward_by_parts(model, loss)
         assert self._scores is not None  # set by the call above
         logps, entropies = self._scores
         staleness = self.state.global_step - self.generated_at
@@ -209,6 +285,26 @@ class PolicyTrainer(GRPOTrainer):
             if staleness == 0:
                 self._bound_gap(float(gap.sum()), gap.numel())
         return loss
+
+    def _share_kept(self) -> float:
+        """Return the factor of losses that TRL divides by rows: the round's rows over those that are in the loss."""
+        kept = sum(sample.left_out is None for sample in self.round)
+        return len(self.round) / kept if kept and self.loss_type in ROW_LOSSES else 1.0
+
+    def _backward_by_parts(self, model: Any, loss: torch.Tensor) -> torch.Tensor:
+        """Run the backward pass of all parts but the last, and return the loss with the gradient of the last."""
+        deferred, self._deferred = self._deferred, None
+        assert deferred is not None
+        gradients = torch.autograd.grad(loss, (deferred.logps, deferred.entropies), allow_unused=True)
+        for number, part in enumerate(deferred.parts):
+            last = number == len(deferred.parts) - 1
+            with nullcontext() if last else self.accelerator.no_sync(model):
+                pairs = zip(deferred.score(part), gradients, strict=True)
+                linear = sum(((scores * grad).sum() for scores, grad in pairs if grad is not None), loss.new_zeros(()))
+                if last:
+                    return loss.detach() + linear - linear.detach()
+                self.accelerator.backward(linear)
+        raise AssertionError("a pass has a part")
 
     def _bound_gap(self, total: float, tokens: int) -> None:
         """Raise RuntimeError if the mean gap of the passes since the last comparison is above the bound.
