@@ -21,7 +21,7 @@ from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.tasks import cooperbench, places, r2e, swe_bench
 from etpi_assets.tasks.assets import tasks as tasks_asset
 from etpi_assets.tasks.family import RejectedInput, Task
-from etpi_assets.tasks.frozen import counted_changes
+from etpi_assets.tasks.frozen import counted_changes, refused_changes
 from etpi_assets.tasks.task_checks import check_tasks
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes import Environment, SandboxFactory
@@ -482,3 +482,19 @@ def test_counted_changes_excludes_tests_and_runner_files():
     }  # fmt: skip
     assert counted_changes(before, after) == {"a.py": "2", "new/b.py": "3", "contest.py": "4", "gone.py": None}
     assert counted_changes(before, {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "counts"),
+    [
+        *(("pkg/new/types.py", True), ("pkg/new/io.py", True), ("pkg/plain/logging.py", True), ("new/json/a.py", True)),
+        *(("pkg/json.py", True), ("json.py", False), ("src/json.py", False), ("src/types/__init__.py", False)),
+        *(("checks/random.py", False), ("tokenize/x.py", False), ("pkg/vendored/copy.py", False)),
+    ],
+)
+def test_modules_named_as_the_standard_librarys_count_where_nothing_imports_them_instead(path: str, counts: bool):
+    before = {"pkg/__init__.py": "", "src/a.py": "", "pkg/vendored/x.py": ""}
+    after = {**before, "pkg/new/__init__.py": "", path: "x", "src/__init__.py": "", "pkg/vendored/__init__.py": ""}
+    changes = counted_changes(before, after, ["checks/test_x.py"])
+    assert (path in changes) == counts
+    assert (path in refused_changes(before, after, ["checks/test_x.py"])) != counts
