@@ -3,8 +3,9 @@
 Fields, the first that is present: `data_source` or `source` (else the name of params.path); `prompt` (text, or chat
 messages without the system's), `question` or `problem`; `ground_truth` of `reward_model` (verl) or `reward_spec`
 (SkyRL), `answer`, `expected_answer` (NeMo Gym), `final_answer` (DeepMath) or `tests`; `license`; `solution` (a
-program's text), also in `extra_info`. A ground truth that is an object (or its JSON) holds tests of a program, see `programs`; else it is a
-mathematical answer: the text after `####` where there is one (GSM8K), or the only item of a list (Skywork-OR1).
+program's text), also in `extra_info`. A ground truth that is an object (or its JSON) holds tests of a program, see
+`programs`; else it is a mathematical answer: the text after `####` where there is one (GSM8K), or the only item of a
+list (Skywork-OR1).
 
 The payload of a task (JSON): kind ("answer" or "program"), answer or tests, reference (an answer's text, or null),
 unproven, source, license, row (where it came from), limits.
