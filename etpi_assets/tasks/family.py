@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
@@ -74,12 +74,26 @@ EXCLUDED = "excluded"
 """The reason code of an input that the suite's params leave out."""
 
 
-SHARED_PROCESS = "shared_process"
-"""The `verdict_trust` of a verdict whose tests ran in the process of the code that they test (docs/verdicts.md), and
-whose changed values it failed. A family whose verdicts all are of one kind has a class attribute `verdict_trust`."""
+BLIND = "blind"
+"""The `verdict_trust` of a verdict whose expected values no sandbox ever had: the host compared (docs/verdicts.md)."""
+
+REVERSED = "reversed"
+"""As BLIND, but for some tests an assertion was reversed: they had to fail in one run and to pass in another."""
 
 UNCHALLENGED = "unchallenged"
-"""As SHARED_PROCESS, but no expected value was changed, so that values that are equal to everything may have passed."""
+"""The `verdict_trust` of a verdict that rests, for a test at least, on the report of the process that ran the tests."""
+
+TRUSTS = (UNCHALLENGED, REVERSED, BLIND)
+"""From the weakest to the strongest."""
+
+CHEATED = "cheated"
+"""The verdict on a patch under which tests pass that a right solution fails."""
+
+
+def weakest(trusts: Iterable[str]) -> str:
+    """Return the weakest trust; UNCHALLENGED of none."""
+    return min(trusts, key=TRUSTS.index, default=UNCHALLENGED)
+
 
 UNPROVEN = "unproven"
 """The verdict on a task without a working verifier."""
