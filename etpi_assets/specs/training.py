@@ -214,6 +214,8 @@ class RLSection(ServerSection):
     """The suite whose training split is rolled out; its tasks have one agent each."""
     tasks: int | None = Field(default=None, ge=1)
     """Only the first N tasks of the split; "none": all."""
+    min_trust: Annotated[Literal["unchallenged", "reversed", "blind"] | None, Omitted(None)] = None
+    """Leave out tasks of which a test that has to turn has a lower trust, or none (docs/verdicts.md)."""
     agent: AgentSection = AgentSection(max_steps=1, temperature=0.9)
     """The agent loop of the rollouts; never steered."""
     sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"

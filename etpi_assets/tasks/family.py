@@ -90,9 +90,9 @@ CHEATED = "cheated"
 """The verdict on a patch under which tests pass that a right solution fails."""
 
 
-def weakest(trusts: Iterable[str]) -> str:
-    """Return the weakest trust; UNCHALLENGED of none."""
-    return min(trusts, key=TRUSTS.index, default=UNCHALLENGED)
+def weakest(trusts: Iterable[str], default: str | None = UNCHALLENGED) -> str | None:
+    """Return the weakest trust; the default if there are none."""
+    return min(trusts, key=TRUSTS.index, default=default)
 
 
 UNPROVEN = "unproven"
@@ -103,6 +103,22 @@ WHY_UNPROVEN = "why_unproven"
 
 UNPROVEN_REASONS = ("no_reference", "reference_fails", "null_passes")
 """Reason codes of tasks that can be run, but whose verifier cannot be relied on."""
+
+
+CALIBRATIONS = "calibrations"
+"""The key of a proved task's payload: trial -> its calibration (`proof`). The content hash of a task is without it."""
+
+
+def trusts_of(task: Task, family: Family) -> list[str]:
+    """Return the trust of each test that has to turn, or the one of the family; none if nothing is known."""
+    if family.verdict_trust:
+        return [family.verdict_trust]
+    return [trust for each in task.payload.get(CALIBRATIONS, {}).values() for trust in each.get("trust", {}).values()]
+
+
+def is_trusted(trust: str | None, least: str | None) -> bool:
+    """Return whether a verdict's trust is at least that of the spec; any if the spec names none."""
+    return least is None or (trust in TRUSTS and TRUSTS.index(trust) >= TRUSTS.index(least))
 
 
 @dataclass(frozen=True)
@@ -165,6 +181,9 @@ class Family(Protocol):
     """True if proving a suite takes long: it is kept when only etpi's code was raised, until `etpi run --rebuild`."""
     repo_is_source: bool = False
     """True if the `repo` of a task is a source of questions, which one suite may train on and another hold out."""
+
+    verdict_trust: str | None = None
+    """The trust of all verdicts (TRUSTS), if they have one; else that of a proved task's `calibrations`."""
 
     def sandbox(self, params: Mapping[str, Any]) -> str | None:
         """Return the kind of sandbox that validates a suite with these params.

@@ -101,7 +101,8 @@ def run_graded(
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     done = sandbox.run(f"export {exports}; {command}", timeout=timeout)
     packed = sandbox.run(
-        f"for file in {folder}/report-*; do [ -f $file ] && cat $file && echo; done | gzip | base64 -w 0; rm -rf {folder}"
+        f"for file in {folder}/report-*; do [ -f $file ] && cat $file && echo; done | gzip | base64 -w 0; "
+        f"rm -rf {folder}"
     ).output
     reports = list(read_reports(unpacked(packed)))
     outcomes = {node: kind for report in reports for node, kind in report.outcomes.items()}

@@ -30,6 +30,7 @@ from pydantic import BaseModel
 from etpi_assets.tasks import downloads
 from etpi_assets.tasks.family import (
     BLIND,
+    CALIBRATIONS,
     CHEATED,
     REFERENCE_RUNS,
     REVERSED,
@@ -505,10 +506,6 @@ def prove(
             raise
         return RejectedInput(task.task_id, "no_reference", str(error))
     return replace(task, payload={**task.payload, CALIBRATIONS: calibrations})
-
-
-CALIBRATIONS = "calibrations"
-"""The key of a proved task's payload: trial -> its calibration. The content hash of a task is without it."""
 
 
 def calibration_of(task: Task, trial: Trial, sandboxes: SandboxFactory) -> Calibration:

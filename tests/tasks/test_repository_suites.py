@@ -22,6 +22,7 @@ from etpi_assets.tasks import cooperbench, places, r2e, swe_bench
 from etpi_assets.tasks.assets import tasks as tasks_asset
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.tasks.frozen import counted_changes, refused_changes
+from etpi_assets.tasks.proof import CALIBRATIONS
 from etpi_assets.tasks.task_checks import check_tasks
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes import Environment, SandboxFactory
@@ -74,6 +75,14 @@ def outcome(family: Any, task: Task, factory: SandboxFactory) -> Task | Rejected
     return result
 
 
+def proves(family: Any, task: Task, factory: SandboxFactory) -> bool:
+    """Whether the family proves the task, and finds its tests blind."""
+    result = outcome(family, task, factory)
+    assert isinstance(result, Task), result
+    trusts = [trust for each in result.payload[CALIBRATIONS].values() for trust in each["trust"].values()]
+    return result.content_hash == task.content_hash and set(trusts) == {"blind"}
+
+
 def bench(repository: Repository, factory: SandboxFactory, root: Path) -> dict[str, Any]:
     context = repository.context(IMAGE, "/workspace/repo")
     for folder in root.glob("*/task*"):
@@ -110,8 +119,8 @@ def conflicting(repository, factory) -> Task:
 
 
 def test_cooperbench_tasks_are_proven(factory, pair, conflicting):
-    assert outcome(cooperbench.FAMILY, pair, factory) is pair
-    assert outcome(cooperbench.FAMILY, conflicting, factory) is conflicting
+    assert proves(cooperbench.FAMILY, pair, factory)
+    assert proves(cooperbench.FAMILY, conflicting, factory)
 
 
 def test_cooperbench_verdicts(factory, pair):
@@ -179,7 +188,7 @@ def r2e_task(repository: Repository, factory: SandboxFactory, testbed: str, tmp_
 def test_r2e_tasks_are_proven_and_judged(repository, factory, testbed, tmp_path):
     task = r2e_task(repository, factory, testbed, tmp_path)
     assert task.instruction.startswith("`rope` should") and r2e.FAMILY.entities(task) == ["knot", "moor.py", "rope"]
-    assert outcome(r2e.FAMILY, task, factory) is task
+    assert proves(r2e.FAMILY, task, factory)
 
     def judge(files: dict[str, str]) -> tuple[str, float]:
         verdict = r2e.FAMILY.judge(task, {"agent1": files}, factory)
@@ -354,7 +363,7 @@ def test_swe_bench_tasks_are_proven_and_judged(repository, factory, testbed, tmp
         "nothing reads the repo",
         "FAIL_TO_PASS is empty:",
     ]
-    assert outcome(swe_bench.FAMILY, task, factory) is task
+    assert proves(swe_bench.FAMILY, task, factory)
 
     def judge(files: dict[str, str]) -> str:
         return swe_bench.FAMILY.judge(task, {"agent1": files}, factory).verdict
