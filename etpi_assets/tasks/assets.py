@@ -13,7 +13,6 @@ from etpi_assets.tasks.family import (
     WHY_UNPROVEN,
     RejectedInput,
     Task,
-    trusts_of,
     weakest,
 )
 from etpi_assets.tasks.table import rejected_table, task_table
@@ -51,8 +50,8 @@ def tasks(run: AssetRun) -> Produced:
                 progress.advance()
     else:
         valid = loaded
-    levels = Counter(trust for task in valid for trust in trusts_of(task, family))
-    weakest_of = Counter(weakest(trusts_of(task, family), "unknown") for task in valid)
+    levels = Counter(trust for task in valid for trust in family.trusts(task))
+    weakest_of = Counter(weakest(family.trusts(task), "unknown") for task in valid)
     run.log(f"{run.label}: {_levels(weakest_of)} tasks; of the tests that have to turn {_levels(levels)}")
     return Produced(
         tables={"tasks": task_table(valid), "quarantined": rejected_table(rejected)},

@@ -109,13 +109,6 @@ CALIBRATIONS = "calibrations"
 """The key of a proved task's payload: trial -> its calibration (`proof`). The content hash of a task is without it."""
 
 
-def trusts_of(task: Task, family: Family) -> list[str]:
-    """Return the trust of each test that has to turn, or the one of the family; none if nothing is known."""
-    if family.verdict_trust:
-        return [family.verdict_trust]
-    return [trust for each in task.payload.get(CALIBRATIONS, {}).values() for trust in each.get("trust", {}).values()]
-
-
 def is_trusted(trust: str | None, least: str | None) -> bool:
     """Return whether a verdict's trust is at least that of the spec; any if the spec names none."""
     return least is None or (trust in TRUSTS and TRUSTS.index(trust) >= TRUSTS.index(least))
@@ -184,6 +177,13 @@ class Family(Protocol):
 
     verdict_trust: str | None = None
     """The trust of all verdicts (TRUSTS), if they have one; else that of a proved task's `calibrations`."""
+
+    def trusts(self, task: Task) -> Sequence[str]:
+        """Return the trust of each test that has to turn, or the family's own; none if nothing is known."""
+        if self.verdict_trust:
+            return [self.verdict_trust]
+        calibrations = task.payload.get(CALIBRATIONS, {}).values()
+        return [trust for each in calibrations for trust in each.get("trust", {}).values()]
 
     def sandbox(self, params: Mapping[str, Any]) -> str | None:
         """Return the kind of sandbox that validates a suite with these params.

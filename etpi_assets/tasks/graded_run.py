@@ -74,6 +74,7 @@ def run_graded(
     roots: Sequence[str] = (),
     plugins: Sequence[str] | None = None,
     timeout: float | None = None,
+    safe_path: bool = True,
 ) -> GradedRun:
     """Run a command that starts pytest, with the recorder.
 
@@ -81,6 +82,7 @@ def run_graded(
         roots: folders of the workspace that the code under test is imported from.
         plugins: the only pytest plugins to load; None: all that pytest discovers.
         timeout: seconds; None: the sandbox's limit.
+        safe_path: whether Python ignores the current directory, and the user's packages.
 
     Raises:
         OSError: the recorder cannot be written to the sandbox.
@@ -93,9 +95,8 @@ def run_graded(
     options = " ".join(["-p", recorder, *(f"-p {shlex.quote(name)}" for name in plugins or ())])
     variables = {
         "PYTHONPATH": folder,
-        "PYTHONSAFEPATH": "1",
-        "PYTHONNOUSERSITE": "1",
         "PYTEST_ADDOPTS": options,
+        **({"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"} if safe_path else {}),
         **({} if plugins is None else {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}),
     }
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())

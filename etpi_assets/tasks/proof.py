@@ -22,6 +22,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -122,6 +123,7 @@ class Calibration(BaseModel):
         other: node id -> its kind with the reference, if that is not "passed".
         counts: function -> place of a hole, with the cells in it -> number of comparisons; 0: at least one.
         lengths: path -> place -> characters of the text in which something is looked for.
+        reward: the file to which the tests write a reward, in the family `harbor`.
         turned: function that fails without a solution -> number of its nodes that pass with it.
         trust: function that had to turn -> its trust.
     """
@@ -134,6 +136,7 @@ class Calibration(BaseModel):
     lengths: dict[str, dict[str, int]] = {}
     turned: dict[str, int] = {}
     trust: dict[str, str] = {}
+    reward: str = ""
 
     @property
     def levels(self) -> dict[str, int]:
@@ -286,7 +289,7 @@ def _run(
     reverse: Collection[str] = (),
 ) -> TestRun:
     """Run a trial's tests on changes in a fresh sandbox and compare its records."""
-    dug = _dug(tests, calibration, reverse) if calibration is not None and trial.pytest else {}
+    dug = dig_files(tests.files, calibration, reverse) if calibration is not None and trial.pytest else {}
     shown = replace(tests, files={**tests.files, **{path: holed.text for path, holed in dug.items()}})
     counted = {path: text for path, text in changes.items() if path not in tests.paths}
     with trial.tree(sandboxes) as sandbox:
@@ -298,9 +301,10 @@ def _run(
     return compared(run, dug, calibration or Calibration(), reverse)
 
 
-def _dug(tests: Tests, calibration: Calibration, reverse: Collection[str]) -> dict[str, Holed]:
+def dig_files(files: Mapping[str, str], calibration: Calibration, reverse: Collection[str] = ()) -> dict[str, Holed]:
+    """Return the Python files with holes."""
     dug = {}
-    for path, text in tests.files.items():
+    for path, text in files.items():
         if path.endswith(".py") and path not in calibration.whole:
             chosen = [name.removeprefix(f"{path}::") for name in reverse if name.startswith(f"{path}::")]
             dug[path] = dig(text, f"k{secrets.token_hex(5)}_", calibration.modes.get(path, {}), chosen)
@@ -417,8 +421,11 @@ def _result(trial: Trial, calibration: Calibration, test: TestRun) -> tuple[bool
 def _unbelievable(calibration: Calibration, test: TestRun) -> str | None:
     """Return a message about tests that were not run as with the reference, or were printed otherwise; else None."""
     listed = (name for name, outcome in pytest_outcomes(test.output).items() if outcome == "PASSED")
-    if problem := disagreement(test.run, listed):
-        return problem
+    return disagreement(test.run, listed) or unlike_reference(calibration, test)
+
+
+def unlike_reference(calibration: Calibration, test: TestRun) -> str | None:
+    """Return a message about tests that were not run as with the reference; else None."""
     skipped = test.run.of_kind("skipped", "xfailed")
     unlike = {node for node in skipped if calibration.other.get(test.names.get(node, node)) != test.run.outcomes[node]}
     function_of = _function_of(dict.fromkeys(_paths(calibration), Holed("")))
@@ -473,8 +480,12 @@ def prove_trial(trial: Trial, reference: Changes, sandboxes: SandboxFactory) -> 
     tests = read_tests(trial, sandboxes)
     null = _run(trial, tests, calibration, {}, sandboxes)
     _require_failure(trial, calibration, null)
-    _rate(calibration, good, null)
-    _trust(trial, tests, calibration, good, reference, sandboxes)
+    rate(calibration, good, null)
+    reversible = note_trust(calibration, tests.files, tests.visible)
+    if reversible:
+        test = _run(trial, tests, calibration, reference, sandboxes, reversible)
+        over = Counter(map(_function_of(test.dug), test.turned_over))
+        calibration.trust |= {f: REVERSED for f in reversible if over[f] >= calibration.turned[f]}
     return calibration
 
 
@@ -527,28 +538,42 @@ def _fitted(trial: Trial, reference: Changes, sandboxes: SandboxFactory) -> tupl
     tests = read_tests(trial, sandboxes)
     plain = run_plain(trial, reference, sandboxes)
     _require(trial, Calibration(other=_other(plain.run)), plain, 1)
-    good, runs = plain.run.of_kind("passed"), 1
-    calibration = Calibration()
-    for _ in range(_CALIBRATIONS):
-        test = _run(trial, tests, calibration, reference, sandboxes)
-        runs += 1
-        calibration.names, torn = _renamed(plain.run.collected, test.run.collected)
+
+    def attempt(calibration: Calibration) -> TestRun:
+        return _run(trial, tests, calibration, reference, sandboxes)
+
+    return fitted(plain.run, attempt, partial(_require, trial)), plain.run.of_kind("passed")
+
+
+def fitted(
+    plain: GradedRun,
+    attempt: Callable[[Calibration], TestRun],
+    require: Callable[[Calibration, TestRun, int], None],
+) -> Calibration:
+    """Return a calibration with which the reference passes every comparison, twice.
+
+    Args:
+        plain: its run without holes.
+        attempt: runs it with holes.
+        require: raises Unproven for a run (the third value is its number) that does not pass.
+    """
+    good, calibration = plain.of_kind("passed"), Calibration()
+    for runs in range(2, _CALIBRATIONS + 2):
+        test = attempt(calibration)
+        calibration.names, torn = _renamed(plain.collected, test.run.collected)
         if not _fit(calibration, test, good, torn):
             break
-    else:
-        calibration = Calibration(whole=sorted(tests.files))
-        test = _run(trial, tests, calibration, reference, sandboxes)
-    calibration.other = _other(plain.run)
-    calibration.counts, calibration.lengths = _counts(test), _lengths(test)
+        if runs == _CALIBRATIONS:
+            calibration = Calibration(whole=sorted(test.dug))
+    calibration.other, calibration.counts, calibration.lengths = _other(plain), _counts(test), _lengths(test)
     for number in range(max(1, REFERENCE_RUNS - runs)):
-        again = _run(trial, tests, calibration, reference, sandboxes)
+        again = attempt(calibration)
         counts = _counts(again)
         for function, places in calibration.counts.items():
             now = counts.get(function, {})
             calibration.counts[function] = {p: n if now[p] == n else 0 for p, n in places.items() if p in now}
-        again = compared(again.run, again.dug, calibration)
-        _require(trial, calibration, again, runs + number + 1)
-    return calibration, good
+        require(calibration, compared(again.run, again.dug, calibration), runs + number + 1)
+    return calibration
 
 
 def _other(run: GradedRun) -> dict[str, str]:
@@ -616,7 +641,7 @@ def _lengths(test: TestRun) -> dict[str, dict[str, int]]:
     return lengths
 
 
-def _rate(calibration: Calibration, good: set[str], null: TestRun) -> None:
+def rate(calibration: Calibration, good: set[str], null: TestRun) -> None:
     """Note the functions of which a node does not pass in the untouched tree."""
     function_of = _function_of(null.dug)
     passing = {null.names.get(node, node) for node in null.run.of_kind("passed") - null.failed.keys()}
@@ -625,12 +650,15 @@ def _rate(calibration: Calibration, good: set[str], null: TestRun) -> None:
     calibration.turned = {function: functions[function] for function in sorted(turned)}
 
 
-def _trust(
-    trial: Trial, tests: Tests, calibration: Calibration, good: set[str], reference: Changes, sandboxes: SandboxFactory
-) -> None:
-    """Note the trust of each function that had to turn."""
-    dug = _dug(tests, calibration, ())
-    seen = "\n".join(text for path, text in tests.visible.items() if path.endswith(".py"))
+def note_trust(calibration: Calibration, files: Mapping[str, str], visible: Mapping[str, str]) -> set[str]:
+    """Note the trust of each function that had to turn, and return those whose assertion could be reversed.
+
+    Args:
+        files: the tests, path -> text.
+        visible: the files that agents saw. The values of a test that stands there are known.
+    """
+    dug = dig_files(files, calibration)
+    seen = "\n".join(text for path, text in visible.items() if path.endswith(".py"))
     calibration.trust = dict.fromkeys(calibration.turned, UNCHALLENGED)
     reversible = set()
     for function in calibration.turned:
@@ -639,15 +667,11 @@ def _trust(
             continue
         compared_at = {place.partition(" ")[0].partition("i")[0] for place in calibration.counts.get(function, {})}
         strong = any(each.strong and each.place in compared_at for each in holed.tests.get(name, []))
-        if strong and holed.is_blind(name) and source_of(tests.files[path], name) not in seen:
+        if strong and holed.is_blind(name) and source_of(files[path], name) not in seen:
             calibration.trust[function] = BLIND
         elif name in holed.reversible:
             reversible.add(function)
-    if reversible:
-        test = _run(trial, tests, calibration, reference, sandboxes, reversible)
-        function_of = _function_of(dug)
-        over = Counter(function_of(node) for node in test.turned_over)
-        calibration.trust |= {f: REVERSED for f in reversible if over[f] >= calibration.turned[f]}
+    return reversible
 
 
 def _require(trial: Trial, calibration: Calibration, test: TestRun, number: int) -> None:

@@ -9,7 +9,7 @@ from etpi_assets.scoring.rewards import rescore
 from etpi_assets.scoring.rewards.functions import check_terms, version_of
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import is_trusted, trusts_of, weakest
+from etpi_assets.tasks.family import is_trusted, weakest
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.tiny_bases import shipped
 from etpi_assets.training import grpo, grpo_checks, pointers, sft, sft_checks
@@ -225,7 +225,7 @@ def _environment(run: AssetRun, spec: ExperimentSpec) -> RLEnvironment:
     assert spec.rl.suite  # RLSection requires it
     family = load_family(run.specs.suites[spec.rl.suite].family)
     offered = read_tasks(run.read("tasks", "tasks", key=spec.rl.suite), "train")
-    tasks = [task for task in offered if is_trusted(weakest(trusts_of(task, family), None), spec.rl.min_trust)]
+    tasks = [task for task in offered if is_trusted(weakest(family.trusts(task), None), spec.rl.min_trust)]
     if offered and not tasks:
         why = f"none of its {len(offered)} training tasks has rl.min_trust = {spec.rl.min_trust}"
         raise LakeError(f"{run.key} has nothing to reinforce: {why}; lower it, or name another suite")
