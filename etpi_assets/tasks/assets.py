@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from etpi_assets.asset import AssetRun, Produced, asset
@@ -51,7 +52,7 @@ def tasks(run: AssetRun) -> Produced:
     else:
         valid = loaded
     levels = Counter(trust for task in valid for trust in family.trusts(task))
-    weakest_of = Counter(weakest(family.trusts(task), "unknown") for task in valid)
+    weakest_of = Counter(weakest(family.trusts(task) or ["unknown"]) for task in valid)
     run.log(f"{run.label}: {_levels(weakest_of)} tasks; of the tests that have to turn {_levels(levels)}")
     return Produced(
         tables={"tasks": task_table(valid), "quarantined": rejected_table(rejected)},
@@ -67,9 +68,9 @@ def tasks(run: AssetRun) -> Produced:
     )
 
 
-def _levels(counts: Counter[str | None]) -> str:
+def _levels(counts: Mapping[str, int]) -> str:
     """Return "12 blind, 1 reversed"; the strongest trust first."""
-    named = {level: counts[level] for level in (*reversed(TRUSTS), "unknown") if counts[level]}
+    named = {level: counts[level] for level in (*reversed(TRUSTS), "unknown") if counts.get(level)}
     return ", ".join(f"{number} {level}" for level, number in named.items()) or "none known"
 
 

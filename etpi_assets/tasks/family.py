@@ -90,9 +90,10 @@ CHEATED = "cheated"
 """The verdict on a patch under which tests pass that a right solution fails."""
 
 
-def weakest(trusts: Iterable[str], default: str | None = UNCHALLENGED) -> str | None:
-    """Return the weakest trust; the default if there are none."""
-    return min(trusts, key=TRUSTS.index, default=default)
+def weakest(trusts: Iterable[str]) -> str:
+    """Return the weakest trust; UNCHALLENGED of none. Other words are weaker than all."""
+    order = {trust: place for place, trust in enumerate(TRUSTS)}
+    return min(trusts, key=lambda trust: order.get(trust, -1), default=UNCHALLENGED)
 
 
 UNPROVEN = "unproven"

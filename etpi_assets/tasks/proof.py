@@ -260,7 +260,7 @@ def judge_trial(
     tests = read_tests(trial, sandboxes)
     drawn = [name for name, trust in calibration.trust.items() if trust == REVERSED]
     first = {name for name in drawn if secrets.randbelow(2)}
-    details: dict[str, Any] = {}
+    passed, details = False, dict[str, Any]()
     for reverse in (first, set(drawn) - first) if drawn else (set(),):
         run = _run(trial, tests, calibration, changes, sandboxes, reverse)
         passed, details = _result(trial, calibration, run)
@@ -558,12 +558,13 @@ def fitted(
         require: raises Unproven for a run (the third value is its number) that does not pass.
     """
     good, calibration = plain.of_kind("passed"), Calibration()
-    for runs in range(2, _CALIBRATIONS + 2):
-        test = attempt(calibration)
+    runs = 1
+    while True:
+        runs, test = runs + 1, attempt(calibration)
         calibration.names, torn = _renamed(plain.collected, test.run.collected)
-        if not _fit(calibration, test, good, torn):
+        if not _fit(calibration, test, good, torn) or not test.dug:
             break
-        if runs == _CALIBRATIONS:
+        if runs > _CALIBRATIONS:
             calibration = Calibration(whole=sorted(test.dug))
     calibration.other, calibration.counts, calibration.lengths = _other(plain), _counts(test), _lengths(test)
     for number in range(max(1, REFERENCE_RUNS - runs)):
@@ -607,7 +608,7 @@ def _fit(calibration: Calibration, test: TestRun, good: set[str], torn: set[str]
         path, _, name = function.partition("::")
         if path in test.dug:
             modes = calibration.modes.setdefault(path, {})
-            places = {each.place: "kept" for each in test.dug[path].tests.get(name, [])}
+            places: dict[str, Mode] = {each.place: "kept" for each in test.dug[path].tests.get(name, [])}
             if all(modes.get(place) == "kept" for place in places) and path not in calibration.whole:
                 calibration.whole.append(path)
             modes.update(places)

@@ -71,11 +71,12 @@ def plain(value, room, depth=0):
         room[0] -= base.__len__(value)
         if room[0] < 0:
             raise _Large()
-        return [base.__name__, str.__str__(str.__getitem__(value, slice(None))) if base is str else base.hex(value)]
+        return [base.__name__, str.__getitem__(value, slice(None)) if base is str else bytes(value).hex()]
     if base is dict:
         pairs = list(dict.items(value))
         return ["dict", [[plain(k, room, depth + 1), plain(v, room, depth + 1)] for k, v in pairs]]
-    return [base.__name__, [plain(item, room, depth + 1) for item in base.__iter__(value)]]
+    items = base.__iter__(value)  # pyright: ignore[reportAttributeAccessIssue]
+    return [base.__name__, [plain(item, room, depth + 1) for item in items]]
 
 
 def _date(value, kind):
@@ -92,7 +93,7 @@ def _date(value, kind):
 class Item:
     """A plain item of a container that a test displays; equal to everything, and recorded."""
 
-    __hash__ = None
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def __init__(self, recorder, key):
         self.recorder, self.key = recorder, key
@@ -107,7 +108,7 @@ class Raises:
 
     def __init__(self, recorder, key, unit):
         self.recorder, self.key = recorder, key
-        self.inner = unit(BaseException) if unit else pytest.raises(BaseException)
+        self.inner = unit(BaseException) if unit else pytest.raises(BaseException)  # pyright: ignore
 
     def __enter__(self):
         return self.inner.__enter__()

@@ -55,6 +55,7 @@ class Approx:
         return self._near(self.expected, other)
 
     def _near(self, expected: Any, got: Any) -> bool:
+        number: Any = got
         if isinstance(expected, dict):
             return (
                 isinstance(got, dict)
@@ -73,7 +74,7 @@ class Approx:
         bound = 1e-12 if self.abs is None else self.abs
         if self.rel is not None or self.abs is None:
             bound = max(bound, (1e-6 if self.rel is None else self.rel) * abs(expected))
-        return bool(abs(expected - got) <= bound) and not math.isinf(abs(expected))
+        return bool(abs(expected - number) <= bound) and not math.isinf(abs(expected))
 
 
 _CONSTRUCTORS: Mapping[str, Callable[..., Any]] = {

@@ -225,7 +225,7 @@ def _environment(run: AssetRun, spec: ExperimentSpec) -> RLEnvironment:
     assert spec.rl.suite  # RLSection requires it
     family = load_family(run.specs.suites[spec.rl.suite].family)
     offered = read_tasks(run.read("tasks", "tasks", key=spec.rl.suite), "train")
-    tasks = [task for task in offered if is_trusted(weakest(family.trusts(task), None), spec.rl.min_trust)]
+    tasks = [task for task in offered if is_trusted(weakest(family.trusts(task) or ["unknown"]), spec.rl.min_trust)]
     if offered and not tasks:
         why = f"none of its {len(offered)} training tasks has rl.min_trust = {spec.rl.min_trust}"
         raise LakeError(f"{run.key} has nothing to reinforce: {why}; lower it, or name another suite")
