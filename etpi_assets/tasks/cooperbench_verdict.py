@@ -24,6 +24,7 @@ from etpi_assets.tasks.proof import (
     Tests,
     Trial,
     calibration_of,
+    identity_of,
     judge_trial,
     must,
     prove,
@@ -32,7 +33,6 @@ from etpi_assets.tasks.proof import (
     read_tests,
 )
 from etpi_assets.tasks.reports import counts
-from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 WORKDIR = "/workspace/repo"
@@ -94,7 +94,7 @@ def trials(task: Task, live: Mapping[str, Any]) -> list[Trial]:
 
     return [
         Trial(
-            number, json_hash([task.content_hash, place]), tree,
+            number, identity_of(task), tree,
             put_tests=lambda sandbox, tests=tests: _apply(sandbox, tests, index=True),
             solve=partial(_solve, live), start=partial(_start, live, number), passes=partial(_passes, tests),
             patches=True, pytest=_PYTHON_FILE.search(tests) is not None, autoload=True,

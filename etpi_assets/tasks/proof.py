@@ -45,6 +45,7 @@ from etpi_assets.tasks.graded_run import GradedRun, disagreement, installed_plug
 from etpi_assets.tasks.grading import is_of_machine
 from etpi_assets.tasks.holes import Holed, Mode, dig, source_of
 from etpi_assets.tasks.reports import Outcomes, pytest_outcomes
+from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory
 
 _VALUES = Path(__file__).with_name("values.py")
@@ -200,7 +201,12 @@ def read_tests(trial: Trial, sandboxes: SandboxFactory) -> Tests:
     with trial.tree(sandboxes) as sandbox:
         plugins = installed_plugins(sandbox) if trial.pytest and not trial.autoload else None
         before = sandbox.read_files()
-        trial.put_tests(sandbox)
+        try:
+            trial.put_tests(sandbox)
+        except OSError as error:
+            if is_of_machine(error):
+                raise
+            raise Unproven("reference_fails", f"the suite's tests cannot be put into its tree: {error}") from error
         after = sandbox.read_files()
         paths = frozenset(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
         files = {path: after[path] for path in sorted(paths) if path in after}
@@ -233,6 +239,11 @@ def put_test_files(sandbox: Sandbox, tests: Tests) -> None:
     caches = " ".join(f"{shlex.quote(a + b)}__pycache__/{shlex.quote(c.removesuffix('.py'))}.*" for a, b, c in stems)
     sandbox.run(f"rm -f -- {caches}")
     sandbox.write_files(tests.files)
+
+
+def identity_of(task: Task) -> str:
+    """Return a hash of all that a task's trials depend on."""
+    return json_hash([task.suite, {key: value for key, value in task.payload.items() if key != CALIBRATIONS}])
 
 
 def must(sandbox: Sandbox, command: str) -> str:

@@ -36,6 +36,7 @@ from etpi_assets.tasks.proof import (
     Tests,
     Trial,
     calibration_of,
+    identity_of,
     judge_trial,
     prove,
     put_rest,
@@ -199,7 +200,7 @@ class RepositoryFamily(Family, ABC):
             return places.test_sandbox(place, sandboxes, files, record=record, prepare=prepare)
 
         return Trial(
-            "tests", json_hash([task.content_hash, place]), tree,
+            "tests", identity_of(task), tree,
             put_tests=partial(self.put_tests, task),
             solve=partial(self.solution, task),
             start=partial(self._start, task),

@@ -36,8 +36,7 @@ from etpi_assets.tasks.graded_run import GradedRun
 from etpi_assets.tasks.grading import is_of_machine
 from etpi_assets.tasks.harbor import snapshot, verifier
 from etpi_assets.tasks.harbor.folder import MIGRATE, TASK_FILE, UnreadableTask, read_folder
-from etpi_assets.tasks.proof import Calibration, TestRun, Unproven, fitted, note_trust, rate, trust_of
-from etpi_resources.hashes import json_hash
+from etpi_assets.tasks.proof import Calibration, TestRun, Unproven, fitted, identity_of, note_trust, rate, trust_of
 from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
@@ -154,7 +153,7 @@ class Harbor(Family):
         """Return the calibration of the tests: the proved task's, or one that is made now and kept."""
         if stored := task.payload.get(CALIBRATIONS, {}).get("tests"):
             return Calibration.model_validate(stored)
-        key = f"{task.content_hash}/{json_hash(task.payload['place'])}/{sandboxes.name}"
+        key = f"{identity_of(task)}/{sandboxes.name}"
         if key not in _MADE:
             try:
                 _MADE[key] = self._prove(task, sandboxes)
