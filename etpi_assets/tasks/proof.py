@@ -276,6 +276,8 @@ def judge_trial(
         run = _run(trial, tests, calibration, changes, sandboxes, reverse)
         passed, details = _result(trial, calibration, run)
         if not passed:
+            if reverse is first and CHEATED in details:  # wrong work passes them too, and was not seen to pass others
+                details["passed_reversed"] = details.pop(CHEATED)
             break
     details |= {"trust": calibration.levels, "verdict_trust": trust_of(calibration)}
     return passed, details

@@ -22,7 +22,8 @@ from etpi_assets.tasks import cooperbench, places, r2e, swe_bench
 from etpi_assets.tasks.assets import tasks as tasks_asset
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.tasks.frozen import counted_changes, refused_changes
-from etpi_assets.tasks.proof import CALIBRATIONS
+from etpi_assets.tasks.graded_run import GradedRun
+from etpi_assets.tasks.proof import CALIBRATIONS, TestRun
 from etpi_assets.tasks.task_checks import check_tasks
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes import Environment, SandboxFactory
@@ -345,7 +346,7 @@ def test_swe_bench_name_cut_at_its_space_passes_if_all_its_tests_do(repository, 
     row = repository.swe_row(FAIL_TO_PASS='["t.py::a[x"]', PASS_TO_PASS='["t.py::b[1 2]"]')
     task = one(swe_bench.FAMILY, path=str(write_rows(tmp_path, row)))
     summary = f"= short test summary info =\nPASSED t.py::a[x w]\nPASSED t.py::b[1 2]\n{last}\n"
-    assert swe_bench.FAMILY.passes(task, summary)[0] is passed
+    assert swe_bench.FAMILY.passes(task, TestRun(GradedRun(summary, 0)))[0] is passed
 
 
 def test_swe_bench_tasks_are_proven_and_judged(repository, factory, testbed, tmp_path):
@@ -383,7 +384,7 @@ def test_tests_are_read_where_a_patch_fills_the_limit_of_a_read(repository, tmp_
     deep = "/".join(["z" * 250] * 12)
     files = {**solved("1"), **{f"{deep}/{number}": "" for number in range(400)}}
     verdict = swe_bench.FAMILY.judge(task, {"agent1": files}, BubblewrapFactory())
-    assert (verdict.verdict, verdict.details["challenged"]) == ("passed", 1)
+    assert (verdict.verdict, verdict.details["trust"]["blind"]) == ("passed", 1)
 
 
 # --- through the graph ---------------------------------------------------------------------------------------------
