@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel
 
@@ -107,6 +107,7 @@ class Tests:
         plugins: the pytest plugins of the machine; None: those that pytest finds.
     """
 
+    __test__: ClassVar[bool] = False  # for pytest
     visible: Mapping[str, str]
     files: Mapping[str, str]
     rest: str
@@ -160,6 +161,7 @@ class TestRun:
         reasons, sizes: of each record, as `values` says.
     """
 
+    __test__: ClassVar[bool] = False  # for pytest
     run: GradedRun
     failed: dict[str, str] = field(default_factory=dict)
     reversed: Collection[str] = ()

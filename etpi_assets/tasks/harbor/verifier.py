@@ -60,7 +60,8 @@ def grade(task: Task, sandbox: Sandbox, calibration: Calibration | None = None) 
         script = f"bash -c 'source {script}' {script}"
     command = _exports(task.payload["environment"])
     command += downloads.command_with_downloads(task.payload["place"], f"{script} > {log} 2>&1")
-    if dug:
+    recorded = bool(dug) or (calibration is not None and bool(calibration.whole) and "all" not in calibration.trust)
+    if recorded:
         run = run_graded(sandbox, command, timeout=task.payload["seconds"], safe_path=False)
     else:
         done = sandbox.run(command, timeout=task.payload["seconds"])
@@ -73,8 +74,8 @@ def grade(task: Task, sandbox: Sandbox, calibration: Calibration | None = None) 
     }  # fmt: skip
     if reward is None:
         return Verdict(0.0, "no_reward", {"problem": problem, **shown}), test
-    unlike = unlike_reference(calibration, test) if calibration and dug else None
-    if dug and (why := run.problem or test.failed or unlike):
+    unlike = unlike_reference(calibration, test) if calibration and recorded else None
+    if recorded and (why := run.problem or test.failed or unlike):
         return Verdict(0.0, "failed_tests", {"compared": why, "output": log_end}), test
     return Verdict(reward, "passed" if reward == 1.0 else "failed_tests", {**shown, "reward_file": file}), test
 
