@@ -468,31 +468,34 @@ class _Digger:
             if e in self.made or not self._is_shape(e):
                 leaves.append(e)
                 return ast.Subscript(ast.Name("_l", ast.Load()), ast.Constant(len(leaves) - 1), ast.Load())
-            made = copy.copy(e)
+            node_copy = copy.copy(e)
             if isinstance(e, ast.Constant):
                 literals.append(e)
-            elif isinstance(made, ast.List | ast.Tuple | ast.Set):
-                made.elts = [part(x) for x in made.elts]
-            elif isinstance(made, ast.Dict):
-                made.keys, made.values = [part(x) for x in made.keys], [part(x) for x in made.values]
-            elif isinstance(made, ast.BinOp):
-                made.left, made.right = part(made.left), part(made.right)
-            elif isinstance(made, ast.UnaryOp):
-                made.operand = part(made.operand)
-            elif isinstance(made, ast.JoinedStr):
-                literals.extend(x for x in made.values if isinstance(x, ast.Constant))
-                made.values = [
-                    x if isinstance(x, ast.Constant) else ast.FormattedValue(part(x), -1) for x in made.values
+            elif isinstance(node_copy, ast.List | ast.Tuple | ast.Set):
+                node_copy.elts = [part(x) for x in node_copy.elts]
+            elif isinstance(node_copy, ast.Dict):
+                node_copy.keys, node_copy.values = (
+                    [part(x) for x in node_copy.keys],
+                    [part(x) for x in node_copy.values],
+                )
+            elif isinstance(node_copy, ast.BinOp):
+                node_copy.left, node_copy.right = part(node_copy.left), part(node_copy.right)
+            elif isinstance(node_copy, ast.UnaryOp):
+                node_copy.operand = part(node_copy.operand)
+            elif isinstance(node_copy, ast.JoinedStr):
+                literals.extend(x for x in node_copy.values if isinstance(x, ast.Constant))
+                node_copy.values = [
+                    x if isinstance(x, ast.Constant) else ast.FormattedValue(part(x), -1) for x in node_copy.values
                 ]
-            elif isinstance(made, ast.Starred):
-                made.value = part(made.value)
-            elif isinstance(made, ast.Call):
-                made.func = ast.Name(_last(made.func), ast.Load())
-                made.args = [part(x) for x in made.args]
-                made.keywords = [ast.keyword(k.arg, part(k.value)) for k in made.keywords]
+            elif isinstance(node_copy, ast.Starred):
+                node_copy.value = part(node_copy.value)
+            elif isinstance(node_copy, ast.Call):
+                node_copy.func = ast.Name(_last(node_copy.func), ast.Load())
+                node_copy.args = [part(x) for x in node_copy.args]
+                node_copy.keywords = [ast.keyword(k.arg, part(k.value)) for k in node_copy.keywords]
             if (isinstance(e, ast.List | ast.Tuple) and not e.elts) or (isinstance(e, ast.Dict) and not e.values):
                 literals.append(e)
-            return made
+            return node_copy
 
         return part(node), leaves, literals
 

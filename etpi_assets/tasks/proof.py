@@ -384,7 +384,7 @@ def _compare(run: GradedRun, dug: Mapping[str, Holed], calibration: Calibration)
         if (length := calibration.lengths.get(path, {}).get(place)) is not None
     }
     known = [at for at, (_, key, _, _) in enumerate(run.records) if key in holes]
-    asked = {
+    request = {
         "holes": holes,
         "cells": {key: literal for holed in dug.values() for key, literal in holed.cells.items()},
         "lengths": lengths,
@@ -395,7 +395,7 @@ def _compare(run: GradedRun, dug: Mapping[str, Holed], calibration: Calibration)
     if known:
         done = subprocess.run(
             [sys.executable, "-I", str(_VALUES), str(_COMPARE_SECONDS)],
-            input=json.dumps(asked), capture_output=True, text=True, check=False, cwd="/", env={},
+            input=json.dumps(request), capture_output=True, text=True, check=False, cwd="/", env={},
         )  # fmt: skip
         answer = json.loads(done.stdout) if done.returncode == 0 else None
         for number, at in enumerate(known):
@@ -520,8 +520,8 @@ def prove(
         references = [reference_changes(trial, sandboxes) for trial in trials]
         record()
         for trial, reference in zip(trials, references, strict=True):
-            made = prove_trial(trial, reference, sandboxes)
-            calibrations[trial.key] = made.model_dump(exclude_defaults=True)
+            calibration = prove_trial(trial, reference, sandboxes)
+            calibrations[trial.key] = calibration.model_dump(exclude_defaults=True)
     except Unproven as error:
         refused = downloads.refusals(place) if error.reason == "reference_fails" else ""
         return RejectedInput(task.task_id, error.reason, f"{error}{refused}")

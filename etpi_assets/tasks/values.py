@@ -99,10 +99,10 @@ def evaluate(node: Any, leaves: list[Any]) -> Any:
             items += value if isinstance(item, ast.Starred) else [value]
         return {ast.List: list, ast.Tuple: tuple, ast.Set: set}[type(node)](items)
     if isinstance(node, ast.Dict):
-        made: dict[Any, Any] = {}
+        mapping: dict[Any, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
-            made.update(evaluate(value, leaves) if key is None else {evaluate(key, leaves): evaluate(value, leaves)})
-        return made
+            mapping.update(evaluate(value, leaves) if key is None else {evaluate(key, leaves): evaluate(value, leaves)})
+        return mapping
     if isinstance(node, ast.BinOp):
         return _BINARY[type(node.op)](evaluate(node.left, leaves), evaluate(node.right, leaves))
     if isinstance(node, ast.UnaryOp):
@@ -194,10 +194,10 @@ def _same_items(first: list[Any], second: list[Any]) -> bool:
 def main(seconds: int) -> None:
     for name, limit in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CPU, seconds), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(name, (limit, limit))
-    asked = json.load(sys.stdin)
-    holes, lengths = asked["holes"], asked["lengths"]
-    reasons = [disagreement(holes[k], values, asked["cells"], lengths.get(k)) for k, values in asked["records"]]
-    sizes = [size_of(holes[key], values) for key, values in asked["records"]]
+    request = json.load(sys.stdin)
+    holes, lengths = request["holes"], request["lengths"]
+    reasons = [disagreement(holes[k], values, request["cells"], lengths.get(k)) for k, values in request["records"]]
+    sizes = [size_of(holes[key], values) for key, values in request["records"]]
     json.dump([reasons, sizes], sys.stdout)
 
 

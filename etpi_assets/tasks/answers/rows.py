@@ -141,10 +141,10 @@ def _question(value: Any) -> str:
     if isinstance(value, str):
         text = value
     else:
-        said = [(m["role"], _text(m["content"])) for m in value if m["role"] != "system"]
-        alone = all(role == "user" for role, _ in said)
-        text = "\n\n".join(part if alone else f"{role}: {part}" for role, part in said)
-        if not said or said[-1][0] != "user":
+        messages = [(m["role"], _text(m["content"])) for m in value if m["role"] != "system"]
+        alone = all(role == "user" for role, _ in messages)
+        text = "\n\n".join(part if alone else f"{role}: {part}" for role, part in messages)
+        if not messages or messages[-1][0] != "user":
             raise ValueError("the question's last message is not the user's")
     if not text.strip():
         raise ValueError("the question is empty")
