@@ -2,8 +2,8 @@
 
 Only rollouts of origin "set" are candidates, not those of evaluation and reinforcement. The rules of `SelectSection`
 apply in this order, and the first that a rollout fails drops it: infrastructure errors, excluded repositories, the
-way it ended, the reward, the required behaviours, a refusal by the student's template, turns that other rollouts have,
-shortest-correct, the first N.
+way it ended, the reward, the trust, the required behaviours, a refusal by the student's template, turns that other
+rollouts have, shortest-correct, the first N.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ import pyarrow.compute as pc
 from etpi_assets.curation.joins import Joined, Paths, join
 from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.specs.experiment import SelectSection
+from etpi_assets.tasks.family import is_trusted
 from etpi_assets.trajectories.records import exit_kind
 from etpi_resources.lake.check_outcome import BadData, CheckOutcome
 from etpi_resources.lake.schemas import from_rows
 
-COLUMNS = ["rollout_id", "origin", "rollout_set", "suite", "task_id", "repo", "teacher", "sample", "engine", "source"]
+COLUMNS = [
+    "rollout_id", "origin", "rollout_set", "suite", "task_id", "repo", "teacher", "sample", "engine", "source",
+    "outcome",
+]  # fmt: skip
 """The columns that selection reads of `rollouts`."""
 REFUSED = "refused_by_template"
 
@@ -226,6 +230,10 @@ def _failed_rule(candidate: RolloutCandidate, section: SelectSection) -> tuple[s
             return "no_reward", f"verdict {score['verdict']}; select.min_reward = {section.min_reward:g}"
         if score["reward"] < section.min_reward:
             return "low_reward", f"reward {score['reward']:g} < {section.min_reward:g}, verdict {score['verdict']}"
+    if section.min_trust is not None:
+        details = (json.loads(candidate.rollout["outcome"] or "{}") or {}).get("details") or {}
+        if not is_trusted(trust := details.get("verdict_trust"), section.min_trust):
+            return "low_trust", f"verdict_trust {trust or 'unknown'}; select.min_trust = {section.min_trust}"
     for name in section.require:
         value = score[name]
         if value is None or value < 1:

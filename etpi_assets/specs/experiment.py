@@ -44,6 +44,8 @@ class SelectSection(Section):
     """Keep at most N rollouts, one of every task before a second of any; "none": all."""
     exclude_repos: tuple[str, ...] = ()
     """Repositories whose rollouts are dropped."""
+    min_trust: Annotated[Literal["unchallenged", "reversed", "blind"] | None, Omitted(None)] = None
+    """Drop rollouts whose verdict has a lower trust, or none (docs/verdicts.md)."""
 
 
 class PairsSection(Section):

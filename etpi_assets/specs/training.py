@@ -219,6 +219,8 @@ class RLSection(ServerSection):
     tasks_from: Annotated[str | None, Omitted(None)] = Field(default=None, examples=["mixed_tasks"])
     """Only the tasks in the column `task_id` of a query to the catalog, in its order: the name of a report of
     `sql/reports`, or a file. It runs when the asset does; the tasks are in `rl_samples` and in the training's key."""
+    min_trust: Annotated[Literal["unchallenged", "reversed", "blind"] | None, Omitted(None)] = None
+    """Leave out tasks of which a test that has to turn has a lower trust, or none (docs/verdicts.md)."""
     agent: AgentSection = AgentSection(max_steps=1, temperature=0.9)
     """The agent loop of the rollouts; never steered."""
     sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from etpi_assets.asset import AssetRun, Produced, asset
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import UNPROVEN_REASONS, WHY_UNPROVEN, RejectedInput, Task
+from etpi_assets.tasks.family import (
+    TRUSTS,
+    UNPROVEN_REASONS,
+    WHY_UNPROVEN,
+    RejectedInput,
+    Task,
+    weakest,
+)
 from etpi_assets.tasks.table import rejected_table, task_table
 from etpi_assets.tasks.task_checks import NAMES, check_tasks
 from etpi_resources.hashes import json_hash
@@ -43,6 +51,9 @@ def tasks(run: AssetRun) -> Produced:
                 progress.advance()
     else:
         valid = loaded
+    levels = Counter(trust for task in valid for trust in family.trusts(task))
+    weakest_of = Counter(weakest(family.trusts(task) or ["unknown"]) for task in valid)
+    run.log(f"{run.label}: {_levels(weakest_of)} tasks; of the tests that have to turn {_levels(levels)}")
     return Produced(
         tables={"tasks": task_table(valid), "quarantined": rejected_table(rejected)},
         checks=check_tasks(len(items), valid, rejected, family),
@@ -50,10 +61,17 @@ def tasks(run: AssetRun) -> Produced:
             "splits": dict(Counter(task.split for task in valid)),
             "repositories": dict(Counter(task.repo for task in valid)),
             "runnable": kind is not None,
+            "trust": dict(levels),
             "unproven": sum(WHY_UNPROVEN in task.payload for task in valid),
         },
         seeds=(run.spec.seed,),
     )
+
+
+def _levels(counts: Mapping[str, int]) -> str:
+    """Return "12 blind, 1 reversed"; the strongest trust first."""
+    named = {level: counts[level] for level in (*reversed(TRUSTS), "unknown") if counts.get(level)}
+    return ", ".join(f"{number} {level}" for level, number in named.items()) or "none known"
 
 
 def _unproven(task: Task, rejection: RejectedInput) -> Task:

@@ -20,6 +20,6 @@ def write_commands(before: Mapping[str, str], after: Mapping[str, str]) -> list[
     return commands
 
 
-def apply_command(patch: str) -> str:
-    """Return the command that applies a unified diff to the repository in the working directory."""
-    return f"printf %s {shlex.quote(patch)} | git apply --whitespace=nowarn -"
+def apply_command(patch: str, *, index: bool = False) -> str:
+    """Return the command that applies a unified diff to the repository in the working directory, and to its index."""
+    return f"printf %s {shlex.quote(patch)} | git apply {'--index ' if index else ''}--whitespace=nowarn -"

@@ -116,7 +116,7 @@ class CooperBench(Family):
         return places.needs(_live_payload(task)["place"], places.FORGET_HISTORY)
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
-        return cooperbench_verdict.judge(_live_payload(task), final, sandboxes)
+        return cooperbench_verdict.judge(task, _live_payload(task), final, sandboxes)
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         """Return the command that applies the folder's combined patch if it exists, else the feature's patch.
@@ -128,9 +128,10 @@ class CooperBench(Family):
     def entities(self, task: Task) -> Sequence[str]:
         return task.payload["entities"]
 
-    def rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
-        reason = cooperbench_verdict.validate(_live_payload(task), sandboxes)
-        return None if reason is None else RejectedInput(task.task_id, *reason)
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
+        """Yield each task with the calibrations of its tests, or why it cannot be judged (`proof.prove`)."""
+        for task in tasks:
+            yield cooperbench_verdict.validate(task, _live_payload(task), sandboxes)
 
 
 FAMILY = CooperBench()

@@ -3,259 +3,187 @@
 As in CooperBench: test files are removed from both patches; equal patches need no merge; a clean merge is tested with
 each feature's tests; if the merge conflicts, the first agent's patch alone is tested with both; there is no union
 merge. The runner of the task's folder or image (`runner.sh <tests> <work>`, patches in /patches) runs the tests. A
-feature passes if the runner exits with 0 and at least one test passed. Each run of tests has a sandbox of its own.
+feature passes if the runner exits with 0 and at least one test passed. Each feature's tests are one `proof.Trial`.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from etpi_assets.tasks import downloads, places
-from etpi_assets.tasks.challenge import CHEATED, challenge, trust_of
-from etpi_assets.tasks.changed_tests import name_of_test, names_of_tests
 from etpi_assets.tasks.commands import apply_command
-from etpi_assets.tasks.family import REFERENCE_RUNS, Verdict
-from etpi_assets.tasks.frozen import TEST_FILE, Changes, counted_changes, put_changes
-from etpi_assets.tasks.graded_run import GradedRun, run_graded
-from etpi_assets.tasks.grading import is_of_machine
+from etpi_assets.tasks.family import CHEATED, RejectedInput, Task, Verdict, weakest
+from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes, refused_changes
+from etpi_assets.tasks.proof import (
+    TestRun,
+    Tests,
+    Trial,
+    calibration_of,
+    identity_of,
+    judge_trial,
+    must,
+    prove,
+    put_rest,
+    put_test_files,
+    read_tests,
+)
 from etpi_assets.tasks.reports import counts
-from etpi_resources.sandboxes import CommandResult, EnvironmentUnavailable, Sandbox, SandboxFactory
+from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 WORKDIR = "/workspace/repo"
 PATCHES = "/patches"
 
 _INBOX = ".etpi-in"
-_TESTED = "work.patch"
-_CHANGED = re.compile(r"^\+\+\+ b/(\S+)\s*$", re.MULTILINE)
+_PYTHON_FILE = re.compile(r"^\+\+\+ b/\S+\.py\s*$", re.MULTILINE)
 _FORGET = f"rm -f .git/index.lock; git reset -q --hard && git clean -fdq && {places.FORGET_HISTORY}"
 _GIT = "git -c user.name=etpi -c user.email=etpi@localhost -c core.hooksPath=/dev/null"
+_CLEAN = "git reset -q --hard && git clean -fdq"
 
 
-def judge(live: Mapping[str, Any], final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
+def judge(
+    task: Task, live: Mapping[str, Any], final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory
+) -> Verdict:
     """Verdicts: passed (reward 1); failed_tests, cheated, merge_conflict, no_patch (no agent changed a counted file),
-    all 0. `details`: `patched` {agent: paths}, `merge` (clean, identical, conflicts), `strategy`, `features` {id:
-    report}."""
-    with places.test_sandbox(live["place"], sandboxes, {}, (PATCHES,)) as sandbox:
-        before = sandbox.read_files()
-        work = {agent: counted_changes(before, files) for agent, files in final.items()}
-        patched = {agent: sorted(changes) for agent, changes in work.items()}
-        if not any(work.values()):
-            return Verdict(0.0, "no_patch", {"patched": patched})
-        _record(live, sandboxes)
-        details, patch = _merge(list(work.values()), sandbox)
-    details = {"patched": patched, **details}
-    if patch is None:
+    all 0. `details`: `patched` and `refused` {agent: paths}, `merge` (clean, identical, conflicts), `strategy`,
+    `features` {id: report}, and their trust."""
+    runs = trials(task, live)
+    tests = [read_tests(trial, sandboxes) for trial in runs]
+    before, hidden = tests[0].visible, [path for each in tests for path in each.paths]
+    work = {agent: counted_changes(before, files, hidden) for agent, files in final.items()}
+    details: dict[str, Any] = {"patched": {agent: sorted(changes) for agent, changes in work.items()}}
+    details["refused"] = {agent: refused_changes(before, files, hidden) for agent, files in final.items()}
+    if not any(work.values()):
+        return Verdict(0.0, "no_patch", details)
+    record(live, runs, sandboxes)
+    merge, merged = _merge(list(work.values()), runs[0], before, sandboxes)
+    details |= {"merge": merge, "strategy": "naive" if merge == "clean" else merge}
+    if not merged:
         return Verdict(0.0, "merge_conflict", details)
-    reports = {number: _feature_report(live, sandboxes, number, patch, before) for number in live["tests"]}
+    reports: dict[str, Any] = {}
+    for trial in runs:
+        calibration = calibration_of(task, trial, sandboxes)
+        passed, report = judge_trial(trial, calibration, merged, sandboxes)
+        reports[trial.key] = {"passed": passed, **report}
     solved = all(report["passed"] for report in reports.values())
     cheated = any(CHEATED in report for report in reports.values())
-    details |= {"features": reports, "verdict_trust": trust_of(*reports.values())}
+    trusts = [report["verdict_trust"] for report in reports.values()]
+    details |= {"features": reports, "verdict_trust": weakest(trusts)}
     code = "passed" if solved else CHEATED if cheated else "failed_tests"
-    if details["merge"] == "conflicts":
+    if merge == "conflicts":
         details["strategy"] = "solo-agent1" if solved else "none"
         code = "merge_conflict" if code == "failed_tests" else code
     return Verdict(float(solved), code, details)
 
 
-def validate(live: Mapping[str, Any], sandboxes: SandboxFactory) -> tuple[str, str] | None:
-    """Return None for a valid task, else (no_environment, no_reference, reference_fails or null_passes; detail)."""
-    try:
-        _record(live, sandboxes)
-        with places.test_sandbox(live["place"], sandboxes, {}, (PATCHES,), prepare=_FORGET) as sandbox:
-            base = _must(sandbox, "git rev-parse HEAD").output.strip()
-            if live["combined"]:
-                _apply_reference(sandbox, live["combined"], "reference")
-            else:
-                for number, patch in live["patches"].items():
-                    _branch(sandbox, base, f"reference{number}")
-                    _apply_reference(sandbox, patch, number)
-                first, second = live["patches"]
-                merged = sandbox.run(f"git checkout -q reference{second} && {_GIT} merge -q --no-edit reference{first}")
-                if merged.exit_code:
-                    return "no_reference", f"the features' own patches conflict: {merged.output[-500:]}"
-            _must(sandbox, f"git diff --binary {base} HEAD > {PATCHES}/reference.patch")
-            for number, tests in live["tests"].items():
-                for run in range(REFERENCE_RUNS):
-                    report = _report(_run_tests(live, sandbox, base, number, "reference.patch"), tests)
-                    if not report["passed"]:
-                        detail = f"feature {number}, run {run + 1} of {REFERENCE_RUNS}: {json.dumps(report)[:1500]}"
-                        return "reference_fails", detail + downloads.refusals(live["place"])
-                if _report(_run_tests(live, sandbox, base, number, None), tests)["passed"]:
-                    return "null_passes", f"the tests of feature {number} pass without any change"
-    except EnvironmentUnavailable as error:
-        return "no_environment", str(error)
-    except OSError as error:
-        if is_of_machine(error):
-            raise
-        return "no_reference", str(error)
+def validate(task: Task, live: Mapping[str, Any], sandboxes: SandboxFactory) -> Task | RejectedInput:
+    runs = trials(task, live)
+    return prove(task, runs, partial(record, live, runs, sandboxes), live["place"], sandboxes)
+
+
+def trials(task: Task, live: Mapping[str, Any]) -> list[Trial]:
+    """Return the run of each feature's tests."""
+    place = live["place"]
+
+    def tree(sandboxes: SandboxFactory, *, record: bool = False) -> AbstractContextManager[Sandbox]:
+        return places.test_sandbox(place, sandboxes, {}, (PATCHES,), record=record, prepare=_FORGET)
+
+    return [
+        Trial(
+            number, identity_of(task), tree,
+            put_tests=lambda sandbox, tests=tests: _apply(sandbox, tests, index=True),
+            solve=partial(_solve, live), start=partial(_start, live, number), passes=partial(_passes, tests),
+            patches=True, pytest=_PYTHON_FILE.search(tests) is not None, autoload=True,
+        )
+        for number, tests in live["tests"].items()
+    ]  # fmt: skip
+
+
+def record(live: Mapping[str, Any], runs: Sequence[Trial], sandboxes: SandboxFactory) -> None:
+    """Let the runner install what it needs once for each feature, with the feature's own patch."""
+    for trial in runs:
+        patch = live["patches"][trial.key]
+
+        def run(trial: Trial = trial, patch: str = patch) -> bool:
+            tests = read_tests(trial, sandboxes)
+            with trial.tree(sandboxes) as sandbox:
+                _apply(sandbox, patch)
+                changes = counted_changes(tests.visible, sandbox.read_files())
+            with trial.tree(sandboxes, record=True) as sandbox:
+                return sandbox.run(trial.start(sandbox, changes, tests)).exit_code != 124  # its time limit
+
+        wanted = [live["place"]["image"], live["runner"], live["tests"][trial.key], patch]
+        downloads.recorded(live["place"], wanted, run)
+
+
+def _solve(live: Mapping[str, Any], sandbox: Sandbox) -> None:
+    """Apply the task's combined patch (upstream's also changes tests), or merge those of the features."""
+    if live["combined"]:
+        return _apply(sandbox, live["combined"])
+    base = must(sandbox, "git rev-parse HEAD").strip()
+    for number, patch in live["patches"].items():
+        _branch(sandbox, base, f"reference{number}")
+        _apply(sandbox, patch)
+        _commit(sandbox, number)
+    first, second = live["patches"]
+    merged = sandbox.run(f"git checkout -q reference{second} && {_GIT} merge -q --no-edit reference{first}")
+    if merged.exit_code:
+        raise OSError(f"the features' own patches conflict: {merged.output[-500:]}")
     return None
 
 
-def _apply_reference(sandbox: Sandbox, patch: str, message: str) -> None:
-    """Commit what counts of a patch, as of an agent's: upstream's combined patches also change tests."""
-    before = sandbox.read_files()
-    _must(sandbox, apply_command(patch))
-    changes = counted_changes(before, sandbox.read_files())
-    _must(sandbox, "git reset -q --hard && git clean -fdq")
+def _start(live: Mapping[str, Any], number: str, sandbox: Sandbox, changes: Changes, tests: Tests) -> str:
+    """Write the patches of the work and of the tests, and return the runner's command on the clean base."""
     put_changes(sandbox, changes)
-    _commit(sandbox, message)
-
-
-def _record(live: Mapping[str, Any], sandboxes: SandboxFactory) -> None:
-    """Let the runner install what it needs once for each feature, with the feature's own patch."""
-    for number, tests in live["tests"].items():
-        patch = live["patches"][number]
-
-        def run(number: str = number, tests: str = tests, patch: str = patch) -> bool:
-            with places.test_sandbox(live["place"], sandboxes, {}, (PATCHES,), record=True, prepare=_FORGET) as sandbox:
-                base = _must(sandbox, "git rev-parse HEAD").output.strip()
-                _put(sandbox, {f"feature{number}.patch": patch})
-                done = _run_tests(live, sandbox, base, number, f"feature{number}.patch")
-                return done.exit_code != 124  # its time limit
-
-        downloads.recorded(live["place"], [live["place"]["image"], live["runner"], tests, patch], run)
-
-
-def _merge(work: list[Changes], sandbox: Sandbox) -> tuple[dict[str, Any], str | None]:
-    """Return (`merge` and `strategy`, the patch to test); no patch if the first agent of a conflict changed nothing."""
-    base = _must(sandbox, "git rev-parse HEAD").output.strip()
-    for number, changes in enumerate(work, 1):
-        _branch(sandbox, base, f"agent{number}")
-        put_changes(sandbox, changes)
-        _commit(sandbox, f"agent{number}")
-    if work[0] == work[-1]:
-        merge, tested = "identical", "agent1"
-    elif sandbox.run(f"git checkout -q agent2 && {_GIT} merge -q --no-edit --no-ff agent1").exit_code == 0:
-        merge, tested = "clean", "HEAD"
-    else:
-        _must(sandbox, "git merge --abort || git reset -q --hard")
-        merge, tested = "conflicts", "agent1"
-    details = {"merge": merge, "strategy": "naive" if merge == "clean" else merge}
-    if merge == "conflicts" and not work[0]:
-        return details, None
-    # As base64, since a patch may hold bytes that are no text.
-    _must(sandbox, f"mkdir -p {_INBOX} && git diff --binary {base} {tested} | base64 > {_INBOX}/patch")
-    return details, sandbox.read_files()[f"{_INBOX}/patch"]
-
-
-def _feature_report(
-    live: Mapping[str, Any], sandboxes: SandboxFactory, number: str, patch: str, visible: Mapping[str, str]
-) -> dict[str, Any]:
-    """Test a patch (base64) with one feature's tests; `visible` are the files that the agents saw."""
-
-    def again(copies: Mapping[str, str], *, reference: bool) -> GradedRun:
-        reference_patch = base64.b64encode(live["patches"][number].encode()).decode()
-        second = _run_patch(live, sandboxes, number, reference_patch if reference else patch, copies)
-        assert isinstance(second, GradedRun)
-        return second
-
-    run = _run_patch(live, sandboxes, number, patch)
-    report = _report(run, live["tests"][number])
-    if report["passed"] and isinstance(run, GradedRun):
-        tests = live["tests"][number]
-        report |= challenge(run, visible, again, lambda second: bool(_report(second, tests)["passed"]))
-        report["passed"] = "not_believed" not in report
-    return report
-
-
-def _run_patch(
-    live: Mapping[str, Any],
-    sandboxes: SandboxFactory,
-    number: str,
-    patch: str,
-    copies: Mapping[str, str] | None = None,
-) -> GradedRun | CommandResult:
-    """Run one feature's tests on a patch (base64) in a fresh sandbox, with `copies` (path -> text) over them."""
-    with places.test_sandbox(live["place"], sandboxes, {}, (PATCHES,), prepare=_FORGET) as sandbox:
-        base = _must(sandbox, "git rev-parse HEAD").output.strip()
-        _put(sandbox, {"encoded": patch})
-        _must(sandbox, f"base64 -d {PATCHES}/encoded > {PATCHES}/{_TESTED} && rm {PATCHES}/encoded")
-        return _run_tests(live, sandbox, base, number, _TESTED, copies)
-
-
-def _run_tests(
-    live: Mapping[str, Any],
-    sandbox: Sandbox,
-    base: str,
-    number: str,
-    work: str | None,
-    copies: Mapping[str, str] | None = None,
-) -> GradedRun | CommandResult:
-    """Run one feature's tests on the base commit with a patch of /patches applied."""
-    _must(
-        sandbox,
-        f"rm -f .git/index.lock; git checkout -q --force {base} && git reset -q --hard {base} && git clean -fdq",
-    )
-    _put(sandbox, {f"tests{number}.patch": live["tests"][number]})
-    hidden = _hidden_tests(sandbox, live["tests"][number], f"{PATCHES}/tests{number}.patch", copies or {})
-    _put(sandbox, {"runner.sh": live["runner"]} if live["runner"] else {})
+    must(sandbox, f"git add -A && git diff --cached --binary > {PATCHES}/work.patch && {_CLEAN}")
+    put_rest(sandbox, tests)
+    put_test_files(sandbox, tests)
+    names = " ".join(map(shlex.quote, sorted(tests.paths)))
+    ignored = f'for file in {names}; do [ ! -e "$file" ] || git add -f -- "$file"; done'
+    must(sandbox, f"git add -A && {ignored} && git diff --cached --binary > {PATCHES}/tests{number}.patch && {_CLEAN}")
+    if live["runner"]:
+        sandbox.write_files({f"{_INBOX}/runner.sh": live["runner"]})
+        must(sandbox, f"mv -f {_INBOX}/runner.sh {PATCHES}/ && rmdir {_INBOX}")
     runner = f"{PATCHES}/runner.sh" if live["runner"] else "/usr/local/bin/runner.sh"
-    words = [runner, f"tests{number}.patch", *([work] if work else [])]
-    command = downloads.command_with_downloads(live["place"], f"bash {shlex.join(words)}")
-    return run_graded(sandbox, command, tests=hidden) if hidden else sandbox.run(command)
+    words = [runner, f"tests{number}.patch", *(["work.patch"] if changes else [])]
+    return downloads.command_with_downloads(live["place"], f"bash {shlex.join(words)}")
 
 
-def _report(run: GradedRun | CommandResult, tests: str) -> dict[str, Any]:
-    """Return a run's report; `tests` is the patch of its tests."""
-    problem = (run.problem or _unproven(run, tests)) if isinstance(run, GradedRun) else None
+def _passes(tests: str, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
     passed, failed = counts(run.output)
-    report: dict[str, Any] = {
-        "passed": run.exit_code == 0 and passed > 0 and problem is None,
-        "exit_code": run.exit_code,
-        "tests_passed": passed,
-        "tests_failed": failed,
-    }
-    if problem is not None:
-        report["not_believed"] = problem
-    return report if report["passed"] else {**report, "output": run.output[-2000:]}
+    failed -= len(run.turned_over)
+    report = {"exit_code": run.exit_code, "tests_passed": passed + len(run.turned_over), "tests_failed": failed}
+    return run.exit_code == 0 and report["tests_passed"] > 0 and not run.failed, report
 
 
-def _put(sandbox: Sandbox, files: Mapping[str, str]) -> None:
-    sandbox.write_files({f"{_INBOX}/{name}": text for name, text in files.items()})
-    _must(sandbox, f"mv -f {_INBOX}/* {PATCHES}/ && rmdir {_INBOX}")
+def _merge(
+    work: list[Changes], trial: Trial, before: Mapping[str, str], sandboxes: SandboxFactory
+) -> tuple[str, Changes]:
+    """Return (clean, identical or conflicts; the changes to test, none if the first agent of a conflict has none)."""
+    if work[0] == work[-1]:
+        return "identical", work[0]
+    with trial.tree(sandboxes) as sandbox:
+        base = must(sandbox, "git rev-parse HEAD").strip()
+        for number, changes in enumerate(work, 1):
+            _branch(sandbox, base, f"agent{number}")
+            put_changes(sandbox, changes)
+            _commit(sandbox, f"agent{number}")
+        if sandbox.run(f"git checkout -q agent2 && {_GIT} merge -q --no-edit --no-ff agent1").exit_code:
+            return "conflicts", work[0]
+        return "clean", counted_changes(before, sandbox.read_files())
 
 
-def _hidden_tests(sandbox: Sandbox, tests: str, file: str, copies: Mapping[str, str]) -> dict[str, str]:
-    """Return the Python test files (path -> text) of a tests patch, and check out the base commit again.
-
-    The patch's file is written again by git, with or without `copies`, so that its form tells nothing about them. Empty
-    if the patch has no Python file: then another runner than pytest runs the tests."""
-    names = [path for path in dict.fromkeys(_CHANGED.findall(tests)) if path.endswith(".py")]
-    if not names or sandbox.run(apply_command(tests)).exit_code:
-        return {}
-    files = sandbox.read_files()
-    sandbox.write_files(copies)
-    written = " ".join(shlex.quote(path) for path in dict.fromkeys(_CHANGED.findall(tests)))
-    ignored = f'for file in {written}; do [ ! -e "$file" ] || git add -f -- "$file"; done'
-    clean = "git reset -q --hard && git clean -fdq"
-    _must(sandbox, f"git add -A && {ignored} && git diff --cached --binary > {file} && {clean}")
-    return {path: files[path] for path in names if path in files and TEST_FILE.search(path)}
-
-
-def _unproven(run: GradedRun, tests: str) -> str | None:
-    """Return a message that names added tests that did not run, or neither passed nor were left out by themselves."""
-    added = "\n".join(line[1:] for line in tests.splitlines() if line.startswith("+"))
-    ran = {name_of_test(node)[1] for node in run.of_kind("passed", "skipped", "xfailed")}
-    wanted = {name for text in run.tests.values() for name in names_of_tests(text) if f"def {name}(" in added}
-    return f"added tests did not pass: {sorted(wanted - ran)[:5]}" if wanted - ran else None
+def _apply(sandbox: Sandbox, patch: str, *, index: bool = False) -> None:
+    must(sandbox, apply_command(patch, index=index))
 
 
 def _branch(sandbox: Sandbox, base: str, name: str) -> None:
-    _must(sandbox, f"git checkout -q --force {base} && git clean -fdq && git checkout -q -b {name}")
+    must(sandbox, f"git checkout -q --force {base} && git clean -fdq && git checkout -q -b {name}")
 
 
 def _commit(sandbox: Sandbox, message: str) -> None:
-    _must(sandbox, f"git add -A && {_GIT} commit -q --allow-empty --no-verify -m {shlex.quote(message)}")
-
-
-def _must(sandbox: Sandbox, command: str) -> CommandResult:
-    """Run a command; raise OSError with its output if it fails, which is an infrastructure error."""
-    done = sandbox.run(command)
-    if done.exit_code:
-        raise OSError(f"in the judge's sandbox, {command[:100]!r} failed: {done.output[-500:]}")
-    return done
+    must(sandbox, f"git add -A && {_GIT} commit -q --allow-empty --no-verify -m {shlex.quote(message)}")

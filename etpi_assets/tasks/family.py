@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
@@ -74,12 +74,27 @@ EXCLUDED = "excluded"
 """The reason code of an input that the suite's params leave out."""
 
 
-SHARED_PROCESS = "shared_process"
-"""The `verdict_trust` of a verdict whose tests ran in the process of the code that they test (docs/verdicts.md), and
-whose changed values it failed. A family whose verdicts all are of one kind has a class attribute `verdict_trust`."""
+BLIND = "blind"
+"""The `verdict_trust` of a verdict whose expected values no sandbox ever had: the host compared (docs/verdicts.md)."""
+
+REVERSED = "reversed"
+"""As BLIND, but for some tests an assertion was reversed: they had to fail in one run and to pass in another."""
 
 UNCHALLENGED = "unchallenged"
-"""As SHARED_PROCESS, but no expected value was changed, so that values that are equal to everything may have passed."""
+"""The `verdict_trust` of a verdict that rests, for a test at least, on the report of the process that ran the tests."""
+
+TRUSTS = (UNCHALLENGED, REVERSED, BLIND)
+"""From the weakest to the strongest."""
+
+CHEATED = "cheated"
+"""The verdict on a patch under which tests pass that a right solution fails."""
+
+
+def weakest(trusts: Iterable[str]) -> str:
+    """Return the weakest trust; UNCHALLENGED of none. Other words are weaker than all."""
+    order = {trust: place for place, trust in enumerate(TRUSTS)}
+    return min(trusts, key=lambda trust: order.get(trust, -1), default=UNCHALLENGED)
+
 
 UNPROVEN = "unproven"
 """The verdict on a task without a working verifier."""
@@ -89,6 +104,15 @@ WHY_UNPROVEN = "why_unproven"
 
 UNPROVEN_REASONS = ("no_reference", "reference_fails", "null_passes")
 """Reason codes of tasks that can be run, but whose verifier cannot be relied on."""
+
+
+CALIBRATIONS = "calibrations"
+"""The key of a proved task's payload: trial -> its calibration (`proof`). The content hash of a task is without it."""
+
+
+def is_trusted(trust: str | None, least: str | None) -> bool:
+    """Return whether a verdict's trust is at least that of the spec; any if the spec names none."""
+    return least is None or (trust in TRUSTS and TRUSTS.index(trust) >= TRUSTS.index(least))
 
 
 @dataclass(frozen=True)
@@ -151,6 +175,16 @@ class Family(Protocol):
     """True if proving a suite takes long: it is kept when only etpi's code was raised, until `etpi run --rebuild`."""
     repo_is_source: bool = False
     """True if the `repo` of a task is a source of questions, which one suite may train on and another hold out."""
+
+    verdict_trust: str | None = None
+    """The trust of all verdicts (TRUSTS), if they have one; else that of a proved task's `calibrations`."""
+
+    def trusts(self, task: Task) -> Sequence[str]:
+        """Return the trust of each test that has to turn, or the family's own; none if nothing is known."""
+        if self.verdict_trust:
+            return [self.verdict_trust]
+        calibrations = task.payload.get(CALIBRATIONS, {}).values()
+        return [trust for each in calibrations for trust in each.get("trust", {}).values()]
 
     def sandbox(self, params: Mapping[str, Any]) -> str | None:
         """Return the kind of sandbox that validates a suite with these params.

@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from etpi_resources.sandboxes import Sandbox
 
@@ -47,37 +47,11 @@ INSTALL_FILE = re.compile(
 """Files that decide which packages a runner installs, and from where."""
 
 _TOOLS = frozenset(
-    [
-        "_pytest",
-        "pytest",
-        "pluggy",
-        "iniconfig",
-        "packaging",
-        "py",
-        "exceptiongroup",
-        "tomli",
-        "pygments",
-        "coverage",
-        "xdist",
-        "execnet",
-        "hypothesis",
-        "setuptools",
-        "pkg_resources",
-        "pip",
-        "wheel",
-        "_distutils_hack",
-        "distutils",
-        "colorama",
-        "nose",
-        "conftest",
-        "sitecustomize",
-        "usercustomize",
-        "pytest_asyncio",
-        "pytest_mock",
-        "pytest_cov",
-        "pytest_timeout",
-        "anyio",
-    ]
+    """
+    _distutils_hack _pytest anyio colorama conftest coverage distutils exceptiongroup execnet hypothesis iniconfig nose
+    packaging pip pkg_resources pluggy py pygments pytest pytest_asyncio pytest_cov pytest_mock pytest_timeout
+    setuptools sitecustomize tomli usercustomize wheel xdist
+    """.split()  # noqa: SIM905 - words read better as text
 )
 RESERVED = sys.stdlib_module_names | _TOOLS
 """Top-level modules that a patch may not add where they could shadow the real ones."""
@@ -86,32 +60,43 @@ Changes = dict[str, str | None]
 """Path -> new text; None if the file is removed."""
 
 
-def counted_changes(before: Mapping[str, str], after: Mapping[str, str]) -> Changes:
-    """Return the changes in files that a patch may contain. Empty if `after` is: that sandbox had ended."""
-    if not after:
-        return {}
-    changed = [path for path in sorted(before.keys() | after.keys()) if before.get(path) != after.get(path)]
+def counted_changes(before: Mapping[str, str], after: Mapping[str, str], tests: Iterable[str] = ()) -> Changes:
+    """Return the changes in files that a patch may contain. Empty if `after` is: that sandbox had ended.
+
+    Args:
+        tests: paths of hidden tests. Their folders may be on the path that modules are imported from.
+    """
+    refused = set(refused_changes(before, after, tests))
+    return {path: after.get(path) for path in _changed(before, after) if path not in refused}
+
+
+def refused_changes(before: Mapping[str, str], after: Mapping[str, str], tests: Iterable[str] = ()) -> list[str]:
+    """Return the sorted paths of the changes that a patch may not contain (see `counted_changes`)."""
     packages = {path.rpartition("/")[0] for path in before if path.endswith("/__init__.py")}
     known = {name for path in before for name in _module_names(path)}
-    return {path: after.get(path) for path in changed if not _refused(path, known, packages)}
+    folders = {
+        "/".join(parts[:end]) for path in [*before, *tests] for parts in [path.split("/")] for end in range(len(parts))
+    }
+    return [path for path in _changed(before, after) if _refused(path, known, folders - packages)]
 
 
-def _refused(path: str, known: Iterable[str], packages: Iterable[str]) -> bool:
+def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    paths = sorted(before.keys() | after.keys()) if after else []
+    return [path for path in paths if before.get(path) != after.get(path)]
+
+
+def _refused(path: str, known: Collection[str], roots: Collection[str]) -> bool:
     """Return whether a patch may not contain the file.
 
     Args:
         known: module paths of the base tree.
-        packages: package folders of the base tree.
+        roots: folders that modules may be imported from: those of the base tree that are no packages.
     """
     name = unicodedata.normalize("NFKC", path)
     if any(pattern.search(name) for pattern in (TEST_FILE, RUNNER_FILE, METADATA_FILE, INSTALL_FILE)):
         return True
-    return any(
-        module.rpartition("/")[2].lower() in RESERVED
-        and module.rpartition("/")[0] not in packages
-        and module not in known
-        for module in _module_names(name)
-    )
+    split = [(module, *module.rpartition("/")[::2]) for module in _module_names(name)]
+    return any(last.lower() in RESERVED and above in roots and module not in known for module, above, last in split)
 
 
 def _module_names(path: str) -> list[str]:

@@ -1,24 +1,26 @@
-"""Run pytest in a sandbox with a recorder of its tests; docs/verdicts.md has the guarantees.
-
-A single run proves nothing, since the code under test shares pytest's process: `challenge` tests what a run reports.
-"""
+"""Run pytest in a sandbox with a recorder of its tests and holes; docs/verdicts.md has the guarantees."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import secrets
 import shlex
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from etpi_resources.sandboxes import Sandbox
 
 _INBOX = ".etpi-grading"
-_RECORDER = Path(__file__).with_name("pytest_recorder.py").read_text(encoding="utf-8")
+RECORDER = Path(__file__).with_name("pytest_recorder.py").read_text(encoding="utf-8")
 _PYTHONS = "for p in .venv/bin/python python python3; do command -v $p > /dev/null && break; done"
+_MOST = 256 << 20
+"""Bytes of the reports of one run."""
 _LIST_PLUGINS = (
     "import importlib.metadata as m; e = m.entry_points(); "
     "print(*sorted({p.name for p in (e.select(group='pytest11') if hasattr(e, 'select') else e.get('pytest11', ()))}), "
@@ -32,24 +34,28 @@ class Report(BaseModel):
     collected: list[str]
     outcomes: dict[str, str]
     exit: int
+    records: list[tuple[str, str, list[Any], int]] = []
 
 
 @dataclass(frozen=True)
 class GradedRun:
-    """A run of tests.
+    """A run of tests: claims of the process that ran them, code under test included.
 
     Attributes:
-        output, exit_code: as the command left them.
-        tests: the hidden test files that ran, path -> text.
+        output, exit_code, timed_out: as the command left them.
+        collected: node ids, in order.
         outcomes: node id -> kind (see `pytest_recorder`).
+        records: (node id, key of a hole, recorded values, number) each.
         problem: why the run cannot count; None: it can.
     """
 
     output: str
     exit_code: int
-    tests: Mapping[str, str]
-    outcomes: Mapping[str, str]
-    problem: str | None
+    timed_out: bool = False
+    collected: Sequence[str] = ()
+    outcomes: Mapping[str, str] = field(default_factory=dict)
+    records: Sequence[tuple[str, str, list[Any], int]] = ()
+    problem: str | None = None
 
     def of_kind(self, *kinds: str) -> set[str]:
         return {node for node, kind in self.outcomes.items() if kind in kinds}
@@ -65,50 +71,70 @@ def run_graded(
     sandbox: Sandbox,
     command: str,
     *,
-    tests: Mapping[str, str],
     roots: Sequence[str] = (),
     plugins: Sequence[str] | None = None,
+    timeout: float | None = None,
+    safe_path: bool = True,
 ) -> GradedRun:
     """Run a command that starts pytest, with the recorder.
 
     Args:
-        tests: the hidden test files, path -> text.
         roots: folders of the workspace that the code under test is imported from.
         plugins: the only pytest plugins to load; None: all that pytest discovers.
+        timeout: seconds; None: the sandbox's limit.
+        safe_path: whether Python ignores the current directory, and the user's packages.
 
     Raises:
         OSError: the recorder cannot be written to the sandbox.
     """
     recorder, folder = f"recorder_{secrets.token_hex(6)}", f"/tmp/{secrets.token_hex(8)}"
-    sandbox.write_files({f"{_INBOX}/{recorder}.py": f"ROOTS = {list(roots)!r}\n{_RECORDER}"})
+    sandbox.write_files({f"{_INBOX}/{recorder}.py": f"ROOTS = {list(roots)!r}\n{RECORDER}"})
     moved = sandbox.run(f"mkdir -m 700 {folder} && mv {_INBOX}/* {folder}/ && rmdir {_INBOX}")
     if moved.exit_code:
         raise OSError(f"the judge's files could not be put into its sandbox: {moved.output[-500:]}")
     options = " ".join(["-p", recorder, *(f"-p {shlex.quote(name)}" for name in plugins or ())])
     variables = {
         "PYTHONPATH": folder,
-        "PYTHONSAFEPATH": "1",
-        "PYTHONNOUSERSITE": "1",
         "PYTEST_ADDOPTS": options,
+        **({"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"} if safe_path else {}),
         **({} if plugins is None else {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}),
     }
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
-    done = sandbox.run(f"export {exports}; {command}")
-    written = sandbox.run(f"for file in {folder}/report-*; do cat $file; echo; done; rm -rf {folder}").output
-    reports = list(_reports(written))
+    done = sandbox.run(f"export {exports}; {command}", timeout=timeout)
+    packed = sandbox.run(
+        f"for file in {folder}/report-*; do [ -f $file ] && cat $file && echo; done | gzip | base64 -w 0; "
+        f"rm -rf {folder}"
+    ).output
+    reports = list(read_reports(unpacked(packed)))
     outcomes = {node: kind for report in reports for node, kind in report.outcomes.items()}
-    return GradedRun(done.output, done.exit_code, tests, outcomes, _problem(reports, done.exit_code))
+    return GradedRun(
+        done.output,
+        done.exit_code,
+        done.timed_out,
+        [node for report in reports for node in report.collected],
+        outcomes,
+        [record for report in reports for record in report.records],
+        _problem(reports, done.exit_code),
+    )
+
+
+def unpacked(text: str) -> str:
+    """Return what a sandbox packed with gzip and base64, at most _MOST bytes; "" if it is neither."""
+    try:
+        return zlib.decompressobj(wbits=31).decompress(base64.b64decode(text), _MOST).decode(errors="replace")
+    except (ValueError, zlib.error):
+        return ""
 
 
 def disagreement(run: GradedRun, printed: Iterable[str]) -> str | None:
     """Return a message if the output lists passed tests that the recorder did not see pass, else None."""
-    listed, seen = ({_last(name) for name in names} for names in (printed, run.of_kind("passed", "xfailed")))
+    listed, seen = ({without_folder(name) for name in names} for names in (printed, run.of_kind("passed", "xfailed")))
     if listed - seen:
         return f"the output lists passed tests that did not pass: {sorted(listed - seen)[:5]}"
     return None
 
 
-def _reports(written: str) -> Iterator[Report]:
+def read_reports(written: str) -> Iterator[Report]:
     """Yield the readable reports; code under test may have written others."""
     for line in written.splitlines():
         with contextlib.suppress(ValidationError):
@@ -126,7 +152,7 @@ def _problem(reports: Sequence[Report], exit_code: int) -> str | None:
     return None
 
 
-def _last(name: str) -> str:
+def without_folder(name: str) -> str:
     """Return a node id without its file's folder: summary and recorder may have different root folders."""
     path, separator, rest = name.partition("::")
     return f"{path.rpartition('/')[2]}{separator}{rest}"

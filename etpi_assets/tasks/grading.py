@@ -81,8 +81,8 @@ def grade(
 
 def _with_trust(family: Family, verdict: Verdict) -> Verdict:
     """Return the verdict with the family's `verdict_trust`, if it has one, among its details."""
-    trust = getattr(family, "verdict_trust", None)
-    return replace(verdict, details={**verdict.details, "verdict_trust": trust}) if trust else verdict
+    trust = family.verdict_trust
+    return replace(verdict, details={"verdict_trust": trust, **verdict.details}) if trust else verdict
 
 
 def has_ended(machine: Sandbox) -> bool:

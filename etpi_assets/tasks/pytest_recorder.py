@@ -1,21 +1,124 @@
-"""A pytest plugin that records the outcome of each test by its node id and kind, apart from the printed output.
+"""A pytest plugin that records the outcome of each test by its node id and kind, and what its holes were compared with.
 
 Runs inside a sandbox, loaded by `-p` before any code under test; `graded_run` writes ROOTS above it and reads its
-reports. It holds no secret: code in its process can forge what it writes, which `challenge` finds by another run.
+reports. It holds no secret, and no expected value: code in its process can forge what it writes, but has to know the
+values for that (`holes`).
 
 At the end of a session it writes a file `report-*` beside itself: {collected: [node id], outcomes: {node id: kind},
-exit: status}. Kinds: passed, failed, error, skipped, xfailed, xpassed. It must run on every Python that a repository's
-environment has (3.6 and later).
+exit: status, records: [[node id, key of a hole, values, number]]}. Kinds: passed, failed, error, skipped, xfailed,
+xpassed. It must run on every Python that a repository's environment has (3.6 and later).
 """
 
+import builtins
+import datetime
+import decimal
+import fractions
 import json
 import os
 import random
 import sys
 
-import pytest
+try:
+    import pytest
+except ImportError:  # programs with `check` have no tests of pytest
+    pytest = None
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_MOST = 100000
+"""Characters of one recorded value."""
+_MOST_RECORDS = 100000
+_DATES = (datetime.datetime, datetime.date, datetime.time, datetime.timedelta)
+_PLAIN = (int, float, str, bytes, bytearray, complex, list, tuple, dict, set, frozenset)
+
+
+class Cell:
+    """Stands in a test for a literal that is an expected value."""
+
+    def __init__(self, key):
+        self.key = key
+
+
+class _Large(Exception):
+    pass
+
+
+def plain(value, room, depth=0):
+    """Return a value as [type, JSON]; the type is "opaque" for an object whose meaning is not its content."""
+    kind = type(value)
+    room[0] -= 8
+    if room[0] < 0 or depth > 40:
+        raise _Large()
+    if kind is Cell:
+        return ["cell", value.key]
+    if value is None or kind is bool:
+        return [kind.__name__, value]
+    if kind is range:
+        return ["range", [value.start, value.stop, value.step]]
+    if kind in (decimal.Decimal, fractions.Fraction):
+        return [kind.__name__, str(value)]
+    if kind in _DATES:
+        return _date(value, kind)
+    base = next((each for each in _PLAIN if issubclass(kind, each)), None)
+    if base is None:
+        return ["opaque", kind.__name__]
+    if base is int:
+        return ["int", hex(int.__index__(value))]
+    if base is float:
+        return ["float", float.__repr__(value)]
+    if base is complex:
+        return ["complex", [float.__repr__(value.real), float.__repr__(value.imag)]]
+    if base in (str, bytes, bytearray):
+        room[0] -= base.__len__(value)
+        if room[0] < 0:
+            raise _Large()
+        return [base.__name__, str.__getitem__(value, slice(None)) if base is str else bytes(value).hex()]
+    if base is dict:
+        pairs = list(dict.items(value))
+        return ["dict", [[plain(k, room, depth + 1), plain(v, room, depth + 1)] for k, v in pairs]]
+    items = base.__iter__(value)  # pyright: ignore[reportAttributeAccessIssue]
+    return [base.__name__, [plain(item, room, depth + 1) for item in items]]
+
+
+def _date(value, kind):
+    zone = getattr(value, "tzinfo", None)
+    if zone not in (None, datetime.timezone.utc):  # noqa: UP017 - Python 3.6
+        return ["opaque", kind.__name__]
+    if kind is datetime.timedelta:
+        return ["timedelta", [value.days, value.seconds, value.microseconds]]
+    names = ("year", "month", "day") if kind is not datetime.time else ()
+    names += ("hour", "minute", "second", "microsecond") if kind is not datetime.date else ()
+    return [kind.__name__, [[getattr(value, name) for name in names], zone is not None]]
+
+
+class Item:
+    """A plain item of a container that a test displays; equal to everything, and recorded."""
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __init__(self, recorder, key):
+        self.recorder, self.key = recorder, key
+
+    def __eq__(self, other):
+        self.recorder.record(self.key, other)
+        return True
+
+
+class Raises:
+    """`pytest.raises` or `assertRaises` of any exception; its class and text are recorded."""
+
+    def __init__(self, recorder, key, unit):
+        self.recorder, self.key = recorder, key
+        self.inner = unit(BaseException) if unit else pytest.raises(BaseException)  # pyright: ignore
+
+    def __enter__(self):
+        return self.inner.__enter__()
+
+    def __exit__(self, kind, error, trace):
+        if error is not None:
+            if kind.__module__ == "_pytest.outcomes":
+                return False
+            self.recorder.record(self.key, [each.__name__ for each in kind.__mro__], str(error))
+        return self.inner.__exit__(kind, error, trace)
 
 
 def _kind(phases):
@@ -33,11 +136,54 @@ def _kind(phases):
     return "xpassed" if expected else "passed"
 
 
+def _hook(**options):
+    return pytest.hookimpl(**options) if pytest else lambda function: function
+
+
 class Recorder:
     def __init__(self):
-        self.collected, self.phases = [], {}
+        self.collected, self.phases, self.records, self.node = [], {}, {}, ""
+        for name in ("cell", "hole", "bit", "items", "item", "raises"):
+            setattr(builtins, f"__{name}__", getattr(self, "_" + name))
 
-    @pytest.hookimpl(tryfirst=True)
+    def record(self, key, *values):
+        try:
+            text = json.dumps([plain(value, [_MOST]) for value in values])
+        except _Large:
+            text = '[["large", null]]'
+        place = (self.node, key, text)
+        if place in self.records or len(self.records) < _MOST_RECORDS:
+            self.records[place] = self.records.get(place, 0) + 1
+
+    def _cell(self, key):
+        return Cell(key)
+
+    def _hole(self, key, got, *leaves):
+        self.record(key, got, *leaves)
+        return True
+
+    def _bit(self, key, is_none, got):
+        self.record(key, got is None if is_none else bool(got))
+        return True
+
+    def _items(self, key, got, shown):
+        self.record(key, bool(shown == got))
+        return True
+
+    def _item(self, key):
+        return Item(self, key)
+
+    def _raises(self, key, unit):
+        return Raises(self, key, unit)
+
+    def report(self, status):
+        outcomes = {node: _kind(phases) for node, phases in self.phases.items()}
+        report = {"collected": self.collected, "outcomes": outcomes, "exit": int(status)}
+        report["records"] = [[node, key, json.loads(text), n] for (node, key, text), n in self.records.items()]
+        with open(os.path.join(_HERE, f"report-{os.getpid()}-{random.getrandbits(60)}"), "w") as file:
+            json.dump(report, file)
+
+    @_hook(tryfirst=True)
     def pytest_configure(self, config):
         # pytest is imported by now. Put the tree after the standard library and before installed packages.
         roots = [os.path.abspath(root) for root in ROOTS]  # noqa: F821 # pyright: ignore[reportUndefinedVariable]
@@ -46,21 +192,22 @@ class Recorder:
         at = 1 + max([i for i, path in enumerate(sys.path) if path.endswith("lib-dynload")] or [-1])
         sys.path[at:at] = [root for root in roots if root not in sys.path]
 
-    @pytest.hookimpl(trylast=True)
+    @_hook(trylast=True)
     def pytest_collection_modifyitems(self, items):
         self.collected.extend(item.nodeid for item in items)
 
-    @pytest.hookimpl(tryfirst=True)
+    @_hook(tryfirst=True)
+    def pytest_runtest_logstart(self, nodeid):
+        self.node = nodeid
+
+    @_hook(tryfirst=True)
     def pytest_runtest_logreport(self, report):
         phase = (report.outcome, hasattr(report, "wasxfail"))
         self.phases.setdefault(report.nodeid, {})[report.when] = phase
 
-    @pytest.hookimpl(trylast=True)
+    @_hook(trylast=True)
     def pytest_sessionfinish(self, session, exitstatus):
-        outcomes = {node: _kind(phases) for node, phases in self.phases.items()}
-        report = {"collected": self.collected, "outcomes": outcomes, "exit": int(exitstatus)}
-        with open(os.path.join(_HERE, f"report-{os.getpid()}-{random.getrandbits(60)}"), "w") as file:
-            json.dump(report, file)
+        self.report(exitstatus)
 
 
 def pytest_addoption(parser, pluginmanager):

@@ -18,7 +18,8 @@ from etpi_assets.tasks import places
 from etpi_assets.tasks.commands import write_commands
 from etpi_assets.tasks.family import Role, Task
 from etpi_assets.tasks.frozen import RUNNER_FILE, TEST_FILE
-from etpi_assets.tasks.reports import plain, pytest_outcomes, r2e_names
+from etpi_assets.tasks.proof import TestRun
+from etpi_assets.tasks.reports import plain, r2e_names
 from etpi_assets.tasks.repository import RepositoryFamily, make_task
 from etpi_resources.sandboxes import Sandbox
 
@@ -76,14 +77,11 @@ class R2E(RepositoryFamily):
         sandbox.run(f"rm -rf {TESTS}")
         sandbox.write_files({f"{TESTS}/{name}": code for name, code in task.payload["tests"].items()})
 
-    def hidden_tests(self, task: Task, sandbox: Sandbox) -> Mapping[str, str]:
-        return {f"{TESTS}/{name}": code for name, code in task.payload["tests"].items()}
-
     def test_command(self, task: Task) -> str:
         return _COMMAND
 
-    def passes(self, task: Task, output: str) -> tuple[bool, Mapping[str, Any]]:
-        outcomes, wanted = r2e_names(pytest_outcomes(output)), task.payload["expected"]
+    def passes(self, task: Task, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
+        outcomes, wanted = r2e_names(run.outcomes()), task.payload["expected"]
         outcomes = {name.split(" - ")[0]: outcome for name, outcome in outcomes.items()}
         wanted = {name.split(" - ")[0]: outcome for name, outcome in wanted.items()}
         wrong = sorted(name for name in outcomes.keys() | wanted.keys() if outcomes.get(name) != wanted.get(name))

@@ -1,8 +1,8 @@
 """Tasks of real repositories with one agent and hidden tests: the base class of `r2e` and `swe_bench`.
 
 The verdict: read the agent's final files, end its sandbox, apply the counted changes in a fresh sandbox, add the hidden
-tests, run them. Edited tests, conftest files, settings of the test runner and later commits of the repository never
-reach that sandbox. Subclasses define a data set's fields and which test outcomes pass.
+tests, run them (`proof`). Edited tests, conftest files, settings of the test runner and later commits of the repository
+never reach that sandbox. Subclasses define a data set's fields and which test outcomes pass.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from etpi_assets.tasks import downloads, places
-from etpi_assets.tasks.challenge import CHEATED, challenge, trust_of
 from etpi_assets.tasks.family import (
+    CHEATED,
     EXCLUDED,
-    REFERENCE_RUNS,
     Family,
     RejectedInput,
     SandboxNeeds,
@@ -30,12 +30,21 @@ from etpi_assets.tasks.family import (
     require_heldout,
     with_defaults,
 )
-from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
-from etpi_assets.tasks.graded_run import GradedRun, disagreement, installed_plugins, run_graded
-from etpi_assets.tasks.grading import is_of_machine
-from etpi_assets.tasks.reports import pytest_outcomes
+from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes, refused_changes
+from etpi_assets.tasks.proof import (
+    TestRun,
+    Tests,
+    Trial,
+    calibration_of,
+    identity_of,
+    judge_trial,
+    prove,
+    put_rest,
+    put_test_files,
+    read_tests,
+)
 from etpi_resources.hashes import json_hash
-from etpi_resources.sandboxes import CommandResult, EnvironmentUnavailable, Sandbox, SandboxFactory
+from etpi_resources.sandboxes import CommandResult, Sandbox, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
     **places.PARAMS,
@@ -61,6 +70,8 @@ class RepositoryFamily(Family, ABC):
     keeps_proofs = True
     hides: str
     """Bash command that removes hidden tests from an agent's workspace."""
+    patches: bool = False
+    """Whether the hidden tests are a patch."""
     hides_from_code: str = "true"
     """Bash command that removes copies of the hidden tests that an image has, before code under test runs."""
 
@@ -74,14 +85,10 @@ class RepositoryFamily(Family, ABC):
 
     @abstractmethod
     def put_tests(self, task: Task, sandbox: Sandbox) -> None:
-        """Write the hidden tests into a workspace."""
+        """Write the suite's own hidden tests into a tree."""
 
     @abstractmethod
     def test_command(self, task: Task) -> str: ...
-
-    @abstractmethod
-    def hidden_tests(self, task: Task, sandbox: Sandbox) -> Mapping[str, str]:
-        """Return the hidden test files (path -> text), after `put_tests`."""
 
     def roots(self, task: Task) -> Sequence[str]:
         """Return the folders of the workspace, besides its root, that the code under test is imported from."""
@@ -91,9 +98,13 @@ class RepositoryFamily(Family, ABC):
         """Return whether `test_command` runs pytest; other runners are judged by their output."""
         return True
 
+    def fixed(self, task: Task) -> str:
+        """Return a text that tasks with equal tests and equal solved trees share; "" if none does."""
+        return ""
+
     @abstractmethod
-    def passes(self, task: Task, output: str) -> tuple[bool, Mapping[str, Any]]:
-        """Return whether the tests' output passes, and details for a reader."""
+    def passes(self, task: Task, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
+        """Return whether a run of the tests passes, and details for a reader."""
 
     @abstractmethod
     def solution(self, task: Task, sandbox: Sandbox) -> None:
@@ -144,116 +155,69 @@ class RepositoryFamily(Family, ABC):
         return task.payload["entities"]
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
-        """Verdicts: passed (reward 1); failed_tests, cheated, no_patch (0). `details`: changed paths and the tests'
-        results."""
+        """Verdicts: passed (reward 1); failed_tests, cheated, no_patch (0). `details`: changed and refused paths, the
+        tests' results and their trust."""
         (files,) = final.values()
-        self._record(task, sandboxes)
-        with self._test_sandbox(task, sandboxes) as sandbox:
-            visible = sandbox.read_files()
-            changes = counted_changes(visible, files)
-            if not changes:
-                return Verdict(0.0, "no_patch", {"changed": []})
-            run = self._test_changes(task, changes, sandbox)
-        passed, details = self._result(task, run)
-        if passed and isinstance(run, GradedRun):
-
-            def again(copies: Mapping[str, str], *, reference: bool) -> GradedRun:
-                with self._test_sandbox(task, sandboxes) as sandbox:
-                    if reference:
-                        self.solution(task, sandbox)
-                    second = self._test_changes(task, {} if reference else changes, sandbox, copies)
-                assert isinstance(second, GradedRun)
-                return second
-
-            doubts = challenge(run, visible, again, lambda second: self._result(task, second)[0])
-            passed, details = "not_believed" not in doubts, {**details, **doubts}
+        trial = self.trial(task)
+        tests = read_tests(trial, sandboxes)
+        changes = counted_changes(tests.visible, files, tests.paths)
+        shown = {"changed": sorted(changes), "refused": refused_changes(tests.visible, files, tests.paths)}
+        if not changes:
+            return Verdict(0.0, "no_patch", shown)
+        self._record(task, trial, sandboxes)
+        passed, details = judge_trial(trial, calibration_of(task, trial, sandboxes), changes, sandboxes)
         code = "passed" if passed else CHEATED if CHEATED in details else "failed_tests"
-        return Verdict(float(passed), code, {"changed": sorted(changes), **details, "verdict_trust": trust_of(details)})
+        return Verdict(float(passed), code, {**shown, **details})
 
-    def rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
-        """Reject a task as no_environment, no_reference, reference_fails, or null_passes without any change."""
-        try:
-            with self._test_sandbox(task, sandboxes) as sandbox:
-                before = sandbox.read_files()
-                self.solution(task, sandbox)
-                changes = counted_changes(before, sandbox.read_files())
-            if not changes:
-                return RejectedInput(task.task_id, "no_reference", "the reference solution changes no file that counts")
-            self._record(task, sandboxes)
-            for run in range(REFERENCE_RUNS):
-                passed, details = self._try(task, changes, sandboxes)
-                if not passed:
-                    detail = f"run {run + 1} of {REFERENCE_RUNS}: {json.dumps(details)[:1500]}"
-                    detail += downloads.refusals(task.payload["place"])
-                    return RejectedInput(task.task_id, "reference_fails", detail)
-            if self._try(task, {}, sandboxes)[0]:
-                return RejectedInput(task.task_id, "null_passes", "the tests pass without any change")
-        except EnvironmentUnavailable as error:
-            return RejectedInput(task.task_id, "no_environment", str(error))
-        except (OSError, ValueError) as error:
-            if is_of_machine(error):
-                raise
-            return RejectedInput(task.task_id, "no_reference", str(error))
-        return None
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
+        """Yield each task with the calibration of its tests, or why it cannot be judged (`proof.prove`)."""
+        for task in tasks:
+            trial = self.trial(task)
+            record = partial(self._record, task, trial, sandboxes)
+            yield prove(task, [trial], record, task.payload["place"], sandboxes)
 
     def run_tests(self, task: Task, sandboxes: SandboxFactory, *, solved: bool, record: bool = False) -> CommandResult:
         """Run the hidden tests with or without the reference solution; nothing is judged.
 
-        `record`: fetch and record what they download.
+        `record`: fetch and record their downloads.
 
         Raises:
             OSError: the solution or the tests cannot be applied. EnvironmentUnavailable: as `SandboxFactory.create`.
         """
-        with self._test_sandbox(task, sandboxes, record=record) as sandbox:
+        trial = self.trial(task)
+        tests = read_tests(trial, sandboxes)
+        with trial.tree(sandboxes, record=record) as sandbox:
             if solved:
                 self.solution(task, sandbox)
-            self.put_tests(task, sandbox)
-            return sandbox.run(self._test_command(task))
+            return sandbox.run(self._start(task, sandbox, {}, tests))
 
-    def _try(self, task: Task, changes: Changes, sandboxes: SandboxFactory) -> tuple[bool, Mapping[str, Any]]:
-        """Return (whether the hidden tests pass with the changes, details); only for changes of the suite's own."""
-        with self._test_sandbox(task, sandboxes) as sandbox:
-            run = self._test_changes(task, changes, sandbox)
-        return self._result(task, run)
+    def trial(self, task: Task) -> Trial:
+        """Return the one run of tests that judges a task."""
+        files, place = self.workspace(task, self.roles(task)[0]), task.payload["place"]
+        prepare = f"{self.hides_from_code}; {places.FORGET_HISTORY}"
 
-    def _test_changes(
-        self, task: Task, changes: Changes, sandbox: Sandbox, copies: Mapping[str, str] | None = None
-    ) -> GradedRun | CommandResult:
-        """Apply the changes in a fresh sandbox and run the hidden tests, with `copies` (path -> text) over them."""
-        plugins = installed_plugins(sandbox)  # listed before the patch is applied
-        self.put_tests(task, sandbox)
-        tests = self.hidden_tests(task, sandbox)  # read before the patch, whose files may exceed the limit of a read
+        def tree(sandboxes: SandboxFactory, *, record: bool = False) -> AbstractContextManager[Sandbox]:
+            return places.test_sandbox(place, sandboxes, files, record=record, prepare=prepare)
+
+        return Trial(
+            "tests", identity_of(task), tree,
+            put_tests=partial(self.put_tests, task),
+            solve=partial(self.solution, task),
+            start=partial(self._start, task),
+            passes=partial(self.passes, task),
+            patches=self.patches, pytest=self.runs_pytest(task), roots=self.roots(task), fixed=self.fixed(task),
+        )  # fmt: skip
+
+    def _start(self, task: Task, sandbox: Sandbox, changes: Changes, tests: Tests) -> str:
+        put_rest(sandbox, tests)
         put_changes(sandbox, changes)
-        self.put_tests(task, sandbox)
-        command = self._test_command(task)
-        if not self.runs_pytest(task):
-            return sandbox.run(command)
-        sandbox.write_files({**tests, **(copies or {})})  # all, so that no file's time tells a copy
-        return run_graded(sandbox, command, tests=tests, roots=self.roots(task), plugins=plugins)
+        put_test_files(sandbox, tests)
+        return downloads.command_with_downloads(task.payload["place"], self.test_command(task))
 
-    def _result(self, task: Task, run: GradedRun | CommandResult) -> tuple[bool, Mapping[str, Any]]:
-        """Return (whether a run's tests pass, details)."""
-        passed, details = self.passes(task, run.output)
-        if isinstance(run, GradedRun):
-            listed = (name for name, outcome in pytest_outcomes(run.output).items() if outcome == "PASSED")
-            if problem := run.problem or disagreement(run, listed):
-                passed, details = False, {**details, "not_believed": problem}
-        return passed, details if passed else {**details, "exit_code": run.exit_code, "output": run.output[-2000:]}
-
-    def _record(self, task: Task, sandboxes: SandboxFactory) -> None:
+    def _record(self, task: Task, trial: Trial, sandboxes: SandboxFactory) -> None:
         wanted = [task.content_hash, self.test_command(task)]
         record = lambda: not self.run_tests(task, sandboxes, solved=True, record=True).timed_out  # noqa: E731
         downloads.recorded(task.payload["place"], wanted, record)
-
-    def _test_command(self, task: Task) -> str:
-        return downloads.command_with_downloads(task.payload["place"], self.test_command(task))
-
-    def _test_sandbox(
-        self, task: Task, sandboxes: SandboxFactory, *, record: bool = False
-    ) -> AbstractContextManager[Sandbox]:
-        files = self.workspace(task, self.roles(task)[0])
-        prepare = f"{self.hides_from_code}; {places.FORGET_HISTORY}"
-        return places.test_sandbox(task.payload["place"], sandboxes, files, record=record, prepare=prepare)
 
 
 def make_task(

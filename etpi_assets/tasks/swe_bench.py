@@ -18,7 +18,8 @@ from typing import Any
 from etpi_assets.tasks import places
 from etpi_assets.tasks.commands import apply_command
 from etpi_assets.tasks.family import Role, Task
-from etpi_assets.tasks.reports import Outcomes, pytest_outcomes, unittest_outcomes
+from etpi_assets.tasks.proof import TestRun
+from etpi_assets.tasks.reports import Outcomes, unittest_outcomes
 from etpi_assets.tasks.repository import PARAMS, RepositoryFamily, make_task
 from etpi_resources.sandboxes import Sandbox
 
@@ -44,6 +45,7 @@ class SWEBench(RepositoryFamily):
     params: Mapping[str, Any] = {**PARAMS, "images": "swebench/sweb.eval.x86_64.{instance}:latest"}
     """images: name of an instance's image; {instance} is its id in lower case with `_1776_` for `__`."""
     hides = "true"
+    patches = True
 
     def read(self, suite: str, row: Mapping[str, Any], chosen: Mapping[str, Any]) -> Task:
         instance, repo = str(row["instance_id"]), str(row["repo"])
@@ -72,14 +74,7 @@ class SWEBench(RepositoryFamily):
         return make_task(suite, instance, repo, instruction, chosen, payload=payload, place=place)
 
     def put_tests(self, task: Task, sandbox: Sandbox) -> None:
-        names = " ".join(map(shlex.quote, task.payload["test_files"]))
-        # Restore the test files of the commit and remove those that the test patch adds.
-        sandbox.run(f'for file in {names}; do git checkout -q HEAD -- "$file" 2>/dev/null || rm -f -- "$file"; done')
-        _apply(task.payload["test_patch"], sandbox)
-
-    def hidden_tests(self, task: Task, sandbox: Sandbox) -> Mapping[str, str]:
-        files = sandbox.read_files()
-        return {path: files[path] for path in task.payload["test_files"] if path in files}
+        _apply(task.payload["test_patch"], sandbox, index=True)
 
     def roots(self, task: Task) -> Sequence[str]:
         return task.payload.get("roots", ())
@@ -98,9 +93,8 @@ class SWEBench(RepositoryFamily):
         names = " ".join(map(shlex.quote, files))
         return f"{_ACTIVATE}; {_PYTHON}; $PYTHON -m pytest -rA -p no:cacheprovider {names}"
 
-    def passes(self, task: Task, output: str) -> tuple[bool, Mapping[str, Any]]:
-        read = unittest_outcomes if TEST_COMMANDS.get(task.repo) == DJANGO else pytest_outcomes
-        outcomes = _with_cut_names(read(output))
+    def passes(self, task: Task, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
+        outcomes = _with_cut_names(run.outcomes() if self.runs_pytest(task) else unittest_outcomes(run.output))
         missed = {
             key: [name for name in names if outcomes.get(name) != "PASSED"]
             for key, names in task.payload["wanted"].items()
@@ -118,8 +112,8 @@ class SWEBench(RepositoryFamily):
 FAMILY = SWEBench()
 
 
-def _apply(patch: str, sandbox: Sandbox) -> None:
-    done = sandbox.run(apply_command(patch))
+def _apply(patch: str, sandbox: Sandbox, *, index: bool = False) -> None:
+    done = sandbox.run(apply_command(patch, index=index))
     if done.exit_code:
         raise OSError(f"the patch does not apply: {done.output[-500:]}")
 

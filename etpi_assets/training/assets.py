@@ -9,6 +9,7 @@ from etpi_assets.scoring.rewards import rescore
 from etpi_assets.scoring.rewards.functions import check_terms, version_of
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.tasks.families import load_family
+from etpi_assets.tasks.family import is_trusted, weakest
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.tiny_bases import shipped
 from etpi_assets.training import grpo, grpo_checks, pointers, sft, sft_checks
@@ -223,12 +224,17 @@ def _environment(run: AssetRun, spec: ExperimentSpec) -> RLEnvironment:
     from etpi_resources.chat.format import load_chat_format
 
     assert spec.rl.suite  # RLSection requires it
-    tasks = read_tasks(run.read("tasks", "tasks", key=spec.rl.suite), "train")
+    family = load_family(run.specs.suites[spec.rl.suite].family)
+    offered = read_tasks(run.read("tasks", "tasks", key=spec.rl.suite), "train")
+    tasks = [task for task in offered if is_trusted(weakest(family.trusts(task) or ["unknown"]), spec.rl.min_trust)]
+    if offered and not tasks:
+        why = f"none of its {len(offered)} training tasks has rl.min_trust = {spec.rl.min_trust}"
+        raise LakeError(f"{run.key} has nothing to reinforce: {why}; lower it, or name another suite")
     if spec.rl.tasks_from:
         tasks = chosen_tasks(spec.rl.tasks_from, spec.rl.suite, tasks, run.lake)
     environment = RLEnvironment(
         tasks=tasks,
-        family=load_family(run.specs.suites[spec.rl.suite].family),
+        family=family,
         sandboxes=run.resources.sandboxes(spec.rl.sandbox),
         chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
         template_kwargs=spec.serving.template_kwargs,

@@ -157,9 +157,11 @@ def test_patches_and_verdict():
         {"agent1": {"a.txt": "done\n", "c": "new"}, "agent2": {"a.txt": "done\n", "dir/b.txt": "kept\n"}}
     ]
     assert record.agents[0].patch == (
-        "diff --git a/a.txt b/a.txt\n--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-start\n+done\n"
-        "diff --git a/c b/c\n--- /dev/null\n+++ b/c\n@@ -0,0 +1 @@\n+new\n\\ No newline at end of file\n"
-        "diff --git a/dir/b.txt b/dir/b.txt\n--- a/dir/b.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-kept\n"
+        "diff --git a/a.txt b/a.txt\nindex d44e18f..19f86f4 100644\n--- a/a.txt\n+++ b/a.txt\n"
+        "@@ -1 +1 @@\n-start\n+done\n"
+        "diff --git a/c b/c\nnew file mode 100644\nindex 0000000..3e5126c\n--- /dev/null\n+++ b/c\n@@ -0,0 +1 @@\n"
+        "+new\n\\ No newline at end of file\ndiff --git a/dir/b.txt b/dir/b.txt\ndeleted file mode 100644\n"
+        "index bd93009..0000000\n--- a/dir/b.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-kept\n"
     )
 
 

@@ -8,13 +8,14 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from etpi_assets.specs.plugins import plugin_names
 from etpi_assets.tasks.families import known_families, load_family
 from etpi_assets.tasks.grading import grade
-from etpi_resources.sandboxes import Sandbox
+from etpi_resources.sandboxes import CommandResult, Sandbox
 from etpi_resources.sandboxes.guest_connection import GuestConnection
 from tests.attacks.attacks import Attack, attacks
 from tests.attacks.targets import Targets
@@ -30,9 +31,13 @@ FIRST = {attack.family: attack for attack in reversed(ATTACKS) if attack.overlay
 """The attack on each family that `make test` tries."""
 
 
+KINDS = {attack.name: attack for attack in reversed(ATTACKS)}
+"""Of the attacks of one kind on several families, the one that `make test-all` tries; `make test-long` tries all."""
+
+
 def _parameter(attack: Attack):
-    marks = [] if attack is FIRST[attack.family] else [pytest.mark.attack]
-    return pytest.param(attack, id=attack.key, marks=marks)
+    marks = [pytest.mark.attack if attack is KINDS[attack.name] else pytest.mark.long]
+    return pytest.param(attack, id=attack.key, marks=[] if attack is FIRST[attack.family] else marks)
 
 
 @pytest.mark.parametrize("attack", map(_parameter, ATTACKS))
@@ -47,21 +52,26 @@ def test_attack_earns_nothing(attack: Attack) -> None:
 @pytest.mark.parametrize("family", ["pypi_bugs", "r2e", "swe_bench", "cooperbench"])
 def test_honest_solution_is_rewarded(family: str) -> None:
     outcome = TARGETS.judge(family, solved("1", "2"))
-    assert (outcome.reward, outcome.trust) == (1.0, "shared_process")
+    assert (outcome.reward, outcome.trust) == (1.0, "blind")
 
 
-def test_files_of_tests_are_written_together_in_every_run_so_that_no_time_tells_a_copy(monkeypatch) -> None:
-    written: list[frozenset[str]] = []
-    write = GuestConnection.write_files
+def test_hidden_values_enter_no_sandbox_in_which_work_is_tested(monkeypatch) -> None:
+    entered: list[str] = []
+    write, run = GuestConnection.write_files, GuestConnection.run
 
-    def noted(self: GuestConnection, files: Mapping[str, str]) -> None:
-        written.append(frozenset(files))
+    def writes(self: GuestConnection, files: Mapping[str, str]) -> None:
+        entered.extend(files.values())
         write(self, files)
 
-    monkeypatch.setattr(GuestConnection, "write_files", noted)
+    def runs(self: GuestConnection, command: str, **more: Any) -> CommandResult:
+        entered.append(command)
+        return run(self, command, **more)
+
+    assert TARGETS.judge("swe_bench", solved("1")).reward == 1.0  # calibrated, and the tests are read
+    monkeypatch.setattr(GuestConnection, "write_files", writes)
+    monkeypatch.setattr(GuestConnection, "run", runs)
     assert TARGETS.judge("swe_bench", solved("1")).reward == 1.0
-    tests = [paths for paths in written if any(path.startswith("tests/") for path in paths)]
-    assert len(tests) > 3 and len(set(tests)) == 1, written
+    assert any("__hole__" in text for text in entered) and not any("rope(4) == 8" in text for text in entered)
 
 
 def test_harbor_solution_is_rewarded() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -22,7 +24,7 @@ def tables(*rows):
     for row in rows:
         values = {"task_id": "t1", "repo": "harbor", "sample": 0, "origin": "set", "rollout_set": "s", **row}
         name = values.pop("id")
-        facts = ("task_id", "repo", "sample", "origin", "rollout_set", "suite", "source")
+        facts = ("task_id", "repo", "sample", "origin", "rollout_set", "suite", "source", "outcome")
         rollouts.append({"rollout_id": name, "teacher": "strong", **{k: values[k] for k in facts if k in values}})
         score = {
             "reward": 1.0, "verdict": "passed", "plan_first": True, "plan_content": True, "follow_through": 1.0,
@@ -229,3 +231,13 @@ def test_rollout_sets_without_a_rollout_fail_with_the_place_of_the_reasons():
     result = select(rollouts, scores, resolved(SelectSection(), rollouts, scores)[0])
     outcome = counts_reconcile(rollouts, **result)
     assert not outcome.passed and "`quarantined`" in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("trust", "kept"), [("blind", True), ("reversed", True), ("unchallenged", False), (None, False)]
+)
+def test_min_trust_drops_rollouts_whose_verdict_is_trusted_less(trust, kept):
+    outcome = json.dumps({"reward": 1.0, "details": {"verdict_trust": trust} if trust else {}})
+    selected, reasons = chosen(SelectSection(min_trust="reversed"), {"id": "r", "outcome": outcome})
+    assert selected == (["r"] if kept else []) and (kept or reasons["r"][0] == "low_trust")
+    assert chosen(SelectSection(), {"id": "r", "outcome": outcome})[0] == ["r"]

@@ -129,7 +129,8 @@ def test_kept_bugs_break_a_test_and_say_which(created: tuple[Path, PinnedPackage
 
 
 def test_every_task_is_proven_and_nothing_else_passes(tasks: list[Task]):
-    assert list(FAMILY.validate(tasks, BubblewrapFactory())) == tasks
+    proved = list(FAMILY.validate(tasks, BubblewrapFactory()))
+    assert [each.content_hash for each in proved if isinstance(each, Task)] == [task.content_hash for task in tasks]
     task = tasks[0]
     mended = {task.payload["path"]: task.payload["fixed"]}
     assert verdict(task, mended).reward == 1.0

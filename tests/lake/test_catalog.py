@@ -136,7 +136,7 @@ def test_lineage_goes_from_checkpoint_to_task_and_back(db: duckdb.DuckDBPyConnec
     assert rows(db, back.format("r3")) == [("follow_up", "sft2", "sft2")]
     assert rows(db, back.format("r2")) == []
     trust = "SELECT DISTINCT verdict_trust FROM lineage WHERE rollout_id = '{}'"
-    assert [rows(db, trust.format(name)) for name in ("r1", "r3")] == [[("shared_process",)], [(None,)]]
+    assert [rows(db, trust.format(name)) for name in ("r1", "r3")] == [[("blind",)], [(None,)]]
     held_back = "SELECT count(*) FROM lineage WHERE origin = 'set' AND agent_id = 'agent2' AND turn = 2"
     assert rows(db, held_back) == [(0,)], "val rows train nothing"
 

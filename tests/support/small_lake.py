@@ -210,7 +210,7 @@ def make(root: Path) -> Lake:
             "strong",
             rollout_set="strong_set",
             sampler=json.dumps({"temperature": 0.7}),
-            outcome=json.dumps(PASSED | {"details": {"verdict_trust": "shared_process"}}),
+            outcome=json.dumps(PASSED | {"details": {"verdict_trust": "blind"}}),
         ),
         rollout("r2", "strong", rollout_set="strong_set", sample=1),
     ]

@@ -202,6 +202,51 @@ def test_expression_of_the_question_rewritten_earns_nothing(question, wanted, re
     assert all(maths.judge(wanted, f"\\boxed{{{answer}}}", "published", question).reward for answer in rewritten)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "wrong", "right"),
+    [
+        ("2\\frac{1}{2}", ["\\frac{21}{2}", "10.5", "21/2"], ["2.5", "\\frac{5}{2}", "2 \\frac12", "2 1/2"]),
+        ("3 1/2", ["31/2"], ["3.5", "\\frac72"]),
+        ("100, 200", ["100200", "100 200"], ["100,200", "100 , 200"]),
+        ("1,234,567", ["1234, 567"], ["1234567", "1{,}234{,}567", "1\\,234\\,567"]),
+        ("1 2", ["12"], ["1 2"]),
+        ("5 \\text{ m}", ["5 \\text{ cm}", "5 cm", "5 m^2"], ["5", "5 m", "5 \\text{ meters}", "5\\mathrm{m}"]),
+        ("25 \\text{ cm}^2", ["25 \\text{ cm}", "25 m^2"], ["25"]),
+    ],
+)  # fmt: skip
+def test_mixed_numbers_lists_and_units_keep_their_meaning(wanted, wrong, right):
+    assert [verdict_on(wanted, answer) for answer in wrong] == ["wrong_answer"] * len(wrong)
+    assert [verdict_on(wanted, answer) for answer in right] == ["passed"] * len(right)
+
+
+@pytest.mark.parametrize(
+    ("question", "wanted", "copied", "right"),
+    [
+        ("Factor 12.", "2^2 \\cdot 3", "12", "3 \\cdot 2^2"),
+        ("Factor x² − 1", "(x-1)(x+1)", "x^2-1", "(x+1)(x-1)"),
+        ("$$\\text{Expand } (x+1)^2$$", "x^2+2x+1", "(x+1)^2", "1+2x+x^2"),
+    ],
+)
+def test_question_in_other_typography_is_copied_text_too(question, wanted, copied, right):
+    rewards = [maths.judge(wanted, f"\\boxed{{{a}}}", "hardened", question).reward for a in (copied, right)]
+    assert rewards == [0.0, 1.0]
+
+
+def test_missing_answers_are_rejected_and_no_message_of_a_question_is_dropped(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "Given 3."}]
+    several = [*chat, {"role": "user", "content": "Double it."}]
+    dialogue = [*chat, {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Double it."}]
+    answers = [(chat, float("nan")), (chat, None), (several, "6"), (dialogue, "6"), (dialogue[:-1], "6")]
+    rows.write_text(
+        "".join(json.dumps({"source": "a", "prompt": p, "answer": a, "license": "mit"}) + "\n" for p, a in answers)
+    )
+    items = list(FAMILY.load("s", 0, {"path": str(rows)}))
+    assert [item.reason for item in items if isinstance(item, RejectedInput)] == ["unreadable_row"] * 3
+    texts = {item.instruction for item in items if isinstance(item, Task)}
+    assert texts == {"Given 3.\n\nDouble it.", "user: Given 3.\n\nassistant: Yes?\n\nuser: Double it."}
+
+
 def test_value_that_the_question_names_may_be_the_answer():
     question = "Is $\\pi/2$ or 0.5 or x^2-12 larger at 3?"
     for wanted, answer in (("\\frac{\\pi}{2}", "\\pi/2"), ("\\frac12", "0.5"), ("(x-1)(x+1)", "x^2-1")):

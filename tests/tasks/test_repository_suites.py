@@ -21,7 +21,9 @@ from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.tasks import cooperbench, places, r2e, swe_bench
 from etpi_assets.tasks.assets import tasks as tasks_asset
 from etpi_assets.tasks.family import RejectedInput, Task
-from etpi_assets.tasks.frozen import counted_changes
+from etpi_assets.tasks.frozen import counted_changes, refused_changes
+from etpi_assets.tasks.graded_run import GradedRun
+from etpi_assets.tasks.proof import CALIBRATIONS, TestRun
 from etpi_assets.tasks.task_checks import check_tasks
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes import Environment, SandboxFactory
@@ -74,6 +76,14 @@ def outcome(family: Any, task: Task, factory: SandboxFactory) -> Task | Rejected
     return result
 
 
+def proves(family: Any, task: Task, factory: SandboxFactory) -> bool:
+    """Whether the family proves the task, and finds its tests blind."""
+    result = outcome(family, task, factory)
+    assert isinstance(result, Task), result
+    trusts = [trust for each in result.payload[CALIBRATIONS].values() for trust in each["trust"].values()]
+    return result.content_hash == task.content_hash and set(trusts) == {"blind"}
+
+
 def bench(repository: Repository, factory: SandboxFactory, root: Path) -> dict[str, Any]:
     context = repository.context(IMAGE, "/workspace/repo")
     for folder in root.glob("*/task*"):
@@ -110,8 +120,8 @@ def conflicting(repository, factory) -> Task:
 
 
 def test_cooperbench_tasks_are_proven(factory, pair, conflicting):
-    assert outcome(cooperbench.FAMILY, pair, factory) is pair
-    assert outcome(cooperbench.FAMILY, conflicting, factory) is conflicting
+    assert proves(cooperbench.FAMILY, pair, factory)
+    assert proves(cooperbench.FAMILY, conflicting, factory)
 
 
 def test_cooperbench_verdicts(factory, pair):
@@ -179,7 +189,7 @@ def r2e_task(repository: Repository, factory: SandboxFactory, testbed: str, tmp_
 def test_r2e_tasks_are_proven_and_judged(repository, factory, testbed, tmp_path):
     task = r2e_task(repository, factory, testbed, tmp_path)
     assert task.instruction.startswith("`rope` should") and r2e.FAMILY.entities(task) == ["knot", "moor.py", "rope"]
-    assert outcome(r2e.FAMILY, task, factory) is task
+    assert proves(r2e.FAMILY, task, factory)
 
     def judge(files: dict[str, str]) -> tuple[str, float]:
         verdict = r2e.FAMILY.judge(task, {"agent1": files}, factory)
@@ -336,7 +346,7 @@ def test_swe_bench_name_cut_at_its_space_passes_if_all_its_tests_do(repository, 
     row = repository.swe_row(FAIL_TO_PASS='["t.py::a[x"]', PASS_TO_PASS='["t.py::b[1 2]"]')
     task = one(swe_bench.FAMILY, path=str(write_rows(tmp_path, row)))
     summary = f"= short test summary info =\nPASSED t.py::a[x w]\nPASSED t.py::b[1 2]\n{last}\n"
-    assert swe_bench.FAMILY.passes(task, summary)[0] is passed
+    assert swe_bench.FAMILY.passes(task, TestRun(GradedRun(summary, 0)))[0] is passed
 
 
 def test_swe_bench_tasks_are_proven_and_judged(repository, factory, testbed, tmp_path):
@@ -354,7 +364,7 @@ def test_swe_bench_tasks_are_proven_and_judged(repository, factory, testbed, tmp
         "nothing reads the repo",
         "FAIL_TO_PASS is empty:",
     ]
-    assert outcome(swe_bench.FAMILY, task, factory) is task
+    assert proves(swe_bench.FAMILY, task, factory)
 
     def judge(files: dict[str, str]) -> str:
         return swe_bench.FAMILY.judge(task, {"agent1": files}, factory).verdict
@@ -374,7 +384,7 @@ def test_tests_are_read_where_a_patch_fills_the_limit_of_a_read(repository, tmp_
     deep = "/".join(["z" * 250] * 12)
     files = {**solved("1"), **{f"{deep}/{number}": "" for number in range(400)}}
     verdict = swe_bench.FAMILY.judge(task, {"agent1": files}, BubblewrapFactory())
-    assert (verdict.verdict, verdict.details["challenged"]) == ("passed", 1)
+    assert (verdict.verdict, verdict.details["trust"]["blind"]) == ("passed", 1)
 
 
 # --- through the graph ---------------------------------------------------------------------------------------------
@@ -482,3 +492,19 @@ def test_counted_changes_excludes_tests_and_runner_files():
     }  # fmt: skip
     assert counted_changes(before, after) == {"a.py": "2", "new/b.py": "3", "contest.py": "4", "gone.py": None}
     assert counted_changes(before, {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "counts"),
+    [
+        *(("pkg/new/types.py", True), ("pkg/new/io.py", True), ("pkg/plain/logging.py", True), ("new/json/a.py", True)),
+        *(("pkg/json.py", True), ("json.py", False), ("src/json.py", False), ("src/types/__init__.py", False)),
+        *(("checks/random.py", False), ("tokenize/x.py", False), ("pkg/vendored/copy.py", False)),
+    ],
+)
+def test_modules_named_as_the_standard_librarys_count_where_nothing_imports_them_instead(path: str, counts: bool):
+    before = {"pkg/__init__.py": "", "src/a.py": "", "pkg/vendored/x.py": ""}
+    after = {**before, "pkg/new/__init__.py": "", path: "x", "src/__init__.py": "", "pkg/vendored/__init__.py": ""}
+    changes = counted_changes(before, after, ["checks/test_x.py"])
+    assert (path in changes) == counts
+    assert (path in refused_changes(before, after, ["checks/test_x.py"])) != counts

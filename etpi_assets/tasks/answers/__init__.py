@@ -6,14 +6,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from etpi_assets.tasks.answers import maths, programs
 from etpi_assets.tasks.answers.rows import balanced, read_questions
 from etpi_assets.tasks.family import (
     ANSWER,
+    BLIND,
+    CALIBRATIONS,
     REFERENCE_RUNS,
+    UNCHALLENGED,
     Family,
     RejectedInput,
     SandboxNeeds,
@@ -22,6 +26,8 @@ from etpi_assets.tasks.family import (
     named_path,
     with_defaults,
 )
+from etpi_assets.tasks.proof import Calibration, Unproven
+from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import Limits, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
@@ -73,6 +79,23 @@ class Answers(Family):
         (files,) = final.values()
         return judge_text(task, files.get(ANSWER, ""), sandboxes)
 
+    def trusts(self, task: Task) -> Sequence[str]:
+        shared = task.payload["kind"] == "program" and "test" in task.payload["tests"]
+        return super().trusts(task) or [UNCHALLENGED] if shared else [BLIND]
+
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
+        """Yield each task, with the calibration of its `check` if it has one, or its rejection."""
+        for task in tasks:
+            try:
+                rejected, calibration = self.rejection(task, sandboxes), None
+                if rejected is None and task.payload["kind"] == "program":
+                    calibration = _calibration(task, sandboxes)
+            except Unproven as error:
+                rejected, calibration = RejectedInput(task.task_id, error.reason, str(error)), None
+            stored = {"check": calibration.model_dump(exclude_defaults=True)} if calibration else {}
+            payload = {**task.payload, **({CALIBRATIONS: stored} if stored else {})}
+            yield rejected or replace(task, payload=payload)
+
     def rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
         """Reject a task as no_reference, reference_fails, or null_passes if its empty answer passes.
 
@@ -98,8 +121,26 @@ FAMILY = Answers()
 
 def judge_text(task: Task, text: str, sandboxes: SandboxFactory) -> Verdict:
     if task.payload["kind"] == "program":
-        return programs.judge(task.payload["tests"], text, limits_of(task), sandboxes)
-    return maths.judge(task.payload["answer"], text, task.payload.get("grader", "hardened"), task.instruction)
+        calibration = _calibration(task, sandboxes)
+        return programs.judge(task.payload["tests"], text, limits_of(task), sandboxes, calibration)
+    verdict = maths.judge(task.payload["answer"], text, task.payload.get("grader", "hardened"), task.instruction)
+    return replace(verdict, details={**verdict.details, "verdict_trust": BLIND})
+
+
+def _calibration(task: Task, sandboxes: SandboxFactory) -> Calibration | None:
+    """Return the calibration of a program's `check`: the proved task's, or one that is made now and kept."""
+    tests, reference = task.payload["tests"], task.payload["reference"]
+    if "test" not in tests or not reference:
+        return None
+    if stored := task.payload.get(CALIBRATIONS, {}).get("check"):
+        return Calibration.model_validate(stored)
+    key = json_hash([tests, reference])
+    if key not in _MADE:
+        _MADE[key] = programs.calibrated(tests, reference, limits_of(task), sandboxes)
+    return _MADE[key]
+
+
+_MADE: dict[str, Calibration] = {}
 
 
 def limits_of(task: Task) -> Limits:

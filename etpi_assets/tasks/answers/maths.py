@@ -13,6 +13,7 @@ equal to the expected answer. So is the question's own expression where it is to
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 from itertools import islice
 from typing import Literal
@@ -22,11 +23,14 @@ from etpi_assets.tasks.family import Verdict
 
 _BOX = re.compile(r"\\boxed\s*\{")
 _GONE = re.compile(
-    r"\\left|\\right|\\[,;:! ]|~|\\?\$|\\mathrm|\\displaystyle|\\%|%|°|\^\{?\\circ\}?|\\degree|\\text(?:bf)?|\s"
+    r"\\left|\\right|\\[,;:! ]|~|\\?\$|\\mathrm|\\displaystyle|\\%|%|°|\^\{?\\circ\}?|\\degree|\\text(?:bf)?"
+    r"|(?<!\d)\s|\s(?!\d)"
 )
 _DOLLAR = re.compile(r"\\?\$")
-_FRACTION = re.compile(r"(-?)\\[dt]?frac\{?(-?\d+)\}?\{?(-?\d+)\}?")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?:\D|$))")
+_FRACTION = re.compile(r"(?<![\w})\]\s-])(-?)\\[dt]?frac\{?(-?\d+)\}?\{?(-?\d+)\}?")
+_GROUPED = re.compile(r"(?<![\d,])\d{1,3}(?:(?:,|\{,\}|,?\\[,! ]|~| )\d{3})+(?![\d,]|\{,|\\[,! ]\d)")
+"""A number with its thousands grouped: one space, or a comma without one after it, stands between the groups."""
+_MIXED = re.compile(r"(?<![\w.}])(\d+)\s+(\d+)/(\d+)(?![\w.])")
 _LONGEST = 2000
 """Characters of an answer; a longer one is compared without normalisation, and not by math-verify."""
 _OPERATORS = re.compile(
@@ -44,6 +48,7 @@ _DECIMAL = re.compile(r"-?\d*\.\d+")
 _ROUNDED = re.compile(r"(?i)decimal|approx|round|nearest|estimat|significant|digits|places|≈")
 """Words of a question that asks for a decimal number."""
 _MATHS = re.compile(r"(?<!\$)\$++([^$]++)\$++|\\\(((?:(?!\\[()]).)++)\\\)|\\\[((?:(?!\\[\[\]]).)++)\\\]", re.DOTALL)
+_TEXT = re.compile(r"\\text\s*\{[^{}]*\}")
 _BETWEEN = re.compile(r"=|[<>]|\\(?:l|g|n)eq?(?![a-z])")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}|[?;]|[.,:](?=\s|$)")
 _EXPRESSIONS = 6
@@ -51,6 +56,21 @@ _EXPRESSIONS = 6
 _EXACT_DIGITS = 12
 """Digits after the point to which an exact decimal number agrees; a double has few more."""
 _COPIED = "equal, but the answer is an expression of the question in its own form"
+_MEASURED = re.compile(
+    r"[\d})]\s*(?:\\(?:text(?:rm|bf)?|mathrm|mbox)\s*\{\s*([A-Za-z/ .]+?)\s*\}|\s([A-Za-z][A-Za-z ]*))"
+    r"(?:\s*\^\s*\{?(\d)\}?)?[\s.$]*$"
+)
+_UNIT_NAMES: Mapping[str, str] = {
+    "centimeter": "cm", "centimetre": "cm", "degree": "deg", "dollar": "$", "feet": "ft", "foot": "ft", "gram": "g",
+    "hour": "h", "hr": "h", "inch": "in", "inches": "in", "kilogram": "kg", "kilometer": "km", "kilometre": "km",
+    "liter": "l", "litre": "l", "L": "l", "meter": "m", "metre": "m", "millimeter": "mm", "millimetre": "mm",
+    "mile": "mi", "minute": "min", "mins": "min", "second": "s", "sec": "s", "unit": "",
+}  # fmt: skip
+_UNICODE = {
+    **dict(zip("−–·×⋅÷", ("-", "-", "\\cdot ", "\\times ", "\\cdot ", "\\div "), strict=True)),
+    **{letter: f"^{digit}" for digit, letter in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
+}
+_LATEX = str.maketrans(_UNICODE)
 _UNIT = re.compile(r"\\(?:text(?:rm)?|mathrm|mbox)\s*\{[^{}]*\}(?:\s*\^\s*\{?\d\}?)?|\s")
 
 _COMPARER = Comparer()
@@ -66,6 +86,8 @@ def judge(wanted: str, text: str, grader: Grader = "hardened", question: str = "
     if answer is None:
         return Verdict(0.0, "no_answer", {"found": None})
     details = {"found": answer[:200]}
+    if grader == "hardened" and (units := {unit_of(answer), unit_of(wanted)} - {""}) and len(units) > 1:
+        return Verdict(0.0, "wrong_answer", {**details, "why": f"its unit is another: {sorted(units)}"})
     copy = Verdict(0.0, "wrong_answer", {**details, "why": _COPIED})
     if equal(answer, wanted):
         copied = grader == "hardened" and copies(answer, wanted, question)
@@ -119,7 +141,23 @@ def approximates(answer: str, wanted: str, question: str) -> bool:
 
 
 def _same_value(wanted: str, answer: str, digits: int = 6) -> bool:
-    return _COMPARER.equal(_DOLLAR.sub("", wanted), _DOLLAR.sub("", answer), digits)
+    one, two = (_MIXED.sub(r"\1\\frac{\2}{\3}", _DOLLAR.sub("", text)) for text in (wanted, answer))
+    return _COMPARER.equal(one, two, digits)
+
+
+def unit_of(text: str) -> str:
+    """Return the unit after a number, by its common short name ("cm^2"); "" without one, or for "units"."""
+    if (match := _MEASURED.search(text[-_LONGEST:])) is None:
+        return ""
+    name, power = (match[1] or match[2]).strip(" ."), match[3] or ""
+    for word, exponent in (("square ", "2"), ("sq ", "2"), ("sq. ", "2"), ("cubic ", "3")):
+        if name.startswith(word):
+            name, power = name.removeprefix(word), exponent
+    short = name if name in _UNIT_NAMES.values() else name.lower() if len(name) > 3 else name
+    short = _UNIT_NAMES.get(
+        short, _UNIT_NAMES.get(short.removesuffix("s"), short.removesuffix("s") if len(short) > 3 else short)
+    )
+    return f"{short}^{power}" if short and power else short
 
 
 def copies(answer: str, wanted: str, question: str) -> bool:
@@ -129,8 +167,12 @@ def copies(answer: str, wanted: str, question: str) -> bool:
     """
     inner = boxed(wanted)
     text, expected = _plain(answer), _plain(wanted if inner is None else inner)
-    if text == expected or len(text) > _LONGEST or not _is_expression(text):
+    if text == expected or len(text) > _LONGEST:
         return False
+    question = question.translate(_LATEX)
+    if not _is_expression(text):  # a number to be factored
+        named = re.search(rf"(?<![\d.]){re.escape(text)}(?!\d|\.\d)", question)
+        return named is not None and _number(text) is not None and _ARITHMETIC.search(expected) is not None
     for expression in expressions_of(question):
         try:
             if _COMPARER.rewrites(expected, text, expression):
@@ -142,8 +184,10 @@ def copies(answer: str, wanted: str, question: str) -> bool:
 
 def expressions_of(question: str) -> list[str]:
     """Return the expressions with an operation or a fraction in a question, between `$`, in `\\(` or among words."""
+    question = _TEXT.sub(" . ", question)
     inside = [part for match in _MATHS.finditer(question) for part in match.groups() if part]
     outside = [part for text in _MATHS.sub("?", question).split("?") for part in _WORD.split(text)]
+    inside = [piece for part in inside for piece in part.split(" . ")]
     parts = [part.strip(" .,:;\n") for text in [*inside, *outside] for part in _BETWEEN.split(text)]
     kept = (part for part in dict.fromkeys(parts) if len(part) <= _LONGEST and _is_expression(part))
     return list(islice(kept, _EXPRESSIONS))
@@ -177,17 +221,25 @@ def boxed(text: str) -> str | None:
 def equal(answer: str, wanted: str) -> bool:
     """Return whether two answers are equal (see the module)."""
     inner = boxed(wanted)
-    one, two = _plain(answer), _plain(wanted if inner is None else inner)
+    return any(
+        _equal_lists(_plain(answer, grouped=grouped), _plain(wanted if inner is None else inner, grouped=grouped))
+        for grouped in (True, False)
+    )
+
+
+def _equal_lists(one: str, two: str) -> bool:
     if one == two:
         return bool(one)
     first, second = _parts(one), _parts(two)
     return len(first) == len(second) and all(_same(a, b) for a, b in zip(first, second, strict=True))
 
 
-def _plain(answer: str) -> str:
+def _plain(answer: str, *, grouped: bool = True) -> str:
+    """Return a text without typography. `grouped`: `100,200` is one number, else two; `100, 200` always is two."""
     if len(answer) > _LONGEST:
         return answer
-    text = _without_typography(answer).removesuffix(".")
+    text = _GROUPED.sub(lambda m: re.sub(r"\D", "", m[0]), answer) if grouped else answer
+    text = _without_typography(text).removesuffix(".")
     # \text{...} leaves its braces; a variable before the value (`x = 3`) is dropped.
     text = re.sub(r"^[a-zA-Z]=", "", text)
     return text[1:-1] if re.fullmatch(r"\{[^{}]*\}", text) and "," not in text else text
@@ -195,7 +247,7 @@ def _plain(answer: str) -> str:
 
 def _without_typography(text: str) -> str:
     """Return a text without its typography, and with plain fractions."""
-    text = _THOUSANDS.sub("", _GONE.sub("", text)).replace("\\{", "{").replace("\\}", "}")
+    text = _GONE.sub("", text).replace("\\{", "{").replace("\\}", "}")
     return _FRACTION.sub(r"\1\2/\3", text)
 
 

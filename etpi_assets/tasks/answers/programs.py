@@ -6,8 +6,8 @@ Kinds of tests, by their keys:
     test, entry_point             code that defines `check(candidate)`, and the candidate's expression
                                   (LeetCodeDataset); `prelude` or `prompt`: code that is put before the program
 
-The host compares stdout and values. `check` runs in the program's own process, so a program could cheat it, as it could
-cheat any judge of that data set.
+The host compares stdout and values. `check` runs in the program's own process, with holes instead of its expected
+values (`holes`), if the task has a reference solution that they can be tried on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from etpi_assets.tasks.family import UNCHALLENGED, Verdict
+from etpi_assets.tasks.family import BLIND, UNCHALLENGED, Verdict
+from etpi_assets.tasks.graded_run import RECORDER, GradedRun, read_reports, unpacked
+from etpi_assets.tasks.proof import (
+    Calibration,
+    TestRun,
+    Unproven,
+    compared,
+    dig_files,
+    fitted,
+    note_trust,
+    trust_of,
+    unlike_reference,
+)
 from etpi_resources.sandboxes import Limits, Sandbox, SandboxFactory
 
 _BLOCK = re.compile(r"```(?:python3?|py)?[ \t]*\n(.*?)\n?```", re.DOTALL)
@@ -39,12 +51,17 @@ print({mark!r} + json.dumps(value))
 _CHECK = """
 import sys
 sys.path.insert(0, "")
+import {recorder}
+etpi_recorder = {recorder}.Recorder()
+etpi_recorder.node = {node!r}
 from solution import *
 {test}
 check({entry})
+etpi_recorder.report(0)
 print()
 print({mark!r})
 """
+_FILE, _NODE = "check.py", "check.py::check"
 
 
 def read_tests(truth: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,18 +93,75 @@ def program_of(text: str) -> str | None:
     return blocks[-1] if blocks and blocks[-1].strip() else None
 
 
-def judge(tests: Mapping[str, Any], text: str, limits: Limits, sandboxes: SandboxFactory) -> Verdict:
-    """Return passed, failed_tests (with the first failed test) or no_answer. Only inputs enter the sandbox."""
+def judge(
+    tests: Mapping[str, Any],
+    text: str,
+    limits: Limits,
+    sandboxes: SandboxFactory,
+    calibration: Calibration | None = None,
+) -> Verdict:
+    """Return passed, failed_tests (with the first failed test) or no_answer. Only inputs enter the sandbox.
+
+    Args:
+        calibration: of `check`, see `calibrated`; None: its expected values are no holes.
+    """
     program = program_of(text)
     if program is None:
         return Verdict(0.0, "no_answer", {"tests": 0})
+    if "test" not in tests:
+        with sandboxes.create({"solution.py": program + "\n"}, replace(limits, output_bytes=4 << 20)) as sandbox:
+            problem = _compared(tests, sandbox)
+        trust = BLIND
+    else:
+        test = _run_check(tests, program, limits, sandboxes, calibration)
+        unlike = calibration and unlike_reference(calibration, test)
+        wrong = [reason for reason in (test.run.problem, *test.failed.values(), unlike) if reason]
+        problem = (
+            {"test": 0, "why": wrong[0], "exit_code": test.exit_code, "output": test.output[-500:]} if wrong else None
+        )
+        trust = trust_of(calibration) if calibration else UNCHALLENGED
+    code = "passed" if problem is None else "failed_tests"
+    return Verdict(float(problem is None), code, {**(problem or {}), "verdict_trust": trust})
+
+
+def calibrated(tests: Mapping[str, Any], reference: str, limits: Limits, sandboxes: SandboxFactory) -> Calibration:
+    """Return the calibration of a `check` by a reference that passes it. Raises Unproven if it does not."""
+    program = program_of(reference) or ""
+
+    def attempt(calibration: Calibration | None) -> TestRun:
+        return _run_check(tests, program, limits, sandboxes, calibration)
+
+    def require(_: Calibration, test: TestRun, number: int) -> None:
+        if test.run.problem or test.failed:
+            raise Unproven("reference_fails", f"run {number}: {test.run.problem} {test.failed} {test.output[-500:]}")
+
+    plain = attempt(None)
+    require(Calibration(), plain, 1)
+    calibration = fitted(plain.run, attempt, require)
+    calibration.turned = {_NODE: 1}
+    note_trust(calibration, {_FILE: str(tests["test"])}, {})
+    return calibration
+
+
+def _run_check(
+    tests: Mapping[str, Any], program: str, limits: Limits, sandboxes: SandboxFactory, calibration: Calibration | None
+) -> TestRun:
+    """Run `check` on a program; with holes, and compare what they recorded, if there is a calibration."""
+    mark, recorder = secrets.token_hex(8), f"recorder_{secrets.token_hex(6)}"
+    dug = dig_files({_FILE: str(tests["test"])}, calibration) if calibration else {}
+    text = dug[_FILE].text if _FILE in dug else tests["test"]
+    check = _CHECK.format(test=text, entry=tests["entry_point"], mark=mark, recorder=recorder, node=_NODE)
     source = f"{tests['prelude']}\n{program}" if tests.get("prelude") else program
-    with sandboxes.create({"solution.py": source + "\n"}, replace(limits, output_bytes=4 << 20)) as sandbox:
-        problem = _checked(tests, sandbox) if "test" in tests else _compared(tests, sandbox)
-    trust = {"verdict_trust": UNCHALLENGED} if "test" in tests else {}
-    return Verdict(
-        float(problem is None), "passed" if problem is None else "failed_tests", {**(problem or {}), **trust}
-    )
+    files = {"solution.py": source + "\n", _FILE: check, f"{recorder}.py": RECORDER}
+    with sandboxes.create(files, replace(limits, output_bytes=4 << 20)) as sandbox:
+        done = sandbox.run(f"python3 -B -I {_FILE} 2>&1")
+        packed = sandbox.run("cat report-* | gzip | base64 -w 0").output
+    records = [record for report in read_reports(unpacked(packed)) for record in report.records]
+    passed = done.output.rstrip().endswith(f"\n{mark}")
+    outcomes = {_NODE: "passed" if passed else "failed"}
+    problem = None if passed else "check did not reach its end"
+    run = GradedRun(done.output, done.exit_code, done.timed_out, [_NODE], outcomes, records, problem)
+    return compared(run, dug, calibration or Calibration())
 
 
 def _compared(tests: Mapping[str, Any], sandbox: Sandbox) -> dict[str, Any] | None:
@@ -108,15 +182,6 @@ def _compared(tests: Mapping[str, Any], sandbox: Sandbox) -> dict[str, Any] | No
         if not right:
             return {"test": number, "exit_code": done.exit_code, "output": done.output[-500:]}
     return None
-
-
-def _checked(tests: Mapping[str, Any], sandbox: Sandbox) -> dict[str, Any] | None:
-    mark = secrets.token_hex(8)
-    sandbox.write_files({"check.py": _CHECK.format(test=tests["test"], entry=tests["entry_point"], mark=mark)})
-    done = sandbox.run("python3 -B -I check.py 2>&1")
-    if done.output.rstrip().endswith(f"\n{mark}"):
-        return None
-    return {"test": 0, "exit_code": done.exit_code, "output": done.output[-500:]}
 
 
 def _alone(wanted: Any) -> bool:

@@ -1,10 +1,11 @@
 """Read rows of questions as tasks, each with its source and licence, and sample equally from the sources.
 
-Fields, the first that is present: `data_source` or `source` (else the name of params.path); `prompt` (text or chat
-messages), `question` or `problem`; `ground_truth` of `reward_model` (verl) or `reward_spec` (SkyRL), `answer`,
-`expected_answer` (NeMo Gym), `final_answer` (DeepMath) or `tests`; `license`; `solution` (a program's text), also in
-`extra_info`. A ground truth that is an object (or its JSON) holds tests of a program, see `programs`; else it is a
-mathematical answer: the text after `####` where there is one (GSM8K), or the only item of a list (Skywork-OR1).
+Fields, the first that is present: `data_source` or `source` (else the name of params.path); `prompt` (text, or chat
+messages without the system's), `question` or `problem`; `ground_truth` of `reward_model` (verl) or `reward_spec`
+(SkyRL), `answer`, `expected_answer` (NeMo Gym), `final_answer` (DeepMath) or `tests`; `license`; `solution` (a
+program's text), also in `extra_info`. A ground truth that is an object (or its JSON) holds tests of a program, see
+`programs`; else it is a mathematical answer: the text after `####` where there is one (GSM8K), or the only item of a
+list (Skywork-OR1).
 
 The payload of a task (JSON): kind ("answer" or "program"), answer or tests, reference (an answer's text, or null),
 unproven, source, license, row (where it came from), limits.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,9 @@ def read_questions(suite: str, path: Path, chosen: Mapping[str, Any]) -> Iterato
             seen[task.task_id] = place
             yield task
 
+
+_NO_NUMBERS = ("nan", "none", "null", "<na>")
+"""Texts of a missing value: a column of a table had none here."""
 
 REJECTED_SHARE = 0.05
 """Largest share of `per_source` that a source may lack: published tables have exactly that many rows, and a few of them
@@ -103,9 +107,9 @@ def _task(suite: str, source: str, place: str, row: Mapping[str, Any], chosen: M
         reference = programs.as_answer(str(solution)) if solution else None
         payload |= {"kind": "program", "tests": programs.read_tests(truth), "reference": reference}
     else:
-        answer = str(truth).strip()
-        if not answer:
-            raise ValueError("the answer is empty")
+        answer = "" if truth is None else str(truth).strip()
+        if not answer or answer.lower() in _NO_NUMBERS:
+            raise ValueError(f"the answer is empty, or no number: {answer!r}")
         payload |= {"kind": "answer", "answer": answer, "reference": maths.as_answer(answer)}
         if chosen["grader"] != "hardened":
             payload["grader"] = chosen["grader"]
@@ -137,8 +141,11 @@ def _question(value: Any) -> str:
     if isinstance(value, str):
         text = value
     else:
-        messages: Iterable[Mapping[str, Any]] = value
-        text = next((_text(m["content"]) for m in reversed(list(messages)) if m["role"] == "user"), "")
+        messages = [(m["role"], _text(m["content"])) for m in value if m["role"] != "system"]
+        alone = all(role == "user" for role, _ in messages)
+        text = "\n\n".join(part if alone else f"{role}: {part}" for role, part in messages)
+        if not messages or messages[-1][0] != "user":
+            raise ValueError("the question's last message is not the user's")
     if not text.strip():
         raise ValueError("the question is empty")
     return text.strip()

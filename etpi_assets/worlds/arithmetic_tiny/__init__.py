@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from etpi_assets.tasks.answers import maths
-from etpi_assets.tasks.family import ANSWER, Family, RejectedInput, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import ANSWER, BLIND, Family, RejectedInput, Task, Verdict, with_defaults
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 600, "heldout": 96, "sandbox": "bubblewrap"}
@@ -25,6 +25,7 @@ class ArithmeticTiny(Family):
     """The family `arithmetic_tiny`."""
 
     params = PARAMS
+    verdict_trust = BLIND
     feature_id = "question"
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:

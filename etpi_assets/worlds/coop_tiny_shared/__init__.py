@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from etpi_assets.tasks.commands import write_commands
-from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import BLIND, Family, RejectedInput, Role, Task, Verdict, with_defaults
 from etpi_assets.worlds.coop_tiny_shared import judge as verdicts
 from etpi_assets.worlds.coop_tiny_shared.generate import divided_solution, generate_tasks
 from etpi_resources.sandboxes import SandboxFactory
@@ -25,6 +25,7 @@ class CoopTinyShared(Family):
     """The family `coop_tiny_shared`."""
 
     params = PARAMS
+    verdict_trust = BLIND
     invents_names = True
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:

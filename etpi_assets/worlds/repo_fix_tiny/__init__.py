@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from etpi_assets.tasks.commands import write_commands
-from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import BLIND, Family, RejectedInput, Role, Task, Verdict, with_defaults
 from etpi_assets.worlds.repo_fix_tiny import judge as verdicts
 from etpi_assets.worlds.repo_fix_tiny.generate import generate_tasks
 from etpi_resources.sandboxes import SandboxFactory
@@ -25,6 +25,7 @@ class RepoFixTiny(Family):
     """The family `repo_fix_tiny`."""
 
     params = PARAMS
+    verdict_trust = BLIND
     feature_id = "issue"
     invents_names = True
 

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Any
 
 from etpi_assets.tasks.batch_validation import validate_in_batches
-from etpi_assets.tasks.family import Family, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import BLIND, Family, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_resources.sandboxes import REPLY, Environment, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 600, "heldout": 160, "depth": 8, "largest": 4, "sandbox": "bubblewrap"}
@@ -37,6 +37,7 @@ class RunningSum(Family):
     """The family `running_sum`."""
 
     params = PARAMS
+    verdict_trust = BLIND
     feature_id = "sum"
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:

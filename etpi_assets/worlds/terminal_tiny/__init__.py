@@ -12,6 +12,7 @@ from typing import Any
 from etpi_assets.tasks.batch_validation import validate_in_batches
 from etpi_assets.tasks.commands import write_commands
 from etpi_assets.tasks.family import (
+    BLIND,
     WHY_UNPROVEN,
     Family,
     RejectedInput,
@@ -35,6 +36,7 @@ class TerminalTiny(Family):
     """The family `terminal_tiny`."""
 
     params = PARAMS
+    verdict_trust = BLIND
     feature_id = "request"
     invents_names = True
 

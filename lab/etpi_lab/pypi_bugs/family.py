@@ -10,19 +10,18 @@ tests (path -> text), command, expected (test -> outcome), breaks (a test the bu
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etpi_assets.tasks import places
 from etpi_assets.tasks.commands import write_commands
-from etpi_assets.tasks.family import REFERENCE_RUNS, RejectedInput, Role, Task
+from etpi_assets.tasks.family import Role, Task
 from etpi_assets.tasks.frozen import put_changes
-from etpi_assets.tasks.reports import pytest_outcomes
+from etpi_assets.tasks.proof import TestRun
 from etpi_assets.tasks.repository import PARAMS, RepositoryFamily, make_task
 from etpi_resources.hashes import json_hash
-from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory
+from etpi_resources.sandboxes import Sandbox
 
 ETPI_VERSION = 1
 """The number of this family's code: raise it where tasks, rollouts or verdicts differ."""
@@ -66,9 +65,6 @@ class PypiBugs(RepositoryFamily):
     def put_tests(self, task: Task, sandbox: Sandbox) -> None:
         sandbox.write_files(task.payload["tests"])
 
-    def hidden_tests(self, task: Task, sandbox: Sandbox) -> Mapping[str, str]:
-        return task.payload["tests"]
-
     def roots(self, task: Task) -> Sequence[str]:
         match = _ROOTS.match(task.payload["command"])
         return match["roots"].split(":") if match else ()
@@ -77,8 +73,8 @@ class PypiBugs(RepositoryFamily):
         """Return the row's command without PYTHONPATH: the recorder adds the roots after pytest is imported."""
         return _ROOTS.sub("", task.payload["command"])
 
-    def passes(self, task: Task, output: str) -> tuple[bool, Mapping[str, Any]]:
-        outcomes, wanted = pytest_outcomes(output), task.payload["expected"]
+    def passes(self, task: Task, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
+        outcomes, wanted = run.outcomes(), task.payload["expected"]
         wrong = sorted(name for name in outcomes.keys() | wanted.keys() if outcomes.get(name) != wanted.get(name))
         return bool(outcomes) and bool(wanted) and not wrong, {"tests": len(outcomes), "wrong": wrong[:20]}
 
@@ -89,38 +85,10 @@ class PypiBugs(RepositoryFamily):
     def solution(self, task: Task, sandbox: Sandbox) -> None:
         put_changes(sandbox, {task.payload["path"]: task.payload["fixed"]})
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Validate as in RepositoryFamily, but run the REFERENCE_RUNS only once for all tasks with the same fixed files
-        and tests."""
-        rejections: dict[str, RejectedInput | None] = {}
-        for task in tasks:
-            key = _fixed_hash(task)
-            try:
-                if key not in rejections:
-                    rejections[key] = self._reference_fails(task, sandboxes)
-                rejection = rejections[key]
-                if rejection is None and self._try(task, {}, sandboxes)[0]:
-                    rejection = RejectedInput(task.task_id, "null_passes", "the tests pass without any change")
-            except EnvironmentUnavailable as error:
-                rejection = RejectedInput(task.task_id, "no_environment", str(error))
-            yield RejectedInput(task.task_id, rejection.reason, rejection.detail) if rejection else task
-
-    def _reference_fails(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
-        changes = {task.payload["path"]: task.payload["fixed"]}
-        for run in range(REFERENCE_RUNS):
-            passed, details = self._try(task, changes, sandboxes)
-            if not passed:
-                detail = f"run {run + 1} of {REFERENCE_RUNS}: {json.dumps(details)[:1500]}"
-                return RejectedInput(task.task_id, "reference_fails", detail)
-        return None
-
-
-def _fixed_hash(task: Task) -> str:
-    """Return a hash of the fixed files and their tests."""
-    payload = task.payload
-    files = {**payload["files"], payload["path"]: payload["fixed"]}
-    parts = [files, payload["tests"], payload["command"], payload["expected"]]
-    return json_hash(parts)
+    def fixed(self, task: Task) -> str:
+        payload = task.payload
+        files = {**payload["files"], payload["path"]: payload["fixed"]}
+        return json_hash([files, payload["tests"], payload["command"], payload["expected"]])
 
 
 FAMILY = PypiBugs()

@@ -10,11 +10,11 @@ from typing import Any
 
 from etpi_assets.tasks import cooperbench, r2e, swe_bench
 from etpi_assets.tasks.answers import maths, programs
-from etpi_assets.tasks.changed_tests import changeable, name_of_test
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import ANSWER, Family, RejectedInput, Task, Verdict
 from etpi_assets.tasks.frozen import counted_changes
 from etpi_assets.tasks.grading import grade
+from etpi_assets.tasks.holes import dig
 from etpi_assets.tasks.reports import counts, pytest_outcomes, unittest_outcomes
 from etpi_assets.tasks.table import rejected_table, task_table
 from etpi_assets.tasks.task_checks import check_tasks
@@ -447,7 +447,6 @@ def printed_outcomes() -> dict[str, Any]:
         "pytest": pytest_outcomes(pytest_text),
         "unittest": unittest_outcomes(unittest_text),
         "counts": [counts(text) for text in (pytest_text, jest, "--- PASS: TestA\n--- FAIL: TestB\n", "ok moor")],
-        "names": [name_of_test(node) for node in ("t/a.py::T::test_b[x::y]", "a.py::test_c", "test_d")],
     }
 
 
@@ -483,11 +482,18 @@ class TestKnot(unittest.TestCase):
 """
 
 
-@case("judge", "changed tests")
-def changed_tests() -> dict[str, Any]:
-    hidden = {"tests/test_moor.py": TESTS, "tests/bad.py": "def test_x(:\n", "tests/data.txt": "x"}
-    by_visibility = {"hidden": {}, "visible": {"tests/test_moor.py": "def test_value():\n    assert rope(4) == 8\n"}}
-    return {name: changeable(hidden, visible) for name, visible in by_visibility.items()}
+@case("judge", "holes")
+def holes() -> dict[str, Any]:
+    holed = dig(TESTS, "k_", {})
+    return {
+        "text": holed.text,
+        "holes": holed.holes,
+        "cells": holed.cells,
+        "tests": {name: [vars(each) for each in several] for name, several in holed.tests.items()},
+        "reversible": sorted(holed.reversible),
+        "reversed": dig(TESTS, "k_", {}, sorted(holed.reversible)).text,
+        "unread": dig("def test_x(:\n", "k_", {}).text,
+    }
 
 
 @case("judge", "frozen files")

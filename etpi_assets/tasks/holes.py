@@ -1,0 +1,632 @@
+"""Replace the values that tests expect by holes, which record what they are compared with; the host compares.
+
+An assertion becomes a call of a function that `pytest_recorder` defines, so no hole flows into tested code:
+`assert f(x) == 8` becomes `assert __hole__("key", (f(x)))`, which records the value and is true. A name is replaced
+too (by an opaque cell) if it is bound to literals and every read of it is an expected value: columns of parametrize,
+loops over literal rows, constants of the module, fixtures of one line. Comments, messages, docstrings and explicit ids
+of parameters are withheld; lines keep their numbers. `values` compares what was recorded.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import io
+import re
+import tokenize
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Mode = Literal["items", "kept"]
+"""How an assertion that the reference could not satisfy with a plain hole is replaced: holes for the plain items of a
+displayed container ("items"), or not at all ("kept")."""
+
+_CONSTRUCTORS = frozenset(
+    """
+    approx bytearray bytes complex Counter date datetime Decimal dict float Fraction frozenset int list OrderedDict set
+    str time timedelta tuple
+    """.split()  # noqa: SIM905 - words read better as text
+)
+"""Calls that `values` evaluates again."""
+_OPERATORS: Mapping[type[ast.cmpop], str] = {
+    ast.Eq: "==", ast.NotEq: "!=", ast.In: "in", ast.NotIn: "not in", ast.Is: "is", ast.IsNot: "is not",
+    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
+}  # fmt: skip
+_METHODS: Mapping[str, str] = {
+    **{f"assert{kind}Equal": "==" for kind in ("", "List", "Dict", "Tuple", "Set", "MultiLine")},
+    "assertEquals": "==", "assertSequenceEqual": "sequence", "assertNotEqual": "!=", "assertIn": "in",
+    "assertNotIn": "not in", "assertIs": "is", "assertIsNot": "is not", "assertCountEqual": "count",
+    "assertAlmostEqual": "almost", "assertGreater": ">", "assertLess": "<", "assertGreaterEqual": ">=",
+    "assertLessEqual": "<=",
+}  # fmt: skip
+_TRUTHS: Mapping[str, str] = {
+    "assertTrue": "true", "assertFalse": "false", "assertIsNone": "none", "assertIsNotNone": "not none",
+}  # fmt: skip
+_OPPOSITES: Mapping[str, str] = {
+    "assertTrue": "assertFalse", "assertIsNone": "assertIsNotNone", "assertIs": "assertIsNot",
+    **{f"assert{name}": f"assertNot{name}" for name in ("Equal", "In", "IsInstance", "Regex", "AlmostEqual")},
+}  # fmt: skip
+_REVERSED_METHODS = {**_OPPOSITES, **{other: name for name, other in _OPPOSITES.items()}}
+_DECISIVE = frozenset(("==", "in", "is", "sequence", "count", "almost", "startswith", "endswith", "raises"))
+_RAISES = ("raises", "assertRaises", "assertRaisesRegex")
+_GUESSABLE = {"None", "True", "False", "0", "1", "''", "[]", "{}", "()", "b''", "set()", "..."}
+_LONG_TEXT = 4
+"""Characters of a text that an answer of bounded length contains only if it knows the text."""
+
+
+@dataclass(frozen=True)
+class Assertion:
+    """An assertion of a test function.
+
+    Attributes:
+        place: its line and column, "12_4".
+        kind: value (an expected value was replaced), pair (both sides are computed), bit (a truth or an order), weak
+            (a value was replaced, but many others satisfy the assertion), or kept (it still holds its literals).
+        strong: an answer satisfies it only if it knows the expected value.
+        often: it stands in a loop over something that the tested code may give.
+    """
+
+    place: str
+    kind: str
+    strong: bool = False
+    often: bool = False
+
+
+@dataclass
+class Holed:
+    """A test file whose expected values are holes.
+
+    Attributes:
+        text: the file.
+        holes: key -> the comparison that `values` makes (op, expected, ...).
+        cells: key -> the literal that a cell stands for.
+        places: key of a hole or cell -> its line and column. Keys are random, places are the file's own.
+        tests: test function ("Class::name") -> its assertions.
+        reversible: the functions whose assertion can be reversed without showing an expected value.
+    """
+
+    text: str
+    holes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cells: dict[str, str] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+    tests: dict[str, list[Assertion]] = field(default_factory=dict)
+    reversible: set[str] = field(default_factory=set)
+
+    def is_blind(self, test: str) -> bool:
+        """Return whether a test has a strong hole and no literal is kept in it."""
+        assertions = self.tests.get(test, [])
+        return any(each.strong for each in assertions) and all(each.kind != "kept" for each in assertions)
+
+
+def dig(text: str, tag: str, modes: Mapping[str, Mode], reverse: Collection[str] = ()) -> Holed:
+    """Return a test file with holes; as it is, if Python cannot parse it.
+
+    Args:
+        tag: a random word, the start of all keys.
+        modes: place -> how to replace an assertion that a plain hole does not fit.
+        reverse: test functions of `Holed.reversible` in which an assertion is to be reversed.
+    """
+    try:
+        return _Digger(text, tag, modes, reverse).result()
+    except (SyntaxError, ValueError, RecursionError, tokenize.TokenError):
+        return Holed(text)
+
+
+def functions_of(tree: ast.Module | ast.ClassDef) -> Iterator[tuple[str, Function]]:
+    """Yield ("Class::name", function) for the tests of a module, and for `check` of programs."""
+    for node in tree.body:
+        if isinstance(node, Function) and (node.name.startswith("test") or node.name == "check"):
+            yield node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from ((f"{node.name}::{name}", function) for name, function in functions_of(node))
+
+
+def source_of(text: str, name: str) -> str:
+    """Return the text of a test function ("Class::name") of a file."""
+    function = dict(functions_of(ast.parse(text)))[name]
+    return ast.get_source_segment(text, function) or ""
+
+
+@dataclass
+class _Site:
+    """An assertion in the tree: the expression to replace, its operator, and its one or two sides."""
+
+    at: ast.expr
+    op: str
+    sides: list[ast.expr]
+
+
+@dataclass
+class _Sides:
+    """A site's sides by role: the expected one if it has literals, its other parts, and the value that is tested."""
+
+    kind: str
+    expected: ast.expr | None = None
+    got: ast.expr | None = None
+    leaves: list[ast.expr] = field(default_factory=list)
+
+
+class _Digger:
+    def __init__(self, text: str, tag: str, modes: Mapping[str, Mode], reverse: Collection[str]) -> None:
+        self.text, self.data, self.tag, self.modes, self.reverse = text, text.encode(), tag, modes, reverse
+        self.lines = [0]
+        for line in self.data.split(b"\n"):
+            self.lines.append(self.lines[-1] + len(line) + 1)
+        self.tree = ast.parse(text)
+        self.parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+        self.edits: list[tuple[int, int, str]] = []
+        self.made: set[ast.AST] = set()
+        self.out = Holed(text)
+        self.used: set[tuple[str, int]] = set()
+        self.bindings: dict[tuple[str, int], list[ast.expr]] = {}
+        self.reads: dict[tuple[str, int], list[ast.Name]] = {}
+        self.names: dict[Function, dict[str, tuple[str, int]]] = {}
+
+    def result(self) -> Holed:
+        tests = [(name, function, list(self._sites(function))) for name, function in functions_of(self.tree)]
+        for _, function, _ in tests:
+            self._bind(function)
+        banned = self._banned(tests)
+        for name, function, sites in tests:
+            cells = {key: bound for key, bound in self.names[function].items() if bound not in banned}
+            reversed_at = self._reversal(name, function, sites, cells)
+            replaced = [site for site in sites if site.at not in (_conjuncts(reversed_at) if reversed_at else ())]
+            self.out.tests[name] = [self._replace(site, cells, self.names[function]) for site in replaced]
+        for bound in self.used:
+            for literal in self.bindings[bound]:
+                key = self._key(literal, "c")
+                self.out.cells[key] = ast.unparse(literal)
+                self._put(literal, f"__cell__({key!r}", ")")
+        self._withhold()
+        return self._finished()
+
+    # --- places ---
+
+    def _span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        return self.lines[node.lineno - 1] + node.col_offset, self.lines[node.end_lineno - 1] + node.end_col_offset
+
+    def _source(self, node: ast.expr) -> str:
+        return ast.unparse(node) if node in self.made else self.data[slice(*self._span(node))].decode()
+
+    def _put(self, node: ast.expr | ast.stmt, head: str, tail: str = "") -> None:
+        start, end = self._span(node)
+        self.edits.append((start, end, head + "\n" * self.data[start:end].count(b"\n") + tail))
+
+    def _key(self, node: ast.expr, kind: str = "") -> str:
+        place = f"{kind}{node.lineno}_{node.col_offset}"
+        self.out.places[self.tag + place] = place
+        return self.tag + place
+
+    # --- assertions ---
+
+    def _sites(self, function: Function) -> Iterator[_Site]:
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assert):
+                for test in _conjuncts(node.test):
+                    yield _site(test)
+                if node.msg is not None and not isinstance(node.msg, ast.Name):
+                    self._put(node.msg, "('m'", ")")
+            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                call, name = node.value, _last(node.value.func)
+                if any(isinstance(argument, ast.Starred) for argument in call.args):
+                    continue
+                if name in _METHODS and len(call.args) >= 2 and not call.keywords:
+                    yield _Site(call, _METHODS[name], call.args[:2])
+                elif name in _TRUTHS and call.args:
+                    inner = _site(call.args[0]) if name == "assertTrue" else None
+                    yield _Site(call, inner.op if inner else _TRUTHS[name], inner.sides if inner else call.args[:1])
+            elif isinstance(node, ast.With | ast.AsyncWith):
+                for call in (item.context_expr for item in node.items):
+                    if isinstance(call, ast.Call) and _last(call.func) in _RAISES and call.args:
+                        yield _Site(call, "raises", [])
+
+    def _sides(self, site: _Site, cells: Collection[str]) -> _Sides:
+        if site.op == "raises":
+            return _Sides("value")
+        if len(site.sides) == 1:
+            return _Sides("bit", got=site.sides[0])
+        whole = [self._is_literal(side, cells) for side in site.sides]
+        if all(whole):
+            return _Sides("kept")
+        for expected, got in (site.sides[::-1], site.sides) if not whole[0] else (site.sides, site.sides[::-1]):
+            leaves, literals = self._parts(expected)[1:]
+            if self._is_literal(expected, cells) or (literals and self._is_shape(expected)):
+                return _Sides("value", expected, got, leaves)
+        if site.op in ("is", "is not"):
+            return _Sides("bit", got=site.sides[0])
+        return _Sides("pair", site.sides[1], site.sides[0], [site.sides[1]])
+
+    def _replace(self, site: _Site, cells: Mapping[str, tuple[str, int]], literal: Collection[str]) -> Assertion:
+        """Replace a site. `cells`: names that become cells; `literal`: all names that are bound to literals."""
+        place, key = f"{site.at.lineno}_{site.at.col_offset}", self._key(site.at)
+        sides, mode = self._sides(site, cells), self.modes.get(place)
+        often = self._is_often(site.at)
+        if sides.kind == "kept" or mode == "kept":
+            return Assertion(place, "kept" if sides.kind in ("value", "kept") else sides.kind)
+        if site.op == "raises":
+            return self._replace_raises(site, key, place, often=often)
+        method = isinstance(site.at, ast.Call) and _last(site.at.func) in _METHODS
+        if (sides.kind == "bit" and len(site.sides) == 2) or (sides.kind == "pair" and mode == "items"):
+            if method or not isinstance(site.at, ast.Compare):
+                return Assertion(place, "bit")
+            self.out.holes[key] = {"op": "true", "bit": True}
+            start, end = self._span(site.at)
+            self.edits += [(start, start, f"__bit__({key!r}, False, ("), (end, end, "))")]
+            return Assertion(place, "bit", often=often)
+        assert sides.got is not None
+        if sides.kind == "bit":
+            self.out.holes[key] = {"op": site.op, "bit": True}
+            self._call(site.at, f"__bit__({key!r}, {site.op.endswith('none')}", sides.got)
+            return Assertion(place, "bit", often=often)
+        assert sides.expected is not None
+        flip = sides.got is not site.sides[0]
+        if mode == "items":
+            return self._replace_items(site, sides, key, place, often=often)
+        if sides.kind == "pair":
+            expression = "_l[0]"
+        else:
+            expression = ast.unparse(ast.fix_missing_locations(ast.Expression(self._parts(sides.expected)[0])))
+        self.out.holes[key] = {"op": site.op, "expected": expression, "flip": flip}
+        bound = [cells[leaf.id] for leaf in sides.leaves if isinstance(leaf, ast.Name) and leaf.id in cells]
+        self.used.update(bound)
+        self._call(site.at, f"__hole__({key!r}", sides.got, [f"({self._source(leaf)})" for leaf in sides.leaves])
+        if sides.kind == "pair":
+            shown = any(isinstance(side, ast.Name) and side.id in literal for side in site.sides)
+            return Assertion(place, "kept" if shown else "pair", often=often)
+        literals = [literal for name in bound for literal in self.bindings[name]]
+        strong = _is_strong(site.op, [*self._parts(sides.expected)[2], *literals], needle=flip)
+        return Assertion(place, "value" if site.op in _DECISIVE else "weak", strong, often)
+
+    def _call(self, at: ast.expr, head: str, got: ast.expr, more: Iterable[str] = ()) -> None:
+        """Replace an expression by a call whose first value is `got`, which keeps its text and its lines."""
+        (start, end), (got_start, got_end) = self._span(at), self._span(got)
+        tail = "".join(f", {text}" for text in more)
+        lines = [self.data[a:b].count(b"\n") for a, b in ((start, end), (got_start, got_end), (start, got_start))]
+        before = min(lines[2], max(0, lines[0] - lines[1] - tail.count("\n")))
+        after = max(0, lines[0] - lines[1] - before - tail.count("\n"))
+        self.edits.append((start, got_start, f"{head}, (" + "\n" * before))
+        self.edits.append((got_end, end, ")" + tail + "\n" * after + ")"))
+
+    def _replace_raises(self, site: _Site, key: str, place: str, *, often: bool) -> Assertion:
+        call = site.at
+        assert isinstance(call, ast.Call)
+        regex = _last(call.func).endswith("Regex")
+        named = [keyword.value for keyword in call.keywords if keyword.arg == "match"]
+        match = named[0] if named else call.args[1] if regex and len(call.args) > 1 else None
+        plain = len(call.args) == (2 if regex else 1) and len(call.keywords) == len(named)
+        if not plain or (match is not None and not self._is_literal(match, ())):
+            return Assertion(place, "kept")
+        classes = call.args[0].elts if isinstance(call.args[0], ast.Tuple) else [call.args[0]]
+        expected = ast.unparse(match) if match else "None"
+        self.out.holes[key] = {"op": "raises", "expected": expected, "classes": [_last(each) for each in classes]}
+        unit = "None" if _last(call.func) == "raises" else "self.assertRaises"
+        self._put(call, f"__raises__({key!r}, {unit}", ")")
+        return Assertion(place, "value", match is not None and _is_long(match), often)
+
+    def _replace_items(self, site: _Site, sides: _Sides, key: str, place: str, *, often: bool) -> Assertion:
+        """Replace the literals in a displayed container whose other items are no plain values."""
+        shown = sides.expected
+        items = list(self._items(shown)) if isinstance(shown, ast.List | ast.Tuple | ast.Dict) else []
+        if site.op != "==" or not items or not isinstance(site.at, ast.Compare):
+            return Assertion(place, "kept")
+        assert shown is not None and sides.got is not None
+        text, (start, _) = self.data[slice(*self._span(shown))], self._span(shown)
+        for number, item in sorted(enumerate(items), key=lambda pair: -self._span(pair[1])[0]):
+            item_key, item_place = f"{key}i{number}", f"{place}i{number}"
+            self.out.holes[item_key] = {"op": "==", "expected": ast.unparse(item), "flip": False}
+            self.out.places[item_key] = item_place
+            first, last = (at - start for at in self._span(item))
+            text = text[:first] + f"__item__({item_key!r})".encode() + text[last:]
+        self.out.holes[key] = {"op": "true", "bit": True}
+        self._call(site.at, f"__items__({key!r}", sides.got, [f"({text.decode()})"])
+        return Assertion(place, "value", _is_strong("==", items), often)
+
+    def _items(self, node: ast.expr) -> Iterator[ast.expr]:
+        if self._is_literal(node, ()):
+            yield node
+        elif isinstance(node, ast.List | ast.Tuple):
+            for item in node.elts:
+                yield from self._items(item)
+        elif isinstance(node, ast.Dict):
+            for item in node.values:
+                yield from self._items(item)
+
+    # --- reversal ---
+
+    def _reversal(
+        self, name: str, function: Function, sites: list[_Site], cells: Mapping[str, tuple[str, int]]
+    ) -> ast.expr | None:
+        """Reverse an assertion of the test if it is to be, and return the expression."""
+        open_ = {}
+        for site in sites:
+            sides = self._sides(site, cells)
+            kept = self.modes.get(f"{site.at.lineno}_{site.at.col_offset}") == "kept"
+            open_[site.at] = site.op != "raises" and (sides.kind != "value" or kept or self._is_guessable(sides))
+        for statement in _reached(function.body):
+            if isinstance(statement, ast.Assert) and all(open_.get(part) for part in _conjuncts(statement.test)):
+                at: ast.expr = statement.test
+            elif isinstance(statement, ast.Expr) and _method(statement.value) and open_.get(statement.value):
+                at = statement.value
+            else:
+                continue
+            self.out.reversible.add(name)
+            if name not in self.reverse:
+                return None
+            start, end = self._span(at)
+            if isinstance(at, ast.Call) and (other := _method(at)):
+                name_end = self._span(at.func)[1]
+                self.edits.append((name_end - len(_last(at.func)), name_end, other))
+            else:
+                self.edits += [(start, start, "not ("), (end, end, ")")]
+            return at
+        return None
+
+    def _is_guessable(self, sides: _Sides) -> bool:
+        return sides.expected is not None and not sides.leaves and ast.unparse(sides.expected) in _GUESSABLE
+
+    # --- names that are expected values ---
+
+    @cached_property
+    def _index(self) -> dict[str, list[ast.Name]]:
+        index: dict[str, list[ast.Name]] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Name):
+                index.setdefault(node.id, []).append(node)
+        return index
+
+    def _named(self, scope: Function | ast.Module, name: str, *, loads: bool) -> list[ast.Name]:
+        inside = range(scope.lineno, (scope.end_lineno or 0) + 1) if isinstance(scope, Function) else None
+        nodes = (node for node in self._index.get(name, []) if inside is None or node.lineno in inside)
+        return [node for node in nodes if isinstance(node.ctx, ast.Load) == loads]
+
+    def _bind(self, function: Function) -> None:
+        """Note the names that a test reads and that are bound to literals alone."""
+        arguments = {a.arg for a in [*function.args.args, *function.args.kwonlyargs]}
+        local: dict[str, list[ast.expr]] = {}
+        for decorator in function.decorator_list:
+            if isinstance(decorator, ast.Call) and _last(decorator.func) == "parametrize" and len(decorator.args) > 1:
+                direct = all(keyword.arg != "indirect" for keyword in decorator.keywords)
+                columns = _columns(_parameters(decorator.args[0]), decorator.args[1]) if direct else ()
+                local.update((n, c) for n, c in columns if not self._named(function, n, loads=False))
+        for node in ast.walk(function):
+            if isinstance(node, ast.For):
+                targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
+                columns = _columns([getattr(target, "id", "") for target in targets], node.iter)
+                local.update((n, c) for n, c in columns if n and len(self._named(function, n, loads=False)) == 1)
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                name = node.targets[0].id
+                stores = [self.parents[store] for store in self._named(function, name, loads=False)]
+                values = [s.value for s in stores if isinstance(s, ast.Assign) and len(s.targets) == 1]
+                if len(values) == len(stores) and name not in arguments:
+                    local[name] = values
+        names = self.names.setdefault(function, {})
+        for name, literals in local.items():
+            self._add(names, name, function.lineno, literals, self._named(function, name, loads=True))
+        for node in self.tree.body:
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                name, stores = node.targets[0].id, self._named(self.tree, node.targets[0].id, loads=False)
+                if name not in arguments and len(stores) == 1 and self._named(function, name, loads=True):
+                    self._add(names, name, 0, [node.value], self._named(self.tree, name, loads=True))
+            elif isinstance(node, ast.FunctionDef) and node.name in arguments and _fixture(node):
+                users = [g for g in ast.walk(self.tree) if isinstance(g, Function) and node.name in _arguments(g)]
+                if all(g in {f for _, f in functions_of(self.tree)} for g in users):
+                    reads = [read for g in users for read in self._named(g, node.name, loads=True)]
+                    self._add(names, node.name, 0, [v for v in [_fixture(node)] if v], reads)
+
+    def _add(
+        self, names: dict[str, tuple[str, int]], name: str, line: int, literals: list[ast.expr], reads: list[ast.Name]
+    ) -> None:
+        if literals and all(self._is_literal(literal, ()) for literal in literals):
+            names[name] = (name, line)
+            self.bindings[name, line], self.reads[name, line] = literals, reads
+
+    def _banned(self, tests: Iterable[tuple[str, Function, list[_Site]]]) -> set[tuple[str, int]]:
+        """Return the bindings of which a read is something else than an expected value."""
+        banned: set[tuple[str, int]] = set()
+        while True:
+            expected: set[ast.expr] = set()
+            for _, function, sites in tests:
+                cells = {name for name, bound in self.names[function].items() if bound not in banned}
+                for site in sites:
+                    if self.modes.get(f"{site.at.lineno}_{site.at.col_offset}") is None:
+                        sides = self._sides(site, cells)
+                        expected.update(sides.leaves if sides.kind == "value" else ())
+            more = {bound for bound, reads in self.reads.items() if any(read not in expected for read in reads)}
+            if more <= banned:
+                return banned
+            banned |= more
+
+    # --- expressions ---
+
+    def _is_shape(self, node: ast.expr) -> bool:
+        """Return whether `values` can evaluate an expression from its leaves."""
+        if isinstance(node, ast.Call):
+            named = all(keyword.arg for keyword in node.keywords)
+            return _last(node.func) in _CONSTRUCTORS and bool(node.args or node.keywords) and named
+        shapes = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.BinOp, ast.UnaryOp, ast.JoinedStr, ast.FormattedValue)
+        return isinstance(node, (*shapes, ast.Constant, ast.Starred))
+
+    def _is_literal(self, node: ast.expr, cells: Collection[str]) -> bool:
+        _, leaves, literals = self._parts(node)
+        return all(isinstance(leaf, ast.Name) and leaf.id in cells for leaf in leaves) and bool(literals or leaves)
+
+    def _parts(self, node: ast.expr) -> tuple[ast.expr, list[ast.expr], list[ast.expr]]:
+        """Return (a copy in which leaf i, a part that is no literal, is `_l[i]`; the leaves; the literals)."""
+        leaves: list[ast.expr] = []
+        literals: list[ast.expr] = []
+
+        def part(e: Any) -> Any:
+            if e is None:
+                return None
+            if isinstance(e, ast.FormattedValue):  # formatted in the sandbox: a subclass has a format of its own
+                e = ast.copy_location(ast.JoinedStr([e]), e)
+                self.made.add(e)
+            if e in self.made or not self._is_shape(e):
+                leaves.append(e)
+                return ast.Subscript(ast.Name("_l", ast.Load()), ast.Constant(len(leaves) - 1), ast.Load())
+            node_copy = copy.copy(e)
+            if isinstance(e, ast.Constant):
+                literals.append(e)
+            elif isinstance(node_copy, ast.List | ast.Tuple | ast.Set):
+                node_copy.elts = [part(x) for x in node_copy.elts]
+            elif isinstance(node_copy, ast.Dict):
+                node_copy.keys, node_copy.values = (
+                    [part(x) for x in node_copy.keys],
+                    [part(x) for x in node_copy.values],
+                )
+            elif isinstance(node_copy, ast.BinOp):
+                node_copy.left, node_copy.right = part(node_copy.left), part(node_copy.right)
+            elif isinstance(node_copy, ast.UnaryOp):
+                node_copy.operand = part(node_copy.operand)
+            elif isinstance(node_copy, ast.JoinedStr):
+                literals.extend(x for x in node_copy.values if isinstance(x, ast.Constant))
+                node_copy.values = [
+                    x if isinstance(x, ast.Constant) else ast.FormattedValue(part(x), -1) for x in node_copy.values
+                ]
+            elif isinstance(node_copy, ast.Starred):
+                node_copy.value = part(node_copy.value)
+            elif isinstance(node_copy, ast.Call):
+                node_copy.func = ast.Name(_last(node_copy.func), ast.Load())
+                node_copy.args = [part(x) for x in node_copy.args]
+                node_copy.keywords = [ast.keyword(k.arg, part(k.value)) for k in node_copy.keywords]
+            if (isinstance(e, ast.List | ast.Tuple) and not e.elts) or (isinstance(e, ast.Dict) and not e.values):
+                literals.append(e)
+            return node_copy
+
+        return part(node), leaves, literals
+
+    def _is_often(self, node: ast.AST) -> bool:
+        """Return whether a loop around the node may run otherwise with another right solution."""
+        while not isinstance(node := self.parents[node], Function | ast.Module):
+            if isinstance(node, ast.While) or (isinstance(node, ast.For) and not self._is_literal(node.iter, ())):
+                return True
+        return False
+
+    # --- the rest of the file ---
+
+    def _withhold(self) -> None:
+        """Remove docstrings, and explicit ids of parameters."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Module | ast.ClassDef | Function) and ast.get_docstring(node, clean=False):
+                self._put(node.body[0], "('d'", ")")
+            elif isinstance(node, ast.Call) and _last(node.func) in ("parametrize", "param"):
+                for keyword in node.keywords:
+                    if keyword.arg in ("id", "ids") and self._is_literal(keyword.value, ()):
+                        self._put(keyword.value, "(None", ")")
+
+    def _finished(self) -> Holed:
+        kept: list[tuple[int, int, str]] = []
+        for edit in sorted(self.edits, key=lambda edit: (edit[0], -edit[1])):  # of nested ones the outer wins
+            if not kept or edit[0] >= kept[-1][1]:
+                kept.append(edit)
+        data = self.data
+        for start, end, text in reversed(kept):
+            data = data[:start] + text.encode() + data[end:]
+        self.out.text = _without_comments(data.decode())
+        ast.parse(self.out.text)
+        return self.out
+
+
+def _conjuncts(test: ast.expr) -> list[ast.expr]:
+    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+
+
+def _site(test: ast.expr) -> _Site:
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        return _Site(test, _OPERATORS[type(test.ops[0])], [test.left, test.comparators[0]])
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _Site(test, "false", [test.operand])
+    method = test.func if isinstance(test, ast.Call) and len(test.args) == 1 else None
+    if isinstance(method, ast.Attribute) and method.attr in ("startswith", "endswith"):
+        assert isinstance(test, ast.Call)
+        return _Site(test, method.attr, [method.value, test.args[0]])
+    return _Site(test, "true", [test])
+
+
+def _method(node: ast.expr) -> str:
+    """Return the opposite of a unittest method that a statement calls; "" for others."""
+    return _REVERSED_METHODS.get(_last(node.func), "") if isinstance(node, ast.Call) else ""
+
+
+def _is_strong(op: str, literals: list[ast.expr], *, needle: bool = False) -> bool:
+    if op in ("startswith", "endswith"):
+        return any(_is_long(literal) for literal in literals)
+    if op == "in":
+        return needle and any(_is_long(literal) for literal in literals)
+    constants = [node for literal in literals for node in ast.walk(literal) if isinstance(node, ast.Constant)]
+    return op in _DECISIVE and any(repr(constant.value) not in _GUESSABLE for constant in constants)
+
+
+def _is_long(literal: ast.expr) -> bool:
+    return (
+        isinstance(literal, ast.Constant)
+        and isinstance(literal.value, str | bytes)
+        and len(literal.value) >= _LONG_TEXT
+    )
+
+
+def _reached(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that every call reaches, and those of `with` that end with it."""
+    for statement in body:
+        if not isinstance(statement, Function | ast.ClassDef) and any(
+            isinstance(node, ast.Return) for node in ast.walk(statement)
+        ):
+            return
+        yield statement
+        if isinstance(statement, ast.With | ast.AsyncWith):
+            calls = [item.context_expr for item in statement.items if isinstance(item.context_expr, ast.Call)]
+            if not any(_last(call.func) in (*_RAISES, "suppress") for call in calls):
+                yield from _reached(statement.body)
+
+
+def _last(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _arguments(function: Function) -> set[str]:
+    return {argument.arg for argument in function.args.args}
+
+
+def _fixture(node: ast.FunctionDef) -> ast.expr | None:
+    """Return the value of a fixture of one line."""
+    declared = any("fixture" in ast.dump(decorator) for decorator in node.decorator_list)
+    only = node.body[0] if len(node.body) == 1 else None
+    return only.value if declared and isinstance(only, ast.Return) else None
+
+
+def _parameters(names: ast.expr) -> list[str]:
+    values = names.elts if isinstance(names, ast.List | ast.Tuple) else [names]
+    words = [str(value.value).split(",") for value in values if isinstance(value, ast.Constant)]
+    return [word.strip() for each in words for word in each if word.strip()]
+
+
+def _columns(names: list[str], rows: ast.expr) -> Iterator[tuple[str, list[ast.expr]]]:
+    """Yield (name, its expression in each row) where all rows have one."""
+    if not isinstance(rows, ast.List | ast.Tuple):
+        return
+    for at, name in enumerate(names):
+        cells = [_cell(row, at, len(names)) for row in rows.elts]
+        column = [cell for cell in cells if cell is not None]
+        if column and len(column) == len(cells):
+            yield name, column
+
+
+def _cell(row: ast.expr, at: int, width: int) -> ast.expr | None:
+    if isinstance(row, ast.Call) and _last(row.func) == "param":
+        return row.args[at] if at < len(row.args) else None
+    if width == 1:
+        return row
+    return row.elts[at] if isinstance(row, ast.List | ast.Tuple) and len(row.elts) == width else None
+
+
+def _without_comments(text: str) -> str:
+    lines = text.split("\n")
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT and not re.search(r"coding[:=]", token.string):
+            row, column = token.start[0] - 1, token.start[1]
+            lines[row] = lines[row][:column].rstrip()
+    return "\n".join(lines)

@@ -1,0 +1,223 @@
+"""Holes instead of expected values: which values leave a test, which stay, and how the host compares."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etpi_assets.tasks import values
+from etpi_assets.tasks.family import is_trusted, weakest
+from etpi_assets.tasks.graded_run import GradedRun, run_graded
+from etpi_assets.tasks.holes import Holed, dig
+from etpi_assets.tasks.proof import Calibration, compared, unlike_reference
+from etpi_resources.sandboxes import CommandResult
+
+SECRET = "918273645"
+
+
+def dug(body: str) -> Holed:
+    return dig(f"import pytest\n{body}\n", "k_", {})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def test_a():\n    assert rope(4) == 918273645",
+        "def test_a():\n    assert 918273645 == rope(4), 'not 918273645'",
+        "def test_a():\n    '''918273645'''\n    assert rope(4) == [{'a': (918273645,)}]  # 918273645",
+        "def test_a():\n    assert '918273645' in rope(4)",
+        "def test_a():\n    assert rope(4).startswith('918273645')",
+        "def test_a():\n    assert rope(4) == approx(918273645, rel=0.1)",
+        "def test_a():\n    assert x and rope(4) == Decimal('918273645')",
+        "def test_a():\n    assert rope(4) == f'{n} 918273645'",
+        "def test_a():\n    wanted = 918273645\n    assert rope(4) == wanted",
+        "def test_a():\n    for n, wanted in [(4, 918273645)]:\n        assert rope(n) == wanted",
+        "WANTED = 918273645\ndef test_a():\n    assert rope(4) == WANTED\ndef test_b():\n    assert knot(4) == WANTED",
+        "@pytest.fixture\ndef wanted():\n    return 918273645\ndef test_a(wanted):\n    assert rope(4) == wanted",
+        "def test_a():\n    with pytest.raises(ValueError, match='918273645'):\n        rope(4)",
+        "class TestA(TestCase):\n    def test_a(self):\n        self.assertEqual(rope(4), 918273645)",
+        "class TestA(TestCase):\n    def test_a(self):\n        self.assertTrue(rope(4) == 918273645)",
+        "class TestA(TestCase):\n    def test_a(self):\n        with self.assertRaisesRegex(KeyError, '918273645'):\n"
+        "            rope(4)",
+        "@pytest.mark.parametrize('n, w', [(4, 918273645)], ids=['918273645'])\n"
+        "def test_a(n, w):\n    assert rope(n) == w",
+        "@pytest.mark.parametrize('n, w', [pytest.param(4, 918273645, id='918273645')])\ndef test_a(n, w):\n"
+        "    assert rope(n) == w",
+        "async def test_a():\n    assert (await rope(4)) == 918273645",
+    ],
+)
+def test_expected_value_leaves_the_test_which_is_blind(body: str) -> None:
+    holed = dug(body)
+    name = next(iter(holed.tests))
+    assert SECRET not in holed.text and holed.is_blind(name), holed
+    assert SECRET in json.dumps([holed.holes, holed.cells])
+    assert holed.text.count("\n") == body.count("\n") + 2 and ast.parse(holed.text)
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds"),
+    [
+        ("assert rope(4) == knot(4)", ["pair"]),
+        ("assert rope(4)", ["bit"]),
+        ("assert not rope(4)", ["bit"]),
+        ("assert rope(4) > 3", ["weak"]),
+        ("assert rope(4) != 8", ["weak"]),
+        ("assert rope(4) is None", ["value"]),
+        ("assert rope(4) == 0", ["value"]),
+        ("assert rope(4) in (8, 9)", ["value"]),
+        ("assert 'ab' in rope(4)", ["value"]),
+        ("with pytest.raises(ValueError):\n        rope(4)", ["value"]),
+        ("wanted = 8\n    print(wanted)\n    assert rope(4) == wanted", ["kept"]),
+        ("check(rope(4), 8)", []),
+    ],
+)
+def test_test_that_others_than_the_expected_value_satisfy_is_not_blind(body: str, kinds: list[str]) -> None:
+    holed = dug(f"def test_a():\n    {body}")
+    assert [each.kind for each in holed.tests["test_a"]] == kinds and not holed.is_blind("test_a")
+
+
+def test_name_that_is_read_elsewhere_keeps_its_literal_and_the_test_is_not_blind() -> None:
+    holed = dug("WANTED = 918273645\ndef test_a():\n    assert rope(WANTED) == WANTED\n    assert knot(1) == 77")
+    assert SECRET in holed.text and "77" not in holed.text and not holed.is_blind("test_a")
+
+
+@pytest.mark.parametrize(
+    ("body", "reversed_"),
+    [
+        ("assert rope(4) == knot(4)", "assert not (rope(4) == knot(4))"),
+        ("assert rope(4)", "assert not (rope(4))"),
+        ("assert rope(4) and knot(4)", "assert not (rope(4) and knot(4))"),
+        ("self.assertIn(a, rope(4))", "self.assertNotIn(a, rope(4))"),
+        ("assert rope(4) is None", "assert not (rope(4) is None)"),
+        ("assert rope(4) == 918273645", None),
+        ("assert 'ab' in rope(4)", None),
+        ("if x:\n        return\n    assert rope(4)", None),
+    ],
+)
+def test_assertion_is_reversed_where_that_shows_no_value(body: str, reversed_: str | None) -> None:
+    text = f"def test_a():\n    {body}\n"
+    assert dig(text, "k_", {}).reversible == ({"test_a"} if reversed_ else set())
+    if reversed_:
+        assert ast.dump(ast.parse(dig(text, "k_", {}, ["test_a"]).text)) == ast.dump(
+            ast.parse(f"def test_a():\n    {reversed_}\n")
+        )
+
+
+def test_real_test_files_keep_their_lines_and_parse() -> None:
+    for path in sorted(Path(__file__).parents[1].glob("c[ou]*/test_*.py"))[:40]:
+        text = path.read_text()
+        holed = dig(text, "k_", {})
+        assert holed.text.count("\n") == text.count("\n") and ast.parse(holed.text) and holed.text != text, path
+
+
+def test_modes_of_a_calibration_keep_an_assertion_or_its_containers() -> None:
+    text = "def test_a():\n    assert rope(4) == [Knot(), 918273645]\n"
+    (assertion,) = dig(text, "k_", {}).tests["test_a"]
+    kept = dig(text, "k_", {assertion.place: "kept"})
+    assert SECRET in kept.text and [each.kind for each in kept.tests["test_a"]] == ["kept"]
+    items = dig(text, "k_", {assertion.place: "items"})
+    assert SECRET not in items.text and "__item__" in items.text and items.is_blind("test_a")
+
+
+def hole(op: str, expected: str, *, flip: bool = False) -> dict[str, Any]:
+    return {"op": op, "expected": expected, "flip": flip}
+
+
+RAISES = {"op": "raises", "expected": "'no .*'", "classes": ["KeyError"]}
+
+
+@pytest.mark.parametrize(
+    ("hole_", "recorded", "agrees"),
+    [
+        (hole("==", "8"), [["int", "0x8"]], True),
+        (hole("==", "8"), [["float", "8.0"]], True),
+        (hole("==", "8"), [["opaque", "V"]], False),
+        (hole("==", "8"), [["str", "8"]], False),
+        (hole("==", "8"), [["cell", "c"]], False),
+        (hole("==", "_l[0]"), [["int", "0x6"], ["cell", "c"]], True),
+        (hole("==", "[_l[0], 2]"), [["list", [["int", "0x1"], ["int", "0x2"]]], ["int", "0x1"]], True),
+        (hole("==", "{'a': (1, 2)}"), [["dict", [[["str", "a"], ["tuple", [["int", "0x1"], ["int", "0x2"]]]]]]], True),
+        (hole("in", "'known'", flip=True), [["str", "it is known"]], True),
+        (hole("in", "'known'", flip=True), [["str", "known" + "x" * 5000]], False),
+        (hole("==", "approx(1.0)"), [["float", "1.0000001"]], True),
+        (hole("==", "approx([1.0, 2])"), [["list", [["float", "1.1"], ["int", "0x2"]]]], False),
+        (hole("count", "[1, 2]"), [["list", [["int", "0x2"], ["int", "0x1"]]]], True),
+        (RAISES, [["list", [["str", "KeyError"]]], ["str", "no x"]], True),
+        (RAISES, [["list", [["str", "Boom"]]], ["str", "no x"]], False),
+        ({"op": "true", "bit": True}, [["bool", True]], True),
+        ({"op": "not none", "bit": True}, [["bool", True]], False),
+        (hole("==", "8"), [["int", "not hex"]], False),
+        (hole("==", "8"), [{"forged": 1}], False),
+        (hole("==", "date(2024, 1, 2)"), [["date", [[2024, 1, 2], False]]], True),
+        (hole("==", "exec('x')"), [["NoneType", None]], False),
+    ],
+)  # fmt: skip
+def test_host_compares_as_python_does_and_believes_no_object(hole_, recorded, agrees) -> None:
+    assert (values.disagreement(hole_, recorded, {"c": "6"}, 20) is None) == agrees
+
+
+def test_values_that_take_all_memory_or_time_end_the_comparison_alone() -> None:
+    bomb = {"holes": {"k": hole("==", "'a' * _l[0]")}, "cells": {}, "lengths": {}}
+    bomb["records"] = [["k", [["str", ""], ["int", "0xffffffffff"]]], ["k", [["str", ""], ["int", "0x0"]]]]
+    command = [sys.executable, "-I", values.__file__, "20"]
+    done = subprocess.run(command, input=json.dumps(bomb), capture_output=True, text=True, check=True)
+    first, second = json.loads(done.stdout)[0]
+    assert first and "MemoryError" in first and second is None
+
+
+TESTS = "def test_a():\n    assert rope(4) == 8\n\n\ndef test_b():\n    assert rope(5) == 10\n"
+NODES = ["tests/test_moor.py::test_a", "tests/test_moor.py::test_b"]
+
+
+def claimed(holed: Holed, numbers: list[int], kinds: list[str] | None = None) -> GradedRun:
+    """A run whose tests compare their holes with these numbers."""
+    outcomes = dict(zip(NODES, kinds or ["passed", "passed"], strict=True))
+    records = [(node, key, [["int", hex(n)]], 1) for node, key, n in zip(NODES, holed.holes, numbers, strict=False)]
+    return GradedRun("", 0, False, NODES, outcomes, records)
+
+
+def test_wrong_missing_and_repeated_comparisons_fail_their_test() -> None:
+    holed = dig(TESTS, "k_", {})
+    places = [holed.places[key] for key in holed.holes]
+    counts = {node: {place: 1} for node, place in zip(NODES, places, strict=True)}
+    calibration = Calibration(counts=counts, turned=dict.fromkeys(NODES, 1))
+    files = {"tests/test_moor.py": holed}
+    right = compared(claimed(holed, [8, 10]), files, calibration)
+    assert not right.failed and unlike_reference(calibration, right) is None
+    assert [*compared(claimed(holed, [8, 8]), files, calibration).failed] == NODES[1:]
+    silent = compared(claimed(holed, [8]), files, calibration)
+    assert [*silent.failed] == NODES[1:] and unlike_reference(calibration, silent)
+    skipped = compared(claimed(holed, [8, 10], ["passed", "skipped"]), files, calibration)
+    assert "test_b" in (unlike_reference(calibration, skipped) or "")
+
+
+def test_trust_is_ordered_and_unknown_words_are_weakest() -> None:
+    assert weakest(["blind", "reversed"]) == "reversed" and weakest([]) == "unchallenged"
+    assert is_trusted("blind", "reversed") and not is_trusted("unchallenged", "reversed")
+    assert is_trusted(None, None) and not is_trusted("shared_process", "unchallenged")
+
+
+class Recording:
+    """A sandbox that runs nothing and keeps all that enters it."""
+
+    def __init__(self) -> None:
+        self.entered: list[str] = []
+
+    def write_files(self, files: dict[str, str]) -> None:
+        self.entered += [*files, *files.values()]
+
+    def run(self, command: str, *, timeout: float | None = None) -> CommandResult:
+        self.entered.append(command)
+        return CommandResult("", 0, 0.0)
+
+
+def test_recorder_brings_no_value_into_the_sandbox_and_a_run_without_its_report_is_no_pass() -> None:
+    sandbox: Any = Recording()
+    run = run_graded(sandbox, "pytest", roots=["src"], plugins=["timeout"])
+    assert run.problem and "no report" in run.problem and SECRET not in "".join(sandbox.entered)
