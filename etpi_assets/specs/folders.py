@@ -23,6 +23,10 @@ FOLDERS = {"suite": "suites", "rollout_set": "rollout_sets", "experiment": "expe
 """The set of a spec -> the subfolder that holds its file. Subfolders of that one group files."""
 
 
+FORMATS = "formats"
+"""The subfolder of a user's formats of recorded runs (docs/own_data.md)."""
+
+
 @dataclass(frozen=True)
 class SpecFolder:
     """One folder of specs.
@@ -92,6 +96,8 @@ def _problems(folder: Path, origin: str) -> Iterator[str]:
     for file in sorted(folder.rglob("*.toml")):
         parts = file.relative_to(folder).parts
         if any(part.startswith(".") for part in parts):
+            continue
+        if parts[0] == FORMATS and len(parts) == 2:
             continue
         if parts[0] not in subfolders or len(parts) == 1:
             near = difflib.get_close_matches(parts[0], FOLDERS.values(), n=1)
