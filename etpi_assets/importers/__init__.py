@@ -181,12 +181,10 @@ def plan(format: str, path: Path) -> Plan:
         names = ", ".join(importer.name for importer in importers)
         known_names = f". Known: {names}; name one in `format`" if source.row is not None else ""
         raise ValueError(f"{path} holds no known format: {unknown_row(source)}{known_names}")
-    # A file that no format claims may be a damaged one of rows: the reader of the other rows says what is wrong.
-    readers = [each for each in companions if any(file in known[each.name] for file in row_files(files_below(path)))]
-    for file in row_files(files_below(path)) if readers else ():
-        if file not in owners and owners.keys().isdisjoint(file.parents) and _claimant(file, importers) is None:
-            reader = next((each for each in readers if file in known[each.name]), None)
-            owners |= {file: reader} if reader else {}
+    for file in row_files(files_below(path)):  # a damaged file of rows: the reader of the others says what is wrong
+        reader = next((each for each in companions if file in known[each.name]), None)
+        if reader and file not in owners and owners.keys().isdisjoint(file.parents) and _may_be_run(file):
+            owners[file] = reader
     inputs: dict[str, list[Path]] = {}
     for unit in sorted(owners):
         inputs.setdefault(owners[unit].name, []).append(unit)
@@ -224,6 +222,11 @@ def _claimant(file: Path, importers: Sequence[Format]) -> Format | None:
     return claimed[0] if claimed else None
 
 
+def _may_be_run(file: Path) -> bool:
+    """Return whether the first rows of a file cannot be read, or hold messages."""
+    return any(isinstance(row, Unreadable) or holds_conversation(row) for row in DetectionInput(file).first_values())
+
+
 def _unread(path: Path, owners: Mapping[Path, Format], importers: Sequence[Format]) -> list[RejectedInput]:
     """Return the files that could hold rows and have no owner, each with the reason."""
     left = [
@@ -233,7 +236,7 @@ def _unread(path: Path, owners: Mapping[Path, Format], importers: Sequence[Forma
     for file in left if path.is_dir() else ():
         if (claimant := _claimant(file, importers)) is not None and not claimant.of_folders:
             continue  # it belongs to another file's run, as requests belong to their answers
-        rows = DetectionInput(file).first_values()
+        rows = DetectionInput(file).first_values() if file.stat().st_size else []
         fault = next((row for row in rows if isinstance(row, Unreadable)), None)
         if any(map(holds_conversation, rows)):
             reason, detail = (

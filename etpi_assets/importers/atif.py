@@ -366,9 +366,9 @@ def _exported_inbox(value: Any) -> list[dict[str, str]] | None:
 
 
 def _calls(value: Any, name: str) -> list[ToolCall]:
+    calls: list[Any] = []
     if value is None:
-        return None
-    calls = []
+        return []
     for item in as_list(value, f"{name}.tool_calls"):
         call = as_mapping(item, f"{name}.tool_calls[]")
         captured = field(call, "extra", EXPORT_KEY, "call")

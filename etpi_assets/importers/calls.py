@@ -44,10 +44,13 @@ def read_call(value: Any, what: str, spec: Spec, unread: Unread, name: str | Non
     call = json_text(value, what) if isinstance(value, str) else value
     if not isinstance(call, dict):
         raise Unreadable("unknown_form", f"{what} is not an object")
+    if None in (call.get("id", ""), call.get("type", "")):  # only tables write these as null
+        call = without_padding(call)
     function = call.get("function")
-    is_chat = type(function) is dict and function.keys() == _CHAT and call.keys() <= _CHAT_CALL  # nearly all calls
-    if is_chat and type(function["name"]) is str and function["name"] and function["arguments"] is not None:
-        return _normal(function["name"], function["arguments"], call.get("id")), None
+    if isinstance(function, dict) and function.keys() == _CHAT and call.keys() <= _CHAT_CALL:  # nearly all calls
+        plain, arguments = function["name"], function["arguments"]
+        if type(plain) is str and plain and arguments is not None:
+            return _normal(plain, arguments, call.get("id")), None
     paths, tree = spec.paths["call"], spec.trees["call"]
     inner = next((v for path in paths["function"] if isinstance(v := at(call, path), dict)), None)
     places = (call,) if inner is None else (inner, call)
@@ -198,7 +201,7 @@ def read_content(content: Any, what: str, spec: Spec | None = None, unread: Unre
     spec = spec or base()
     responses: list[list[Any]] = [[]]
     for part in [content] if isinstance(content, dict) else content if isinstance(content, list) else [_no_parts(what)]:
-        if spec.kinds.get(field(part, "type")) == "turn":
+        if spec.kinds.get(text_field(part, "type") or "") == "turn":
             responses.append([])
         else:
             responses[-1].append(part)

@@ -55,11 +55,13 @@ def data_format(name: str, specs: Sequence[Spec]) -> Format:
     by_code = dict(_BY_CODE.get(name, {}))
     if name in _BY_CODE:
         doc = replace(doc, files=data["inputs"])
-    is_part = _part_of(specs)
-    claims: Callable[[Any], bool] = by_code.pop("claims", None) or (
-        lambda row: any(spec.claims(row) for spec in specs) or is_part(row)
-    )
-    part = None if by_code or data.get("rows") == "run" else (is_part, "messages")
+    rows_of, is_part = data.get("rows", "run"), _part_of(specs)
+
+    def claims(row: Any) -> bool:
+        return any(spec.claims(row) for spec in specs) or (rows_of == "run or messages" and is_part(row))
+
+    claims = by_code.pop("claims", claims)
+    part = None if rows_of == "run" else (is_part, "messages")
     return row_format(name, doc, claims=claims, record=_record(specs), rank=rank, part=part, **by_code)
 
 
@@ -112,9 +114,9 @@ def _documents(name: str, specs: Sequence[Spec], doc: FormatDoc, names: tuple[st
 
     def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
         data = as_row(read_json(unit))
-        if not isinstance(data, Mapping) or not holds_conversation(data):
-            raise no_run(data, f"{unit.name} has no messages")
         ending = next((ending for ending in sorted(names, key=len, reverse=True) if unit.name.endswith(ending)), "")
+        if not isinstance(data, Mapping) or not (ending or holds_conversation(data)):
+            raise no_run(data, f"{unit.name} has no messages")
         place = {"@file": unit.name.removesuffix(ending), "@folder": unit.parent.name}
         spec = next((spec for spec in specs if spec.claims(data)), specs[0])
         return read_run(data, spec, unit.name, options, place)

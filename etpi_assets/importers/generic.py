@@ -82,9 +82,8 @@ def _conversation(row: Any, spec: Spec, where: str, options: Options) -> list[Me
         value = next((v for path in paths if (v := at(row, path)) is not None), None)
         if value is None:
             keys = ", ".join(map(str, list(row)[:12])) or "no keys"
-            raise Unreadable(
-                "unknown_form", f"{where} has nothing at {' or '.join(spec.data['run'][slot])}; it has {keys}"
-            )
+            names = " or ".join(map(repr, spec.data["run"][slot]))
+            raise Unreadable("unknown_form", f"{where} has nothing at {names}; it has {keys}")
         read = read_messages(value, f"{where}, {slot}", spec, options.unread, role)
         if slot == "context":
             for message in read:
@@ -172,7 +171,7 @@ def read_messages(
         if (written := _written(value)) is None:
             return [Message(text_role, value)]
         value = written
-    elif type(value) in (int, float):
+    elif type(value) in (int, float) and spec.paths["run"].get("context"):
         return [Message(text_role, str(value))]
     elif isinstance(value, dict) and not spec.trees["message"].keys().isdisjoint(value):
         value = [value]
@@ -232,7 +231,7 @@ def _reader(spec: Spec) -> Callable[[Any, list[Message], str, int, Unread], None
                 got[slot[0]], ranks[slot[0]] = value, slot[1]
             elif (node := tree.get(key)) is None:
                 unread("message", key, value)
-            elif not node.known:
+            else:
                 slots.walk(node, value, f"{key}.")
         sender, text = got.get("role"), got.get("text", "")
         role = roles.get(sender) if type(sender) is str else None
@@ -261,9 +260,9 @@ class _Slots:
         self.ranks: dict[str, int] = {}
         self._unread = unread
 
-    def _fill(self, slot: str, rank: int, value: Any) -> None:
+    def _fill(self, slot: str, rank: int, key: str, value: Any) -> None:
         if slot in _LISTED:
-            self.got.setdefault(slot, []).append(value)
+            self.got.setdefault(slot, []).append((key, value))
         elif (
             slot not in self.got or (self.got[slot] == "" and value != "") or (rank < self.ranks[slot] and value != "")
         ):
@@ -271,12 +270,12 @@ class _Slots:
 
     def walk(self, node: Node, value: Any, prefix: str) -> None:
         for slot, rank in node.slots:
-            self._fill(slot, rank, value)
+            self._fill(slot, rank, prefix.removesuffix("."), value)
         if isinstance(value, dict) and node.below:
             for key, inner in value.items():
                 if inner is not None and (below := node.below.get(key)) is not None:
                     self.walk(below, inner, f"{prefix}{key}.")
-                elif inner is not None and not node.slots:
+                elif inner is not None and not node.slots and not node.known:
                     self._unread("message", prefix + str(key), inner)
         elif isinstance(value, list) and len(value) == 1 and 0 in node.below:
             self.walk(node.below[0], value[0], prefix)
@@ -295,13 +294,13 @@ def _read_rest(
     role = role_of(got.get("role"), name, spec)
     if role == "skip":
         return
-    if any(got.get("media", ())):
+    if any(value for _, value in got.get("media", ())):
         raise Unreadable("non_text_content", f"{name} shows an image, a video or audio; only text can be imported")
     if role == "calls":
         _only_calls(out, got, name, spec, unread)
         return
     content = read_content(got.get("text"), name, spec, unread)
-    if not content.text and not content.turns and not content.results and not got.keys() & {"calls", "thought"}:
+    if not got.keys() & {"text", "calls", "thought"}:
         _refuse_unread_text(raw, spec, name)
     out += [Message("tool", text, result_of=of) for of, text in content.results]  # Anthropic's are in a user's message
     first = Message(role)
@@ -385,17 +384,17 @@ def is_trained(got: Mapping[str, Any], name: str) -> bool:
     """
     trained = True
     for slot, means in (("trained", True), ("untrained", False)):
-        for value in got.get(slot, ()):
+        for key, value in got.get(slot, ()):
             flags = {_TRUTH.get(str(v).lower()) for v in (value if isinstance(value, list) and value else [value])}
             if flags not in ({True}, {False}):
                 raise Unreadable(
                     "partly_trained",
-                    f"{name} has {str(value)[:40]} at {slot}; a message is trained (1) or context (0), so write one of "
+                    f"{name} has {key} = {str(value)[:40]}; a message is trained (1) or context (0), so write one of "
                     "them, or remove the key",
                 )
             trained = trained and flags == {means}
-    if any(got.get("partly", ())):
-        raise Unreadable("partly_trained", f"{name} is trained in parts; only whole messages can be left out")
+    if keys := [key for key, value in got.get("partly", ()) if value]:
+        raise Unreadable("partly_trained", f"{name} has {keys[0]}; only whole messages can be left out")
     return trained
 
 

@@ -37,18 +37,19 @@ def _may_hold_answers(file: Path) -> bool:
 
 
 def iter_answers(unit: Path) -> Iterator[tuple[int, Any]]:
-    """Yield (number, {"answer": the row, "request": its body}) of each row, or an Unreadable."""
+    """Yield (number, {"answer": the row, "request": its body, if one is known}) of each row, or an Unreadable."""
     places = _places(unit)
     for number, row in iter_rows(unit):
         if isinstance(row, Unreadable):
             yield number, row
         else:
             request = field(row, "body") or _request(row, places)
-            errored = field(row, "error", "message") or field(row, "response", "body", "error", "message")
+            body = field(row, "response", "body")
+            errored = field(row, "error", "message") or field(body, "error", "message") or not isinstance(body, dict)
             if isinstance(request, Unreadable) and not errored:
                 yield number, request
             else:
-                yield number, {"answer": row, "request": request if isinstance(request, dict) else None}
+                yield number, {"answer": row, **({"request": request} if isinstance(request, dict) else {})}
 
 
 _Places = dict[str, dict[bytes, tuple[Path, int]]]

@@ -230,9 +230,9 @@ def to_utc(value: Any) -> datetime | None:
             return _iso_time(text)
     if not isinstance(value, int | float):
         return None
-    for _ in range(3):  # milliseconds, microseconds, nanoseconds
-        value = value / 1000 if abs(value) >= _SMALLER_FROM else value
     try:
+        for _ in range(3):  # milliseconds, microseconds, nanoseconds
+            value = value / 1000 if abs(value) >= _SMALLER_FROM else value
         return datetime.fromtimestamp(value, UTC)
     except (ValueError, OverflowError, OSError):
         return None

@@ -197,7 +197,7 @@ def forms(name: str, own: Mapping[str, Any]) -> list[Spec]:
     return [compiled(name, _merged(_merged(base, of), form)) for form in each]
 
 
-_OWN = ("claims", "files", "title", "keeps", "loses", "inputs", "rank")
+_OWN = ("claims", "files", "title", "keeps", "loses", "inputs", "rank", "rows")
 """Keys of a format that one which extends it does not have."""
 
 

@@ -1,4 +1,4 @@
-"""Results of tau2-bench: one document with all simulations, or one with a folder of them; `formats/tau2.toml` reads one."""
+"""Results of tau2-bench, a document with all simulations or a folder of them; `formats/tau2.toml` reads one of them."""
 
 from __future__ import annotations
 
