@@ -21,7 +21,7 @@ _SILENT = ("info", "error", "warning")
 
 
 def claims(source: DetectionInput) -> bool:
-    return source.row is not None and "projectHash" in source.row and "sessionId" in source.row
+    return any("projectHash" in row and "sessionId" in row for row in source.rows)
 
 
 def units(root: Path) -> list[Path]:

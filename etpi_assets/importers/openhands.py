@@ -54,6 +54,8 @@ _BOOKKEEPING = frozenset(
 """Arguments of an action that the model did not write, or wrote as its text."""
 _WITHOUT_ARGUMENTS = ("finish", "reject", "think")
 _OF_EVENT = frozenset({"action", "id", "source", "timestamp", "cause", "message", "llm_metrics", "tool_call_metadata"})
+_READ = ("history", "trajectory", "instruction", "instance", "metadata", "test_result", "report", "error", "metrics")
+"""Columns that are read here, or hold counts and the configuration."""
 _CONDENSED = ("condensation", "condense", "agent_condensation", "Condensation", "CondensationSummaryEvent")
 
 
@@ -73,7 +75,7 @@ def _is_event(row: Any) -> bool:
 def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `errored`, `empty`, `compacted`, `unknown_form`, `unknown_role`."""
     error = text_field(row, "error")
-    info = run_info(row, options)
+    info = run_info(row, options, reads=_READ)
     info = replace(
         info,
         patch=info.patch or text_field(row, "test_result", "git_patch"),

@@ -20,6 +20,8 @@ from etpi_assets.trajectories.records import RolloutRecord
 
 _IMAGE = re.compile(r"(?:[^/]+/)?(?P<repo>[\w.-]+?)(?:_final|new)?:(?P<commit>[\w.-]+)")
 _NO_STEPS = "You have reached the maximum number of steps. Please submit your answer NOW."
+_READ = ("trajectory_steps", "agent_args", "ds", "problem_statement", "docker_image", "max_steps", "test_output")
+"""Columns that are read here."""
 _ERRORS = ("env_exception", "llm_query_error", "reward_unavailable")
 
 
@@ -45,7 +47,7 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
         learn = field(step, "token_usage_completion") != 0
         entries.append(Message("assistant", "\n\n".join(texts), trained=learn))
         entries.append(Message("user", text_field(step, "observation") or ""))
-    info = run_info(row, options)
+    info = run_info(row, options, reads=_READ)
     image = _IMAGE.search(text_field(row, "docker_image") or "")
     task = text_field(row, "ds", "instance_id") or (f"{image['repo']}@{image['commit']}" if image else None)
     repo = text_field(row, "ds", "repo") or text_field(row, "ds", "repo_name") or (image["repo"] if image else None)

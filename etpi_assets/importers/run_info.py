@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from etpi_assets.importers.calls import Unread, read_tools, silent
@@ -27,7 +27,9 @@ _TRUNCATED = ("length", "max_tokens", "max_output_tokens")
 _SAMPLER = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "max_output_tokens", "seed")
 TASK_COMPLETE = "mark_task_complete"
 """Name that Harbor gives to Terminus' statement that the task is done."""
-_INSTANCE = re.compile(r"(?P<owner>.+?)__(?P<name>.+?)(?:-\d+|\.[0-9a-f]{8}\..+)")
+_INSTANCE = re.compile(
+    r"(?:[^/]*/)*(?P<owner>[^/]+?)__(?P<name>[^/]+?)(?:-\d+(?:(?:__|[-_.:@#/+]).*)?|\.[0-9a-f]{8}\..+)", re.DOTALL
+)
 _SUBMITS = re.compile(r"\becho\s+['\"]?(?:COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT|MINI_SWE_AGENT_FINAL_OUTPUT)")
 _SUBMITTED_ON_EXIT = re.compile(r"submitted \((\w+)\)")
 _EXITS = {
@@ -48,16 +50,19 @@ def run_info(
     spec: Spec | None = None,
     place: Mapping[str, str] | None = None,
     shown: Sequence[Message] = (),
+    reads: Collection[str] | None = None,
 ) -> RunInfo:
     """Read the facts of a run from the options, then the row, then the objects that the format has `within` it.
 
     Args:
         place: "@file" and "@folder" -> names of the file and its folder.
         shown: the messages; a column whose text they have is not counted as unread.
+        reads: columns that the reader of the row reads besides; None: without a format, none is counted as unread.
 
     Raises:
         Unreadable: `unknown_form` if a column of tool schemas holds something else, `bad_reward` if a reward does.
     """
+    counted = options.unread is not silent and isinstance(row, Mapping) and (spec is not None or reads is not None)
     spec = spec or base()
     paths, tree = spec.paths["run"], spec.trees["run"]
     within = [_object(at(row, path)) for path in paths.get("within", ())]
@@ -88,8 +93,9 @@ def run_info(
     ended = spec.data.get("exits", {}).get(ended, ended)
     truncated = ended in _TRUNCATED or any(value is True for _, value in values("truncated"))
     settings = [value for path in paths.get("settings", ()) if isinstance(value := at(row, path), dict)]
-    if options.unread is not silent and isinstance(row, Mapping):
-        _count_unread(row, spec, options.unread, shown)
+    if counted:
+        held = {key: value for key, value in row.items() if key not in (reads or ())}
+        _count_unread(held, spec, options.unread, shown)
     return RunInfo(
         task_id=task,
         repo=options.repo or first("repo") or repo_of(task or ""),
@@ -219,6 +225,8 @@ def add_usage(total: Counter[str], usage: Any) -> None:
 def repo_of(instance_id: str) -> str:
     """Return "owner/name" of an instance id of SWE-bench ("owner__name-123") or SWE-smith
     ("owner__name.0a1b2c3d.lm_modify__9x8y"), and "unknown" for other ids.
+
+    Folders before an instance id, and a number of an attempt behind it, say nothing of the repository.
 
     A split by repository then keeps all of the unknown ones on one side.
     """

@@ -46,7 +46,7 @@ def user_folders() -> list[SpecFolder]:
     if named := os.environ.get(VARIABLE):
         return [checked(Path(name).expanduser(), VARIABLE) for name in named.split(os.pathsep) if name]
     default = Path(DEFAULT)
-    if any((default / name).is_dir() for name in FOLDERS.values()) or any(default.glob("*.toml")):
+    if any((default / name).is_dir() for name in (*FOLDERS.values(), FORMATS)) or any(default.glob("*.toml")):
         return [checked(default, "the working folder")]
     return []
 
@@ -90,7 +90,7 @@ def _problems(folder: Path, origin: str) -> Iterator[str]:
         yield f"the specs folder {folder} ({origin}) does not exist; make it, or name another in {VARIABLE}"
         return
     subfolders = [name for name in FOLDERS.values() if (folder / name).is_dir()]
-    if not subfolders:
+    if not subfolders and not (folder / FORMATS).is_dir():
         yield f"the specs folder {folder} ({origin}) has none of {', '.join(FOLDERS.values())}; {_remedy(folder)}"
         return
     for file in sorted(folder.rglob("*.toml")):

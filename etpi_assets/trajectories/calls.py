@@ -19,7 +19,7 @@ FLAT_CALL = re.compile(r"\[tool_use ([^\]\n]{1,200})\]\s*(?=\{)")
 
 @dataclass(slots=True)
 class ToolCall:
-    """A recorded call. `arguments`: an object; or None, with the recorded value in `raw` and `why` it cannot be read."""
+    """A recorded call. `arguments`: an object, or None with the recorded value in `raw` and `why` it is not read."""
 
     name: str
     arguments: dict[str, Any] | None = None
@@ -28,7 +28,7 @@ class ToolCall:
     why: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the call as lakes hold it: `{"id", "type", "function": {"name", "arguments"}}`, without missing keys."""
+        """Return the call as lakes hold it: `{"id", "type", "function": {"name", "arguments"}}`, without nulls."""
         function = {"name": self.name, "arguments": self.raw if self.why else self.arguments}
         if not self.name:
             del function["name"]
@@ -51,7 +51,7 @@ def tool_call(name: str, arguments: Any, call_id: str | None = None) -> ToolCall
 
 
 def stored_call(value: Any) -> ToolCall:
-    """Read a call of a lake: `{"function": {"name", "arguments"}}`, or flat, with `input` in lakes of older versions."""
+    """Read a call of a lake: `{"function": {"name", "arguments"}}`, or flat, with `input` in older lakes."""
     function = value.get("function", value) if isinstance(value, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     call_id = value.get("id") if isinstance(value, Mapping) else None
