@@ -129,6 +129,8 @@ def _tools(value: Any, what: str, spec: Spec) -> list[dict[str, Any]] | None:
         value = json_text(value, what)
     if not value:
         return None
+    if isinstance(value, dict):
+        value = spec.first("tool", "list", value) or value
     if isinstance(value, dict) and all(isinstance(v, dict) and "name" in v for v in value.values()):
         value = list(value.values())
     if not isinstance(value, list):

@@ -61,13 +61,18 @@ def data_format(name: str, specs: Sequence[Spec]) -> Format:
         return any(spec.claims(row) for spec in specs) or (rows_of == "run or messages" and is_part(row))
 
     claims = by_code.pop("claims", claims)
-    part = None if rows_of == "run" else (is_part, "messages")
+    part = None if rows_of == "run" else (is_part, _column(specs))
     return row_format(name, doc, claims=claims, record=_record(specs), rank=rank, part=part, **by_code)
 
 
 def _record(specs: Sequence[Spec]) -> Callable[[Any, str, Options], RolloutRecord]:
+    column = _column(specs)
+
     def record(row: Any, where: str, options: Options) -> RolloutRecord:
-        spec = next((spec for spec in specs if spec.claims(row)), None) or _of_other_format(row) or specs[0]
+        spec = next((spec for spec in specs if spec.claims(row)), None)
+        if spec is None and specs[0].data.get("rows") == "messages" and type(row) is dict and row.keys() == {column}:
+            spec = specs[0]  # the messages of a file
+        spec = spec or _of_other_format(row) or specs[0]
         return read_run(row, spec, where, options, _place(where.partition(", row ")[0]))
 
     return record
@@ -90,6 +95,11 @@ def _place(name: str) -> Mapping[str, str]:
     for packed in _PACKED:
         file = file.removesuffix(packed)
     return {"@file": file, "@folder": folder.rpartition("/")[2]}
+
+
+def _column(specs: Sequence[Spec]) -> str:
+    """Return the column that a row has for its messages."""
+    return str(specs[0].paths["run"]["messages"][0][0])
 
 
 def _part_of(specs: Sequence[Spec]) -> Callable[[Any], bool]:

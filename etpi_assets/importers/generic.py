@@ -51,7 +51,8 @@ def read_run(
     for path, rule in spec.refused:
         if (value := at(row, path)) and isinstance(value, str | list | dict):
             remedy = rule.get("remedy", "")
-            raise Unreadable(rule["reason"], f"{where} {rule['text']} ({'.'.join(map(str, path))}){remedy}")
+            keys = ", ".join(".".join(map(str, p)) for p, other in spec.refused if other is rule and at(row, p))
+            raise Unreadable(rule["reason"], f"{where} {rule['text']} ({keys or path}){remedy}")
     messages = _conversation(row, spec, where, options)
     info = run_info(row, options, spec, place, shown=messages)
     system = next((v for path in spec.paths["run"].get("system", ()) if (v := at(row, path))), None)

@@ -26,7 +26,7 @@ TABLES = {
     + ("exit_code", "command", "prompt_ids", "output_ids", "tools", "media", "wrapper", "context", "usage", "read"),
     "part": ("kind", "text", "call", "result", "result_of", "read"),
     "call": ("id", "name", "arguments", "function", "result", "read"),
-    "tool": ("function", "name", "parameters", "drop"),
+    "tool": ("list", "function", "name", "parameters", "drop"),
 }
 """Tables of paths -> their slots."""
 _CONSTANTS = ("roles", "kinds", "exits")

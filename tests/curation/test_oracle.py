@@ -22,7 +22,8 @@ from etpi_assets.curation.pair_blocks import PairBuilder, label_checks
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.exports.conversations import _as_columns
 from etpi_assets.exports.experiment_data import rendered_messages
-from etpi_assets.importers.conversation import Options, chat_entries, fill_agent
+from etpi_assets.importers.conversation import Options, fill_agent
+from etpi_assets.importers.generic import read_messages
 from etpi_assets.specs.experiment import GatesSection, PairsSection
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 from etpi_assets.trajectories.tables import iter_turns, to_tables
@@ -87,7 +88,7 @@ def tables_of(*conversations: list[dict[str, Any]], tools: list[Any] | None = No
     records = []
     for number, messages in enumerate(conversations):
         agent = AgentRecord("agent1", "", "solo", "unknown")
-        entries = chat_entries(messages, "messages")
+        entries = read_messages(messages, "messages")
         fill_agent(agent, entries, Options(), answers="last")
         record = RolloutRecord(f"r{number}", "set", None, None, None, [agent], tools=tools)
         records.append(record)
