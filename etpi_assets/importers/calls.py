@@ -75,6 +75,8 @@ def _id(value: Any) -> str | None:
 
 
 def _normal(name: str, arguments: Any, call_id: Any) -> ToolCall:
+    if isinstance(arguments, str) and arguments[:1] == "{":  # nearly all
+        return tool_call(name, arguments, _id(call_id))
     if isinstance(arguments, str):
         arguments = _decoded(arguments)
     if arguments == [] or (isinstance(arguments, str) and arguments.strip() in _EMPTY):

@@ -30,10 +30,10 @@ from etpi_assets.importers.token_rows import labelled_ids
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 
 _TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
-_NEARLY_ALL = frozenset(("role", "text", "calls", "result_of"))
 _SPOKEN = frozenset(("system", "user", "assistant", "tool"))
 _LISTED = frozenset(("trained", "untrained", "partly", "media"))
 """Slots of a message that every path may fill."""
+_FLAGS = frozenset(("trained", "untrained", "partly"))
 _RETURNCODE = "<returncode>"
 
 
@@ -236,19 +236,17 @@ def _reader(spec: Spec) -> Callable[[Any, list[Message], str, int, Unread], None
                 slots.walk(node, value, f"{key}.")
         sender, text = got.get("role"), got.get("text", "")
         role = roles.get(sender) if type(sender) is str else None
-        if type(text) is str and got.keys() <= _NEARLY_ALL and role in _SPOKEN and (text or "calls" in got):
+        if type(text) is str and role in _SPOKEN and (text or "calls" in got) and "media" not in got:  # nearly all
             message = Message(role, text)
-            if role == "tool" and "result_of" in got:
-                message.result_of = text_field(got, "result_of")
-            if role != "assistant" and _RETURNCODE in text[:40]:
-                message.exit_code = _printed_code(text)
             out.append(message)
             if "calls" in got and not hosts:
                 message.calls = read_calls(got["calls"], f"{what}[{index}]", spec, unread)
             elif "calls" in got:
                 _add_calls(out, got["calls"], f"{what}[{index}]", spec, unread)
+            if len(got) > 2 or role != "assistant":
+                _set_keys(message, got, what, index, spec)
             return
-        _read_rest(raw, got, out, f"{what}[{index}]", spec, unread)
+        _read_rest(raw, got, out, what, index, spec, unread)
 
     return read
 
@@ -289,9 +287,16 @@ def _printed_code(text: str) -> int | None:
 
 
 def _read_rest(
-    raw: Mapping[str, Any], got: Mapping[str, Any], out: list[Message], name: str, spec: Spec, unread: Unread
+    raw: Mapping[str, Any],
+    got: Mapping[str, Any],
+    out: list[Message],
+    what: str,
+    index: int,
+    spec: Spec,
+    unread: Unread,
 ) -> None:
     """Read a message that is not plain text with calls."""
+    name = f"{what}[{index}]"
     role = role_of(got.get("role"), name, spec)
     if role == "skip":
         return
@@ -311,7 +316,7 @@ def _read_rest(
             message.text, message.calls, message.thought = part.text, list(part.calls), part.thought
             out.append(message)
             out += [_result(message.calls[number].id, value) for number, value in part.answered]
-            _set_keys(message, got, name, spec)
+            _set_keys(message, got, what, index, spec)
     if "calls" in got:
         _add_calls(out, got["calls"], name, spec, unread)
 
@@ -343,30 +348,33 @@ def _result(call_id: str | None, value: Any) -> Message:
     )
 
 
-def _set_keys(message: Message, got: Mapping[str, Any], name: str, spec: Spec) -> None:
+def _set_keys(message: Message, got: Mapping[str, Any], what: str, index: int, spec: Spec) -> None:
     """Set the fields of a message from its keys besides role, text and calls."""
-    if (thought := got.get("thought")) is not None:
-        message.thought = _thought(thought, name, spec) or message.thought
-    message.time = to_utc(got.get("time"))
+    if "thought" in got:
+        message.thought = _thought(got["thought"], f"{what}[{index}]", spec) or message.thought
+    if "time" in got:
+        message.time = to_utc(got["time"])
     if got.get("context") is True:
         message.trained, message.kind = False, "prompt"
     if type(code := got.get("exit_code")) is int:
         message.exit_code = code
-    if message.role == "tool":
-        message.result_of = text_field(got, "result_of")
     if message.role != "assistant":
-        message.exit_code = message.exit_code if message.exit_code is not None else _printed_code(message.text)
+        if message.role == "tool":
+            message.result_of = text_field(got, "result_of")
+        if message.exit_code is None and _RETURNCODE in message.text[:40]:
+            message.exit_code = _printed_code(message.text)
         return
-    message.trained = message.trained and is_trained(got, name)
-    message.finish = finish_of(text_field(got, "finish"))
+    if not _FLAGS.isdisjoint(got):
+        message.trained = message.trained and is_trained(got, f"{what}[{index}]")
+    if "finish" in got:
+        message.finish = finish_of(text_field(got, "finish"))
     if message.trained and (command := (text_field(got, "command") or "").strip()):
         xml = "<command>" in message.text or "<tool_call>" in message.text
         form = "tool_calls" if message.calls or got.get("calls") else "xml" if xml else "fenced"
         message.actions = [Action("bash", command, form=form)]
     if "output_ids" in got or "prompt_ids" in got:
-        message.prompt_ids, message.output_ids = (
-            token_ids(got.get(s), f"{name}.{s}") for s in ("prompt_ids", "output_ids")
-        )
+        message.prompt_ids = token_ids(got.get("prompt_ids"), f"{what}[{index}], prompt_ids")
+        message.output_ids = token_ids(got.get("output_ids"), f"{what}[{index}], output_ids")
 
 
 def _thought(value: Any, name: str, spec: Spec) -> str | None:

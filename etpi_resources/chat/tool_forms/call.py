@@ -78,7 +78,7 @@ def parse_structured(raw: Any) -> ParsedCall:
 
 def arguments_object(arguments: Any) -> Mapping[str, Any] | None:
     """Return a call's arguments from an object or JSON text of one; {} for none, blank text and `null`; else None."""
-    if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
+    if arguments is None or (isinstance(arguments, str) and arguments[:1] != "{" and arguments.strip() in ("", "null")):
         return {}
     if isinstance(arguments, str):
         arguments = _flat_object(arguments) or json_object(arguments, len(arguments) - len(arguments.lstrip()))[0]
