@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup environment writable bubblewrap gpu vllm vllm-cpu mitmproxy consumers demo demo-lm demo-all run rehearse status export \
-  ui view docs docs-site test test-all test-long lint types style bench gpu-check gpu-run clean
+  ui view docs docs-site goldens test test-all test-long lint types style bench gpu-check gpu-run clean
 
 # The first interpreter that runs: a pyenv shim can be on PATH and refuse.
 SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
@@ -138,6 +138,9 @@ ui: environment  ## Dagster's web page on http://localhost:3000 (PORT=…)
 view: environment  ## pages of transcripts, tokens and data sets on http://localhost:3001 (PORT=…)
 	@$(ETPI) view --port $(or $(PORT),3001)
 
+same: ## the results of edited code are equal: write tests/planning/versions.lock
+	.venv/bin/python -m tests.planning.version_lock
+
 docs: environment  ## rewrite the pages that are generated from the code: docs/reference, formats.md, chat_formats.md
 	@$(BIN)/python -m docs.generate
 	@$(BIN)/python docs/images/draw_asset_graph.py > docs/images/asset_graph.svg
@@ -147,6 +150,9 @@ docs-site: environment  ## a searchable site of the docs, into site; fails on a 
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build && echo "read it: $(BIN)/python -m http.server --directory site --bind 127.0.0.1"
 
 PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+
+goldens: environment  ## [COMPONENT=judge.harbor]: write golden results of new cases, and of changed ones that a new number's line names
+	@$(BIN)/python -m tests.goldens.write $(COMPONENT)
 
 test: setup lint  ## lint and the tests that catch what matters (8 minutes)
 	@$(PYTEST) -m quick --hypothesis-profile quick

@@ -7,7 +7,7 @@ Exit codes: 0, success; 1, something failed; 2, the command line is wrong; 130, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -52,15 +52,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _consents(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options that agree to recompute expensive results for changed code."""
-    rebuild = click.option("--rebuild", is_flag=True, help="train and evaluate again where the code has changed")
-    recollect = click.option("--recollect", is_flag=True, help="collect rollouts again where the code has changed")
-    return rebuild(recollect(command))
+def _checked(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the assets of --rebuild. Raises UsageError: there is no such asset."""
+    if values:
+        from etpi_assets.planning.planner import ALL, node_of
+        from etpi_assets.specs.load import SpecError
+
+        for value in values:
+            try:
+                assert value == ALL or node_of(value)
+            except SpecError as error:
+                raise click.UsageError(f"--rebuild takes an asset, or stands last: {error}") from None
+    return values
 
 
-def _consent(rebuild: bool, recollect: bool) -> list[str]:
-    return [name for name, is_set in (("rebuild", rebuild), ("recollect", recollect)) if is_set]
+REBUILD = click.option(
+    "--rebuild", multiple=True, is_flag=False, flag_value="all", metavar="[ASSET]", callback=_checked,
+    help="compute again what is kept although it is outdated, or of one ASSET only; may be repeated",
+)  # fmt: skip
 
 
 class _WithPlugins(click.Group):
@@ -91,25 +100,25 @@ def etpi(quiet: bool, verbose: bool) -> None:
 
 
 @etpi.command()
-@_consents
-def demo(rebuild: bool, recollect: bool) -> int:
+@REBUILD
+def demo(rebuild: tuple[str, ...]) -> int:
     """Train a student of a strong and one of a weak teacher, and compare them."""
     from etpi import commands
     from etpi_assets.specs.shown import DEMO_EXPERIMENTS
 
-    return commands.compare(DEMO_EXPERIMENTS, _consent(rebuild, recollect))
+    return commands.compare(DEMO_EXPERIMENTS, rebuild)
 
 
 @etpi.command("demo-all")
-@_consents
-def demo_all(rebuild: bool, recollect: bool) -> int:
+@REBUILD
+def demo_all(rebuild: tuple[str, ...]) -> int:
     """Run every experiment on the embedded worlds once, ablations excepted."""
     from etpi import commands
     from etpi_assets.specs.load import load_specs
 
     experiments = load_specs().experiments.items()
     names = [n for n, spec in experiments if spec.base.kind == "tiny" and spec.requires == "cpu" and not spec.variant]
-    return commands.compare(names, _consent(rebuild, recollect))
+    return commands.compare(names, rebuild)
 
 
 @etpi.command()
@@ -117,18 +126,17 @@ def demo_all(rebuild: bool, recollect: bool) -> int:
 @click.option("--dry-run", is_flag=True, help="list assets that would be computed, why, and last cost; run nothing")
 @click.option("--data-only", is_flag=True, help="end with the data sets of experiments: train and evaluate nothing")
 @JSON
-@_consents
-def run(names: tuple[str, ...], dry_run: bool, data_only: bool, as_json: bool, rebuild: bool, recollect: bool) -> int:
+@REBUILD
+def run(names: tuple[str, ...], dry_run: bool, data_only: bool, as_json: bool, rebuild: tuple[str, ...]) -> int:
     """Bring experiments, rollout sets or suites up to date, with everything they depend on.
 
     `etpi run catalog` rebuilds the catalog that `etpi sql` and `etpi view` read, and nothing else.
     """
     from etpi import commands
 
-    consent = _consent(rebuild, recollect)
     if dry_run:
-        return commands.dry_run(names, consent, as_json, data_only)
-    return commands.compare(names, consent, data_only, as_json)
+        return commands.dry_run(names, rebuild, as_json, data_only)
+    return commands.compare(names, rebuild, data_only, as_json)
 
 
 @etpi.command()
@@ -279,37 +287,13 @@ def status(names: tuple[str, ...], everything: bool, as_json: bool) -> int:
 @click.argument("asset")
 @click.argument("key")
 def explain(asset: str, key: str) -> int:
-    """Show the parts of the key of ASSET's partition KEY, and what changed in them."""
+    """Show the state of ASSET's partition KEY, the numbers of its code with their lines, and what changed."""
     from etpi_assets.planning.explain import explain as explained
     from etpi_assets.specs.load import load_specs
     from etpi_resources.lake.lake import Lake
 
     for line in explained(asset, key, load_specs(), Lake.open()):
         click.echo(line)
-    return 0
-
-
-@etpi.command()
-@click.argument("asset", required=False)
-@click.argument("key", required=False)
-@click.option("--all", "experiment", metavar="EXPERIMENT", help="every changed partition that EXPERIMENT depends on")
-@click.option("--because", required=True, metavar="TEXT", help="why the change cannot matter; the lake records it")
-def accept(asset: str | None, key: str | None, experiment: str | None, because: str) -> int:
-    """Keep the version of ASSET's partition KEY although the code that makes it changed."""
-    from etpi_assets.planning import acceptance
-    from etpi_assets.specs.load import load_specs
-    from etpi_resources.lake.lake import Lake
-
-    if experiment and not asset:
-        steps = acceptance.accept_all(experiment, load_specs(), Lake.open(), because=because)
-        for step in steps:
-            click.echo(f"{step.asset} of {step.key}: accepted ({step.reason})")
-        click.echo(f"{experiment}: {len(steps)} changes of code accepted")
-    elif asset and key and not experiment:
-        kept = acceptance.accept(asset, key, load_specs(), Lake.open(), because=because)
-        click.echo(f"{asset} of {key}: version {kept.version} stays; {kept.accepted[-1]['by']} accepted the change")
-    else:
-        raise click.UsageError("give ASSET and KEY, or --all EXPERIMENT")
     return 0
 
 

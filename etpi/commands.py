@@ -13,6 +13,7 @@ from etpi.dagster_home import prepare_dagster_home
 from etpi.run import CATALOG
 from etpi_assets.specs.folders import user_folders
 from etpi_assets.specs.load import SpecError, Specs, load_specs
+from etpi_assets.specs.paths import PathError
 from etpi_assets.specs.shown import SHIPPED_VARIABLE
 from etpi_resources.backend import backend
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def run_experiments(
     names: Sequence[str],
     specs: Specs,
-    consent: Collection[str] = (),
+    rebuild: Collection[str] = (),
     finished: Callable[[str, list[str]], None] = lambda name, failures: None,
     data_only: bool = False,
 ) -> int:
@@ -36,8 +37,7 @@ def run_experiments(
         finished: called after each experiment with one line for each failed step.
 
     Returns:
-        1 if any experiment failed, or if code changed since expensive results were computed and `consent` ("rebuild",
-        "recollect") does not cover them.
+        1 if any experiment failed.
 
     Raises:
         SpecError: an experiment does not exist, or a spec of its chain is invalid.
@@ -47,20 +47,20 @@ def run_experiments(
         LakeError: ETPI_CATALOG names a file that is no catalog.
     """
     from etpi.run.preflight import plan_warnings, require_libraries, require_sandboxes, require_templates
-    from etpi_assets.planning.planner import across, consent_refusal, open_steps
+    from etpi_assets.graph import GRAPH
+    from etpi_assets.planning.planner import across, kept_lines, open_steps
     from etpi_assets.resources import Resources
     from etpi_resources.lake.catalog import default_path, refuse_other_file
     from etpi_resources.lake.lake import Lake
 
     lake = Lake.open()
-    refuse_other_file(default_path(lake))
-    plans = _plans(names, specs, lake, data_only)
+    refuse_other_file(default_path(lake), [node.name for node in GRAPH.values() if node.tables])
+    plans = _plans(names, specs, lake, data_only, rebuild)
     for line in plan_warnings(names, specs):
         print(f"etpi: {line}", file=sys.stderr)
     steps = list(dict.fromkeys(step for planned in plans.values() for step in planned))
-    if refusal := consent_refusal(steps, consent):
-        print(f"etpi: {refusal}", file=sys.stderr)
-        return 1
+    if kept := kept_lines(steps):
+        print(f"etpi: {kept}", file=sys.stderr)
     if CATALOG not in names and not open_steps([*steps, *across(specs, lake)]) and default_path(lake).exists():
         print(f"== {', '.join(names)}: nothing is missing or stale", file=sys.stderr)
         return 0
@@ -74,32 +74,36 @@ def run_experiments(
     from etpi.run.client import Client
     from etpi.run.console_table import failures_table
 
-    with Client(specs, consent, at_once=len(names), data_only=data_only) as client:
+    with Client(specs, rebuild, at_once=len(names), data_only=data_only) as client:
         failed = client.run_experiments(names, finished)
     if failed:
         print(failures_table(failed), file=sys.stderr)
     return 1 if failed else 0
 
 
-def dry_run(names: Sequence[str], consent: Collection[str] = (), as_json: bool = False, data_only: bool = False) -> int:
-    """Print the states that `run_experiments` would start from, and why it would not; always 0. Raises SpecError as it
-    does."""
+def dry_run(names: Sequence[str], rebuild: Collection[str] = (), as_json: bool = False, data_only: bool = False) -> int:
+    """Print the states that `run_experiments` would start from; always 0. Raises SpecError as it does."""
     from etpi.run.console_table import states_table, steps_json
-    from etpi_assets.planning.planner import consent_refusal
+    from etpi_assets.planning.planner import kept_lines, open_steps
     from etpi_resources.lake.lake import Lake
 
-    plans = _plans(names, load_specs(), Lake.open(), data_only)
+    specs = load_specs()
+    plans = _plans(names, specs, Lake.open(), data_only, rebuild)
     if as_json:
         print(json.dumps([steps_json(name, steps) for name, steps in plans.items()], indent=1))
         return 0
     for name, steps in plans.items():
         print(states_table(name, steps, everything=True))
-    refusal = consent_refusal(dict.fromkeys(step for steps in plans.values() for step in steps), consent)
-    print(f"\nThe run would stop before its first step. {refusal}" if refusal else "\nNothing was run.")
+    steps = list(dict.fromkeys(step for planned in plans.values() for step in planned))
+    to_run = open_steps(steps)
+    lines = [kept_lines(steps), _missing(names, specs) if to_run else ""]
+    print("\n".join(["", *filter(None, lines), "Nothing was run." if to_run else "Nothing to do."]))
     return 0
 
 
-def _plans(names: Sequence[str], specs: Specs, lake: Lake, data_only: bool) -> dict[str, list[Step]]:
+def _plans(
+    names: Sequence[str], specs: Specs, lake: Lake, data_only: bool, rebuild: Collection[str]
+) -> dict[str, list[Step]]:
     """Return the plan of each experiment; with `data_only`, without the steps after its data set.
 
     Raises:
@@ -110,7 +114,7 @@ def _plans(names: Sequence[str], specs: Specs, lake: Lake, data_only: bool) -> d
     from etpi_assets.graph import JOBS
     from etpi_assets.planning.planner import plan
 
-    plans = {name: plan(name, specs, lake) for name in names if name != CATALOG}
+    plans = {name: plan(name, specs, lake, rebuild) for name in names if name != CATALOG}
     if data_only:
         wanted = JOBS["build_dataset"][1]
         plans = {
@@ -119,8 +123,20 @@ def _plans(names: Sequence[str], specs: Specs, lake: Lake, data_only: bool) -> d
         }
     if invalid := [step.reason for steps in plans.values() for step in steps if step.state == "invalid"]:
         raise SpecError("\n".join(dict.fromkeys(invalid)))
-    require_inputs(dict.fromkeys(step for steps in plans.values() for step in steps), specs)
+    try:
+        require_inputs(dict.fromkeys(step for steps in plans.values() for step in steps), specs)
+    except PathError as error:
+        raise PathError(f"{error}\n{_missing(names, specs)}") from error
     return plans
+
+
+def _missing(names: Sequence[str], specs: Specs) -> str:
+    """Return all models and data that this machine lacks, and the command that brings them; empty if it has all."""
+    from etpi.fetch import missing
+
+    lacking = [each.name for each in missing(names, specs)]
+    remedy = f"`etpi fetch {' '.join(names)}` fetches what it can, and says where the rest goes."
+    return f"Not on this machine: {', '.join(lacking)}. {remedy}" if lacking else ""
 
 
 def show_status(names: Sequence[str], everything: bool = False, as_json: bool = False) -> int:
@@ -167,7 +183,7 @@ def show_status(names: Sequence[str], everything: bool = False, as_json: bool = 
     return 0
 
 
-def compare(names: Sequence[str], consent: Collection[str] = (), data_only: bool = False, as_json: bool = False) -> int:
+def compare(names: Sequence[str], rebuild: Collection[str] = (), data_only: bool = False, as_json: bool = False) -> int:
     """Run experiments, rollout sets and suites; end with the table that compares the experiments that succeeded.
 
     Args:
@@ -185,7 +201,7 @@ def compare(names: Sequence[str], consent: Collection[str] = (), data_only: bool
     specs = load_specs()
     experiments = [name for name in names if name != CATALOG and set_of(name, specs) == "experiment"]
     code = run_experiments(
-        names, specs, consent, lambda name, failures: ended.update({name: failures}), data_only=data_only
+        names, specs, rebuild, lambda name, failures: ended.update({name: failures}), data_only=data_only
     )
     # A run that is refused, or that finds nothing to do, ends no experiment.
     evaluated = [name for name in experiments if not data_only and (not code or ended.get(name) == [])]

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from etpi_assets.planning.planner import SETS, set_of
 from etpi_assets.specs.experiment import ExperimentSpec
@@ -25,46 +27,35 @@ from etpi_resources.lake.lake import Lake, LakeError, sha256_of
 
 
 @dataclass(frozen=True)
-class DataSet:
-    """A data set of the hub.
+class Source:
+    """A public data set, and what is known of it (`fetch.toml`).
 
     Attributes:
+        repo: its repository on the hub; "": it is elsewhere, and `command` brings it.
         only: the files that are rows of the set; others of its repository are other splits.
-        pin: its revision, and the hashes of its files where public records agree on them; {}: no revision is known.
-        rows: the number of its rows, if known.
+        revision, files: its commit, and the hashes of its files where public records agree on them.
+        rows: the number of its rows.
+        images: the container images that its tasks run in.
+        note: what is not known of the data that a published run read.
     """
 
-    repo: str
+    repo: str = ""
     only: str | None = None
-    pin: Mapping[str, Any] = field(default_factory=dict)
+    revision: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
     rows: int | None = None
+    licence: str = "licence unknown"
+    images: str = ""
+    command: str = ""
+    note: str = ""
 
 
-DATA_SETS: Mapping[str, DataSet] = {
-    "ETPI_COOPERBENCH": DataSet("CodeConflict/cooperbench-dataset"),
-    "ETPI_OPEN_AGENTRL": DataSet("y-ohtani/open_agentrl_grpo_2k"),
-    "ETPI_OPEN_AGENTRL_SFT": DataSet("y-ohtani/open_agentrl_like_sft"),
-    "ETPI_R2E_GYM": DataSet(
-        "R2E-Gym/R2E-Gym-Lite", "data/train-*.parquet", {"revision": "8d3163011f01f9393bb3dc7700497a79a8686ae5"}, 4578
-    ),
-    "ETPI_SWE_BENCH": DataSet(
-        "princeton-nlp/SWE-bench_Verified",
-        "data/test-*.parquet",
-        {
-            "revision": "c104f840cc67f8b6eec6f759ebc8b2693d585d4a",
-            "files": {
-                "data/test-00000-of-00001.parquet": "a45b1fe4e2f0c8390b2b2938ac83e92ed5979000856808f3679c07812e9e6dcd"
-            },
-        },
-    ),
-}
-"""Variable that a spec's path names -> its data set. R2E-Gym-Lite has nine `dev` splits beside `train`."""
+@cache
+def _known() -> tuple[Mapping[str, Source], Mapping[str, Mapping[str, Any]]]:
+    """Return the sources by the variable that a spec's path names, and the facts of models by repository."""
+    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    return {name: Source(**values) for name, values in table["data"].items()}, table["models"]
 
-ELSEWHERE: Mapping[str, str] = {
-    "ETPI_TERMINAL_BENCH": "git clone https://github.com/laude-institute/terminal-bench-2 FOLDER && git -C FOLDER "
-    "checkout 69671fbaac6d67a7ef0dfec016cc38a64ef7a77c (version 2.0 of Harbor's registry)"
-}
-"""Variable -> the command that brings its data."""
 
 LOCK = "fetched.json"
 _VARIABLE, _MODEL = re.compile(r"\$\{(\w+)\}"), re.compile(rf"{HUB}[\w./-]+@{COMMIT.pattern}")
@@ -73,36 +64,107 @@ _VARIABLE, _MODEL = re.compile(r"\$\{(\w+)\}"), re.compile(rf"{HUB}[\w./-]+@{COM
 def rows_of(path: str) -> int | None:
     """Return the number of rows of the public data set that a spec's path names; None if it is not known."""
     match = _VARIABLE.fullmatch(path)
-    data = DATA_SETS.get(match[1]) if match else None
-    return data.rows if data else None
+    source = _known()[0].get(match[1]) if match else None
+    return source.rows if source else None
 
 
-def fetch(names: Sequence[str], specs: Specs, lake: Lake) -> int:
-    """Fetch what the named experiments, rollout sets and suites read; print where it is. Returns 1 if anything is left.
+@dataclass(frozen=True)
+class Needed:
+    """Something outside the specs that they read: a model of the hub, or the data that a variable names."""
+
+    kind: Literal["model", "data"]
+    name: str
+
+    @property
+    def source(self) -> Source:
+        """Return what is known of it."""
+        data, models = _known()
+        if self.kind == "data":
+            return data.get(self.name, Source())
+        repo, _, revision = self.name.removeprefix(HUB).partition("@")
+        return Source(repo, revision=revision, licence=models.get(repo, {}).get("licence", Source.licence))
+
+    def here(self) -> bool:
+        """Return whether this machine has it: a set variable, or a model's folder in the hub's cache."""
+        if self.kind == "data":
+            return bool(_set_to(self.name))
+        from huggingface_hub import try_to_load_from_cache
+
+        revision = self.source.revision
+        return isinstance(try_to_load_from_cache(self.source.repo, "config.json", revision=revision), str)
+
+    def facts(self) -> str:
+        """Format its repository, revision, size, licence and images, as far as they are known."""
+        source = self.source
+        size = _known()[1].get(source.repo, {}).get("gigabytes")
+        rows = f"{source.rows:,} rows" if source.rows else "size unknown"
+        parts = [
+            source.repo,
+            f"revision {source.revision}" if source.revision else "no known revision: the first fetch pins the newest",
+            f"about {size:g} GB" if size else rows,
+            f"{len(source.files)} hashes known" if source.files else "hashes: pinned by the first fetch",
+            source.licence,
+            f"images: {source.images}" if source.images else "",
+            source.note,
+        ]
+        return "; ".join(part for part in parts if part)
+
+
+def _set_to(variable: str) -> str | None:
+    return os.environ.get(variable)
+
+
+def needed(names: Sequence[str], specs: Specs) -> list[Needed]:
+    """Return the models and data that the named specs and those upstream of them read.
 
     Raises:
         SpecError: no spec has a name.
-        LakeError: a file differs from its pin, or a model cannot be downloaded.
     """
     texts = [text for name in names for text in _texts(name, specs)]
-    models, variables = ({n for text in texts for n in named.findall(text)} for named in (_MODEL, _VARIABLE))
-    for model in sorted(models):
-        print(f"{model}: {checkpoint_folder(lake.root, model)}")
-    missing = 0
-    for variable in sorted(variables):
-        if path := os.environ.get(variable):
-            print(f"{variable} is set: {path}")
-        elif variable in DATA_SETS:
-            print(f"export {variable}={_data_set(variable, lake.root)}")
-        else:
-            missing += 1
-            known = ELSEWHERE.get(
-                variable, "no public data set is known for it; docs/reference/environment.md says more"
-            )
-            print(f"{variable} is not set: {known}")
-    if not models | variables:
+    kinds: tuple[tuple[Literal["model", "data"], re.Pattern[str]], ...] = (("model", _MODEL), ("data", _VARIABLE))
+    return [
+        Needed(kind, name) for kind, named in kinds for name in sorted({n for t in texts for n in named.findall(t)})
+    ]
+
+
+def missing(names: Sequence[str], specs: Specs) -> list[Needed]:
+    """Return what `needed` names and this machine lacks."""
+    return [each for each in needed(names, specs) if not each.here()]
+
+
+def fetch(names: Sequence[str], specs: Specs, lake: Lake) -> int:
+    """List what the named experiments, rollout sets and suites read, fetch what can be, and say where the rest is put.
+
+    Returns 1 if anything is left.
+
+    Raises:
+        SpecError: no spec has a name.
+    """
+    wanted, left = needed(names, specs), 0
+    for each in wanted:
+        print(f"{each.name}\n  {each.facts()}")
+        try:
+            print(_fetched(each, lake))
+        except LakeError as error:
+            left += 1
+            print(f"LEFT: {error}")
+    if not wanted:
         print(f"{', '.join(names)}: there is nothing to download")
-    return 1 if missing else 0
+    elif left:
+        print(f"\n{left} of {len(wanted)} are left; each says what to put where")
+    return 1 if left else 0
+
+
+def _fetched(each: Needed, lake: Lake) -> str:
+    """Return where a model or the data are, fetched if they were not there. Raises LakeError if they cannot be had."""
+    if each.kind == "model":
+        return f"here: {checkpoint_folder(lake.root, each.name)}"
+    if path := _set_to(each.name):
+        return f"here: {each.name} is set to {path}"
+    if each.source.repo:
+        return f"export {each.name}={_data_set(each.name, each.source, lake.root)}"
+    how = each.source.command or "no public data set is known for it; docs/reference/environment.md says more"
+    raise LakeError(f"{how}; then set {each.name}=FOLDER")
 
 
 def _texts(name: str, specs: Specs) -> Iterator[str]:
@@ -116,20 +178,20 @@ def _texts(name: str, specs: Specs) -> Iterator[str]:
                 yield spec.base.name_in_hub
 
 
-def _data_set(variable: str, root: Path) -> Path:
+def _data_set(variable: str, data: Source, root: Path) -> Path:
     """Return the folder of a data set at its pinned revision; pin it if this is its first fetch.
 
     Raises LakeError: it cannot be downloaded, or a file is not the pinned one."""
     from huggingface_hub import HfApi, snapshot_download
 
-    data, lock = DATA_SETS[variable], root / LOCK
+    lock = root / LOCK
     pins: dict[str, Any] = json.loads(lock.read_text(encoding="utf-8")) if lock.is_file() else {}
-    pin = pins.get(data.repo, data.pin)
+    pin = pins.get(data.repo, {"revision": data.revision, **({"files": data.files} if data.files else {})})
     try:
         revision = pin.get("revision") or str(HfApi().dataset_info(data.repo).sha)
         folder = Path(snapshot_download(data.repo, repo_type="dataset", revision=revision, allow_patterns=data.only))
     except Exception as error:  # the client raises a dozen unrelated classes for this one fault
-        which = f" --revision {pin['revision']}" if pin else ""
+        which = f" --revision {pin['revision']}" if pin["revision"] else ""
         which += f" --include '{data.only}'" if data.only else ""
         raise LakeError(
             f"{data.repo} cannot be downloaded and is not in the hub's cache ({type(error).__name__}: {error}). "

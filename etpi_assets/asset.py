@@ -21,22 +21,20 @@ import pyarrow as pa
 from etpi_assets.checks import CHECKS, undeclared
 from etpi_assets.graph import GRAPH, GraphError, Node, Set, nearest
 from etpi_assets.planning.planner import (
-    SPEC_CHANGED,
-    Change,
-    Consent,
     Step,
     Wanted,
+    chain,
     compare,
-    consent_refusal,
+    difference,
     differing,
     inputs_of,
     upstream_refs,
     wanted,
 )
-from etpi_assets.planning.versioning.keys import PartitionCode, code_of
+from etpi_assets.planning.versions import PartitionVersions, require_components, versions_of
 from etpi_assets.resources import Resources, require_hardware, side_by_side, visible_devices
 from etpi_assets.specs.load import Specs, spec_keys
-from etpi_resources.lake import parquet
+from etpi_resources.lake import older_names, parquet
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import Lake, LakeError, Manifest, MissingInput, Ref
 from etpi_resources.lake.parts import Parts
@@ -180,22 +178,25 @@ class AssetRun:
         return ordered_map(kept, named, workers=workers_for(seconds), reads=[self.parts.folder], log=self.log)
 
     @cached_property
-    def code(self) -> PartitionCode:
-        """The code versions of this partition."""
-        return code_of(self.node, self.key, self.specs)
+    def code(self) -> PartitionVersions:
+        """The versions of the code of this partition."""
+        return versions_of(self.node, self.key, self.specs)
+
+    @property
+    def stored_name(self) -> str:
+        """The name under which this partition's expensive results (journals, trainings) are stored."""
+        return self.code.stored_name
 
     @cached_property
-    def kept_code(self) -> str:
-        """The code version that names this partition's expensive results (journals, trainings).
-
-        It is the current version of that code, or the older one that computed the results if a person has accepted the
-        change since.
-        """
-        assert self.code.kept is not None, f"the node of {self.node.name} declares no expensive code"
+    def reuses_older(self) -> bool:
+        """Whether such results of etpi 0.2 are reused: no number was raised since. Those of 0.1 are not."""
         current = self.lake.current(Ref(self.node.name, self.node.set, self.key))
-        recorded = current.code if current else {}
-        same = recorded.get("kept") == self.code.kept.digest
-        return recorded.get("kept_root", self.code.kept.digest) if same else self.code.kept.digest
+        return self.code.as_in_0_2 and (current is None or bool(current.code))
+
+    @cached_property
+    def older_codes(self) -> tuple[str, ...] | None:
+        """The digests that name such results of etpi 0.2 in manifests; None if they are not reused."""
+        return older_names.older_codes(self.lake, self.node.name) if self.reuses_older else None
 
     @property
     def label(self) -> str:
@@ -259,48 +260,47 @@ class AssetDefinition:
         resources: Resources,
         log: Log = print,
         context: Any = None,
-        consent: AbstractSet[Consent] = frozenset(),
+        rebuild: AbstractSet[str] = frozenset(),
     ) -> Outcome:
         """Bring the partition up to date.
 
-        Nothing is computed if the current version already has the input key of a new one. A version with a failed
+        Nothing is computed if the current version is what a new one would be, nor if only versions of code were raised,
+        the result is expensive, and `rebuild` names neither the asset nor `planner.ALL`. A version with a failed
         blocking check is published as evidence but does not become current; it is returned with `manifest.blocked`.
 
         Raises:
             SpecError: the spec is unknown or invalid.
             LakeError: an input is missing (the message has the commands that compute it), is blocked, or changed during
-                the run; or the function returned other tables or checks than the asset declares; or only code has
-                changed, computing again is expensive, and `consent` does not allow it.
+                the run; or the function returned other tables or checks than the asset declares; or it would be
+                computed from a kept checkpoint and new data.
             HardwareMissing: the experiment requires hardware that this machine lacks.
         """
         run = AssetRun(self.node, key, resources, log, context)
         with run.lake.shared_lock(run.log):  # nothing is removed from the lake meanwhile
-            return self._execute(run, key, resources, consent)
+            return self._execute(run, key, resources, rebuild)
 
-    def _execute(self, run: AssetRun, key: str, resources: Resources, consent: AbstractSet[Consent]) -> Outcome:
+    def _execute(self, run: AssetRun, key: str, resources: Resources, rebuild: AbstractSet[str]) -> Outcome:
         start = time.monotonic()
         if self.node.lock == "accelerator":
             require_hardware(run.spec, key)
         require_inputs(self.node, key, resources)
         new, ref = wanted(self.node, key, run.specs, run.lake), Ref(self.node.name, self.node.set, key)
-        if manifest := self._unchanged(run.lake, ref, new.input_key):
+        if manifest := self._unchanged(run.lake, ref, new):
             return Outcome(manifest, True, {}, time.monotonic() - start)
         before = run.lake.current(ref)
         change = before and compare(before, new, run.lake)
-        if before and change:
-            needed = change.needs_consent(before, new) and run.lake.blocked(ref) is None
-            step = Step(ref.asset, ref.set, key, change.state, change.reason, needed, before.seconds)
-            if refusal := consent_refusal([step], consent):
-                raise LakeError(refusal)
+        if (before is None or change) and (kept := self._kept(run, rebuild)):
+            if before is None:
+                raise LakeError(f"{run.label}: {kept.reason}")
+            run.log(f"{run.label}: kept, although outdated: {kept.reason}; again with --rebuild {ref.asset}")
+            return Outcome(before, True, {}, time.monotonic() - start)
         with self._locks(run), run.lake.staging() as run.folder:
             # Another process may have published it while this one waited for the lock.
-            if manifest := self._unchanged(run.lake, ref, new.input_key):
+            if manifest := self._unchanged(run.lake, ref, new):
                 return Outcome(manifest, True, {}, time.monotonic() - start)
             run.parts = Parts(run.lake.scratch(f"parts/{self.node.name}-{key}"), new.input_key)
             produced = self.function(run, **{name: Input(run, name) for name in self.node.upstream})
             self._verify(run, produced, new)
-            # Expensive results of an older, accepted code version may be part of this one.
-            older = run.code.kept is not None and run.kept_code != run.code.kept.digest
             manifest = run.lake.publish(
                 ref,
                 produced.tables,
@@ -311,26 +311,31 @@ class AssetDefinition:
                 checks=produced.checks,
                 notes=produced.notes,
                 spec=new.spec,
-                code={**run.code.to_json(), **({"kept_root": run.kept_code} if older else {})},
-                cause=_cause(change),
-                accepted=before.accepted if before and older else (),
+                code={"versions": run.code.whole, **({"kept": run.code.stored_name} if run.code.kept else {})},
+                cause=change.cause if change else "first",
                 began=start,
             )
-            run.lake.store_code(run.code.whole.digest, run.code.whole.definitions)
             run.parts.remove()
         return Outcome(manifest, False, produced.metadata, time.monotonic() - start)
 
-    def _unchanged(self, lake: Lake, ref: Ref, input_key: str) -> Manifest | None:
-        """Return the version with this input key, or None; an earlier version becomes current again."""
+    def _unchanged(self, lake: Lake, ref: Ref, new: Wanted) -> Manifest | None:
+        """Return the version that would be computed, or None; an earlier version becomes current again."""
         if not self.node.tables:
             return None  # the catalog is rebuilt every time: its file lies outside the lake and may be gone
         current = lake.current(ref)
-        if current is not None and current.input_key == input_key and lake.blocked(ref) is None:
+        if current is not None and difference(current, new) is None and lake.blocked(ref) is None:
             for table in current.tables:
                 lake.files_of(current, table)
             return current
-        earlier = [m for m in lake.history(ref) if m.input_key == input_key and not m.blocked and lake.has_files(m)]
+        earlier = [m for m in lake.history(ref) if not m.blocked and difference(m, new) is None and lake.has_files(m)]
         return lake.reinstate(earlier[-1]) if earlier else None
+
+    def _kept(self, run: AssetRun, rebuild: AbstractSet[str]) -> Step | None:
+        """Return the planned step if it is kept as it is."""
+        if self.node.set == "all":
+            return None
+        steps = chain(self.node.set, run.key, run.specs, run.lake, rebuild)
+        return next((step for step in steps if (step.asset, step.key) == (self.node.name, run.key) and step.kept), None)
 
     @contextmanager
     def _locks(self, run: AssetRun) -> Iterator[None]:
@@ -380,7 +385,9 @@ def asset(
     tables: tuple[str, ...] = (),
     sections: tuple[str, ...] = (),
     checks: tuple[str, ...] = (),
+    versions: tuple[str, ...] = (),
     kept: tuple[str, ...] = (),
+    expensive: Callable[[Any], bool] = lambda spec: True,
     lock: str | None = None,
     reads_path: bool = False,
     kinds: tuple[str, ...] = ("parquet",),
@@ -391,7 +398,8 @@ def asset(
     key. `Node` describes the arguments. Each check needs an entry in checks.toml.
 
     Raises:
-        GraphError: a table, section or check is unknown, or the asset is declared already. The graph checks the inputs.
+        GraphError: a table, section, check or component is unknown, or the asset is declared already. The graph checks
+            the inputs.
     """
 
     def declare(function: Callable[..., Produced]) -> AssetDefinition:
@@ -402,8 +410,10 @@ def asset(
         _require_known(name, f"key of a spec ({set})", unknown, keys)
         _require_known(name, "check", checks, CHECKS.get(name, {}))
         node = Node(
-            name, set, group, tables, summary, function.__module__, upstream, sections, kept, lock, reads_path, kinds
-        )
+            name, set, group, tables, summary, function.__module__, upstream, sections, versions, kept, expensive, lock,
+            reads_path, kinds,
+        )  # fmt: skip
+        require_components(node)
         GRAPH.declare(node)
         _DEFINITIONS[name] = AssetDefinition(node, function, checks)
         return _DEFINITIONS[name]
@@ -423,15 +433,6 @@ def _require_known(asset: str, what: str, names: Iterable[str], known: Collectio
     for name in names:
         if name not in known:
             raise GraphError(f"{asset} names the {what} {name!r}, which does not exist{nearest(name, known)}")
-
-
-def _cause(change: Change | None) -> str:
-    """Return the value of `Manifest.cause`: "first", "code", "spec" or "inputs"."""
-    if change is None:
-        return "first"
-    if change.state == "code" or change.by_code:
-        return "code"
-    return "spec" if change.reason.startswith(SPEC_CHANGED) else "inputs"
 
 
 def label(asset: str, key: str) -> str:

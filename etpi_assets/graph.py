@@ -7,11 +7,11 @@ mappings are all derived from these declarations.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 Set = Literal["suite", "rollout_set", "experiment", "all"]
 
@@ -28,10 +28,11 @@ class Node:
         upstream: assets whose data versions are part of its input key, in order: the parameters of its function. Spec
             assets are upstream in Dagster only; the input key has the `sections` of a spec instead.
         sections: keys of its own spec that its result depends on, dotted below the top level; "*" is the whole spec.
-        kept: the definitions ("module:name", or "module:!" for a worker) that compute its expensive results, rollouts
-            or trainings. These results are stored under the code version of these definitions only, so an edit
-            elsewhere in the asset reuses them. If one of these definitions changed, etpi asks a person before it
-            computes them again.
+        versions: the components of `planning/versions.toml` that compute it; "judge.{family}" is those of the families
+            that its spec selects.
+        kept: the components that compute its expensive results, rollouts or trainings, which are stored under their
+            versions. If one is raised, the result is kept until a person asks for another.
+        expensive: spec -> whether its results with `kept` components are expensive; otherwise they are computed again.
         lock: an OS lock that it holds while it computes; the machine runs one asset with this lock at a time.
         reads_path: whether it reads the files that its spec's `path` names; they are part of its input key.
         summary: one or two sentences for the web page.
@@ -46,7 +47,9 @@ class Node:
     module: str
     upstream: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    expensive: Callable[[Any], bool] = lambda spec: True
     lock: str | None = None
     reads_path: bool = False
     kinds: tuple[str, ...] = ("parquet",)

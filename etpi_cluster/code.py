@@ -1,6 +1,6 @@
 """The hash of the code that a process runs, so that a node with other code is refused.
 
-Code versions (`etpi_assets.planning.versioning`) cover what one asset can reach; this hash covers every file of the
+The numbers of `etpi_assets/planning/versions.toml` say which results differ; this hash covers every file of the
 packages.
 """
 

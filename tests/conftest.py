@@ -12,9 +12,7 @@ import torch
 
 from etpi_assets import asset
 from etpi_assets.graph import GRAPH
-from etpi_assets.planning import planner
-from etpi_assets.planning.versioning.codebase import CodeVersion
-from etpi_assets.planning.versioning.keys import PartitionCode
+from etpi_assets.planning import planner, versions
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from etpi_resources.sandboxes.docker import DockerFactory
@@ -112,19 +110,19 @@ def _nothing_of_the_users(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def code(monkeypatch):
-    """The code of each asset, by name, for tests of the glue to change; "NAME kept" is the part whose results are
-    kept."""
-    versions = dict.fromkeys([*GRAPH, *(f"{name} kept" for name, node in GRAPH.items() if node.kept)], "1")
+    """The number of each asset's code, by name, for tests of the glue to raise; "NAME kept" is the part whose results
+    are kept."""
+    numbers = dict.fromkeys([*GRAPH, *(f"{name} kept" for name, node in GRAPH.items() if node.kept)], 1)
 
-    def code_of(node, key, specs):
-        def version(name):
-            return CodeVersion({f"made.{node.name}": {"function": versions[name]}})
-
-        return PartitionCode(version(node.name), version(f"{node.name} kept") if node.kept else None)
+    def versions_of(node, key, specs):
+        kept = {f"{node.name} kept": numbers[f"{node.name} kept"]} if node.kept else None
+        return versions.PartitionVersions({node.name: numbers[node.name], **(kept or {})}, kept)
 
     for module in (planner, asset):
-        monkeypatch.setattr(module, "code_of", code_of)
-    return versions
+        monkeypatch.setattr(module, "versions_of", versions_of)
+    components = {name: {1: "as it was", 2: "better", 3: "best"} for name in numbers}
+    monkeypatch.setattr(versions, "COMPONENTS", components)
+    return numbers
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import ast
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-WITHOUT_PACKAGE = {"graph", "command", "cluster", "lab", "support", "fixtures", "attacks", "__pycache__"}
+WITHOUT_PACKAGE = {"graph", "command", "cluster", "lab", "support", "fixtures", "attacks", "goldens", "__pycache__"}
 
 
 def test_every_folder_has_the_name_of_a_package() -> None:

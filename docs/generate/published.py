@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +14,33 @@ from etpi_assets.specs.load import MODELS, Specs, load_shipped
 _ROWS = Path(__file__).with_name("published.toml")
 _HEAD = """# Published numbers and specs
 
-Every number of the four documents whose experiments ship as specs (but versions, dates and identifiers), and the key
-that has it; a test compares the two. Where a spec cannot be exact, its `published.faults` says why: they are listed at
-the end. Numbers are listed by what they mean; a document that repeats one has it once here.
+The numbers of the four documents whose experiments ship as specs: each has its key, or the reason why no key has it (a
+result, an advice, an estimate). `docs/generate/published.toml` names those left out: versions, dates and identifiers.
+Tests compare the page with the specs and, where `ETPI_DOCUMENTS` names a folder that has them, with the documents.
+Numbers are listed by what they mean; a document that repeats one has it once here. Where a spec cannot be exact, its
+`published.faults` says why: they are listed at the end.
 """
 
 
 def documents() -> list[dict[str, Any]]:
-    """Return the documents in order: {"title", "rows": [what, as printed, where]}."""
+    """Return the documents in order: {"title", "file", "rows": [what, as printed, where]}."""
     return tomllib.loads(_ROWS.read_text(encoding="utf-8"))["document"]
+
+
+_NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
+
+
+def numbers(text: str) -> set[str]:
+    """Return the numbers in a text, without commas."""
+    return {found.replace(",", "").rstrip(".") for found in _NUMBER.findall(text)}
+
+
+def unaccounted(file: str, text: str) -> tuple[set[str], set[str]]:
+    """Compare a document's text with its rows: return numbers that no row has, and those of rows that it lacks."""
+    content = tomllib.loads(_ROWS.read_text(encoding="utf-8"))
+    rows = [row for document in content["document"] if document["file"] == file for row in document["rows"]]
+    listed, printed = set().union(*(numbers(row[1]) for row in rows)), numbers(text)
+    return printed - listed - set(content["aside"][file]), listed - printed - set(content["derived"].get(file, ()))
 
 
 def keys() -> Iterator[tuple[str, str]]:

@@ -260,12 +260,15 @@ def _supervised(spec: ExperimentSpec, shape: Shape, specs: Specs) -> list[Cost]:
         return [*lines, Cost("training time", "unknown", "the number of sequences is not known before the data", None)]
     sequences, source = known or (math.inf, "train.max_steps")
     steps = steps_of(spec, sequences) if known else int(train.max_steps or 0)
-    longest = steps * (train.batch_sequences * training.length if train.batch_sequences else train.batch_tokens)
-    tokens = min(longest, sequences * train.epochs * training.length)
+    used = train.use_step or math.ceil(steps * (train.use_epoch or train.epochs) / train.epochs)
+    last = min(used, steps) if train.stop_at_used else steps
+    whole = f"; {steps:,} without train.stop_at_used" if last < steps else ""
+    longest = last * (train.batch_sequences * training.length if train.batch_sequences else train.batch_tokens)
+    tokens = min(longest, sequences * train.epochs * last / steps * training.length)
     return [
         *lines,
-        Cost("training steps", f"{steps:,}", f"{source}; epochs: {train.epochs:g}"),
-        _computed("training time", f"{steps:,} steps", training, shape, tokens * len(spec.seeds)),
+        Cost("training steps", f"{last:,}", f"{source}; epochs: {train.epochs:g}{whole}"),
+        _computed("training time", f"{last:,} steps", training, shape, tokens * len(spec.seeds)),
     ]
 
 
@@ -276,22 +279,24 @@ def _computed(part: str, amount: str, training: Training, shape: Shape, tokens: 
 
 def _reinforcement(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
     rl, training = spec.rl, reinforcement(spec, shape)
-    rollouts = rl.steps * rl.round_size // rl.iterations
-    trained = rl.steps * rl.round_size * (rl.max_prompt_tokens + rl.max_response_tokens) * len(spec.seeds)
+    steps = rl.last_step
+    whole = f"; {rl.steps:,} without rl.stop_at_used" if steps < rl.steps else ""
+    rollouts = steps * rl.round_size // rl.iterations
+    trained = steps * rl.round_size * (rl.max_prompt_tokens + rl.max_response_tokens) * len(spec.seeds)
     sampled = rollouts * rl.max_response_tokens * len(spec.seeds)
     # Servers share a round.
     at_once = math.ceil(_at_once(rl.round_size, rl.agent) / rl.servers)
     seconds, how = decoding(rl.engine, shape, sampled, at_once)
-    formula = f"{rl.steps:,} steps, {rl.max_response_tokens:,} tokens each; {how}"
+    formula = f"{steps:,} steps{whole}, {rl.max_response_tokens:,} tokens each; {how}"
     lines = [
         _memory("reinforcement", training, shape),
         _timed("reinforcement rollouts", f"{rollouts:,} rollouts", sampled, seconds, formula),
-        _computed("reinforcement updates", f"{rl.steps:,} steps", training, shape, trained),
+        _computed("reinforcement updates", f"{steps:,} steps", training, shape, trained),
     ]
     if rl.engine == "vllm":
-        hours = rl.steps * 2 * training.trained(shape) / WRITTEN / 3600 * len(spec.seeds)
+        hours = steps * 2 * training.trained(shape) / WRITTEN / 3600 * len(spec.seeds)
         formula = f"2 bytes a trained parameter at {WRITTEN / 1e9:g} GB/s, measured; reading them was not"
-        lines.append(Cost("hand-over of weights", f"{rl.steps:,} times, at least {gpu_time(hours)}", formula, hours))
+        lines.append(Cost("hand-over of weights", f"{steps:,} times, at least {gpu_time(hours)}", formula, hours))
     return lines
 
 
@@ -343,13 +348,18 @@ def cache_bytes(shape: Shape, tokens: int) -> float:
     return 2.0 * shape.attention * shape.keys * 2 * tokens
 
 
+def _trains_on(spec: ExperimentSpec) -> bool:
+    """Return whether training goes on after the checkpoint that is used, and keeps the last one too."""
+    return not spec.train.stop_at_used and bool(spec.train.use_epoch or spec.train.use_step)
+
+
 def _host(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Cost:
     weights, handed, rl, stages = 2 * shape.parameters, 0.0, spec.rl, []  # (training, its checkpoints, its processes)
     if spec.train.method != "none":
-        stages.append((supervised(spec), 2 if spec.train.use_epoch or spec.train.use_step else 1, spec.train.shards))
+        stages.append((supervised(spec), 1 + _trains_on(spec), spec.train.shards))
     if rl.method != "none":
         every = rl.save_steps or rl.steps
-        kept = {rl.steps, rl.use_step or rl.steps, *range(every, rl.steps + 1, every)}
+        kept = {rl.last_step, rl.use_step or rl.steps, *range(every, rl.last_step + 1, every)}
         stages.append((reinforcement(spec, shape), len(kept), rl.processes))
         handed = 2 * stages[-1][0].trained(shape) if rl.engine == "vllm" else 0.0
     # Each checkpoint of an adapter is stored merged, too.

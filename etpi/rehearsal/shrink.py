@@ -317,10 +317,11 @@ _WITHOUT_VLLM = {
 def _rl(rl: dict[str, Any], small: Rehearsal) -> dict[str, Any]:
     group = rl["group_size"]
     device_batch = math.gcd(rl["device_batch"], group)
+    used = 1 if rl.get("use_step") else STEPS
     values = {
         **rl,
         "suite": PREFIX + rl["suite"],
-        "tasks": 2,
+        "tasks": max(2, rl.get("processes", 1)),  # a group of each process
         "agent": _agent(rl["agent"], small, short=True),
         "sandbox": "bubblewrap",
         "device_batch": device_batch,
@@ -328,12 +329,11 @@ def _rl(rl: dict[str, Any], small: Rehearsal) -> dict[str, Any]:
         "optimizer": _optimizer(rl["optimizer"], "rl_checkpoint", small),
         "steps": STEPS,
         "rewards": [*rl["rewards"], _LENGTH_REWARD],
-        "warmup_steps": min(rl["warmup_steps"], 1),
+        "warmup_steps": min(rl["warmup_steps"], used - 1),  # the first step of a warm-up trains nothing
         "max_response_tokens": min(rl["max_response_tokens"], 4 * OUTPUT),
         "save_steps": 1 if rl.get("save_steps") else None,
+        "use_step": rl.get("use_step") and used,
     }
-    if rl.get("use_step") is not None:
-        values["use_step"] = 1
     if rl.get("engine") == "vllm":
         one = "; its processes are one, which shards nothing" if rl.get("sharded") else ""
         small.need("rl_checkpoint", f"vLLM (make gpu, or make vllm); the in-process engine rolls out here{one}")

@@ -69,7 +69,7 @@ def run(rehearsal: Rehearsal) -> list[Stage]:
     environment = {**os.environ, "ETPI_DATA": str(lake_folder), "ETPI_SPECS": str(specs_folder)}
     for variable in (CLUSTER_VARIABLE, "DAGSTER_HOME", "ETPI_CATALOG"):  # a rehearsal runs on this machine, by itself
         environment.pop(variable, None)
-    line = [sys.executable, "-m", "etpi", "run", PREFIX + rehearsal.name, "--rebuild", "--recollect", "--json"]
+    line = [sys.executable, "-m", "etpi", "run", PREFIX + rehearsal.name, "--rebuild", "--json"]
     with (
         result_file.open("w") as result,
         log_file.open("w") as log,

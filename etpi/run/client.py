@@ -30,7 +30,7 @@ from etpi.run.console import say
 from etpi_assets.graph import GRAPH, JOBS
 from etpi_assets.orchestration.jobs import failure_reason
 from etpi_assets.orchestration.partitions import PARTITION_TAG
-from etpi_assets.planning.planner import CONSENT_TAG, Step, open_steps, plan, set_of
+from etpi_assets.planning.planner import REBUILD_TAG, Step, open_steps, plan, set_of
 from etpi_assets.resources import side_by_side
 from etpi_assets.specs.folders import VARIABLE
 from etpi_assets.specs.load import Specs
@@ -82,19 +82,19 @@ class Client:
     def __init__(
         self,
         specs: Specs,
-        consent: Collection[str] = (),
+        rebuild: Collection[str] = (),
         at_once: int = 1,
         data_only: bool = False,
     ) -> None:
         """
         Args:
             data_only: end with the data sets of experiments.
-            consent: the options that allow expensive work because code changed (`planner.Consent`).
+            rebuild: outdated assets that are computed again although they are expensive (`planner.plan`).
             at_once: the number of experiments that are wanted at once; on this machine `side_by_side` bounds it.
         """
         self._specs, self._lake, self._at_once = specs, Lake.open(), at_once
         self._data_only = data_only
-        self._tags = {f"{CONSENT_TAG}{option}": "true" for option in consent}
+        self._tags = {REBUILD_TAG: ",".join(rebuild)} if rebuild else {}
         folders = os.pathsep.join(str(folder.path) for folder in specs.folders)
         self._variables = {VARIABLE: folders, SHIPPED_VARIABLE: "all"}
         self._stopped = threading.Event()
@@ -292,7 +292,7 @@ def opening(name: str, steps: Sequence[Step]) -> str:
     todo = open_steps(steps)
     if not todo:
         return f"== {name}: nothing is missing or stale"
-    states = Counter("of changed code" if step.state == "code" else step.state for step in todo)
+    states = Counter(step.state for step in todo)
     keys = dict.fromkeys(step.key for step in todo if step.key != name)
     first = f", first {', '.join(keys)}" if keys else ""
     parts = [f"{n} asset{'s' if n != 1 else ''} {state}" for state, n in states.items()]

@@ -20,7 +20,7 @@ _STATE_LABELS = {
     "ok": "ok",
     "missing": "missing",
     "stale": "STALE",
-    "code": "CODE CHANGED",
+    "outdated": "OUTDATED",
     "waiting": "waiting",
     "blocked": "BLOCKED",
     "invalid": "INVALID",
@@ -86,23 +86,22 @@ def states_table(experiment: str, steps: Sequence[Step], everything: bool) -> st
     for step in steps:
         counts[step.state] = counts.get(step.state, 0) + 1
     title = f"{experiment}: " + ", ".join(f"{n} {_STATE_LABELS[state]}" for state, n in counts.items())
-    shown = [step for step in steps if everything or step.state not in ("ok", "missing", "waiting")]
+    usual = ("missing", "waiting")
+    shown = [s for s in steps if everything or (s.reason if s.state == "ok" else s.state not in usual)]
     rows, errors = [], set[str]()
     for step in shown:
         took = f"took {clock(step.seconds)} last time" if step.seconds else ""
         reason = "" if step.reason in errors else step.reason.replace("\n", " ")
         errors |= {step.reason} if step.state == "invalid" else set()
-        facts = "; ".join(filter(None, [reason, took]))
+        kept = f"kept; --rebuild {step.asset} computes it again" if step.kept and step.state == "outdated" else ""
+        facts = "; ".join(filter(None, [reason, kept, took]))
         rows.append(["", step.asset, step.key, _STATE_LABELS[step.state], facts])
     return f"{title}\n{aligned(rows)}" if rows else title
 
 
 def steps_json(name: str, steps: Sequence[Step]) -> dict[str, Any]:
     """Return the state of a chain for programs: the number of steps by state, and every step."""
-    rows = [
-        {"asset": s.asset, "set": s.set, "key": s.key, "state": s.state, "reason": s.reason, "seconds": s.seconds}
-        for s in steps
-    ]
+    rows = [{n: getattr(s, n) for n in ("asset", "set", "key", "state", "reason", "kept", "seconds")} for s in steps]
     return {"name": name, "states": dict(Counter(step.state for step in steps)), "steps": rows}
 
 

@@ -29,11 +29,12 @@ def metrics_table(lake: Lake, experiments: Sequence[str], width: int = WIDTH) ->
     """
     rows = {name: _rows(lake, name) for name in experiments}
     changed = {name: _changes(lake, name) for name in experiments}
+    first = {name: _headline(lake, name) for name in experiments}
     roles = [role for role in _ROLES if any(role == measured for of in rows.values() for _, _, measured in of)]
     students = [role for role in roles if role != "teacher"]
     head = ["", "", "n", *roles, *(["change"] if any(changed.values()) else [])]
     for with_interval in (students or roles, students[1:], []):
-        cells = {name: _cells(rows[name], changed[name], head, with_interval) for name in experiments}
+        cells = {name: _cells(rows[name], changed[name], first[name], head, with_interval) for name in experiments}
         lines = aligned([head, *(line for of in cells.values() for line in of)], right=(2,)).split("\n")
         if max(map(len, lines)) <= width:
             break
@@ -59,6 +60,12 @@ def _rows(lake: Lake, experiment: str) -> Rows:
     }
 
 
+def _headline(lake: Lake, experiment: str) -> Sequence[str]:
+    """Return the metrics that the experiment's spec puts first."""
+    manifest = lake.current(Ref("eval_metrics", "experiment", experiment))
+    return manifest.spec.get("metrics", {}).get("headline", ()) if manifest else ()
+
+
 def _missing(lake: Lake, experiment: str) -> str:
     blocked = lake.blocked(Ref("eval_metrics", "experiment", experiment))
     reason = f"metrics blocked by a failed check: etpi status {experiment}" if blocked else "no metrics"
@@ -79,14 +86,15 @@ def _changes(lake: Lake, experiment: str) -> Sequence[Change]:
 
 
 def _cells(
-    rows: Rows, changed: Iterable[Change], head: Sequence[str], with_interval: Collection[str]
+    rows: Rows, changed: Iterable[Change], first: Sequence[str], head: Sequence[str], with_interval: Collection[str]
 ) -> list[list[str]]:
     """Return the lines of an experiment as cells under a head of roles and, at its end, maybe the change."""
     by_metric = {(change.metric, change.decoding): change for change in changed}
     decodings = sorted({decoding for _, decoding, role in rows if role != "teacher"}) or [""]
-    metrics = [metric for metric in METRICS if any(metric == measured for measured, _, _ in rows)]
+    named = dict.fromkeys((*first, *METRICS))
+    metrics = [metric for metric in named if any(metric == measured for measured, _, _ in rows)]
     lines = []
-    for metric in metrics[:MOST_METRICS]:
+    for metric in metrics[: max(MOST_METRICS, len(first))]:
         for decoding in decodings:
             counted, line = "-", []
             for role in (name for name in head[3:] if name != "change"):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from etpi_assets.graph import GRAPH
 from etpi_assets.planning.planner import Step, open_steps
-from etpi_assets.planning.versioning.keys import ignored_plugins
 from etpi_assets.scoring.rewards.functions import check_terms
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.harness import harness_difference
@@ -66,9 +65,8 @@ def require_libraries(steps: Iterable[Step], specs: Specs) -> None:
 
 
 def plan_warnings(names: Iterable[str], specs: Specs) -> list[str]:
-    """Return a line for each experiment whose student is evaluated in another harness than its rollouts came from, and
-    for each plugin that is ignored."""
-    lines, experiments = [f"warning: {line}" for line in ignored_plugins()], specs.experiments
+    """Return a line for each experiment whose student is evaluated in another harness than its rollouts came from."""
+    lines, experiments = [], specs.experiments
     for name in names:
         spec = experiments.get(name)
         if spec is None:

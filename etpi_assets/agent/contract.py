@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from etpi_assets.agent.actions import after_think, read_actions
+from etpi_assets.agent.actions import NO_ACTION, after_think, read_actions
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.trajectories.records import Action
 from etpi_resources.chat.tool_forms import ToolForm
@@ -76,7 +76,9 @@ def read_turn(
     if agent.action_format == "tool_or_answer" and not tool_calls and not _calls_tools(after_think(text), form):
         return [], None
     if agent.action_format != "thinking_bash":
-        return read_actions(text, tool_calls, form=form)
+        actions, error = read_actions(text, tool_calls, form=form)
+        fenced = agent.action_format == "tool_call" and any(action.form == "fenced" for action in actions)
+        return ([], NO_ACTION) if fenced else (actions, error)
     parsed = read_contract(text)
     return ([], parsed) if isinstance(parsed, str) else ([Action("bash", parsed.command, form="fenced")], None)
 

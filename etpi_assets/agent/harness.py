@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -32,13 +32,15 @@ from etpi_assets.tasks.family import Role, Verdict
 from etpi_assets.trajectories.assemble import assemble
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 from etpi_resources.capture.conversation import SystemRefused
-from etpi_resources.capture.server import HIDDEN, Attempt, Budget, CaptureServer, new_key
 from etpi_resources.capture.store import CallLog, read_log
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.sandboxes import CommandResult, Environment
 from etpi_resources.sandboxes.downloads import forward
 from etpi_resources.sandboxes.downloads.proxy import SHOWN_AT
 from etpi_resources.sandboxes.guest_connection import GuestConnection
+
+if TYPE_CHECKING:
+    from etpi_resources.capture.server import Attempt
 
 PORT = 8200
 """The port of the sandbox's loopback that is forwarded to the proxy."""
@@ -110,6 +112,8 @@ class HarnessLoop(AgentLoop):
 
     def start(self, stack: ExitStack) -> None:
         """Open the sandbox and the proxy."""
+        from etpi_resources.capture.server import CaptureServer  # a web server: `etpi status` imports every asset
+
         family = self.runtime.family
         roles = family.roles(self.task)
         if len(roles) != 1:
@@ -165,6 +169,8 @@ class HarnessLoop(AgentLoop):
                 raise EngineUnavailable(str(failure)) from failure
             raise failure
         if not self.figures["calls"]:
+            from etpi_resources.capture.server import HIDDEN
+
             output = result.output.replace(self.attempt.key, HIDDEN)[-_TAIL:]
             raise RuntimeError(f"{self.harness.name} made no call, exit {result.exit_code}: {output}")
         if not agent.record.turns and "helper" in self.other_roles:
@@ -184,6 +190,8 @@ class HarnessLoop(AgentLoop):
         return "HarnessError" if result.exit_code else "Submitted"
 
     def _attempt(self, role: Role) -> tuple[Attempt, CallLog]:
+        from etpi_resources.capture.server import Attempt, Budget, new_key
+
         name = f"{self.record.rollout_id}-{secrets.token_hex(4)}"
         log = CallLog((self.calls or self.shown.parent / "calls") / f"{name}.jsonl")
         budget = Budget(self.section.max_model_len, self.harness.max_calls, self.harness.max_output_tokens)

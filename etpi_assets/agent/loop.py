@@ -53,9 +53,6 @@ SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 MIN_OUTPUT = 16
 """An agent ends when its prompt leaves fewer ids than this for an output: no command fits in less."""
 
-MAX_FORMAT_ERRORS = 3
-"""An agent ends after this many turns in a row without a readable action."""
-
 PREPARE_SECONDS = 300.0
 """Time limit for preparing an environment: a large repository takes minutes to commit."""
 
@@ -370,7 +367,7 @@ class AgentLoop:
         if not turn.actions and turn.parse_error is None:
             agent.answer = self.chat.answer(after_think(turn.content)).strip()
             agent.submit()
-        elif agent.format_errors >= min(MAX_FORMAT_ERRORS, self.section.max_steps):
+        elif (most := self.section.max_format_errors) and agent.format_errors >= min(most, self.section.max_steps):
             agent.exit = "FormatError"
         elif self.section.max_steps == 1:  # the only turn is the submission
             agent.submit()

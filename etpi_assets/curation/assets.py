@@ -51,6 +51,7 @@ _COMPARED_PROMPTS = 400
     tables=("selected", "dropped"),
     sections=("rollout_sets", "select", "base", "gates.override"),
     checks=SELECTED,
+    versions=("selection",),
     summary="Rejection sampling: the rollouts that train the student, and the dropped ones with reasons.",
 )
 def selected_trajectories(run: AssetRun, scored_rollouts: Input, raw_rollouts: Input) -> Produced:
@@ -113,6 +114,7 @@ def _count_tokens(spec: ExperimentSpec, raw_rollouts: Input, rollout_ids: Sequen
         "rollout_sets.options.tokenizer",
     ),
     checks=PAIRS,
+    versions=("pairs", "chat", "prompts", "tasks"),
     summary="Token-in/token-out pairs, one per assistant turn: no steering, thoughts optionally, other ids unchanged.",
 )
 def tito_pairs(run: AssetRun, selected_trajectories: Input, raw_rollouts: Input, tasks: Input) -> Produced:
@@ -224,6 +226,7 @@ def _require_same_vocabulary(
         "evaluate.agent.tools",
     ),
     checks=DATASET,
+    versions=("dataset", "chat", "prompts", "tasks"),
     summary="Weighted rows, split by repository and merged into the sequences that the trainer reads.",
 )
 def upweighted_dataset(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from etpi_assets.agent.prompts import render_prompts, steering_text, template_path
+from etpi_assets.agent.prompts import render_prompts, steering_text, templates_of
 from etpi_assets.curation.steering import FirstPrompt
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
@@ -47,9 +47,9 @@ class DefaultPrompts:
 
     def steering(self, task_id: str, agent_id: str) -> set[str]:
         """Return the steering that the set's teacher may have had at a task with a prompt."""
-        if self._family is None or not template_path(self._agent.prompt, "steering"):
+        if self._family is None or "steering" not in templates_of(self._agent):
             return set()
-        return {steering_text(self._agent.prompt, role_of(self._family, self._tasks[task_id], agent_id)).strip()}
+        return {steering_text(self._agent, role_of(self._family, self._tasks[task_id], agent_id)).strip()}
 
 
 def role_of(family: Family, task: Task, agent_id: str) -> Role:

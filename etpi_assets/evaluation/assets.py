@@ -40,11 +40,12 @@ from etpi_assets.specs.experiment import EvaluateSection, ExperimentSpec, Thresh
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_assets.trajectories.rollout_checks import tasks_as_asked
+from etpi_assets.trajectories.rollout_checks import budget_exhausted, tasks_as_asked
 from etpi_assets.trajectories.tables import to_tables
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.checkpoints import HUB, PACKAGE, checkpoint_folder
 from etpi_resources.engines.serving import Checkpoint, Serving
+from etpi_resources.lake.older_names import older_folders
 from etpi_resources.lake.schemas import from_rows
 
 THRESHOLDS = tuple(f"{rate}_threshold" for rate in get_args(Threshold))
@@ -58,6 +59,7 @@ NOTHING = "the experiment trains or evaluates nothing"
     sections=("serving", "probe", "evaluate.suite", "evaluate.agent", "gates.override"),
     lock="accelerator",
     checks=PROBES,
+    versions=("probes", "chat", "parsing", "prompts", "tasks", "engine.{engine}", "family.{family}"),
     summary="Checks of the served model: it differs from the base, reads its training prompts, and its turns parse.",
 )
 def serving_probe(
@@ -97,13 +99,10 @@ def serving_probe(
     group="evaluation",
     tables=("rollouts", "agents", "turns", "messages"),
     sections=("evaluate", "serving"),
-    kept=(
-        "etpi_assets.evaluation.assets:_setting",
-        "etpi_assets.evaluation.assets:_serving",
-        "etpi_assets.evaluation.rollouts:roll_out",
-    ),
     lock="accelerator",
-    checks=("every_condition_ran", "infrastructure_held", "harness_as_trained", "tasks_as_asked"),
+    checks=("every_condition_ran", "infrastructure_held", "harness_as_trained", "budget_exhausted", "tasks_as_asked"),
+    versions=("evaluation", "rollouts"),
+    kept=("{steps}", "{world}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}", "judge.{family}"),
     summary="Held-out rollouts of the base, the fine-tuned and the reinforced checkpoints.",
 )
 def eval_rollouts(
@@ -131,12 +130,21 @@ def eval_rollouts(
             every_condition_ran(tables["rollouts"], expected),
             infrastructure_held(tables["rollouts"]),
             harness_as_trained(section.agent, (run.specs.rollout_sets[name] for name in spec.rollout_sets)),
+            budget_exhausted(_exits(tables["rollouts"]), "evaluate.agent.max_steps, max_model_len or max_tokens"),
             tasks_as_asked(section.tasks, count, section.split),
         ),
         metadata={"exits": dict(Counter(tables["agents"]["exit_status"].to_pylist()))},
         notes=_served_by(spec),
         seeds=section.sample_seeds,
     )
+
+
+def _exits(rollouts: pa.Table) -> dict[str, dict[str, int]]:
+    """Return the exit statuses of each checkpoint's rollouts, with their numbers."""
+    exits: dict[str, dict[str, int]] = {}
+    for row in rollouts.group_by(["checkpoint_role", "exit_status"]).aggregate([([], "count_all")]).to_pylist():
+        exits.setdefault(row["checkpoint_role"], {})[row["exit_status"]] = row["count_all"]
+    return exits
 
 
 def _roll_out(
@@ -147,7 +155,8 @@ def _roll_out(
     setting: EvaluationSetting,
 ) -> list[RolloutRecord]:
     """Roll out every checkpoint under every condition on the tasks of a setting."""
-    journals = run.lake.scratch(f"evaluations/{run.kept_code}")
+    journals = run.lake.scratch(f"evaluations/{run.stored_name}")
+    older = older_folders(journals.parent) if run.reuses_older else []
     records = []
     with (
         run.progress("held-out rollouts", rollouts) as progress,
@@ -160,7 +169,7 @@ def _roll_out(
                     for checkpoint in evaluated[first : first + serving.at_once]
                 ]
                 advance, log = progress.advance, run.log
-                records += roll_out(served, setting, journals, experiment=run.key, advance=advance, log=log)
+                records += roll_out(served, setting, journals, older, experiment=run.key, advance=advance, log=log)
     return records
 
 
@@ -168,18 +177,20 @@ def _roll_out(
     set="experiment",
     group="evaluation",
     tables=("metrics", "scores", "agent_scores", "turn_scores"),
-    sections=("metrics", "evaluate.agent.grammar", "evaluate.agent.tools"),
+    sections=("metrics", "evaluate.agent.grammar", "evaluate.agent.tools", "rollout_sets.agent.grammar"),
     checks=("every_rollout_scored", *THRESHOLDS),
+    versions=("scoring", "metrics", "tasks", "family.{family}"),
     summary="Held-out metrics with n and 95 % intervals clustered by pair, next to the teacher's.",
 )
 def eval_metrics(run: AssetRun, eval_rollouts: Input, scored_rollouts: Input, tasks: Input) -> Produced:
     spec: ExperimentSpec = run.spec
     rollouts, agents = eval_rollouts.read("rollouts"), eval_rollouts.read("agents")
     section, evaluate = spec.metrics.scoring, spec.evaluate
+    trained_on = [run.specs.rollout_sets[name].agent for name in spec.rollout_sets]
     options = ScoringOptions(
         section,
         entities=_entities(run, tasks),
-        structure=structure_of(section, evaluate.agent) if evaluate else None,
+        structure=structure_of(section, [evaluate.agent, *trained_on]) if evaluate else None,
         tools=bool(evaluate and evaluate.agent.tools),
     )
     turns, messages = eval_rollouts.read("turns"), eval_rollouts.read("messages")

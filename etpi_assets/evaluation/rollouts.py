@@ -33,6 +33,7 @@ from etpi_resources.engines import Engine
 from etpi_resources.engines.serving import Checkpoint
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake.check_outcome import CheckOutcome, percent
+from etpi_resources.lake.older_names import adopt
 from etpi_resources.sandboxes import SandboxFactory
 
 _ORDER = ("base", "sft", "rl")
@@ -91,13 +92,18 @@ def roll_out(
     served: Sequence[tuple[Checkpoint, Engine, Sequence[EvaluationCondition]]],
     setting: EvaluationSetting,
     journals: Path,
+    older: Sequence[Path] = (),
     *,
     experiment: str,
     advance: Callable[[int], None] = lambda n: None,
     log: Callable[[str], None] = print,
 ) -> Iterator[RolloutRecord]:
     """Yield one rollout per task of every checkpoint and condition, from the journals if they have it, relabelled for
-    this experiment. All of them run at once, so that a server does not wait for the last rollouts of each."""
+    this experiment. All of them run at once, so that a server does not wait for the last rollouts of each.
+
+    Args:
+        older: folders of etpi 0.2 that may have the journals.
+    """
     runs: dict[str, tuple[Run, Journal]] = {}
     wanted: list[tuple[Checkpoint, str]] = []
     runtimes = [
@@ -109,6 +115,7 @@ def roll_out(
             key = _key(checkpoint, condition, engine, setting.template_kwargs)
             run = partial(_roll_out, condition, _identity(key, checkpoint, condition, engine), runtime)
             runs[key] = run, Journal(journals, key, wait=True)
+            adopt(runs[key][1].path, older)
             wanted.append((checkpoint, key))
     with ExitStack() as stack:
         # Another experiment may roll out the same checkpoints: in one order, neither waits for the other.

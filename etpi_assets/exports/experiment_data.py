@@ -22,6 +22,7 @@ from etpi_assets.curation.retokenise import conversation
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.graph import GRAPH
 from etpi_assets.resources import Resources
+from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, own_messages
 from etpi_assets.trajectories.tables import TABLES, from_tables, iter_prompts
@@ -97,6 +98,11 @@ class ExportSource:
                     if asset in GRAPH:
                         todo.append(Ref(asset, GRAPH[asset].set, key))
         return dict(sorted(versions.items()))
+
+    def agent_sections(self) -> list[AgentSection]:
+        """Return the agent sections of the evaluation and of the rollout sets that trained the student."""
+        evaluated = [self.spec.evaluate.agent] if self.spec.evaluate else []
+        return [*evaluated, *(self.specs.get("rollout_set", name).agent for name in self.spec.rollout_sets)]
 
     def manifest(self) -> Manifest:
         """Of the data set, or what else is exported."""

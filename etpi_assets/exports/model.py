@@ -12,6 +12,7 @@ from typing import Any
 from etpi_assets.exports.experiment_data import CHECKPOINTS, ExportSource
 from etpi_assets.exports.format import Export, Written
 from etpi_assets.exports.lineage import lineage_section
+from etpi_assets.scoring.structure import structure_of
 from etpi_resources.checkpoints import checkpoint_folder
 from etpi_resources.lake.lake import DamagedFile, LakeError
 
@@ -34,10 +35,10 @@ def _write(source: ExportSource, folder: Path) -> Written:
             os.chmod(folder / name, 0o644)  # the lake's files are immutable; a reader may change its own
             written[name] = 1
     (folder / CARD).write_text(_card(source, places), encoding="utf-8")
-    if structure := source.spec.metrics.scoring.structure:
+    if structure := structure_of(source.spec.metrics.scoring, source.agent_sections()):
         prompt = source.chat.prompt_ids([{"role": "user", "content": ""}], **source.spec.serving.template_kwargs)
         if source.chat.tail_form(prompt) != "closed":  # else nothing is left to constrain
-            (folder / GRAMMAR).write_text(structure.grammar().after(prompt, source.chat).gbnf(), encoding="utf-8")
+            (folder / GRAMMAR).write_text(structure.after(prompt, source.chat).gbnf(), encoding="utf-8")
             written[GRAMMAR] = 1
     subfolder = next(iter(places.values()))
     notes = () if len(places) == 1 else (f"one folder for each seed: from_pretrained(REPO, subfolder={subfolder!r})",)
@@ -80,7 +81,7 @@ EXPORT = Export(
     title="The trained checkpoint for `from_pretrained` and the Hugging Face Hub, with its model card",
     files="`model.safetensors`, `config.json`, tokenizer and chat template of the last trained stage, adapters merged; "
     "`seed<n>/` for each seed if there are several; `README.md`; `grammar.gbnf`, the grammar of "
-    "`metrics.scoring.structure` for llama.cpp and xgrammar, if the spec has one",
+    "the think block for llama.cpp and xgrammar, if the spec or a rollout set has one",
     keeps="every weight in its stored type, tokenizer and chat template; the model card with figures, intervals, "
     "teachers, licences and data versions",
     loses="the adapter as separate weights, intermediate checkpoints, the optimiser's state",

@@ -20,19 +20,19 @@ from etpi_assets.orchestration.materialize import (
     RESOURCE,
     check_results,
     compute,
-    consent_of,
     dependencies,
     expected_failures,
     partition_of,
+    rebuild_of,
     refuse_blocked,
 )
 from etpi_assets.orchestration.partitions import partition_sets
-from etpi_assets.planning.planner import Step, consent_refusal, open_steps, plan, upstream_refs
-from etpi_assets.planning.versioning.keys import asset_code
+from etpi_assets.planning.planner import Step, open_steps, plan, upstream_refs
+from etpi_assets.planning.versions import asset_version
 from etpi_assets.resources import require_hardware
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_resources.hashes import json_hash
-from etpi_resources.lake.lake import Lake, LakeError, Manifest, Ref
+from etpi_resources.lake.lake import Lake, Manifest, Ref
 from etpi_resources.process.progress import acting_for
 
 
@@ -55,8 +55,8 @@ def experiment_inputs(definitions: Iterable[AssetDefinition], specs: Specs) -> d
         with expected_failures(EXPERIMENT_INPUTS):
             experiment = partition_of(context, "experiment", specs)
             require_hardware(specs.get("experiment", experiment), experiment)
-            steps = plan(experiment, specs, lake)
-            _refuse(steps, context.run)
+            steps = plan(experiment, specs, lake, rebuild_of(context.run))
+            _refuse(steps)
         stale = {(step.set, step.key) for step in open_steps(steps) if step.set != "experiment"}
         computed = [step for step in steps if (step.set, step.key) in stale]  # finished ones too: they are logged
         with acting_for(experiment):
@@ -70,17 +70,14 @@ def experiment_inputs(definitions: Iterable[AssetDefinition], specs: Specs) -> d
     return compute_inputs
 
 
-def _refuse(steps: Sequence[Step], run: dg.DagsterRun) -> None:
+def _refuse(steps: Sequence[Step]) -> None:
     """Refuse a run, before anything is computed, that would stop later.
 
     Raises:
         SpecError: a spec of the chain is invalid.
-        LakeError: code changed, and the run's tags do not agree to compute its expensive results again.
     """
     if invalid := [step.reason for step in steps if step.state == "invalid"]:
         raise SpecError("\n".join(invalid))
-    if refusal := consent_refusal(steps, consent_of(run)):
-        raise LakeError(refusal)
 
 
 def _bring(definition: AssetDefinition, key: str, context: dg.AssetExecutionContext, specs: Specs, lake: Lake) -> None:
@@ -116,7 +113,7 @@ def version_tags(manifest: Manifest, specs: Specs, lake: Lake, instance: dg.Dags
     """
     node, key = GRAPH[manifest.ref.asset], manifest.ref.key
     tags = {
-        "dagster/code_version": asset_code(node),
+        "dagster/code_version": asset_version(node),
         "dagster/data_version": manifest.version,
         "dagster/data_version_is_user_provided": "true",
     }

@@ -24,8 +24,8 @@ from etpi_assets.checks import CHECKS, is_blocking
 from etpi_assets.graph import GRAPH, Node
 from etpi_assets.orchestration.partitions import PARTITION_TAG, mapping, partition_sets, refuse_whole_set
 from etpi_assets.orchestration.webpage import of_version
-from etpi_assets.planning.planner import CONSENT_TAG, CONSENTS, Consent
-from etpi_assets.planning.versioning.keys import asset_code
+from etpi_assets.planning.planner import ALL, REBUILD_TAG
+from etpi_assets.planning.versions import asset_version
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import as_written
 from etpi_resources.backend import backend
@@ -57,7 +57,7 @@ def build_asset(definition: AssetDefinition, specs: Specs) -> dg.AssetsDefinitio
         owners=[OWNER],
         kinds=set(node.kinds),
         tags={"etpi/set": node.set},
-        code_version=asset_code(node),
+        code_version=asset_version(node),
         partitions_def=partition_sets(specs).get(node.set),
         deps=_deps(node, specs),
         metadata=_columns(node),
@@ -113,7 +113,7 @@ def compute(definition: AssetDefinition, key: str, context: dg.AssetExecutionCon
     node, resources = definition.node, getattr(context.resources, RESOURCE)
     with expected_failures(node.name), disk_errors(), acting_for(key):
         outcome = definition.execute(
-            key, resources, lambda line: context.log.info(as_written(line)), context, consent_of(context.run)
+            key, resources, lambda line: context.log.info(as_written(line)), context, rebuild_of(context.run)
         )
     _log_outcome(context, node, key, outcome)
     return outcome, {
@@ -162,9 +162,10 @@ def partition_of(context: dg.AssetExecutionContext, set_name: str, specs: Specs)
     return key
 
 
-def consent_of(run: dg.DagsterRun) -> frozenset[Consent]:
-    """Return the consent that a run's tags give."""
-    return frozenset(o for o in CONSENTS if run.tags.get(f"{CONSENT_TAG}{o}", "").lower() == "true")
+def rebuild_of(run: dg.DagsterRun) -> frozenset[str]:
+    """Return the assets that a run's tag says to rebuild; "true" is all."""
+    names = {name.strip() for name in run.tags.get(REBUILD_TAG, "").split(",")} - {"", "false"}
+    return frozenset(ALL if name.lower() == "true" else name for name in names)
 
 
 def dependencies(node: Node) -> list[str]:

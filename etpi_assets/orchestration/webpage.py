@@ -27,8 +27,7 @@ def of_version(node: Node, manifest: Manifest, lake: Lake) -> dict[str, Any]:
     return shown | {
         **({"seconds": round(manifest.seconds, 3)} if manifest.seconds is not None else {}),
         "inputs": dict(manifest.inputs),
-        "code": manifest.code.get("version", ""),
-        **({"accepted": [dict(entry) for entry in manifest.accepted]} if manifest.accepted else {}),
+        "code": dict(manifest.code.get("versions", {})),
     }
 
 

@@ -5,33 +5,30 @@ The planner compares the lake's manifests with the specs, the code and the input
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
 from etpi_assets.graph import GRAPH, Node
-from etpi_assets.planning.versioning.keys import PartitionCode, code_of, file_of, input_key
+from etpi_assets.planning.versions import PartitionVersions, raised, versions_of
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import external_path, fingerprint
-from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources.lake.lake import Lake, Manifest, Ref
+from etpi_resources.lake.provenance import installed
 
-State = Literal["ok", "missing", "stale", "code", "waiting", "blocked", "invalid"]
-"""ok: up to date. missing: never computed. stale: its spec or an input changed. code: only its code changed.
+State = Literal["ok", "missing", "stale", "outdated", "waiting", "blocked", "invalid"]
+"""ok: up to date. missing: never computed. stale: its spec or an input changed.
+outdated: only the version of its code was raised, or that of code that computed an input.
 waiting: an upstream partition is not ok. blocked: a blocking check failed. invalid: its spec cannot be read."""
 SETS = ("suite", "rollout_set", "experiment")
-SPEC_CHANGED = "its spec changed"
-OLDER = "computed by an older version of etpi, which recorded no code"
-
-
-Consent = Literal["rebuild", "recollect"]
-CONSENTS: tuple[Consent, ...] = ("rebuild", "recollect")
-"""The options by which a person agrees to recompute expensive results because code changed: `recollect` for rollouts,
-`rebuild` for the rest."""
-CONSENT_TAG = "etpi/"
-"""Prefix of the run tags that give consent: etpi/rebuild, etpi/recollect."""
+OLDER = "computed by etpi 0.1, which recorded neither spec nor code"
+ALL = "all"
+"""In a set of assets to rebuild: every asset."""
+REBUILD_TAG = "etpi/rebuild"
+"""The tag of a run that names assets to rebuild, with commas; "true" is all."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +36,10 @@ class Step:
     """One asset partition of a chain.
 
     Attributes:
-        reason: why it is in its state; for an ok one, the change of code that a person accepted, if any.
-        needs_consent: whether rebuilding takes a person's consent: its code changed and its result was expensive.
+        reason: why it is in its state; for an ok one, the packages that made it, if their versions differ.
+        kept: whether a run leaves it as it is, because it is outdated and expensive, or because of a seam.
+        seam: whether it, or a step that it rests on, is kept although its inputs are others now.
+        for_code: whether it is computed again only because versions of code were raised.
         seconds: how long computing it took last time, if recorded.
     """
 
@@ -49,13 +48,10 @@ class Step:
     key: str
     state: State
     reason: str = ""
-    needs_consent: bool = False
+    kept: bool = False
+    seam: bool = False
+    for_code: bool = False
     seconds: float | None = None
-
-    @property
-    def consent(self) -> Consent:
-        """The option that gives the needed consent."""
-        return "recollect" if self.asset == "raw_rollouts" else "rebuild"
 
 
 def node_of(asset: str) -> Node:
@@ -107,7 +103,7 @@ class Wanted:
     key: str
     specs: Specs
     inputs: Mapping[str, str]
-    code: PartitionCode
+    code: PartitionVersions
 
     @cached_property
     def spec(self) -> dict[str, Any]:
@@ -122,7 +118,8 @@ class Wanted:
     @cached_property
     def input_key(self) -> str:
         """Its input key."""
-        return input_key(self.node, self.spec_hash, self.inputs, self.code.whole.digest)
+        text = json.dumps([self.node.name, self.spec_hash, list(self.inputs.items()), self.code.whole])
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def wanted(
@@ -130,33 +127,26 @@ def wanted(
 ) -> Wanted:
     """Return the version of a partition that would be computed now."""
     inputs = inputs_of(node, key, specs, lake, current or lake.current)
-    return Wanted(node, key, specs, inputs, code_of(node, key, specs))
+    return Wanted(node, key, specs, inputs, versions_of(node, key, specs))
 
 
 def expensive(node: Node, key: str, specs: Specs) -> bool:
-    """Return whether recomputing the partition for changed code needs consent.
-
-    Live rollouts, trainings and evaluations do; imports and templated rollouts do not.
-    """
-    if not node.kept:
-        return False
-    spec = specs.get(node.set, key)
-    if isinstance(spec, RolloutSetSpec):
-        return spec.is_collected
-    return True
+    """Return whether the partition is kept when only versions of code were raised."""
+    return bool(node.kept) and node.expensive(specs.get(node.set, key))
 
 
-def plan(name: str, specs: Specs, lake: Lake) -> list[Step]:
+def plan(name: str, specs: Specs, lake: Lake, rebuild: Collection[str] = ()) -> list[Step]:
     """Return every asset partition of a chain with its state, in an order in which they can be computed.
 
     Args:
         name: of an experiment, a rollout set or a suite (`set_of`).
+        rebuild: assets that are not kept when they are outdated; `ALL` is every one.
 
     Raises:
         SpecError: there is no such spec; the message lists the nearest names. An invalid spec is a step of state
             "invalid".
     """
-    return chain(set_of(name, specs), name, specs, lake)
+    return chain(set_of(name, specs), name, specs, lake, rebuild)
 
 
 def set_of(name: str, specs: Specs) -> str:
@@ -169,7 +159,7 @@ def set_of(name: str, specs: Specs) -> str:
     return named or specs.entry("experiment", name).set
 
 
-def chain(set: str, key: str, specs: Specs, lake: Lake) -> list[Step]:
+def chain(set: str, key: str, specs: Specs, lake: Lake, rebuild: Collection[str] = ()) -> list[Step]:
     """Return the steps of a suite, a rollout set or an experiment, as `plan` does."""
     wanted = {(s, k) for s in SETS[: SETS.index(set)] for k in specs.upstream_keys(set, key, s)} | {(set, key)}
     known: dict[Ref, Manifest | None] = {}
@@ -183,7 +173,7 @@ def chain(set: str, key: str, specs: Specs, lake: Lake) -> list[Step]:
     for node in GRAPH.values():
         for name, k in sorted(wanted, key=lambda pair: (SETS.index(pair[0]), pair[1])):
             if node.set == name:
-                steps[(node.name, k)] = _step(node, k, specs, lake, current, steps)
+                steps[(node.name, k)] = _step(node, k, specs, lake, current, steps, rebuild)
     return sorted(steps.values(), key=lambda step: SETS.index(step.set))
 
 
@@ -201,31 +191,22 @@ def across(specs: Specs, lake: Lake) -> list[Step]:
     return steps
 
 
-def consent_refusal(steps: Iterable[Step], consent: Collection[str]) -> str:
-    """Return why a run may not start without more consent, and what to do; empty if it may.
-
-    The message lists the expensive steps whose code changed and that `consent` does not cover.
-    """
-    uncovered = [step for step in steps if step.needs_consent and step.consent not in consent]
-    if not uncovered:
-        return ""
-    lines = ["Code changed since these were computed, and computing them again is expensive:"]
-    for step in uncovered:
+def kept_lines(steps: Iterable[Step]) -> str:
+    """Return what a run keeps although it is outdated, and the option that rebuilds it; empty if nothing."""
+    kept = [step for step in steps if step.kept]
+    first = [step for step in kept if GRAPH[step.asset].kept]
+    lines = ["Kept, although outdated:"] if first else []
+    for step in first:
         took = f"; took {step.seconds:,.0f} s last time" if step.seconds else ""
-        lines.append(f"  {step.asset} of {step.key}: {step.reason}{took}; again with --{step.consent}")
-    first = uncovered[0]
-    lines += [
-        f'Nothing was run. Give the options named above (as tags of a run: {CONSENT_TAG}{first.consent}: "true"), or '
-        "keep a version whose change cannot matter:",
-        f'  etpi accept {first.asset} {first.key} --because "why it cannot matter"',
-        '  etpi accept --all EXPERIMENT --because "..."',
-        f"What changed exactly: etpi explain {first.asset} {first.key}",
-    ]
+        lines.append(f"  {step.asset} of {step.key}: {step.reason}{took}; again with --rebuild {step.asset}")
+    if after := list(dict.fromkeys(step.asset for step in kept if step not in first)):
+        lines.append(f"  and with them {', '.join(after)}")
     return "\n".join(lines)
 
 
 def open_steps(steps: Iterable[Step]) -> list[Step]:
-    return [step for step in steps if step.state != "ok"]
+    """Return the steps that a run computes."""
+    return [step for step in steps if step.state != "ok" and not step.kept]
 
 
 def _step(
@@ -235,36 +216,71 @@ def _step(
     lake: Lake,
     current: Callable[[Ref], Manifest | None],
     steps: Mapping[tuple[str, str], Step],
+    rebuild: Collection[str],
 ) -> Step:
-    def step(state: State, reason: str = "", needs_consent: bool = False, seconds: float | None = None) -> Step:
-        return Step(node.name, node.set, key, state, reason, needs_consent, seconds)
+    def step(state: State, reason: str = "", **marks: bool) -> Step:
+        return Step(node.name, node.set, key, state, reason, seconds=manifest.seconds if manifest else None, **marks)
 
+    manifest = None
     try:
         specs.get(node.set, key)
     except SpecError as error:
         return step("invalid", str(error))
     ref = Ref(node.name, node.set, key)
     new = wanted(node, key, specs, lake, current)
-    open_upstream = [s for r in upstream_refs(node, key, specs, lake) if (s := steps[(r.asset, r.key)]).state != "ok"]
+    upstream = [steps[(r.asset, r.key)] for r in upstream_refs(node, key, specs, lake)]
+    open_upstream, seam = open_steps(upstream), any(s.seam for s in upstream)
     blocked, manifest = lake.blocked(ref), current(ref)
-    if blocked and blocked.input_key == new.input_key and not open_upstream:
+    change = compare(manifest, new, lake) if manifest else None
+    if blocked and not open_upstream and difference(blocked, new) is None:
         return step("blocked", "; ".join(f"{check['name']}: {check['message']}" for check in blocked.failures))
+    stays = not blocked and node.name not in rebuild and ALL not in rebuild
     if manifest is None:
+        if seam and not open_upstream:
+            return step("missing", _seam_reason(upstream), kept=True, seam=True)
         return step("missing", f"after {_names(open_upstream, key)}" if open_upstream else "never computed")
-    change = compare(manifest, new, lake)
+    for_code = change is None or change.cause == "code"
+    if stays and change and (seam and (for_code or change.by_code) or for_code and change.expensive(manifest, new)):
+        return step("outdated", change.reason, kept=True, seam=seam or change.rests)
+    for_code = for_code and all(s.for_code for s in open_upstream)
     if change is None and not (blocked or open_upstream):
-        return step("ok", accepted(manifest), seconds=manifest.seconds)
-    if open_upstream and (change is None or change.state == "stale"):
-        states = " or ".join(dict.fromkeys(_WORDS[s.state] for s in open_upstream))
+        return step("ok", other_packages(manifest) if new.code.kept else "", seam=seam)
+    if open_upstream and (change is None or change.rests):
         verb = "is" if len(open_upstream) == 1 else "are"
-        change = Change("waiting", f"{_names(open_upstream, key)} {verb} {states}")
-    change = change or Change("stale", "its newest version is blocked")
-    return step(change.state, change.reason, change.needs_consent(manifest, new), manifest.seconds)
+        reason = (
+            f"{_names(open_upstream, key)} {verb} {' or '.join(dict.fromkeys(_WORDS[s.state] for s in open_upstream))}"
+        )
+        if stays and for_code and (seam or (new.code.kept and expensive(node, key, specs))):
+            again = f"{_names(open_upstream, key)} {verb} computed again, for changed code"
+            return step("outdated", again, kept=True, seam=True)
+        return step("waiting", reason, seam=seam, for_code=for_code)
+    if change is None:
+        return step("stale", "its newest version is blocked", seam=seam)
+    return step(change.state, change.reason, seam=seam, for_code=for_code)
 
 
-_WORDS = {"code": "of changed code", "waiting": "not up to date"} | {
-    state: state for state in ("missing", "stale", "blocked", "invalid")
-}
+def _seam_reason(upstream: Sequence[Step]) -> str:
+    kept = next(step for step in upstream if step.seam)
+    return f"{kept.asset} is kept although its inputs changed; --rebuild builds it first"
+
+
+PACKAGES = ("torch", "transformers", "trl", "peft", "vllm", "llguidance")
+"""Packages whose minor version may change an expensive result."""
+
+
+def other_packages(manifest: Manifest) -> str:
+    """Return which of `PACKAGES` computed a version in another minor version than is installed; empty if none did."""
+
+    def minor(version: str) -> list[str]:
+        return version.split("+")[0].split(".")[:2]
+
+    made = {name: manifest.fingerprint[name] for name in PACKAGES if name in manifest.fingerprint}
+    pairs = [(name, version, installed(name)) for name, version in made.items()]
+    other = [(name, was, now) for name, was, now in pairs if now and minor(was) != minor(now)]
+    return "; ".join(f"made with {name} {was}, {now} is installed" for name, was, now in other)
+
+
+_WORDS = {"waiting": "not up to date"} | {s: s for s in ("missing", "stale", "outdated", "blocked", "invalid")}
 
 
 @dataclass(frozen=True)
@@ -272,51 +288,72 @@ class Change:
     """Difference between a version and the one that would be computed now.
 
     Attributes:
-        by_code: inputs that changed only because other code rebuilt them.
+        cause: `code` if only versions of code were raised, its own or those of code that computed its inputs.
+        inputs: the inputs that changed; empty if only their order did.
+        by_code: whether these changed only because their code did.
     """
 
-    state: State
+    cause: Literal["spec", "inputs", "code"]
     reason: str
+    inputs: tuple[str, ...] = ()
     by_code: bool = False
 
-    def needs_consent(self, manifest: Manifest, new: Wanted) -> bool:
-        """Return whether only changed code, here or upstream, would recompute an expensive result."""
+    @property
+    def state(self) -> State:
+        """The state of a version with this change."""
+        return "outdated" if self.cause == "code" else "stale"
+
+    @property
+    def rests(self) -> bool:
+        """Whether the change is one of inputs."""
+        return self.cause == "inputs" or bool(self.inputs)
+
+    def expensive(self, manifest: Manifest, new: Wanted) -> bool:
+        """Return whether an expensive result would be computed again."""
         if new.code.kept is None or not expensive(new.node, new.key, new.specs):
             return False
-        if self.state == "code":
-            return manifest.code.get("kept") != new.code.kept.digest
-        return self.state == "stale" and self.by_code
+        return bool(self.inputs) or not manifest.code or bool(raised(recorded(manifest), new.code.kept))
 
 
 def compare(manifest: Manifest, new: Wanted, lake: Lake) -> Change | None:
     """Return the change since a version was computed, or None."""
-    if manifest.input_key == new.input_key:
-        return None
+    change = difference(manifest, new)
+    if change is None or not change.inputs or not _by_code(manifest, change.inputs, new, lake):
+        return change
+    return replace(change, cause="code" if change.cause == "inputs" else change.cause, by_code=True)
+
+
+def difference(manifest: Manifest, new: Wanted) -> Change | None:
+    """Return the change as `compare` does; changed inputs have the cause "inputs", whatever changed them."""
     if not manifest.code:
-        return Change("code", OLDER)
-    if manifest.spec_hash != new.spec_hash:
-        return Change("stale", f"{SPEC_CHANGED}: {', '.join(changed_keys(manifest.spec, new.spec))}")
-    if changed := differing(manifest.inputs, new.inputs):
-        return Change("stale", f"changed since: {', '.join(changed)}", _by_code(changed, new, lake))
+        return Change("code", OLDER) if manifest.input_key != new.input_key else None
+    changed = tuple(differing(manifest.inputs, new.inputs))
+    if manifest.spec_hash != new.spec_hash and (keys := changed_keys(*_comparable(manifest, new))):
+        return Change("spec", f"its spec changed: {', '.join(keys)}", changed)
+    if changed:
+        return Change("inputs", f"changed since: {', '.join(changed)}", changed)
     if list(new.inputs) != list(manifest.inputs):
-        return Change("stale", "its inputs are in another order")
-    names = _first(changed_code(manifest, new.code, lake), "files")
-    return Change("code", f"code changed since {manifest.created_at[:10]}: {names}")
+        return Change("inputs", "its inputs are in another order")
+    changes = raised(recorded(manifest), new.code.whole)
+    return Change("code", ", ".join(changes.values())) if changes else None
+
+
+def _comparable(manifest: Manifest, new: Wanted) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the two specs without the sections that the asset lists since, or no longer: those are changes of code."""
+    was, now, named = manifest.spec, new.spec, set(new.node.sections) - {"*"}
+    added = {name for name in named if name not in was}
+    gone = {name for name in was if name not in now and "*" not in new.node.sections}
+    return {k: v for k, v in was.items() if k not in gone}, {k: v for k, v in now.items() if k not in added}
+
+
+def recorded(manifest: Manifest) -> Mapping[str, Any]:
+    """Return the versions of code that a manifest names; none up to etpi 0.2, which had digests."""
+    return manifest.code.get("versions", {})
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the names whose values differ."""
     return [name for name in {**now, **was} if was.get(name) != now.get(name)]
-
-
-_MOST_NAMES = 3
-"""Files, and definitions of a file, that a reason names; `etpi explain` lists all."""
-
-
-def _first(names: Sequence[str], what: str) -> str:
-    """Return the first names, and how many more there are."""
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more {what}" if more > 0 else "")
 
 
 def changed_keys(was: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -336,29 +373,18 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-def changed_code(manifest: Manifest, code: PartitionCode, lake: Lake) -> list[str]:
-    """Return the modules and data files whose reached definitions differ, each with its definitions if known."""
-    before = lake.code(manifest.code.get("version", ""))
-    changes = []
-    for module in sorted(differing(manifest.code.get("modules", {}), code.whole.modules)):
-        names = differing(before.get(module, {}), code.whole.definitions.get(module, {})) if before else []
-        changes.append(file_of(module) + (f" ({_first(sorted(names), 'definitions')})" if any(names) else ""))
-    return changes
-
-
-def accepted(manifest: Manifest) -> str:
-    """Return who accepted a change of code and why, in words; empty if nobody did."""
-    if not manifest.accepted:
-        return ""
-    last = manifest.accepted[-1]
-    return f"code change accepted by {last['by']} on {last['at'][:10]}: {last['because']}"
-
-
-def _by_code(changed: Sequence[str], new: Wanted, lake: Lake) -> bool:
-    """Return whether every changed input was rebuilt only because code changed."""
+def _by_code(manifest: Manifest, changed: Sequence[str], new: Wanted, lake: Lake) -> bool:
+    """Return whether every changed input was published only because code changed, each time since the version."""
     refs = {f"{ref.asset}/{ref.key}": ref for ref in upstream_refs(new.node, new.key, new.specs, lake)}
-    manifests = [lake.current(refs[name]) if name in refs else None for name in changed]
-    return all(manifest is not None and manifest.cause == "code" for manifest in manifests)
+    for name in changed:
+        if name not in refs or name not in manifest.inputs:
+            return False
+        published = [m for m in lake.history(refs[name]) if not m.blocked]
+        read = [n for n, m in enumerate(published) if m.version == manifest.inputs[name]]
+        since = published[read[-1] + 1 :] if read else []
+        if new.inputs.get(name) not in {m.version for m in since} or any(m.cause != "code" for m in since):
+            return False
+    return True
 
 
 def _names(steps: Sequence[Step], key: str) -> str:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from etpi_assets.asset import AssetRun, Input, Markdown, Produced, asset
 from etpi_assets.graph import GRAPH
-from etpi_assets.planning.planner import accepted
+from etpi_assets.planning.planner import other_packages
 from etpi_assets.reports import facts, html
 from etpi_assets.reports import leaderboard as boards
 from etpi_assets.reports import model_card as cards
@@ -30,6 +30,7 @@ from etpi_resources.lake.schemas import empty, from_rows
     tables=("reports", "changes"),
     sections=("*", "rollout_sets.license"),
     kinds=("html", "markdown"),
+    versions=("reports",),
     summary="The experiment's report: one self-contained HTML page, and its results in markdown.",
 )
 def experiment_report(
@@ -89,6 +90,7 @@ def experiment_report(
     tables=("reports",),
     sections=("*", "rollout_sets.license"),
     kinds=("markdown",),
+    versions=("model_card",),
     summary="A model card in the format of the Hugging Face hub.",
 )
 def model_card(
@@ -127,6 +129,7 @@ def model_card(
     tables=("leaderboard",),
     sections=("title",),
     lock="reports",
+    versions=("reports",),
     summary="The metrics of all experiments of the lake side by side.",
 )
 def leaderboard(run: AssetRun, eval_metrics: Input, experiment_spec: Input) -> Produced:
@@ -140,6 +143,7 @@ def leaderboard(run: AssetRun, eval_metrics: Input, experiment_spec: Input) -> P
     tables=("teacher_ceiling",),
     sections=("title", "rollout_sets", "select"),
     lock="reports",
+    versions=("reports",),
     summary="The teacher's metrics next to the student's: a student is bounded by its teacher.",
 )
 def teacher_ceiling(
@@ -172,8 +176,8 @@ def catalog(run: AssetRun) -> Produced:
 
 
 def _version(manifest: Manifest) -> str:
-    """Format a data version, with a note if a person has accepted a code change since."""
-    note = accepted(manifest)
+    """Format a data version, with the packages that made it if other versions are installed."""
+    note = other_packages(manifest)
     return f"{manifest.version} ({note})" if note else manifest.version
 
 

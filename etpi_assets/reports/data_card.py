@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
 
 from etpi_assets.specs.rollout_set import RolloutSetSpec
@@ -25,6 +24,8 @@ def sources(
 
     The licence is that of the set's spec or of its tasks; rollouts, turns and tokens are those of the training rows.
     """
+    import polars as pl  # 0.3 s: `etpi status` imports every asset
+
     sets = to_frame(selected, ["rollout_id", "rollout_set", "teacher"])
     train = to_frame(dataset_rows, ["rollout_id", "split", "output_tokens"]).filter(split="train")
     by_set = sets.group_by(name="rollout_set").agg(
@@ -61,6 +62,8 @@ def task_licences(tasks: pa.Table) -> str:
 
 def split(dataset_rows: pa.Table) -> list[dict[str, Any]]:
     """Count the training rows of each split: repos, rollouts, rows, label_tokens, weighted_tokens."""
+    import polars as pl  # 0.3 s: `etpi status` imports every asset
+
     rows = to_frame(dataset_rows, ["split", "repo", "rollout_id", "output_tokens", "weight", "copies"])
     weighted = pl.col("weight") * pl.col("copies") * pl.col("output_tokens")
     return (

@@ -66,9 +66,13 @@ def metric_rows(metrics: pa.Table, names: Sequence[str], seed: int | None = None
     return sorted(rows, key=lambda r: (order[r["metric"]], ROLE_ORDER.index(r["checkpoint_role"]), r["decoding"]))
 
 
-def headline_metrics(reading: Reading) -> list[str]:
-    """Return the metrics of HEADLINE in a reading."""
-    return [in_reading(name, reading) for name in HEADLINE]
+MEANS = ("think_tokens_per_turn", "post_think_tokens_per_turn", "output_tokens_per_turn", "turns_per_agent")
+"""Metrics that are means, and no rates: more of them is neither better nor worse."""
+
+
+def headline_metrics(reading: Reading, first: Sequence[str] = ()) -> list[str]:
+    """Return the metrics of HEADLINE in a reading, after those that a spec puts first (`metrics.headline`)."""
+    return list(dict.fromkeys(in_reading(name, reading) for name in (*first, *HEADLINE)))
 
 
 def detail_metrics(reading: Reading) -> list[str]:

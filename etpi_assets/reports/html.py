@@ -80,7 +80,7 @@ class ReportedExperiment:
 def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, str]:
     """Render a report as (HTML, markdown summary). The page loads nothing and needs no script."""
     spec = experiment.spec
-    names = facts.headline_metrics(spec.metrics.reading)
+    names = facts.headline_metrics(spec.metrics.reading, spec.metrics.headline)
     headline = facts.metric_rows(tables.metrics, names)
     measured = [row for row in headline if row["checkpoint_role"] != "teacher"]
     evaluated = {
@@ -89,7 +89,8 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
     reinforced = run_report(
         "changed_by_reinforcement.sql", evaluated, {"turns": tables.eval_turns, "tasks": tables.tasks}
     )
-    paired = changes.changes(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, names)
+    rates = [name for name in names if name not in facts.MEANS]
+    paired = changes.changes(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, rates)
     verdicts = _verdicts(headline, experiment.thresholds, paired)
     failed = run_report("failures.sql", {name: evaluated[name] for name in ("rollouts", "scores")}, {})
     role = answer.last_role(tables.eval_rollouts["checkpoint_role"].to_pylist())
@@ -97,6 +98,7 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
     ended = answer.verdicts_of(tables.eval_scores, tables.eval_rollouts, role)
     why = answer.why(role, ended, answer.verdicts_of_outcomes(teachers)) if role else ""
     table = _by_condition(headline)
+    lead = {experiment.main, *(in_reading(name, spec.metrics.reading) for name in spec.metrics.headline)}
     values = {
         "experiment": experiment,
         "story": story.sentences(
@@ -108,13 +110,15 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
         "evaluated": bool(measured),
         "table": table,
         "parts": [
-            [row for row in table["rows"] if (row[0] == experiment.main) is of_main] for of_main in (True, False)
+            [row for row in table["rows"] if (row[0] in lead) is leads] for leads in (True, False)
         ],
         "paired": paired,
         "rules": changes.RULES,
         "failure_kinds": failures.kinds(failed, tables.eval_rollouts, experiment.name),
         "links": failures.links(experiment.name),
-        "detail": facts.metric_rows(tables.metrics, facts.detail_metrics(spec.metrics.reading)),
+        "detail": facts.metric_rows(
+            tables.metrics, [name for name in facts.detail_metrics(spec.metrics.reading) if name not in names]
+        ),
         "per_seed": [row for seed in spec.seeds for row in facts.metric_rows(tables.metrics, names, seed)],
         "verdicts": verdicts,
         "published": _published(figures(spec.published), tables.metrics),

@@ -44,14 +44,14 @@ def render(
     """
     train_rows = to_frame(dataset_rows).filter(split="train")
     finals = [c for c in checkpoints.to_pylist() if c["final"] and c["role"] != "base"]
-    names = facts.headline_metrics(spec.metrics.reading)
+    names = facts.headline_metrics(spec.metrics.reading, spec.metrics.headline)
     headline = facts.metric_rows(metrics, names)
     split = spec.evaluate.split if spec.evaluate else "heldout"
     evaluated = [row for row in headline if row["checkpoint_role"] != "teacher"]
     main = in_reading(spec.metrics.main, spec.metrics.reading)
     role = answer.last_role(rollouts["checkpoint_role"].to_pylist())
     why = answer.why(role, answer.verdicts_of(scores, rollouts, role), {}) if role else ""
-    paired = changes(rollouts, scores, agent_scores, names)
+    paired = changes(rollouts, scores, agent_scores, [name for name in names if name not in facts.MEANS])
     return TEMPLATES.get_template("model_card.md.jinja").render(
         name=name,
         title=spec.title,

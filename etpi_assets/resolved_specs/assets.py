@@ -15,6 +15,7 @@ from etpi_resources.lake.schemas import from_rows
     tables=("specs",),
     sections=("*",),
     kinds=("toml",),
+    versions=("spec_rows",),
     summary="A suite's resolved spec.",
 )
 def suite_spec(run: AssetRun) -> Produced:
@@ -27,6 +28,7 @@ def suite_spec(run: AssetRun) -> Produced:
     tables=("specs",),
     sections=("*",),
     kinds=("toml",),
+    versions=("spec_rows",),
     summary="A rollout set's resolved spec.",
 )
 def rollout_set_spec(run: AssetRun) -> Produced:
@@ -39,6 +41,7 @@ def rollout_set_spec(run: AssetRun) -> Produced:
     tables=("specs",),
     sections=("*",),
     kinds=("toml",),
+    versions=("spec_rows",),
     summary="An experiment's resolved spec.",
 )
 def experiment_spec(run: AssetRun) -> Produced:

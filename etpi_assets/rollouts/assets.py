@@ -36,10 +36,18 @@ from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.engines import Engine
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake.check_outcome import CheckOutcome
+from etpi_resources.lake.older_names import adopt
 from etpi_resources.lake.schemas import empty
 from etpi_resources.sandboxes import SandboxFactory
 
-CHECKS = ("prompts_reconstruct", "native_ids_present", "counts_reconcile", "drift_bounded", "tasks_as_asked")
+CHECKS = (
+    "prompts_reconstruct",
+    "native_ids_present",
+    "counts_reconcile",
+    "drift_bounded",
+    "budget_exhausted",
+    "tasks_as_asked",
+)
 
 
 @asset(
@@ -61,14 +69,15 @@ CHECKS = ("prompts_reconstruct", "native_ids_present", "counts_reconcile", "drif
         "path",
         "options",
     ),
-    kept=(
-        "etpi_assets.rollouts.assets:_family_and_sandboxes",
-        "etpi_assets.rollouts.assets:_open_engine",
-        "etpi_assets.rollouts.assets:_rollout_function",
-    ),
     lock="sandboxes",
     reads_path=True,
     checks=CHECKS,
+    versions=("rollouts",),
+    expensive=lambda spec: spec.is_collected,
+    kept=(
+        *("{steps}", "{world}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}", "judge.{family}"),
+        "importer.{format}",
+    ),
     summary="Rollouts exactly as captured: prompts and outputs as token ids, every message, and quarantined rollouts.",
 )
 def raw_rollouts(run: AssetRun, tasks: Input) -> Produced:
@@ -125,10 +134,12 @@ def _collect_tables(
 ) -> tuple[dict[str, pa.Table], dict[str, str]]:
     """Return the tables of every rollout, and rollout_id -> digest of its prompts as captured."""
     assert spec.engine
+    # Rollouts of other versions of code must not be reused. They are in the name of the journal's folder, not in ids.
+    journals, code = run.lake.scratch(f"rollouts/{run.key}"), run.stored_name
+    if run.reuses_older:
+        adopt(journals / code)
     spec_key, roll_out = _rollout_function(run, spec, runtime)
     scripted = spec.engine.kind in SCRIPTED_KINDS
-    # Rollouts of another code version must not be reused. The code is part of the journal's folder, not of the ids.
-    journals, code = run.lake.scratch(f"rollouts/{run.key}"), run.kept_code
     with (
         Journal(journals / code, spec_key) as journal,
         run.progress("rolled out", len(tasks) * spec.k) as progress,
@@ -180,7 +191,7 @@ def _rollout_function(
         decoding=None if spec.engine.kind in SCRIPTED_KINDS else decoding,
     )
     if spec.kind == "agent":
-        calls = run.lake.scratch(f"rollouts/{run.key}") / run.kept_code / "calls"
+        calls = run.lake.scratch(f"rollouts/{run.key}") / run.stored_name / "calls"
         return spec_key, partial(_run_harness, spec, identity, runtime, calls)
     return spec_key, partial(_roll_out, spec, identity, runtime)
 

@@ -200,9 +200,10 @@ def to_line(record: RolloutRecord, spec_key: str) -> bytes:
     return json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=_plain).encode() + b"\n"
 
 
-def from_line(line: bytes, spec_key: str) -> RolloutRecord:
-    """Decode a line. Raises ValueError if its key or digest does not match its content."""
+def from_line(line: bytes, spec_key: str | None = None) -> RolloutRecord:
+    """Decode a line. Raises ValueError if its key, under `spec_key` or its own, or its digest does not match."""
     value = json.loads(line)
+    spec_key = value["spec_key"] if spec_key is None else spec_key
     rows: Mapping[str, list[dict[str, Any]]] = value["rows"]
     for table, column in _TIMES.items():
         for row in rows[table]:

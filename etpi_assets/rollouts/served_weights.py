@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import BaseModel
@@ -14,7 +15,9 @@ from pydantic import BaseModel
 from etpi_assets.rollouts.journal import Journal
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.engines import Engine, EngineUnavailable
-from etpi_resources.engines.vllm import VllmEngine
+
+if TYPE_CHECKING:
+    from etpi_resources.engines.vllm import VllmEngine
 
 INTERVAL_SECONDS = 60.0
 RETRY_SECONDS = 0.5
@@ -44,6 +47,8 @@ def same_weights(engine: Engine, chat: ChatFormat, journal: Journal, log: Log) -
         EngineUnavailable: a server has other weights. The rollouts since the last comparison are set aside, because
             they may have come from either.
     """
+    from etpi_resources.engines.vllm import VllmEngine
+
     if not isinstance(engine, VllmEngine):
         yield lambda: None
         return

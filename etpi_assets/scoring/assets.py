@@ -45,6 +45,7 @@ _SHOWN_OF_AGENTS = ("rollout_id", "agent_id", "follow_through")
     tables=("scores", "agent_scores", "turn_scores"),
     sections=("scoring", "agent.grammar", "agent.tools"),
     checks=("every_rollout_scored",),
+    versions=("scoring", "tasks", "family.{scored}"),
     summary="The verifier's reward, the exit status and the three behaviours of every rollout.",
 )
 def scored_rollouts(run: AssetRun, raw_rollouts: Input, tasks: Input) -> Produced:
@@ -53,7 +54,7 @@ def scored_rollouts(run: AssetRun, raw_rollouts: Input, tasks: Input) -> Produce
     options = ScoringOptions(
         run.spec.scoring,
         entities={task.task_id: family.entities(task) for task in read_tasks(task_rows)} if family else {},
-        structure=structure_of(run.spec.scoring, run.spec.agent),
+        structure=structure_of(run.spec.scoring, [run.spec.agent]),
         tools=bool(run.spec.agent.tools),
     )
     more = (*(STRUCTURE_COLUMNS if options.structure else ()), *(TOOL_COLUMNS if options.tools else ()))

@@ -7,6 +7,7 @@ Adherence is measured on the text of a turn, whether or not a grammar constraine
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -27,9 +28,13 @@ def adheres(content: str, reasoning: str | None, grammar: ThinkGrammar) -> bool:
     return re.match(f"(?:{OPENING}|\n)?{inside}", text) is not None
 
 
-def structure_of(scoring: ScoringSection, agent: AgentSection) -> ThinkGrammar | None:
-    """Return the structure of the scoring section or, without one, the grammar that constrained the agent."""
-    section = scoring.structure or agent.grammar
+def structure_of(scoring: ScoringSection, agents: Iterable[AgentSection]) -> ThinkGrammar | None:
+    """Return the structure of the scoring section or, without one, the first grammar that constrains an agent.
+
+    Args:
+        agents: of a rollout set, or of an evaluation and then of the rollout sets that trained the student.
+    """
+    section = scoring.structure or next((agent.grammar for agent in agents if agent.grammar), None)
     return section.grammar() if section else None
 
 

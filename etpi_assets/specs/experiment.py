@@ -235,6 +235,10 @@ class EvaluateSection(Section):
         return self
 
 
+Headline = Literal[
+    "solved", "plan_first", "plan_content", "follow_through", "called", "parsed", "parse_rate", "submitted",
+    "adherence", "think_tokens_per_turn", "post_think_tokens_per_turn", "output_tokens_per_turn", "turns_per_agent",
+]  # fmt: skip
 Threshold = Literal["plan_first", "plan_content", "follow_through"]
 """The rates that may have a threshold: each has a separate check."""
 
@@ -249,6 +253,9 @@ class MetricsSection(Section):
         Omitted("solved"),
     ] = "solved"
     """The metric that the experiment's page, report and model card begin with."""
+    headline: Annotated[tuple[Headline, ...], Omitted(())] = ()
+    """The metrics that lead the page, the report, the model card and a run's last table; empty: `main`, then the
+    others in the order of the reports."""
     thresholds: dict[Threshold, float] = Field(default_factory=dict, examples=[{"follow_through": 0.6}])
     """Rates that trained checkpoints should reach; a miss only warns, and a rate left out has no threshold."""
     reading: Annotated[Reading, Omitted("hardened")] = "hardened"

@@ -24,6 +24,7 @@ from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.folders import FOLDERS, SpecFolder, checked, plugin_folders, user_folders, where_read
 from etpi_assets.specs.plugins import near
 from etpi_assets.specs.presets import preset_values
+from etpi_assets.specs.prompts import with_own_prompts
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_resources.hashes import json_hash
@@ -219,14 +220,14 @@ def _read_set(set_name: str, folders: Sequence[Path], installed: tuple[Path, ...
     files = _files(set_name, [*folders, *installed])
     for name in sorted(files):
         is_installed = any(files[name][0].is_relative_to(folder) for folder in installed)
-        yield _installed(set_name, installed)[name] if is_installed else _read(set_name, name, files)
+        yield _installed(set_name, installed)[name] if is_installed else _read(set_name, name, files, folders)
 
 
 @cache
 def _installed(set_name: str, folders: tuple[Path, ...]) -> dict[str, Entry]:
     """Return the installed specs of a set; no file of the user's changes them, so a process reads them once."""
     files = _files(set_name, folders)
-    return {name: _read(set_name, name, files) for name in files}
+    return {name: _read(set_name, name, files, folders) for name in files}
 
 
 def _files(set_name: str, folders: Sequence[Path]) -> dict[str, list[Path]]:
@@ -237,7 +238,7 @@ def _files(set_name: str, folders: Sequence[Path]) -> dict[str, list[Path]]:
     return files
 
 
-def _read(set_name: str, name: str, files: Mapping[str, Sequence[Path]]) -> Entry:
+def _read(set_name: str, name: str, files: Mapping[str, Sequence[Path]], folders: Sequence[Path]) -> Entry:
     file = files[name][0]
     try:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{,99}", name):
@@ -248,6 +249,7 @@ def _read(set_name: str, name: str, files: Mapping[str, Sequence[Path]]) -> Entr
         document = _resolve(name, files, model, ())
         if model is ExperimentSpec:
             document = _over_preset(document, file)
+        document = with_own_prompts(set_name, document, folders, file)
         return Entry(set_name, name, file, _validate(set_name, document, file))
     except SpecError as error:
         return Entry(set_name, name, file, None, error)

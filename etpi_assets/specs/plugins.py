@@ -89,12 +89,6 @@ def plugin(kind: str, name: str, shipped: Collection[str]) -> Plugin | None:
     return next(iter(_plugins(kind).get(name, ())), None)
 
 
-def usable_plugins(kind: str, shipped: Collection[str]) -> tuple[list[Plugin], list[str]]:
-    """Return the plugins of a kind that can be found and no clashing name hides, and a message for each clash."""
-    clashes = {name: clash for name in plugin_names(kind) if (clash := _clash(kind, name, shipped))}
-    return [point for point in plugins_of(kind) if point.name not in clashes], list(clashes.values())
-
-
 def _clash(kind: str, name: str, shipped: Collection[str]) -> str:
     """Return why a name cannot be used: etpi and a distribution give it, or two do; empty if neither is so."""
     owners = [*(["etpi"] if name in shipped else []), *(plugin.distribution for plugin in _plugins(kind).get(name, ()))]
@@ -107,12 +101,6 @@ def _clash(kind: str, name: str, shipped: Collection[str]) -> str:
 def plugin_names(kind: str) -> list[str]:
     """Return the names of all plugins of a kind, sorted; nothing is imported."""
     return sorted(_plugins(kind))
-
-
-def plugins_of(kind: str) -> list[Plugin]:
-    """Return all plugins of a kind that can be found; nothing is imported."""
-    points = [point for name in plugin_names(kind) for point in _plugins(kind)[name]]
-    return [point for point in points if find_spec(point.module.split(".")[0])]
 
 
 def unknown(kind: str, name: str, known: Collection[str]) -> str:

@@ -10,6 +10,7 @@ from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from etpi_assets.specs.harness import HarnessSection, with_harness
 from etpi_assets.specs.plugins import plugin_names, unknown
+from etpi_assets.specs.prompts import fault_of, shipped_prompts, shipped_templates
 from etpi_assets.specs.section import Omitted, Section
 from etpi_resources.chat.grammars import SLOTS, ThinkGrammar
 
@@ -169,8 +170,12 @@ Tool = Literal["bash", "send_message", "code_interpreter", "code_interpreter_pub
 class AgentSection(Section):
     """The agent loop: prompt, tokenizer, budgets, sampling."""
 
-    prompt: str = Field(default="coop", pattern=r"^\w[\w-]*$")
-    """Name of the prompt templates: a folder of `etpi_assets/agent/prompts`, or an embedded world with prompts."""
+    prompt: str = "coop"
+    """The prompt: one that comes with etpi (`etpi_assets/agent/prompts`), an embedded world's, or a folder
+    `prompts/NAME` of your specs folder (docs/own_tasks.md)."""
+    templates: Annotated[dict[str, str] | None, Omitted(None)] = None
+    """The texts of a prompt of your own: `user`, and where it has them `system` and `steering`. They are read from the
+    folder that `prompt` names, and are part of the resolved spec."""
     tokenizer: str = "tiny"
     """Chat format that renders prompts and counts tokens: `tiny`, `qwen3`, a local folder, `hub:<repo>@<commit>` or
     `package:<name>==<version>@<sha256>`."""
@@ -187,9 +192,13 @@ class AgentSection(Section):
     so that the prompt forks from the last turn."""
     compact_after: Annotated[int | None, Omitted(None)] = Field(default=None, ge=1)
     """Turns after which a summary of the work replaces the conversation so far, repeatedly; "none": never."""
-    action_format: Annotated[Literal["any", "thinking_bash", "tool_or_answer"], Omitted("any")] = "any"
-    """Forms of a turn that the loop reads: `any` known form; `thinking_bash`, one thinking block and one bash block;
-    `tool_or_answer`, where a turn without a `<tool_call>` is the final answer."""
+    action_format: Annotated[Literal["any", "tool_call", "thinking_bash", "tool_or_answer"], Omitted("any")] = "any"
+    """Forms of a turn that the loop reads: `any` known form; `tool_call`, calls alone, and no fenced block;
+    `thinking_bash`, one thinking block and one bash block; `tool_or_answer`, where a turn without a `<tool_call>` is
+    the final answer."""
+    max_format_errors: Annotated[int | None, Omitted(3)] = Field(default=3, ge=1)
+    """Turns in a row without a readable action that end an agent (FormatError); "none": it is asked again until its
+    budget ends."""
     max_steps: int = Field(default=12, ge=1)
     """Most assistant turns of an agent; with 1, the only turn also submits."""
     max_model_len: int = Field(default=2048, ge=64)
@@ -205,6 +214,20 @@ class AgentSection(Section):
     harness: Annotated[HarnessSection | None, Omitted(None)] = None
     """The foreign harness that acts instead of the agent loop; write it as [harness] of a rollout set, or as
     [evaluate.harness]."""
+
+    @field_validator("templates")
+    @classmethod
+    def _can_be_filled(cls, templates: dict[str, str] | None) -> dict[str, str] | None:
+        if templates is not None and (fault := fault_of(templates)):
+            raise ValueError(fault)
+        return templates
+
+    @model_validator(mode="after")
+    def _can_be_steered(self) -> AgentSection:
+        shipped = shipped_templates(self.prompt) if self.prompt in shipped_prompts() else {"steering": ""}
+        if self.steering and "steering" not in (self.templates or shipped):
+            raise ValueError(f"agent.steering = true, and the prompt {self.prompt!r} has no steering.md; add the file")
+        return self
 
     @model_validator(mode="after")
     def _offers_one_interpreter(self) -> AgentSection:
@@ -248,7 +271,7 @@ class ScoringSection(Section):
     """Commands that send a message; these words are no function names of a task."""
     structure: GrammarSection | None = None
     """Think-block structure that every turn is compared with, whether or not a grammar enforced it; "none": that of
-    agent.grammar, if set."""
+    agent.grammar, of an evaluation's agent or else of its rollout sets'."""
 
 
 class TemplatedSection(Section):

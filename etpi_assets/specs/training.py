@@ -122,6 +122,9 @@ class TrainSection(Section):
     """The epoch whose checkpoint is served, evaluated and reinforced; "none": the last."""
     use_step: Annotated[int | None, Omitted(None)] = Field(default=None, ge=1)
     """Serve, evaluate and reinforce the checkpoint of this optimiser step, instead of `use_epoch`."""
+    stop_at_used: Annotated[bool, Omitted(True)] = True
+    """End the training at the checkpoint that is used; the learning rate follows the schedule of the whole length.
+    `false` trains on, for the later checkpoints that `save_steps` keeps."""
     lora_rank: int = Field(default=32, ge=1)
     """lora: rank of the adapter."""
     lora_alpha: int = 16
@@ -276,6 +279,8 @@ class RLSection(ServerSection):
     """Keep an addressable checkpoint at this interval of optimiser steps; "none": only the last."""
     use_step: Annotated[int | None, Omitted(None)] = Field(default=None, ge=1)
     """Serve and evaluate the checkpoint of this optimiser step; "none": the last."""
+    stop_at_used: Annotated[bool, Omitted(True)] = True
+    """End the training at the checkpoint that is used, as `train.stop_at_used` does."""
     lora_rank: int = Field(default=8, ge=1)
     """tuning lora: rank of the adapter."""
     lora_alpha: int = 8
@@ -295,6 +300,11 @@ class RLSection(ServerSection):
             raise ValueError(f"rl.use_step = {self.use_step} is past rl.steps = {self.steps}")
         if self.method == "none":
             return self
+        if self.warmup_steps and self.schedule != "constant" and (self.use_step or self.steps) == 1:
+            raise ValueError(
+                f"rl.warmup_steps = {self.warmup_steps}: the first step's learning rate is 0, and it is the only one "
+                "that the used checkpoint gets; set rl.warmup_steps = 0 or use a later step"
+            )
         if not self.suite or not self.rewards:
             raise ValueError("rl.method needs `suite` and at least one entry of `rewards`")
         if self.repeatable and self.engine != "transformers":
@@ -332,6 +342,11 @@ class RLSection(ServerSection):
                 f"one of {', '.join(SHARDED_OPTIMIZERS)} does"
             )
         return self
+
+    @property
+    def last_step(self) -> int:
+        """Return the step that training ends with."""
+        return (self.use_step if self.stop_at_used else None) or self.steps
 
     @property
     def round_size(self) -> int:

@@ -20,6 +20,8 @@ from etpi_resources.hashes import json_hash
     sections=("family", "seed", "params"),
     reads_path=True,
     checks=NAMES,
+    expensive=lambda spec: load_family(spec.family).keeps_proofs,
+    kept=("tasks", "judge", "judge.{family}", "family.{family}", "sandbox.{sandbox}", "{world}"),
     summary="The suite's tasks, each validated: the reference solution passes three times and the null solution fails.",
 )
 def tasks(run: AssetRun) -> Produced:

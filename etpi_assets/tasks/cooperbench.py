@@ -75,6 +75,7 @@ class CooperBench(Family):
     """The family `cooperbench`."""
 
     params = PARAMS
+    keeps_proofs = True
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """Yield tasks ordered by repository, task and features. `seed` has no effect.

@@ -147,6 +147,8 @@ class Family(Protocol):
     """The feature of a task's only agent."""
     invents_names: bool = False
     """True if the family invents the names in its tasks, so that held-out names can be absent from training."""
+    keeps_proofs: bool = False
+    """True if proving a suite takes long: it is kept when only etpi's code was raised, until `etpi run --rebuild`."""
     repo_is_source: bool = False
     """True if the `repo` of a task is a source of questions, which one suite may train on and another hold out."""
 

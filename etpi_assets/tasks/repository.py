@@ -58,6 +58,7 @@ class RepositoryFamily(Family, ABC):
     params: Mapping[str, Any] = PARAMS
     name: str
     feature_id = "issue"
+    keeps_proofs = True
     hides: str
     """Bash command that removes hidden tests from an agent's workspace."""
     hides_from_code: str = "true"

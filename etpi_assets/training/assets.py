@@ -31,6 +31,7 @@ from etpi_resources.lake.schemas import from_rows
     lock="accelerator",
     kinds=("safetensors",),
     checks=(pointers.PINNED,),
+    versions=("base",),
     summary="The model that training starts from: a pinned hub revision, a local path with its hash, or a tiny base.",
 )
 def base_checkpoint(run: AssetRun) -> Produced:
@@ -73,10 +74,11 @@ def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
     group="training",
     tables=("checkpoints", "training_log"),
     sections=("train", "seeds", "requires", "base"),
-    kept=("etpi_assets.training.sft:worker_config", "etpi_resources.trainers.workers.sft_worker:!"),
     lock="accelerator",
     kinds=("trl", "safetensors"),
     checks=sft_checks.CHECKS,
+    versions=("training",),
+    kept=("trainer.sft", "chat"),
     summary="Supervised fine-tuning through TRL in its own process; one adapter and one merged checkpoint per seed.",
 )
 def sft_checkpoint(run: AssetRun, base_checkpoint: Input, upweighted_dataset: Input) -> Produced:
@@ -107,7 +109,8 @@ def sft_checkpoint(run: AssetRun, base_checkpoint: Input, upweighted_dataset: In
             end_ids=tuple(sorted(chat.end_ids)),
             gpu=spec.requires == "gpu",
             dtype=dtype_here(spec.train.dtype, spec.train.shards),
-            code=run.kept_code,
+            code=run.stored_name,
+            older_codes=run.older_codes,
             report_to=spec.train.report_to,
         )
         for seed in spec.seeds
@@ -154,16 +157,14 @@ def _figures(reports: dict[int, SftReport]) -> dict[str, Any]:
     group="training",
     tables=("checkpoints", "training_log", "rollouts", "agents", "turns", "messages", "rl_samples", "rewards"),
     sections=("rl", "seeds", "requires", "base", "serving.template_kwargs"),
-    kept=(
-        "etpi_assets.training.assets:_environment",
-        "etpi_assets.training.rounds:Rounds",
-        "etpi_assets.training.grpo:worker_config",
-        "etpi_assets.training.grpo:_start_servers",
-        "etpi_resources.trainers.workers.grpo_worker:!",
-    ),
     lock="accelerator",
     kinds=("trl", "safetensors"),
     checks=grpo_checks.CHECKS,
+    versions=("training", "rollouts"),
+    kept=(
+        *("trainer.grpo", "{steps}", "{world}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}"),
+        *("judge.{family}", "rewards", "{reward}"),
+    ),
     summary="Group-relative policy optimisation (GRPO) from the fine-tuned checkpoint; its rollouts are recorded too.",
 )
 def rl_checkpoint(run: AssetRun, base_checkpoint: Input, sft_checkpoint: Input, tasks: Input) -> Produced:
@@ -183,7 +184,8 @@ def rl_checkpoint(run: AssetRun, base_checkpoint: Input, sft_checkpoint: Input, 
             environment=environment,
             gpu=spec.requires == "gpu",
             dtype=dtype_here(spec.rl.dtype),
-            code=run.kept_code,
+            code=run.stored_name,
+            older_codes=run.older_codes,
             report_to=spec.train.report_to,
         )
         for seed in spec.seeds
@@ -247,6 +249,7 @@ def _start_checkpoints(run: AssetRun, base_checkpoint: Input, sft_checkpoint: In
     tables=("rewards",),
     sections=("rl.rewards",),
     checks=("rewards_as_applied",),
+    versions=("rewards", "{reward}", "parsing", "tasks"),
     summary="Rewards of the recorded GRPO rollouts under the current reward functions; nothing is rolled out again.",
 )
 def rl_rewards(run: AssetRun, rl_checkpoint: Input, tasks: Input) -> Produced:

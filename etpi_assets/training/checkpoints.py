@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from etpi_resources.lake import stored_trainings
 from etpi_resources.lake.lake import Lake
+from etpi_resources.lake.older_names import adopt_training
 from etpi_resources.trainers.contracts import (
     GrpoFigures,
     GrpoWorkerResult,
@@ -21,6 +22,9 @@ from etpi_resources.trainers.contracts import (
     WorkerModel,
 )
 from etpi_resources.trainers.precision import Dtype
+
+_OF_A_RUN = {"link", "resume", "tracking", "publish", "device", "micro_tokens", "state_seconds", "resume_every"}
+"""Fields of a worker's configuration that differ between two runs of one training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +37,8 @@ class TrainingRequest:
         seed: of the order of the data or tasks, of an adapter's initial values and of sampling.
         gpu: whether a GPU is required; otherwise one is used where there is one.
         dtype: of the passes on this machine, where the section may say "auto".
-        code: version of the code whose result is kept.
+        code: name of the versions of code whose result is stored.
+        older_codes: names that etpi 0.2 gave them, no part of the key; None if its results are not to be reused.
     """
 
     experiment: str
@@ -43,7 +48,27 @@ class TrainingRequest:
     gpu: bool
     dtype: Dtype
     code: str
+    older_codes: tuple[str, ...] | None = None
     report_to: tuple[Tracker, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Return the hash of all inputs of the result."""
+        raise NotImplementedError
+
+    def adopt_older(
+        self, lake: Lake, scratch: str, config: WorkerModel, same: Callable[[Path], bool] = lambda rounds: True
+    ) -> None:
+        """Take over under this key what etpi 0.2 stored, or began; `stored_trainings.train_once` calls it.
+
+        Args:
+            scratch, same: as in `older_names.adopt_training`.
+            config: of the worker.
+        """
+        if self.older_codes is None:
+            return
+        keys = [replace(self, code=code).key for code in self.older_codes]
+        adopt_training(lake, self.key, scratch, keys, config.model_dump(mode="json", exclude=_OF_A_RUN), same)
 
 
 class LakeCheckpoint(WorkerModel):
@@ -75,7 +100,9 @@ class GrpoReport(GrpoFigures):
 
 def adopt_checkpoints(lake: Lake, folder: Path, result: SftWorkerResult | GrpoWorkerResult) -> dict[str, Any]:
     """Move a worker's checkpoints from `folder` into the lake; return its result as JSON, with LakeCheckpoints."""
-    adopted = [stored_trainings.adopt(lake, folder, checkpoint.model_dump()) for checkpoint in result.checkpoints]
+    adopted = [
+        stored_trainings.move_checkpoint(lake, folder, checkpoint.model_dump()) for checkpoint in result.checkpoints
+    ]
     return result.model_dump(mode="json") | {"checkpoints": adopted}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,7 @@ from etpi_assets.training.rounds import (
     drop_rounds_from,
     first_prompt,
     read_rounds,
+    task_hashes,
 )
 from etpi_assets.training.sft_checks import proofs
 from etpi_assets.trajectories.records import RolloutRecord
@@ -51,9 +52,11 @@ from etpi_resources.trainers.contracts import (
 from etpi_resources.trainers.interpreter import visible
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.policy_link import Generate, PolicyServer, largest_gap
-from etpi_resources.trainers.policy_servers import PolicyServers, ServerPlan, stored_dtype_name, weights_folder
 from etpi_resources.trainers.trackers import tracking_of
 from etpi_resources.trainers.workers.grpo_worker import last_complete_step
+
+if TYPE_CHECKING:
+    from etpi_resources.trainers.policy_servers import ServerPlan
 
 WORKER = "etpi_resources.trainers.workers.grpo_worker"
 PROBE_IDS = 128
@@ -165,8 +168,13 @@ def reinforce_once(
     def passes(report: Mapping[str, Any]) -> bool:
         return all(check.passed for check in proofs({request.seed: GrpoReport(**report, reused=False)}))
 
+    def adopt() -> None:
+        hashes = {task.content_hash for task in request.environment.tasks}
+        config = worker_config(lake, request, "", None, None)
+        request.adopt_older(lake, "reinforce", config, lambda rounds: not task_hashes(rounds) - hashes)
+
     report = stored_trainings.train_once(
-        lake, request.key, "reinforce", reinforce, passes=passes, label=request.label, log=echo
+        lake, request.key, "reinforce", reinforce, passes=passes, label=request.label, log=echo, adopt=adopt
     )
     return GrpoReport.model_validate(report)
 
@@ -218,6 +226,8 @@ def _start_servers(
 ) -> tuple[PublishConfig, Generate]:
     """Start the vLLM servers of a policy until `stack` closes; return how the trainer hands weights to them, and the
     function that opens them as an engine."""
+    from etpi_resources.trainers.policy_servers import PolicyServers, weights_folder
+
     plan = server_plan(lake, request)
     echo(f"{request.label}: starting {len(plan.environments)} x vLLM, which logs to {plan.log}")
     shared = stack.enter_context(weights_folder(request.key, folder, request.base_folder))
@@ -231,6 +241,8 @@ def server_plan(lake: Lake, request: GrpoRequest) -> ServerPlan:
     Raises:
         HardwareMissing: there are fewer devices than trainer and servers take.
     """
+    from etpi_resources.trainers.policy_servers import ServerPlan, stored_dtype_name
+
     section, environment = request.section, request.environment
     dtype, sleeping = stored_dtype_name(request.base_folder), section.placement == "shared" and accelerators()
     options: dict[str, Any] = {
@@ -303,7 +315,7 @@ def recorded(lake: Lake, requests: Mapping[int, GrpoRequest], reports: Mapping[i
     """Return all rollouts of all seeds as tables: rollouts, agents, turns, messages, rewards, rl_samples."""
     rollouts: list[tuple[RewardedSample, RolloutRecord, np.ndarray | None]] = []
     for seed, request in requests.items():
-        for sample, record, statistics in read_rounds(lake.root / reports[seed].rounds, request.rollouts_key):
+        for sample, record, statistics in read_rounds(lake.root / reports[seed].rounds):
             rollouts.append((sample, _relabelled(record, request), statistics))
     decode = next(iter(requests.values())).environment.chat.decode
     tables = to_tables((record for _, record, _ in rollouts), decode)

@@ -66,7 +66,7 @@ def prompts_fit(section: RLSection, kept: int, left_out: Sequence[str]) -> Check
 def _rollouts_recorded(
     section: RLSection, seeds: list[int], tables: Mapping[str, pa.Table], samples: list[dict[str, Any]]
 ) -> CheckOutcome:
-    size, rounds = section.round_size, range(0, section.steps, section.iterations)
+    size, rounds = section.round_size, range(0, section.last_step, section.iterations)
     expected = {(seed, step): size for seed in seeds for step in rounds}
     counts = Counter((row["seed"], row["step"]) for row in samples)
     ids = {row["rollout_id"] for row in samples}

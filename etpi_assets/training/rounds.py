@@ -190,7 +190,7 @@ def drop_rounds_from(folder: Path, step: int) -> int:
     return sum(path.suffix != SUFFIX for path in late)
 
 
-def read_rounds(folder: Path, spec_key: str) -> Iterator[tuple[RewardedSample, RolloutRecord, np.ndarray | None]]:
+def read_rounds(folder: Path) -> Iterator[tuple[RewardedSample, RolloutRecord, np.ndarray | None]]:
     """Return the stored rollouts, in order of steps and places, each with its statistics (`read_statistics`)."""
     for path in sorted(folder.glob("round-*.jsonl"), key=_step):
         with path.open("rb") as file:
@@ -199,7 +199,12 @@ def read_rounds(folder: Path, spec_key: str) -> Iterator[tuple[RewardedSample, R
             samples = [RewardedSample(**{**row, "scores": [Score(**score) for score in row["scores"]]}) for row in rows]
             statistics = read_statistics(path, [sample.policy_tokens for sample in samples])
             for sample, line, values in zip(samples, file, statistics, strict=True):
-                yield sample, from_line(line, spec_key), values
+                yield sample, from_line(line), values
+
+
+def task_hashes(folder: Path) -> set[str | None]:
+    """Return the content hashes of the tasks of the stored rollouts."""
+    return {record.task_hash for _, record, _ in read_rounds(folder)}
 
 
 def read_statistics(round_path: Path, tokens: Sequence[int]) -> list[np.ndarray | None]:

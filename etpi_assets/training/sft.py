@@ -108,8 +108,11 @@ def train_once(
     def passes(report: Mapping[str, Any]) -> bool:
         return all(check.passed for check in checks({request.seed: SftReport(**report, reused=False)}, split))
 
+    def adopt() -> None:
+        request.adopt_older(lake, "train", worker_config(request))
+
     report = stored_trainings.train_once(
-        lake, request.key, "train", train, passes=passes, label=request.label, log=echo
+        lake, request.key, "train", train, passes=passes, label=request.label, log=echo, adopt=adopt
     )
     return SftReport.model_validate(report)
 

@@ -51,6 +51,7 @@ def set_outcomes(figures: Mapping[str, Any], *, total: int, live: bool) -> list[
         captures_outcome(figures["capture"], live=live, errors=figures["first_error"]),
         counts_outcome(figures["counts"], total=total, quarantined=sum(figures["reasons"].values())),
         drift_outcome(figures["drift"]),
+        budget_exhausted({"the set": figures["exits"]}, "agent.max_steps or agent.max_model_len"),
     ]
 
 
@@ -183,6 +184,35 @@ def tasks_as_asked(requested: int | None, had: int, split: str) -> CheckOutcome:
         f"Add tasks, repair those that the suite quarantined, or set tasks = {had}."
     )
     return CheckOutcome("tasks_as_asked", False, message, blocking=False, figures=figures)
+
+
+LIMITS = ("LimitsExceeded", "ContextWindowExceeded")
+"""Exit statuses of an agent whose budget of turns, time or context ended before it submitted."""
+MOST_EXHAUSTED = 0.5
+"""The largest share of rollouts that may end in a limit without a warning."""
+
+
+def budget_exhausted(exits: Mapping[str, Mapping[str, int]], budgets: str) -> CheckOutcome:
+    """Warn if most rollouts ended in a limit: then rates measure the budget, and not the model.
+
+    Args:
+        exits: exit statuses with their numbers of rollouts, for each group that is judged alone, such as a checkpoint.
+        budgets: the keys that raise the budget.
+    """
+    figures, problems = {}, []
+    for name, counts in exits.items():
+        ended, total = sum(counts.get(status, 0) for status in LIMITS), sum(counts.values())
+        figures[name] = {"ended_in_limits": ended, "rollouts": total}
+        if total and ended / total > MOST_EXHAUSTED:
+            problems.append(f"{ended} of {total} rollouts of {name}")
+    message = "; ".join(f"{name} {f['ended_in_limits']} of {f['rollouts']}" for name, f in figures.items())
+    message = f"Rollouts that ended in a limit: {message or 'none'}."
+    if problems:
+        message = (
+            f"{'; '.join(problems)} ended in a limit of turns, time or context before they submitted: their rates "
+            f"measure the budget. Raise {budgets}, or report the budget with every rate."
+        )
+    return CheckOutcome("budget_exhausted", not problems, message, blocking=False, figures=figures)
 
 
 def drift_figures(turns: pa.Table) -> dict[str, int]:

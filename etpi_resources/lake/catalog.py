@@ -12,7 +12,7 @@ import graphlib
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -129,8 +129,14 @@ def connect(path: Path | str | None = None, read_only: bool = True) -> duckdb.Du
     return connection
 
 
-def refuse_other_file(file: Path) -> None:
-    """Raise LakeError if the file is neither a DuckDB file nor named as one: it is not to be replaced."""
+def refuse_other_file(file: Path, schemas: Collection[str] = ()) -> None:
+    """Raise LakeError if the file is neither a DuckDB file nor named as one: it is not to be replaced.
+
+    A file with the name of the schema `lake`, or of one of `schemas`, is refused too: DuckDB names a catalog after its
+    file, so `lake.manifests` would be ambiguous in it.
+    """
+    if file.stem in {"lake", *schemas}:
+        raise LakeError(f"{file} has the name of the schema {file.stem!r} in it; name another file in ETPI_CATALOG")
     if file.suffix == ".duckdb" or not file.exists():
         return
     with file.open("rb") as opened:

@@ -35,7 +35,7 @@ from etpi_resources.backend import CLUSTER_VARIABLE, backend
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake import formats, parquet
 from etpi_resources.lake.check_outcome import CheckOutcome
-from etpi_resources.lake.files import sync, write_atomically
+from etpi_resources.lake.files import sync
 from etpi_resources.lake.manifest import (
     NAME,
     BlockedInput,
@@ -114,7 +114,6 @@ class Lake:
         spec: Mapping[str, Any] | None = None,
         code: Mapping[str, Any] | None = None,
         cause: str = "",
-        accepted: Sequence[Mapping[str, str]] = (),
         began: float | None = None,
     ) -> Manifest:
         """Write a version and make it current.
@@ -152,7 +151,7 @@ class Lake:
                     ref=ref, version=version, tables=described, spec_hash=spec_hash, input_key=input_key,
                     inputs=dict(inputs), seeds=list(seeds), checks=[c.to_json() for c in checks],
                     notes=dict(notes or {}), spec=dict(spec or {}), code=dict(code or {}), cause=cause,
-                    accepted=list(accepted), seconds=None if began is None else round(time.monotonic() - began, 3),
+                    seconds=None if began is None else round(time.monotonic() - began, 3),
                 )  # fmt: skip
                 try:
                     text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
@@ -176,32 +175,6 @@ class Lake:
             for name in manifest.tables:
                 self.files_of(manifest, name)
             return self._set_pointer(manifest)
-
-    def accept(self, manifest: Manifest) -> Manifest:
-        """Replace the manifest of the current version by one that records an accepted change of code.
-
-        Raises:
-            LakeError: the manifest is of another version than the current one.
-        """
-        current = self.current(manifest.ref)
-        if current is None or current.version != manifest.version:
-            raise LakeError(f"{manifest.ref}: {manifest.version} is not current, so it cannot be accepted")
-        return self._set_pointer(manifest)
-
-    # --- code ------------------------------------------------------------------------------------------------------
-
-    def store_code(self, version: str, definitions: Mapping[str, Mapping[str, str]]) -> None:
-        """Store {module: {definition: digest}} of a code version, to show later which definitions changed."""
-        path = self.root / "code" / f"{version}.json"
-        if not path.exists():
-            write_atomically(path, json.dumps(definitions, sort_keys=True))
-
-    def code(self, version: str) -> dict[str, dict[str, str]]:
-        """Return what `store_code` stored; empty for an unknown version."""
-        try:
-            return json.loads((self.root / "code" / f"{version}.json").read_text())
-        except FileNotFoundError:
-            return {}
 
     def _set_pointer(self, manifest: Manifest) -> Manifest:
         """Write the manifest and the pointer that names it: `current`, or `blocked` if a blocking check failed.

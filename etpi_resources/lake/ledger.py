@@ -22,9 +22,8 @@ _MANIFEST: Mapping[str, tuple[pa.DataType, Callable[[Manifest], Any]]] = {
     "inputs": (pa.string(), lambda m: json.dumps(dict(m.inputs))),
     "input_key": (pa.string(), lambda m: m.input_key),
     "spec_hash": (pa.string(), lambda m: m.spec_hash),
-    "code_version": (pa.string(), lambda m: m.code.get("version")),
+    "code_version": (pa.string(), lambda m: json.dumps(m.code["versions"]) if "versions" in m.code else None),
     "cause": (pa.string(), lambda m: m.cause or None),
-    "accepted": (pa.string(), lambda m: json.dumps(list(m.accepted), ensure_ascii=False)),
     "seconds": (pa.float64(), lambda m: m.seconds),
     "seeds": (pa.list_(pa.int64()), lambda m: list(m.seeds)),
     "notes": (pa.string(), lambda m: json.dumps(dict(m.notes), ensure_ascii=False)),
@@ -34,8 +33,8 @@ _MANIFEST: Mapping[str, tuple[pa.DataType, Callable[[Manifest], Any]]] = {
 }
 """The columns of one publication, besides those of _PUBLICATION. `state` is current, blocked (newer than current, a
 blocking check failed) or past. `rows` (by table), `inputs` ("asset/key" -> version), `notes`, `fingerprint` and
-`accepted` (code changes) are JSON. `cause` is why it was computed: first, spec, inputs or code. `seconds` is the wall
-time of the computation."""
+`code_version` (component -> number) are JSON. `cause` is why it was computed: first, spec, inputs or code. `seconds` is
+the wall time of the computation."""
 
 _CHECK: Mapping[str, tuple[pa.DataType, Callable[[Mapping[str, Any]], Any]]] = {
     "check_name": (pa.string(), lambda check: check["name"]),

@@ -84,13 +84,10 @@ class Manifest:
         version: a hash of the tables' content; the data version.
         tables: name -> {"rows", "files": [{"path", "sha256", "bytes"}]}, paths relative to the root.
         spec: the resolved keys of the spec that the version depends on.
-        code: {"version", "modules": {module: hash}} of the code that computed it; {"kept"}: the code version of its
-            stored intermediate results; {"kept_root"}: the code version they were first stored under, if a later
-            change of code was accepted. Empty in manifests of etpi 0.1, which recorded none.
+        code: {"versions": {component: number}} of the code that computed it; {"kept"}: the name of its stored
+            expensive results. Up to etpi 0.2 digests: {"version", "modules", "kept", "kept_root"}; in 0.1 none.
         cause: why it was computed: "first", "spec", "inputs" or "code" ("code" also if its inputs changed only because
             they were rebuilt for changed code).
-        accepted: changes of code that a person declared immaterial to this version, oldest first: {"by", "at",
-            "because", "from", "to"}, the last two with code versions.
         seconds: wall time of the computation.
     """
 
@@ -106,7 +103,6 @@ class Manifest:
     spec: Mapping[str, Any] = field(default_factory=dict)
     code: Mapping[str, Any] = field(default_factory=dict)
     cause: str = ""
-    accepted: Sequence[Mapping[str, str]] = ()
     seconds: float | None = None
     schema_version: int = SCHEMA_VERSION
     git_revision: str | None = field(default_factory=git_revision)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 NAMED_PACKAGES = (
     "torch", "transformers", "tokenizers", "trl", "peft", "accelerate", "datasets", "safetensors", "numpy",
-    "pyarrow", "duckdb", "dagster", "vllm",
+    "pyarrow", "duckdb", "dagster", "vllm", "llguidance",
 )  # fmt: skip
 """Packages whose versions are listed; the hash covers every installed package."""
 
@@ -39,10 +39,16 @@ def _git(folder: Path, *arguments: str) -> str:
 @cache
 def etpi_version() -> str:
     """Return the version of etpi; "unknown" in a checkout that is not installed."""
+    return installed("etpi") or "unknown"
+
+
+@cache
+def installed(package: str) -> str | None:
+    """Return the installed version of a package; None without it."""
     try:
-        return metadata.version("etpi")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "unknown"
+        return None
 
 
 @cache

@@ -143,14 +143,13 @@ class References:
         files = {(self.lake.root / entry["path"]).parent for table in tables for entry in table["files"]}
         return [publications[0].path.parent, *sorted(files)]
 
-    def codes(self, versions: Iterable[Version]) -> set[str]:
-        """Return every code version that the manifests of the versions name."""
+    def stored_names(self, versions: Iterable[Version]) -> set[str]:
+        """Return the names of stored journals that the manifests of the versions name."""
         named: set[str] = set()
         for version in versions:
             for publication in self.publications[version]:
-                code, accepted = publication.manifest.code, publication.manifest.accepted
-                named |= {code[name] for name in ("version", "kept", "kept_root") if name in code}
-                named |= {str(entry[name]) for entry in accepted for name in ("from", "to") if name in entry}
+                code = publication.manifest.code
+                named |= {code[name] for name in ("kept", "kept_root") if name in code}
         return named
 
 

@@ -156,14 +156,13 @@ def _trainings(
 def _scratch(
     lake: Lake, references: References, stays: Collection[Version], young: Callable[[Path], bool]
 ) -> Iterator[Removal]:
-    """Yield old scratch and code. The journal of a version that stays is kept: its rollouts may be needed again."""
-    files, codes = lake.root.glob, references.codes(stays)
+    """Yield old scratch, and etpi 0.2's descriptions of code. The journal of a version that stays is kept."""
+    files, names = lake.root.glob, references.stored_names(stays)
     sets = {ref.key for ref in references.pointed if ref.set == "rollout_set"}
     journals = [*files("scratch/rollouts/*/*"), *files("scratch/evaluations/*")]
     paths = {*journals, *files("scratch/*/*"), *files("code/*.json"), *files(f"{DAMAGED}/*")}
     paths -= {*files("scratch/rollouts/*")}
-    paths -= {path for path in journals if path.name in codes and path.parent.name in {*sets, "evaluations"}}
-    paths -= {path for path in files("code/*.json") if path.stem in codes}
+    paths -= {path for path in journals if path.name in names and path.parent.name in {*sets, "evaluations"}}
     paths -= {path for path in files("scratch/duckdb/*") if datetime.now(UTC) - _modified(path) < _SPILL_AGE}
     for path in sorted(paths):
         if not young(path):

@@ -23,6 +23,7 @@ def train_once(
     train: Callable[[Path], dict[str, Any]],
     *,
     passes: Callable[[dict[str, Any]], bool],
+    adopt: Callable[[], None] = lambda: None,
     label: str,
     log: Callable[[str], None],
 ) -> dict[str, Any]:
@@ -34,6 +35,7 @@ def train_once(
         scratch: the folder in the lake's scratch for `train`; its subfolder `key` is removed afterwards.
         train: folder -> the report (JSON), whose `checkpoints` name checkpoints in the lake.
         passes: whether a report is good enough to be stored.
+        adopt: called first; it may put a report or a folder of `train` under the key.
         label: what is trained ("the tiny base"), for messages.
         log: reports a wait for another process, or that the training was stored before.
     Returns:
@@ -41,6 +43,7 @@ def train_once(
     """
     stored = lake.root / "checkpoints" / "trained" / f"{key}.json"
     with lake.lock(f"training-{key}", log=log, what=label, doing="training"):
+        adopt()
         if report := _load(lake, stored):
             log(f"{label}: trained before, nothing to do")
             return report | {"reused": True}
@@ -52,7 +55,7 @@ def train_once(
         return report | {"reused": False}
 
 
-def adopt(lake: Lake, staging: Path, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+def move_checkpoint(lake: Lake, staging: Path, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Move a worker's checkpoint into the lake; return its entry with ids in place of folders."""
     adapter = folder_hash(staging / checkpoint["adapter"]) if checkpoint["adapter"] else None
     checkpoint_id, _ = lake.adopt_checkpoint(staging / checkpoint["folder"])

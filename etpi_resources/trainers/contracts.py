@@ -16,7 +16,7 @@ from etpi_resources.trainers.precision import Dtype, SpecDtype
 class WorkerModel(BaseModel):
     """Base of configs and results: unknown keys are refused, values do not change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 # --- training from a checkpoint (`sft_worker`, `grpo_worker`) --------------------------------------------------------
@@ -157,6 +157,7 @@ class SftSettings(LoraSettings):
     save_steps: int | None
     use_epoch: float | None
     use_step: int | None
+    stop_at_used: bool
     dtype: SpecDtype
     gradient_checkpointing: bool
     optimizer: str
@@ -279,8 +280,14 @@ class GrpoSettings(LoraSettings):
     max_response_tokens: int
     save_steps: int | None
     use_step: int | None
+    stop_at_used: bool
     dtype: SpecDtype
     gradient_checkpointing: bool
+
+    @property
+    def last_step(self) -> int:
+        """Return the step that training ends with; the schedule of the learning rate is that of all `steps`."""
+        return (self.use_step if self.stop_at_used else None) or self.steps
 
     @property
     def round_size(self) -> int:

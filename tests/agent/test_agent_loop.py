@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from etpi_assets.agent.actions import format_action
+from etpi_assets.agent.actions import NO_ACTION, format_action
 from etpi_assets.agent.loop import SUBMIT, Identity, RolloutJob, RolloutRuntime, rollout_id, run_rollout
 from etpi_assets.agent.oracle import null_policy, reference_policy
 from etpi_assets.specs.rollout_set import AgentSection, GrammarSection
@@ -161,6 +161,19 @@ def test_patches_and_verdict():
         "diff --git a/c b/c\n--- /dev/null\n+++ b/c\n@@ -0,0 +1 @@\n+new\n\\ No newline at end of file\n"
         "diff --git a/dir/b.txt b/dir/b.txt\n--- a/dir/b.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-kept\n"
     )
+
+
+def test_turns_without_an_action_end_an_agent_when_its_section_says():
+    prose, end = ["I think."] * 9, {"agent2": [SUBMITS]}
+    for most, exits in ((1, ("FormatError", 1)), (4, ("FormatError", 4)), (None, ("LimitsExceeded", 7))):
+        record = roll(script(agent1=prose, **end), max_steps=7, max_format_errors=most)
+        assert (record.agents[0].exit_status, len(record.agents[0].turns)) == exits
+
+
+def test_fenced_block_is_no_action_where_calls_alone_are():
+    record = roll(script(agent1=["```bash\nls\n```"] * 3, agent2=[bash("ls"), SUBMITS]), action_format="tool_call")
+    assert [a.exit_status for a in record.agents] == ["FormatError", "Submitted"]
+    assert {turn.parse_error for turn in record.agents[0].turns} == {NO_ACTION}
 
 
 def test_every_exit_status_is_recorded():

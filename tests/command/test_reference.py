@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,19 @@ def test_page_is_current(name):
 def test_every_blocking_check_says_what_it_does_with_a_real_model():
     infos = [(asset, name, info) for asset, checks in CHECKS.items() for name, info in checks.items()]
     assert [(asset, name) for asset, name, info in infos if bool(info.real) != info.blocking] == []
+
+
+@pytest.mark.parametrize("file", sorted({document["file"] for document in published.documents()}))
+def test_numbers_of_a_document_are_all_on_the_page_and_no_others(file):
+    folder = os.environ.get("ETPI_DOCUMENTS")
+    if not folder:
+        pytest.skip("ETPI_DOCUMENTS names no folder of the documents")
+    assert published.unaccounted(file, (Path(folder) / file).read_text(encoding="utf-8")) == (set(), set())
+
+
+def test_number_that_a_document_adds_or_loses_is_noticed():
+    added, lost = published.unaccounted("grpo-tcr-agent-model-card.txt", "Epochs: 10, clip 0.28, and 12,345 others")
+    assert added == {"12345"} and {"32768", "10480"} <= lost and "10" not in lost
 
 
 @pytest.mark.parametrize(("printed", "where"), published.keys(), ids=lambda text: text)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from etpi.rehearsal import costs, memory, starts, students
+from etpi.rehearsal import shrink as shrink_module
 from etpi.rehearsal.shrink import PREFIX, REASON, WORLDS, Rehearsal, shrink
 from etpi.rehearsal.stages import Finding, Stage, first_stop, judged
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError, Specs, load_shipped, load_specs
-from etpi_assets.specs.training import BaseSection
+from etpi_assets.specs.training import BaseSection, RLSection
 from tests.support.graph import write_spec
 from tests.support.students import link_smollm2
 
@@ -370,3 +375,48 @@ def test_check_of_amounts_is_not_judged_at_a_small_size(tmp_path):
     assert (stage.verdict, stage.blocks, stage.unjudged) == (
         "would block", (Finding("label_syntax", "no"),), ("validation_rows",),
     )  # fmt: skip
+
+
+# --- shrunk settings agree with each other ------------------------------------------------------------------------
+
+
+@st.composite
+def reinforcements(draw: st.DrawFn) -> dict[str, Any]:
+    """Settings of [rl] that a valid spec may have."""
+    group, batch, processes = draw(st.integers(2, 12)), draw(st.integers(1, 12)), draw(st.integers(1, 8))
+    groups = draw(st.integers(1, 4))
+    size = math.lcm(group, batch * processes) * groups
+    steps = draw(st.integers(1, 2000))
+    return {
+        "group_size": group,
+        "device_batch": batch,
+        "processes": processes,
+        "accumulate": size // (batch * processes),
+        "steps": steps,
+        "use_step": draw(st.none() | st.integers(2, steps)) if steps > 1 else None,
+        "warmup_steps": draw(st.integers(0, steps)) if steps > 1 else 0,
+        "save_steps": draw(st.none() | st.integers(1, steps)),
+        "tasks": draw(st.none() | st.integers(size // group, 10_000)),
+        "iterations": draw(st.integers(1, 4)),
+        "engine": draw(st.sampled_from(["transformers", "vllm"])),
+        "max_response_tokens": draw(st.integers(1, 32_768)),
+    }
+
+
+@given(settings=reinforcements(), shipped=st.sampled_from([s.rl for s in SHIPPED.experiments.values() if s.rl.suite]))
+def test_shrunk_reinforcement_is_valid_and_its_used_step_has_a_learning_rate(folder, settings, shipped):
+    plain = {"sharded": False, "repeatable": False, "options": {}}
+    valid = RLSection.model_validate({**shipped.model_dump(), **plain, **settings})
+    small = RLSection.model_validate(shrink_module._rl(valid.model_dump(mode="json"), Rehearsal("x", folder)))
+    used = small.use_step or small.steps
+    assert small.warmup_steps < used <= small.steps and small.last_step == used
+    assert small.groups <= (small.tasks or 0) and small.round_size % small.group_size == 0
+    assert small.group_size == valid.group_size and bool(small.use_step) == bool(valid.use_step)
+
+
+def test_first_step_of_a_warm_up_is_no_checkpoint_to_use():
+    shipped = SHIPPED.experiments["terminal_grpo_0_8b"].rl.model_dump()
+    for changed in ({"use_step": 1}, {"use_step": None, "steps": 1}):
+        with pytest.raises(ValidationError, match="warmup_steps"):
+            RLSection.model_validate({**shipped, **changed})
+    RLSection.model_validate({**shipped, "use_step": 1, "schedule": "constant"})

@@ -26,7 +26,7 @@ from tests.support.datasets import CHAT, HELDOUT, TASKS, dataset, default
 
 GATES = GatesSection(**preset_values("plan_first")["gates"])
 SECTION = PairsSection(capture="native")
-STEERING = [steering_text("coop", role) for role in FAMILY.roles(TASKS[0])]
+STEERING = [steering_text(AgentSection(), role) for role in FAMILY.roles(TASKS[0])]
 STEERING_NGRAMS = SteeringNgrams.build(STEERING, [], CHAT)
 
 

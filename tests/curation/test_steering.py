@@ -23,7 +23,7 @@ TASK = next(islice(generate_tasks("steer", 0, "train"), 1))
 ROLE = FAMILY.roles(TASK)[0]
 STEERED = render_prompts(AgentSection(steering=True), TASK, ROLE)
 DEFAULT = render_prompts(AgentSection(steering=False), TASK, ROLE)
-TEXT = steering_text("coop", ROLE)
+TEXT = steering_text(AgentSection(), ROLE)
 STEERING_NGRAMS = SteeringNgrams.build([TEXT], [m["content"] for m in DEFAULT], CHAT)
 
 

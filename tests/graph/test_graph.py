@@ -14,7 +14,7 @@ import dagster as dg
 from etpi.cli import etpi
 from etpi_assets.checks import CHECKS
 from etpi_assets.graph import GRAPH, JOBS
-from etpi_assets.planning.versioning.keys import asset_code
+from etpi_assets.planning.versions import asset_version
 from etpi_assets.specs.load import load_specs
 from etpi_resources.lake.schemas import TABLES
 
@@ -34,7 +34,7 @@ def test_graph_is_well_formed():
         assert set(node.upstream) <= seen, f"{node.name} stands before what it reads"
         assert set(node.tables) <= set(TABLES)
         assert len(node.kinds) <= 3
-        assert asset_code(node), node.name
+        assert asset_version(node), node.name
         seen.add(node.name)
 
 

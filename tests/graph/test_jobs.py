@@ -114,15 +114,14 @@ def _evaluations(instance, asset):
     ]
 
 
-def test_run_from_dagsters_page_needs_consent_before_its_first_step(world, instance, code):
+@pytest.mark.parametrize("tag", ["true", "raw_rollouts, sft_checkpoint"])
+def test_run_from_dagsters_page_keeps_what_is_outdated_until_its_tag_says_otherwise(world, instance, code, tag):
     assert _run(world, instance, "run_experiment", "first").success
-    created = len(world.made)
-    code["sft_checkpoint"] = code["sft_checkpoint kept"] = "2"
-    (failure,) = failures(_run(world, instance, "run_experiment", "first"))
-    assert "sft_checkpoint of first" in failure and 'etpi/rebuild: "true"' in failure
-    assert len(world.made) == created
-    assert _run(world, instance, "run_experiment", "first", tags={"etpi/rebuild": "true"}).success
-    assert ("sft_checkpoint", "first") in world.made[created:]
+    code["sft_checkpoint kept"] = 2
+    for tags, is_made in (({}, False), ({"etpi/rebuild": "raw_rollouts"}, False), ({"etpi/rebuild": tag}, True)):
+        created = len(world.made)
+        assert _run(world, instance, "run_experiment", "first", tags=tags).success
+        assert (("sft_checkpoint", "first") in world.made[created:]) == is_made
 
 
 def test_an_assets_page_shows_rows_preview_inputs_and_keeps_its_plot_when_skipped(world, instance):

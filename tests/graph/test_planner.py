@@ -10,7 +10,6 @@ import pytest
 from etpi_assets.asset import AssetRun
 from etpi_assets.graph import GRAPH
 from etpi_assets.planning import planner
-from etpi_assets.planning.acceptance import NotAcceptable, accept, accept_all
 from etpi_assets.specs.load import SpecError
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import BlockedInput, LakeError, MissingInput, Ref
@@ -90,43 +89,71 @@ def test_unchanged_result_upstream_stales_nothing(world):
     assert set(_not_ok(world)) == {"suite_spec"}, "no asset depends on notes"
 
 
-def test_code_change_is_a_state_that_names_the_code(world, code):
+def test_raised_number_is_a_state_that_names_the_change(world, code):
     world.make_all()
-    code["tito_pairs"] = "2"
+    code["tito_pairs"] = 2
     states = _states(world)
-    assert states["tito_pairs"].state == "code" and not states["tito_pairs"].needs_consent
-    assert states["tito_pairs"].reason.endswith(": made.tito_pairs (function)")
+    assert (states["tito_pairs"].state, states["tito_pairs"].kept) == ("outdated", False)
+    assert states["tito_pairs"].reason == "tito_pairs 2: better"
     assert states["upweighted_dataset"].state == "waiting"
     assert states["selected_trajectories"].state == "ok"
     assert [name for name, _ in world.make_all()] == ["tito_pairs", "catalog"], "same pairs, so nothing after them"
     assert _not_ok(world) == {}
 
 
-def test_expensive_results_of_changed_code_need_consent(world, code):
+def test_expensive_results_are_kept_without_consent(world, code):
     world.make_all()
-    code["sft_checkpoint"] = code["sft_checkpoint kept"] = "2"
+    code["sft_checkpoint kept"] = 3
     step = _states(world)["sft_checkpoint"]
-    assert (step.state, step.needs_consent, step.consent) == ("code", True, "rebuild") and step.seconds is not None
-    with pytest.raises(LakeError, match="etpi accept sft_checkpoint first") as error:
-        world.make("sft_checkpoint", "first")
-    assert "--rebuild" in str(error.value)
-    assert not world.make("sft_checkpoint", "first", consent={"rebuild"}).skipped
+    assert (step.state, step.kept) == ("outdated", True) and step.seconds is not None
+    assert step.reason == "sft_checkpoint kept 2: better; 3: best"
+    assert world.make("sft_checkpoint", "first").skipped
+    assert [name for name, _ in world.make_all()] == ["catalog"]
+    assert planner.open_steps(_states(world).values()) == []
+    assert not world.make("sft_checkpoint", "first", rebuild={"sft_checkpoint"}).skipped
     assert _not_ok(world) == {}
 
 
-def test_consent_refusal_names_changes_cost_and_commands(world, code):
+def test_what_follows_a_dataset_that_code_changed_is_kept_with_the_training(world, code):
+    """A probe of the checkpoint with the new data set would fail: the checkpoint has not seen it."""
     world.make_all()
-    assert planner.consent_refusal(_states(world).values(), ()) == ""
+    before = {
+        name: world.lake.current(Ref(name, "experiment", "first")).version for name in ("serving_probe", "model_card")
+    }
+    code["tito_pairs"] = 2
+    world.change_result("tito_pairs")
+    made = [name for name, _ in world.make_all()]
+    assert made == ["tito_pairs", "upweighted_dataset", "catalog"]
+    states = _states(world)
+    assert {n for n, s in states.items() if s.kept} == {
+        "sft_checkpoint", "serving_probe", "experiment_report", "model_card"
+    }  # fmt: skip
+    assert before == {name: world.lake.current(Ref(name, "experiment", "first")).version for name in before}
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[train]\nepochs = 5\n")
+    assert "sft_checkpoint" in [name for name, _ in world.make_all()], "the user asked for another training"
+    assert _not_ok(world) == {}
+
+
+def test_kept_results_let_others_be_computed(world, code):
+    world.make_all()
+    code["raw_rollouts kept"] = code["scored_rollouts"] = 2
+    assert [name for name, _ in world.make_all()] == ["scored_rollouts", "catalog"]
+
+
+def test_kept_lines_name_changes_cost_and_options(world, code):
+    world.make_all()
+    assert planner.kept_lines(_states(world).values()) == ""
     for name in ("raw_rollouts", "sft_checkpoint"):
-        code[name] = code[f"{name} kept"] = "2"
-    steps = _states(world).values()
-    text = planner.consent_refusal(steps, ())
-    assert "raw_rollouts of few: code changed since 20" in text and "again with --recollect" in text
-    assert "made.raw_rollouts (function)" in text and "took 0 s last time" in text
-    assert "etpi accept raw_rollouts few --because" in text and "etpi explain raw_rollouts few" in text
-    assert "sft_checkpoint of first: code changed" in text and "again with --rebuild" in text
-    assert "raw_rollouts of few" not in planner.consent_refusal(steps, ("recollect",))
-    assert planner.consent_refusal(steps, ("recollect", "rebuild")) == ""
+        code[f"{name} kept"] = 2
+    text = planner.kept_lines(_states(world).values())
+    assert (
+        "raw_rollouts of few: raw_rollouts kept 2: better; took 0 s last time; again with --rebuild raw_rollouts"
+        in text
+    )
+    assert "sft_checkpoint of first" in text and "again with --rebuild sft_checkpoint" in text
+    resources = world.resources()
+    steps = planner.plan("first", resources.specs, resources.lake, (planner.ALL,))
+    assert planner.kept_lines(steps) == "" and planner.open_steps(steps)
 
 
 def test_assets_without_partitions_have_states(world):
@@ -138,33 +165,31 @@ def test_assets_without_partitions_have_states(world):
     assert states["leaderboard"] == "stale"
 
 
-def test_code_around_an_expensive_result_needs_no_consent(world, code):
-    """A check worded differently makes the asset again and finds the same training."""
+def test_code_around_an_expensive_result_computes_it_from_what_is_stored(world, code):
     world.make_all()
-    code["sft_checkpoint"] = "2"
+    code["sft_checkpoint"] = 2
     step = _states(world)["sft_checkpoint"]
-    assert step.state == "code" and not step.needs_consent
+    assert (step.state, step.kept) == ("outdated", False)
     assert not world.make("sft_checkpoint", "first").skipped
 
 
-def test_rollouts_need_recollect(world, code):
+def test_rebuild_of_one_asset_keeps_the_others(world, code):
     world.make_all()
-    code["raw_rollouts"] = code["raw_rollouts kept"] = "2"
-    with pytest.raises(LakeError, match="--recollect"):
-        world.make("raw_rollouts", "few", consent={"rebuild"})
-    assert not world.make("raw_rollouts", "few", consent={"recollect"}).skipped
+    code["raw_rollouts kept"] = code["sft_checkpoint kept"] = 2
+    assert world.make("raw_rollouts", "few", rebuild={"sft_checkpoint"}).skipped
+    assert not world.make("raw_rollouts", "few", rebuild={"raw_rollouts"}).skipped
+    assert not world.make("sft_checkpoint", "first", rebuild={planner.ALL}).skipped
 
 
-def test_input_changed_by_code_needs_consent_for_expensive_results(world, code):
-    """A changed judge gives other tasks. The user edited nothing, so rollouts are not collected again silently."""
+def test_expensive_result_is_kept_when_code_changed_its_input(world, code):
+    """A changed judge gives other tasks. The user edited nothing, so rollouts are not collected again."""
     world.make_all()
-    code["tasks"] = "2"
+    code["tasks"] = 2
     world.change_result("tasks")
     world.make("tasks", "small")
     step = _states(world)["raw_rollouts"]
-    assert (step.state, step.needs_consent) == ("stale", True) and "tasks/small" in step.reason
-    with pytest.raises(LakeError):
-        world.make("raw_rollouts", "few")
+    assert (step.state, step.kept) == ("outdated", True) and "tasks/small" in step.reason
+    assert world.make("raw_rollouts", "few").skipped
 
 
 def test_edit_of_an_upstream_spec_retrains_without_consent(world):
@@ -172,57 +197,50 @@ def test_edit_of_an_upstream_spec_retrains_without_consent(world):
     write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[dataset]\nupweight_factor = 3\n")
     world.make("upweighted_dataset", "first")
     step = _states(world)["sft_checkpoint"]
-    assert (step.state, step.needs_consent) == ("stale", False)
+    assert (step.state, step.kept) == ("stale", False)
     assert not world.make("sft_checkpoint", "first").skipped
 
 
-def test_accepted_change_keeps_the_version_and_names_the_person(world, code):
-    world.make_all()
-    ref = Ref("sft_checkpoint", "experiment", "first")
-    before = world.lake.current(ref)
-    code["sft_checkpoint"] = code["sft_checkpoint kept"] = "2"
-    resources = world.resources()
-    accept("sft_checkpoint", "first", resources.specs, resources.lake, by="Ada", because="a renamed variable")
-    assert _not_ok(world) == {}
-    after = world.lake.current(ref)
-    assert after.version == before.version and after.code["kept_root"] == before.code["kept"]
-    assert _states(world)["sft_checkpoint"].reason.startswith("code change accepted by Ada on ")
-    assert world.make("sft_checkpoint", "first").skipped
-    code["sft_checkpoint"] = code["sft_checkpoint kept"] = "3"
-    assert _states(world)["sft_checkpoint"].needs_consent, "an acceptance is of one change, not of every later one"
-    accept("sft_checkpoint", "first", resources.specs, resources.lake, by="Bob", because="again")
-    assert [entry["by"] for entry in world.lake.current(ref).accepted] == ["Ada", "Bob"]
-    assert world.lake.current(ref).code["kept_root"] == before.code["kept"]
-
-
-def test_only_a_change_of_code_can_be_accepted(world):
-    world.make_all()
-    resources = world.resources()
-    with pytest.raises(NotAcceptable, match="is ok"):
-        accept("sft_checkpoint", "first", resources.specs, resources.lake, by="Ada", because="x")
-    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[train]\nepochs = 5\n")
-    resources = world.resources()
-    with pytest.raises(NotAcceptable, match="its spec changed"):
-        accept("sft_checkpoint", "first", resources.specs, resources.lake, by="Ada", because="x")
-    with pytest.raises(NotAcceptable, match="because"):
-        accept("sft_checkpoint", "first", resources.specs, resources.lake, by="Ada", because=" ")
-
-
-def test_lake_of_an_older_etpi_is_recognised_and_can_be_accepted(world):
-    world.make_all()
+def _rewrite(world, change):
     for manifest in [m for ref in world.lake.refs() if (m := world.lake.current(ref))]:
         path = world.lake.root / manifest.ref.asset / f"{manifest.ref.set}={manifest.ref.key}"
         pointer = path / json.loads((path / "current").read_text())["manifest"]
-        old = json.loads(pointer.read_text())
-        for name in ("code", "cause", "accepted", "seconds"):
-            del old[name]
-        pointer.write_text(json.dumps(old | {"input_key": "of the old rule", "spec_hash": "of the old rule"}))
+        pointer.write_text(json.dumps(change(json.loads(pointer.read_text()))))
+
+
+def test_lake_with_digests_is_taken_over(world, code):
+    world.make_all()
+    old = {"version": "0123456789abcdef", "kept": "fedcba9876543210", "modules": {"etpi_assets.x": "01"}}
+    _rewrite(world, lambda manifest: manifest | {"code": old, "input_key": "of the old rule"})
+    assert _not_ok(world) == {} and [name for name, _ in world.make_all()] == ["catalog"]
+    run = AssetRun(GRAPH["raw_rollouts"], "few", world.resources())
+    assert run.older_codes == (old["kept"],)
+    code["raw_rollouts kept"] = 2
+    later = AssetRun(GRAPH["raw_rollouts"], "few", world.resources())
+    assert _states(world)["raw_rollouts"].kept and later.older_codes is None and later.stored_name != run.stored_name
+
+
+def test_lake_of_0_1_is_recognised_and_its_expensive_results_are_kept(world):
+    world.make_all()
+    later = ("code", "cause", "accepted", "seconds")
+    _rewrite(world, lambda m: {n: v for n, v in m.items() if n not in later} | {"input_key": "k", "spec_hash": "h"})
     states = _states(world)
-    assert states["sft_checkpoint"].state == "code" and "older version" in states["sft_checkpoint"].reason
-    assert states["sft_checkpoint"].needs_consent and not states["tito_pairs"].needs_consent
-    resources = world.resources()
-    accepted = accept_all("first", resources.specs, resources.lake, by="Ada", because="the upgrade")
-    assert {step.asset for step in accepted} >= {"raw_rollouts", "sft_checkpoint"}
+    assert states["sft_checkpoint"].state == "outdated" and "0.1" in states["sft_checkpoint"].reason
+    assert states["sft_checkpoint"].kept and not states["tito_pairs"].kept
+    world.make_all()
+    assert {name for name, s in _states(world).items() if s.state != "ok"} == {
+        "raw_rollouts", "sft_checkpoint", "rl_checkpoint", "eval_rollouts"
+    }  # fmt: skip
+
+
+def test_section_that_an_asset_declares_since_makes_nothing_stale(world):
+    world.make_all()
+
+    def without_train(manifest):
+        spec = {name: value for name, value in manifest["spec"].items() if name != "train"}
+        return manifest | {"spec": spec, "spec_hash": "h"} if manifest["ref"]["asset"] == "sft_checkpoint" else manifest
+
+    _rewrite(world, without_train)
     assert _not_ok(world) == {}
 
 
@@ -236,7 +254,7 @@ def test_metadata_of_the_page_are_in_no_version(world, code):
         produced = definition.function(run, **inputs)
         return replace(produced, metadata={"plot": "another plot"})
 
-    code["raw_rollouts"] = "2"
+    code["raw_rollouts"] = 2
     other = replace(definition, function=with_another_plot).execute("few", world.resources(), log=lambda line: None)
     assert (other.skipped, other.metadata) == (False, {"plot": "another plot"})
     assert other.manifest.version == first.manifest.version
@@ -370,3 +388,29 @@ def test_step_that_is_up_to_date_says_how_long_it_took(world):
     world.make_all()
     step = _states(world)["raw_rollouts"]
     assert step.state == "ok" and step.seconds is not None
+
+
+def test_data_that_a_spec_changed_before_code_did_are_trained_on(world, code):
+    world.make_all()
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[dataset]\nupweight_factor = 3\n")
+    world.make("upweighted_dataset", "first")
+    code["upweighted_dataset"] = 2
+    world.change_result("upweighted_dataset")
+    world.make("upweighted_dataset", "first")
+    step = _states(world)["sft_checkpoint"]
+    assert (step.state, step.kept) == ("stale", False)
+
+
+def test_probe_that_was_never_made_is_refused_while_its_training_is_kept(world, code):
+    for name in CHAIN[: CHAIN.index("serving_probe")]:
+        world.make(name, {"suite": "small", "rollout_set": "few", "experiment": "first"}[GRAPH[name].set])
+    code["tito_pairs"] = 2
+    world.change_result("tito_pairs")
+    for name in ("tito_pairs", "upweighted_dataset"):
+        world.make(name, "first")
+    assert world.make("sft_checkpoint", "first").skipped
+    with pytest.raises(LakeError, match="sft_checkpoint is kept although its inputs changed; --rebuild"):
+        world.make("serving_probe", "first")
+    world.make("sft_checkpoint", "first", rebuild={"sft_checkpoint"})
+    world.make("rl_checkpoint", "first", rebuild={planner.ALL})
+    assert not world.make("serving_probe", "first").skipped

@@ -141,7 +141,7 @@ def test_texts_fit_the_small_model():
     task = suite()[0]
     role = FAMILY.roles(task)[0]
     plain, steered = (render_prompts(AgentSection(steering=on), task, role) for on in (False, True))
-    assert steered[0]["content"] == plain[0]["content"] + steering_text("coop", role)
+    assert steered[0]["content"] == plain[0]["content"] + steering_text(AgentSection(), role)
     assert steered[1] == plain[1]
     assert len(chat.encode(plain[0]["content"])) <= 80
 

@@ -35,7 +35,7 @@ def ran(monkeypatch, lake):
     """Runs record their experiments and publish metrics in place of running; `fails` names one that fails."""
     calls: list[list[str]] = []
 
-    def run(names, specs, consent=(), finished=lambda name, failures: None):
+    def run(names, specs, rebuild=(), finished=lambda name, failures: None):
         calls.append(list(names))
         for name in names:
             if name == run.stops_at:

@@ -464,3 +464,13 @@ def test_every_stored_type_has_a_duckdb_type() -> None:
             assert catalog._type(field.type)
     with pytest.raises(KeyError):
         catalog._type(pa.float16())
+
+
+@pytest.mark.parametrize(("name", "is_refused"), [("lake", True), ("tasks", True), ("etpi", False)])
+def test_a_file_with_the_name_of_a_schema_is_refused(tmp_path, name, is_refused):
+    file = tmp_path / f"{name}.duckdb"
+    if is_refused:
+        with pytest.raises(LakeError, match=rf"{name}\.duckdb has the name of the schema.*ETPI_CATALOG"):
+            catalog.refuse_other_file(file, ["tasks"])
+    else:
+        catalog.refuse_other_file(file, ["tasks"])

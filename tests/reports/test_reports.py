@@ -483,6 +483,12 @@ def test_board_has_a_line_per_condition_and_counts_omitted_rows(tables, monkeypa
     assert "| demo | a\\|b | sft | plan_first | greedy | yes | 0.50 | 1.00 | 1.00 [0.76, 1.00], n 12 |" in ceiling
 
 
+def test_metrics_that_a_spec_puts_first_lead_in_its_reading():
+    first = facts.headline_metrics("published", ("adherence", "plan_first"))
+    assert first[:2] == ["adherence", "plan_first_published"] and len(first) == len(set(first)) == 9
+    assert facts.headline_metrics("hardened") == list(facts.HEADLINE)
+
+
 def test_board_shows_called_where_it_was_measured():
     row = {"experiment": "demo", "checkpoint_role": "rl", "decoding": "greedy", "unit": "rollout", "excluded": 0}
     row |= {"interval": "wilson", "ci_low": 0.4, "ci_high": 0.6, "n": 96}

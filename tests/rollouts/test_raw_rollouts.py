@@ -43,6 +43,7 @@ def test_live_rollouts_become_tables(resources):
         "native_ids_present": True,
         "counts_reconcile": True,
         "drift_bounded": True,
+        "budget_exhausted": True,
         "tasks_as_asked": True,
     }
     ref = Ref("raw_rollouts", "rollout_set", "little")
@@ -81,6 +82,16 @@ def test_fewer_tasks_than_requested_only_warn(resources, tmp_path):
     (check,) = (check for check in manifest.checks if check["name"] == "tasks_as_asked")
     assert not manifest.blocked and not check["passed"] and not check["blocking"]
     assert "23" in check["message"] and "'train'" in check["message"]
+
+
+@pytest.mark.parametrize("budget", ["max_steps = 2", "max_steps = 3"])
+def test_budget_that_no_rollout_ends_within_is_a_warning(resources, tmp_path, budget):
+    specs(tmp_path / "specs", rollout_sets__little=SET + f"k = 1\n[agent]\n{budget}\n")
+    tasks.execute("little", resources)
+    manifest = raw_rollouts.execute("little", Resources(resources.lake, specs_folder=tmp_path / "specs")).manifest
+    (check,) = (check for check in manifest.checks if check["name"] == "budget_exhausted")
+    assert not manifest.blocked and not check["passed"] and not check["blocking"]
+    assert check["figures"] == {"the set": {"ended_in_limits": 4, "rollouts": 4}}
 
 
 def test_an_unknown_skill_is_named(resources, tmp_path):

@@ -11,12 +11,12 @@ from etpi.commands import dry_run
 
 @pytest.fixture
 def listed(world, monkeypatch, capsys):
-    """(experiments, consent) -> what a dry run prints."""
+    """(experiments, rebuild) -> what a dry run prints."""
     monkeypatch.setenv("ETPI_DATA", str(world.lake.root))
     monkeypatch.setenv("ETPI_SPECS", str(world.specs_folder))
 
-    def lines(*names: str, consent=(), data_only=False) -> str:
-        assert dry_run(names, consent, data_only=data_only) == 0
+    def lines(*names: str, rebuild=(), data_only=False) -> str:
+        assert dry_run(names, rebuild, data_only=data_only) == 0
         return capsys.readouterr().out
 
     return lines
@@ -38,19 +38,27 @@ def test_dry_run_names_the_changed_key_and_the_last_cost(world, listed):
     assert re.search(r"scored_rollouts +few +waiting", text)
 
 
-def test_dry_run_of_changed_code_reports_that_the_run_would_stop(world, code, listed):
+def test_dry_run_says_what_is_kept_and_the_option_that_rebuilds_it(world, code, listed):
     world.make_all()
     world.made.clear()
-    code["raw_rollouts"] = code["raw_rollouts kept"] = "2"
+    code["raw_rollouts kept"] = 2
     text = listed("first")
-    assert "would stop" in text and "--recollect" in text
-    assert "would stop" not in listed("first", consent=("recollect", "rebuild"))
+    assert re.search(r"raw_rollouts +few +OUTDATED +raw_rollouts kept 2: better; kept; --rebuild raw_rollouts", text)
+    assert text.endswith("Nothing to do.\n")
+    rebuilt = listed("first", rebuild=("raw_rollouts",))
+    assert re.search(r"raw_rollouts +few +OUTDATED +raw_rollouts kept 2: better; took", rebuilt)
+    assert re.search(r"scored_rollouts +few +waiting", rebuilt)
+    assert re.search(r"sft_checkpoint +first +OUTDATED .*kept", rebuilt), "its data will be others for changed code"
     assert world.made == []
 
 
-def test_run_of_the_data_alone_is_not_refused_for_changed_training_code(world, code, listed):
+def test_dry_run_says_that_a_training_stays_although_its_data_will_be_made_again(world, code, listed):
     world.make_all()
-    code["sft_checkpoint"] = code["sft_checkpoint kept"] = "2"
-    assert "would stop" in listed("first")
-    text = listed("first", data_only=True)
-    assert "would stop" not in text and "upweighted_dataset" in text and "sft_checkpoint" not in text
+    code["tito_pairs"] = 2
+    text = listed("first")
+    assert re.search(r"tito_pairs +first +OUTDATED +tito_pairs 2: better; took", text)
+    assert re.search(r"upweighted_dataset +first +waiting", text)
+    assert re.search(r"sft_checkpoint +first +OUTDATED +upweighted_dataset is not up to date; kept", text)
+    assert re.search(r"serving_probe +first +OUTDATED .*kept", text)
+    assert re.search(r"sft_checkpoint +first +waiting", listed("first", rebuild=("all",)))
+    assert "sft_checkpoint" not in listed("first", data_only=True)

@@ -12,12 +12,15 @@ from tests.support.graph import EXPERIMENT, write_spec
 def test_the_parts_of_a_key_and_what_changed_in_each(world, code):
     world.make_all()
     write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[dataset]\nupweight_factor = 3\n")
-    code["upweighted_dataset"] = "2"
+    code["upweighted_dataset"] = 2
     resources = world.resources()
     text = "\n".join(explain("upweighted_dataset", "first", resources.specs, resources.lake))
     assert "upweighted_dataset of first: stale: its spec changed: dataset.upweight_factor 1.0 → 3.0" in text
-    assert "changed since: spec: dataset.upweight_factor 1.0 → 3.0" in text
-    assert "input: tito_pairs/first " in text and "changed since: code: made.upweighted_dataset" in text
+    assert (
+        "changed since: code: upweighted_dataset 1 → 2" in text
+        and "    2: better" in text
+        and "  input: raw_rollouts/few" in text
+    )
 
 
 def test_unknown_names(world):

@@ -115,6 +115,22 @@ def test_teacher_alone_has_its_interval(tmp_path):
     assert re.fullmatch(r"  plan_first +1000  0\.50 \[0\.40, 0\.60\]", _line(text, "  plan_first")), "pooled over seeds"
 
 
+def test_metrics_that_the_spec_puts_first_lead_the_table(tmp_path):
+    first = ["think_tokens_per_turn", "adherence", "post_think_tokens_per_turn", "solved"]
+    rows = [
+        {"experiment": "e", "checkpoint_role": role, "decoding": "greedy", "metric": metric, "unit": "turn"}
+        | {"value": 12.0, "n": 90, "ci_low": 11.0, "ci_high": 13.0}
+        for role in ("base", "sft")
+        for metric in (*first, *METRICS)
+    ]
+    lake, ref = Lake(tmp_path), Ref("eval_metrics", "experiment", "e")
+    of_spec = {"spec_hash": "s", "spec": {"metrics": {"headline": first}}}
+    lake.publish(ref, {"metrics": from_rows("metrics", rows)}, input_key="k", inputs={}, **of_spec)
+    lines = metrics_table(lake, ["e"]).splitlines()
+    assert [line.split()[0] for line in lines[2:6]] == first and len(lines) == 6
+    assert not any(word in "".join(lines) for word in ("FELL", "lower")), "a mean is neither better nor worse"
+
+
 def test_table_imports_neither_pandas_nor_dagster(tmp_path):
     """They cost a run that has nothing to do half a second and two."""
     _evaluated(tmp_path, {"base": 0.5, "sft": 1.0})
@@ -141,7 +157,7 @@ def test_run_ends_with_the_metrics_of_experiments_that_succeeded(
     monkeypatch.setenv("ETPI_DATA", str(world.lake.root))
     monkeypatch.setenv("ETPI_SPECS", str(world.specs_folder))
 
-    def run(names, specs, consent, finished, data_only):
+    def run(names, specs, rebuild, finished, data_only):
         assert specs is loaded[-1], "they are read once"
         for name, failures in ended.items():
             finished(name, failures)

@@ -68,9 +68,9 @@ def test_which_blocks_adhere(content: str, reasoning: str | None, expected: bool
 
 def test_structure_is_that_of_the_scoring_section_or_of_the_agents_grammar() -> None:
     bound, named = AgentSection(grammar=GrammarSection(slots=("A",))), ScoringSection(structure=GrammarSection())
-    assert structure_of(ScoringSection(), AgentSection()) is None
-    assert structure_of(ScoringSection(), bound) == ThinkGrammar.of(("A",))
-    assert structure_of(named, bound) == GRAMMAR
+    assert structure_of(ScoringSection(), [AgentSection()]) is None
+    assert structure_of(ScoringSection(), [AgentSection(), bound]) == ThinkGrammar.of(("A",))
+    assert structure_of(named, [bound]) == GRAMMAR
 
 
 def _scored(structure: ThinkGrammar | None) -> dict:

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from etpi.run.preflight import plan_warnings
 from etpi_assets.exports import export
 from etpi_assets.graph import GRAPH
 from etpi_assets.importers import detect
-from etpi_assets.planning.versioning import keys
+from etpi_assets.planning import versions
 from etpi_assets.resources import Resources
 from etpi_assets.scoring.rewards import functions
 from etpi_assets.scoring.rewards.attempt import Attempt
@@ -61,10 +60,7 @@ def fresh() -> None:
     importlib.invalidate_caches()
     for cached in (
         plugins._plugins,
-        keys.plugin_code,
-        keys._codebase_of,
-        keys._code_of,
-        keys._store,
+        versions.plugin_version,
         functions.version_of,
     ):
         cached.cache_clear()
@@ -131,41 +127,53 @@ def edit(site: Path, file: str, old: str, new: str) -> None:
     fresh()
 
 
+USERS = {
+    "raw_rollouts/own_lines",
+    "raw_rollouts/own_answers",
+    "rl_checkpoint/own_reward",
+    "rl_rewards/own_reward",
+    "tasks/own_lines",
+}
+
+
 @pytest.mark.parametrize(
-    ("file", "old", "new", "stale"),
+    ("file", "old", "new", "outdated"),
     [
-        ("rewards.py", "attempt.turns - 1", "attempt.turns - 2", {"rl_checkpoint/own_reward", "rl_rewards/own_reward"}),
-        ("importer.py", 'row["right"]', 'row["right"] * 1', {"raw_rollouts/own_answers"}),
-        ("engine.py", "len(COMMANDS) - 1", "1", {"raw_rollouts/own_lines"}),
+        ("rewards.py", "attempt.turns - 1", "attempt.turns - 2", USERS),
         ("rewards.py", '"""A reward for', '"""Another reward for', set()),
     ],
 )
-def test_edit_of_a_plugin_changes_the_versions_of_what_uses_it_alone(
-    site: Path, file: str, old: str, new: str, stale: set[str]
+def test_edit_of_a_plugin_outdates_what_uses_its_distribution(
+    site: Path, file: str, old: str, new: str, outdated: set[str]
 ) -> None:
     specs = load_specs(EXAMPLE / "specs")
     places = [("raw_rollouts", "own_lines"), ("raw_rollouts", "own_answers"), ("raw_rollouts", "running_sum")]
     places += [(asset, name) for asset in ("rl_checkpoint", "rl_rewards") for name in ("own_reward", "own_lines")]
     places += [("tito_pairs", "own_lines"), ("tasks", "own_lines")]
 
-    def versions() -> dict[str, str]:
-        return {f"{asset}/{key}": keys.code_of(GRAPH[asset], key, specs).whole.digest for asset, key in places}
+    def now() -> dict[str, versions.Versions]:
+        return {f"{asset}/{key}": versions.versions_of(GRAPH[asset], key, specs).whole for asset, key in places}
 
-    before = versions()
+    before = now()
     edit(site, file, old, new)
-    after = versions()
-    assert {place for place in before if before[place] != after[place]} == stale
+    after = now()
+    assert {place for place in before if versions.raised(before[place], after[place])} == outdated
 
 
-def test_edit_of_a_familys_judge_changes_its_tasks(site: Path) -> None:
+def test_plugin_that_declares_its_version_is_not_hashed(site: Path) -> None:
     specs = load_specs(EXAMPLE / "specs")
-    before = keys.code_of(GRAPH["tasks"], "own_lines", specs)
-    edit(site, "family.py", ".splitlines() == lines", ".split() == lines")
-    after = keys.code_of(GRAPH["tasks"], "own_lines", specs)
-    changed = {name for name in after.whole.modules if before.whole.modules.get(name) != after.whole.modules[name]}
-    assert changed == {"own_plugin.family"}, "the name that status shows"
-    used = set(after.whole.definitions["etpi_assets.tasks.judged_rows"])
-    assert {"JudgedRows.judge", "JudgedRows.validate", "_task"} <= used, "what it uses of etpi counts too"
+    edit(
+        site,
+        "rewards.py",
+        "from __future__ import annotations\n",
+        "from __future__ import annotations\n\nETPI_VERSION = 1\n",
+    )
+    before = versions.versions_of(GRAPH["rl_rewards"], "own_reward", specs).whole
+    edit(site, "rewards.py", "attempt.turns - 1", "attempt.turns - 2")
+    assert versions.versions_of(GRAPH["rl_rewards"], "own_reward", specs).whole == before
+    edit(site, "rewards.py", "ETPI_VERSION = 1", "ETPI_VERSION = 2")
+    after = versions.versions_of(GRAPH["rl_rewards"], "own_reward", specs).whole
+    assert versions.raised(before, after) == {"plugin own_plugin.rewards": "plugin own_plugin.rewards changed"}
 
 
 def test_rows_that_are_no_tasks_are_refused_with_the_reason(site: Path, tmp_path: Path) -> None:
@@ -199,21 +207,19 @@ def test_name_of_two_distributions_is_refused(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "entry", "of"),
+    ("group", "entry"),
     [
-        ("etpi.rewards", "outcome = none:x", "reward 'outcome' is given by etpi and odd 1.0"),
-        ("etpi.families", "terminal_tiny = none:x", "family 'terminal_tiny' is given by etpi and odd 1.0"),
-        ("etpi.families", "sorted_lines = none:x", "family 'sorted_lines' is given by "),
-        ("etpi.engines", "vllm = none:x", "engine 'vllm' is given by etpi and odd 1.0; uninstall odd 1.0, or rename"),
-        ("etpi.importers", "absent = none:x", None),
+        ("etpi.rewards", "outcome = none:x"),
+        ("etpi.families", "terminal_tiny = none:x"),
+        ("etpi.families", "sorted_lines = none:x"),
+        ("etpi.engines", "vllm = none:x"),
+        ("etpi.importers", "absent = none:x"),
     ],
 )
-def test_plugin_that_a_run_does_not_use_does_not_stop_it(site: Path, group: str, entry: str, of: str | None) -> None:
+def test_plugin_that_a_run_does_not_use_does_not_stop_it(site: Path, group: str, entry: str) -> None:
     distribution(site, "odd", group, entry)
-    assert all(keys.asset_code(node) for node in GRAPH.values()), "the page shows every asset"
-    assert keys.code_of(GRAPH["raw_rollouts"], "own_answers", load_specs(EXAMPLE / "specs")).whole.digest
-    lines = plan_warnings([], load_specs())
-    assert [line for line in lines if line.startswith(f"warning: the {of}")] == lines and len(lines) == bool(of)
+    assert all(versions.asset_version(node) for node in GRAPH.values()), "the page shows every asset"
+    assert versions.versions_of(GRAPH["raw_rollouts"], "own_answers", load_specs(EXAMPLE / "specs")).whole
 
 
 def test_broken_plugin_stops_only_what_names_it(site: Path) -> None:

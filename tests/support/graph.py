@@ -21,7 +21,6 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.orchestration.experiment_inputs import experiment_inputs
 from etpi_assets.orchestration.jobs import build_jobs
 from etpi_assets.orchestration.materialize import build_asset
-from etpi_assets.planning.planner import Consent
 from etpi_assets.resources import Resources
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import Lake
@@ -86,9 +85,9 @@ class World:
             executor=dg.in_process_executor,
         )
 
-    def make(self, name: str, key: str, consent: Collection[Consent] = ()):
+    def make(self, name: str, key: str, rebuild: Collection[str] = ()):
         """Materialize one partition without Dagster."""
-        return self.assets[name].execute(key, self.resources(), log=lambda line: None, consent=frozenset(consent))
+        return self.assets[name].execute(key, self.resources(), log=lambda line: None, rebuild=frozenset(rebuild))
 
     def change_result(self, name: str) -> None:
         """Have an asset give other rows from now on, as changed code does."""

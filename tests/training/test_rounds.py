@@ -87,7 +87,7 @@ def rounds(folder, section: RLSection = SECTION) -> Rounds:
 
 def test_round_is_rewarded_stored_and_read_back(tmp_path):
     samples = rounds(tmp_path)(3, [2, 2, 2, 2, 5, 5, 5, 5], Mixed())
-    kept = list(read_rounds(tmp_path, "k" * 16))
+    kept = list(read_rounds(tmp_path))
     assert [rewarded.place for rewarded, *_ in kept] == list(range(8)) and {rewarded.step for rewarded, *_ in kept} == {
         3
     }
@@ -129,7 +129,7 @@ def test_statistics_of_tokens_are_kept_beside_their_round(tmp_path):
     values = np.arange(2 * sum(tokens[0]), dtype="<f4").reshape(2, -1)
     values[:, : tokens[0][0]] = np.nan  # the first sample was not in the loss
     one.record(0, TokenStatistics(values[0].tobytes(), values[1].tobytes()))
-    first, *others = [statistics for _, _, statistics in read_rounds(tmp_path, "k" * 16)]
+    first, *others = [statistics for _, _, statistics in read_rounds(tmp_path)]
     assert first is None and all(statistics is None for statistics in others[3:]), "round 1 was not trained on"
     assert np.array_equal(np.concatenate(others[:3], axis=1), values[:, tokens[0][0] :])
     assert [s.shape for s in others[:3]] == [(2, n) for n in tokens[0][1:]]
@@ -137,7 +137,7 @@ def test_statistics_of_tokens_are_kept_beside_their_round(tmp_path):
     one(0, [0] * 4, Mixed())
     one.record(0, TokenStatistics(values[0, :9].tobytes(), values[1, :9].tobytes()))
     with pytest.raises(BadData, match="round-000000.tokens has 18 values"):
-        list(read_rounds(tmp_path, "k" * 16))
+        list(read_rounds(tmp_path))
 
 
 def test_a_missing_or_nan_reward_stops_the_run_with_the_row(tmp_path, monkeypatch):
@@ -193,7 +193,7 @@ def test_several_turns_become_one_sequence_with_observations_masked():
 
 def test_old_rollouts_are_scored_again_by_a_changed_reward_without_running(tmp_path, monkeypatch):
     rounds(tmp_path)(0, [0] * 4, Mixed())
-    kept = list(read_rounds(tmp_path, "k" * 16))
+    kept = list(read_rounds(tmp_path))
     keys = [{"rollout_id": rewarded.rollout_id, "seed": 0, "step": rewarded.step} for rewarded, *_ in kept]
     samples = from_rows("rl_samples", keys)
     rows = [key | vars(s) for key, (rewarded, *_) in zip(keys, kept, strict=True) for s in rewarded.scores]

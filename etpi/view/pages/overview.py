@@ -62,7 +62,9 @@ def find_experiment(queries: Queries, name: str) -> Row:
 def experiment(queries: Queries, lake: Lake, request: Request) -> Page:
     name = request.path_params["experiment"]
     row = find_experiment(queries, name)
-    order = {metric: place for place, metric in enumerate(dict.fromkeys((*COLUMNS, *HEADLINE)))}
+    spec = json.loads(row["spec"])
+    main, first = main_metric(spec), _headline(spec)
+    order = {metric: place for place, metric in enumerate(dict.fromkeys((*first, *COLUMNS, *HEADLINE)))}
     figures = sorted(
         queries.rows("figures", experiment=name),
         key=lambda r: (r["decoding"], order.get(r["metric"], 99), r["metric"]),
@@ -86,15 +88,13 @@ def experiment(queries: Queries, lake: Lake, request: Request) -> Page:
         )
     ]  # fmt: skip
     pairs = queries.rows("changes", experiment=name)
-    spec = json.loads(row["spec"])
-    main = main_metric(spec)
     values = {
         **_answer(queries, name, spec, main, pairs, counts),
         "experiment": row,
         "settings": settings(spec),
         "spec": spec,
         "main": main,
-        "figures": [[f for f in figures if (f["metric"] == main) is of_main] for of_main in (True, False)],
+        "figures": [[f for f in figures if (f["metric"] in {main, *first}) is leads] for leads in (True, False)],
         "checks": queries.rows("failed_checks", experiment=name),
         "verdicts": verdicts,
         "changes": Counter(pair["change"] for pair in pairs),
@@ -103,6 +103,12 @@ def experiment(queries: Queries, lake: Lake, request: Request) -> Page:
         "drops": queries.rows("dataset_drops", experiment=name),
     }
     return Page("experiment.html.jinja", values)
+
+
+def _headline(spec: dict[str, Any]) -> list[str]:
+    """Return the metrics that a resolved spec puts first, in its reading."""
+    metrics = spec.get("metrics") or {}
+    return [in_reading(name, metrics.get("reading", "hardened")) for name in metrics.get("headline", ())]
 
 
 def main_metric(spec: dict[str, Any]) -> str:

@@ -1,74 +1,61 @@
-"""The first messages of a conversation, from templates that are data.
+"""The first messages of a conversation, from templates that are data (`etpi_assets.specs.prompts`).
 
-Belongs here: one folder of templates a prompt (`AgentSection.prompt`): `system.md`, `user.md` and `steering.md`. Their
-variables are `$agent_id` and `$partner`, and in `user.md` `$instruction` and `$repo` too. Does not belong here: task
-texts, which the suite family writes, and observations.
+Does not belong here: task texts, which the suite family writes, and observations.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
+from collections.abc import Mapping
 from string import Template
 
+from etpi_assets.specs.prompts import shipped_prompts, shipped_templates
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Role, Task
 
-FOLDERS = (Path(__file__).parent, Path(__file__).parents[2] / "worlds")
-"""Shared prompts, one folder each; then the embedded worlds, each with a folder `prompts`."""
 STEERING_SEPARATOR = "\n\n"
 
 
-def template_path(prompt: str, part: str) -> Path | None:
-    """Return the file of one part ("system", "user", "steering") of a prompt; None if the prompt lacks the part."""
-    shared, embedded = FOLDERS
-    paths = (shared / prompt / f"{part}.md", embedded / prompt / "prompts" / f"{part}.md")
-    return next((path for path in paths if path.is_file()), None)
+def templates_of(agent: AgentSection) -> Mapping[str, str]:
+    """Return the templates of the agent's prompt by part: its own, or those of the shipped prompt that it names.
 
-
-@cache
-def _template(prompt: str, part: str) -> Template:
-    path = template_path(prompt, part)
-    if path is None:
-        raise FileNotFoundError(f"agent.prompt = {prompt!r}: it has no template {part}.md; known prompts: {_known()}")
-    return Template(path.read_text(encoding="utf-8").removesuffix("\n"))
-
-
-def _known() -> list[str]:
-    shared, embedded = FOLDERS
-    paths = [*shared.glob("*/system.md"), *embedded.glob("*/prompts/system.md")]
-    return sorted(path.parts[-3 if path.parts[-2] == "prompts" else -2] for path in paths)
-
-
-def _variables(role: Role) -> dict[str, str]:
-    return {"agent_id": role.agent_id, "partner": role.partner or "nobody"}
+    Raises:
+        FileNotFoundError: there is no such prompt.
+    """
+    if agent.templates is not None:
+        return agent.templates
+    if agent.prompt not in (known := shipped_prompts()):
+        raise FileNotFoundError(f"agent.prompt = {agent.prompt!r}: there is no such prompt; known: {', '.join(known)}")
+    return shipped_templates(agent.prompt)
 
 
 def render_prompts(agent: AgentSection, task: Task, role: Role) -> list[dict[str, str]]:
     """Return the system and user message of `role` at `task`, as chat messages ({"role", "content"}).
 
     With `agent.steering`, `steering_text` is appended to the system message; without it, these are the messages that a
-    student reads.
+    student reads. A prompt without the part `system` has no system message.
 
     Raises:
-        FileNotFoundError: `agent.prompt` is unknown.
-        KeyError: a template uses an unknown variable.
+        FileNotFoundError: `agent.prompt` is unknown, or has no part `steering` for `agent.steering`.
     """
-    variables = _variables(role)
-    system = _template(agent.prompt, "system").substitute(variables)
+    templates, variables = templates_of(agent), _variables(role)
+    system = [Template(templates["system"]).substitute(variables)] if "system" in templates else []
     if agent.steering:
-        system += steering_text(agent.prompt, role)
-    return [
-        {"role": "system", "content": system},
-        {
-            "role": "user",
-            "content": _template(agent.prompt, "user").substitute(
-                variables, instruction=role.instruction, repo=task.repo
-            ),
-        },
-    ]
+        steering = steering_text(agent, role)
+        system = [system[0] + steering] if system else [steering.removeprefix(STEERING_SEPARATOR)]
+    user = Template(templates["user"]).substitute(variables, instruction=role.instruction, repo=task.repo)
+    return [*({"role": "system", "content": text} for text in system), {"role": "user", "content": user}]
 
 
-def steering_text(prompt: str, role: Role) -> str:
-    """Return the text that `agent.steering` appends to the system message of `prompt`, with a blank line before it."""
-    return STEERING_SEPARATOR + _template(prompt, "steering").substitute(_variables(role))
+def steering_text(agent: AgentSection, role: Role) -> str:
+    """Return the text that `agent.steering` appends to the system message, with a blank line before it.
+
+    Raises:
+        FileNotFoundError: the prompt has no part `steering`.
+    """
+    if "steering" not in (templates := templates_of(agent)):
+        raise FileNotFoundError(f"agent.steering: the prompt {agent.prompt!r} has no steering.md")
+    return STEERING_SEPARATOR + Template(templates["steering"]).substitute(_variables(role))
+
+
+def _variables(role: Role) -> dict[str, str]:
+    return {"agent_id": role.agent_id, "partner": role.partner or "nobody"}

@@ -1,7 +1,7 @@
 """The registry of reward functions: names as specs use them, versions, and scoring by a spec's reward terms.
 
-A function's version is a hash of its code and of all code that it calls, so it distinguishes the values of a changed
-function from earlier ones.
+A function's version is the number of the component `rewards`, or that of its plugin, so it distinguishes the values of
+a changed function from earlier ones.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
-from etpi_assets.planning.versioning.definitions import digest_of
-from etpi_assets.planning.versioning.keys import definition_version, plugin_code
+from etpi_assets.planning.versions import number, plugin_version
 from etpi_assets.scoring.rewards import terminal, tools, unhardened
 from etpi_assets.scoring.rewards.attempt import Attempt, BadReward
 from etpi_assets.specs.load import SpecError
@@ -83,12 +82,11 @@ def function_named(name: str) -> Function:
 
 @cache
 def version_of(name: str) -> str:
-    """Return 12 hex digits that change with the function's code, or with any code of its project that it calls."""
+    """Return the version of a reward function's code."""
     if named := plugin("reward", name, FUNCTIONS):
-        return plugin_code(named).digest[:12]
-    function = function_named(name)
-    target = f"{function.__module__}:{function.__qualname__}"
-    return (definition_version(target) or digest_of(inspect.getsource(function)))[:12]
+        return plugin_version(named)
+    function_named(name)  # it exists
+    return str(number("rewards"))
 
 
 def score_attempt(attempt: Attempt, terms: Sequence[RewardTerm]) -> list[Score]:

@@ -58,6 +58,7 @@ class Harbor(Family):
 
     params = PARAMS
     feature_id = "request"
+    keeps_proofs = True
     verdict_trust = UNCHALLENGED
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:

@@ -83,7 +83,7 @@ def run(worker: Worker[GrpoWorkerConfig]) -> GrpoWorkerResult | None:
         log = add_log(worker, trainer)
         trainer.add_callback(statistics_callback(trainer, link))
         worker.log(
-            f"{config.label}: {rl.steps} steps of {rl.round_size} rollouts, {rl.tuning} tuning in "
+            f"{config.label}: {rl.last_step} steps of {rl.round_size} rollouts, {rl.tuning} tuning in "
             f"{compute.dtype} on {device}" + (f", resumed from step {config.resume}" if config.resume else "")
         )
         started = time.monotonic()
@@ -338,14 +338,15 @@ class GrpoLog:
     def save(self, step: int, control: Any) -> None:
         """Save a checkpoint of the result if this step is one, and have TRL save one to resume from."""
         rl, config = self.rl, self.worker.config
-        publish = step in (rl.use_step, rl.steps) or bool(rl.save_steps and step % rl.save_steps == 0)
+        control.should_training_stop |= step == rl.last_step
+        publish = step in (rl.use_step, rl.last_step) or bool(rl.save_steps and step % rl.save_steps == 0)
         if publish:
             from etpi_resources.trainers.workers import proof
 
             if whole := gather(config, self.trainer):
                 proof.save_step(config, whole, rl.tuning == "lora", self.worker.folder / f"step-{step}")
         ends_round = step % rl.iterations == 0  # a run resumed within a round would roll out another
-        control.should_save = ends_round and step < rl.steps and (publish or step % config.resume_every == 0)
+        control.should_save = ends_round and step < rl.last_step and (publish or step % config.resume_every == 0)
 
     def write(self, step: int, logs: dict[str, float]) -> GrpoLogLine:
         """Log a step and return its line. Raises RuntimeError if a metric is not finite."""
@@ -423,7 +424,7 @@ def add_log(worker: Worker[GrpoWorkerConfig], trainer: PolicyTrainer) -> GrpoLog
     """Have the trainer log, report progress and save; returns the log that it fills."""
     from transformers import PrinterCallback
 
-    stage = worker.stage(f"seed {worker.config.seed}, step", worker.config.rl.steps)
+    stage = worker.stage(f"seed {worker.config.seed}, step", worker.config.rl.last_step)
     stage.advance(worker.config.resume or 0)
     log = GrpoLog(worker, trainer, stage)
     # Behind the trainer's own and before those of trackers.

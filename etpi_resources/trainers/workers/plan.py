@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -74,6 +74,11 @@ class Plan:
         if use_step is not None and use_step > self.steps:
             raise ValueError(f"train.use_step = {use_step}, and training ends after {self.steps} steps")
         return use_step or (self.step_after(use_epoch) if use_epoch else self.steps)
+
+    def until(self, step: int) -> Plan:
+        """Return the first `step` steps, with the learning rates that they have in the whole run."""
+        cut = {"consumed": self.consumed[:step], "learning_rates": self.learning_rates[:step]}
+        return replace(self, batches=self.batches[: step * self.accumulate], **cut)
 
     def step_after(self, epochs: float) -> int:
         """Return the first optimiser step after which `epochs` are done. Raises ValueError if the run ends before."""

@@ -227,7 +227,8 @@ def plan_batches(config: SftWorkerConfig, sequences: Sequences, micro_tokens: in
         packed=packed,
     )
     weights = sequences.totals(sequences.weights).tolist()
-    return make_plan(sequences.lengths().tolist(), sequences.rows.tolist(), weights, settings)
+    plan = make_plan(sequences.lengths().tolist(), sequences.rows.tolist(), weights, settings)
+    return plan.until(plan.final_step(train.use_step, train.use_epoch)) if train.stop_at_used else plan
 
 
 def build_trainer(

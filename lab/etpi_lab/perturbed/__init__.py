@@ -9,6 +9,8 @@ from etpi_assets.tasks.cooperbench import CooperBench
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_lab.perturbed.perturb import perturb
 
+ETPI_VERSION = 1
+"""The number of this family's code: raise it where tasks, rollouts or verdicts differ."""
 VARIANTS = 4
 """Variants of a task, where the suite's `params.variants` gives no number."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi.sandbox_python import make_tools
-from etpi_assets.planning.versioning.keys import definition_version
+from etpi_assets.planning.versions import digest
 from etpi_assets.tasks.frozen import TEST_FILE
 from etpi_assets.tasks.reports import Outcomes, pytest_outcomes
 from etpi_lab.pypi_bugs.mutations import Mutation, mutations
@@ -174,5 +174,5 @@ def _broken(done: CommandResult, expected: Outcomes) -> str | None:
 
 def _key(packages: Sequence[PinnedPackage], per_package: int, seed: int) -> str:
     """Return a hash of all that the rows depend on: pins, numbers, and the code of `build`."""
-    code = definition_version("etpi_lab.pypi_bugs.build:build")
+    code = [digest(path) for path in sorted(Path(__file__).parent.glob("*.py"))]
     return json_hash([[vars(p) for p in packages], per_package, seed, code])

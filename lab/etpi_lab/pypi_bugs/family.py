@@ -24,6 +24,8 @@ from etpi_assets.tasks.repository import PARAMS, RepositoryFamily, make_task
 from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory
 
+ETPI_VERSION = 1
+"""The number of this family's code: raise it where tasks, rollouts or verdicts differ."""
 WORKDIR = "/workspace"
 _ROOTS = re.compile(r"PYTHONPATH=(?P<roots>\S+) ")
 

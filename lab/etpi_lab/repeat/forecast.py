@@ -10,7 +10,7 @@ from statistics import fmean
 
 from etpi_assets.graph import GRAPH
 from etpi_assets.planning.planner import Step, open_steps, plan
-from etpi_assets.planning.versioning.choices import applies
+from etpi_assets.planning.versions import applies
 from etpi_assets.specs.load import Specs
 from etpi_resources.lake.lake import Lake, Ref
 

@@ -17,6 +17,8 @@ from etpi_lab.worlds.coop_tiny.surveys import SurveyingPolicy, SurveyingSkill
 from etpi_lab.worlds.coop_tiny.texts import REGISTERS
 from etpi_resources.engines.scripted import Policy
 
+ETPI_VERSION = 1
+"""The number of this family's code: raise it where tasks, rollouts or verdicts differ."""
 PARAMS: Mapping[str, Any] = {"train": 1000, "heldout": 100, "registers": tuple(REGISTERS), "sandbox": "bubblewrap"}
 """A suite's params and their defaults: tasks of each split, the registers of the instructions, and the kind of
 sandbox that validates the tasks."""

@@ -1,1 +1,0 @@
-"""Input keys and code versions, computed from specs, inputs and sources."""

@@ -1,0 +1,38 @@
+"""The results of each component's cases are the stored ones; a refactoring changes none of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.goldens.golden import Case, fault, load_cases, read_goldens, read_versions, unpinned, values_of
+
+CASES = load_cases()
+VERSIONS = read_versions()
+WITHOUT_CASES = {
+    "engine.openai": "a server answers",
+    "engine.transformers": "a model samples",
+    "engine.vllm": "a model samples",
+    "model_card": "sentences, which tests/reports compares with the tables",
+    "sandbox.docker": "needs a container engine",
+}
+"""Components without a case, and the reason."""
+
+
+@pytest.fixture(scope="module")
+def goldens():
+    return read_goldens()
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: f"{case.component}-{case.name}".replace(" ", "_"))
+def test_result_is_its_golden(case: Case, goldens) -> None:
+    problem = fault(case.key, goldens.get(case.key), values_of(case.compute()), VERSIONS)
+    if problem:
+        pytest.fail(problem, pytrace=False)
+
+
+def test_goldens_are_of_cases(goldens) -> None:
+    assert not goldens.keys() - CASES.keys(), "cases are gone: `make goldens` removes their goldens"
+
+
+def test_every_component_has_a_case_or_a_reason() -> None:
+    assert not list(unpinned(VERSIONS, CASES, WITHOUT_CASES))
