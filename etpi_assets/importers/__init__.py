@@ -36,7 +36,8 @@ from etpi_assets.importers.format import DetectionInput, Format, ImportResult, s
 from etpi_assets.importers.nearest import unknown_row
 from etpi_assets.importers.rows import files_below, row_files
 from etpi_assets.importers.source import Unreadable, holds_conversation
-from etpi_assets.importers.spec import load_user, user_files
+from etpi_assets.importers.spec import load_user
+from etpi_assets.specs.folders import format_files
 from etpi_assets.specs.plugins import near, plugin, plugin_names, unknown
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
@@ -132,9 +133,9 @@ def importer_named(format: str) -> Format:
         return named.load()
     if format in IMPORTERS:
         return IMPORTERS[format]
-    if (file := user_files().get(format)) is not None:
+    if (file := format_files().get(format)) is not None:
         return data.data_format(format, load_user(file))
-    raise ValueError(f"{unknown('format', format, [*IMPORTERS, *user_files()])}, auto")
+    raise ValueError(f"{unknown('format', format, [*IMPORTERS, *format_files()])}, auto")
 
 
 def detect(path: Path) -> str:
@@ -193,7 +194,7 @@ def plan(format: str, path: Path) -> Plan:
 
 def _added() -> list[str]:
     """Return the formats that users and plugins add."""
-    return [*user_files(), *plugin_names("format")]
+    return [*format_files(), *plugin_names("format")]
 
 
 def _run_folders(path: Path) -> dict[Path, Format]:

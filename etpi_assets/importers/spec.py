@@ -14,7 +14,6 @@ from typing import Any
 
 import orjson
 
-from etpi_assets.specs.folders import FORMATS, user_folders
 from etpi_assets.specs.plugins import near
 
 SHIPPED = Path(__file__).parent / "formats"
@@ -216,12 +215,6 @@ def _data(name: str) -> Mapping[str, Any]:
     if not (SHIPPED / f"{name}.toml").is_file():
         raise ValueError(f"extends = {name!r} is none of {', '.join(sorted(f.stem for f in SHIPPED.glob('*.toml')))}")
     return load(name)[0].data
-
-
-def user_files() -> dict[str, Path]:
-    """Return name -> file of the formats in the user's folders of specs."""
-    files = (file for folder in user_folders() for file in sorted((folder.path / FORMATS).glob("*.toml")))
-    return {file.stem: file for file in files}
 
 
 def load_user(file: Path) -> list[Spec]:

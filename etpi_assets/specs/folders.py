@@ -51,6 +51,12 @@ def user_folders() -> list[SpecFolder]:
     return []
 
 
+def format_files() -> dict[str, Path]:
+    """Return name -> file of the formats of recorded runs in the user's folders."""
+    files = (file for folder in user_folders() for file in sorted((folder.path / FORMATS).glob("*.toml")))
+    return {file.stem: file for file in files}
+
+
 @cache
 def plugin_folders() -> tuple[SpecFolder, ...]:
     """Return the folders of specs of installed plugins, in the order of their names; of their code, only the
