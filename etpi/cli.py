@@ -190,6 +190,7 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 @click.option(
     "--map", "columns", metavar="KEY=PATH,...", help="--from: columns of rows of no known format (docs/formats.md)"
 )
+@click.option("--ignore", metavar="KEY,...", help="--from: columns and keys (message.NAME) that may stay unread")
 @click.option(
     "--secrets",
     type=click.Choice(["keep", "mask", "quarantine"]),

@@ -6,7 +6,8 @@ import inspect
 
 from etpi_assets.exports import EXPORTS
 from etpi_assets.importers import IMPORTERS
-from etpi_assets.importers.conversation import ROLES, Options
+from etpi_assets.importers.conversation import Options
+from etpi_assets.importers.spec import SHIPPED, base, load
 
 _HEAD = """# Formats in and out
 
@@ -15,11 +16,13 @@ Generated from the registries by `make docs`; do not edit.
 ## In
 
 A rollout set of `kind = "imported"` names a `path` (a folder or a file; `${VARIABLE}` is read from the environment) and
-a `format`. With `format = "auto"`, the default, the files decide: a program's own file layout is recognised before
-rows, and rows with a program's own columns before rows that only have messages. If two importers claim one folder, the
-error names both; session files within the run folders of another format are part of its runs. Every input becomes a
-rollout or a row of `quarantined` with file, row, reason and remedy; a blocking check compares their sum with the number
-of inputs. One process per core reads parts of the files and streams them to
+a `format`. With `format = "auto"`, the default, each file decides: a program's own file layout is recognised before
+rows, and rows with a program's own columns before rows that only have messages; formats of your own come last. Files of
+several formats may lie in one folder, and rows of several in one file; session files within the run folders of a format
+are part of its runs. Every input becomes a rollout or a row of `quarantined` with file, row, reason and remedy, files
+that no format claims too; a blocking check compares their sum with the number of inputs. Columns and keys that no
+format reads are counted ([unread](own_data.md#columns-and-keys-that-nothing-reads)).
+ One process per core reads parts of the files and streams them to
 the lake, so memory does not grow with the input.
 
 ```toml
@@ -127,13 +130,14 @@ def page() -> str:
     lines = [_HEAD]
     for importer in IMPORTERS.values():
         doc = importer.doc
-        lines += _section(importer.name, doc.title, Files=doc.files, Keeps=doc.keeps, Loses=doc.loses)
+        facts = {"Files": doc.files, "Keeps": doc.keeps, "Loses": doc.loses}
+        lines += _section(importer.name, doc.title, **facts, **_claims(importer.name))
     lines += [
         "### Options",
         "",
         *_options(),
         "",
-        f"Known roles: {', '.join(f'`{role}`' for role in ROLES)}.",
+        f"Known roles: {', '.join(f'`{role}`' for role in base().roles)}.",
         "",
     ]
     lines += [_COMMON, _COMPARED, _OUT]
@@ -142,6 +146,17 @@ def page() -> str:
         facts = {"Files": export.files, "Keeps": export.keeps, "Loses": export.loses}
         lines += _section(export.name, export.title, **facts, **{"Read by": f"{export.read_by}; {back}"})
     return "\n".join([*lines, _HUB]).rstrip() + "\n"
+
+
+def _claims(name: str) -> dict[str, str]:
+    """Return the paths by which a format that is data claims a row."""
+    if not (SHIPPED / f"{name}.toml").is_file():
+        return {}
+    claims = [
+        " and ".join(f"`{path}`" for path in claim) for spec in load(name) for claim in spec.data.get("claims", ())
+    ]
+    of = f"[{name}.toml](../etpi_assets/importers/formats/{name}.toml)"
+    return {"Data": f"{of}; a row has {', or '.join(claims)}" if claims else of}
 
 
 def _section(name: str, title: str, **facts: str) -> list[str]:

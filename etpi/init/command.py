@@ -39,6 +39,7 @@ class Answers:
     format: str
     columns: str | None
     secrets: str | None
+    ignore: str | None
     as_json: bool
     train: bool
     rl: bool
@@ -75,6 +76,11 @@ class Answers:
             raise click.UsageError(f"--{option} is missing: {question}")
         return value
 
+    @property
+    def ignored(self) -> list[str]:
+        """Return the columns and keys that may stay unread."""
+        return [name.strip() for name in (self.ignore or "").split(",") if name.strip()]
+
     def ask_student(self, default: str | None) -> str:
         """Return the student, which --model names too where no endpoint has a model."""
         return self.student or self.model or self.ask("student", _STUDENT, default)
@@ -87,12 +93,18 @@ def from_trajectories(source: str, answers: Answers) -> int:
         SpecError: a bad path, format, student or name; none of the inputs can be read; or files that exist.
     """
     student = read_student(answers.ask_student(None))
-    survey = trajectories.survey(source, answers.format, student, answers.columns, answers.secrets)
+    survey = trajectories.survey(source, answers.format, student, answers.columns, answers.secrets, answers.ignored)
     if answers.as_json:
         click.echo(json.dumps(trajectories.facts(survey, student, answers.preset), ensure_ascii=False, indent=1))
         return 0
     click.echo(trajectories.summary(survey, student))
     click.echo("\n".join(trajectories.preview_lines(survey, student, answers.preset)))
+    if survey.stopping:
+        names = ",".join(each.name for each in survey.stopping)
+        raise SpecError(
+            "the format does not read everything that may change what is trained; nothing was written. Name the "
+            f"columns or keys in a format of your own (docs/own_data.md), or leave them out with --ignore {names}"
+        )
     if not survey.rollouts:
         raise SpecError(f"none of the {survey.looked} inputs looked at can be read; nothing was written")
     if survey.called and not survey.native and student.chat and student.chat.tool_form is None:
@@ -111,6 +123,8 @@ def from_trajectories(source: str, answers: Answers) -> int:
         trajectories.rollout_set_spec(name, survey, teacher, licence),
         trajectories.experiment_spec(name, survey, student, answers.preset, answers.train),
     ]
+    if columns := survey.options.get("map"):
+        new.append(trajectories.format_spec(trajectories.format_name(name), columns))
     click.echo(announcement(write_specs(new, force=answers.force), name, export="model" if answers.train else "trl"))
     return 0
 

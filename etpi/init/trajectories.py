@@ -14,11 +14,13 @@ from typing import Any
 from etpi.init import preview
 from etpi.init.experiment import NewExperiment, strips_think
 from etpi.init.student import Student
-from etpi.init.write import NewSpec, rendered
+from etpi.init.write import FORMAT, NewSpec, quoted, rendered
 from etpi.run.console import say
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.curation.student_form import StudentForm, tool_name
-from etpi_assets.importers import count_found, find_units, import_runs, importer_of, read_map, secrets
+from etpi_assets.importers import IMPORTERS, Plan, count_found, import_runs, plan, read_map, secrets
+from etpi_assets.importers.account import Account, Finding, findings
+from etpi_assets.importers.data import map_tables
 from etpi_assets.importers.rows import iter_rows, row_files
 from etpi_assets.importers.source import bytes_of
 from etpi_assets.specs.load import SpecError
@@ -34,13 +36,13 @@ ASSISTANTS = ("claude_code", "codex", "gemini_cli", "qwen_code")
 LOOK_ROLLOUTS = 1000
 LOOK_SECONDS = 20.0
 """The most rollouts and seconds of the look; more are counted, but not read."""
-_SHOWN = 5
+_SHOWN, _LISTED = 5, 20
 COUNTED_BYTES = 4 * 2**30
 """A larger input is not counted."""
 _MEANING = {
     "teacher": "the model that wrote the runs, for lineage and reports",
     "tokenizer": "of the recorded token ids; it has to be the student's",
-    "map": "where rows have these columns",
+    "ignore": "columns and keys that may stay unread",
     "secrets": "keys and tokens in the runs: keep, mask or quarantine",
 }
 _LICENCES = ("license", "licence")
@@ -61,6 +63,9 @@ class Survey:
         unrendered: why the student's template cannot write a conversation -> number.
         unreadable: why turns have no readable action -> number.
         copies: rollouts whose task, conversation and reward are those of an earlier one.
+        exits: how the runs ended -> number.
+        unread: columns and keys that no path of the format reads.
+        unread_files: files that could hold runs and that no format reads, each with the reason.
         secrets, with_secrets: keys and tokens of each kind; rollouts with any.
         first: the first rollout with a turn.
     """
@@ -94,9 +99,18 @@ class Survey:
     repos: Counter[str] = field(default_factory=Counter)
     teachers: Counter[str] = field(default_factory=Counter)
     licences: Counter[str] = field(default_factory=Counter)
+    exits: Counter[str] = field(default_factory=Counter)
+    unread: list[Finding] = field(default_factory=list)
+    unread_files: list[str] = field(default_factory=list)
     secrets: Counter[str] = field(default_factory=Counter)
     with_secrets: int = 0
     first: RolloutRecord | None = None
+    formats: list[str] = field(default_factory=list)
+
+    @property
+    def stopping(self) -> list[Finding]:
+        """Return the columns and keys that stop an import."""
+        return [finding for finding in self.unread if finding.stops]
 
     @property
     def native(self) -> bool:
@@ -104,13 +118,21 @@ class Survey:
         return bool(self.same_turns) and not self.foreign_turns and self.native_turns == sum(self.turns)
 
 
-def survey(source: str, format: str, student: Student, columns: str | None = None, keys: str | None = None) -> Survey:
+def survey(
+    source: str,
+    format: str,
+    student: Student,
+    columns: str | None = None,
+    keys: str | None = None,
+    ignore: Sequence[str] = (),
+) -> Survey:
     """Look at the runs below a path: the first LOOK_ROLLOUTS of them, for at most LOOK_SECONDS.
 
     Rows of token ids alone are read with the student's tokenizer.
 
     Args:
         columns: the map of rows of no known format, which gives them the format `mapped`.
+        ignore: columns and keys that may stay unread (`options.ignore`).
         keys: what is done with keys and tokens; None: they are masked if there are any, or in sessions of assistants.
 
     Raises:
@@ -119,13 +141,18 @@ def survey(source: str, format: str, student: Student, columns: str | None = Non
     path = expand(source)
     try:
         options: dict[str, Any] = {"map": read_map(columns)} if columns else {}
-        name = importer_of("mapped" if columns else format, path).name
-        result = _look(Survey(source, name, _count(name, path), options), path, student)
+        if ignore:
+            options["ignore"] = ignore
+        chosen = plan("mapped" if columns else format, path)
+        name = chosen.formats[0] if len(chosen.formats) == 1 else "auto"
+        result = _look(Survey(source, name, _count(chosen, name, path), options), path, student)
         if result.refused["needs_tokenizer"] and not result.rollouts:
-            options = {"tokenizer": student.base.get("tokenizer", "tiny")}
+            options["tokenizer"] = student.base.get("tokenizer", "tiny")
             result = _look(Survey(source, name, result.inputs, options), path, student)
     except (FileNotFoundError, ValueError) as error:
         raise SpecError(f"--from {source}: {error}") from error
+    result.unread_files = [f"{item.source} ({item.reason})" for item in chosen.unread]
+    result.formats = chosen.formats
     result.licences = _licences(path)
     if result.native:
         result.options["tokenizer"] = student.base.get("tokenizer", "tiny")
@@ -134,8 +161,8 @@ def survey(source: str, format: str, student: Student, columns: str | None = Non
     return result
 
 
-def _count(format: str, path: Path) -> int | None:
-    size = sum(unit.stat().st_size for unit in find_units(format, path) if unit.is_file())
+def _count(chosen: Plan, format: str, path: Path) -> int | None:
+    size = sum(unit.stat().st_size for _, units in chosen.inputs for unit in units if unit.is_file())
     return count_found(format, path) if size <= COUNTED_BYTES else None
 
 
@@ -143,7 +170,8 @@ def _look(result: Survey, path: Path, student: Student) -> Survey:
     """Add the first rollouts and refusals to the survey, and return it."""
     end = time.monotonic() + LOOK_SECONDS
     progress = Progress(f"--from {path}", "runs read", min(result.inputs or LOOK_ROLLOUTS, LOOK_ROLLOUTS), say)
-    for item in islice(import_runs(result.format, path, result.options), LOOK_ROLLOUTS):
+    account = Account()
+    for item in islice(import_runs(result.format, path, result.options, account), LOOK_ROLLOUTS):
         result.looked += 1
         progress.advance()
         if isinstance(item, RolloutRecord):
@@ -155,6 +183,7 @@ def _look(result: Survey, path: Path, student: Student) -> Survey:
             result.first_refusal.setdefault(item.reason, f"{place}: {detail}")
         if time.monotonic() > end:
             break
+    result.unread = findings(account.figures())
     return result
 
 
@@ -175,6 +204,7 @@ def _add(result: Survey, rollout: RolloutRecord, student: Student) -> None:
     result.copies += digest in result.seen
     result.seen.add(digest)
     for agent in rollout.agents:
+        result.exits[agent.exit_status] += 1
         result.turns.append(len(agent.turns))
         result.roles.update(message.role for message in agent.messages)
         last = agent.turns[-1] if agent.turns else None
@@ -234,13 +264,14 @@ def summary(result: Survey, student: Student) -> str:
     inputs = "uncounted" if result.inputs is None else f"{result.inputs:,}"
     refused = sum(result.refused.values())
     lines = [
-        f"{result.path}: {inputs} inputs of format {result.format}{looked}: "
+        f"{result.path}: {inputs} inputs of format {' and '.join(result.formats)}{looked}: "
         f"{result.rollouts:,} rollouts, {refused:,} that cannot be read",
         *(
             f"  cannot be read: {n} {reason}, first {result.first_refusal[reason]}"
             for reason, n in _top(result.refused)
         ),
     ]
+    lines += _unread(result)
     if not result.rollouts:
         return "\n".join(lines)
     if columns := result.options.get("map"):
@@ -256,6 +287,7 @@ def summary(result: Survey, student: Student) -> str:
         f"called: {_counted(result.called) or 'none by structured calls'}",
         f"  rewards: {_rewards(result)}; think blocks: {result.think_turns} turns; "
         f"turns without a readable action: {result.unreadable.total()}",
+        f"  ended: {_counted(result.exits)}",
         f"  repositories: {_counted(result.repos)}; teachers: {_counted(result.teachers)}; "
         f"licences: {_counted(result.licences) or 'not recorded'}",
         *_private(result),
@@ -290,11 +322,18 @@ def preview_lines(result: Survey, student: Student, preset: str | None) -> list[
 
 def facts(result: Survey, student: Student, preset: str | None) -> dict[str, Any]:
     """Return what was seen as JSON values: the counts, and the first conversation as it will be trained."""
-    left_out = ("seen", "first", "turns", "lengths", "rewards")
+    left_out = ("seen", "first", "unread", "turns", "lengths", "rewards")
     values = {f.name: getattr(result, f.name) for f in fields(result) if f.name not in left_out}
     shown = _preview(result, student, preset)
     conversation = {"error": shown} if isinstance(shown, str) else {"parts": preview.as_json(shown)}
-    return {**values, "turns": sum(result.turns), "rewards": len(result.rewards), "first": conversation}
+    unread = [{**vars(each), "name": each.name} for each in result.unread]
+    return {
+        **values,
+        "unread": unread,
+        "turns": sum(result.turns),
+        "rewards": len(result.rewards),
+        "first": conversation,
+    }
 
 
 def _preview(result: Survey, student: Student, preset: str | None) -> list[preview.TextSpan] | str:
@@ -323,6 +362,20 @@ def _private(result: Survey) -> list[str]:
     return lines
 
 
+def _unread(result: Survey) -> list[str]:
+    """Return lines for the columns, keys and files that nothing reads."""
+    lines = []
+    for stops, what in ((True, "not read, and may change what is trained"), (False, "not read")):
+        named = [f"{each.name} ({each.kind}, {each.count:,})" for each in result.unread if each.stops == stops]
+        if named:
+            more = f", and {len(named) - _LISTED} more" if len(named) > _LISTED else ""
+            lines.append(f"  {what}: {', '.join(named[:_LISTED])}{more}")
+    if files := result.unread_files:
+        more = f", and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
+        lines.append(f"  files that no format reads: {', '.join(files[:_SHOWN])}{more}")
+    return lines
+
+
 def _lacks_schemas(result: Survey) -> bool:
     return bool(result.called) and not result.with_tools
 
@@ -344,6 +397,21 @@ def _dropped(result: Survey) -> list[str]:
     return [f"  will be dropped: {line}" for line, count in lines.items() if count]
 
 
+def format_spec(name: str, columns: Mapping[str, str]) -> NewSpec:
+    """Return the format that a map of columns is, as a TOML file of the user's."""
+    tables = map_tables(columns)
+    needs = [columns[key] for key in ("messages", "prompt", "answer") if key in columns]
+    lines = [f"title = {quoted(f'Rows of {name}')}", f"claims = [{quoted(needs)}]"]
+    for table, slots in tables.items():
+        lines += [f"[{table}]", *(f"{quoted(key)} = {quoted(value)}" for key, value in slots.items())]
+    return NewSpec(FORMAT, name, "\n".join(lines) + "\n")
+
+
+def format_name(name: str) -> str:
+    """Return a name for a new format that etpi does not use."""
+    return f"{name}_rows" if name in IMPORTERS else name
+
+
 def rollout_set_spec(name: str, result: Survey, teacher: str | None, licence: str | None) -> NewSpec:
     """Return the rollout set that imports the runs; `teacher`, if the runs do not name the model that wrote them."""
     path = result.path if "${" in result.path else str(Path(result.path).expanduser().absolute())
@@ -351,7 +419,8 @@ def rollout_set_spec(name: str, result: Survey, teacher: str | None, licence: st
         "path": path,
         "file": Path(path).name,
         "licence": licence or next(iter(result.licences), ""),
-        "options": result.options | ({"teacher": teacher} if teacher else {}),
+        "format": format_name(name) if "map" in result.options else result.format,
+        "options": {k: v for k, v in result.options.items() if k != "map"} | ({"teacher": teacher} if teacher else {}),
         "lacks_schemas": _lacks_schemas(result),
         "meaning": _MEANING,
     }

@@ -15,18 +15,20 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from etpi.run.columns import WIDTH
 from etpi.run.console_table import step_lines
 from etpi_assets.planning.planner import open_steps, plan
-from etpi_assets.specs.folders import DEFAULT, FOLDERS, user_folders
+from etpi_assets.specs.folders import DEFAULT, FOLDERS, FORMATS, user_folders
 from etpi_assets.specs.json_schema import FOLDER, directive, schema
 from etpi_assets.specs.load import SpecError, load_specs
 from etpi_resources.lake.lake import Lake
 
 TEMPLATES = Path(__file__).with_name("specs")
+FORMAT = "format"
+"""The set of a new format of recorded runs."""
 _NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True)
 class NewSpec:
-    """A spec to write: its set ("suite", "rollout_set", "experiment"), its name, and its TOML."""
+    """A spec to write: its set ("suite", "rollout_set", "experiment", or FORMAT), its name, and its TOML."""
 
     set: str
     name: str
@@ -38,11 +40,13 @@ def spec_name(text: str) -> str:
     return _NAME.sub("_", text).strip("_.-") or "mine"
 
 
-def quoted(value: str | Mapping[str, str]) -> str:
-    """Return a text, or a table of texts, as TOML."""
+def quoted(value: str | Mapping[str, str] | Sequence[str]) -> str:
+    """Return a text, or a list or a table of texts, as TOML."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return f"{{{', '.join(f'{key} = {quoted(text)}' for key, text in value.items())}}}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key} = {quoted(text)}' for key, text in value.items())}}}"
+    return f"[{', '.join(map(quoted, value))}]"
 
 
 def rendered(template: str, **values: Any) -> str:
@@ -71,6 +75,9 @@ def write_specs(specs: Iterable[NewSpec], *, force: bool = False) -> list[Path]:
         refuse_existing([(spec.set, spec.name) for spec in files.values()])
     for file, spec in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
+        if spec.set == FORMAT:
+            file.write_text(spec.text, encoding="utf-8")
+            continue
         file.write_text(directive(spec.set) + spec.text, encoding="utf-8")
         schema_file = file.parents[1] / FOLDER / f"{spec.set}.json"
         schema_file.parent.mkdir(exist_ok=True)
@@ -78,7 +85,8 @@ def write_specs(specs: Iterable[NewSpec], *, force: bool = False) -> list[Path]:
     try:
         loaded = load_specs()
         for spec in files.values():
-            loaded.get(spec.set, spec.name)
+            if spec.set != FORMAT:
+                loaded.get(spec.set, spec.name)
     except SpecError:
         for file, text in before.items():
             file.unlink() if text is None else file.write_text(text, encoding="utf-8")
@@ -95,7 +103,7 @@ def refuse_existing(names: Iterable[tuple[str, str]]) -> None:
 def _file_of(set: str, name: str) -> Path:
     folders = user_folders()
     folder = folders[0].path if folders else Path(DEFAULT).absolute()
-    return folder / FOLDERS[set] / f"{name}.toml"
+    return folder / FOLDERS.get(set, FORMATS) / f"{name}.toml"
 
 
 def announcement(files: Sequence[Path], name: str, export: str = "trl", first: Sequence[str] = ()) -> str:

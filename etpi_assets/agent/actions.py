@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from etpi_assets.agent.bash import split_command
+from etpi_assets.trajectories.calls import ToolCall, flat_calls, stored_call, without_arguments
 from etpi_assets.trajectories.records import Action
-from etpi_resources.chat.tool_forms import FORMS, ParsedCall, ToolForm, parse_structured
-from etpi_resources.chat.tool_forms.call import BAD_JSON, NO_CALL, SHELLS, Call, json_object
+from etpi_resources.chat.tool_forms import FORMS, ParsedCall, ToolForm
+from etpi_resources.chat.tool_forms.call import BAD_JSON, NO_CALL, SHELLS, Call
 from etpi_resources.chat.tool_forms.markdown import read_fenced
 from etpi_resources.chat.tool_forms.tagged import hermes_call, read_bare_xml, read_tagged, xml_call
 
@@ -40,8 +41,8 @@ def read_actions(
 
     Args:
         content: the turn's text; a think block before the first call is skipped.
-        tool_calls: structured calls ({"function": {"name", "arguments"}} or {"name", "arguments" | "input"}, arguments
-            as a mapping or as JSON text); if there are any, the text is not parsed.
+        tool_calls: structured calls, in the normal form or as a lake holds them; if there are any, the text is not
+            parsed.
         message_commands: shell commands and tools that send messages.
         form: the form of the model's chat template, parsed before the others.
         bare_calls: `<function=NAME>…</function>` without a `<tool_call>` is a call; some harnesses accept it.
@@ -104,7 +105,7 @@ def _calls(
         return "xml", []
     if bare_calls and "<function=" in body:
         return "xml", list(read_bare_xml(body))
-    if calls := list(_bracketed(body)):
+    if calls := [call.parsed for _, _, call in flat_calls(body)]:
         return "bracket", calls
     return "fenced", list(read_fenced(body))
 
@@ -140,27 +141,9 @@ def _actions(
 
 def _structured(raw: Any) -> ParsedCall:
     """Parse a structured call; one without arguments is malformed."""
-    function = raw.get("function", raw) if isinstance(raw, (dict, Mapping)) else {}
-    named = isinstance(function, (dict, Mapping)) and isinstance(function.get("name"), str)
-    if named and function.get("arguments", function.get("input")) is None:
-        return BAD_JSON
-    return parse_structured(raw)
-
-
-def _bracketed(text: str) -> Iterator[ParsedCall]:
-    opening = "[tool_use "
-    at = text.find(opening)
-    while at >= 0:
-        name_end = text.find("]", at, at + 200)
-        start = name_end + 1
-        while 0 < start < len(text) and text[start].isspace():
-            start += 1
-        if name_end < 0 or not text.startswith("{", start):
-            at = text.find(opening, at + len(opening))
-            continue
-        value, end = json_object(text, start)
-        yield BAD_JSON if value is None else Call(text[at + len(opening) : name_end], value)
-        at = text.find(opening, max(end, start))
+    call = raw if isinstance(raw, ToolCall) else stored_call(raw)
+    missing = not isinstance(raw, ToolCall) and call.name and without_arguments(raw)
+    return BAD_JSON if missing else call.parsed
 
 
 def _first(arguments: Mapping[str, Any], *keys: str) -> str | None:

@@ -20,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from etpi_assets.importers.conversation import ChatEntry, Options, fill_agent, finish_of, joined, token_ids
+from etpi_assets.importers.calls import content_text, read_calls
+from etpi_assets.importers.conversation import Options, fill_agent, finish_of, joined, token_ids
 from etpi_assets.importers.format import ROWS, DetectionInput, FormatDoc, run_format, source_of
+from etpi_assets.importers.normal import Message
 from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.run_info import TASK_COMPLETE, RunInfo, build_rollout, exit_by_action, exit_name, run_info
 from etpi_assets.importers.source import (
@@ -29,15 +31,14 @@ from etpi_assets.importers.source import (
     as_list,
     as_mapping,
     content_hash,
-    content_text,
     field,
     int32_field,
     no_run,
     read_json,
     text_field,
     to_utc,
-    tool_calls,
 )
+from etpi_assets.trajectories.calls import ToolCall
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 from etpi_resources.inside import is_file_inside
 
@@ -249,12 +250,12 @@ def _agent(part: _AgentDocument, options: Options, info: RunInfo) -> AgentRecord
     return agent
 
 
-def _responses(part: _AgentDocument) -> list[list[ChatEntry]]:
+def _responses(part: _AgentDocument) -> list[list[Message]]:
     """Return the entries of each step; steps of Claude Code that are blocks of one response are one.
 
     Such steps have the response's metrics, or only the first one has them.
     """
-    responses: list[list[ChatEntry]] = []
+    responses: list[list[Message]] = []
     agent = text_field(part.document, "agent", "name") or ""
     in_blocks, last = agent == "claude-code", None
     for i, raw in enumerate(as_list(part.document.get("steps"), f"{part.name}.steps")):
@@ -262,7 +263,7 @@ def _responses(part: _AgentDocument) -> list[list[ChatEntry]]:
             continue
         entries = list(_step(raw, f"{part.name}.steps[{i}]"))
         if agent.startswith("terminus") and raw["source"] == "agent" and not raw.get("tool_calls"):
-            entries[0].actions = entries[0].actions or _typed(entries[0].content)
+            entries[0].actions = entries[0].actions or _typed(entries[0].text)
         metrics = raw.get("metrics") if raw["source"] == "agent" else None
         if in_blocks and raw["source"] == "agent" and last and metrics in (None, last):
             message, *results = responses[-1]
@@ -273,7 +274,7 @@ def _responses(part: _AgentDocument) -> list[list[ChatEntry]]:
     return responses
 
 
-def _step(raw: Any, name: str) -> Iterator[ChatEntry]:
+def _step(raw: Any, name: str) -> Iterator[Message]:
     step = as_mapping(raw, name)
     source, text = step.get("source"), content_text(step.get("message"), name)
     at = to_utc(step.get("timestamp"))
@@ -283,17 +284,17 @@ def _step(raw: Any, name: str) -> Iterator[ChatEntry]:
         results = [{}]
     results = [] if results is None else as_list(results, f"{name}.observation.results")
     if source in ("system", "user"):
-        yield ChatEntry("system" if source == "system" else "user", text, at=at, kind=kind)
+        yield Message("system" if source == "system" else "user", text, time=at, kind=kind)
     elif source == "agent":
         copied, calls = step.get("is_copied_context") is True, step.get("llm_call_count")
-        entry = ChatEntry(
+        entry = Message(
             "assistant", text, _calls(step.get("tool_calls"), name), text_field(step, "reasoning_content"), at
         )
-        entry.content = "" if _is_filler(text, step) else text
+        entry.text = "" if _is_filler(text, step) else text
         entry.actions = _exported_actions(field(step, "extra", EXPORT_KEY, "actions"))
-        entry.learn = not copied and not (type(calls) is int and calls == 0) and step.get("model_name") != _NO_MODEL
+        entry.trained = not copied and not (type(calls) is int and calls == 0) and step.get("model_name") != _NO_MODEL
         entry.kind = "prompt" if copied else kind
-        entry.finish_reason = finish_of(
+        entry.finish = finish_of(
             text_field(step, "metrics", "extra", "finish_reason")
             or text_field(step, "extra", EXPORT_KEY, "finish_reason")
             or text_field(step, "extra", "stop_reason")
@@ -308,13 +309,13 @@ def _step(raw: Any, name: str) -> Iterator[ChatEntry]:
         text = content_text(field(read, "content"), f"{name}.observation.results[{i}]")
         exported = field(result, "extra", EXPORT_KEY)
         role = text_field(exported, "role") or ("tool" if step.get("tool_calls") else "user")
-        yield ChatEntry(
+        yield Message(
             "user" if role == "user" else "tool",
             text,
-            at=to_utc(field(exported, "at")),
+            time=to_utc(field(exported, "at")),
             kind=text_field(exported, "kind"),
             exit_code=int32_field(exported, "exit_code"),
-            answers=text_field(result, "source_call_id") or text_field(read, "tool_use_id"),
+            result_of=text_field(result, "source_call_id") or text_field(read, "tool_use_id"),
             inbox=_exported_inbox(field(exported, "inbox")),
         )
 
@@ -364,10 +365,10 @@ def _exported_inbox(value: Any) -> list[dict[str, str]] | None:
     return [{key: text or "" for key, text in message.items()} for message in inbox]
 
 
-def _calls(value: Any, name: str) -> list[dict[str, Any]] | None:
+def _calls(value: Any, name: str) -> list[ToolCall]:
+    calls: list[Any] = []
     if value is None:
-        return None
-    calls = []
+        return []
     for item in as_list(value, f"{name}.tool_calls"):
         call = as_mapping(item, f"{name}.tool_calls[]")
         captured = field(call, "extra", EXPORT_KEY, "call")
@@ -376,10 +377,10 @@ def _calls(value: Any, name: str) -> list[dict[str, Any]] | None:
             continue
         function = {"name": call.get("function_name"), "arguments": call.get("arguments")}
         calls.append({"id": call.get("tool_call_id"), "type": "function", "function": function})
-    return tool_calls(calls, name)
+    return read_calls(calls, name)
 
 
-def _read_token_ids(entry: ChatEntry, metrics: Any, name: str) -> None:
+def _read_token_ids(entry: Message, metrics: Any, name: str) -> None:
     """Set the ids of a turn if its metrics have both prompt and completion ids."""
     prompt, output = field(metrics, "prompt_token_ids"), field(metrics, "completion_token_ids")
     if not prompt or output is None:

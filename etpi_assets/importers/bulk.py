@@ -17,7 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.importers import importer_named, importer_of, read_options
+from etpi_assets.importers import importer_named, plan, read_options
+from etpi_assets.importers.account import Account, findings
 from etpi_assets.importers.format import unconvertible
 from etpi_assets.importers.secrets import without_secrets
 from etpi_assets.tasks.family import RejectedInput
@@ -82,58 +83,79 @@ def import_in_bulk(
         log: as for `ordered_map`.
 
     Raises:
-        FileNotFoundError, ValueError: as `import_runs` does.
+        FileNotFoundError, ValueError: as `import_runs` does; or a column or key that no format reads stops the import.
         WorkerDied, WorkersDied: as `ordered_map`; the message names the worker's files.
     """
-    importer = importer_of(source.format, Path(source.root))
-    source = ImportSource(importer.name, source.root, source.options, source.rollout_set, source.suite)
+    chosen = plan(source.format, Path(source.root))
     read_options(source.options)
     shutil.rmtree(spill, ignore_errors=True)
     spill.mkdir(parents=True)
-    parts = _parts(importer.units(Path(source.root)))
+    parts = [part for name, units in chosen.inputs for part in _parts(name, units)]
     if not parts:
-        raise FileNotFoundError(
-            f"{source.root} has no files of the format {importer.name}; name another path or format"
-        )
+        names = " and ".join(chosen.formats)
+        raise FileNotFoundError(f"{source.root} has no files of the format {names}; name another path or format")
     if workers is None:
-        units, size = sum(len(part) for part, _ in parts), sum(size for _, size in parts)
+        units, size = sum(len(part.units) for part in parts), sum(part.size for part in parts)
         workers = workers_for(units * _SECONDS_PER_UNIT + size * _SECONDS_PER_BYTE)
     figures: list[dict[str, Any]] = []
-    blocks = ((f"{units[0]} and {len(units) - 1} more", (n, units)) for n, (units, _) in enumerate(parts))
+    blocks = ((f"{part.units[0]} and {len(part.units) - 1} more", (n, part)) for n, part in enumerate(parts))
     reads = [spill, Path(source.root)]
     factory = partial(_part_reader, source, spill)
     read = ordered_map(factory, blocks, workers=min(workers, len(parts)), reads=reads, log=log)
-    for (units, _), part_figures in zip(parts, read, strict=True):
+    for part, part_figures in zip(parts, read, strict=True):
         figures.append(part_figures)
-        advance(len(units))
-    tables = {name: _stream(name, spill, len(parts)) for name in _NAMES}
+        advance(len(part.units))
+    figures.append(_write_unread(chosen.unread, len(parts), spill))
+    whole = rollout_checks.merged(figures)
+    if stopping := [each for each in findings(whole.pop("unread")) if each.stops]:
+        listed = ", ".join(f"{each.name} ({each.kind}, {each.count:,} times)" for each in stopping)
+        names = ", ".join(f'"{each.name}"' for each in stopping)
+        raise ValueError(
+            f"{source.root} has columns or keys that no format reads and that may change what is trained: {listed}. "
+            f"Name them in a format of your own, or leave them out with options.ignore = [{names}]"
+        )
+    tables = {name: _stream(name, spill, len(parts) + 1) for name in _NAMES}
     tables["rollouts"] = _with_task_columns(tables["rollouts"], hashes)
-    return BulkImport(tables, rollout_checks.merged(figures), sum(f["found"] for f in figures))
+    return BulkImport(tables, whole, sum(f["found"] for f in figures))
 
 
-_Part = tuple[Sequence[Path], int]
-"""Units that are read together, and their bytes as far as they are files."""
+@dataclass(frozen=True)
+class _Part:
+    """Units of a format that are read together, and their bytes as far as they are files."""
+
+    format: str
+    units: Sequence[Path]
+    size: int
 
 
-def _parts(units: Sequence[Path]) -> list[_Part]:
-    """Divide the units into parts, in order."""
+def _parts(format: str, units: Sequence[Path]) -> list[_Part]:
+    """Divide the units of a format into parts, in order."""
     parts: list[_Part] = []
     for unit in units:
         size = unit.stat().st_size if unit.is_file() else 0
-        if parts and len(parts[-1][0]) < _PART_UNITS and parts[-1][1] + size <= _PART_BYTES:
-            parts[-1] = ([*parts[-1][0], unit], parts[-1][1] + size)
+        if parts and len(parts[-1].units) < _PART_UNITS and parts[-1].size + size <= _PART_BYTES:
+            parts[-1] = _Part(format, [*parts[-1].units, unit], parts[-1].size + size)
         else:
-            parts.append(([unit], size))
+            parts.append(_Part(format, [unit], size))
     return parts
 
 
-def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: Path) -> dict[str, Any]:
+def _write_unread(unread: Sequence[RejectedInput], number: int, spill: Path) -> dict[str, Any]:
+    """Spill the files that no format reads as a part of their own, and return its figures."""
+    tables = _tables([_refusal_row(item) for item in unread])
+    with _PartWriter(spill, number) as out:
+        out.write(tables)
+    return {"found": len(unread), "unread": {}, **rollout_checks.set_figures(tables, {}, live=False)}
+
+
+def read_part(source: ImportSource, part: _Part, number: int, spill: Path) -> dict[str, Any]:
     """Read units and spill their rows as part `number`.
 
     Returns:
-        The part's figures (`rollout_checks.set_figures`), and "found".
+        The part's figures (`rollout_checks.set_figures`), "found", and "unread" (`Account.figures`).
     """
-    importer, root, options = importer_named(source.format), Path(source.root), read_options(source.options)
+    importer, root, account = importer_named(part.format), Path(source.root), Account()
+    units, options = part.units, read_options(source.options, account)
     figures: list[dict[str, Any]] = [{"found": sum(importer.found(unit, root) for unit in units)}]
     with _PartWriter(spill, number) as out:
         inputs: list[_InputRows] = []
@@ -157,7 +179,7 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
                     flush()
                     turns = characters = 0
         flush()
-    return rollout_checks.merged(figures)
+    return rollout_checks.merged([*figures, {"unread": account.figures()}])
 
 
 @dataclass(frozen=True)
@@ -207,15 +229,15 @@ def _tables(inputs: list[_InputRows]) -> dict[str, pa.Table]:
         return tables(inputs)
 
 
-def _part_reader(source: ImportSource, spill: Path) -> Callable[[tuple[int, Sequence[Path]]], dict[str, Any]]:
-    """Return the function that reads (number of the part, units)."""
+def _part_reader(source: ImportSource, spill: Path) -> Callable[[tuple[int, _Part]], dict[str, Any]]:
+    """Return the function that reads (number of the part, part)."""
 
-    def read(part: tuple[int, Sequence[Path]]) -> dict[str, Any]:
-        number, units = part
+    def read(numbered: tuple[int, _Part]) -> dict[str, Any]:
+        number, part = numbered
         collecting = gc.isenabled()
         gc.disable()  # records have no reference cycles, and collection takes a fifth of the time
         try:
-            return read_part(source, units, number, spill)
+            return read_part(source, part, number, spill)
         finally:
             if collecting:
                 gc.enable()

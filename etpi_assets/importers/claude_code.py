@@ -12,8 +12,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.conversation import ChatEntry, Options, finish_of
+from etpi_assets.importers.calls import read_content
+from etpi_assets.importers.conversation import Options, finish_of
 from etpi_assets.importers.format import FormatDoc, run_format
+from etpi_assets.importers.normal import Message
 from etpi_assets.importers.rows import raw_lines
 from etpi_assets.importers.sessions import (
     Conversation,
@@ -26,15 +28,7 @@ from etpi_assets.importers.sessions import (
     session_lines,
     session_rollout,
 )
-from etpi_assets.importers.source import (
-    Unreadable,
-    content_parts,
-    parse_json,
-    text_field,
-    text_inside,
-    to_utc,
-    tool_calls,
-)
+from etpi_assets.importers.source import Unreadable, parse_json, text_field, text_inside, to_utc
 from etpi_assets.importers.source import field as field_of
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.inside import leads_inside
@@ -88,7 +82,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
         session.begin(role, messages, f"agent1.{name}" if role == "subagent" else name)
     files = sorted(set(copies.values()))
     turns = (entry for c in session.conversations for entry in c.entries if entry.role == "assistant")
-    if files and not any(entry.learn for entry in turns):
+    if files and not any(entry.trained for entry in turns):
         raise Unreadable("copied", f"{unit.name}: {', '.join(files)} has its responses; resuming copied them")
     rollout = session_rollout(session, unit, options)
     if files:
@@ -229,8 +223,8 @@ def _role(nodes: Mapping[str, _Node], path: Sequence[str], session: Session) -> 
 
 def _begins(conversation: Conversation, key: str, nodes: Mapping[str, _Node]) -> bool:
     """Return whether the conversation begins with the same summary, so that another one is a branch of it."""
-    summary = content_parts(field_of(nodes[key].lines[0], "message", "content"), "summary").text
-    return conversation.entries[0].content == summary
+    summary = read_content(field_of(nodes[key].lines[0], "message", "content"), "summary").text
+    return conversation.entries[0].text == summary
 
 
 def _name(nodes: Mapping[str, _Node], path: Sequence[str], role: str, session: Session) -> str:
@@ -239,26 +233,25 @@ def _name(nodes: Mapping[str, _Node], path: Sequence[str], role: str, session: S
         return session.agent_id(role)
     number = 1 + sum(conversation.role == role for conversation in session.conversations)
     first = nodes[path[0]].lines[0]
-    prompt = content_parts(field_of(first, "message", "content"), "prompt").text
+    prompt = read_content(field_of(first, "message", "content"), "prompt").text
     calls = (b for node in nodes.values() if node.is_turn for line in node.lines for b in line["message"]["content"])
     delegates = (b for b in calls if text_field(b, "name") in _DELEGATES and text_field(b, "input", "prompt") == prompt)
     return text_field(next(delegates, None), "id") or text_field(first, "agentId") or f"subagent{number}"
 
 
-def _entries(node: _Node, unit: Path, session: Session) -> list[ChatEntry]:
+def _entries(node: _Node, unit: Path, session: Session) -> list[Message]:
     at, name = to_utc(node.lines[0].get("timestamp")), f"{unit.name}, {text_field(node.lines[0], 'uuid')}"
     contents = [field_of(line, "message", "content") for line in node.lines]
     blocks = [b for content in contents for b in (content if isinstance(content, list) else [{"text": content}])]
-    parts = content_parts([b for b in blocks if field_of(b, "type") != _FALLBACK], name)
+    parts = read_content([b for b in blocks if field_of(b, "type") != _FALLBACK], name)
     if not node.is_turn:
         results = dict(reversed(parts.results))  # the first result of a call counts
-        answers = [ChatEntry("tool", text, at=at, answers=call) for call, text in reversed(results.items())]
-        return [*answers, ChatEntry("user", parts.text, at=at)] if parts.text or not answers else answers
+        answers = [Message("tool", text, time=at, result_of=call) for call, text in reversed(results.items())]
+        return [*answers, Message("user", parts.text, time=at)] if parts.text or not answers else answers
     message = node.lines[-1]["message"]
     session.add_response(text_field(message, "model"), field_of(message, "usage"))
     stop = next((reason for line in node.lines if (reason := text_field(line, "message", "stop_reason"))), None)
-    calls = tool_calls(list(parts.calls), name)
-    return [ChatEntry("assistant", parts.text, calls, parts.reasoning, at, finish_reason=finish_of(stop))]
+    return [Message("assistant", parts.text, list(parts.calls), parts.thought, at, finish=finish_of(stop))]
 
 
 FORMAT = run_format(

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from etpi_assets.importers.calls import read_tools
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import FormatDoc, run_format
-from etpi_assets.importers.responses import function_schemas, instructed, response_entries
+from etpi_assets.importers.responses import instructed, response_messages
 from etpi_assets.importers.sessions import (
     Session,
     claims_lines,
@@ -48,7 +49,7 @@ def _is_question(item: Mapping[str, Any]) -> bool:
 
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
-    """Read one session. Raises Unreadable: `empty`, or as `session_lines` and `response_entries`."""
+    """Read one session. Raises Unreadable: `empty`, or as `session_lines` and `response_messages`."""
     session, parts = Session(unit.name.partition(".")[0]), [_Part("solo")]
     meta, counted = dict[str, Any](), dict[str, int]()
     for line in session_lines(unit):
@@ -72,8 +73,8 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     for part in parts:
         context, later = part.items[: part.inherited], part.items[part.inherited :]
         entries = [
-            *response_entries(context, unit.name, is_context=True),
-            *response_entries(later, unit.name, is_context=part.is_lost),
+            *response_messages(context, unit.name, is_context=True),
+            *response_messages(later, unit.name, is_context=part.is_lost),
         ]
         role = "subagent" if "/" in session.id else part.role
         session.begin(role, instructed(system, entries), session.agent_id(part.role))
@@ -114,7 +115,7 @@ def _read_meta(session: Session, meta: Mapping[str, Any]) -> None:
     session.id = "/".join(part for part in (parent, name) if part) or session.id
     if place := text_field(meta, "git", "repository_url") or text_field(meta, "cwd"):
         session.repo = folder_name(place).removesuffix(".git")
-    session.tools = function_schemas(meta.get("dynamic_tools"))
+    session.tools = read_tools(meta.get("dynamic_tools"), "dynamic_tools")
 
 
 FORMAT = run_format(

@@ -15,8 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries, fill_agent
+from etpi_assets.importers.conversation import Options, fill_agent
 from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format
+from etpi_assets.importers.generic import read_messages
+from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import imported
 from etpi_assets.importers.source import (
     Unreadable,
@@ -180,14 +182,14 @@ def _agent(
     status = text_field(data, "status") or "unknown"
     messages = _messages(data, path)
     flattened = not any(isinstance(m, dict) and ("extra" in m or m.get("tool_calls")) for m in messages)
-    entries = chat_entries(_all_segments(unit, agent_id, messages), f"{path.name}.messages")
+    entries = read_messages(_all_segments(unit, agent_id, messages), f"{path.name}.messages")
     if flattened:
         for entry in entries:
             _unflatten(entry)
         last = entries[-1] if entries else None
-        if status == "Error" and last and last.role == "assistant" and _HARNESS_ERROR.search(last.content):
-            last.learn = False
-            errors.setdefault(agent_id, last.content)
+        if status == "Error" and last and last.role == "assistant" and _HARNESS_ERROR.search(last.text):
+            last.trained = False
+            errors.setdefault(agent_id, last.text)
     position = order.index(agent_id) if agent_id in order else len(order)
     feature, features = text_field(data, "feature_id"), field(data, "features")
     patch_file = "solo.patch" if agent_id == "solo" else f"agent{feature}.patch"
@@ -201,12 +203,12 @@ def _agent(
     return fill_agent(agent, entries, options, blocks=flattened, answers="last")
 
 
-def _unflatten(entry: ChatEntry) -> None:
+def _unflatten(entry: Message) -> None:
     """Restore the role and the reasoning that flattening put into the text."""
-    if entry.role == "assistant" and entry.content.startswith("[thinking] "):
-        entry.reasoning, _, rest = entry.content.removeprefix("[thinking] ").partition("\n[tool_use ")
-        entry.content = f"[tool_use {rest}" if rest else ""
-    elif entry.role == "user" and entry.content.startswith("[tool_result]"):
+    if entry.role == "assistant" and entry.text.startswith("[thinking] "):
+        entry.thought, _, rest = entry.text.removeprefix("[thinking] ").partition("\n[tool_use ")
+        entry.text = f"[tool_use {rest}" if rest else ""
+    elif entry.role == "user" and entry.text.startswith("[tool_result]"):
         entry.role = "tool"
 
 
@@ -304,5 +306,6 @@ FORMAT = run_format(
     ),
     claims=claims,
     units=units,
+    of_folders=True,
     record=record,
 )

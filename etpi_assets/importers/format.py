@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -14,6 +15,7 @@ from typing import Any
 
 from etpi_assets.importers import rows
 from etpi_assets.importers.conversation import Options
+from etpi_assets.importers.rows import Row
 from etpi_assets.importers.source import (
     Unreadable,
     bytes_of,
@@ -27,12 +29,12 @@ from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.inside import leads_inside
 
 ImportResult = RolloutRecord | RejectedInput
-Row = Mapping[str, Any]
 _BESIDE = frozenset(
     ("config.json", "dataset_info.json", "dataset_infos.json", "info.json", "metadata.json", "metrics.json")
     + ("preds.json", "results.json", "state.json", "summary.json")
 )
 """Names of files that programs write beside rows."""
+_FIRST_FILES = 8
 FOLDERS, ROWS, PLAIN = 0, 1, 2
 """Ranks: files and folders of one program; documents and rows of a known form; rows that hold only messages."""
 
@@ -48,23 +50,34 @@ class DetectionInput:
         return rows.files_below(self.root)
 
     @cached_property
-    def row(self) -> Row | None:
-        """The first readable row of the first eight files that hold rows, or None; one that may be a run comes first.
+    def rows(self) -> list[Row]:
+        """The first readable rows of the first eight files that hold rows; those that may be runs come first.
 
-        Programs write files beside their rows whose names come before: OpenHands' `metadata.json` and `output.jsonl`.
+        A file's first rows may be damaged, or a header; and programs write files beside their rows.
         """
-        first: Row | None = None
-        for value in self.first_values():
-            if isinstance(value, Mapping) and not rows.is_manifest(value):
-                if holds_conversation(value):
-                    return value
-                first = value if first is None else first
-        return first
+        read = [as_row(value) for value in self.first_values()]
+        found = [row for row in read if isinstance(row, Mapping) and not rows.is_manifest(row)]
+        return sorted(found, key=lambda row: not holds_conversation(row))
 
-    def first_values(self) -> Iterator[Any]:
-        """Yield the first value of each of the first eight files that hold rows: a row, or an Unreadable."""
-        for path in rows.row_files(self.files)[:8]:
-            yield from (value for _, value in islice(rows.iter_rows(path), 1))
+    @property
+    def row(self) -> Row | None:
+        """The first of `rows`."""
+        return next(iter(self.rows), None)
+
+    @cached_property
+    def _values(self) -> list[Any]:
+        files = rows.row_files(self.files)[:_FIRST_FILES]
+        return [value for path in files for _, value in islice(rows.iter_rows(path), rows.FIRST_ROWS)]
+
+    def first_values(self) -> Sequence[Any]:
+        """Return the first values of the first files that hold rows: rows, or Unreadable."""
+        return self._values
+
+
+def as_row(value: Any) -> Any:
+    """Return a value of a file as a row: an array of messages is a row of `messages`."""
+    is_run = isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value)
+    return {"messages": value} if is_run and holds_conversation(value) else value
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,8 @@ class Format:
         units: the inputs below a root, sorted: run folders or files.
         count: the number of rollouts and refusals of a unit, without parsing them.
         read: (unit, root, options) -> the rollouts and refusals of a unit.
+        names: endings of files that are the format's whatever they hold.
+        of_folders: a unit is a folder.
     """
 
     name: str
@@ -97,6 +112,8 @@ class Format:
     units: Callable[[Path], list[Path]]
     count: Callable[[Path], int]
     read: Callable[[Path, Path, Options], Iterator[ImportResult]]
+    names: tuple[str, ...] = ()
+    of_folders: bool = False
 
     def results(self, unit: Path, root: Path, options: Options) -> Iterator[ImportResult]:
         """Yield what `read` does, or the refusal of a unit that is, or has, a link out of the root."""
@@ -127,6 +144,8 @@ def run_format(
     units: Callable[[Path], list[Path]],
     record: Callable[[Path, Path, Options], RolloutRecord],
     rank: int = FOLDERS,
+    names: tuple[str, ...] = (),
+    of_folders: bool = False,
 ) -> Format:
     """Describe a format with one rollout per file or folder.
 
@@ -147,7 +166,7 @@ def run_format(
         rollout.source, rollout.rollout_id = source, rollout.rollout_id or content_hash(source, [unit])
         yield rollout
 
-    return Format(name, doc, rank, claims, units, lambda unit: 1, read)
+    return Format(name, doc, rank, claims, units, lambda unit: 1, read, names, of_folders)
 
 
 def row_format(
@@ -158,7 +177,7 @@ def row_format(
     record: Callable[[Any, str, Options], RolloutRecord],
     group: Callable[[Row], Any] | None = None,
     rank: int = ROWS,
-    suffix: str | None = None,
+    names: tuple[str, ...] = (),
     part: rows.Part | None = None,
     units: Callable[[Path], list[Path]] = rows.units,
     iter_rows: Callable[[Path], Iterator[tuple[int, Any]]] = rows.iter_rows,
@@ -171,7 +190,7 @@ def row_format(
         record: (row, name for errors, options) -> the rollout; raises Unreadable; any other error refuses the row. With
             a `group` it gets a list of rows.
         group: consecutive rows with the same value of `group(row)` are one rollout; None: every row is one.
-        suffix: of files that have this format whatever they hold.
+        names: endings of files that have this format whatever they hold.
         part: a file of such items is one row.
         units, iter_rows, count_rows: list the units, read and count the rows of one, as those of `rows` do; `iter_rows`
             may raise Unreadable for a whole unit. None: rows are counted by reading them.
@@ -193,8 +212,9 @@ def row_format(
 
     def read(unit: Path, root: Path, options: Options) -> Iterator[ImportResult]:
         source, padded = source_of(unit, root), rows.is_parquet(unit)
-        for number, values in _grouped(numbered_rows(unit), group):
-            where = f"{source}, row {number}"
+        numbers: dict[str, bytes] = {}
+        for number, read in _grouped(numbered_rows(unit), group):
+            where, values = f"{source}, row {number}", [as_row(value) for value in read]
             try:
                 for value in values:
                     _check_row(value, where)
@@ -212,15 +232,26 @@ def row_format(
                 yield unconvertible(source, error, number)
                 continue
             rollout.source = f"{source}#{number}"
+            _separate(rollout, source, number, numbers)
             yield rollout
 
-    def claims_first_row(source: DetectionInput) -> bool:
-        named = suffix is not None and any(file.suffix == suffix for file in source.files)
-        return named or (source.row is not None and claims(source.row))
+    def claims_rows(source: DetectionInput) -> bool:
+        named = names and any(file.name.endswith(names) for file in source.files)
+        return bool(named) or any(map(claims, source.rows))
 
     per = "one rollout per row" if group is None else "one rollout per run of rows"
     files = doc.files or f"`.jsonl`, `.json`, `.parquet`, also with `.gz` or `.zst`; {per}"
-    return Format(name, replace(doc, files=files), rank, claims_first_row, units, count, read)
+    return Format(name, replace(doc, files=files), rank, claims_rows, units, count, read, names)
+
+
+def _separate(rollout: RolloutRecord, source: str, row: int, prompts: dict[str, bytes]) -> None:
+    """Give a numbered task (`RunInfo.numbered`) an id of its own if the file has the number for another prompt."""
+    if not (task := rollout.task_id or "").startswith(f"{source}:"):
+        return
+    prompt = next((m.content for agent in rollout.agents for m in agent.messages if m.role == "user"), "")
+    digest = hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).digest()[:16]
+    if prompts.setdefault(task, digest) != digest:
+        rollout.task_id = f"{task}#{row}"
 
 
 def _check_row(value: Any, where: str) -> None:

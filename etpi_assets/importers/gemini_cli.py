@@ -7,21 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.conversation import ChatEntry, Options
+from etpi_assets.importers.calls import read_calls
+from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format
+from etpi_assets.importers.normal import Message
 from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.sessions import Session, session_lines, session_rollout
-from etpi_assets.importers.source import (
-    Unreadable,
-    as_list,
-    as_mapping,
-    field,
-    no_run,
-    read_json,
-    text_field,
-    to_utc,
-    tool_calls,
-)
+from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, no_run, read_json, text_field, to_utc
 from etpi_assets.trajectories.records import RolloutRecord
 
 _JSON = (".json", ".jsonl")
@@ -29,7 +21,7 @@ _SILENT = ("info", "error", "warning")
 
 
 def claims(source: DetectionInput) -> bool:
-    return source.row is not None and "projectHash" in source.row and "sessionId" in source.row
+    return any("projectHash" in row and "sessionId" in row for row in source.rows)
 
 
 def units(root: Path) -> list[Path]:
@@ -90,7 +82,7 @@ def _by_id(values: Sequence[Any], unit: Path) -> dict[str, Mapping[str, Any]]:
     return {text_field(message, "id") or f"message {number}": message for number, message in enumerate(messages)}
 
 
-def _entries(message: Mapping[str, Any], name: str, seen: set[str], session: Session) -> Iterator[ChatEntry]:
+def _entries(message: Mapping[str, Any], name: str, seen: set[str], session: Session) -> Iterator[Message]:
     kind, at = message.get("type"), to_utc(message.get("timestamp"))
     if kind in _SILENT:
         return
@@ -101,7 +93,7 @@ def _entries(message: Mapping[str, Any], name: str, seen: set[str], session: Ses
         parts = content if isinstance(content, list) else [content]
         answers = [part for part in parts if field(part, "functionResponse") is not None]  # of the calls before, again
         if not answers or len(answers) < len(parts):
-            yield ChatEntry("user", parts_text([part for part in parts if part not in answers], name), at=at)
+            yield Message("user", parts_text([part for part in parts if part not in answers], name), time=at)
         return
     text = parts_text(content, name)
     is_own = text_field(message, "id") not in seen
@@ -114,14 +106,14 @@ def _entries(message: Mapping[str, Any], name: str, seen: set[str], session: Ses
     thoughts = as_list(message.get("thoughts") or [], f"{name}.thoughts")
     texts = (": ".join(filter(None, (text_field(t, "subject"), text_field(t, "description")))) for t in thoughts)
     reasoning = "\n".join(filter(None, texts)) or None
-    yield ChatEntry("assistant", text, tool_calls(calls, name), reasoning, at, learn=is_own)
+    yield Message("assistant", text, read_calls(calls, name), reasoning, at, trained=is_own)
     for call in called:
         if call.get("result") is not None:
-            yield ChatEntry(
+            yield Message(
                 "tool",
                 parts_text(call["result"], f"{name}.result"),
-                at=to_utc(call.get("timestamp")),
-                answers=text_field(call, "id"),
+                time=to_utc(call.get("timestamp")),
+                result_of=text_field(call, "id"),
             )
 
 

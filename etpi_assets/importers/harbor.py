@@ -148,5 +148,6 @@ FORMAT = run_format(
     ),
     claims=claims,
     units=units,
+    of_folders=True,
     record=record,
 )

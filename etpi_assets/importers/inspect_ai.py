@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from etpi_assets.importers.conversation import Options, chat_entries
+from etpi_assets.importers.calls import read_tools
+from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import FOLDERS, FormatDoc, Row, row_format
-from etpi_assets.importers.messages import solo
-from etpi_assets.importers.responses import function_schemas
+from etpi_assets.importers.generic import read_messages, solo
 from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.run_info import repo_of, reward_of, run_info, sampler_of
 from etpi_assets.importers.source import (
@@ -153,7 +153,7 @@ def _stream(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
 
 
 def record(row: Row, where: str, options: Options) -> RolloutRecord:
-    """Read a sample. Raises Unreadable: `empty`, `errored`, `no_prompt`, `non_text_content`, or as `chat_entries`."""
+    """Read a sample. Raises Unreadable: `empty`, `errored`, `no_prompt`, `non_text_content`, or as `read_messages`."""
     log, sample = row["log"], as_mapping(row["sample"], where)
     messages = [_message(raw, f"{where}, messages[{i}]") for i, raw in enumerate(as_list(_messages(sample), where))]
     error = text_field(sample, "error", "message")
@@ -177,7 +177,7 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
         "finish_reason": "length" if stop == "max_tokens" else None,
         "exit_status": "Error" if error else "exit_cost" if limit else None,
     }
-    rollout = solo(chat_entries(messages, f"{where}, messages"), run_info(facts, options), where, options)
+    rollout = solo(read_messages(messages, f"{where}, messages"), run_info(facts, options), where, options)
     rollout.tools = _offered(sample)
     if rollout.outcome and len(scores) > 1:
         rollout.outcome["scores"] = scores
@@ -236,14 +236,14 @@ def _messages(sample: Mapping[str, Any]) -> Any:
 def _grade(value: Any) -> float | None:
     """Return the value of a score as a number: letters and words as Inspect reads them."""
     letter = _GRADES.get(value.strip()) if isinstance(value, str) else None
-    return reward_of({"score": value}, "score") if letter is None else letter
+    return reward_of("score", value) if letter is None else letter
 
 
 def _offered(sample: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """Return the schemas of the first request that has some."""
     events = sample.get("events")
     for event in events if isinstance(events, list) else ():
-        if field(event, "event") == "model" and (schemas := function_schemas(field(event, "tools"))):
+        if field(event, "event") == "model" and (schemas := read_tools(field(event, "tools"), "tools")):
             return schemas
     return None
 
@@ -261,7 +261,7 @@ FORMAT = row_format(
         "Samples in chunks and samples with images are quarantined",
     ),
     claims=_is_log,
-    suffix=_ARCHIVE,
+    names=(_ARCHIVE,),
     record=record,
     iter_rows=iter_samples,
     count_rows=count_samples,

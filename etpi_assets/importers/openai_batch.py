@@ -1,4 +1,4 @@
-"""Answers of OpenAI's Batch API, with the requests from the files beside them."""
+"""Answers of OpenAI's Batch API joined with the requests beside them; `formats/openai_batch.toml` reads such a pair."""
 
 from __future__ import annotations
 
@@ -7,15 +7,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers import nemo_gym
-from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries
-from etpi_assets.importers.format import FOLDERS, FormatDoc, Row, row_format
-from etpi_assets.importers.messages import solo
-from etpi_assets.importers.rows import count_rows, iter_rows
-from etpi_assets.importers.run_info import run_info, sampler_of
-from etpi_assets.importers.sessions import as_context, jsonl_units
-from etpi_assets.importers.source import Unreadable, as_list, as_mapping, bytes_of, field, parse_json, text_field
-from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.importers.rows import Row, iter_rows
+from etpi_assets.importers.sessions import jsonl_units
+from etpi_assets.importers.source import Unreadable, bytes_of, field, parse_json, text_field
 from etpi_resources.inside import open_file
 
 
@@ -43,13 +37,19 @@ def _may_hold_answers(file: Path) -> bool:
 
 
 def iter_answers(unit: Path) -> Iterator[tuple[int, Any]]:
-    """Yield (number, {"answer": the row, "request": its body, or why it is unknown}) of each row, or an Unreadable."""
+    """Yield (number, {"answer": the row, "request": its body, if one is known}) of each row, or an Unreadable."""
     places = _places(unit)
     for number, row in iter_rows(unit):
         if isinstance(row, Unreadable):
             yield number, row
         else:
-            yield number, {"answer": row, "request": field(row, "body") or _request(row, places)}
+            request = field(row, "body") or _request(row, places)
+            body = field(row, "response", "body")
+            errored = field(row, "error", "message") or field(body, "error", "message") or not isinstance(body, dict)
+            if isinstance(request, Unreadable) and not errored:
+                yield number, request
+            else:
+                yield number, {"answer": row, **({"request": request} if isinstance(request, dict) else {})}
 
 
 _Places = dict[str, dict[bytes, tuple[Path, int]]]
@@ -101,46 +101,3 @@ def _places_in(path: Path, wanted: Set[str]) -> _Places:
                     places.setdefault(name, {}).setdefault(digest, (path, offset))
             offset += len(line)
     return places
-
-
-def record(row: Row, where: str, options: Options) -> RolloutRecord:
-    """Read an answer. Raises Unreadable: `errored`, `no_prompt`, `ambiguous_request`, or as `chat_entries`."""
-    answer, request = as_mapping(row["answer"], where), row["request"]
-    body = field(answer, "response", "body")
-    error = text_field(answer, "error", "message") or text_field(body, "error", "message")
-    if error or not isinstance(body, dict):
-        raise Unreadable("errored", f"{where}: {error or 'no response'}"[:300])
-    if isinstance(request, Unreadable):
-        raise Unreadable(request.reason, f"{where}: {request.detail}")
-    if not isinstance(request, dict):
-        raise Unreadable("no_prompt", f"{where}: no file beside it has the request {answer.get('custom_id')!r}")
-    if "output" in body:
-        gym = {"responses_create_params": request, "response": body, "instance_id": answer.get("custom_id")}
-        return nemo_gym.record(gym, where, options)
-    choice = as_mapping(next(iter(as_list(body.get("choices"), f"{where}, choices")), None), f"{where}, choices[0]")
-    context = chat_entries(as_list(request.get("messages"), f"{where}, messages"), f"{where}, messages")
-    message = {**as_mapping(choice.get("message"), f"{where}, message"), "finish_reason": choice.get("finish_reason")}
-    entries: list[ChatEntry] = [*as_context(context), *chat_entries([message], f"{where}, message")]
-    facts = {"instance_id": answer.get("custom_id"), "model": body.get("model"), "tools": request.get("tools")}
-    rollout = solo(entries, run_info(facts, options), where, options)
-    rollout.sampler = sampler_of(request, body.get("usage"))
-    return rollout
-
-
-FORMAT = row_format(
-    "openai_batch",
-    FormatDoc(
-        title="Answers of OpenAI's Batch API, of chat completions and of the Responses API",
-        files="`.jsonl`: the answers, and beside them the plain file of the requests; one rollout per answer",
-        keeps="the request's messages as context, the first choice, calls, tool schemas, finish reason, model, "
-        "sampler, usage; `custom_id` is the task",
-        loses="further choices; quarantined are errors, and answers whose request is not beside them or is one of "
-        "several with its `custom_id`, which is unique in one batch only: give each batch a folder",
-    ),
-    claims=claims,
-    record=record,
-    iter_rows=iter_answers,
-    count_rows=count_rows,
-    rank=FOLDERS,
-    units=units,
-)

@@ -12,22 +12,14 @@ from dataclasses import replace
 from itertools import chain, takewhile
 from typing import Any
 
-from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries
+from etpi_assets.importers.calls import content_text, listed, read_calls, read_tools
+from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import FormatDoc, Row, row_format
-from etpi_assets.importers.messages import listed, solo
+from etpi_assets.importers.generic import read_messages, solo
+from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import run_info
-from etpi_assets.importers.source import (
-    Unreadable,
-    as_mapping,
-    content_text,
-    field,
-    int32_field,
-    number_field,
-    text_field,
-    to_utc,
-    tool_calls,
-    tool_schemas_of,
-)
+from etpi_assets.importers.source import Unreadable, as_mapping, field, int32_field, number_field, text_field, to_utc
+from etpi_assets.trajectories.calls import ToolCall
 from etpi_assets.trajectories.records import RolloutRecord
 
 _SILENT = ("agent_state_changed", "change_agent_state", "null", "recall", "ConversationStateUpdateEvent", "PauseEvent",
@@ -62,6 +54,8 @@ _BOOKKEEPING = frozenset(
 """Arguments of an action that the model did not write, or wrote as its text."""
 _WITHOUT_ARGUMENTS = ("finish", "reject", "think")
 _OF_EVENT = frozenset({"action", "id", "source", "timestamp", "cause", "message", "llm_metrics", "tool_call_metadata"})
+_READ = ("history", "trajectory", "instruction", "instance", "metadata", "test_result", "report", "error", "metrics")
+"""Columns that are read here, or hold counts and the configuration."""
 _CONDENSED = ("condensation", "condense", "agent_condensation", "Condensation", "CondensationSummaryEvent")
 
 
@@ -81,7 +75,7 @@ def _is_event(row: Any) -> bool:
 def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `errored`, `empty`, `compacted`, `unknown_form`, `unknown_role`."""
     error = text_field(row, "error")
-    info = run_info(row, options)
+    info = run_info(row, options, reads=_READ)
     info = replace(
         info,
         patch=info.patch or text_field(row, "test_result", "git_patch"),
@@ -96,7 +90,7 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
     if not items:
         raise Unreadable("errored" if error else "empty", f"{where}: no event{f'; {error[:300]}' if error else ''}")
     if isinstance(items[0], dict) and items[0].get("role") is not None:
-        entries = chat_entries([_with_content(m) for m in items], f"{where}, {name}")
+        entries = read_messages([_with_content(m) for m in items], f"{where}, {name}")
     else:
         events = _listed(items, f"{where}, {name}")
         entries = _events(events, f"{where}, {name}", text_field(row, "instruction"))
@@ -131,15 +125,15 @@ def _offered(events: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, 
     """Return the tool schemas of the system event; None if there are none, or mere descriptions of classes."""
     for event in events:
         for tools in (field(event, "args", "tools"), event.get("tools")):
-            schemas = tool_schemas_of(tools, f"{where}, tools")
+            schemas = read_tools(tools, f"{where}, tools")
             if schemas and all("function" in tool or "parameters" in tool for tool in schemas):
                 return schemas
     return None
 
 
-def _events(events: Sequence[Mapping[str, Any]], name: str, instruction: str | None) -> list[ChatEntry]:
-    entries: list[ChatEntry] = []
-    responses: dict[str, ChatEntry] = {}
+def _events(events: Sequence[Mapping[str, Any]], name: str, instruction: str | None) -> list[Message]:
+    entries: list[Message] = []
+    responses: dict[str, Message] = {}
     for index, event in enumerate(events):
         kind = text_field(event, "kind") or text_field(event, "action") or text_field(event, "observation")
         if kind in _CONDENSED:
@@ -151,15 +145,15 @@ def _events(events: Sequence[Mapping[str, Any]], name: str, instruction: str | N
             continue
         entry = _event(event, f"{name}[{index}]", responses)
         if entry is not None:
-            entry.at = entry.at or to_utc(event.get("timestamp"))
+            entry.time = entry.time or to_utc(event.get("timestamp"))
             entries.append(entry)
     before = takewhile(lambda entry: entry.role != "assistant", entries)
     if instruction and not any(entry.role == "user" for entry in before):
-        entries.insert(sum(1 for entry in entries[:1] if entry.role == "system"), ChatEntry("user", instruction))
+        entries.insert(sum(1 for entry in entries[:1] if entry.role == "system"), Message("user", instruction))
     return entries
 
 
-def _event(event: Mapping[str, Any], name: str, responses: dict[str, ChatEntry]) -> ChatEntry | None:
+def _event(event: Mapping[str, Any], name: str, responses: dict[str, Message]) -> Message | None:
     """Return the message of an event; None if an earlier event gave the same response.
 
     Args:
@@ -177,37 +171,37 @@ def _event(event: Mapping[str, Any], name: str, responses: dict[str, ChatEntry])
             text += "\n[Error occurred in processing last action]"
         # Of a call that OpenHands could not read: it keeps no action of it, and the model read the words of a user.
         role = "user" if failed and answers is None and responses else "tool"
-        return ChatEntry(role, text, exit_code=_code(event), answers=answers)
+        return Message(role, text, exit_code=_code(event), result_of=answers)
     arguments = event.get("args")
     if not isinstance(arguments, dict):  # the oldest events hold their arguments themselves
         arguments = {key: value for key, value in event.items() if key not in _OF_EVENT}
     if action == "system":
-        return ChatEntry("system", content_text(arguments.get("content"), name))
+        return Message("system", content_text(arguments.get("content"), name))
     # Without a source, only the agent waits for a response.
     source = text_field(event, "source") or ("agent" if arguments.get("wait_for_response") is True else "user")
     if action == "message" and source == "user":
-        return ChatEntry("user", content_text(arguments.get("content"), name))
+        return Message("user", content_text(arguments.get("content"), name))
     response = field(event, "tool_call_metadata", "model_response")
     choices = field(response, "choices")
     if isinstance(choices, list) and choices:
         key = text_field(response, "id") or name
         if key in responses:
             return None
-        (responses[key],) = chat_entries([{"role": "assistant", **_response_keys(choices[0])}], name)
+        (responses[key],) = read_messages([{"role": "assistant", **_response_keys(choices[0])}], name)
         return responses[key]
     if action == "message":
-        return ChatEntry("assistant", content_text(arguments.get("content"), name))
-    return ChatEntry("assistant", text_field(arguments, "thought") or "", _rebuilt(action, arguments, name))
+        return Message("assistant", content_text(arguments.get("content"), name))
+    return Message("assistant", text_field(arguments, "thought") or "", _rebuilt(action, arguments, name))
 
 
-def _rebuilt(action: str, arguments: Mapping[str, Any], name: str) -> list[dict[str, Any]] | None:
+def _rebuilt(action: str, arguments: Mapping[str, Any], name: str) -> list[ToolCall]:
     """Return the call of an action whose response was not recorded."""
     kept = {key: value for key, value in arguments.items() if key not in _BOOKKEEPING and value is not None}
     if not kept and action not in _WITHOUT_ARGUMENTS:
         raise Unreadable("unknown_form", f"{name} is the action {action!r} without arguments in `args` or beside it")
     if action == "call_tool_mcp" and (tool := text_field(kept, "name")):
-        return tool_calls([{"function": {"name": tool, "arguments": kept.get("arguments")}}], name)
-    return tool_calls([{"function": {"name": "execute_bash" if action == "run" else action, "arguments": kept}}], name)
+        return read_calls([{"function": {"name": tool, "arguments": kept.get("arguments")}}], name)
+    return read_calls([{"function": {"name": "execute_bash" if action == "run" else action, "arguments": kept}}], name)
 
 
 def _response_keys(choice: Any) -> dict[str, Any]:
@@ -217,21 +211,21 @@ def _response_keys(choice: Any) -> dict[str, Any]:
     return {**values, "finish_reason": field(choice, "finish_reason")}
 
 
-def _new_event(kind: str, event: Mapping[str, Any], name: str, responses: dict[str, ChatEntry]) -> ChatEntry | None:
+def _new_event(kind: str, event: Mapping[str, Any], name: str, responses: dict[str, Message]) -> Message | None:
     if kind == "SystemPromptEvent":
-        return ChatEntry("system", _text(event.get("system_prompt"), name))
+        return Message("system", _text(event.get("system_prompt"), name))
     if kind == "MessageEvent":
         message = as_mapping(event.get("llm_message"), f"{name}.llm_message")
-        return chat_entries([message], f"{name}.llm_message")[0]
+        return read_messages([message], f"{name}.llm_message")[0]
     if kind == "ActionEvent":
         call = event.get("tool_call")
-        calls = tool_calls([_call(call)] if isinstance(call, dict) else _own_call(event), name)
+        calls = read_calls([_call(call)] if isinstance(call, dict) else _own_call(event), name)
         key = text_field(event, "llm_response_id")
         if key and key in responses:
             earlier = responses[key]
-            earlier.tool_calls = [*(earlier.tool_calls or ()), *(calls or ())]
+            earlier.calls += calls
             return None
-        entry = ChatEntry(
+        entry = Message(
             "assistant", content_text(event.get("thought"), name), calls, text_field(event, "reasoning_content")
         )
         if key:
@@ -241,10 +235,10 @@ def _new_event(kind: str, event: Mapping[str, Any], name: str, responses: dict[s
         text = observation.get("content", observation.get("output")) if isinstance(observation, dict) else observation
         answers = text_field(event, "tool_call_id")
         text = _as_read(_text(text, name), field(observation, "metadata"))
-        return ChatEntry("tool", text, exit_code=_code(observation), answers=answers)
+        return Message("tool", text, exit_code=_code(observation), result_of=answers)
     for key in ("error", "rejection_reason", "detail"):
         if (text := text_field(event, key)) is not None:
-            return ChatEntry("tool", text, answers=text_field(event, "tool_call_id"))
+            return Message("tool", text, result_of=text_field(event, "tool_call_id"))
     raise Unreadable("unknown_form", f"{name} is an event of kind {kind!r}, which is not known")
 
 

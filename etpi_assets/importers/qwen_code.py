@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.conversation import ChatEntry, Options
+from etpi_assets.importers.calls import read_calls
+from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import FormatDoc, run_format
 from etpi_assets.importers.gemini_cli import parts_text
+from etpi_assets.importers.normal import Message
 from etpi_assets.importers.sessions import (
     Session,
     as_context,
@@ -23,7 +25,7 @@ from etpi_assets.importers.sessions import (
     session_lines,
     session_rollout,
 )
-from etpi_assets.importers.source import Unreadable, as_list, field, text_field, to_utc, tool_calls
+from etpi_assets.importers.source import Unreadable, as_list, field, text_field, to_utc
 from etpi_assets.trajectories.records import RolloutRecord
 
 _SPEAKERS = ("user", "assistant", "tool_result")
@@ -56,7 +58,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     return session_rollout(session, unit, options)
 
 
-def _entries(lines: Sequence[Mapping[str, Any]], name: str, session: Session) -> Iterator[ChatEntry]:
+def _entries(lines: Sequence[Mapping[str, Any]], name: str, session: Session) -> Iterator[Message]:
     """Yield the messages of the lines with one uuid, which are parts of one response."""
     kind = lines[0].get("type")
     if kind == "system":
@@ -69,7 +71,7 @@ def _entries(lines: Sequence[Mapping[str, Any]], name: str, session: Session) ->
     yield from _spoken(parts, name, kind == "assistant", lines[0].get("timestamp"))
 
 
-def _history(line: Mapping[str, Any], name: str) -> list[ChatEntry]:
+def _history(line: Mapping[str, Any], name: str) -> list[Message]:
     """Return the messages with which the prompt after a compaction begins, as context."""
     history = as_list(field(line, "systemPayload", "compressedHistory") or [], f"{name}, compressedHistory")
     return [
@@ -81,25 +83,25 @@ def _history(line: Mapping[str, Any], name: str) -> list[ChatEntry]:
     ]
 
 
-def _spoken(parts: Sequence[Any], name: str, is_model: bool, at: Any = None) -> Iterator[ChatEntry]:
+def _spoken(parts: Sequence[Any], name: str, is_model: bool, at: Any = None) -> Iterator[Message]:
     """Yield the messages of a content: results, and then its text with the calls."""
     moment = to_utc(at)
     for part in parts:
         if field(part, "functionResponse") is not None:
             answers = text_field(part, "functionResponse", "id")
-            yield ChatEntry("tool", parts_text([part], name), at=moment, answers=answers)
+            yield Message("tool", parts_text([part], name), time=moment, result_of=answers)
     texts = [part for part in parts if field(part, "functionCall") is None and field(part, "functionResponse") is None]
     text = parts_text([part for part in texts if field(part, "thought") is not True], name)
     if not is_model:
         if text:
-            yield ChatEntry("user", text, at=moment)
+            yield Message("user", text, time=moment)
         return
     called = [call for part in parts if (call := field(part, "functionCall")) is not None]
     calls = [
         {"id": field(c, "id"), "function": {"name": field(c, "name"), "arguments": field(c, "args")}} for c in called
     ]
     thoughts = parts_text([part for part in texts if field(part, "thought") is True], name)
-    yield ChatEntry("assistant", text, tool_calls(calls, name), thoughts or None, moment)
+    yield Message("assistant", text, read_calls(calls, name), thoughts or None, moment)
 
 
 FORMAT = run_format(

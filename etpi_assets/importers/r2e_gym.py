@@ -10,15 +10,18 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from etpi_assets.importers.conversation import ChatEntry, Options
+from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import FormatDoc, Row, row_format
-from etpi_assets.importers.messages import solo
+from etpi_assets.importers.generic import solo
+from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import run_info
 from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, text_field
 from etpi_assets.trajectories.records import RolloutRecord
 
 _IMAGE = re.compile(r"(?:[^/]+/)?(?P<repo>[\w.-]+?)(?:_final|new)?:(?P<commit>[\w.-]+)")
 _NO_STEPS = "You have reached the maximum number of steps. Please submit your answer NOW."
+_READ = ("trajectory_steps", "agent_args", "ds", "problem_statement", "docker_image", "max_steps", "test_output")
+"""Columns that are read here."""
 _ERRORS = ("env_exception", "llm_query_error", "reward_unavailable")
 
 
@@ -31,20 +34,20 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
         raise Unreadable("errored" if reason in _ERRORS else "empty", f"{where}: no step; exit {reason}: {output}")
     system, instance = text_field(row, "agent_args", "system_prompt"), text_field(row, "agent_args", "instance_prompt")
     problem = text_field(row, "problem_statement") or ""
-    entries = [ChatEntry("system", system)] if system else []
-    entries.append(ChatEntry("user", _filled(instance, problem) if instance else problem))
+    entries = [Message("system", system)] if system else []
+    entries.append(Message("user", _filled(instance, problem) if instance else problem))
     max_steps = row.get("max_steps")
     for index, raw in enumerate(steps):
         if type(max_steps) is int:
             left = max_steps - index
-            entries[-1].content += f"\n{f'Steps Remaining: {left}' if left > 0 else _NO_STEPS}"
+            entries[-1].text += f"\n{f'Steps Remaining: {left}' if left > 0 else _NO_STEPS}"
         step = as_mapping(raw, f"{where}, trajectory_steps[{index}]")
         texts = [text for key in ("thought", "action") if (text := text_field(step, key))]
         # The harness took the steps without completion tokens; they are not the model's turns.
         learn = field(step, "token_usage_completion") != 0
-        entries.append(ChatEntry("assistant", "\n\n".join(texts), learn=learn))
-        entries.append(ChatEntry("user", text_field(step, "observation") or ""))
-    info = run_info(row, options)
+        entries.append(Message("assistant", "\n\n".join(texts), trained=learn))
+        entries.append(Message("user", text_field(step, "observation") or ""))
+    info = run_info(row, options, reads=_READ)
     image = _IMAGE.search(text_field(row, "docker_image") or "")
     task = text_field(row, "ds", "instance_id") or (f"{image['repo']}@{image['commit']}" if image else None)
     repo = text_field(row, "ds", "repo") or text_field(row, "ds", "repo_name") or (image["repo"] if image else None)

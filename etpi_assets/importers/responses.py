@@ -7,16 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from etpi_assets.importers.atif import logprobs
-from etpi_assets.importers.conversation import ROLES, ChatEntry, role_of, token_ids
-from etpi_assets.importers.source import (
-    Unreadable,
-    as_mapping,
-    content_parts,
-    content_text,
-    text_field,
-    to_utc,
-    tool_calls,
-)
+from etpi_assets.importers.calls import content_text, read_calls, read_content, role_of
+from etpi_assets.importers.conversation import token_ids
+from etpi_assets.importers.normal import Message
+from etpi_assets.importers.source import Unreadable, as_mapping, text_field, to_utc
 
 _CALLS = {
     "function_call": "arguments",
@@ -40,7 +34,7 @@ _SILENT = (
 """Kinds of items without text, or whose results stay with the provider."""
 
 
-def response_entries(items: Iterable[Any], what: str, *, is_context: bool = False) -> list[ChatEntry]:
+def response_messages(items: Iterable[Any], what: str, *, is_context: bool = False) -> list[Message]:
     """Parse items; those of one response (reasoning, text and calls in a row) are one message.
 
     Args:
@@ -49,7 +43,7 @@ def response_entries(items: Iterable[Any], what: str, *, is_context: bool = Fals
     Raises:
         Unreadable: `unknown_form`, `unknown_role`, `non_text_content`, `bad_token_ids` or `bad_logprobs`.
     """
-    entries: list[ChatEntry] = []
+    entries: list[Message] = []
     is_open = False
     for number, raw in enumerate(items):
         name = f"{what}[{number}]"
@@ -60,42 +54,42 @@ def response_entries(items: Iterable[Any], what: str, *, is_context: bool = Fals
         at = to_utc(item.get("timestamp"))
         role = "assistant" if kind in _CALLS or kind == "reasoning" else "tool"
         if kind == "message":
-            known = role_of(item.get("role"), ROLES, name)
-            role = "assistant" if known == "call" else known
+            known = role_of(item.get("role"), name)
+            role = "assistant" if known == "calls" else known
         if role == "assistant":
             if not is_open:
-                entries.append(ChatEntry("assistant", "", at=at, learn=not is_context))
+                entries.append(Message("assistant", "", time=at, trained=not is_context))
             _add(entries[-1], kind, item, name)
             is_open = entries[-1].output_ids is None
             continue
         is_open = False
         if kind == "message":
-            entries.append(ChatEntry(role, content_text(item.get("content"), name), at=at))
+            entries.append(Message(role, content_text(item.get("content"), name), time=at))
         elif kind == "agent_message":  # of another agent
-            entries.append(ChatEntry("user", content_text(item.get("content"), name), at=at))
+            entries.append(Message("user", content_text(item.get("content"), name), time=at))
         elif kind.endswith("_output"):
             output = json.dumps(item.get("tools")) if "tools" in item else _output(item.get("output"), name)
-            entries.append(ChatEntry("tool", output, at=at, answers=text_field(item, "call_id")))
+            entries.append(Message("tool", output, time=at, result_of=text_field(item, "call_id")))
         else:
             raise Unreadable("unknown_form", f"{name} is an item of type {kind!r}, which is not known")
     return entries
 
 
-def _add(entry: ChatEntry, kind: str, item: Mapping[str, Any], name: str) -> None:
+def _add(entry: Message, kind: str, item: Mapping[str, Any], name: str) -> None:
     if kind == "message":
-        parts = content_parts(item.get("content"), name)
-        entry.content = "\n".join(text for text in (entry.content, parts.text) if text)
+        parts = read_content(item.get("content"), name)
+        entry.text = "\n".join(text for text in (entry.text, parts.text) if text)
     elif kind == "reasoning":
-        texts = (content_parts(item.get(key), name) for key in ("content", "summary"))
-        thought = next((text for t in texts if (text := "\n".join(filter(None, (t.reasoning, t.text))))), None)
-        entry.reasoning = "\n".join(text for text in (entry.reasoning, thought) if text) or None
+        texts = (read_content(item.get(key), name) for key in ("content", "summary"))
+        thought = next((text for t in texts if (text := "\n".join(filter(None, (t.thought, t.text))))), None)
+        entry.thought = "\n".join(text for text in (entry.thought, thought) if text) or None
     else:
         arguments = item.get(_CALLS[kind])
         if kind == "custom_tool_call":
             arguments = {"input": arguments}
         function = {"name": text_field(item, "name") or kind.removesuffix("_call"), "arguments": arguments}
         call = {"id": text_field(item, "call_id") or text_field(item, "id"), "type": "function", "function": function}
-        entry.tool_calls = [*(entry.tool_calls or ()), *(tool_calls([call], name) or ())]
+        entry.calls += read_calls([call], name)
         if kind == "mcp_call" and item.get("output") is not None:
             raise Unreadable("unknown_form", f"{name} is a call whose result the provider added to the same response")
     if item.get("generation_token_ids"):
@@ -113,17 +107,6 @@ def _output(value: Any, name: str) -> str:
     return content_text(value, name)
 
 
-def function_schemas(tools: Any) -> list[dict[str, Any]] | None:
-    """Return the schemas of functions as the Chat Completions API has them; None if there are none."""
-    functions = [tool for tool in tools if text_field(tool, "name")] if isinstance(tools, list) else []
-    return [_schema(tool) for tool in functions] or None
-
-
-def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
-    keys = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {key: tool[key] for key in keys if tool.get(key) is not None}}
-
-
-def instructed(text: Any, entries: Sequence[ChatEntry]) -> list[ChatEntry]:
+def instructed(text: Any, entries: Sequence[Message]) -> list[Message]:
     """Return the messages with instructions as a system prompt before them, if there are any."""
-    return [*([ChatEntry("system", text)] if isinstance(text, str) and text else []), *entries]
+    return [*([Message("system", text)] if isinstance(text, str) and text else []), *entries]

@@ -5,46 +5,31 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from etpi_assets.importers.calls import Unread, read_tools, silent
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.source import Unreadable, number_field, text_field, tool_schemas_of
+from etpi_assets.importers.normal import Message, RunInfo
+from etpi_assets.importers.source import Unreadable, int32_field, number_field, text_field, to_utc
+from etpi_assets.importers.spec import Node, Spec, at, base
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 
-_TASK = (
-    "instance_id",
-    "task_id",
-    "task_name",
-    "problem_id",
-    "prompt_id",
-    "trajectory_id",
-    "traj_id",
-    "id",
-    "uuid",
-    "uid",
-    "example_id",
-    "question_id",
-    "sample_id",
-    "conversation_id",
-    "index",
-    "idx",
-)
-_TEACHER = ("teacher", "model_name", "model", "generator", "model_name_or_path")
-_REWARD = ("reward", "resolved", "score", "target", "success", "is_correct", "correct", "kto_tag", "label")
-_FLAGS = ("target", "kto_tag", "label")
-"""Columns that are a reward only where they hold true or false; others use them for an answer or a class."""
-_TEXTS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+_TEXTS = {
+    **dict.fromkeys(("true", "yes", "pass", "passed", "success", "successful", "resolved", "resolved full"), 1.0),
+    **dict.fromkeys(("correct", "solved"), 1.0),
+    **dict.fromkeys(("false", "no", "fail", "failed", "failure", "unresolved", "resolved no", "resolved partial"), 0.0),
+    **dict.fromkeys(("incorrect", "unsolved", "wrong", "error"), 0.0),
+}
+"""Words that are verdicts."""
 _NO_REWARD = ("", "none", "null", "n/a", "nan")
-_PATCH = ("model_patch", "generated_patch", "git_patch", "output_patch", "submission", "patch")
-_TOOLS = ("tools", "functions", "tool_definitions", "available_tools", "oai_tools", "tool_defs")
 _TRUNCATED = ("length", "max_tokens", "max_output_tokens")
-_EXIT = ("exit_status", "exit_reason", "finish_reason", "status")
 _SAMPLER = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "max_output_tokens", "seed")
 TASK_COMPLETE = "mark_task_complete"
 """Name that Harbor gives to Terminus' statement that the task is done."""
-_INSTANCE = re.compile(r"(?P<owner>.+?)__(?P<name>.+?)(?:-\d+|\.[0-9a-f]{8}\..+)")
+_INSTANCE = re.compile(
+    r"(?:[^/]*/)*(?P<owner>[^/]+?)__(?P<name>[^/]+?)(?:-\d+(?:(?:__|[-_.:@#/+]).*)?|\.[0-9a-f]{8}\..+)", re.DOTALL
+)
 _SUBMITS = re.compile(r"\becho\s+['\"]?(?:COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT|MINI_SWE_AGENT_FINAL_OUTPUT)")
 _SUBMITTED_ON_EXIT = re.compile(r"submitted \((\w+)\)")
 _EXITS = {
@@ -59,56 +44,125 @@ _EXITS = {
 }  # fmt: skip
 
 
-_KNOWN = frozenset((*_TASK, *_TEACHER, *_REWARD, *_PATCH, *_TOOLS, *_EXIT, "repo", "repo_name"))
+def run_info(
+    row: Any,
+    options: Options,
+    spec: Spec | None = None,
+    place: Mapping[str, str] | None = None,
+    shown: Sequence[Message] = (),
+    reads: Collection[str] | None = None,
+) -> RunInfo:
+    """Read the facts of a run from the options, then the row, then the objects that the format has `within` it.
 
-
-@dataclass(frozen=True)
-class RunInfo:
-    """Facts of a run besides its messages; None for a fact that the row does not have.
-
-    `truncated`: the last turn was cut at the output limit.
-    """
-
-    task_id: str | None
-    repo: str
-    teacher: str | None
-    reward: float | None
-    patch: str | None
-    exit_status: str | None
-    tools: list[dict[str, Any]] | None = None
-    truncated: bool = False
-
-
-def run_info(row: Mapping[str, Any], options: Options) -> RunInfo:
-    """Read the facts of a run from the options, then the row, then its `metadata` and `info`.
+    Args:
+        place: "@file" and "@folder" -> names of the file and its folder.
+        shown: the messages; a column whose text they have is not counted as unread.
+        reads: columns that the reader of the row reads besides; None: without a format, none is counted as unread.
 
     Raises:
         Unreadable: `unknown_form` if a column of tool schemas holds something else, `bad_reward` if a reward does.
     """
-    inner = [_object(row.get(key)) for key in ("metadata", "info") if key in row]
-    places = [{name: place[name] for name in place if name in _KNOWN} for place in (row, *inner) if place]
+    counted = options.unread is not silent and isinstance(row, Mapping) and (spec is not None or reads is not None)
+    spec = spec or base()
+    paths, tree = spec.paths["run"], spec.trees["run"]
+    within = [_object(at(row, path)) for path in paths.get("within", ())]
+    facts = [_facts(held, tree) for held in (row, *within) if isinstance(held, Mapping)]
 
-    def first(names: Sequence[str]) -> str | None:
-        held = [(place, name) for place in places for name in names if name in place]
-        return next((text for place, name in held if (text := text_field(place, name))), None)
+    def values(slot: str) -> Iterator[tuple[str, Any]]:
+        yield from (found[1:] for of in facts for found in sorted(of.get(slot, ()), key=lambda found: found[0]))
 
-    def rewards() -> Iterator[float | None]:
-        yield from (reward_of(place, name) for place in places for name in _REWARD if name in place)
+    def first(slot: str) -> str | None:
+        texts = (text_field({"": value}, "") for _, value in values(slot))
+        names = (place[str(p[0])] for p in paths.get(slot, ()) if place and p and p[0] in place)
+        return next(filter(None, texts), None) or next(iter(names), None)
 
-    def schemas() -> Iterator[list[dict[str, Any]] | None]:
-        yield from (tool_schemas_of(place[name], name) for place in places for name in _TOOLS if name in place)
+    def at_first(slot: str) -> dict[str, Any]:
+        return {"": spec.first("run", slot, row)}
 
-    task = first(_TASK)
+    reward, ended, numbered = None, first("exit"), False
+    for slot in ("reward", "flag"):  # others use a `flag` for an answer or a class
+        for key, value in values(slot):
+            stated = reward_of(key, value) if slot == "reward" or isinstance(value, bool) else None
+            if stated is None and value not in _NO_REWARD:
+                options.unread("row", key, value)  # it is not understood
+            reward = stated if reward is None else reward
+    if (task := first("task")) is None and (task := first("numbered")) is not None:
+        numbered = task.isdecimal()
+    if task and (scope := first("scope")):
+        task = f"{scope}/{task}"
+    ended = spec.data.get("exits", {}).get(ended, ended)
+    truncated = ended in _TRUNCATED or any(value is True for _, value in values("truncated"))
+    settings = [value for path in paths.get("settings", ()) if isinstance(value := at(row, path), dict)]
+    if counted:
+        held = {key: value for key, value in row.items() if key not in (reads or ())}
+        _count_unread(held, spec, options.unread, shown)
     return RunInfo(
         task_id=task,
-        repo=options.repo or first(("repo", "repo_name")) or repo_of(task or ""),
-        teacher=options.teacher or first(_TEACHER),
-        reward=next((reward for reward in rewards() if reward is not None), None),
-        patch=first(_PATCH),
-        exit_status=None if (ended := first(_EXIT)) in _TRUNCATED else exit_name(ended),
-        truncated=ended in _TRUNCATED or row.get("is_truncated") is True,
-        tools=next(filter(None, schemas()), None),
+        repo=options.repo or first("repo") or repo_of(task or ""),
+        teacher=options.teacher or first("model"),
+        reward=reward,
+        patch=first("patch"),
+        exit_status=None if ended in _TRUNCATED else exit_name(ended),
+        truncated=truncated,
+        tools=next((tools for key, value in values("tools") if (tools := read_tools(value, key, spec))), None),
+        numbered=numbered,
+        settings={key: value for held in settings for key, value in held.items()} or None,
+        usage=spec.first("run", "usage", row),
+        seed=int32_field(at_first("seed"), ""),
+        started_at=to_utc(spec.first("run", "started", row)),
+        seconds=number_field(at_first("seconds"), ""),
     )
+
+
+_Facts = dict[str, list[tuple[int, str, Any]]]
+"""Slot -> (rank of the path, key, value) of each path that has a value."""
+
+
+def _facts(held: Mapping[str, Any], tree: Mapping[Any, Node]) -> _Facts:
+    facts: _Facts = {}
+    for key, value in held.items():
+        if (node := tree.get(key)) is not None and value is not None:
+            _fill(facts, node, value, str(key))
+    return facts
+
+
+def _fill(facts: _Facts, node: Node, value: Any, key: str) -> None:
+    for slot, rank in node.slots:
+        if value != "":
+            facts.setdefault(slot, []).append((rank, key, value))
+    for inner, below in node.below.items() if node.below else ():
+        if (value_there := at(value, (inner,))) is not None:
+            _fill(facts, below, value_there, f"{key}.{inner}")
+
+
+def _count_unread(row: Mapping[str, Any], spec: Spec, unread: Unread, shown: Sequence[Message]) -> None:
+    """Count the columns that no path reads, also within objects that paths lead into."""
+    tree, within = spec.trees["run"], {path[0] for path in spec.paths["run"].get("within", ())}
+    texts: str | None = None
+    for key, value in row.items():
+        node = tree.get(key)
+        if value in (None, "", [], {}) or (node is not None and (node.slots or node.known) and key not in within):
+            continue
+        if isinstance(value, str) and len(value) > _LONG:
+            texts = "\n".join(message.text for message in shown) if texts is None else texts
+            if value.strip()[:_COMPARED] in texts:
+                continue
+        below = {**tree, **(node.below if node else {})} if key in within else node.below if node else {}
+        if below and isinstance(inner := _object(value), Mapping):
+            _count_below(inner, below, f"{key}.", unread)
+        else:
+            unread("row", str(key), value)
+
+
+def _count_below(value: Mapping[str, Any], tree: Mapping[Any, Node], prefix: str, unread: Unread) -> None:
+    for key, inner in value.items():
+        if (node := tree.get(key)) is None:
+            unread("row", f"{prefix}{key}", inner)
+        elif node.below and not node.slots and isinstance(inner, Mapping):
+            _count_below(inner, node.below, f"{prefix}{key}.", unread)
+
+
+_LONG, _COMPARED = 40, 2000
 
 
 def imported(agents: list[AgentRecord], task_id: str, repo: str, **columns: Any) -> RolloutRecord:
@@ -118,14 +172,18 @@ def imported(agents: list[AgentRecord], task_id: str, repo: str, **columns: Any)
 
 def build_rollout(agents: list[AgentRecord], info: RunInfo, where: str) -> RolloutRecord:
     """Build a rollout without a rollout id. `where` is the task id if the row has none."""
+    task = f"{where.rpartition(', row ')[0] or where}:{info.task_id}" if info.numbered else info.task_id
     return imported(
         agents,
-        info.task_id or where,
+        task or where,
         info.repo,
         teacher=info.teacher,
         outcome=outcome_of(info.reward),
-        started_at=next((turn.at for agent in agents for turn in agent.turns if turn.at), None),
+        started_at=info.started_at or next((turn.at for agent in agents for turn in agent.turns if turn.at), None),
         tools=info.tools,
+        sampler=sampler_of(info.settings or {}, info.usage),
+        sample_seed=info.seed,
+        wall_seconds=info.seconds,
     )
 
 
@@ -168,6 +226,8 @@ def repo_of(instance_id: str) -> str:
     """Return "owner/name" of an instance id of SWE-bench ("owner__name-123") or SWE-smith
     ("owner__name.0a1b2c3d.lm_modify__9x8y"), and "unknown" for other ids.
 
+    Folders before an instance id, and a number of an attempt behind it, say nothing of the repository.
+
     A split by repository then keeps all of the unknown ones on one side.
     """
     match = _INSTANCE.fullmatch(instance_id)
@@ -184,15 +244,18 @@ def _object(value: Any) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None
 
 
-def reward_of(place: Mapping[str, Any], name: str) -> float | None:
-    """Return a number or a flag, which may be text. Raises Unreadable: `bad_reward` for a `reward` of another form."""
-    value = place.get(name)
+def reward_of(name: str, value: Any) -> float | None:
+    """Return a number or a flag, which may be text; None for a value that is neither.
+
+    Raises:
+        Unreadable: `bad_reward` for a `reward` that is neither, and not empty.
+    """
     if isinstance(value, bool):
         return float(value)
-    text = value.strip().lower() if isinstance(value, str) else None
-    if value is None or name in _FLAGS or text in _NO_REWARD:
+    text = value.strip().lower().replace("_", " ") if isinstance(value, str) else None
+    if value is None or text in _NO_REWARD:
         return None
-    number = number_field(place, name) if text is None else _TEXTS[text] if text in _TEXTS else _number(text)
+    number = number_field({"": value}, "") if text is None else _TEXTS[text] if text in _TEXTS else _number(text)
     if number is None and name == "reward":
         raise Unreadable("bad_reward", f"reward is {str(value)[:40]!r}; write a number, true or false, or no reward")
     return number

@@ -14,8 +14,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.conversation import ChatEntry, Options, fill_agent
+from etpi_assets.importers.conversation import Options, fill_agent
 from etpi_assets.importers.format import DetectionInput
+from etpi_assets.importers.normal import Message
 from etpi_assets.importers.rows import files_below, iter_rows
 from etpi_assets.importers.run_info import add_usage, imported, sampler_of
 from etpi_assets.importers.source import Unreadable
@@ -32,7 +33,7 @@ class Conversation:
 
     agent_id: str
     role: str
-    entries: list[ChatEntry]
+    entries: list[Message]
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Session:
         number = 1 + sum(conversation.role == role for conversation in self.conversations)
         return "agent1" if role == "solo" else f"agent1-{role}{number}"
 
-    def begin(self, role: str, entries: Iterable[ChatEntry] = (), agent_id: str | None = None) -> Conversation:
+    def begin(self, role: str, entries: Iterable[Message] = (), agent_id: str | None = None) -> Conversation:
         """Add a conversation, and return it. `agent_id`: by default `agent_id` of the role."""
         self.conversations.append(Conversation(agent_id or self.agent_id(role), role, list(entries)))
         return self.conversations[-1]
@@ -67,7 +68,7 @@ def session_rollout(session: Session, unit: Path, options: Options) -> RolloutRe
     agents: list[AgentRecord] = []
     for conversation in session.conversations:
         entries = conversation.entries
-        if any(entry.role == "assistant" and entry.learn for entry in entries):
+        if any(entry.role == "assistant" and entry.trained for entry in entries):
             agent = AgentRecord(_unique(conversation.agent_id, agents), "", conversation.role, "unknown")
             fill_agent(agent, entries, options, answers="all")
             agents.append(agent)
@@ -86,9 +87,9 @@ def session_rollout(session: Session, unit: Path, options: Options) -> RolloutRe
     )
 
 
-def as_context(entries: Iterable[ChatEntry]) -> list[ChatEntry]:
+def as_context(entries: Iterable[Message]) -> list[Message]:
     """Return the entries as context: another conversation trains them."""
-    return [replace(entry, learn=False) for entry in entries]
+    return [replace(entry, trained=False) for entry in entries]
 
 
 def folder_name(path: str) -> str:

@@ -12,11 +12,11 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import orjson
 
@@ -30,8 +30,8 @@ _SMALL_BYTES, _MOST_RATIO = 64 << 20, 1000
 about 300 times."""
 
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
-_MILLISECONDS_FROM = 1e11
-"""Epoch times from here on are milliseconds: as seconds they would be after the year 5138."""
+_SMALLER_FROM = 1e11
+"""Epoch times from here on have a thousandth of a unit: as seconds they would be after the year 5138."""
 
 
 class Unreadable(Exception):
@@ -213,7 +213,8 @@ def bytes_of(value: Any) -> bytes:
 def to_utc(value: Any) -> datetime | None:
     """Parse a time to UTC; None for anything that is not a time.
 
-    Accepts epoch seconds or milliseconds as numbers or digits, and ISO 8601; without an offset it is taken as UTC.
+    Accepts epoch seconds, milliseconds, microseconds or nanoseconds as numbers or digits, and ISO 8601; without an
+    offset it is taken as UTC.
     """
     if isinstance(value, bool) or value is None:
         return None
@@ -230,7 +231,9 @@ def to_utc(value: Any) -> datetime | None:
     if not isinstance(value, int | float):
         return None
     try:
-        return datetime.fromtimestamp(value / 1000 if abs(value) >= _MILLISECONDS_FROM else value, UTC)
+        for _ in range(3):  # milliseconds, microseconds, nanoseconds
+            value = value / 1000 if abs(value) >= _SMALLER_FROM else value
+        return datetime.fromtimestamp(value, UTC)
     except (ValueError, OverflowError, OSError):
         return None
 
@@ -288,148 +291,6 @@ def number_field(value: Any, *keys: str) -> float | None:
     return float(item) if abs(item) < 1e18 else None
 
 
-def content_text(content: Any, what: str) -> str:
-    """Return a message's content as text, from a string, nothing, or text parts (possibly null-padded).
-
-    Raises:
-        Unreadable: `non_text_content` for images and the like, `unknown_form` for anything else.
-    """
-    return content_parts(content, what).text
-
-
-class ContentParts(NamedTuple):
-    """A message's content: its text, and the calls, results and reasoning that some APIs put into it.
-
-    Attributes:
-        results: (id of the call, text) of each tool result.
-    """
-
-    text: str = ""
-    calls: tuple[Any, ...] = ()
-    reasoning: str | None = None
-    results: tuple[tuple[str | None, str], ...] = ()
-
-
-_TEXTS = ("text", "input_text", "output_text")
-_TEXT_KEYS = ("text", "value", "content")
-_THOUGHTS = ("thinking", "reasoning", "thought", "reasoning.text")
-
-
-def content_parts(content: Any, what: str) -> ContentParts:
-    """Parse a message's content: a string, nothing, or parts of text, reasoning, calls and results.
-
-    The parts are those of OpenAI's and Anthropic's APIs and of LLaMA-Factory, which calls the text of a part `value`.
-
-    Raises:
-        Unreadable: `non_text_content` for images and the like, `unknown_form` for anything else.
-    """
-    if isinstance(content, str):
-        return ContentParts(content)
-    if content is None:
-        return ContentParts()
-    texts: list[str] = []
-    calls: list[Any] = []
-    thoughts: list[str] = []
-    results: list[tuple[str | None, str]] = []
-    for part in as_list(content, f"{what}.content"):
-        if isinstance(part, str):
-            texts.append(part)
-            continue
-        if field(part, "type") in _TEXTS and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-            continue
-        block = {key: value for key, value in as_mapping(part, f"{what}.content[]").items() if value is not None}
-        kind = text_field(block, "type") or ("text" if "text" in block else "")
-        if kind == "redacted_thinking":  # encrypted
-            continue
-        text = next((block[key] for key in (kind, *_TEXT_KEYS) if isinstance(block.get(key), str)), None)
-        if kind in _THOUGHTS and text is not None:
-            thoughts.append(text)
-        elif kind == "tool_use" and isinstance(block.get("name"), str):
-            calls.append({key: block[key] for key in ("id", "name", "input") if key in block})
-        elif kind == "tool_call" and text is not None:
-            calls.append(text)
-        elif kind == "tool_result":
-            result = content_text(block.get("content", block.get("value")), f"{what}.content[]")
-            results.append((text_field(block, "tool_use_id") or text_field(block, "tool_call_id"), result))
-        elif isinstance(block.get("text"), str):
-            texts.append(block["text"])
-        elif kind in ("text", "refusal") and text is not None:
-            texts.append(text)
-        elif kind == "tool_reference" and isinstance(block.get("tool_name"), str):  # found by a search for tools
-            texts.append(block["tool_name"])
-        elif kind == "text":
-            raise Unreadable("unknown_form", f"{what} holds a part of text without `text`; it has {_keys(block)}")
-        else:
-            raise Unreadable(
-                "non_text_content",
-                f"{what} holds a part of type {kind or _keys(block)}; only text, `tool_use` and `tool_result` are read",
-            )
-    return ContentParts("\n".join(texts), tuple(calls), "\n".join(thoughts) or None, tuple(results))
-
-
-def tool_calls(value: Any, what: str) -> list[dict[str, Any]] | None:
-    """Parse a message's structured calls; None if there are none.
-
-    They are a list, or JSON text of one; each call is an object, or JSON text of one. Arguments that are missing, null
-    or empty text are those of a tool without parameters: {}.
-
-    Raises:
-        Unreadable: `unknown_form` for anything else, and for a call whose arguments have an unknown key.
-    """
-    if isinstance(value, str) and value.strip():
-        value = _json_text(value, f"{what}.tool_calls")
-    if not value and (value is None or isinstance(value, str | list)):
-        return None
-    return [_call(call, f"{what}.tool_calls[]") for call in as_list(value, f"{what}.tool_calls")] or None
-
-
-_ARGUMENTS = ("arguments", "input", "parameters", "args", "kwargs")
-"""Names of a call's arguments: OpenAI, Anthropic, Llama, LangChain, smolagents."""
-_CALL_KEYS = frozenset({"id", "type", "name", "function", "index", "call_id", "tool_call_id", "origin", "kind"})
-"""Keys of a call that are not its arguments."""
-
-
-def _call(value: Any, what: str) -> dict[str, Any]:
-    call = dict(as_mapping(_json_text(value, what) if isinstance(value, str) else value, what))
-    if None in (call.get("id", ""), call.get("type", "")):  # only tables write these as null
-        call = without_padding(call)
-    function = call.get("function")
-    if isinstance(function, str):  # {"function": NAME, "arguments": ...}
-        name = call.pop("function")
-        call.setdefault("name", name)
-    elif isinstance(function, dict):
-        call["function"] = _with_arguments(function, what)
-        return call
-    return _with_arguments(call, what)
-
-
-def _with_arguments(function: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return the function of a call with its arguments under `arguments` or `input`, {} where they are empty."""
-    key = "arguments" if function.get("arguments") is not None else None
-    key = key or next((key for key in _ARGUMENTS if function.get(key) is not None), None)
-    if key is None and (unknown := {k for k, v in function.items() if v is not None} - _CALL_KEYS - {*_ARGUMENTS}):
-        raise Unreadable(
-            "unknown_form",
-            f"{what} has no arguments, but {_keys(unknown)}; call them `arguments`, or remove these keys",
-        )
-    arguments = _decoded(function[key]) if key else None
-    empty = arguments == [] or (isinstance(arguments, str) and arguments.strip() in ("", "null", "[]"))
-    if key in ("arguments", "input") and not empty:
-        return {**function, key: arguments}
-    rest = {name: value for name, value in function.items() if name not in _ARGUMENTS}
-    return {**rest, "arguments": {} if key is None or empty else arguments}
-
-
-def _decoded(arguments: Any) -> Any:
-    """Return arguments that were encoded as JSON text twice as they were after the first time."""
-    if isinstance(arguments, str) and arguments.lstrip().startswith('"'):
-        with suppress(ValueError, RecursionError):
-            if isinstance(value := json.loads(arguments), str):
-                return _decoded(value)
-    return arguments
-
-
 _CONVERSATIONS = frozenset(
     ("role", "from", "speaker", "messages", "conversation", "conversations", "history", "trajectory", "steps", "turns")
     + ("events", "nodes", "traces", "samples", "simulations", "prompt", "completion", "input_ids")
@@ -466,79 +327,6 @@ def without_padding(value: Any) -> Any:
 
 
 _NESTED = (dict, list)
-
-
-def tool_schemas_of(value: Any, what: str) -> list[dict[str, Any]] | None:
-    """Parse the tool schemas of a column, keys in order; None for none and for mere names.
-
-    The column is a list of objects or of their JSON text, or JSON text of such a list. A null such as that of
-    `"default": null` is kept. JSON that was written from a table has null for the properties of the other tools, which
-    is no schema; then all its nulls are padding.
-
-    Runs of one program offer the same tools, so equal columns give the same list.
-
-    Raises:
-        Unreadable: `unknown_form` for text that is not JSON, and for anything but a list of schemas.
-    """
-    if not value:
-        return None
-    try:
-        key = value if isinstance(value, str) else orjson.dumps(value)
-    except TypeError:  # integers beyond 64 bits
-        return _tool_schemas(value, what)
-    if key not in _schemas_of:
-        if len(_schemas_of) >= _MOST_SCHEMAS:
-            _schemas_of.clear()
-        _schemas_of[key] = _tool_schemas(value, what)
-    return _schemas_of[key]
-
-
-_MOST_SCHEMAS = 64
-_schemas_of: dict[str | bytes, list[dict[str, Any]] | None] = {}
-"""Columns of tool schemas that were parsed last."""
-
-
-def _tool_schemas(value: Any, what: str) -> list[dict[str, Any]] | None:
-    if isinstance(value, str) and value.strip():
-        value = _json_text(value, what)
-    if not value:
-        return None
-    tools = as_list(value, what)
-    if all(isinstance(tool, str) and not tool.lstrip().startswith("{") for tool in tools):
-        return None
-    schemas = [_json_text(tool, f"{what}[]") if isinstance(tool, str) else tool for tool in tools]
-    if any(None in (parameters_of(tool) or {}).values() for tool in schemas):
-        schemas = without_padding(schemas)
-    return [_schema(as_mapping(tool, f"{what}[]")) for tool in schemas]
-
-
-def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema as recorded; one in Anthropic's form as the OpenAI API, which serves students, has it."""
-    if "input_schema" not in tool:
-        return dict(tool)
-    function = {**tool, "parameters": tool["input_schema"]}
-    return {"type": "function", "function": {k: v for k, v in function.items() if k not in _ANTHROPIC}}
-
-
-_ANTHROPIC = ("input_schema", "type", "cache_control")
-
-
-def parameters_of(tool: Any) -> Mapping[str, Any] | None:
-    """Return the properties that a tool's schema declares for its arguments; None if it declares none."""
-    function = field(tool, "function")
-    properties = field(function if isinstance(function, dict) else tool, "parameters", "properties")
-    return properties if isinstance(properties, dict) else None
-
-
-def _json_text(text: str, what: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise Unreadable("unknown_form", f"{what} is text that is not JSON") from error
-
-
-def _keys(keys: Iterable[str]) -> str:
-    return ", ".join(sorted(map(str, keys))[:8]) or "no keys"
 
 
 def _kind(value: Any) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from etpi_assets.importers.conversation import ChatEntry, Options, fill_agent, token_ids
+from etpi_assets.importers.calls import listed
+from etpi_assets.importers.conversation import Options, fill_agent, token_ids
 from etpi_assets.importers.format import FormatDoc, Row, row_format
-from etpi_assets.importers.messages import listed
+from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import build_rollout, run_info
 from etpi_assets.importers.source import Unreadable, field, text_field
 from etpi_assets.importers.token_rows import entries_of
@@ -32,8 +33,8 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
 
 
 def _agent(name: str, rows: list[Row], where: str, options: Options) -> AgentRecord:
-    turns: list[ChatEntry] = []
-    conversation: list[ChatEntry] = []
+    turns: list[Message] = []
+    conversation: list[Message] = []
     for number, row in enumerate(rows):
         what = f"{where}, {name}, turn {number}"
         prompt = token_ids(row.get("input_ids"), f"{what}, input_ids")

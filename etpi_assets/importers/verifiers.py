@@ -10,16 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etpi_assets.importers.atif import logprobs
-from etpi_assets.importers.conversation import (
-    ChatEntry,
-    Options,
-    chat_entries,
-    fill_agent,
-    finish_of,
-    token_ids,
-)
+from etpi_assets.importers.calls import read_tools
+from etpi_assets.importers.conversation import Options, fill_agent, finish_of, token_ids
 from etpi_assets.importers.format import FOLDERS, FormatDoc, Row, row_format
-from etpi_assets.importers.responses import function_schemas
+from etpi_assets.importers.generic import read_messages
+from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import add_usage, build_rollout, run_info, sampler_of
 from etpi_assets.importers.sessions import paths
 from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, number_field, text_field, to_utc
@@ -41,7 +36,7 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read an episode, or a trace alone.
 
     Raises:
-        Unreadable: `errored` or `empty` if no model answered, `bad_reward`, or as `chat_entries`.
+        Unreadable: `errored` or `empty` if no model answered, `bad_reward`, or as `read_messages`.
     """
     traces = [as_mapping(t, f"{where}, traces[]") for t in as_list(row.get("traces", [row]), f"{where}, traces")]
     errors = [
@@ -64,7 +59,7 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
         "teacher": next((m for c in calls if (m := text_field(c, "model"))), None),
         "reward": min((r for t in trained if (r := _reward(t, where)) is not None), default=None),
     }
-    facts |= {"tools": function_schemas(first.get("tools"))}
+    facts |= {"tools": read_tools(first.get("tools"), f"{where}, tools")}
     rollout = build_rollout(agents, run_info(facts, options), where)
     usage = Counter[str]()
     for call in calls:
@@ -124,19 +119,19 @@ def _is_turn(node: Mapping[str, Any]) -> bool:
 
 def _entries(
     path: Sequence[tuple[str, Mapping[str, Any]]], shared: set[str], finishes: Mapping[str, str | None], where: str
-) -> list[ChatEntry]:
-    entries: list[ChatEntry] = []
+) -> list[Message]:
+    entries: list[Message] = []
     before: list[int] = []
     for key, node in path:
         name = f"{where}, nodes[{key}]"
-        messages = chat_entries([node.get("message")], name)
+        messages = read_messages([node.get("message")], name)
         ids = as_list(node.get("token_ids") or [], f"{name}.token_ids")
         for entry in messages:
-            entry.at = to_utc(node.get("timestamp"))
+            entry.time = to_utc(node.get("timestamp"))
             if entry.role == "assistant":
-                entry.learn = _is_turn(node) and key not in shared
-                entry.finish_reason = finishes.get(key)
-        if messages and messages[-1].learn and messages[-1].role == "assistant" and ids:
+                entry.trained = _is_turn(node) and key not in shared
+                entry.finish = finishes.get(key)
+        if messages and messages[-1].trained and messages[-1].role == "assistant" and ids:
             mask = as_list(node.get("mask"), f"{name}.mask")
             start = next((i for i, sampled in enumerate(mask) if sampled), len(ids))
             messages[-1].prompt_ids = token_ids([*before, *ids[:start]], f"{name}.token_ids")

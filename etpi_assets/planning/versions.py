@@ -15,6 +15,7 @@ from pathlib import Path
 
 from etpi_assets.graph import GraphError, Node
 from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.folders import format_files
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.plugins import GROUPS, Plugin, plugin
 from etpi_assets.specs.rollout_set import RolloutSetSpec
@@ -135,6 +136,8 @@ def _selected(names: Iterable[str], selected: Mapping[str, list[str]]) -> Iterat
                 yield component, number(component)
             elif kind in GROUPS and (point := plugin(kind, option, ())):
                 yield f"plugin {point.module}", plugin_version(point)
+            elif kind == "format" and (file := format_files().get(option)):
+                yield f"format {option}", hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 LIVE = ["agent", "chat", "judge", "parsing", "prompts", "tasks"]
@@ -163,7 +166,7 @@ def _of_rollout_set(spec: RolloutSetSpec, specs: Specs) -> dict[str, list[str]]:
         formats = [name.removeprefix("importer.") for name in COMPONENTS if name.startswith("importer.")]
         return {
             "steps": ["importers", "parsing"],
-            "format": formats if spec.format == "auto" else [spec.format],
+            "format": [*formats, *format_files()] if spec.format == "auto" else [spec.format],
             "scored": family,
         }
     templated = spec.templated is not None

@@ -23,6 +23,10 @@ FOLDERS = {"suite": "suites", "rollout_set": "rollout_sets", "experiment": "expe
 """The set of a spec -> the subfolder that holds its file. Subfolders of that one group files."""
 
 
+FORMATS = "formats"
+"""The subfolder of a user's formats of recorded runs (docs/own_data.md)."""
+
+
 @dataclass(frozen=True)
 class SpecFolder:
     """One folder of specs.
@@ -42,9 +46,15 @@ def user_folders() -> list[SpecFolder]:
     if named := os.environ.get(VARIABLE):
         return [checked(Path(name).expanduser(), VARIABLE) for name in named.split(os.pathsep) if name]
     default = Path(DEFAULT)
-    if any((default / name).is_dir() for name in FOLDERS.values()) or any(default.glob("*.toml")):
+    if any((default / name).is_dir() for name in (*FOLDERS.values(), FORMATS)) or any(default.glob("*.toml")):
         return [checked(default, "the working folder")]
     return []
+
+
+def format_files() -> dict[str, Path]:
+    """Return name -> file of the formats of recorded runs in the user's folders."""
+    files = (file for folder in user_folders() for file in sorted((folder.path / FORMATS).glob("*.toml")))
+    return {file.stem: file for file in files}
 
 
 @cache
@@ -86,12 +96,14 @@ def _problems(folder: Path, origin: str) -> Iterator[str]:
         yield f"the specs folder {folder} ({origin}) does not exist; make it, or name another in {VARIABLE}"
         return
     subfolders = [name for name in FOLDERS.values() if (folder / name).is_dir()]
-    if not subfolders:
+    if not subfolders and not (folder / FORMATS).is_dir():
         yield f"the specs folder {folder} ({origin}) has none of {', '.join(FOLDERS.values())}; {_remedy(folder)}"
         return
     for file in sorted(folder.rglob("*.toml")):
         parts = file.relative_to(folder).parts
         if any(part.startswith(".") for part in parts):
+            continue
+        if parts[0] == FORMATS and len(parts) == 2:
             continue
         if parts[0] not in subfolders or len(parts) == 1:
             near = difflib.get_close_matches(parts[0], FOLDERS.values(), n=1)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from etpi import cli
+from etpi_assets.importers import importer_named
+from etpi_assets.importers.format import DetectionInput
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.presets import preset_values
 from etpi_resources.chat.format import load_chat_format
@@ -82,7 +84,10 @@ def test_map_is_written_into_the_spec(cwd, capsys):
     assert init("--model", "tiny", "--map", "messages=conv,role=who,text=said,assistant=bot") == 0
     assert "columns: messages from conv" in capsys.readouterr().out
     spec = load_specs().rollout_sets["runs"]
-    assert spec.format == "mapped" and spec.options["map"]["text"] == "said"
+    assert spec.format == "runs" and "map" not in spec.options
+    written = importer_named("runs")
+    assert written.claims(DetectionInput(cwd / "runs.jsonl"))
+    assert init("--model", "tiny", "--format", "runs", "--force") == 0 and "1 rollouts" in capsys.readouterr().out
     assert init("--model", "tiny", "--map", "mesages=conv") == 1
     assert "Did you mean 'messages'" in capsys.readouterr().err
 

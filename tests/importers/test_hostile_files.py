@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etpi_assets.importers import count_found, import_runs, messages, rows
+from etpi_assets.importers import count_found, generic, import_runs, rows
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
 from etpi_assets.importers.source import MOST_ROW_BYTES
 from etpi_assets.tasks.family import RejectedInput
@@ -161,7 +161,7 @@ def test_one_bad_row_never_ends_an_import(tmp_path, field):
 def test_error_that_no_reader_expects_refuses_its_row_alone(tmp_path, monkeypatch):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"messages": MESSAGES, "number": n}) + "\n" for n in range(3)))
-    real = messages.fill_agent
+    real = generic.fill_agent
     calls = []
 
     def failing(*arguments, **options):
@@ -170,7 +170,7 @@ def test_error_that_no_reader_expects_refuses_its_row_alone(tmp_path, monkeypatc
             raise ZeroDivisionError("of a reader")
         return real(*arguments, **options)
 
-    monkeypatch.setattr(messages, "fill_agent", failing)
+    monkeypatch.setattr(generic, "fill_agent", failing)
     items = list(import_runs("messages", path))
     (refused,) = [item for item in items if isinstance(item, RejectedInput)]
     assert (refused.reason, refused.row) == ("unconvertible", 1) and len(items) == 3

@@ -33,6 +33,7 @@ from tests.support.rows import (
     trial,
     trl_row,
     verl_row,
+    vibe_rows,
     write_lines,
     write_parquet,
 )
@@ -230,7 +231,7 @@ def test_openhands_folder_of_an_evaluation_is_detected(tmp_path: Path) -> None:
     write_lines(tmp_path / "output.jsonl", [openhands_row()])
     (tmp_path / "metadata.json").write_text(json.dumps({"agent_class": "CodeActAgent", "llm_config": {}}))
     assert detect(tmp_path) == "openhands" and count_found("auto", tmp_path) == 2
-    beside, record = import_runs("auto", tmp_path)
+    record, beside = import_runs("auto", tmp_path)
     assert isinstance(beside, RejectedInput) and beside.reason == "not_a_rollout"
     assert isinstance(record, RolloutRecord)
 
@@ -656,8 +657,7 @@ def test_sessions_within_trials_are_no_other_format(tmp_path: Path) -> None:
         write_lines(place / "s.jsonl", FILES["claude_code"][0][1])
         if place.is_relative_to(folder):
             assert (detect(tmp_path), detect(folder)) == ("harbor", "harbor")
-    with pytest.raises(ValueError, match="harbor and claude_code"):
-        detect(tmp_path)
+    assert detect(tmp_path) == "claude_code+harbor"
 
 
 def test_harbor_trials(tmp_path: Path) -> None:
@@ -782,6 +782,7 @@ def test_an_empty_file_is_accounted_for(tmp_path: Path) -> None:
 IDS, SPANS = conversation_ids()
 SAMPLES: dict[str, list[Any]] = {
     **{name: [row, *OTHERS.get(name, [])] for name, row in ROWS.items()},
+    "mistral_vibe": vibe_rows(),
     "trl": [trl_row(IDS, SPANS), ROWS["trl"], *OTHERS["trl"]],
     "tito": [
         {"input_ids": IDS[:a], "output_ids": IDS[a:b], "metadata": {"rollout_id": "r", "turn": i}}

@@ -47,7 +47,7 @@ def test_rows_that_a_map_names_are_rows_in_a_file_of_any_name(tmp_path):
             NESTED,
             "messages=conv.turns,role=from,text=value,reward=score,user=customer,assistant=bot",
             ["user", "assistant"],
-            ("7", 0.5, None),
+            ("a.jsonl:7", 0.5, None),
         ),
         (
             STEPS,

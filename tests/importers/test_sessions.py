@@ -433,7 +433,7 @@ def test_answers_behind_a_damaged_first_row_are_read_and_the_row_is_lost(tmp_pat
         "read",
         "errored",
     ]
-    assert [reason for source, reason in fates if not source.startswith("out")] == ["truncated_json"]
+    assert [reason for source, reason in fates if not source.startswith("out")] == ["truncated_json", "not_a_rollout"]
     assert count_found("openai_batch", tmp_path) == len(fates)
 
 

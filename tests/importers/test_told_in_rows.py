@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etpi_assets.importers import count_found, detect, import_runs
-from etpi_assets.importers.conversation import ChatEntry, in_call_order
-from etpi_assets.importers.source import tool_calls, without_padding
+from etpi_assets.importers.calls import read_calls
+from etpi_assets.importers.conversation import in_call_order
+from etpi_assets.importers.normal import Message
+from etpi_assets.importers.source import without_padding
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
 from tests.support.rows import (
@@ -163,10 +165,7 @@ def test_empty_arguments_are_those_of_a_tool_without_parameters(tmp_path, value)
     ],
 )
 def test_calls_of_other_libraries_keep_their_arguments(call):
-    from etpi_resources.chat.tool_forms import Call, parse_structured
-
-    parsed = tool_calls([call], "x") or []
-    assert [parse_structured(call) for call in parsed] == [Call("run", {"cmd": "ls"})]
+    assert [(call.name, call.arguments) for call in read_calls([call], "x")] == [("run", {"cmd": "ls"})]
 
 
 def test_message_without_content_keeps_its_calls(tmp_path):
@@ -271,19 +270,22 @@ def test_messages_of_langchain_have_roles_calls_and_finish_reasons(tmp_path):
 def test_parallel_results_follow_their_calls(order, named):
     calls = [{"id": None if named else f"c{i}", "function": {"name": f"tool{i}", "arguments": {}}} for i in range(4)]
     entries = [
-        ChatEntry("user", "Go."),
-        ChatEntry("assistant", "", calls),
-        *(ChatEntry("tool", str(i), answers=f"tool{i}" if named else f"c{i}") for i in order),
-        ChatEntry("assistant", "Done."),
+        Message("user", "Go."),
+        Message("assistant", "", read_calls(calls, "x")),
+        *(Message("tool", str(i), result_of=f"tool{i}" if named else f"c{i}") for i in order),
+        Message("assistant", "Done."),
     ]
-    assert [entry.content for entry in in_call_order(entries)] == ["Go.", "", "0", "1", "2", "3", "Done."]
+    assert [entry.text for entry in in_call_order(entries)] == ["Go.", "", "0", "1", "2", "3", "Done."]
 
 
 @pytest.mark.parametrize("ids", [["b", None], ["b", "b"], ["b", "x"]])
 def test_results_that_name_no_call_or_one_twice_keep_their_order(ids):
     calls = [{"id": name, "function": {"name": "run", "arguments": {}}} for name in "ab"]
-    entries = [ChatEntry("assistant", "", calls), *(ChatEntry("tool", f"{i}", answers=a) for i, a in enumerate(ids))]
-    assert [entry.content for entry in in_call_order(entries)] == ["", "0", "1"]
+    entries = [
+        Message("assistant", "", read_calls(calls, "x")),
+        *(Message("tool", f"{i}", result_of=a) for i, a in enumerate(ids)),
+    ]
+    assert [entry.text for entry in in_call_order(entries)] == ["", "0", "1"]
 
 
 def test_results_of_anthropic_are_tool_messages_in_the_order_of_the_calls(tmp_path):
@@ -574,6 +576,6 @@ def test_tools_within_a_message_are_offered(tmp_path):
 
 
 def test_calls_of_a_wrong_type_are_refused(tmp_path):
-    for calls in ("{'name': 'run'}", [1], {"name": "run"}):
+    for calls in ("{'name': 'run'}", [1], {}, {"name": "run", "values": 1}):
         assert refusal(tmp_path, {"messages": [USER, {**ANSWER, "tool_calls": calls}]}).reason == "unknown_form"
     assert called()["function"]["arguments"] == "{}"

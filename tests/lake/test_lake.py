@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -89,19 +90,26 @@ def test_later_columns_that_are_null_are_not_in_the_file(tmp_path: Path) -> None
 
 
 def test_a_stream_is_written_with_flat_memory(tmp_path: Path) -> None:
-    ids = [list(range(2000))] * 256
-    batch = from_rows("sequences", [{"sequence_id": "s", "input_ids": row} for row in ids]).to_batches()[0]
+    """Each batch has memory of its own, so a writer that keeps the batches until its end holds all of them."""
     peak = 0
 
     def stream() -> Iterator[pa.RecordBatch]:
         nonlocal peak
-        for _ in range(100):  # 200 MB of ids
+        for number in range(100):  # 200 MB of ids
+            ids = np.full((256, 2000), number, np.int32)
+            rows = [{"sequence_id": "s", "input_ids": row} for row in ids]
+            yield from from_rows("sequences", rows).to_batches()
             peak = max(peak, pa.total_allocated_bytes())
-            yield batch
 
     before = pa.total_allocated_bytes()
     assert parquet.write("sequences", stream(), tmp_path / "s.parquet") == 25_600
     assert peak - before < 80e6
+
+    def written(batches: Iterator[pa.RecordBatch]) -> int:
+        return sum(batch.nbytes for batch in list(batches))  # keeps everything, as a writer that never flushes
+
+    before, peak = pa.total_allocated_bytes(), 0
+    assert written(stream()) > 150e6 and peak - before > 150e6, "the bound would catch it"
 
 
 def test_table_that_does_not_fit_its_schema_raises_with_all_mismatches(lake: Lake) -> None:

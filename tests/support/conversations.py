@@ -6,7 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.importers.conversation import Options, chat_entries, fill_agent
+from etpi_assets.importers.conversation import Options, fill_agent
+from etpi_assets.importers.generic import read_messages
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
 
@@ -26,7 +27,7 @@ def tables_of(*conversations: list[dict[str, Any]], tools: list[Any] | None = No
     records = []
     for number, messages in enumerate(conversations):
         agent = AgentRecord("agent1", "", "solo", "unknown")
-        entries = chat_entries(messages, "messages")
+        entries = read_messages(messages, "messages")
         fill_agent(agent, entries, Options(), answers="last")
         record = RolloutRecord(f"r{number}", "set", None, None, None, [agent], tools=tools)
         records.append(record)

@@ -290,7 +290,64 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
+def vercel_row() -> dict[str, Any]:
+    """UIMessages: a call with its result in a part, and a second response in the same message."""
+    call = {"type": "tool-bash", "toolCallId": "c1", "state": "output-available", "input": {"command": "ls"}}
+    parts = [
+        {"type": "step-start"},
+        {"type": "reasoning", "text": "hm"},
+        {"type": "text", "text": "I look."},
+        {**call, "output": "moor.py"},
+        {"type": "step-start"},
+        {"type": "text", "text": "Moored."},
+    ]
+    user = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Moor the boat."}]}
+    return {"messages": [user, {"id": "m2", "role": "assistant", "parts": parts}]}
+
+
+def bedrock_row() -> dict[str, Any]:
+    """A Converse request whose last message is the response."""
+    use = {"toolUseId": "c1", "name": "bash", "input": {"command": "ls"}}
+    result = {"toolUseId": "c1", "content": [{"text": "moor.py"}], "status": "success"}
+    spec = {"name": "bash", "description": "Run.", "inputSchema": {"json": {"type": "object"}}}
+    return {
+        "modelId": "helmsman-2",
+        "system": [{"text": "You have a shell."}],
+        "messages": [
+            {"role": "user", "content": [{"text": "Moor the boat."}]},
+            {"role": "assistant", "content": [{"text": "I look."}, {"toolUse": use}]},
+            {"role": "user", "content": [{"toolResult": result}]},
+            {"role": "assistant", "content": [{"text": "Moored."}]},
+        ],
+        "toolConfig": {"tools": [{"toolSpec": spec}]},
+    }
+
+
+def completion_row() -> dict[str, Any]:
+    response = {"model": "helmsman-2", "choices": [{"message": chat()[2], "finish_reason": "tool_calls"}]}
+    return {"request": {"model": "h", "messages": chat()[:2]}, "response": response}
+
+
+def taubench_row() -> dict[str, Any]:
+    return {
+        "task_id": 3,
+        "reward": 1.0,
+        "info": {"task": {"user_id": "u"}},
+        "traj": [*chat(), *chat()[1:2], *chat()[4:]],
+        "trial": 0,
+    }
+
+
+def vibe_rows() -> list[dict[str, Any]]:
+    """A file of one message a line; the first one has no id."""
+    return [{**m, "message_id": f"m{i}"} if i else m for i, m in enumerate(chat())]
+
+
 ROWS = {
+    "bedrock": bedrock_row(),
+    "completion_log": completion_row(),
+    "taubench": taubench_row(),
+    "vercel_ai": vercel_row(),
     "messages": messages_row(),
     "sharegpt": sharegpt_row(),
     "r2e_gym": r2e_row(),

@@ -75,12 +75,17 @@ def parse_structured(raw: Any) -> ParsedCall:
     function = raw.get("function", raw) if isinstance(raw, (dict, Mapping)) else None
     if not isinstance(function, (dict, Mapping)) or not isinstance(function.get("name"), str):
         return NO_CALL
-    arguments = function.get("arguments", function.get("input"))
-    if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
-        arguments = {}
-    elif isinstance(arguments, str):
+    arguments = arguments_object(function.get("arguments", function.get("input")))
+    return BAD_JSON if arguments is None else Call(function["name"], arguments)
+
+
+def arguments_object(arguments: Any) -> Mapping[str, Any] | None:
+    """Return a call's arguments from an object or JSON text of one; {} for none, blank text and `null`; else None."""
+    if arguments is None or (isinstance(arguments, str) and arguments[:1] != "{" and arguments.strip() in ("", "null")):
+        return {}
+    if isinstance(arguments, str):
         arguments = _flat_object(arguments) or json_object(arguments, len(arguments) - len(arguments.lstrip()))[0]
-    return Call(function["name"], arguments) if isinstance(arguments, Mapping) else BAD_JSON
+    return arguments if isinstance(arguments, Mapping) else None
 
 
 _EXACT = frozenset({str, int, bool, type(None)})

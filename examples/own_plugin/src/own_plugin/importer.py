@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from etpi_assets.importers.conversation import ChatEntry, Options
+from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import FormatDoc, Row, row_format
-from etpi_assets.importers.messages import solo
+from etpi_assets.importers.generic import solo
+from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import run_info
 from etpi_assets.importers.source import Unreadable
 from etpi_assets.trajectories.records import RolloutRecord
@@ -19,7 +20,7 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
     question, answer = row["question"], row["answer"]
     if not isinstance(question, str) or not isinstance(answer, str):
         raise Unreadable("unknown_form", f"{where}: question and answer have to be text")
-    entries = [ChatEntry("user", question), ChatEntry("assistant", answer)]
+    entries = [Message("user", question), Message("assistant", answer)]
     return solo(entries, run_info({"reward": float(row["right"])}, options), where, options)
 
 

@@ -1,0 +1,152 @@
+"""Count what no path of a format reads: columns, and keys of messages and calls, and what their values look like.
+
+Only evidence is counted, so counts of parts of an import add up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from etpi_assets.importers.calls import Unread
+
+_NAMED = {
+    "loss": re.compile(r"(^|_)(train|training|trainable|trained|loss|mask|masked|weight|learn|ignore)(_|$)", re.I),
+    "verdict": re.compile(r"reward|score|pass|resolv|success|correct|verif|grade|result|outcome|solved|fail", re.I),
+    "system": re.compile(r"system|instruction|persona|preamble", re.I),
+    "media": re.compile(r"image|video|audio|picture|media|screenshot", re.I),
+}
+"""Kind of a key -> words of its name."""
+_MEDIA = re.compile(r"data:(?:image|video|audio)/|\S+\.(?:png|jpe?g|webp|gif|mp4|wav|mp3)(?:[?#]\S*)?\Z", re.I)
+_CODED = re.compile(r"diff --git|--- a/|[A-Za-z0-9+/=_-]{32,}\Z|<\|")
+_SYSTEM = re.compile(r"\s*(?:You are|You're|Your task|# ?(?:Role|Instructions)|Act as)\b", re.I)
+_TRUE, _FALSE = ("1", "true", "1.0", "yes"), ("0", "false", "0.0", "no")
+_VERDICTS = frozenset(("pass", "passed", "fail", "failed", "correct", "incorrect", "success", "failure", "resolved"))
+_WORDS = 3
+"""Words from which a value is text."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A column or key that no path reads.
+
+    Attributes:
+        where: "row", "message" or "call".
+        key: its name, with dots within objects.
+        count: its occurrences with a value.
+        kind: what the values look like: media, system, verdict, loss, calls, text, number or other.
+        stops: the import stops until a format or `options.ignore` names it.
+    """
+
+    where: str
+    key: str
+    count: int
+    kind: str
+    stops: bool
+
+    @property
+    def name(self) -> str:
+        """Return the name that `options.ignore` takes."""
+        return self.key if self.where == "row" else f"{self.where}.{self.key}"
+
+
+@dataclass
+class Account:
+    """Evidence by (where, key)."""
+
+    evidence: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
+
+    def counting(self, ignore: Sequence[str]) -> Unread:
+        """Return the function that readers call; names in `ignore` are not counted."""
+        ignored = frozenset(ignore)
+
+        def count(where: str, key: str, value: Any) -> None:
+            for name, inner in _leaves(key, value, 2):
+                full = name if where == "row" else f"{where}.{name}"
+                if full not in ignored and key not in ignored and f"{where}.{key}" not in ignored:
+                    counts = self.evidence.setdefault((where, name), Counter())
+                    counts["count"] += 1
+                    counts.update(_evidence(inner))
+
+        return count
+
+    def figures(self) -> dict[str, dict[str, int]]:
+        """Return the evidence as figures that add up: "where key" -> counts."""
+        return {f"{where} {key}": dict(counts) for (where, key), counts in self.evidence.items()}
+
+
+def findings(figures: Mapping[str, Mapping[str, int]]) -> list[Finding]:
+    """Judge the figures of an account, those that stop first."""
+    judged = []
+    for name, counts in figures.items():
+        where, _, key = name.partition(" ")
+        kind, stops = _judged(where, key.rpartition(".")[2], Counter(counts))
+        judged.append(Finding(where, key, counts["count"], kind, stops))
+    return sorted(judged, key=lambda each: (not each.stops, each.where, each.key))
+
+
+def _leaves(key: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and depth and value and not value.keys() >= {"bytes", "path"} and not _is_call(value):
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}", inner, depth - 1)
+    elif value not in (None, "", [], {}):
+        yield key, value
+
+
+def _evidence(value: Any) -> set[str]:
+    """Return what a value, or the items of a list, look like."""
+    if isinstance(value, list):
+        return {word for item in value[:20] for word in _evidence(item)}
+    if isinstance(value, dict):
+        if "bytes" in value or "image_url" in value:
+            return {"media"}
+        words = any(isinstance(v, str) and len(v.split()) >= _WORDS for v in value.values())
+        return {"calls"} if _is_call(value) else {"words"} if words else {"other"}
+    lowered = str(value).strip().lower()
+    if lowered in (*_TRUE, *_FALSE):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return {"true" if lowered in _TRUE else "false", "digit" if number or lowered[0] in "01" else "flag"}
+    if not isinstance(value, str):
+        return {"share" if isinstance(value, int | float) and 0 <= value <= 1 else "number"}
+    if _MEDIA.match(value):
+        return {"media"}
+    if lowered in _VERDICTS:
+        return {"verdict", "true" if lowered in ("pass", "passed", "correct", "success", "resolved") else "false"}
+    if len(value.split()) >= _WORDS and not _CODED.match(value):
+        return {"words", "system"} if _SYSTEM.match(value) else {"words"}
+    return {"other"}
+
+
+def _is_call(value: Mapping[str, Any]) -> bool:
+    """Return whether an object has a name, and an object or JSON text of one beside it; also one level down."""
+    values = list(value.values())
+    named = any(isinstance(v, str) and v.replace("-", "_").replace(".", "_").isidentifier() for v in values)
+    holds = any(isinstance(v, dict) or (isinstance(v, str) and v[:1] == "{") for v in values)
+    return (named and holds) or any(isinstance(v, dict) and _is_call(v) for v in values)
+
+
+def _judged(where: str, name: str, counts: Counter[str]) -> tuple[str, bool]:
+    """Return the kind of a key's values, and whether it stops the import."""
+    count = counts["count"]
+    named = next((kind for kind, words in _NAMED.items() if words.search(name)), None)
+    flags = counts["flag"] + counts["digit"] + counts["verdict"]
+    varies = bool(counts["true"] and counts["false"])
+    if 2 * counts["media"] >= count:
+        return "media", True
+    if counts["system"] and where == "row":
+        return "system", True
+    if flags >= count:
+        if where == "message":
+            return named or "flag", named in ("loss", "media") or (varies and named is None)
+        stops = varies and (named in ("verdict", "loss") or not counts["digit"])
+        return "verdict" if named != "loss" else "loss", stops or (named == "verdict" and bool(counts["false"]))
+    if where == "message" and (counts["share"] or flags) and named == "loss":
+        return "loss", True
+    if where == "message" and counts["calls"]:
+        return "calls", True
+    if 2 * counts["words"] >= count:
+        return ("system" if named == "system" else "text"), where == "message" or (where == "row" and named == "system")
+    return named or ("number" if counts["number"] + counts["share"] >= count else "other"), False

@@ -1,0 +1,200 @@
+"""The formats that are data: each TOML of `formats` as a `Format`, and a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from etpi_assets.importers import openai_batch, rows, tau2
+from etpi_assets.importers.conversation import Options
+from etpi_assets.importers.format import PLAIN, ROWS, Format, FormatDoc, as_row, row_format, run_format
+from etpi_assets.importers.generic import read_run
+from etpi_assets.importers.rows import files_below
+from etpi_assets.importers.source import Unreadable, holds_conversation, no_run, read_json
+from etpi_assets.importers.spec import SHIPPED, Spec, forms, load
+from etpi_assets.trajectories.records import RolloutRecord
+
+_BY_CODE: Mapping[str, Mapping[str, Any]] = {
+    "tau2": {
+        "claims": tau2.claims,
+        "units": tau2.units,
+        "iter_rows": tau2.iter_simulations,
+        "count_rows": None,
+    },
+    "openai_batch": {
+        "claims": openai_batch.claims,
+        "units": openai_batch.units,
+        "iter_rows": openai_batch.iter_answers,
+        "count_rows": rows.count_rows,
+    },
+}
+"""Formats whose rows Python joins from several files -> how."""
+_PACKED = (".gz", ".zst")
+
+
+def shipped() -> dict[str, Format]:
+    """Return the formats of `formats` by name."""
+    return {name: data_format(name, load(name)) for name in sorted(file.stem for file in SHIPPED.glob("*.toml"))}
+
+
+def data_format(name: str, specs: Sequence[Spec]) -> Format:
+    """Return the format of its forms."""
+    data = specs[0].data
+    names = tuple(ending + packed for ending in data.get("files", ()) for packed in ("", *_PACKED))
+    doc = FormatDoc(
+        title=data.get("title", f"The user's format {name}"),
+        keeps=data.get("keeps", "as `messages`"),
+        loses=data.get("loses", "other columns, which `etpi init` lists"),
+    )
+    rank = data.get("rank", ROWS)
+    if data.get("rows") == "document":
+        return _documents(name, specs, doc, names, rank)
+    by_code = dict(_BY_CODE.get(name, {}))
+    if name in _BY_CODE:
+        doc = replace(doc, files=data["inputs"])
+    rows_of, is_part = data.get("rows", "run"), _part_of(specs)
+
+    def claims(row: Any) -> bool:
+        return any(spec.claims(row) for spec in specs) or (rows_of == "run or messages" and is_part(row))
+
+    claims = by_code.pop("claims", claims)
+    part = None if rows_of == "run" else (is_part, _column(specs))
+    return row_format(name, doc, claims=claims, record=_record(specs), rank=rank, part=part, **by_code)
+
+
+def _record(specs: Sequence[Spec]) -> Callable[[Any, str, Options], RolloutRecord]:
+    column = _column(specs)
+
+    def record(row: Any, where: str, options: Options) -> RolloutRecord:
+        spec = next((spec for spec in specs if spec.claims(row)), None)
+        if spec is None and specs[0].data.get("rows") == "messages" and type(row) is dict and row.keys() == {column}:
+            spec = specs[0]  # the messages of a file
+        spec = spec or _of_other_format(row) or specs[0]
+        return read_run(row, spec, where, options, _place(where.partition(", row ")[0]))
+
+    return record
+
+
+def _of_other_format(row: Any) -> Spec | None:
+    """Return the form of another format that claims a row; the form of the lowest rank."""
+    return next((spec for spec in _row_specs() if spec.claims(row)), None)
+
+
+@cache
+def _row_specs() -> Sequence[Spec]:
+    names = (file.stem for file in SHIPPED.glob("*.toml") if file.stem not in _BY_CODE)
+    specs = [spec for name in names for spec in load(name) if spec.data.get("rows") != "document"]
+    return sorted(specs, key=lambda spec: (spec.data.get("rank", ROWS), spec.name))
+
+
+def _place(name: str) -> Mapping[str, str]:
+    folder, _, file = name.rpartition("/")
+    for packed in _PACKED:
+        file = file.removesuffix(packed)
+    return {"@file": file, "@folder": folder.rpartition("/")[2]}
+
+
+def _column(specs: Sequence[Spec]) -> str:
+    """Return the column that a row has for its messages."""
+    return str(specs[0].paths["run"]["messages"][0][0])
+
+
+def _part_of(specs: Sequence[Spec]) -> Callable[[Any], bool]:
+    """Return whether a row is one message of a run: it has a known role, and text or calls, and no messages."""
+    spec = specs[0]
+    roles = [path[0] for path in spec.paths["message"]["role"]]
+    texts = {path[0] for slot in ("text", "calls") for path in spec.paths["message"][slot]}
+    runs = {
+        path[0] for of in specs for slot in ("messages", "context") for path in of.paths["run"].get(slot, ()) if path
+    }
+
+    def is_part(row: Any) -> bool:
+        if not isinstance(row, dict) or not runs.isdisjoint(row) or texts.isdisjoint(row):
+            return False
+        return any(isinstance(name := row.get(key), str) and name.lower() in spec.roles for key in roles)
+
+    return is_part
+
+
+def _documents(name: str, specs: Sequence[Spec], doc: FormatDoc, names: tuple[str, ...], rank: int) -> Format:
+    """Return a format with a rollout a file, whose name it claims."""
+
+    def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
+        data = as_row(read_json(unit))
+        ending = next((ending for ending in sorted(names, key=len, reverse=True) if unit.name.endswith(ending)), "")
+        if not isinstance(data, Mapping) or not (ending or holds_conversation(data)):
+            raise no_run(data, f"{unit.name} has no messages")
+        place = {"@file": unit.name.removesuffix(ending), "@folder": unit.parent.name}
+        spec = next((spec for spec in specs if spec.claims(data)), specs[0])
+        return read_run(data, spec, unit.name, options, place)
+
+    listed = ", ".join(f"`*{ending}`" for ending in specs[0].data["files"])
+    doc = replace(doc, files=f"{listed}, also with `.gz` or `.zst`; one rollout per file")
+    return run_format(
+        name,
+        doc,
+        claims=lambda source: any(file.name.endswith(names) for file in source.files),
+        units=lambda root: files_below(root, *names),
+        record=record,
+        rank=rank,
+        names=names,
+    )
+
+
+MAP_KEYS: Mapping[str, tuple[str, str]] = {
+    **{key: ("run", key) for key in ("messages", "system", "tools", "task", "repo", "model", "reward")},
+    **{key: ("message", key) for key in ("role", "text", "calls", "time", "trained", "untrained")},
+    "reasoning": ("message", "thought"),
+    "answers": ("message", "result_of"),
+    "prompt": ("run", "context"),
+    "answer": ("run", "messages"),
+}
+"""Key of a map -> (table, slot) of a format. The keys `user`, `assistant` and `tool` are the file's names of roles."""
+MAP_ROLES = ("user", "assistant", "tool")
+
+
+def map_tables(columns: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return a map of columns as the tables of a format. Raises ValueError: no messages, nor a prompt and an answer."""
+    if "messages" not in columns and not {"prompt", "answer"} <= set(columns):
+        raise ValueError("map: it names neither `messages`, nor `prompt` and `answer`")
+    tables: dict[str, dict[str, Any]] = {}
+    for key, path in columns.items():
+        if key in MAP_ROLES:
+            tables.setdefault("roles", {})[path] = key
+        else:
+            table, slot = MAP_KEYS[key]
+            tables.setdefault(table, {})[slot] = [path] if slot in ("messages", "context") else ["+", path]
+    return tables
+
+
+@cache
+def _map_spec(columns: tuple[tuple[str, str], ...]) -> Spec:
+    return forms("mapped", map_tables(dict(columns)))[0]
+
+
+def _mapped(row: Any, where: str, options: Options) -> RolloutRecord:
+    if options.map is None:
+        raise Unreadable("needs_map", f'{where}: name its columns: options.map = {{messages = "PATH", ...}}')
+    return read_run(row, _map_spec(tuple(options.map.items())), where, options)
+
+
+MAPPED = row_format(
+    "mapped",
+    FormatDoc(
+        title='Rows of any other form: `options.map` names their columns, as in `map = {messages = "conv.turns", '
+        'role = "from", text = "value", reward = "score"}`; `etpi init --map messages=conv.turns,...` writes a format '
+        "of your own from it",
+        keeps="as `messages`; paths are keys with dots and indices. Of a row: `messages`, or `prompt` and `answer`, "
+        "`system`, `tools`, `task`, `repo`, `model`, `reward`; of a message: `role`, `text`, `reasoning`, `calls`, "
+        "`answers` (the id of the call that a result answers), `time`, `trained`, `untrained`; `user`, `assistant` and "
+        "`tool` are the file's names of these roles. Columns with usual names need no key. Alpaca's rows: "
+        "`prompt=instruction,answer=output`",
+        loses="other columns, so Alpaca's `input`",
+    ),
+    claims=lambda row: False,
+    record=_mapped,
+    rank=PLAIN,
+)

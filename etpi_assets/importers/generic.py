@@ -1,0 +1,423 @@
+"""Read conversations by a format that is data: every key of a row and of a message fills a slot, or is counted."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from etpi_assets.importers.calls import (
+    Unread,
+    calls_with_results,
+    parameters_of,
+    read_calls,
+    read_content,
+    read_tools,
+    role_of,
+    silent,
+    tool_name,
+)
+from etpi_assets.importers.conversation import Answers, Options, fill_agent, finish_of, token_ids
+from etpi_assets.importers.normal import Message, Role, RunInfo
+from etpi_assets.importers.responses import response_messages
+from etpi_assets.importers.run_info import add_usage, build_rollout, exit_by_action, run_info
+from etpi_assets.importers.source import Unreadable, field, text_field, to_utc, without_padding
+from etpi_assets.importers.spec import Node, Spec, at, base
+from etpi_assets.importers.token_rows import labelled_ids
+from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
+
+_TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+_SPOKEN = frozenset(("system", "user", "assistant", "tool"))
+_LISTED = frozenset(("trained", "untrained", "partly", "media"))
+"""Slots of a message that every path may fill."""
+_FLAGS = frozenset(("trained", "untrained", "partly"))
+_RETURNCODE = "<returncode>"
+
+
+def read_run(
+    row: Any, spec: Spec, where: str, options: Options, place: Mapping[str, str] | None = None
+) -> RolloutRecord:
+    """Read a row of a format.
+
+    Args:
+        place: "@file" and "@folder" -> names of the file and its folder, for ids.
+
+    Raises:
+        Unreadable: a reason of the format's `refuse`, `empty`, `no_prompt`, or as `read_messages` and `run_info`.
+    """
+    for path, rule in spec.refused:
+        if (value := at(row, path)) and isinstance(value, str | list | dict):
+            remedy = rule.get("remedy", "")
+            keys = ", ".join(".".join(map(str, p)) for p, other in spec.refused if other is rule and at(row, p))
+            raise Unreadable(rule["reason"], f"{where} {rule['text']} ({keys or path}){remedy}")
+    messages = _conversation(row, spec, where, options)
+    info = run_info(row, options, spec, place, shown=messages)
+    system = next((v for path in spec.paths["run"].get("system", ()) if (v := at(row, path))), None)
+    if system and not (messages and messages[0].role == "system"):
+        messages.insert(0, Message("system", read_content(system, f"{where}, system", spec).text))
+    if (finish := text_field({"": spec.first("run", "finish", row)}, "")) and messages:
+        messages[-1].finish = finish_of(finish)
+    if spec.data.get("greeting") == "context":
+        for message in messages:
+            if message.role == "user":
+                break
+            message.trained = False
+    if info.tools is None:
+        info = replace(info, tools=_tools_in_messages(row, spec, where))
+    if (usage := _summed_usage(row, spec)) is not None:
+        info = replace(info, usage=usage)
+    return solo(messages, info, where, options, spec.data.get("answers", "answered"), spec.data.get("bare_calls", True))
+
+
+def _conversation(row: Any, spec: Spec, where: str, options: Options) -> list[Message]:
+    if spec.data.get("dialect") == "token_ids":
+        return labelled_ids(row, where, options)
+    messages: list[Message] = []
+    slots: tuple[tuple[str, Role], ...] = (("context", "user"), ("messages", "assistant"))
+    for slot, role in slots:
+        if not (paths := spec.paths["run"].get(slot)):
+            continue
+        value = next((v for path in paths if (v := at(row, path)) is not None), None)
+        if value is None:
+            keys = ", ".join(map(str, list(row)[:12])) or "no keys"
+            names = " or ".join(map(repr, spec.data["run"][slot]))
+            raise Unreadable("unknown_form", f"{where} has nothing at {names}; it has {keys}")
+        read = read_messages(value, f"{where}, {slot}", spec, options.unread, role)
+        if slot == "context":
+            for message in read:
+                message.trained, message.kind = False, "prompt"
+        elif [(m.role, m.text) for m in read[: len(messages)]] == [(m.role, m.text) for m in messages]:
+            read = read[len(messages) :]  # the history again
+        messages += read
+    return messages
+
+
+def _listed_messages(row: Any, spec: Spec) -> Iterator[Mapping[str, Any]]:
+    value = spec.first("run", "messages", row)
+    yield from (m for m in value if isinstance(m, dict)) if isinstance(value, list) else ()
+
+
+def _tools_in_messages(row: Any, spec: Spec, where: str) -> list[dict[str, Any]] | None:
+    paths = spec.paths["message"].get("tools", ())
+    found = (read_tools(v, where, spec) for m in _listed_messages(row, spec) for p in paths if (v := at(m, p)))
+    return next(filter(None, found), None)
+
+
+def _summed_usage(row: Any, spec: Spec) -> dict[str, Any] | None:
+    """Return the sum of the usage of the assistant's messages, if the format has it there."""
+    if not spec.paths["message"].get("usage"):
+        return None
+    total = Counter[str]()
+    for message in _listed_messages(row, spec):
+        if message.get("role") == "assistant":
+            add_usage(total, spec.first("message", "usage", message))
+    return dict(total)
+
+
+def solo(
+    messages: Sequence[Message],
+    info: RunInfo,
+    where: str,
+    options: Options,
+    answers: Answers = "answered",
+    bare_calls: bool = True,
+) -> RolloutRecord:
+    """Build the rollout of one agent. Raises Unreadable: `empty`, `no_prompt`."""
+    spoken = [message for message in messages if message.role == "assistant" and message.trained]
+    if not spoken:
+        raise Unreadable("empty", f"{where}: {len(messages)} message(s), none that the assistant is to learn from")
+    if info.truncated:
+        spoken[-1].finish = "length"
+    _drop_padding(spoken, info.tools)
+    agent = AgentRecord("agent1", "", "solo", info.exit_status or "unknown", patch=info.patch)
+    fill_agent(agent, messages, options, bare_calls=bare_calls, answers=answers)
+    if agent.exit_status == "unknown":
+        agent.exit_status = exit_by_action(agent.turns[-1].actions)
+    return build_rollout([agent], info, where)
+
+
+def _drop_padding(spoken: Sequence[Message], tools: Sequence[Any] | None) -> None:
+    """Remove the null arguments that a call has only because another tool declares them.
+
+    JSON that was written from a table has them; a null of an argument of the tool itself is a value.
+    """
+    padded = [call for message in spoken for call in message.calls if None in (call.arguments or {}).values()]
+    if not tools or not padded:
+        return
+    declared = {tool_name(tool): parameters_of(tool) for tool in tools}
+    names = {name for parameters in declared.values() for name in parameters or ()}
+    for call in padded:
+        if (parameters := declared.get(call.name)) is not None and call.arguments:
+            call.arguments = {
+                k: v for k, v in call.arguments.items() if v is not None or k in parameters or k not in names
+            }
+
+
+def read_messages(
+    value: Any, what: str, spec: Spec | None = None, unread: Unread = silent, text_role: Role = "assistant"
+) -> list[Message]:
+    """Read messages: a list, JSON text of one, one message, or the text of one, which gets `text_role`.
+
+    An assistant's message that its own flag excludes from the loss becomes context, not a turn.
+
+    Raises:
+        Unreadable: `unknown_role`, `non_text_content`, `bad_token_ids`, `partly_trained` or `unknown_form`, naming the
+            message.
+    """
+    spec = spec or base()
+    if isinstance(value, str):
+        if (written := _written(value)) is None:
+            return [Message(text_role, value)]
+        value = written
+    elif type(value) in (int, float) and spec.paths["run"].get("context"):
+        return [Message(text_role, str(value))]
+    elif isinstance(value, dict) and not spec.trees["message"].keys().isdisjoint(value):
+        value = [value]
+    if not isinstance(value, list):
+        raise Unreadable("unknown_form", f"{what} is {type(value).__name__}, expected an array of messages")
+    if spec.data.get("dialect") == "responses":
+        return response_messages(value, what)
+    if [m for m in value if type(m) is dict and m.get("role") == "user" and m.get("tool_calls", m) is None]:
+        value = without_padding(value)  # only tables give the user's messages a key for calls
+    out: list[Message] = []
+    read, rules = _reader(spec), spec.data.get("skip", ())
+    for index, raw in enumerate(value):
+        if not (rules and _is_skipped(raw, rules)):
+            read(raw, out, what, index, unread)
+    return out
+
+
+def _written(text: str) -> list[Any] | None:
+    """Return the messages that a text is the JSON of; None for any other text."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        items = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    is_list = isinstance(items, list) and items and all(isinstance(item, dict) and len(item) > 1 for item in items)
+    return items if is_list else None
+
+
+def _is_skipped(message: Any, rules: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a rule leaves the message out: each key has the constant that the rule names, "*" for any."""
+    return any(
+        all(bool(field(message, k)) if v == "*" else field(message, k) == v for k, v in r.items()) for r in rules
+    )
+
+
+@cache
+def _reader(spec: Spec) -> Callable[[Any, list[Message], str, int, Unread], None]:
+    """Return the function that reads one message and adds it, and results in it, to a list."""
+    tree, roles = spec.trees["message"], spec.roles
+    plain = {key: node.slots[0] for key, node in tree.items() if len(node.slots) == 1 and not node.below}
+    wrappers = [path[0] for path in spec.paths["message"].get("wrapper", ())]
+    role_key, hosts = spec.paths["message"]["role"][0][0], "result" in spec.paths["call"]
+
+    def read(raw: Any, out: list[Message], what: str, index: int, unread: Unread) -> None:
+        if not isinstance(raw, dict):
+            raise Unreadable("unknown_form", f"{what}[{index}] is {type(raw).__name__}, expected an object")
+        for key in wrappers:
+            if role_key not in raw and isinstance(raw.get(key), dict):
+                raw = {**raw[key], **{k: v for k, v in raw.items() if k != key}}
+        slots = _Slots(spec, unread)
+        got, ranks = slots.got, slots.ranks
+        for key, value in raw.items():
+            if value is None:
+                continue
+            if (slot := plain.get(key)) is not None and slot[0] not in got and slot[0] not in _LISTED:
+                got[slot[0]], ranks[slot[0]] = value, slot[1]
+            elif (node := tree.get(key)) is None:
+                unread("message", key, value)
+            else:
+                slots.walk(node, value, f"{key}.")
+        sender, text = got.get("role"), got.get("text", "")
+        role = roles.get(sender) if type(sender) is str else None
+        if type(text) is str and role in _SPOKEN and (text or "calls" in got) and "media" not in got:  # nearly all
+            message = Message(role, text)
+            out.append(message)
+            if "calls" in got and not hosts:
+                message.calls = read_calls(got["calls"], f"{what}[{index}]", spec, unread)
+            elif "calls" in got:
+                _add_calls(out, got["calls"], f"{what}[{index}]", spec, unread)
+            if len(got) > 2 or role != "assistant":
+                _set_keys(message, got, what, index, spec)
+            return
+        _read_rest(raw, got, out, what, index, spec, unread)
+
+    return read
+
+
+class _Slots:
+    """The values of a message by slot; of several paths with a value, the first in the format's order counts."""
+
+    def __init__(self, spec: Spec, unread: Unread) -> None:
+        self.got: dict[str, Any] = {}
+        self.ranks: dict[str, int] = {}
+        self._unread = unread
+
+    def _fill(self, slot: str, rank: int, key: str, value: Any) -> None:
+        if slot in _LISTED:
+            self.got.setdefault(slot, []).append((key, value))
+        elif (
+            slot not in self.got or (self.got[slot] == "" and value != "") or (rank < self.ranks[slot] and value != "")
+        ):
+            self.got[slot], self.ranks[slot] = value, rank
+
+    def walk(self, node: Node, value: Any, prefix: str) -> None:
+        for slot, rank in node.slots:
+            self._fill(slot, rank, prefix.removesuffix("."), value)
+        if isinstance(value, dict) and node.below:
+            for key, inner in value.items():
+                if inner is not None and (below := node.below.get(key)) is not None:
+                    self.walk(below, inner, f"{prefix}{key}.")
+                elif inner is not None and not node.slots and not node.known:
+                    self._unread("message", prefix + str(key), inner)
+        elif isinstance(value, list) and len(value) == 1 and 0 in node.below:
+            self.walk(node.below[0], value[0], prefix)
+
+
+def _printed_code(text: str) -> int | None:
+    """Return the code of `<returncode>N</returncode>` at the beginning of a text (mini-swe-agent)."""
+    number = text.lstrip().removeprefix(_RETURNCODE).partition("</")[0] if text.lstrip().startswith(_RETURNCODE) else ""
+    return int(number) if len(number) < 8 and number.removeprefix("-").isdecimal() else None
+
+
+def _read_rest(
+    raw: Mapping[str, Any],
+    got: Mapping[str, Any],
+    out: list[Message],
+    what: str,
+    index: int,
+    spec: Spec,
+    unread: Unread,
+) -> None:
+    """Read a message that is not plain text with calls."""
+    name = f"{what}[{index}]"
+    role = role_of(got.get("role"), name, spec)
+    if role == "skip":
+        return
+    if any(value for _, value in got.get("media", ())):
+        raise Unreadable("non_text_content", f"{name} shows an image, a video or audio; only text can be imported")
+    if role == "calls":
+        _only_calls(out, got, name, spec, unread)
+        return
+    content = read_content(got.get("text"), name, spec, unread)
+    if not got.keys() & {"text", "calls", "thought"}:
+        _refuse_unread_text(raw, spec, name)
+    out += [Message("tool", text, result_of=of) for of, text in content.results]  # Anthropic's are in a user's message
+    first = Message(role)
+    if not content.results or content.text or content.calls:
+        for part in (content, *content.turns):
+            message = first if part is content else Message(role)
+            message.text, message.calls, message.thought = part.text, list(part.calls), part.thought
+            out.append(message)
+            out += [_result(message.calls[number].id, value) for number, value in part.answered]
+            _set_keys(message, got, what, index, spec)
+    if "calls" in got:
+        _add_calls(out, got["calls"], name, spec, unread)
+
+
+def _refuse_unread_text(raw: Mapping[str, Any], spec: Spec, name: str) -> None:
+    """Raise Unreadable for a message without text or calls that has words, objects or lists under an unread key."""
+    for key, value in raw.items():
+        words = isinstance(value, str) and (key in _TEXTS or len(value.split()) > 1)
+        if key not in spec.trees["message"] and value and (words or isinstance(value, dict | list)):
+            remedy = "call it `content`, or name it in a map or a format"
+            raise Unreadable("unknown_form", f"{name} has nothing that was read, but {key!r}: {remedy}")
+
+
+_TEXTS = ("text", "value", "output", "result", "body", "message", "utterance")
+
+
+def _add_calls(out: list[Message], value: Any, name: str, spec: Spec, unread: Unread) -> None:
+    """Add calls to the last message, and behind it the results in them."""
+    message = next(m for m in reversed(out) if m.role != "tool") if out[-1].role == "tool" else out[-1]
+    for call, result in calls_with_results(value, name, spec, unread):
+        message.calls.append(call)
+        if result is not None:
+            out.append(_result(call.id, result))
+
+
+def _result(call_id: str | None, value: Any) -> Message:
+    return Message(
+        "tool", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), result_of=call_id
+    )
+
+
+def _set_keys(message: Message, got: Mapping[str, Any], what: str, index: int, spec: Spec) -> None:
+    """Set the fields of a message from its keys besides role, text and calls."""
+    if "thought" in got:
+        message.thought = _thought(got["thought"], f"{what}[{index}]", spec) or message.thought
+    if "time" in got:
+        message.time = to_utc(got["time"])
+    if got.get("context") is True:
+        message.trained, message.kind = False, "prompt"
+    if type(code := got.get("exit_code")) is int:
+        message.exit_code = code
+    if message.role != "assistant":
+        if message.role == "tool":
+            message.result_of = text_field(got, "result_of")
+        if message.exit_code is None and _RETURNCODE in message.text[:40]:
+            message.exit_code = _printed_code(message.text)
+        return
+    if not _FLAGS.isdisjoint(got):
+        message.trained = message.trained and is_trained(got, f"{what}[{index}]")
+    if "finish" in got:
+        message.finish = finish_of(text_field(got, "finish"))
+    if message.trained and (command := (text_field(got, "command") or "").strip()):
+        xml = "<command>" in message.text or "<tool_call>" in message.text
+        form = "tool_calls" if message.calls or got.get("calls") else "xml" if xml else "fenced"
+        message.actions = [Action("bash", command, form=form)]
+    if "output_ids" in got or "prompt_ids" in got:
+        message.prompt_ids = token_ids(got.get("prompt_ids"), f"{what}[{index}], prompt_ids")
+        message.output_ids = token_ids(got.get("output_ids"), f"{what}[{index}], output_ids")
+
+
+def _thought(value: Any, name: str, spec: Spec) -> str | None:
+    """Return a thought: text, or blocks of it; encrypted blocks have none."""
+    if isinstance(value, str):
+        return value
+    blocks = [b for b in value if isinstance(b, dict) and "data" not in b] if isinstance(value, list) else []
+    return read_content(blocks, name, spec).thought
+
+
+def is_trained(got: Mapping[str, Any], name: str) -> bool:
+    """Return whether the flags of a message let it be trained: of `trained` all, of `untrained` none.
+
+    Raises:
+        Unreadable: `partly_trained` for values other than yes and no, and for flags of parts of the message.
+    """
+    trained = True
+    for slot, means in (("trained", True), ("untrained", False)):
+        for key, value in got.get(slot, ()):
+            flags = {_TRUTH.get(str(v).lower()) for v in (value if isinstance(value, list) and value else [value])}
+            if flags not in ({True}, {False}):
+                raise Unreadable(
+                    "partly_trained",
+                    f"{name} has {key} = {str(value)[:40]}; a message is trained (1) or context (0), so write one of "
+                    "them, or remove the key",
+                )
+            trained = trained and flags == {means}
+    if keys := [key for key, value in got.get("partly", ()) if value]:
+        raise Unreadable("partly_trained", f"{name} has {keys[0]}; only whole messages can be left out")
+    return trained
+
+
+def _only_calls(out: list[Message], got: Mapping[str, Any], name: str, spec: Spec, unread: Unread) -> None:
+    """Add the calls of a message that is only calls, to the assistant's message before it if there is one."""
+    trained, text = is_trained(got, name), read_content(got.get("text"), name, spec).text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        out.append(Message("assistant", text, trained=trained, broken_call=True))  # `parse_error` says why
+        return
+    calls = read_calls(value if isinstance(value, list) else [value], name, spec, unread)
+    last = out[-1] if out else None
+    if last is not None and last.role == "assistant" and last.trained == trained and not last.broken_call:
+        last.calls += calls
+    else:
+        out.append(Message("assistant", "", calls, trained=trained))

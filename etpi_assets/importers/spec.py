@@ -1,0 +1,225 @@
+"""A format as data: a TOML file, compiled to tables of keys. Paths, names and constants; no expressions.
+
+Shipped formats are in `formats`, a user's own in `formats` of the folder of specs. docs/own_data.md has the keys.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from etpi_assets.specs.plugins import near
+
+SHIPPED = Path(__file__).parent / "formats"
+BASE = "messages"
+TABLES = {
+    "run": ("messages", "context", "system", "tools", "task", "numbered", "repo", "model", "reward", "flag", "patch")
+    + ("exit", "truncated", "within", "scope", "finish", "settings", "usage", "seed", "started", "seconds", "read"),
+    "message": ("role", "text", "thought", "calls", "result_of", "time", "trained", "untrained", "partly", "finish")
+    + ("exit_code", "command", "prompt_ids", "output_ids", "tools", "media", "wrapper", "context", "usage", "read"),
+    "part": ("kind", "text", "call", "result", "result_of", "read"),
+    "call": ("id", "name", "arguments", "function", "result", "read"),
+    "tool": ("list", "function", "name", "parameters", "drop"),
+}
+"""Tables of paths -> their slots."""
+_CONSTANTS = ("roles", "kinds", "exits")
+_TOP = (
+    *(
+        "title",
+        "keeps",
+        "loses",
+        "inputs",
+        "extends",
+        "claims",
+        "files",
+        "rank",
+        "rows",
+        "answers",
+        "bare_calls",
+        "dialect",
+    ),
+    *("greeting", "skip", "form", "refuse", *_CONSTANTS, *TABLES),
+)
+
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass(slots=True)
+class Node:
+    """Where a key leads: the slots that it fills, each with the rank of its path, and deeper keys. `known`: `read`."""
+
+    slots: list[tuple[str, int]] = field(default_factory=list)
+    below: dict[str | int, Node] = field(default_factory=dict)
+    known: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Spec:
+    """One form of a format.
+
+    Attributes:
+        data: the TOML with that of the format which it extends.
+        trees, paths: of each table; a tree leads from keys to slots, paths from a slot to its places in order.
+        kinds, globs: kinds of parts by name, and by the beginning of a name.
+    """
+
+    name: str
+    data: Mapping[str, Any]
+    trees: Mapping[str, Mapping[str | int, Node]]
+    paths: Mapping[str, Mapping[str, Sequence[KeyPath]]]
+    roles: Mapping[str, Any]
+    kinds: Mapping[str, str]
+    globs: Sequence[tuple[str, str]]
+    refused: Sequence[tuple[KeyPath, Mapping[str, str]]]
+    claimed: Sequence[Sequence[tuple[bool, KeyPath]]]
+
+    def claims(self, row: Any) -> bool:
+        """Return whether a row has all paths of one of the format's claims."""
+        return type(row) is dict and any(all(has(row, p) is want for want, p in paths) for paths in self.claimed)
+
+    def first(self, table: str, slot: str, value: Any) -> Any:
+        """Return what the first present path of a slot leads to; None if none is there."""
+        return next((found for path in self.paths[table].get(slot, ()) if (found := at(value, path)) is not None), None)
+
+
+def parse_path(text: str) -> KeyPath:
+    """Parse `a.b`, `a[0].b` or `$.a`; an empty text is the value itself."""
+    keys = text.removeprefix("$.").replace("[", ".").replace("]", "").split(".")
+    return tuple(int(key) if key.lstrip("-").isdecimal() else key for key in keys if key)
+
+
+def has(row: Mapping[Any, Any], path: KeyPath) -> bool:
+    """Return whether a row has a key, or something at a longer path."""
+    return path[0] in row if len(path) == 1 else at(row, path) is not None
+
+
+def at(value: Any, path: KeyPath) -> Any:
+    """Return the value at a path; None if there is none. JSON text of an object on the way is parsed."""
+    for key in path:
+        if isinstance(value, str):
+            value = json_value(value)
+        if isinstance(value, dict):
+            value = value.get(key, value.get(str(key)))
+        elif isinstance(value, list) and isinstance(key, int) and -len(value) <= key < len(value):
+            value = value[key]
+        else:
+            return None
+    return value
+
+
+def json_value(text: str) -> Any:
+    """Return the object or array that a text is the JSON of; None for any other text."""
+    if text[:1] not in ("{", "["):
+        return None
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        return None
+
+
+def compiled(name: str, data: Mapping[str, Any]) -> Spec:
+    """Compile one form of a format. Raises ValueError: an unknown key, naming the format."""
+    unknown = [(key, _TOP) for key in data if key not in _TOP]
+    unknown += [
+        (f"{t}.{k}", [f"{t}.{s}" for s in TABLES[t]]) for t in TABLES for k in data.get(t, {}) if k not in TABLES[t]
+    ]
+    if unknown:
+        key, known = unknown[0]
+        raise ValueError(f"the format {name}: unknown key {key}.{near(key, known)} Known: {', '.join(known)}")
+    tables = {t: {k: [v] if isinstance(v, str) else v for k, v in data.get(t, {}).items()} for t in TABLES}
+    paths = {t: {slot: list(_with_dots(texts)) for slot, texts in of.items()} for t, of in tables.items()}
+    kinds = data.get("kinds", {})
+    return Spec(
+        name,
+        data,
+        {table: _tree(of) for table, of in paths.items()},
+        paths,
+        {key.lower(): role for key, role in data.get("roles", {}).items()},
+        {key: kind for key, kind in kinds.items() if not key.endswith("*")},
+        [(key[:-1], kind) for key, kind in kinds.items() if key.endswith("*")],
+        [(parse_path(key), rule) for rule in data.get("refuse", ()) for key in rule["any"]],
+        [[(not p.startswith("!"), parse_path(p.removeprefix("!"))) for p in claim] for claim in data.get("claims", ())],
+    )
+
+
+def _with_dots(texts: Sequence[str]) -> Iterator[KeyPath]:
+    """Yield the path of each text, and the key that has the text's dots itself."""
+    for text in texts:
+        path = parse_path(text)
+        yield path
+        if len(path) > 1 and not text.startswith("$"):
+            yield (text,)
+
+
+def _tree(table: Mapping[str, Sequence[KeyPath]]) -> dict[str | int, Node]:
+    root: dict[str | int, Node] = {}
+    for slot, paths in table.items():
+        for rank, path in enumerate(paths):
+            level = root
+            for key in path[:-1]:
+                level = level.setdefault(key, Node()).below
+            if path:
+                node = level.setdefault(path[-1], Node())
+                node.known |= slot == "read"
+                if slot != "read":
+                    node.slots.append((slot, rank))
+    return root
+
+
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table over the one that it extends: a list replaces the base's, or precedes it after a "+"."""
+    out = dict(base)
+    for key, value in own.items():
+        old = out.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            out[key] = _merged(old, value)
+        elif isinstance(value, list) and value[:1] == ["+"]:
+            out[key] = [*value[1:], *(v for v in old or () if v not in value)]
+        else:
+            out[key] = value
+    return out
+
+
+def forms(name: str, own: Mapping[str, Any]) -> list[Spec]:
+    """Compile a format: one spec, or one for each of its `[[form]]`. Raises ValueError as `compiled`."""
+    of = dict(own)
+    each = of.pop("form", [{}])
+    if any(not isinstance(of.get(table, {}), Mapping) for table in (*TABLES, *_CONSTANTS)):
+        raise ValueError(f"the format {name}: {', '.join((*TABLES, *_CONSTANTS))} are tables")
+    base = {} if name == BASE else {k: v for k, v in _data(of.get("extends", BASE)).items() if k not in _OWN}
+    return [compiled(name, _merged(_merged(base, of), form)) for form in each]
+
+
+_OWN = ("claims", "files", "title", "keeps", "loses", "inputs", "rank", "rows")
+"""Keys of a format that one which extends it does not have."""
+
+
+@cache
+def load(name: str) -> tuple[Spec, ...]:
+    """Return the forms of a format that etpi ships."""
+    return tuple(forms(name, tomllib.loads((SHIPPED / f"{name}.toml").read_text(encoding="utf-8"))))
+
+
+def base() -> Spec:
+    """Return the format `messages`, with the names that most programs use."""
+    return load(BASE)[0]
+
+
+def _data(name: str) -> Mapping[str, Any]:
+    if not (SHIPPED / f"{name}.toml").is_file():
+        raise ValueError(f"extends = {name!r} is none of {', '.join(sorted(f.stem for f in SHIPPED.glob('*.toml')))}")
+    return load(name)[0].data
+
+
+def load_user(file: Path) -> list[Spec]:
+    """Read a user's format. Raises ValueError naming the file."""
+    try:
+        return forms(file.stem, tomllib.loads(file.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error

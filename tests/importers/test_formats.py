@@ -1,0 +1,310 @@
+"""Formats as data: what each public shape is read as, what is counted as unread, and formats of a user's own."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etpi_assets.importers import IMPORTERS, count_found, detect, import_runs
+from etpi_assets.importers.account import Account, findings
+from etpi_assets.importers.bulk import ImportSource, import_in_bulk
+from etpi_assets.tasks.family import RejectedInput
+from etpi_assets.trajectories.records import RolloutRecord
+from tests.support.rows import (
+    bedrock_row,
+    chat,
+    completion_row,
+    taubench_row,
+    tool,
+    vercel_row,
+    vibe_rows,
+    write_lines,
+)
+
+USER, ANSWER = {"role": "user", "content": "Moor?"}, {"role": "assistant", "content": "Moored."}
+TURNS = [
+    ("user", None, "Moor the boat."),
+    ("assistant", 0, "I look."),
+    ("tool", 0, "moor.py"),
+    ("assistant", 1, "Moored."),
+]
+
+
+def talk(item: Any) -> list[tuple[str, int | None, str]]:
+    assert isinstance(item, RolloutRecord), item
+    return [(m.role, m.turn, m.content) for m in item.agents[0].messages if m.role != "system"]
+
+
+def read(path: Path, **options: Any) -> list[Any]:
+    items = list(import_runs("auto", path, options))
+    assert count_found("auto", path) == len(items)
+    return items
+
+
+def unread(tmp_path: Path, rows: list[Any], **options: Any) -> dict[str, tuple[str, bool]]:
+    account = Account()
+    list(import_runs("auto", write_lines(tmp_path / "a.jsonl", rows), options, account))
+    return {each.name: (each.kind, each.stops) for each in findings(account.figures())}
+
+
+@pytest.mark.parametrize(
+    ("format", "rows", "turns", "facts"),
+    [
+        ("vercel_ai", [vercel_row()], TURNS, ("a.jsonl, row 0", None, None)),
+        ("vercel_ai", vercel_row()["messages"], TURNS, ("a.jsonl, row 0", None, None)),
+        ("bedrock", [bedrock_row()], TURNS, ("a.jsonl, row 0", None, "helmsman-2")),
+        ("mistral_vibe", vibe_rows(), TURNS, ("a.jsonl, row 0", None, None)),
+        ("completion_log", [completion_row()], TURNS[:2], ("a.jsonl, row 0", None, "helmsman-2")),
+        ("completion_log", [{"messages": chat()[:2], "response": "Moored."}], [TURNS[0], ("assistant", 0, "Moored.")],
+         ("a.jsonl, row 0", None, None)),
+        ("taubench", [taubench_row()], [*TURNS, ("user", 1, "Moor the boat."), ("assistant", 2, "Moored.")],
+         ("3", 1.0, None)),
+        ("messages", [chat()], TURNS, ("a.jsonl, row 0", None, None)),
+        ("sharegpt", [{"from": "human", "value": "Moor the boat."}, {"from": "gpt", "value": "Moored."}],
+         [TURNS[0], ("assistant", 0, "Moored.")], ("a.jsonl, row 0", None, None)),
+    ],
+)  # fmt: skip
+def test_rows_of_a_format_are_read_as_these_turns(
+    tmp_path: Path, format: str, rows: Any, turns: Any, facts: Any
+) -> None:
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    assert detect(path) == format
+    (item,) = read(path)
+    assert talk(item) == turns
+    assert (item.task_id, (item.outcome or {}).get("reward"), item.teacher) == facts
+    assert all(turn.parse_error is None for turn in item.agents[0].turns)
+
+
+@pytest.mark.parametrize("rows", [[vercel_row()], [bedrock_row()]])
+def test_calls_and_schemas_of_every_format_have_the_normal_form(tmp_path: Path, rows: Any) -> None:
+    (item,) = read(write_lines(tmp_path / "a.jsonl", rows))
+    (call,) = item.agents[0].messages[-3].tool_calls
+    assert call == {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": {"command": "ls"}}}
+    assert all(schema["function"]["parameters"] == {"type": "object"} for schema in item.tools or ())
+
+
+SCHEMA = tool("run", cmd="string")
+FLAT = {"name": "run", "parameters": SCHEMA["function"]["parameters"]}
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [FLAT],
+        {"run": FLAT},
+        {"functions": [FLAT]},
+        json.dumps([SCHEMA]),
+        [json.dumps(FLAT)],
+        [{"type": "function", "strict": None, **FLAT}],
+        [{"name": "run", "inputSchema": FLAT["parameters"]}],
+        [{"name": "run", "input_schema": FLAT["parameters"], "cache_control": {"type": "ephemeral"}}],
+        [{"functionDeclarations": [FLAT]}],
+        [FLAT, {"type": "web_search"}],
+    ],
+)
+def test_every_shape_of_schemas_is_offered_as_chat_clients_send_them(tmp_path: Path, tools: Any) -> None:
+    (item,) = read(write_lines(tmp_path / "a.jsonl", [{"messages": [USER, ANSWER], "tools": tools}]))
+    assert item.tools == [SCHEMA]
+
+
+@pytest.mark.parametrize(
+    ("columns", "reward"),
+    [
+        *(({key: value}, want) for key in ("is_resolved", "passed", "verified", "solved") for value, want in
+          ((False, 0.0), ("True", 1.0), (1, 1.0))),
+        ({"report": {"resolved": False}}, 0.0), ({"eval": json.dumps({"resolved": True})}, 1.0),
+        ({"rewards": {"total": 0.5}}, 0.5), ({"resolved_status": "RESOLVED_NO"}, 0.0),
+        ({"outcome": "passed"}, 1.0), ({"metadata": {"passed": False}}, 0.0),
+        ({"label": "bird"}, None), ({"label": True}, 1.0), ({"kto_tag": 1}, None),
+    ],
+)  # fmt: skip
+def test_verdicts_are_rewards_under_every_usual_name(tmp_path: Path, columns: Any, reward: float | None) -> None:
+    (item,) = read(write_lines(tmp_path / "a.jsonl", [{"messages": [USER, ANSWER], **columns}]))
+    assert (item.outcome or {}).get("reward") == reward
+
+
+@pytest.mark.parametrize(
+    ("task", "repo"),
+    [
+        ("pier__moor-12_0", "pier/moor"), ("pier__moor-12-attempt3", "pier/moor"),
+        ("pier__moor-12__run_2", "pier/moor"),
+        ("runs/pier__moor-sail-12", "pier/moor-sail"), ("pier__moor-12.run1", "pier/moor"),
+        ("pier__moor-12x", "unknown"),
+        ("pier-12", "unknown"),
+    ],
+)  # fmt: skip
+def test_repository_of_an_id_with_an_attempt(tmp_path: Path, task: str, repo: str) -> None:
+    (item,) = read(write_lines(tmp_path / "a.jsonl", [{"instance_id": task, "messages": [USER, ANSWER]}]))
+    assert item.repo == repo
+
+
+def test_numbers_are_tasks_of_their_file_and_of_their_prompt(tmp_path: Path) -> None:
+    """Shards that count from 0 have other questions; samples of one question share its number."""
+    rows = [{"index": i % 2, "messages": [{"role": "user", "content": f"q{i % 2}"}, ANSWER]} for i in range(4)]
+    other = [{"index": 0, "messages": [{"role": "user", "content": "other"}, ANSWER]}]
+    write_lines(tmp_path / "a.jsonl", rows + other)
+    write_lines(tmp_path / "b.jsonl", other)
+    tasks = [item.task_id for item in read(tmp_path)]
+    assert tasks == ["a.jsonl:0", "a.jsonl:1", "a.jsonl:0", "a.jsonl:1", "a.jsonl:0#4", "b.jsonl:0"]
+
+
+@pytest.mark.parametrize("bad", [{}, {"type": "header", "version": 1}, {"messages": None}, [1], 3])
+def test_first_row_that_is_no_run_is_quarantined_alone(tmp_path: Path, bad: Any) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [bad, *({"messages": [USER, ANSWER]} for _ in range(3))])
+    items = read(path)
+    assert [isinstance(item, RejectedInput) for item in items] == [True, False, False, False]
+    assert items[0].row == 0
+    path.write_text('{"messages": [{"role"\n' + path.read_text())
+    assert [getattr(item, "reason", "read") for item in read(path)][0] == "truncated_json"
+
+
+def test_each_row_goes_to_the_format_that_claims_it(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [USER, ANSWER]},
+        {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+    ]
+    for number, order in enumerate((rows, rows[::-1])):
+        assert len([talk(item) for item in read(write_lines(tmp_path / f"{number}.jsonl", order))]) == 2
+
+
+def test_every_file_of_a_folder_is_read_by_its_format_or_listed(tmp_path: Path) -> None:
+    write_lines(tmp_path / "runs.jsonl", [{"messages": [USER, ANSWER]}] * 3)
+    (tmp_path / "x.traj.json").write_text(json.dumps(chat()))
+    (tmp_path / "settings.json").write_text('{"x": 1}')
+    (tmp_path / "odd.json").write_text(json.dumps([{"talk": [{"who": "me", "role": "x"}]}]))
+    (tmp_path / "readme.md").write_text("no rows")
+    items = read(tmp_path)
+    fates = {item.source: getattr(item, "reason", "read") for item in items}
+    assert detect(tmp_path) == "messages+mini_swe_agent"
+    assert fates == {
+        **{f"runs.jsonl#{i}": "read" for i in range(3)},
+        "x.traj.json": "read",
+        "settings.json": "not_a_rollout",
+        "odd.json": "unknown_form",
+    }
+    source = ImportSource("auto", str(tmp_path), {}, "s", None)
+    created = import_in_bulk(source, tmp_path.parent / "spill", hashes={}, workers=1)
+    rows = {name: [row for batch in batches for row in batch.to_pylist()] for name, batches in created.tables.items()}
+    assert created.total == 6 == len(rows["rollouts"]) + len(rows["quarantined"])
+    (named,) = [item for item in import_runs("mini_swe_agent", tmp_path) if isinstance(item, RolloutRecord)]
+    assert named.source == "x.traj.json" and count_found("mini_swe_agent", tmp_path) == 4
+
+
+def test_messages_of_several_conversations_a_line_are_grouped_by_their_id(tmp_path: Path) -> None:
+    lines = [
+        {**m, "session_id": name}
+        for pair in ([USER, USER], [ANSWER, ANSWER])
+        for m, name in zip(pair, "ab", strict=True)
+    ]
+    assert [talk(item) for item in read(write_lines(tmp_path / "a.jsonl", lines))] == [
+        [("user", None, "Moor?"), ("assistant", 0, "Moored.")]
+    ] * 2
+
+
+def row(message: Any = None, **columns: Any) -> dict[str, Any]:
+    return {"messages": [USER, {**ANSWER, **(message or {})}], **columns}
+
+
+@pytest.mark.parametrize(
+    ("rows", "name", "kind", "stops"),
+    [
+        ([row({"remark": "Please look at this again"})], "message.remark", "text", True),
+        ([row({"toolUses": [{"name": "ls", "input": {"path": "."}}]})], "message.toolUses", "calls", True),
+        ([row({"picture": "data:image/png;base64,aa"})], "message.picture", "media", True),
+        ([row({"learnable": False}), row({"learnable": True})], "message.learnable", "flag", True),
+        ([row({"skip_loss": True})], "message.skip_loss", "loss", True),
+        ([row({"tone": "calm"})], "message.tone", "other", False),
+        ([row({"latency": 3.5})], "message.latency", "number", False),
+        ([row(screenshot="a.png")], "screenshot", "media", True),
+        ([row(persona="You are a sailor of many years")], "persona", "system", True),
+        ([row(tests_ok=True), row(tests_ok=False)], "tests_ok", "verdict", True),
+        ([row(summary="The boat was moored at noon")], "summary", "text", False),
+        ([row(outcome="odd")], "outcome", "verdict", False),
+        ([row(cost=0.3)], "cost", "number", False),
+        ([row(extra_facts={"weather": "the wind was too strong"})], "extra_facts.weather", "text", False),
+    ],
+)
+def test_what_no_path_reads_is_counted_and_stops_where_it_may_change_the_training(
+    tmp_path: Path, rows: Any, name: str, kind: str, stops: bool
+) -> None:
+    found = unread(tmp_path, rows)
+    assert found[name][1] == stops and (found[name][0] == kind or not stops)
+    assert name not in unread(tmp_path, rows, ignore=[name])
+    source = ImportSource("auto", str(tmp_path / "a.jsonl"), {}, "s", None)
+    if stops:
+        with pytest.raises(ValueError, match=re.escape(f'options.ignore = ["{name}"]')):
+            import_in_bulk(source, tmp_path / "spill", hashes={}, workers=1)
+    else:
+        assert import_in_bulk(source, tmp_path / "spill", hashes={}, workers=1).total == len(rows)
+
+
+def test_rows_that_are_understood_leave_nothing_unread(tmp_path: Path) -> None:
+    plain = {
+        "messages": chat(),
+        "tools": [SCHEMA],
+        "instance_id": "x",
+        "model": "m",
+        "reward": 1,
+        "exit_status": "submitted",
+    }
+    logged = copy.deepcopy(plain)
+    logged["messages"][2] |= {
+        "id": "m1",
+        "usage": {"total_tokens": 3},
+        "annotations": [],
+        "refusal": None,
+        "audio": None,
+    }
+    for rows in ([plain], [logged], [vercel_row()], [bedrock_row()], [taubench_row()], vibe_rows(), [completion_row()]):
+        assert not [name for name, (_, stops) in unread(tmp_path, rows).items() if stops]
+
+
+@pytest.mark.parametrize("key", ["image", "images", "video", "audio"])
+def test_media_of_a_message_or_a_row_are_refused(tmp_path: Path, key: str) -> None:
+    for bad in (row({key: "a.png"}), row(**{key: ["a.png"]})):
+        (item,) = read(write_lines(tmp_path / "a.jsonl", [bad]))
+        assert item.reason == "non_text_content"
+
+
+def test_format_of_the_user_is_a_file_of_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "specs/formats").mkdir(parents=True)
+    file = tmp_path / "specs/formats/log_of_mine.toml"
+    file.write_text(
+        'claims = [["a.talk"]]\n[run]\nmessages = ["a.talk"]\nreward = ["+", "won"]\n[message]\nrole = ["who"]\n'
+        'text = ["said"]\n[roles]\nskipper = "assistant"\n'
+    )
+    monkeypatch.setenv("ETPI_SPECS", str(tmp_path / "specs"))
+    rows = [{"a": {"talk": [{"who": "user", "said": "Moor?"}, {"who": "Skipper", "said": "Moored."}]}, "won": "yes"}]
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    assert detect(path) == "log_of_mine"
+    (item,) = read(path)
+    assert talk(item) == [("user", None, "Moor?"), ("assistant", 0, "Moored.")]
+    assert item.outcome == {"reward": 1.0, "verdict": "passed"}
+    file.write_text("[mesage]\n")
+    with pytest.raises(ValueError, match=r"log_of_mine.toml.*mesage.*'message'"):
+        detect(path)
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    ["tool_use_id", "toolCallId", "toolInvocations", "input_schema", "inputSchema", "reasoning_content", "loss_mask",
+     "functionDeclarations", "is_resolved", "kto_tag", "chosen_messages", "toolUseId"],
+)  # fmt: skip
+def test_a_spelling_of_rows_stands_in_formats_and_not_in_readers(spelling: str) -> None:
+    """Readers of event logs and trees know the keys of their own program; they are named here."""
+    own = {"reasoning_content": {"atif", "openhands"}, "tool_use_id": {"atif", "claude_code"}}
+    own |= {"loss_mask": {"token_rows"}, "toolUseId": {"claude_code"}}
+    folder = Path(__file__).parents[2] / "etpi_assets/importers"
+    found = {file.stem for file in folder.glob("*.py") if re.search(rf'"{spelling}"', file.read_text())}
+    assert found <= own.get(spelling, set())
+    assert sum(spelling in file.read_text() for file in folder.glob("formats/*.toml")) in (1, 2)
+
+
+def test_formats_of_data_are_formats(tmp_path: Path) -> None:
+    names = {file.stem for file in (Path(__file__).parents[2] / "etpi_assets/importers/formats").glob("*.toml")}
+    assert names <= set(IMPORTERS)
