@@ -206,19 +206,19 @@ def to_line(record: RolloutRecord, spec_key: str) -> bytes:
 def from_line(line: bytes, spec_key: str | None = None) -> RolloutRecord:
     """Decode a line. Raises ValueError if its key, under `spec_key` or its own, or its digest does not match."""
     value = json.loads(line)
-    spec_key = value["spec_key"] if spec_key is None else spec_key
+    wanted: str = value["spec_key"] if spec_key is None else spec_key
     rows: Mapping[str, list[dict[str, Any]]] = value["rows"]
     for table, column in _TIMES.items():
         for row in rows[table]:
             row[column] = row[column] and datetime.fromisoformat(row[column])
     record = to_record(rows)
-    if value["spec_key"] != spec_key or value["key"] != record.rollout_id:
-        raise ValueError(f"the line is of {value['key']} under spec {value['spec_key']}, not {spec_key}")
+    if value["spec_key"] != wanted or value["key"] != record.rollout_id:
+        raise ValueError(f"the line is of {value['key']} under spec {value['spec_key']}, not {wanted}")
     if captured_digest(record) != value["prompts"]:
         raise ValueError(f"the prompts of {record.rollout_id} are not those that were captured")
     suite, task_id, task_hash, sample = _attempt(record)
     task = Task(task_id or "", suite or "", "", "", "", {}, task_hash or "")
-    if rollout_id(task, sample, spec_key) != record.rollout_id:
+    if rollout_id(task, sample, wanted) != record.rollout_id:
         raise ValueError(f"key {record.rollout_id} is not that of task {task_id} sample {sample}")
     return record
 

@@ -234,6 +234,16 @@ def _publisher(worker: Worker[GrpoWorkerConfig], publish: PublishConfig, trainer
     )
 
 
+PINNED: Mapping[str, Any] = {
+    "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8, "label_smoothing_factor": 0.0,
+    "disable_dropout": False, "cast_lm_head_to_fp32": False, "shuffle_dataset": True, "router_aux_loss_coef": None,
+    "sapo_temperature_neg": 1.05, "sapo_temperature_pos": 1.0, "vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0,
+    "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0, "sync_ref_model": False, "use_adaptive_entropy": False,
+}  # fmt: skip
+"""Fields of TRL's arguments that change the objective and that no spec sets, at the values of TRL 1.16: the default of a
+newer library changes no recipe (`tests/training/test_objective.py` compares them)."""
+
+
 def trainer_arguments(
     rl: GrpoSettings, folder: Path, seed: int, compute: Compute, tracking: Mapping[str, Any] = UNTRACKED
 ) -> GRPOConfig:
@@ -281,6 +291,7 @@ def trainer_arguments(
         logging_steps=1,
         logging_nan_inf_filter=False,
         disable_tqdm=True,
+        **PINNED,
         **tracking,
     )
 
