@@ -240,7 +240,7 @@ PINNED: Mapping[str, Any] = {
     "sapo_temperature_neg": 1.05, "sapo_temperature_pos": 1.0, "vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0,
     "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0, "sync_ref_model": False, "use_adaptive_entropy": False,
 }  # fmt: skip
-"""Fields of TRL's arguments that change the objective and that no spec sets, at the values of TRL 1.16: the default of a
+"""TRL's arguments that change the objective and that no spec sets, at the values of TRL 1.16: a default of a
 newer library changes no recipe (`tests/training/test_objective.py` compares them)."""
 
 
