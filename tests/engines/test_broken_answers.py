@@ -24,7 +24,7 @@ from etpi_resources.engines import endpoints as module
 from etpi_resources.engines.endpoints import Endpoints, RetryableError
 from etpi_resources.engines.openai import OpenAIEngine
 from etpi_resources.sandboxes import CommandResult
-from tests.agent.test_agent_loop import Pair
+from tests.support.agent_loop import Pair
 from tests.support.broken_server import FLOODS, READABLE, TIMED, UNREADABLE, BrokenServer, Raw, chat, raw_json
 
 GOOD = raw_json(chat())

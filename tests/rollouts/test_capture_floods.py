@@ -15,14 +15,20 @@ import pytest
 
 from etpi.capture import _key
 from etpi_resources.capture.server import MOST_BODY_BYTES
-from tests.rollouts.test_capture_proxy import KEY, TOOLS, World, begin, engine  # noqa: F401  # pyright: ignore
+from etpi_resources.engines.scripted import ScriptedEngine
+from tests.support.capturing import CHAT, KEY, TOOLS, World, begin, lists
 
 CHAT_PATH = "/a/a/v1/chat/completions"
 MIB = 1 << 20
 
 
+@pytest.fixture(scope="module")
+def engine():
+    return ScriptedEngine(lists, CHAT, "t", noncanonical=0.5)
+
+
 @pytest.fixture
-def world(tmp_path, engine):  # noqa: F811
+def world(tmp_path, engine):
     with World(tmp_path, engine) as world:
         yield world
 
@@ -147,7 +153,7 @@ def test_key_file_that_a_kill_left_empty_is_written_again(tmp_path, content):
 
 
 @pytest.mark.long
-def test_two_hundred_streams_and_nine_hundred_slow_uploads_lose_nothing(tmp_path, engine):  # noqa: F811
+def test_two_hundred_streams_and_nine_hundred_slow_uploads_lose_nothing(tmp_path, engine):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
     with World(tmp_path, engine) as world, Memory() as memory:

@@ -15,7 +15,7 @@ from etpi_resources.trainers.policy_link import Sample
 from etpi_resources.trainers.workers import grpo_worker, policy_trainer
 from etpi_resources.trainers.workers.checkpointing import load_model
 from etpi_resources.trainers.workers.device import Compute
-from tests.agent.test_agent_loop import SUBMITS, bash, roll, script
+from tests.support.agent_loop import SUBMITS, bash, roll, script
 from tests.support.policy_updates import FixedLink, made_samples, worker_in
 from tests.support.tiny_training import make_speaking_base
 
