@@ -138,9 +138,6 @@ ui: environment  ## Dagster's web page on http://localhost:3000 (PORT=…)
 view: environment  ## pages of transcripts, tokens and data sets on http://localhost:3001 (PORT=…)
 	@$(ETPI) view --port $(or $(PORT),3001)
 
-same: ## the results of edited code are equal: write tests/planning/versions.lock
-	.venv/bin/python -m tests.planning.version_lock
-
 docs: environment  ## rewrite the pages that are generated from the code: docs/reference, formats.md, chat_formats.md
 	@$(BIN)/python -m docs.generate
 	@$(BIN)/python docs/images/draw_asset_graph.py > docs/images/asset_graph.svg
