@@ -16,7 +16,7 @@ from etpi_assets.agent.actions import format_action
 from etpi_assets.agent.loop import SUBMIT, Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.rollouts.collect import run_with_retry
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.tasks.family import Role, SandboxNeeds, Task, Verdict
+from etpi_assets.tasks.family import Family, Role, SandboxNeeds, Task, Verdict
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory, BubblewrapSandbox, _descendants
@@ -25,7 +25,7 @@ CHAT = load_chat_format("tiny")
 COMMANDS = ["for i in $(seq 300); do echo $i; done > b.txt; exit 5", "sleep 0.1", "printf done > a.txt"]
 
 
-class Judged:
+class Judged(Family):
     """A family whose judge runs the agent's file in a sandbox of its own."""
 
     def roles(self, task):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from etpi_assets.agent.actions import format_action
 from etpi_assets.agent.loop import SUBMIT, Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.tasks.family import Role, SandboxNeeds, Task, Verdict
+from etpi_assets.tasks.family import Family, Role, SandboxNeeds, Task, Verdict
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Request
 from etpi_resources.engines.scripted import ScriptedEngine
@@ -21,7 +21,7 @@ SUBMITS = str(format_action(f"echo {SUBMIT}"))
 
 
 @dataclass
-class Pair:
+class Pair(Family):
     """A family of one task: agents share nothing but messages, and whoever leaves `done` in a.txt passes."""
 
     invents_names: bool = True
