@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, as_completed
 from contextlib import suppress
-from threading import Event
+from threading import RLock
 
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.tasks.family import Task
@@ -47,14 +47,15 @@ def collect(
     missing = [rollout for rollout in wanted if not rollout[1].has(*rollout[2:])]
     advance(len(wanted) - len(missing))
     unfinished: dict[Future[RolloutRecord], Journal] = {}
-    failed = Event()
+    failed, submitting = list[Future[RolloutRecord]](), RLock()
 
     def cancel_others(finished: Future[RolloutRecord]) -> None:
         """Run in the thread that failed, before it takes the next rollout."""
         if not finished.cancelled() and finished.exception() is not None:
-            failed.set()
-            for future in tuple(unfinished):
-                future.cancel()
+            with submitting:  # else one that is submitted now, and not yet in `unfinished`, would start
+                failed.append(finished)
+                for future in tuple(unfinished):
+                    future.cancel()
 
     def keep(record: RolloutRecord, journal: Journal) -> None:
         journal.append(record)
@@ -62,12 +63,12 @@ def collect(
 
     try:
         for run, journal, task, sample in missing:
-            future = executor.submit(run_with_retry, run, task, sample)
-            unfinished[future] = journal
-            future.add_done_callback(cancel_others)
-            if failed.is_set():
-                future.cancel()
-                break
+            with submitting:
+                if failed:
+                    break
+                future = executor.submit(run_with_retry, run, task, sample)
+                unfinished[future] = journal
+                future.add_done_callback(cancel_others)
         for future in as_completed(unfinished):
             if future.cancelled():
                 continue  # another one failed, and is among the next
