@@ -73,7 +73,7 @@ class _Agent:
     place: int
     task: int = 0
     turn: int | None = None
-    said: list[Any] = field(default_factory=list)
+    messages: list[Any] = field(default_factory=list)
 
     def add(self, row: Mapping[str, Any], turns: list[TurnKey], ids: Mapping[tuple[str, str, int], bytes]) -> None:
         content, thought = row["content"] or "", None
@@ -82,16 +82,16 @@ class _Agent:
             content, thought = split.rest.strip(), split.inside
         elif not self.task and row["role"] == "user":
             self.task = _number(content)
-        said = [row["role"], content, _calls(row["tool_calls"])]
+        message = [row["role"], content, _calls(row["tool_calls"])]
         if row["kind"] != "action":
-            self.place, self.turn = _number(self.place, said), None
+            self.place, self.turn = _number(self.place, message), None
             return
         again = row["turn"] == self.turn  # one turn may have several messages
-        own = ids.get((row["rollout_id"], row["agent_id"], row["turn"]), b"") if not again else b""
-        self.place, self.turn = _number(self.place, said, own.hex()), row["turn"]
-        self.said = [*self.said, said] if again else [said]
-        text = orjson.dumps(self.said)
-        alone = _number(self.task, self.said) if len(text) >= _LONG else 0
+        recorded = ids.get((row["rollout_id"], row["agent_id"], row["turn"]), b"") if not again else b""
+        self.place, self.turn = _number(self.place, message, recorded.hex()), row["turn"]
+        self.messages = [*self.messages, message] if again else [message]
+        text = orjson.dumps(self.messages)
+        alone = _number(self.task, self.messages) if len(text) >= _LONG else 0
         inside = _number(thought) if thought and thought.strip() else 0
         key = TurnKey(self.place, (turns[-1].thought if again else 0) or inside, alone)
         if again:
@@ -144,19 +144,19 @@ def join(rollouts: Sequence[str], paths: Mapping[str, Paths]) -> Joined:
     covered: dict[str, tuple[str, bool]] = {}
     repeated: dict[str, dict[str, list[int]]] = {}
     for name in sorted(known, key=lambda name: -size[name]):
-        others: dict[str, list[int]] = defaultdict(list)
-        trainer, own = "", []
+        repeats: dict[str, list[int]] = defaultdict(list)
+        trainer, unique = "", []
         for agent, turns in paths[name].items():
             for number, key in enumerate(turns):
                 by = None if key.thought else thoughtful.get(key.place)
                 if by is None and (by := owners.get(key[:2])) is None:
-                    own.append(key[:2])
+                    unique.append(key[:2])
                     continue
                 trainer = by
-                others[agent].append(number)
-        if own:
-            owners |= dict.fromkeys(own, name)
-            repeated |= {name: dict(others)} if others else {}
+                repeats[agent].append(number)
+        if unique:
+            owners |= dict.fromkeys(unique, name)
+            repeated |= {name: dict(repeats)} if repeats else {}
         else:
             covered[name] = trainer, size[trainer] == size[name]
     return Joined(covered, repeated)

@@ -99,7 +99,7 @@ class TemplateCheck:
         """Return the figures of agents whose ids were rendered from messages."""
         of_agent = {(agent.rollout_id, agent.agent_id): agent for agent in agents}
         counted: dict[str, Any] = {**_NOTHING, "labels": len(pairs)}
-        asked, skipped, first = Counter[str](), Counter[str](), list[str]()
+        differing, skipped, first = Counter[str](), Counter[str](), list[str]()
         encoded, rendered = ENCODED, RENDERED
         for name, group in groupby(iter_turns(pairs), key=lambda row: row[0][:2]):
             agent, rows = of_agent[name], [(key, prompt, output) for key, prompt, output in group if output is not None]
@@ -123,7 +123,7 @@ class TemplateCheck:
                         if difference is None and quoted:
                             masked = self._expected(talk.without(quoted), agent.tools, turns[key[2]])
                             difference = self._trained_control(quoted, masked, prompt, output)
-                        asked.update(expected.differences)
+                        differing.update(expected.differences)
                     except _Refused:
                         skipped["refused_by_template"] += 1
                         continue
@@ -133,14 +133,14 @@ class TemplateCheck:
                 counted["compared"] += 1
                 counted["wrong"] += difference is not None
                 first += [f"{'/'.join(map(str, key))}: {difference}"] if difference and not first else []
-        return counted | {"asked": dict(asked), "skipped": dict(skipped), "first": first}
+        return counted | {"asked": dict(differing), "skipped": dict(skipped), "first": first}
 
     def _conversation(self, agent: CapturedAgent) -> _Conversation:
         student = StudentForm(self.chat, agent.tools, self.template_kwargs)
         spoken, turns = conversation(agent.messages, student)
         bare, _ = conversation(agent.messages, replace(student, thoughts=False))
-        said = [m for m in agent.messages if m["role"] == "assistant" and m["kind"] == "action"]
-        inside = [(m["turn"], split_thought(m["content"] or "", m.get("reasoning")).inside) for m in said]
+        actions = [m for m in agent.messages if m["role"] == "assistant" and m["kind"] == "action"]
+        inside = [(m["turn"], split_thought(m["content"] or "", m.get("reasoning")).inside) for m in actions]
         thoughts = {turn: "\n".join(text for t, text in inside if t == turn and text) for turn, _ in turns}
         history = spoken if self.section.history_think == "keep" else bare
         return _Conversation(history, spoken, bare, dict(turns), thoughts)
@@ -255,13 +255,13 @@ class TemplateCheck:
         head, whole, alone = map(self._ids, (expected.prompt, expected.prompt + expected.label, expected.label))
         # If an id spans the border, the label's are its own.
         label = whole[len(head) :] if whole[: len(head)] == head else alone
-        said = self._said(output).tolist()
-        rest = label[len(said) :]
-        if label[: len(said)] == said and self._ends(self.chat.decode(rest), output):
-            label = said
-        if "cut_at_limit" in expected.differences and len(said) < len(output):
+        written = self._said(output).tolist()
+        rest = label[len(written) :]
+        if label[: len(written)] == written and self._ends(self.chat.decode(rest), output):
+            label = written
+        if "cut_at_limit" in expected.differences and len(written) < len(output):
             return "label: the turn was cut at the limit, and its end is trained"
-        for part, trained, wanted in (("prompt", prompt.tolist(), head), ("label", said, label)):
+        for part, trained, wanted in (("prompt", prompt.tolist(), head), ("label", written, label)):
             if trained == wanted:
                 continue
             if self._quotes(trained, wanted, output if part == "label" else None):
@@ -318,7 +318,7 @@ def native_figures(pairs: pa.Table, rendered: pa.Table, chat: ChatFormat) -> dic
         rendered: the pairs of the same rollouts, rendered from messages.
     """
     texts = {key: (prompt, output) for key, prompt, output in iter_turns(rendered)}
-    asked: Counter[str] = Counter()
+    differing: Counter[str] = Counter()
     compared = 0
     for key, *trained in iter_turns(pairs):
         if key not in texts:
@@ -326,8 +326,8 @@ def native_figures(pairs: pa.Table, rendered: pa.Table, chat: ChatFormat) -> dic
         compared += 1
         for name, ids, again in zip(("own_history", "own_label"), trained, texts[key], strict=True):
             left, right = (chat.decode([] if side is None else side.tolist()).rstrip() for side in (ids, again))
-            asked[name] += left != right
-    return {**_NOTHING, "labels": len(pairs), "compared": compared, "asked": dict(+asked)}
+            differing[name] += left != right
+    return {**_NOTHING, "labels": len(pairs), "compared": compared, "asked": dict(+differing)}
 
 
 def labels_outcome(counted: Mapping[str, Any], chat: ChatFormat, bound: float, *, native: bool) -> CheckOutcome:

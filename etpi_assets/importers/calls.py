@@ -56,13 +56,13 @@ def read_call(value: Any, what: str, spec: Spec, unread: Unread, name: str | Non
     places = (call,) if inner is None else (inner, call)
     arguments = next((v for place in places for p in paths["arguments"] if (v := at(place, p)) is not None), None)
     named = next((v for place in places for p in paths["name"] if isinstance(v := at(place, p), str) and v), name)
-    others = {key: v for place in places for key, v in place.items() if v is not None and key not in tree}
-    if arguments is None and others:
-        keys = ", ".join(map(str, list(others)[:8]))
+    unknown = {key: v for place in places for key, v in place.items() if v is not None and key not in tree}
+    if arguments is None and unknown:
+        keys = ", ".join(map(str, list(unknown)[:8]))
         raise Unreadable(
             "unknown_form", f"{what} has no arguments, but {keys}; call them `arguments`, or remove these keys"
         )
-    for key, other in others.items():
+    for key, other in unknown.items():
         unread("call", str(key), other)
     result, call_id = spec.first("call", "result", call), spec.first("call", "id", call)
     if named is None:

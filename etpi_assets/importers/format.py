@@ -56,8 +56,8 @@ class DetectionInput:
         A file's first rows may be damaged, or a header; and programs write files beside their rows.
         """
         read = [as_row(value) for value in self.first_values()]
-        found = [row for row in read if isinstance(row, Mapping) and not rows.is_manifest(row)]
-        return sorted(found, key=lambda row: not holds_conversation(row))
+        readable = [row for row in read if isinstance(row, Mapping) and not rows.is_manifest(row)]
+        return sorted(readable, key=lambda row: not holds_conversation(row))
 
     @property
     def row(self) -> Row | None:

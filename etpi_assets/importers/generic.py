@@ -102,8 +102,8 @@ def _listed_messages(row: Any, spec: Spec) -> Iterator[Mapping[str, Any]]:
 
 def _tools_in_messages(row: Any, spec: Spec, where: str) -> list[dict[str, Any]] | None:
     paths = spec.paths["message"].get("tools", ())
-    found = (read_tools(v, where, spec) for m in _listed_messages(row, spec) for p in paths if (v := at(m, p)))
-    return next(filter(None, found), None)
+    listed = (read_tools(v, where, spec) for m in _listed_messages(row, spec) for p in paths if (v := at(m, p)))
+    return next(filter(None, listed), None)
 
 
 def _summed_usage(row: Any, spec: Spec) -> dict[str, Any] | None:

@@ -69,7 +69,7 @@ def run_info(
     facts = [_facts(held, tree) for held in (row, *within) if isinstance(held, Mapping)]
 
     def values(slot: str) -> Iterator[tuple[str, Any]]:
-        yield from (found[1:] for of in facts for found in sorted(of.get(slot, ()), key=lambda found: found[0]))
+        yield from (fact[1:] for of in facts for fact in sorted(of.get(slot, ()), key=lambda fact: fact[0]))
 
     def first(slot: str) -> str | None:
         texts = (text_field({"": value}, "") for _, value in values(slot))

@@ -85,7 +85,7 @@ class Spec:
 
     def first(self, table: str, slot: str, value: Any) -> Any:
         """Return what the first present path of a slot leads to; None if none is there."""
-        return next((found for path in self.paths[table].get(slot, ()) if (found := at(value, path)) is not None), None)
+        return next((v for path in self.paths[table].get(slot, ()) if (v := at(value, path)) is not None), None)
 
 
 def parse_path(text: str) -> KeyPath:
@@ -172,10 +172,10 @@ def _tree(table: Mapping[str, Sequence[KeyPath]]) -> dict[str | int, Node]:
     return root
 
 
-def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table over the one that it extends: a list replaces the base's, or precedes it after a "+"."""
     out = dict(base)
-    for key, value in own.items():
+    for key, value in table.items():
         old = out.get(key)
         if isinstance(value, Mapping) and isinstance(old, Mapping):
             out[key] = _merged(old, value)
@@ -186,11 +186,11 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def forms(name: str, own: Mapping[str, Any]) -> list[Spec]:
+def forms(name: str, table: Mapping[str, Any]) -> list[Spec]:
     """Compile a format: one spec, or one for each of its `[[form]]`. Raises ValueError as `compiled`."""
-    of = dict(own)
+    of = dict(table)
     each = of.pop("form", [{}])
-    if any(not isinstance(of.get(table, {}), Mapping) for table in (*TABLES, *_CONSTANTS)):
+    if any(not isinstance(of.get(key, {}), Mapping) for key in (*TABLES, *_CONSTANTS)):
         raise ValueError(f"the format {name}: {', '.join((*TABLES, *_CONSTANTS))} are tables")
     base = {} if name == BASE else {k: v for k, v in _data(of.get("extends", BASE)).items() if k not in _OWN}
     return [compiled(name, _merged(_merged(base, of), form)) for form in each]

@@ -103,15 +103,15 @@ def render(template: str, conversation: Mapping[str, Any]) -> str:
         TemplateUnbounded: it does not keep within the bounds, now or earlier.
         TemplateError: it raises an error; the message is the template's own, or that of Python.
     """
-    given = pickle.dumps(dict(conversation), protocol=5)
-    return (_rendered_small if len(given) < _SMALL else _rendered)(template, given)
+    pickled = pickle.dumps(dict(conversation), protocol=5)
+    return (_rendered_small if len(pickled) < _SMALL else _rendered)(template, pickled)
 
 
-def _rendered(template: str, given: bytes) -> str:
+def _rendered(template: str, pickled: bytes) -> str:
     if template in _REFUSED:
         raise TemplateUnbounded(_REFUSED[template])
-    most = MOST_CHARACTERS + MOST_TIMES * len(given)
-    request = (SECONDS, MOST_BYTES + MOST_TIMES * len(given), most, template, given)
+    most = MOST_CHARACTERS + MOST_TIMES * len(pickled)
+    request = (SECONDS, MOST_BYTES + MOST_TIMES * len(pickled), most, template, pickled)
     with _AT_ONCE:
         while (worker := _idle()).pid != os.getpid():
             pass  # of the process that this one was forked from

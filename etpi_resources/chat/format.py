@@ -802,11 +802,11 @@ def render_template(
     from etpi_resources.chat.tokenizers import qwen3
 
     if template in _own_templates() or template in qwen3.chat_templates():
-        given = {"add_generation_prompt": generation_prompt, "strftime_now": DATE.strftime, **kwargs}
-        text = tokenizer.apply_chat_template(messages, tools=tools, chat_template=template, tokenize=False, **given)
+        variables = {"add_generation_prompt": generation_prompt, "strftime_now": DATE.strftime, **kwargs}
+        text = tokenizer.apply_chat_template(messages, tools=tools, chat_template=template, tokenize=False, **variables)
         return str(text)
-    given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": generation_prompt}
-    return bounds.render(template, {**tokenizer.special_tokens_map, **given, **kwargs})
+    variables = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": generation_prompt}
+    return bounds.render(template, {**tokenizer.special_tokens_map, **variables, **kwargs})
 
 
 @lru_cache(maxsize=1)

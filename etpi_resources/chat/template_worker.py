@@ -84,11 +84,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end closes stdin
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     while head := requests.read(8):
-        seconds, most_bytes, most, template, given = pickle.loads(requests.read(int.from_bytes(head, "big")))
+        seconds, most_bytes, most, template, pickled = pickle.loads(requests.read(int.from_bytes(head, "big")))
         used = resource.getrusage(resource.RUSAGE_SELF)
         _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + 1 + seconds)
         _limit(resource.RLIMIT_AS, most_bytes)
-        answer = json.dumps(_render(template, pickle.loads(given), most)).encode()
+        answer = json.dumps(_render(template, pickle.loads(pickled), most)).encode()
         answers.write(len(answer).to_bytes(8, "big") + answer)
         answers.flush()
 
