@@ -12,7 +12,7 @@ WITH attempts AS (
     INNER JOIN tasks AS t ON r.suite = t.suite AND r.task_id = t.task_id
     WHERE
         t.split = 'train'
-        AND r.outcome ->> '$.reward' IS NOT NULL
+        AND (r.outcome ->> '$.reward') IS NOT NULL
         AND (getvariable('suite') IS NULL OR r.suite = getvariable('suite'))
         AND (getvariable('model') IS NULL OR r.model = getvariable('model'))
     GROUP BY r.task_id
