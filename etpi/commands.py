@@ -186,10 +186,11 @@ def show_status(names: Sequence[str], everything: bool = False, as_json: bool = 
 
 def _pulled_lines(lake: Lake, specs: Specs) -> list[str]:
     """Say how the lake stands to its bucket, and which specs of its data are not here."""
-    from etpi_resources.lake.exchange import Remote, standing
+    lines = []
+    if (lake.root / "remote.json").is_file():
+        from etpi_resources.lake.exchange import Remote, standing  # a lake without a bucket does not wait for it
 
-    lines, remote = [], Remote.of(lake)
-    if remote.url:
+        remote = Remote.of(lake)
         counts = Counter(standing(lake, remote).values())
         states = ", ".join(f"{count} {word}" for word, count in counts.items())
         lines.append(f"{remote.url}: {states}; read at {remote.looked}, `etpi remote` reads it again")

@@ -335,7 +335,11 @@ def difference(manifest: Manifest, new: Wanted) -> Change | None:
     if list(new.inputs) != list(manifest.inputs):
         return Change("inputs", "its inputs are in another order")
     changes = raised(recorded(manifest), new.code.whole)
-    return Change("code", ", ".join(changes.values())) if changes else None
+    if not changes:
+        return None
+    (_, line), *others = changes.items()
+    more = ", ".join(f"{name} {new.code.whole[name]}" for name, _ in others)
+    return Change("code", f"{line}; and {more} (etpi explain)" if more else line)
 
 
 def _comparable(manifest: Manifest, new: Wanted) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

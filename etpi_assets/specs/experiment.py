@@ -34,7 +34,7 @@ class SelectSection(Section):
     """Behaviours that all agents of a rollout must show (docs/own_data.md)."""
     shortest_correct: bool = False
     """Keep one rollout per task: the one with the fewest output tokens among those with reward 1."""
-    exit: Literal["ended", "any"] | tuple[str, ...] = "ended"
+    exit: Annotated[Literal["ended", "any"] | tuple[str, ...], Omitted("any")] = "ended"
     """The exit statuses of rollouts that train: `ended`, those that ended by themselves or state none, so neither an
     error nor a limit; `any`; or a list of statuses."""
     duplicates: Annotated[Literal["drop", "keep"], Omitted("drop")] = "drop"
