@@ -318,7 +318,8 @@ def worker_config(
         chat_template=None, device="auto", micro_tokens=micro_tokens, train=SftSettings(
             method="full", epochs=STEPS, max_steps=None, learning_rate=1e-6, schedule="constant", warmup_ratio=0.0,
             weight_decay=0.0, batch_tokens=10**9, batch_sequences=None, save_steps=None, use_epoch=None, use_step=None,
-            dtype="bf16" if gpu else "fp32", gradient_checkpointing=recomputed, optimizer="adamw_torch_fused",
+            stop_at_used=True, dtype="bf16" if gpu else "fp32", gradient_checkpointing=recomputed,
+            optimizer="adamw_torch_fused",
             shards=shards, lora_rank=32, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear", **kernels,
         ),
     )  # fmt: skip
