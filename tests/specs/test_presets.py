@@ -91,7 +91,7 @@ def test_suites_and_rollout_sets_have_no_preset(folder):
 
 
 def test_the_same_values_with_and_without_a_preset_have_the_same_hashes(folder):
-    text = EXPERIMENT + "[select]\nexit = "any"\nmin_reward = 1.0\nrequire = []\nshortest_correct = true\n"
+    text = EXPERIMENT + '[select]\nexit = "any"\nmin_reward = 1.0\nrequire = []\nshortest_correct = true\n'
     assert tomllib.loads(text)["select"] == preset_values("rejection_sampling")["select"]
     _spec(folder, text, "spelt_out")
     _spec(folder, EXPERIMENT + 'preset = "rejection_sampling"\n', "by_name")
