@@ -343,11 +343,25 @@ def difference(manifest: Manifest, new: Wanted) -> Change | None:
 
 
 def _comparable(manifest: Manifest, new: Wanted) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the two specs without the sections that the asset lists since, or no longer: those are changes of code."""
+    """Return the two specs without what is a change of code: sections that the asset lists since, or no longer, and
+    defaults of keys that came with a raised number."""
     was, now, named = manifest.spec, new.spec, set(new.node.sections) - {"*"}
     added = {name for name in named if name not in was}
     gone = {name for name in was if name not in now and "*" not in new.node.sections}
-    return {k: v for k, v in was.items() if k not in gone}, {k: v for k, v in now.items() if k not in added}
+    compared = {k: v for k, v in now.items() if k not in added}
+    if raised(recorded(manifest), new.code.whole):
+        written = new.specs.sections(new.node.set, new.key, new.node.sections, written=True)
+        compared = {k: _without_new_defaults(was.get(k), v, written.get(k)) for k, v in compared.items()}
+    return {k: v for k, v in was.items() if k not in gone}, compared
+
+
+def _without_new_defaults(was: Any, now: Any, written: Any) -> Any:
+    """Return a section of a spec without the keys that a version's spec lacks and nobody wrote."""
+    if not isinstance(was, Mapping) or not isinstance(now, Mapping):
+        return now
+    stated = written if isinstance(written, Mapping) else {}
+    kept = {k: v for k, v in now.items() if k in was or k in stated}
+    return {k: _without_new_defaults(was.get(k), v, stated.get(k)) for k, v in kept.items()}
 
 
 def recorded(manifest: Manifest) -> Mapping[str, Any]:

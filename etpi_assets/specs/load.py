@@ -105,26 +105,29 @@ class Specs:
             raise entry.error or SpecError(f"{entry.file}: not a valid spec")
         return entry.spec
 
-    def sections(self, set: str, key: str, names: Sequence[str]) -> dict[str, Any]:
+    def sections(self, set: str, key: str, names: Sequence[str], *, written: bool = False) -> dict[str, Any]:
         """Return the named keys of the resolved spec ("train", "evaluate.suite"), all of it for "*".
+
+        With `written`, only those that the spec or its presets state: no defaults.
 
         For an asset without partitions: those keys of every valid experiment. A key below a null section is null, and
         so is an omitted key (`Omitted`). "rollout_sets.KEY" is that key of each rollout set that an experiment names.
         """
         if set == "all":
             experiments = self.experiments if names else {}
-            dumped = {name: spec.model_dump(mode="json") for name, spec in experiments.items()}
+            dumped = {n: spec.model_dump(mode="json", exclude_unset=written) for n, spec in experiments.items()}
             return {name: {section: part(spec, section) for section in names} for name, spec in dumped.items()}
-        spec = self.get(set, key).model_dump(mode="json") if names else {}
-        named = {name: self._part(spec, name) for name in names if name != "*"}
+        spec = self.get(set, key).model_dump(mode="json", exclude_unset=written) if names else {}
+        named = {name: self._part(spec, name, written) for name in names if name != "*"}
         return {**spec, **named} if "*" in names else named
 
-    def _part(self, spec: Mapping[str, Any], name: str) -> Any:
+    def _part(self, spec: Mapping[str, Any], name: str, written: bool) -> Any:
         if not name.startswith("rollout_sets."):
             return part(spec, name)
         named = {each: self._entries["rollout_set", each].spec for each in spec["rollout_sets"]}
         key = name.partition(".")[2]
-        return {each: section and part(section.model_dump(mode="json"), key) for each, section in named.items()}
+        dumped = {n: s and s.model_dump(mode="json", exclude_unset=written) for n, s in named.items()}
+        return {each: section and part(section, key) for each, section in dumped.items()}
 
     def section_hash(self, set: str, key: str, names: Sequence[str]) -> str:
         """Return the sha256 (hex) of `sections`."""

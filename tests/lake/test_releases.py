@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tarfile
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from etpi_assets.asset import asset_definitions
 from etpi_assets.graph import GRAPH
 from etpi_assets.planning.planner import ALL, plan
+from etpi_assets.planning.versions import COMPONENTS
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import load_specs
 from etpi_resources.lake import catalog, formats
@@ -57,13 +59,31 @@ def test_it_verifies_and_every_view_can_be_read(root: Path) -> None:
         assert connection.sql("SELECT count(*) FROM turns WHERE output_ids IS NOT NULL").fetchall()[0][0] == 66
 
 
+def _of_0_2(root: Path) -> bool:
+    marker = root / formats.MARKER
+    return marker.exists() and json.loads(marker.read_text())["etpi"].startswith("0.2")
+
+
 def test_the_planner_says_what_changed(root: Path) -> None:
     steps = {step.asset: step for step in plan("release_experiment", load_specs(LAKES / "specs"), Lake(root))}
     assert steps["eval_rollouts"].state == "missing"
-    marker = root / formats.MARKER
-    of_0_2 = marker.exists() and json.loads(marker.read_text())["etpi"].startswith("0.2")
-    assert {steps[name].state for name in CHAIN} <= ({"ok"} if of_0_2 else {"ok", "outdated", "stale", "waiting"})
+    states = {"ok", "outdated"} if _of_0_2(root) else {"ok", "outdated", "stale", "waiting"}
+    assert {steps[name].state for name in CHAIN} <= states
+    for step in steps.values():
+        if step.asset in CHAIN and step.state == "outdated" and _of_0_2(root):
+            component, number = step.reason.split(": ")[0].split()
+            assert step.reason.startswith(f"{component} {number}: {COMPONENTS[component][int(number)]}")
     assert steps["raw_rollouts"].state != "missing"
+
+
+def test_a_key_that_is_new_changes_the_spec_once_it_is_written(root: Path, tmp_path: Path) -> None:
+    """Its default, which differs from what the release did, is a change of code."""
+    shutil.copytree(LAKES / "specs", tmp_path / "specs")
+    written = tmp_path / "specs" / "experiments" / "release_experiment.toml"
+    written.write_text(written.read_text().replace("[select]", '[select]\nexit = ["submitted"]'))
+    steps = {step.asset: step for step in plan("release_experiment", load_specs(tmp_path / "specs"), Lake(root))}
+    selected = steps["selected_trajectories"]
+    assert not _of_0_2(root) or (selected.state == "stale" and "select.exit" in selected.reason)
 
 
 def test_no_garbage_is_seen_in_it(root: Path) -> None:
