@@ -24,6 +24,7 @@ from etpi_assets.specs.folders import FOLDERS
 from etpi_assets.specs.load import SpecError, Specs, load_shipped
 from etpi_assets.specs.paths import PathError, expand
 from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_assets.specs.section import PARSED_AGAIN
 from etpi_assets.tasks.families import load_family
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.checkpoints import HUB
@@ -359,7 +360,7 @@ def _evaluate(evaluate: dict[str, Any], small: Rehearsal) -> dict[str, Any]:
 
 
 def _dumped(spec: Any) -> dict[str, Any]:
-    return spec.model_dump(mode="json", by_alias=False)
+    return spec.model_dump(mode="json", by_alias=False, context=PARSED_AGAIN)
 
 
 def _write(small: Rehearsal) -> None:

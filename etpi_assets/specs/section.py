@@ -10,6 +10,7 @@ from pydantic import (
     AliasChoices,
     BaseModel,
     ConfigDict,
+    SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationInfo,
     model_serializer,
@@ -20,9 +21,16 @@ from pydantic import (
 @dataclass(frozen=True)
 class Omitted:
     """Marks a key that was added to a section after versions existed: `Annotated[int, Omitted(1)]`. Where its
-    value is `at`, the resolved spec leaves the key out, so that specs that do not use it keep their hashes."""
+    value is `at`, the resolved spec leaves the key out, so that specs that do not use it keep their hashes.
+
+    Where `at` is not the default, a spec that is parsed from such a dump has another value. A dump that is parsed
+    again, as that of a rehearsal, keeps these keys: `model_dump(context=PARSED_AGAIN)`.
+    """
 
     at: Any
+
+
+PARSED_AGAIN = {"parsed_again": True}
 
 
 @dataclass(frozen=True)
@@ -58,12 +66,14 @@ class Section(BaseModel):
         return {key: None if value == "none" and key in optional else value for key, value in values.items()}
 
     @model_serializer(mode="wrap")
-    def _without_omitted(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_omitted(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         dumped = handler(self)
-        for name, info in type(self).model_fields.items():
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            needed = info.context == PARSED_AGAIN and value != field.get_default(call_default_factory=True)
             if any(
-                isinstance(mark, Operational) or (isinstance(mark, Omitted) and getattr(self, name) == mark.at)
-                for mark in info.metadata
+                isinstance(mark, Operational) or (isinstance(mark, Omitted) and value == mark.at and not needed)
+                for mark in field.metadata
             ):
                 dumped.pop(name, None)
         return dumped
