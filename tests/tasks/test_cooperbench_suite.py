@@ -20,7 +20,7 @@ from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_resources.lake.lake import Lake, Ref
 from tests.support.patches import PATCH
-from tests.support.recorded_runs import pair_run, verdict
+from tests.support.recorded_runs import flattened_messages, pair_run, verdict
 
 RUNS, TASKS = Ref("raw_rollouts", "rollout_set", "cooperbench_logs"), Ref("tasks", "suite", "cooperbench")
 
@@ -211,7 +211,11 @@ def test_tasks_and_recorded_runs_meet_in_the_lake(tmp_path: Path, monkeypatch: p
     logs = tmp_path / "runs/cooperbench-logs"
     pair_run(logs, verdict=verdict(merge="conflicts", passed=(False, False)))
     pair_run(logs, where="run_a/coop/other_task/7/f1_f3", messages=[[], []], statuses=("Error", "Error"))
-    pair_run(logs, where="run_b/coop/absent_task/7/f1_f3")
+    of_another_task = [
+        [{"role": "user", "content": "**Title**: furl the sail"}, *flattened_messages(*names)[1:]]
+        for names in (("agent1", "agent2"), ("agent2", "agent1"))
+    ]
+    pair_run(logs, where="run_b/coop/absent_task/7/f1_f3", messages=of_another_task)
     monkeypatch.setenv("ETPI_COOPERBENCH", str(tmp_path / "bench"))
     monkeypatch.setenv("ETPI_TRAJECTORIES", str(tmp_path / "runs"))
     resources = Resources(lake=Lake(tmp_path / "lake"))
