@@ -90,6 +90,7 @@ def test_no_garbage_is_seen_in_it(root: Path) -> None:
     assert "past version" not in {part.reason for part in plan_garbage(Lake(root), timedelta(0))}
 
 
+@pytest.mark.slow
 def test_runs_continue_in_it(root: Path) -> None:
     lake = Lake(root)
     resources = Resources(lake=lake, specs_folder=LAKES / "specs")
