@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from etpi_assets.curation import dataset_plan, merge, pair_blocks
+from etpi_assets.curation import dataset_plan, integrity, merge
 from etpi_assets.scoring import assets as scoring
 from etpi_assets.trajectories import blocks
 from etpi_resources.lake.lake import Ref
@@ -55,7 +55,7 @@ CurationLake(Path(sys.argv[1])).make("upweighted_dataset", "clean")
 
 
 class Counted:
-    """A function that counts its calls and is interrupted at one of them, as by Ctrl-C."""
+    """A function that a block calls once: it counts its calls and is interrupted at one of them, as by Ctrl-C."""
 
     def __init__(self, function: Any) -> None:
         self._function, self.calls, self.interrupted_at = function, 0, 0
@@ -71,7 +71,7 @@ class Counted:
     ("asset", "module", "name"),
     [
         ("scored_rollouts", scoring, "score"),
-        ("tito_pairs", pair_blocks, "make_pairs"),
+        ("tito_pairs", integrity, "reconcile_figures"),
         ("upweighted_dataset", merge, "merge"),
     ],
 )
