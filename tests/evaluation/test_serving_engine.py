@@ -29,10 +29,12 @@ def test_auto_is_vllm_where_a_gpu_and_a_vllm_are(
         program.touch(mode=0o755)
     monkeypatch.setenv(PROGRAM_VARIABLE, str(program))
     monkeypatch.setattr(resources, "accelerators", lambda: gpu)
-    section = ServingSection.model_validate({"engine": engine, "options": {} if engine == "transformers" else {"a": 1}})
+    section = ServingSection.model_validate(
+        {"engine": engine, "options": {} if engine == "transformers" else {"seed": 1}}
+    )
     assert resources.serving_kind(section) == serves
 
 
 def test_options_of_vllm_need_an_engine_that_may_read_them() -> None:
     with pytest.raises(ValueError, match="vllm"):
-        ServingSection.model_validate({"engine": "transformers", "options": {"a": 1}})
+        ServingSection.model_validate({"engine": "transformers", "options": {"seed": 1}})

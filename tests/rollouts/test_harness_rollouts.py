@@ -25,6 +25,7 @@ from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.family import Task
 from etpi_assets.tasks.table import task_table
 from etpi_assets.worlds.repo_fix_tiny import FAMILY
+from etpi_resources.capture import server
 from etpi_resources.capture.server import new_key
 from etpi_resources.capture.store import read_log
 from etpi_resources.chat.format import load_chat_format
@@ -117,7 +118,7 @@ def test_a_harness_is_captured_graded_and_its_key_is_nowhere(world, monkeypatch)
 
 def _keys(monkeypatch) -> list[str]:
     keys = list[str]()
-    monkeypatch.setattr(harness, "new_key", lambda: keys.append(new_key()) or keys[-1])
+    monkeypatch.setattr(server, "new_key", lambda: keys.append(new_key()) or keys[-1])
     return keys
 
 
