@@ -337,8 +337,8 @@ def difference(manifest: Manifest, new: Wanted) -> Change | None:
     changes = raised(recorded(manifest), new.code.whole)
     if not changes:
         return None
-    (_, line), *others = changes.items()
-    more = ", ".join(f"{name} {new.code.whole[name]}" for name, _ in others)
+    (_, line), *further = changes.items()
+    more = ", ".join(f"{name} {new.code.whole[name]}" for name, _ in further)
     return Change("code", f"{line}; and {more} (etpi explain)" if more else line)
 
 
