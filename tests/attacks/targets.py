@@ -136,7 +136,7 @@ class Targets:
         make_folder(
             root / "tasks",
             **{"tests/test.sh": HARBOR_TEST, "tests/check.py": HARBOR_CHECK, "tests/wanted.txt": "wanted\n"},
-            **{"tests/test_import.py": "import yaml\n"},
+            **{"tests/test_import.py": "import yaml\n", "solution/solve.sh": HARBOR_SOLUTION},
         )
         repo = root / "checkouts" / "lines" / "repo"
         repo.mkdir(parents=True)
@@ -193,6 +193,7 @@ class Targets:
         return min(emptied or found, key=lambda t: len(t.payload["files"]))
 
 
+HARBOR_SOLUTION = "#!/bin/bash\nprintf 'wanted\\n' > /app/out.txt\n"
 HARBOR_TEST = """#!/bin/bash
 python3 -m pytest /tests > /dev/null 2>&1
 cd /tests
