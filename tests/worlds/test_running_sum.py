@@ -15,7 +15,6 @@ from etpi_assets.curation.pairs import make_pairs
 from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.specs.training import RLSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.tasks.task_checks import check_tasks
@@ -146,13 +145,6 @@ def test_the_shipped_experiments_differ_in_what_they_compare():
     assert (compacted.pairs.capture, again.pairs.capture) == ("native", "retokenised")
     assert again.gates.override.keys() == {"history_as_captured"}
     assert compacted.evaluate and compacted.evaluate.agent.compact_after == 3
-
-
-def test_reinforcement_keeps_its_rollouts_one_sequence():
-    with pytest.raises(ValueError, match="compact_after"):
-        RLSection.model_validate(
-            {"method": "grpo", "suite": "s", "rewards": [{"function": "format"}], "agent": {"compact_after": 3}}
-        )
 
 
 def test_a_knob_that_is_off_leaves_a_rollout_what_it_was():
