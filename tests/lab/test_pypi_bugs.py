@@ -143,13 +143,14 @@ def test_every_task_is_proven_and_nothing_else_passes(tasks: list[Task]):
 
 def test_validate_rejects_broken_tasks(tasks: list[Task]):
     payload = tasks[0].payload
-    idle = {**payload, "files": {**payload["files"], payload["path"]: payload["fixed"]}}
+    same = {**payload, "files": {**payload["files"], payload["path"]: payload["fixed"]}}
+    idle = {**payload, "files": {**payload["files"], payload["path"]: payload["fixed"] + "# moored\n"}}
     wrong = {**payload, "expected": {**payload["expected"], "tests/test_rope.py::test_gone": "PASSED"}}
-    broken = [replace(tasks[0], payload=idle), replace(tasks[0], payload=wrong)]
+    broken = [replace(tasks[0], payload=each) for each in (same, idle, wrong)]
     reasons = [
         outcome.reason for outcome in FAMILY.validate(broken, BubblewrapFactory()) if isinstance(outcome, RejectedInput)
     ]
-    assert reasons == ["null_passes", "reference_fails"]
+    assert reasons == ["no_reference", "null_passes", "reference_fails"]
 
 
 def test_build_runs_once_and_without_the_network(created: tuple[Path, PinnedPackage], monkeypatch: pytest.MonkeyPatch):
