@@ -347,7 +347,8 @@ def _comparable(manifest: Manifest, new: Wanted) -> tuple[Mapping[str, Any], Map
     defaults of keys that came with a raised number."""
     was, now, named = manifest.spec, new.spec, set(new.node.sections) - {"*"}
     added = {name for name in named if name not in was}
-    gone = {name for name in was if name not in now and "*" not in new.node.sections}
+    has_sections = new.node.set != "all" and "*" not in new.node.sections  # else the names are experiments or keys
+    gone = {name for name in was if name not in now and has_sections}
     compared = {k: v for k, v in now.items() if k not in added}
     if raised(recorded(manifest), new.code.whole):
         written = new.specs.sections(new.node.set, new.key, new.node.sections, written=True)
