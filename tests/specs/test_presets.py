@@ -11,6 +11,7 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.specs.experiment import ExperimentSpec, Preset
 from etpi_assets.specs.load import load_shipped, load_specs
 from etpi_assets.specs.presets import preset_file, preset_names, preset_values
+from etpi_assets.specs.section import PARSED_AGAIN
 from tests.support.graph import EXPERIMENT, small_world, write_spec
 
 
@@ -44,7 +45,7 @@ def test_preset_gives_each_of_its_values(folder, name):
     spec = _spec(folder, EXPERIMENT + f'preset = "{name}"\nrl = {{suite = "small"}}\n')
     assert spec.preset == name
     for key, value in _keys(preset_values(name)):
-        at = spec.model_dump(mode="json")
+        at = spec.model_dump(mode="json", context=PARSED_AGAIN)
         for part in key.split("."):
             at = at[part]
         if isinstance(value, list) and value and isinstance(value[0], dict):
