@@ -61,5 +61,5 @@ def most_values_in(raw: bytes | bytearray) -> int:
 
 
 def inside(text: str) -> str:
-    """Return a text as it stands between the quotes of JSON."""
+    """Return a text as JSON writes it between quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
