@@ -40,7 +40,7 @@ NAMES = {
 def worked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a data set of one run for each name, made by commands."""
     folder = tmp_path_factory.mktemp("odd")
-    runs = [recorded_run(number, 2) | {"instance_id": name} for number, name in enumerate(NAMES.values())]
+    runs = [recorded_run(number, 2) | {"instance_id": name, "repo": name, "model": name} for number, name in enumerate(NAMES.values())]
     write_runs(folder, runs)
     make_base(folder / "student", load_chat_format("tiny", "qwen3"), positions=32768)
     with pytest.MonkeyPatch.context() as patch:
@@ -64,8 +64,9 @@ def cwd(worked: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_task_keeps_its_name_in_the_catalog(cwd, capsys) -> None:
     capsys.readouterr()
     for view in ("rollouts", "upweighted_dataset.dataset_rows"):
-        assert cli.main(["sql", "--format", "json", "-c", f"SELECT DISTINCT task_id FROM {view}"]) == 0
-        assert {row["task_id"] for row in json.loads(capsys.readouterr().out)} == set(NAMES.values())
+        for column in ("task_id", "repo", "teacher"):
+            assert cli.main(["sql", "--json", "-c", f"SELECT DISTINCT {column} AS name FROM {view}"]) == 0
+            assert {row["name"] for row in json.loads(capsys.readouterr().out)} == set(NAMES.values()), column
     for name in NAMES.values():
         literal = name.replace("'", "''")
         assert cli.main(["sql", "--json", "-c", f"SELECT 1 AS one FROM rollouts WHERE task_id = '{literal}'"]) == 0
