@@ -17,7 +17,7 @@ import pytest
 
 from etpi import cli, commands, errors
 from etpi.dagster_home import SETTINGS, prepare_dagster_home
-from etpi_resources.lake.lake import LakeError
+from etpi_resources.lake.lake import Lake, LakeError, Ref
 
 HEAVY = ("dagster", "torch", "pyarrow", "duckdb", "transformers")
 
@@ -106,6 +106,23 @@ def test_unwritable_home_names_the_remedy(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "file" / "home"))
     with pytest.raises(LakeError, match=r"home .*file/home cannot be written .*export DAGSTER_HOME="):
         prepare_dagster_home()
+
+
+@pytest.mark.parametrize("mark", ["?", "%20"])
+def test_home_that_an_address_of_a_database_cannot_hold_is_refused(tmp_path: Path, monkeypatch, mark):
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / f"a{mark}b"))
+    with pytest.raises(LakeError, match="DAGSTER_HOME="):
+        prepare_dagster_home()
+    assert not list(tmp_path.iterdir())
+
+
+def test_new_home_beside_a_lake_with_results_says_that_its_history_is_missing(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setenv("ETPI_DATA", str(tmp_path / "lake"))
+    monkeypatch.setenv("DAGSTER_HOME", "")
+    Lake.open().publish(Ref("experiment_spec", "experiment", "e"), {}, input_key="k", inputs={}, spec_hash="s")
+    for notices in (1, 0):
+        prepare_dagster_home()
+        assert capsys.readouterr().err.count("never materialized") == notices
 
 
 @pytest.mark.slow
