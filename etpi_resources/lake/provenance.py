@@ -19,8 +19,13 @@ NAMED_PACKAGES = (
 
 @cache
 def git_revision() -> str | None:
-    """Return the commit of the running code, with "+modified" if tracked files differ; None outside a checkout."""
+    """Return the commit of the running code, with "+modified" if tracked files differ; None if it is unknown.
+
+    An installed wheel has that of its checkout in a file, which `setup.py` writes.
+    """
     here = Path(__file__).resolve().parent
+    if (file := here / "git_revision.txt").exists():
+        return file.read_text(encoding="utf-8")
     try:
         # An installed copy may be inside the checkout of another project.
         _git(here, "ls-files", "--error-unmatch", "schemas.py")

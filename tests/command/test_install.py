@@ -6,6 +6,7 @@ requirement satisfied and installs etpi alone.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ import pytest
 from tests.support.small_specs import write_small_specs
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("Makefile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE") + (
+PARTS = ("Makefile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "setup.py") + (
     "etpi", "etpi_assets", "etpi_resources", "cluster", "lab", "sql",
 )  # fmt: skip
 AWKWARD = "mes données d'été"
@@ -135,18 +136,24 @@ def _become() -> list[str]:
 def test_a_wheel_runs_an_experiment_in_an_empty_folder(tmp_path: Path):
     environment = _environment(tmp_path / "venv")
     pip = [str(environment / "bin/python"), "-m", "pip"]
-    built = _run([*pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), "."], _checkout(tmp_path / "source"))
+    source = _checkout(tmp_path / "source")
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "all"]):
+        assert _run(["git", *words], source).returncode == 0
+    revision = _run(["git", "rev-parse", "HEAD"], source).stdout.strip()
+    built = _run([*pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), "."], source)
     assert built.returncode == 0, built.stderr
     (wheel,) = tmp_path.glob("etpi-*.whl")
     installed = _run([*pip, "install", "--no-deps", str(wheel)], tmp_path)
     assert installed.returncode == 0, installed.stderr
-    shutil.rmtree(tmp_path / "source")
+    shutil.rmtree(source)
     work = tmp_path / "empty"
     work.mkdir()
     specs = write_small_specs(tmp_path / "specs")
     done = _run([str(environment / "bin/etpi"), "run", "first"], work, ETPI_SPECS=str(specs))
     assert done.returncode == 0, done.stderr
     assert {path.name for path in work.iterdir()} == {"data", "etpi.duckdb", ".dagster_home"}
+    manifests = [json.loads(path.read_text()) for path in work.rglob("manifest-*.json")]
+    assert {manifest["git_revision"] for manifest in manifests} == {revision}
     # Every file that the packages hold beside their modules is in the wheel.
     site = environment / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     for package in ("etpi", "etpi_assets", "etpi_resources"):
