@@ -50,7 +50,7 @@ $(VENV)/ready: pyproject.toml cluster/pyproject.toml lab/pyproject.toml constrai
 	@[ -x $(BIN)/python ] || "$(PYTHON)" -m venv $(VENV)
 ifndef WRITABLE
 	@rm -rf $(VENV)/source && mkdir $(VENV)/source
-	@cp -R pyproject.toml README.md LICENSE etpi etpi_assets etpi_resources cluster lab sql $(VENV)/source && chmod -R u+w $(VENV)/source
+	@cp -R pyproject.toml setup.py README.md LICENSE etpi etpi_assets etpi_resources cluster lab sql $(VENV)/source && chmod -R u+w $(VENV)/source
 endif
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt $(INSTALLED)
 	@touch $@
