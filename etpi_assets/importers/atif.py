@@ -22,7 +22,7 @@ import numpy as np
 
 from etpi_assets.importers.calls import content_text, read_calls
 from etpi_assets.importers.conversation import Options, fill_agent, finish_of, joined, token_ids
-from etpi_assets.importers.format import ROWS, DetectionInput, FormatDoc, run_format, source_of
+from etpi_assets.importers.format import source_of
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.run_info import TASK_COMPLETE, RunInfo, build_rollout, exit_by_action, exit_name, run_info
@@ -53,17 +53,7 @@ EXPORT_KEY = "etpi"
 """Key of `extra` under which etpi's exports keep values that the format has no field for."""
 
 
-def claims(source: DetectionInput) -> bool:
-    for file in [f for f in source.files if f.name.endswith(_JSON)][:8]:
-        try:
-            if is_document(read_json(file)):
-                return True
-        except Unreadable:
-            continue
-    return False
-
-
-def is_document(value: Any) -> bool:
+def claims(value: Any) -> bool:
     return isinstance(value, dict) and str(value.get("schema_version", "")).startswith("ATIF-")
 
 
@@ -82,7 +72,7 @@ def documents_beside(file: Path) -> list[Path]:
         value = read_json(file)
     except Unreadable:
         return []
-    if not is_document(value):
+    if not claims(value):
         return []
     names = [text_field(value, "continued_trajectory_ref"), *(path for path, _ in _subagent_refs(value))]
     return sorted({other for name in names if name and (other := _referenced_file(file, name)) is not None})
@@ -102,7 +92,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
             `read_json`.
     """
     value = read_json(unit)
-    if not is_document(value):
+    if not claims(value):
         raise no_run(value, f"{unit.name} is no ATIF document: it has no `schema_version` of one")
     rollout = rollout_of(value, unit, options, unit.name.partition(".")[0])
     rollout.rollout_id = content_hash(source_of(unit, root), [unit, *documents_beside(unit)])
@@ -404,24 +394,3 @@ def logprobs(value: Any, count: int, name: str) -> list[float] | None:
     ):
         raise Unreadable("bad_logprobs", f"{name}: not one log-probability for each of the {count} output ids")
     return np.asarray(numbers, np.float32).tolist()
-
-
-FORMAT = run_format(
-    "atif",
-    FormatDoc(
-        title="Harbor's Agent Trajectory Interchange Format (ATIF), versions 1.0 to 1.8, with continuations and "
-        "subagents",
-        files="`*.json`, also with `.gz` or `.zst`, one document per file; a continuation belongs to the document "
-        "that it continues",
-        keeps="messages, reasoning, calls, observations, times, token ids and log-probabilities; copied context "
-        "and steps without a model become context, never turns; each continuation and subagent becomes an "
-        "agent of its own",
-        loses="costs and token counts, reasoning effort, notes, images (such a file is "
-        "quarantined), ids of steps that sum several model calls; of Claude Code's runs the steps of sub-agents, which "
-        "stand in one list without ids, and Harbor's notes on results",
-    ),
-    claims=claims,
-    units=units,
-    record=record,
-    rank=ROWS,
-)

@@ -9,7 +9,6 @@ from typing import Any
 
 from etpi_assets.importers.calls import read_calls
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.sessions import Session, session_lines, session_rollout
@@ -18,10 +17,6 @@ from etpi_assets.trajectories.records import RolloutRecord
 
 _JSON = (".json", ".jsonl")
 _SILENT = ("info", "error", "warning")
-
-
-def claims(source: DetectionInput) -> bool:
-    return any("projectHash" in row and "sessionId" in row for row in source.rows)
 
 
 def units(root: Path) -> list[Path]:
@@ -130,20 +125,3 @@ def parts_text(content: Any, name: str) -> str:
             raise Unreadable("non_text_content", f"{name} holds a part of {keys}; only text can be imported")
         texts.append(text)
     return "\n".join(texts)
-
-
-FORMAT = run_format(
-    "gemini_cli",
-    FormatDoc(
-        title="Gemini CLI's sessions, as one object or as lines",
-        files="`~/.gemini/tmp/<project>/chats/*.json` and `*.jsonl`; one rollout per file, and a sub-agent's file "
-        "is the task `<parent>/<session>`",
-        keeps="messages, calls with their results, thoughts, times, the model, sums of usage; a rewind starts a branch "
-        "and a replaced history a continuation, and what they share is context",
-        loses="not in the files: the system prompt, tool schemas, the reward, thoughts in full (the provider gives "
-        "summaries), the order of text and calls within a turn. Errors and notes of the program are left out",
-    ),
-    claims=claims,
-    units=units,
-    record=record,
-)

@@ -14,7 +14,7 @@ from typing import Any
 
 from etpi_assets.importers.calls import content_text, listed, read_calls, read_tools
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.format import FormatDoc, Row, row_format
+from etpi_assets.importers.format import Row
 from etpi_assets.importers.generic import read_messages, solo
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import run_info
@@ -61,13 +61,13 @@ _CONDENSED = ("condensation", "condense", "agent_condensation", "Condensation", 
 
 def claims(row: Row) -> bool:
     """Alpaca's rows have a `history` of texts, those of verifiers a `trajectory` beside their messages."""
-    if _is_event(row):
+    if is_part(row):
         return True
     answered = any(key in row for key in ("output", "response", "completion", "messages"))
     return not answered and ("history" in row or "trajectory" in row)
 
 
-def _is_event(row: Any) -> bool:
+def is_part(row: Any) -> bool:
     kinds = ("action", "observation", "kind")
     return isinstance(row, dict) and row.keys() >= {"id", "timestamp", "source"} and any(key in row for key in kinds)
 
@@ -280,20 +280,3 @@ def _code(event: Any) -> int | None:
     places = (("extras", "metadata"), ("extras",), (), ("metadata",))
     codes = (int32_field(event, *place, "exit_code") for place in places)
     return next((code for code in codes if code is not None), None)
-
-
-FORMAT = row_format(
-    "openhands",
-    FormatDoc(
-        title="OpenHands: evaluation rows with an event `history` (old and new events), data sets with a "
-        "`trajectory` of messages, and saved trajectories, which are one array of events",
-        keeps="messages, calls, tool schemas (of the system event, or a `tools` column), answers in words as turns, "
-        "reasoning, observations with exit codes, times, patch, verdict, model, task and repository; the calls of one "
-        "response are one turn",
-        loses="state changes, recalls, costs, the configuration; a condensed history is quarantined",
-        files="`.jsonl`, `.json`, `.parquet`, also with `.gz` or `.zst`; one rollout per row, or per array of events",
-    ),
-    claims=claims,
-    record=record,
-    part=(_is_event, "history"),
-)

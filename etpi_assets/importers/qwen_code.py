@@ -12,15 +12,12 @@ from typing import Any
 
 from etpi_assets.importers.calls import read_calls
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.format import FormatDoc, run_format
 from etpi_assets.importers.gemini_cli import parts_text
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.sessions import (
     Session,
     as_context,
-    claims_lines,
     folder_name,
-    jsonl_units,
     paths,
     session_lines,
     session_rollout,
@@ -29,10 +26,6 @@ from etpi_assets.importers.source import Unreadable, as_list, field, text_field,
 from etpi_assets.trajectories.records import RolloutRecord
 
 _SPEAKERS = ("user", "assistant", "tool_result")
-
-
-def is_line(line: Mapping[str, Any]) -> bool:
-    return "sessionId" in line and "uuid" in line and isinstance(field(line, "message", "parts"), list)
 
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
@@ -102,18 +95,3 @@ def _spoken(parts: Sequence[Any], name: str, is_model: bool, at: Any = None) -> 
     ]
     thoughts = parts_text([part for part in texts if field(part, "thought") is True], name)
     yield Message("assistant", text, read_calls(calls, name), thoughts or None, moment)
-
-
-FORMAT = run_format(
-    "qwen_code",
-    FormatDoc(
-        title="Qwen Code's sessions",
-        files="`~/.qwen/projects/<folder>/chats/*.jsonl`, also with `.gz` or `.zst`; one rollout per file",
-        keeps="messages, calls with their results, thoughts, times, the model, sums of usage; a rewind starts a branch "
-        "and a compaction a continuation, and what they share is context",
-        loses="not in the files: the system prompt, tool schemas, the reward, the turns of sub-agents",
-    ),
-    claims=claims_lines(is_line),
-    units=jsonl_units,
-    record=record,
-)

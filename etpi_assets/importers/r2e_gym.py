@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.format import FormatDoc, Row, row_format
+from etpi_assets.importers.format import Row
 from etpi_assets.importers.generic import solo
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import run_info
@@ -67,18 +67,3 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
 def _filled(template: str, problem: str) -> str:
     """Fill the two fields that every scaffold's prompt template has."""
     return template.replace("{problem_statement}", problem).replace("{working_dir}", "/testbed")
-
-
-FORMAT = row_format(
-    "r2e_gym",
-    FormatDoc(
-        title="R2E-Gym trajectories: `trajectory_steps` of thought, action and observation",
-        keeps="the prompt (system prompt, and the instance template with its problem), thoughts with actions as "
-        "turns, observations, reward, patch, exit reason, model, repository and commit; steps that the "
-        "harness took become context, never turns",
-        loses="times, token counts, the test output except its length, the environment's arguments, the "
-        "steps-remaining lines",
-    ),
-    claims=lambda row: "trajectory_steps" in row,
-    record=record,
-)

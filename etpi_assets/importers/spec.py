@@ -44,7 +44,7 @@ _TOP = (
         "bare_calls",
         "dialect",
     ),
-    *("greeting", "skip", "form", "refuse", *_CONSTANTS, *TABLES),
+    *("reader", "suffixes", "greeting", "skip", "form", "refuse", *_CONSTANTS, *TABLES),
 )
 
 KeyPath = tuple[str | int, ...]
@@ -196,7 +196,7 @@ def forms(name: str, table: Mapping[str, Any]) -> list[Spec]:
     return [compiled(name, _merged(_merged(base, of), form)) for form in each]
 
 
-_OWN = ("claims", "files", "title", "keeps", "loses", "inputs", "rank", "rows")
+_OWN = ("claims", "files", "suffixes", "reader", "title", "keeps", "loses", "inputs", "rank", "rows")
 """Keys of a format that one which extends it does not have."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from etpi_assets.importers.atif import logprobs
 from etpi_assets.importers.calls import read_tools
 from etpi_assets.importers.conversation import Options, fill_agent, finish_of, token_ids
-from etpi_assets.importers.format import FOLDERS, FormatDoc, Row, row_format
+from etpi_assets.importers.format import Row
 from etpi_assets.importers.generic import read_messages
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import add_usage, build_rollout, run_info, sampler_of
@@ -140,21 +140,3 @@ def _entries(
         before += ids
         entries += messages
     return entries
-
-
-FORMAT = row_format(
-    "verifiers",
-    FormatDoc(
-        title="Traces of verifiers and prime-rl (`traces.jsonl`), episodes or single traces; their older results "
-        "are rows of `trl`",
-        keeps="messages with the calls as JSON texts or objects, reasoning, token ids and log-probabilities, which "
-        "messages a model sampled, the weighted sum of the rewards (the lowest if several agents are trained), model, "
-        "sampling, usage, finish reasons, tools, times, errors; each branch of a trace, and each sub-agent and "
-        "continuation that the harness linked, is an agent, and messages that they share are context in all but one",
-        loses="traces of agents that are not trained, metrics, timing, advantages, expert routing, other tools of "
-        "a branch. Not in the files: where a harness that records no links began a sub-agent (it is a branch)",
-    ),
-    claims=claims,
-    record=record,
-    rank=FOLDERS,
-)
