@@ -38,6 +38,7 @@ from etpi_assets.importers.source import (
     text_field,
     to_utc,
 )
+from etpi_assets.importers.spec import load
 from etpi_assets.trajectories.calls import ToolCall
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 from etpi_resources.inside import is_file_inside
@@ -356,18 +357,8 @@ def _exported_inbox(value: Any) -> list[dict[str, str]] | None:
 
 
 def _calls(value: Any, name: str) -> list[ToolCall]:
-    calls: list[Any] = []
-    if value is None:
-        return []
-    for item in as_list(value, f"{name}.tool_calls"):
-        call = as_mapping(item, f"{name}.tool_calls[]")
-        captured = field(call, "extra", EXPORT_KEY, "call")
-        if isinstance(captured, dict):
-            calls.append(captured)
-            continue
-        function = {"name": call.get("function_name"), "arguments": call.get("arguments")}
-        calls.append({"id": call.get("tool_call_id"), "type": "function", "function": function})
-    return read_calls(calls, name)
+    calls = as_list(value or [], f"{name}.tool_calls")
+    return read_calls([field(c, "extra", EXPORT_KEY, "call") or c for c in calls], name, load("atif")[0])
 
 
 def _read_token_ids(entry: Message, metrics: Any, name: str) -> None:

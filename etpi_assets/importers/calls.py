@@ -245,6 +245,8 @@ def _response(parts: Sequence[Any], what: str, spec: Spec, unread: Unread) -> Co
             calls.append(read)
         elif kind == "result":
             value = spec.first("part", "result", part)
+            if isinstance(value, dict) and "type" not in value and _kind_of(value, spec)[0] is None:
+                value = json.dumps(value, ensure_ascii=False)
             text = content_text(value if isinstance(value, list) else value and [value], f"{what}.content[]", spec)
             results.append((_id(spec.first("part", "result_of", part)), text))
         elif isinstance(part.get("text"), str):
@@ -276,9 +278,9 @@ def _kind_of(part: Mapping[str, Any], spec: Spec) -> tuple[str | None, str | Non
     """Return the kind of a part, and the name that a `*` in its type stands for."""
     for path in spec.paths["part"]["kind"]:
         if path == ("@key",):
-            for key in part:
-                if key in spec.kinds and part[key] is not None:
-                    return spec.kinds[key], None
+            kinds = [spec.kinds[key] for key in part if key in spec.kinds and part[key] not in (None, False)]
+            if kinds:  # what the text is, where another key says it
+                return next((kind for kind in kinds if kind != "text"), "text"), None
         elif isinstance(written := at(part, path), str):
             for prefix, kind in spec.globs if written not in spec.kinds else ():
                 if written.startswith(prefix):

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.calls import read_calls
+from etpi_assets.importers.calls import read_content
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.gemini_cli import parts_text
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.sessions import (
     Session,
@@ -23,6 +22,7 @@ from etpi_assets.importers.sessions import (
     session_rollout,
 )
 from etpi_assets.importers.source import Unreadable, as_list, field, text_field, to_utc
+from etpi_assets.importers.spec import load
 from etpi_assets.trajectories.records import RolloutRecord
 
 _SPEAKERS = ("user", "assistant", "tool_result")
@@ -78,20 +78,9 @@ def _history(line: Mapping[str, Any], name: str) -> list[Message]:
 
 def _spoken(parts: Sequence[Any], name: str, is_model: bool, at: Any = None) -> Iterator[Message]:
     """Yield the messages of a content: results, and then its text with the calls."""
-    moment = to_utc(at)
-    for part in parts:
-        if field(part, "functionResponse") is not None:
-            answers = text_field(part, "functionResponse", "id")
-            yield Message("tool", parts_text([part], name), time=moment, result_of=answers)
-    texts = [part for part in parts if field(part, "functionCall") is None and field(part, "functionResponse") is None]
-    text = parts_text([part for part in texts if field(part, "thought") is not True], name)
-    if not is_model:
-        if text:
-            yield Message("user", text, time=moment)
-        return
-    called = [call for part in parts if (call := field(part, "functionCall")) is not None]
-    calls = [
-        {"id": field(c, "id"), "function": {"name": field(c, "name"), "arguments": field(c, "args")}} for c in called
-    ]
-    thoughts = parts_text([part for part in texts if field(part, "thought") is True], name)
-    yield Message("assistant", text, read_calls(calls, name), thoughts or None, moment)
+    moment, content = to_utc(at), read_content(parts, name, load("gemini_cli")[0])
+    yield from (Message("tool", text, time=moment, result_of=answers) for answers, text in content.results)
+    if is_model:
+        yield Message("assistant", content.text, list(content.calls), content.thought, moment)
+    elif content.text:
+        yield Message("user", content.text, time=moment)

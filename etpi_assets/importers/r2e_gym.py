@@ -8,7 +8,6 @@ of remaining steps to the last message; the trajectory lacks that line, so the i
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import Row
@@ -16,12 +15,11 @@ from etpi_assets.importers.generic import solo
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import run_info
 from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, text_field
+from etpi_assets.importers.spec import load
 from etpi_assets.trajectories.records import RolloutRecord
 
 _IMAGE = re.compile(r"(?:[^/]+/)?(?P<repo>[\w.-]+?)(?:_final|new)?:(?P<commit>[\w.-]+)")
 _NO_STEPS = "You have reached the maximum number of steps. Please submit your answer NOW."
-_READ = ("trajectory_steps", "agent_args", "ds", "problem_statement", "docker_image", "max_steps", "test_output")
-"""Columns that are read here."""
 _ERRORS = ("env_exception", "llm_query_error", "reward_unavailable")
 
 
@@ -47,16 +45,9 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
         learn = field(step, "token_usage_completion") != 0
         entries.append(Message("assistant", "\n\n".join(texts), trained=learn))
         entries.append(Message("user", text_field(step, "observation") or ""))
-    info = run_info(row, options, reads=_READ)
-    image = _IMAGE.search(text_field(row, "docker_image") or "")
-    task = text_field(row, "ds", "instance_id") or (f"{image['repo']}@{image['commit']}" if image else None)
-    repo = text_field(row, "ds", "repo") or text_field(row, "ds", "repo_name") or (image["repo"] if image else None)
-    info = replace(
-        info,
-        task_id=task or info.task_id,
-        repo=options.repo or repo or info.repo,
-        teacher=info.teacher or text_field(row, "agent_args", "llm_name"),
-    )
+    if image := _IMAGE.search(text_field(row, "docker_image") or ""):
+        row = {**row, "docker_image": {"task": f"{image['repo']}@{image['commit']}", "repo": image["repo"]}}
+    info = run_info(row, options, load("r2e_gym")[0], shown=entries)
     rollout = solo(entries, info, where, options)
     if rollout.outcome is not None:
         rollout.outcome["test_output_chars"] = len(text_field(row, "test_output") or "")
