@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from etpi_assets.importers.calls import Unread, read_tools, silent
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.normal import Message, RunInfo
 from etpi_assets.importers.source import Unreadable, int32_field, number_field, text_field, to_utc
-from etpi_assets.importers.spec import Node, Spec, at, base
+from etpi_assets.importers.spec import Node, Spec, at, base, json_value
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 
 _TEXTS = {
@@ -233,11 +232,7 @@ def repo_of(instance_id: str) -> str:
 
 def _object(value: Any) -> Mapping[str, Any] | None:
     """Return a column that holds an object, or JSON text of one; None for anything else."""
-    if isinstance(value, str) and value.startswith("{"):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
+    value = json_value(value) if isinstance(value, str) else value
     return value if isinstance(value, Mapping) else None
 
 

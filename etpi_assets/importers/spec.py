@@ -5,8 +5,10 @@ Shipped formats are in `formats`, a user's own in `formats` of the folder of spe
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -115,12 +117,14 @@ def at(value: Any, path: KeyPath) -> Any:
 
 def json_value(text: str) -> Any:
     """Return the object or array that a text is the JSON of; None for any other text."""
-    if text[:1] not in ("{", "["):
+    if text[:1] not in ("{", "[") and text.lstrip()[:1] not in ("{", "["):
         return None
     try:
         return orjson.loads(text)
-    except ValueError:
-        return None
+    except ValueError:  # NaN, long integers and deep values are read by the standard library alone
+        with suppress(ValueError, RecursionError):
+            return json.loads(text)
+    return None
 
 
 def compiled(name: str, data: Mapping[str, Any]) -> Spec:
