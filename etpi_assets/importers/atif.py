@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from etpi_assets.importers.calls import content_text, read_calls
+from etpi_assets.importers.calls import content_text, count_keys, read_calls
 from etpi_assets.importers.conversation import Options, fill_agent, finish_of, joined, token_ids
 from etpi_assets.importers.format import source_of
 from etpi_assets.importers.normal import Message
@@ -226,6 +226,7 @@ def _agent(part: _AgentDocument, options: Options, info: RunInfo) -> AgentRecord
             "unknown_version", f"{part.name}: schema_version {schema_version!r}; 1.0 to 1.{_NEWEST} are read"
         )
     entries = [entry for response in _responses(part) for entry in response]
+    count_keys(part.document["steps"], "atif", options.unread)
     exported = field(part.document, "extra", EXPORT_KEY)
     patch = field(exported, "patch")
     agent = AgentRecord(

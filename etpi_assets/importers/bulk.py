@@ -163,7 +163,8 @@ def read_part(source: ImportSource, part: _Part, number: int, spill: Path) -> di
         def flush() -> None:
             tables = _tables(inputs)
             digests = {i.rollout_id: i.digest for i in inputs if i.rollout_id}
-            figures.append(rollout_checks.set_figures(tables, digests, live=False))
+            read = {name: sum(getattr(i, name) for i in inputs) for name in ("messages", "calls")}
+            figures.append(rollout_checks.set_figures(tables, digests, live=False, read=read))
             out.write(tables)
             inputs.clear()
 
@@ -184,12 +185,14 @@ def read_part(source: ImportSource, part: _Part, number: int, spill: Path) -> di
 
 @dataclass(frozen=True)
 class _InputRows:
-    """The rows of one rollout or refusal by table, and the digest of what it captured."""
+    """The rows of one rollout or refusal by table, the digest of its ids, and its numbers of messages and calls."""
 
     source: str
     tables: Mapping[str, Sequence[tuple[Any, ...]]]
     rollout_id: str = ""
     digest: str = ""
+    messages: int = 0
+    calls: int = 0
 
 
 def _input_rows(item: RolloutRecord | RejectedInput, source: ImportSource, tools: list[Any] | None) -> _InputRows:
@@ -202,7 +205,11 @@ def _input_rows(item: RolloutRecord | RejectedInput, source: ImportSource, tools
         return _refusal_row(item)
     try:
         item.rollout_set, item.suite, item.tools = source.rollout_set, source.suite, item.tools or tools
-        return _InputRows(item.source or "", to_rows(item), item.rollout_id, captured_digest(item))
+        messages = [message for agent in item.agents for message in agent.messages]
+        calls = sum(len(message.tool_calls or ()) for message in messages)
+        return _InputRows(
+            item.source or "", to_rows(item), item.rollout_id, captured_digest(item), len(messages), calls
+        )
     except Exception as error:
         return _refusal_row(unconvertible(item.source or "", error))
 

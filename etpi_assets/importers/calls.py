@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from etpi_assets.importers.source import Unreadable, as_list, field, text_field, without_padding
-from etpi_assets.importers.spec import Spec, at, base
+from etpi_assets.importers.spec import Spec, at, base, load
 from etpi_assets.trajectories.calls import ToolCall, tool_call
 
 Unread = Callable[[str, str, Any], None]
@@ -20,6 +20,15 @@ _EMPTY = ("", "null", "[]")
 
 def silent(table: str, key: str, value: Any) -> None:
     """Count nothing."""
+
+
+def count_keys(events: Iterable[Mapping[Any, Any]], format: str, unread: Unread) -> None:
+    """Count the keys of a log's events that the format's TOML does not list under `[message]`; they stop no import."""
+    known = load(format)[0].trees["message"]
+    for event in events if unread is not silent else ():
+        for key, value in event.items():
+            if value is not None and key not in known:
+                unread("event", str(key), value)
 
 
 def read_calls(value: Any, what: str, spec: Spec | None = None, unread: Unread = silent) -> list[ToolCall]:

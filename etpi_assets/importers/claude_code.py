@@ -53,7 +53,7 @@ class _Node:
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read a session. Raises Unreadable: `empty`, `no_prompt`, `non_text_content`, `copied`, or as `session_lines`."""
-    lines = session_lines(unit)
+    lines = session_lines(unit, "claude_code", options)
     nodes, node_of = _tree(lines)
     session_id = next((name for line in lines if (name := text_field(line, "sessionId"))), unit.name.partition(".")[0])
     agent = next((name for line in lines if (name := text_field(line, "agentId"))), None)

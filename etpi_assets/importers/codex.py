@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.calls import read_tools
+from etpi_assets.importers.calls import count_keys, read_tools
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.responses import instructed, response_messages
 from etpi_assets.importers.sessions import (
@@ -49,12 +49,13 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read one session. Raises Unreadable: `empty`, or as `session_lines` and `response_messages`."""
     session, parts = Session(unit.name.partition(".")[0]), [_Part("solo")]
     meta, counted = dict[str, Any](), dict[str, int]()
-    for line in session_lines(unit):
+    for line in session_lines(unit, "codex", options):
         payload = line.get("payload")
         kind, item = (line.get("type"), payload) if isinstance(payload, dict) else ("response_item", line)
         if claims(line):
             meta = meta or {**item}
         elif kind == "response_item" and ("type" in item or "role" in item):
+            count_keys([item], "codex", options.unread)
             parts[-1].items.append({**item, "timestamp": line.get("timestamp")})
         elif kind == "turn_context":
             session.add_response(text_field(item, "model"))

@@ -33,6 +33,7 @@ from etpi_assets.importers.source import (
     text_inside,
     to_utc,
 )
+from etpi_assets.importers.spec import load
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 from etpi_resources.inside import is_file_inside
 
@@ -182,7 +183,9 @@ def _agent(
     status = text_field(data, "status") or "unknown"
     messages = _messages(data, path)
     flattened = not any(isinstance(m, dict) and ("extra" in m or m.get("tool_calls")) for m in messages)
-    entries = read_messages(_all_segments(unit, agent_id, messages), f"{path.name}.messages")
+    entries = read_messages(
+        _all_segments(unit, agent_id, messages), f"{path.name}.messages", load("cooperbench")[0], options.unread
+    )
     if flattened:
         for entry in entries:
             _unflatten(entry)

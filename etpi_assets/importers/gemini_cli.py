@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.calls import calls_with_results, read_content, silent
+from etpi_assets.importers.calls import calls_with_results, count_keys, read_content, silent
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.rows import files_below
@@ -26,10 +26,11 @@ def units(root: Path) -> list[Path]:
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read one session. Raises Unreadable: `empty`, `unknown_form`, `non_text_content`, or as `read_json`."""
-    records = session_lines(unit) if unit.name.endswith(".jsonl") else [read_json(unit)]
+    records = session_lines(unit, "gemini_cli", options) if unit.name.endswith(".jsonl") else [read_json(unit)]
     facts: dict[str, Any] = {}
     session, seen = Session(unit.name.partition(".")[0]), set[str]()
     for role, messages in _histories(records, unit, facts):
+        count_keys(messages, "gemini_cli", options.unread)
         entries = [e for m in messages for e in _entries(m, f"{unit.name}, {text_field(m, 'id')}", seen, session)]
         seen.update(name for m in messages if (name := text_field(m, "id")))
         is_helper = facts.get("kind") == "subagent"

@@ -29,6 +29,7 @@ from etpi_assets.importers.source import (
     to_utc,
     too_large,
 )
+from etpi_assets.importers.spec import load
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.inside import open_file
 
@@ -171,7 +172,12 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
         "finish_reason": "length" if stop == "max_tokens" else None,
         "exit_status": "Error" if error else "exit_cost" if limit else None,
     }
-    rollout = solo(read_messages(messages, f"{where}, messages"), run_info(facts, options), where, options)
+    rollout = solo(
+        read_messages(messages, f"{where}, messages", load("inspect")[0], options.unread),
+        run_info(facts, options),
+        where,
+        options,
+    )
     rollout.tools = _offered(sample)
     if rollout.outcome and len(scores) > 1:
         rollout.outcome["scores"] = scores

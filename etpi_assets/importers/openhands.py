@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import chain, takewhile
 from typing import Any
 
-from etpi_assets.importers.calls import content_text, listed, read_calls, read_tools
+from etpi_assets.importers.calls import content_text, count_keys, listed, read_calls, read_tools
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import Row
 from etpi_assets.importers.generic import read_messages, solo
@@ -63,6 +63,8 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
         info = run_info(row, options, spec, shown=entries)
     else:
         events = _listed(items, f"{where}, {name}")
+        # The oldest events hold their arguments themselves.
+        count_keys([e for e in events if "args" in e or "kind" in e], "openhands", options.unread)
         entries = _events(events, f"{where}, {name}", text_field(row, "instruction"))
         info = run_info(row, options, spec, shown=entries)
         models = (text_field(event, "tool_call_metadata", "model_response", "model") for event in events)

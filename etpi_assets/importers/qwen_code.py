@@ -31,7 +31,7 @@ _SPEAKERS = ("user", "assistant", "tool_result")
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read a session. Raises Unreadable: `empty`, `unknown_form`, `non_text_content`, or as `session_lines`."""
     nodes: dict[str, list[Mapping[str, Any]]] = {}
-    for number, line in enumerate(session_lines(unit)):
+    for number, line in enumerate(session_lines(unit, "qwen_code", options)):
         nodes.setdefault(text_field(line, "uuid") or f"line {number}", []).append(line)
     first = next(iter(nodes.values()))[0]
     session = Session(text_field(first, "sessionId") or unit.name.partition(".")[0])

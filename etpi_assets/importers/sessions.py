@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from etpi_assets.importers.calls import count_keys
 from etpi_assets.importers.conversation import Options, fill_agent
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.rows import files_below, iter_rows
@@ -105,7 +106,7 @@ def jsonl_units(root: Path) -> list[Path]:
     return files_below(root, *_LINES)
 
 
-def session_lines(unit: Path) -> list[Mapping[str, Any]]:
+def session_lines(unit: Path, format: str, options: Options) -> list[Mapping[str, Any]]:
     """Return the lines of a file; one that a crash cut at the end is dropped. Raises Unreadable: as `read_json`."""
     lines: list[Mapping[str, Any]] = []
     cut: Unreadable | None = None
@@ -120,6 +121,7 @@ def session_lines(unit: Path) -> list[Mapping[str, Any]]:
             raise Unreadable("unknown_form", f"{unit.name}, line {number + 1} is no object")
     if cut is not None and not lines:
         raise cut
+    count_keys(lines, format, options.unread)
     return lines
 
 
