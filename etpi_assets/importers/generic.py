@@ -29,7 +29,7 @@ from etpi_assets.importers.spec import Node, Spec, at, base, json_value
 from etpi_assets.importers.token_rows import labelled_ids
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 
-_TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+_TRUTH = {**dict.fromkeys(("true", "yes", "1", "1.0"), True), **dict.fromkeys(("false", "no", "0", "0.0"), False)}
 _SPOKEN = frozenset(("system", "user", "assistant", "tool"))
 _LISTED = frozenset(("trained", "untrained", "partly", "media"))
 """Slots of a message that every path may fill."""

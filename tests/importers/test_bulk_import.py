@@ -79,7 +79,11 @@ def test_the_checks_of_parts_are_those_of_the_whole(runs: Path, tmp_path: Path) 
     }
     outcome = counts_outcome(figures["counts"], total=created.total, quarantined=20)
     assert outcome.passed and outcome.message == "60 found = 40 rollouts + 20 quarantined."
+    assert outcome.figures["messages"] == len(read(runs, tmp_path / "again", 1)[0]["messages"])
     assert not counts_outcome(figures["counts"], total=61, quarantined=20).passed
+    for name in ("messages", "calls"):  # one that was read is not in the tables
+        stored = {**figures["counts"]["stored"], name: figures["counts"]["stored"][name] - 1}
+        assert not counts_outcome({**figures["counts"], "stored": stored}, total=60, quarantined=20).passed
     twice = {**figures["counts"], "ids": figures["counts"]["ids"] * 2}
     assert "40 rollout ids occur more than once" in counts_outcome(twice, total=100, quarantined=20).message
 
