@@ -35,7 +35,7 @@ _PART_BYTES = 8 << 20
 _SECONDS_PER_UNIT, _SECONDS_PER_BYTE = 0.02, 1e-7
 """Estimated seconds of one core to read a unit that is a folder, or a byte of one that is a file."""
 _CHUNK_TURNS, _CHUNK_CHARACTERS = 1024, 32 << 20
-"""Turns, and characters of messages (which turns repeat), after which rows are written."""
+"""Turns and refusals, and characters of messages (which turns repeat), after which rows are written."""
 _NAMES = (*TABLES, "quarantined")
 
 
@@ -173,7 +173,7 @@ def read_part(source: ImportSource, part: _Part, number: int, spill: Path) -> di
             for item in importer.results(unit, root, options):
                 rows = _input_rows(without_secrets(item, options.secrets), source, options.tools)
                 inputs.append(rows)
-                turns += len(rows.tables.get("turns", ()))
+                turns += len(rows.tables.get("turns", ())) or 1  # refusals too take memory
                 if isinstance(item, RolloutRecord):
                     characters += sum(len(message.content) for agent in item.agents for message in agent.messages)
                 if turns >= _CHUNK_TURNS or characters > _CHUNK_CHARACTERS:

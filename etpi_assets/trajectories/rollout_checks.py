@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -150,8 +151,16 @@ def count_figures(tables: Mapping[str, pa.Table]) -> dict[str, Any]:
         problems.append(f"turns or messages of {len(unknown)} unknown agents, first {sorted(unknown)[:_SHOWN]}")
     ids = tables["rollouts"]["rollout_id"].to_pylist()
     calls = tables["messages"]["tool_calls"].drop_null().to_pylist()
-    stored = {"messages": tables["messages"].num_rows, "calls": sum(len(json.loads(text)) for text in calls)}
+    stored = {"messages": tables["messages"].num_rows, "calls": sum(map(_length, calls))}
     return {"ids": ids, "agents": len(names[0]), "turns": turns.total(), "problems": problems, "stored": stored}
+
+
+def _length(text: str) -> int:
+    """Return the number of items of a JSON array."""
+    try:
+        return len(orjson.loads(text))
+    except ValueError:  # NaN and long integers are read by the standard library alone
+        return len(json.loads(text))
 
 
 def counts_outcome(figures: Mapping[str, Any], *, total: int, quarantined: int) -> CheckOutcome:
