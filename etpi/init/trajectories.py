@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,16 +15,17 @@ from etpi.init.experiment import NewExperiment, strips_think
 from etpi.init.student import Student
 from etpi.init.write import FORMAT, NewSpec, quoted, rendered
 from etpi.run.console import say
+from etpi_assets.curation.joins import Paths, join, paths_of
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.curation.student_form import StudentForm, tool_name
 from etpi_assets.importers import IMPORTERS, Plan, count_found, import_runs, plan, read_map, secrets
 from etpi_assets.importers.account import Account, Finding, findings
 from etpi_assets.importers.data import map_tables
 from etpi_assets.importers.rows import iter_rows, row_files
-from etpi_assets.importers.source import bytes_of
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
-from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn, own_messages
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn, exit_kind, own_messages
+from etpi_assets.trajectories.tables import to_tables, worst_exit
 from etpi_resources.chat.marks import CALL
 from etpi_resources.chat.report import report
 from etpi_resources.chat.tool_forms import Call, parse_structured
@@ -62,7 +62,9 @@ class Survey:
             student's tokenizer decodes from the ids, and those whose text it does not.
         unrendered: why the student's template cannot write a conversation -> number.
         unreadable: why turns have no readable action -> number.
-        copies: rollouts whose task, conversation and reward are those of an earlier one.
+        paths: what tells which rollouts have turns of others, see `curation.joins`.
+        copies, parts: rollouts that are an earlier one again, or of whose turns others have all.
+        broken: rollouts that an error or a limit ended.
         exits: how the runs ended -> number.
         unread: columns and keys that no path of the format reads.
         unread_files: files that could hold runs and that no format reads, each with the reason.
@@ -89,8 +91,10 @@ class Survey:
     think_turns: int = 0
     unreadable: Counter[str] = field(default_factory=Counter)
     truncated_turns: int = 0
+    paths: dict[str, Paths] = field(default_factory=dict)
     copies: int = 0
-    seen: set[bytes] = field(default_factory=set)
+    parts: int = 0
+    broken: int = 0
     native_turns: int = 0
     same_turns: int = 0
     foreign_turns: int = 0
@@ -184,6 +188,8 @@ def _look(result: Survey, path: Path, student: Student) -> Survey:
         if time.monotonic() > end:
             break
     result.unread = findings(account.figures())
+    again = Counter(equal for _, equal in join(list(result.paths), result.paths).covered.values())
+    result.copies, result.parts = again[True], again[False]
     return result
 
 
@@ -200,9 +206,8 @@ def _add(result: Survey, rollout: RolloutRecord, student: Student) -> None:
     reward = (rollout.outcome or {}).get("reward")
     if reward is not None:
         result.rewards.append(reward)
-    digest = _digest(rollout, reward)
-    result.copies += digest in result.seen
-    result.seen.add(digest)
+    result.paths |= paths_of(to_tables([rollout]))
+    result.broken += exit_kind(worst_exit(agent.exit_status for agent in rollout.agents)) != "ended"
     for agent in rollout.agents:
         result.exits[agent.exit_status] += 1
         result.turns.append(len(agent.turns))
@@ -215,13 +220,6 @@ def _add(result: Survey, rollout: RolloutRecord, student: Student) -> None:
             calls = (parse_structured(raw) for raw in message.tool_calls or ())
             result.called.update(call.name for call in calls if isinstance(call, Call))
         result.lengths.append(_length(result, agent, rollout.tools, student))
-
-
-def _digest(rollout: RolloutRecord, reward: float | None) -> bytes:
-    messages = [[[m.role, m.kind, m.content, m.reasoning, m.tool_calls] for m in a.messages] for a in rollout.agents]
-    ids = [[turn.output_ids for turn in agent.turns] for agent in rollout.agents]
-    task = None if rollout.task_id == (rollout.source or "").replace("#", ", row ") else rollout.task_id
-    return hashlib.sha256(bytes_of([task, messages, ids, rollout.tools, reward])).digest()
 
 
 def _add_turn(result: Survey, turn: Turn, student: Student) -> None:
@@ -322,7 +320,7 @@ def preview_lines(result: Survey, student: Student, preset: str | None) -> list[
 
 def facts(result: Survey, student: Student, preset: str | None) -> dict[str, Any]:
     """Return what was seen as JSON values: the counts, and the first conversation as it will be trained."""
-    left_out = ("seen", "first", "unread", "turns", "lengths", "rewards")
+    left_out = ("paths", "first", "unread", "turns", "lengths", "rewards")
     values = {f.name: getattr(result, f.name) for f in fields(result) if f.name not in left_out}
     shown = _preview(result, student, preset)
     conversation = {"error": shown} if isinstance(shown, str) else {"parts": preview.as_json(shown)}
@@ -387,8 +385,12 @@ def _dropped(result: Survey) -> list[str]:
     turns, unreadable = sum(result.turns), result.unreadable.total()
     lines = {
         f"{below} of {result.rollouts} rollouts, which have no reward of 1 (select.min_reward)": rewarded,
+        f"{result.broken} of {result.rollouts} rollouts, which an error or a limit ended "
+        '(select.exit = "any" keeps them)': result.broken,
         f"{result.copies} rollouts, each the row of an earlier one again "
         '(select.duplicates = "keep" keeps them)': result.copies,
+        f"{result.parts} rollouts, of whose turns others have all, as of a run that was saved after each step "
+        '(select.duplicates = "keep" keeps them)': result.parts,
         f"{unreadable} of {turns} turns, which have no readable action: {_counted(result.unreadable)} "
         "(pairs.drop_unparseable = false keeps them, as text)": unreadable,
         f"{result.truncated_turns} of {turns} turns, which were cut at the output limit "

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.trajectories.calls import flat_calls, stored_call
 from etpi_assets.trajectories.tables import Key, turn_keys
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.tool_forms import Call, parse_structured
@@ -27,8 +28,6 @@ _SHOWN = 60
 """Characters shown of a text."""
 _SPLIT = 100
 """Turns of a block whose text is encoded again."""
-_FLAT = re.compile(r"^\[tool_use [^\]\n]+\] \{.*", re.MULTILINE | re.DOTALL)
-_FLAT_NAME = re.compile(r"^\[tool_use ([^\]\n]{1,200})\] (?=\{)", re.MULTILINE)
 _TAGS = re.compile(r"</?think>")
 
 
@@ -88,16 +87,16 @@ def _difference(row: Mapping[str, Any], decoded: str, chat: ChatFormat, *, calle
     if "\ufffd" in decoded:
         decoded = decoded.replace("\ufffd", "")
         content, reasoning = content.replace("\ufffd", ""), reasoning.replace("\ufffd", "")
-    flat = _FLAT.search(content)
+    flat = next((start for start, _, _ in flat_calls(content)), None)
     # A harness may record a turn without its thoughts; the ids then have more.
     whole = reasoning or "</think>" in content
     written, left = _squeezed(decoded), _squeezed(decoded if whole else decoded.rpartition("</think>")[2])
-    for part in (_FLAT.sub("", content), reasoning):
+    for part in (content[:flat], reasoning):
         squeezed = _squeezed(part)
         if squeezed not in written:
             return f"the ids are {decoded[:_SHOWN]!r}, the recorded text is {part[:_SHOWN]!r}"
         left = left.replace(squeezed, "", 1)
-    if left and not flat and chat.chatml and not (called and _CALL.search(decoded)):
+    if left and flat is None and chat.chatml and not (called and _CALL.search(decoded)):
         return f"the ids have {left[:_SHOWN]!r} besides the recorded text {content[:_SHOWN]!r}"
     return None
 
@@ -179,8 +178,9 @@ def tool_figures(
         agent = row["rollout_id"], row["agent_id"]
         if row["kind"] == "action":
             answered.add(agent)
-            flat = [] if chat.calls_in_content else _FLAT_NAME.findall(row["content"] or "")
-            calls[*agent, row["turn"]] += [*_names(json.loads(row["tool_calls"] or "[]")), *flat]
+            flat = [] if chat.calls_in_content else [call.name for *_, call in flat_calls(row["content"] or "")]
+            names = (stored_call(call).name for call in json.loads(row["tool_calls"] or "[]"))
+            calls[*agent, row["turn"]] += [*filter(None, names), *flat]
         elif agent not in answered and row["role"] != "assistant":
             described[agent] += row["content"] or ""
     figures: dict[str, Any] = {"calling": 0, "unoffered": 0, "names": {}, "first": []}
@@ -197,11 +197,6 @@ def tool_figures(
             unoffered.update(strange)
             figures["first"] += ["/".join(map(str, key))][: 1 - len(figures["first"])]
     return figures | {"names": dict(unoffered)}
-
-
-def _names(calls: Iterable[Any]) -> list[str]:
-    functions = (call.get("function", call) for call in calls if isinstance(call, Mapping))
-    return [str(f["name"]) for f in functions if isinstance(f, Mapping) and f.get("name")]
 
 
 def tools_outcome(counted: Mapping[str, Any]) -> CheckOutcome:

@@ -16,20 +16,19 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
+from etpi_assets.trajectories.calls import flat_calls, stored_call
 from etpi_resources.chat.format import ChatFormat, Label, TemplateRefuses
 from etpi_resources.chat.marks import THINK, THINK_END, split_thought, think_block
 from etpi_resources.chat.tool_forms import Call, parse_structured
 from etpi_resources.chat.tool_forms.call import SHELLS, function_schema
 from etpi_resources.chat.tool_forms.tagged import hermes_call, xml_call
 
-_FLATTENED = re.compile(r"^\[tool_use ([^\]\n]{1,200})\] (?=\{)", re.MULTILINE)
 _RESULT = re.compile(r"\A\[tool_result\] ?")
 _CLOSING = ("</parameter>", "</function>", "</tool_call>")
 _EMPTY = re.compile(r"\A\s*<think>\s*</think>[\r\n]*")
 _OPENED, _CLOSED = re.compile(r"\A\s*<think>\n?"), re.compile(r"\A\s*</think>[\r\n]*")
 _THOUGHT = "reasoning_content"
 """Holds thoughts that a template without a key for them would drop; the template does not read it."""
-_DECODER = json.JSONDecoder(strict=False)
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class StudentForm:
             inside = None
         if self.chat.calls_in_content:
             return {"role": "assistant", "content": block + turn_text(thought.rest, tool_calls)}
-        if not tool_calls and not _FLATTENED.search(thought.rest):
+        if not tool_calls and next(_flattened_calls(thought.rest), None) is None:
             return self._message(block + thought.rest, [], inside)
         prose, calls = _split_flattened(thought.rest)
         texts: dict[int, str] = {}  # arguments that cannot be read, by the number of their call
@@ -260,15 +259,9 @@ def _split_flattened(content: str) -> tuple[str, list[Call]]:
 
 def _flattened_calls(content: str) -> Iterator[tuple[int, int, Call]]:
     """Yield (start, end, call) of each `[tool_use NAME] {…}` at the start of a line whose JSON parses."""
-    at = 0
-    for match in _FLATTENED.finditer(content):
-        if match.start() < at:
-            continue
-        try:
-            arguments, at = _DECODER.raw_decode(content, match.end())
-        except (ValueError, RecursionError):
-            continue
-        yield match.start(), at, Call(match[1], arguments)
+    for start, end, call in flat_calls(content):
+        if call.arguments is not None and content[start - 1 : start] in ("", "\n"):
+            yield start, end, Call(call.name, call.arguments)
 
 
 def _unreadable(raw: Any) -> tuple[str, str]:
@@ -277,9 +270,7 @@ def _unreadable(raw: Any) -> tuple[str, str]:
     Raises:
         TemplateRefuses: it has no name.
     """
-    function = raw.get("function", raw) if isinstance(raw, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str) or not isinstance(function, Mapping):
+    call = stored_call(raw)
+    if not call.name:
         raise TemplateRefuses(f"no template writes a call without a name: {json.dumps(raw, ensure_ascii=False)[:80]}")
-    arguments = function.get("arguments", function.get("input"))
-    return name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return call.name, call.raw if isinstance(call.raw, str) else json.dumps(call.raw, ensure_ascii=False)

@@ -17,6 +17,7 @@ from typing import Any
 from etpi_assets.exports.experiment_data import ExportSource
 from etpi_assets.exports.format import Export, Written
 from etpi_assets.importers.atif import EXPORT_KEY
+from etpi_assets.trajectories.calls import stored_call
 from etpi_assets.trajectories.records import AgentRecord, Message, RolloutRecord, Turn, own_messages
 
 VERSION = "ATIF-v1.7"
@@ -130,19 +131,12 @@ def _turn(turn: Turn, blocks: Sequence[Message]) -> dict[str, Any]:
 
 def _call(call: Any, name: str) -> dict[str, Any]:
     """Convert a tool call; `extra` keeps it as captured."""
-    function = call.get("function", call) if isinstance(call, dict) else {}
-    function = function if isinstance(function, dict) else {}
-    arguments = function.get("arguments", function.get("input"))
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments, strict=False)
-        except (ValueError, RecursionError):
-            arguments = {"arguments": arguments}
-    call_id = call.get("id") if isinstance(call, dict) else None
+    read = stored_call(call)
+    text = {"arguments": read.raw} if isinstance(read.raw, str) else {}
     return {
-        "tool_call_id": call_id if isinstance(call_id, str) and call_id else name,
-        "function_name": str(function.get("name") or "unknown"),
-        "arguments": arguments if isinstance(arguments, dict) else {},
+        "tool_call_id": read.id or name,
+        "function_name": read.name or "unknown",
+        "arguments": text if read.arguments is None else read.arguments,
         "extra": {EXPORT_KEY: {"call": call}},
     }
 

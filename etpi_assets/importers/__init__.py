@@ -1,7 +1,7 @@
 """Importers of rollouts that other programs recorded; the registry, and which format reads each file.
 
-A format is a TOML file in `formats`, or a module with a `FORMAT` if it needs a loop or a tree; add such a module to
-`_MODULES`. A user's own formats are TOML files in `formats` of the folder of specs; other distributions give plugins.
+A format is a TOML file in `formats`; one that needs a loop or a tree names its module there (`reader`). A user's own
+formats are TOML files in `formats` of the folder of specs; other distributions give plugins.
 """
 
 from __future__ import annotations
@@ -12,23 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers import (
-    atif,
-    capture,
-    claude_code,
-    codex,
-    cooperbench,
-    data,
-    gemini_cli,
-    harbor,
-    inspect_ai,
-    openhands,
-    qwen_code,
-    r2e_gym,
-    secrets,
-    tito,
-    verifiers,
-)
+from etpi_assets.importers import data, secrets
 from etpi_assets.importers.account import Account
 from etpi_assets.importers.calls import read_tools, tool_name
 from etpi_assets.importers.conversation import Options
@@ -42,27 +26,7 @@ from etpi_assets.specs.plugins import near, plugin, plugin_names, unknown
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
 
-_MODULES = (
-    capture,
-    cooperbench,
-    harbor,
-    atif,
-    r2e_gym,
-    openhands,
-    claude_code,
-    codex,
-    gemini_cli,
-    qwen_code,
-    verifiers,
-    inspect_ai,
-    tito,
-)
-
-IMPORTERS: Mapping[str, Format] = {
-    **{module.FORMAT.name: module.FORMAT for module in _MODULES},
-    **data.shipped(),
-    "mapped": data.MAPPED,
-}
+IMPORTERS: Mapping[str, Format] = {**data.shipped(), "mapped": data.MAPPED}
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,11 @@ class Finding:
     """A column or key that no path reads.
 
     Attributes:
-        where: "row", "message" or "call".
+        where: "row", "message", "call", or "event" for a key of a program's log.
         key: its name, with dots within objects.
         count: its occurrences with a value.
         kind: what the values look like: media, system, verdict, loss, calls, text, number or other.
-        stops: the import stops until a format or `options.ignore` names it.
+        stops: the import stops until a format or `options.ignore` names it; never for events.
     """
 
     where: str
@@ -84,7 +84,7 @@ def findings(figures: Mapping[str, Mapping[str, int]]) -> list[Finding]:
     for name, counts in figures.items():
         where, _, key = name.partition(" ")
         kind, stops = _judged(where, key.rpartition(".")[2], Counter(counts))
-        judged.append(Finding(where, key, counts["count"], kind, stops))
+        judged.append(Finding(where, key, counts["count"], kind, stops and where != "event"))
     return sorted(judged, key=lambda each: (not each.stops, each.where, each.key))
 
 

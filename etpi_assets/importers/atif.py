@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from etpi_assets.importers.calls import content_text, read_calls
+from etpi_assets.importers.calls import content_text, count_keys, read_calls
 from etpi_assets.importers.conversation import Options, fill_agent, finish_of, joined, token_ids
-from etpi_assets.importers.format import ROWS, DetectionInput, FormatDoc, run_format, source_of
+from etpi_assets.importers.format import source_of
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.run_info import TASK_COMPLETE, RunInfo, build_rollout, exit_by_action, exit_name, run_info
@@ -38,6 +38,7 @@ from etpi_assets.importers.source import (
     text_field,
     to_utc,
 )
+from etpi_assets.importers.spec import load
 from etpi_assets.trajectories.calls import ToolCall
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 from etpi_resources.inside import is_file_inside
@@ -53,17 +54,7 @@ EXPORT_KEY = "etpi"
 """Key of `extra` under which etpi's exports keep values that the format has no field for."""
 
 
-def claims(source: DetectionInput) -> bool:
-    for file in [f for f in source.files if f.name.endswith(_JSON)][:8]:
-        try:
-            if is_document(read_json(file)):
-                return True
-        except Unreadable:
-            continue
-    return False
-
-
-def is_document(value: Any) -> bool:
+def claims(value: Any) -> bool:
     return isinstance(value, dict) and str(value.get("schema_version", "")).startswith("ATIF-")
 
 
@@ -82,7 +73,7 @@ def documents_beside(file: Path) -> list[Path]:
         value = read_json(file)
     except Unreadable:
         return []
-    if not is_document(value):
+    if not claims(value):
         return []
     names = [text_field(value, "continued_trajectory_ref"), *(path for path, _ in _subagent_refs(value))]
     return sorted({other for name in names if name and (other := _referenced_file(file, name)) is not None})
@@ -102,7 +93,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
             `read_json`.
     """
     value = read_json(unit)
-    if not is_document(value):
+    if not claims(value):
         raise no_run(value, f"{unit.name} is no ATIF document: it has no `schema_version` of one")
     rollout = rollout_of(value, unit, options, unit.name.partition(".")[0])
     rollout.rollout_id = content_hash(source_of(unit, root), [unit, *documents_beside(unit)])
@@ -235,6 +226,7 @@ def _agent(part: _AgentDocument, options: Options, info: RunInfo) -> AgentRecord
             "unknown_version", f"{part.name}: schema_version {schema_version!r}; 1.0 to 1.{_NEWEST} are read"
         )
     entries = [entry for response in _responses(part) for entry in response]
+    count_keys(part.document["steps"], "atif", options.unread)
     exported = field(part.document, "extra", EXPORT_KEY)
     patch = field(exported, "patch")
     agent = AgentRecord(
@@ -366,18 +358,8 @@ def _exported_inbox(value: Any) -> list[dict[str, str]] | None:
 
 
 def _calls(value: Any, name: str) -> list[ToolCall]:
-    calls: list[Any] = []
-    if value is None:
-        return []
-    for item in as_list(value, f"{name}.tool_calls"):
-        call = as_mapping(item, f"{name}.tool_calls[]")
-        captured = field(call, "extra", EXPORT_KEY, "call")
-        if isinstance(captured, dict):
-            calls.append(captured)
-            continue
-        function = {"name": call.get("function_name"), "arguments": call.get("arguments")}
-        calls.append({"id": call.get("tool_call_id"), "type": "function", "function": function})
-    return read_calls(calls, name)
+    calls = as_list(value or [], f"{name}.tool_calls")
+    return read_calls([field(c, "extra", EXPORT_KEY, "call") or c for c in calls], name, load("atif")[0])
 
 
 def _read_token_ids(entry: Message, metrics: Any, name: str) -> None:
@@ -404,24 +386,3 @@ def logprobs(value: Any, count: int, name: str) -> list[float] | None:
     ):
         raise Unreadable("bad_logprobs", f"{name}: not one log-probability for each of the {count} output ids")
     return np.asarray(numbers, np.float32).tolist()
-
-
-FORMAT = run_format(
-    "atif",
-    FormatDoc(
-        title="Harbor's Agent Trajectory Interchange Format (ATIF), versions 1.0 to 1.8, with continuations and "
-        "subagents",
-        files="`*.json`, also with `.gz` or `.zst`, one document per file; a continuation belongs to the document "
-        "that it continues",
-        keeps="messages, reasoning, calls, observations, times, token ids and log-probabilities; copied context "
-        "and steps without a model become context, never turns; each continuation and subagent becomes an "
-        "agent of its own",
-        loses="costs and token counts, reasoning effort, notes, images (such a file is "
-        "quarantined), ids of steps that sum several model calls; of Claude Code's runs the steps of sub-agents, which "
-        "stand in one list without ids, and Harbor's notes on results",
-    ),
-    claims=claims,
-    units=units,
-    record=record,
-    rank=ROWS,
-)

@@ -35,7 +35,7 @@ _PART_BYTES = 8 << 20
 _SECONDS_PER_UNIT, _SECONDS_PER_BYTE = 0.02, 1e-7
 """Estimated seconds of one core to read a unit that is a folder, or a byte of one that is a file."""
 _CHUNK_TURNS, _CHUNK_CHARACTERS = 1024, 32 << 20
-"""Turns, and characters of messages (which turns repeat), after which rows are written."""
+"""Turns and refusals, and characters of messages (which turns repeat), after which rows are written."""
 _NAMES = (*TABLES, "quarantined")
 
 
@@ -163,7 +163,8 @@ def read_part(source: ImportSource, part: _Part, number: int, spill: Path) -> di
         def flush() -> None:
             tables = _tables(inputs)
             digests = {i.rollout_id: i.digest for i in inputs if i.rollout_id}
-            figures.append(rollout_checks.set_figures(tables, digests, live=False))
+            read = {name: sum(getattr(i, name) for i in inputs) for name in ("messages", "calls")}
+            figures.append(rollout_checks.set_figures(tables, digests, live=False, read=read))
             out.write(tables)
             inputs.clear()
 
@@ -172,7 +173,7 @@ def read_part(source: ImportSource, part: _Part, number: int, spill: Path) -> di
             for item in importer.results(unit, root, options):
                 rows = _input_rows(without_secrets(item, options.secrets), source, options.tools)
                 inputs.append(rows)
-                turns += len(rows.tables.get("turns", ()))
+                turns += len(rows.tables.get("turns", ())) or 1  # refusals too take memory
                 if isinstance(item, RolloutRecord):
                     characters += sum(len(message.content) for agent in item.agents for message in agent.messages)
                 if turns >= _CHUNK_TURNS or characters > _CHUNK_CHARACTERS:
@@ -184,12 +185,14 @@ def read_part(source: ImportSource, part: _Part, number: int, spill: Path) -> di
 
 @dataclass(frozen=True)
 class _InputRows:
-    """The rows of one rollout or refusal by table, and the digest of what it captured."""
+    """The rows of one rollout or refusal by table, the digest of its ids, and its numbers of messages and calls."""
 
     source: str
     tables: Mapping[str, Sequence[tuple[Any, ...]]]
     rollout_id: str = ""
     digest: str = ""
+    messages: int = 0
+    calls: int = 0
 
 
 def _input_rows(item: RolloutRecord | RejectedInput, source: ImportSource, tools: list[Any] | None) -> _InputRows:
@@ -202,7 +205,11 @@ def _input_rows(item: RolloutRecord | RejectedInput, source: ImportSource, tools
         return _refusal_row(item)
     try:
         item.rollout_set, item.suite, item.tools = source.rollout_set, source.suite, item.tools or tools
-        return _InputRows(item.source or "", to_rows(item), item.rollout_id, captured_digest(item))
+        messages = [message for agent in item.agents for message in agent.messages]
+        calls = sum(len(message.tool_calls or ()) for message in messages)
+        return _InputRows(
+            item.source or "", to_rows(item), item.rollout_id, captured_digest(item), len(messages), calls
+        )
     except Exception as error:
         return _refusal_row(unconvertible(item.source or "", error))
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from etpi_assets.importers.source import Unreadable, as_list, field, text_field, without_padding
-from etpi_assets.importers.spec import Spec, at, base
+from etpi_assets.importers.spec import Spec, at, base, load
 from etpi_assets.trajectories.calls import ToolCall, tool_call
 
 Unread = Callable[[str, str, Any], None]
@@ -20,6 +20,15 @@ _EMPTY = ("", "null", "[]")
 
 def silent(table: str, key: str, value: Any) -> None:
     """Count nothing."""
+
+
+def count_keys(events: Iterable[Mapping[Any, Any]], format: str, unread: Unread) -> None:
+    """Count the keys of a log's events that the format's TOML does not list under `[message]`; they stop no import."""
+    known = load(format)[0].trees["message"]
+    for event in events if unread is not silent else ():
+        for key, value in event.items():
+            if value is not None and key not in known:
+                unread("event", str(key), value)
 
 
 def read_calls(value: Any, what: str, spec: Spec | None = None, unread: Unread = silent) -> list[ToolCall]:
@@ -245,6 +254,8 @@ def _response(parts: Sequence[Any], what: str, spec: Spec, unread: Unread) -> Co
             calls.append(read)
         elif kind == "result":
             value = spec.first("part", "result", part)
+            if isinstance(value, dict) and "type" not in value and _kind_of(value, spec)[0] is None:
+                value = json.dumps(value, ensure_ascii=False)
             text = content_text(value if isinstance(value, list) else value and [value], f"{what}.content[]", spec)
             results.append((_id(spec.first("part", "result_of", part)), text))
         elif isinstance(part.get("text"), str):
@@ -276,9 +287,9 @@ def _kind_of(part: Mapping[str, Any], spec: Spec) -> tuple[str | None, str | Non
     """Return the kind of a part, and the name that a `*` in its type stands for."""
     for path in spec.paths["part"]["kind"]:
         if path == ("@key",):
-            for key in part:
-                if key in spec.kinds and part[key] is not None:
-                    return spec.kinds[key], None
+            kinds = [spec.kinds[key] for key in part if key in spec.kinds and part[key] not in (None, False)]
+            if kinds:  # what the text is, where another key says it
+                return next((kind for kind in kinds if kind != "text"), "text"), None
         elif isinstance(written := at(part, path), str):
             for prefix, kind in spec.globs if written not in spec.kinds else ():
                 if written.startswith(prefix):

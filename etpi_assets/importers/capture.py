@@ -6,7 +6,6 @@ from pathlib import Path
 
 from etpi_assets.agent.actions import read_actions
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format
 from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.run_info import imported
 from etpi_assets.importers.source import Unreadable
@@ -44,22 +43,3 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
         tools=assembled.tools,
         outcome={"reward": None, "verdict": "unknown", "details": {"capture": assembled.figures}},
     )
-
-
-def claims(source: DetectionInput) -> bool:
-    return any(file.suffix == ".jsonl" and is_log(file) for file in source.files)
-
-
-FORMAT = run_format(
-    "capture",
-    FormatDoc(
-        title="Logs of `etpi capture`: the calls of an unmodified harness, one file for each path it was given",
-        files="`*.jsonl` whose first line is of such a log",
-        keeps="token ids and log-probabilities of every turn, messages, calls, reasoning, tool schemas; helpers and "
-        "side conversations as messages",
-        loses="headers and sampling wishes of requests (they stay in the log)",
-    ),
-    claims=claims,
-    units=units,
-    record=record,
-)

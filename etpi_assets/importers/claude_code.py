@@ -14,14 +14,12 @@ from typing import Any
 
 from etpi_assets.importers.calls import read_content
 from etpi_assets.importers.conversation import Options, finish_of
-from etpi_assets.importers.format import FormatDoc, run_format
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.rows import raw_lines
 from etpi_assets.importers.sessions import (
     Conversation,
     Session,
     as_context,
-    claims_lines,
     folder_name,
     jsonl_units,
     paths,
@@ -53,14 +51,9 @@ class _Node:
         return self.lines[0]["type"] == "assistant"
 
 
-def is_line(line: Mapping[str, Any]) -> bool:
-    is_spoken = line.get("type") in _SPEAKERS and field_of(line, "message", "content") is not None
-    return is_spoken and "sessionId" in line and "uuid" in line
-
-
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read a session. Raises Unreadable: `empty`, `no_prompt`, `non_text_content`, `copied`, or as `session_lines`."""
-    lines = session_lines(unit)
+    lines = session_lines(unit, "claude_code", options)
     nodes, node_of = _tree(lines)
     session_id = next((name for line in lines if (name := text_field(line, "sessionId"))), unit.name.partition(".")[0])
     agent = next((name for line in lines if (name := text_field(line, "agentId"))), None)
@@ -252,24 +245,3 @@ def _entries(node: _Node, unit: Path, session: Session) -> list[Message]:
     session.add_response(text_field(message, "model"), field_of(message, "usage"))
     stop = next((reason for line in node.lines if (reason := text_field(line, "message", "stop_reason"))), None)
     return [Message("assistant", parts.text, list(parts.calls), parts.thought, at, finish=finish_of(stop))]
-
-
-FORMAT = run_format(
-    "claude_code",
-    FormatDoc(
-        title="Claude Code's sessions and their sub-agents' files",
-        files="`~/.claude/projects/<folder>/*.jsonl`, also within sub-folders, also with `.gz` or `.zst`; one "
-        "rollout per file, and a file of a sub-agent is the task `<session>/<agent>`",
-        keeps="messages, calls and results in the order of the calls, thinking, stop reasons, times, the model, "
-        "sums of usage; each retry is a branch, each compaction starts a continuation, each sub-agent within the "
-        "file is an agent with the id of the call that started it; shared messages are context in all but one of "
-        "them. Responses that several files of a folder have, because `--resume` copied the history until 2.0.31, are "
-        "turns of the file that ended first and context in the others",
-        loses="not in the files: the system prompt, tool schemas, reminders and attachments as the model read them, "
-        "old results that the program cleared, the reward. The harness's error messages are left out; a session "
-        "with images, or with copied responses alone, is quarantined",
-    ),
-    claims=claims_lines(is_line),
-    units=jsonl_units,
-    record=record,
-)

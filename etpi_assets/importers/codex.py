@@ -7,15 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.calls import read_tools
+from etpi_assets.importers.calls import count_keys, read_tools
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.format import FormatDoc, run_format
 from etpi_assets.importers.responses import instructed, response_messages
 from etpi_assets.importers.sessions import (
     Session,
-    claims_lines,
     folder_name,
-    jsonl_units,
     session_lines,
     session_rollout,
 )
@@ -27,7 +24,7 @@ _CONTEXT = ("<", "# AGENTS.md")
 """Beginnings of the user's messages that the program wrote."""
 
 
-def is_line(line: Mapping[str, Any]) -> bool:
+def claims(line: Mapping[str, Any]) -> bool:
     is_meta = line.get("type") == "session_meta" and isinstance(line.get("payload"), dict)
     return is_meta or ("instructions" in line and {"id", "timestamp"} <= set(line) and "messages" not in line)
 
@@ -52,12 +49,13 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read one session. Raises Unreadable: `empty`, or as `session_lines` and `response_messages`."""
     session, parts = Session(unit.name.partition(".")[0]), [_Part("solo")]
     meta, counted = dict[str, Any](), dict[str, int]()
-    for line in session_lines(unit):
+    for line in session_lines(unit, "codex", options):
         payload = line.get("payload")
         kind, item = (line.get("type"), payload) if isinstance(payload, dict) else ("response_item", line)
-        if is_line(line):
+        if claims(line):
             meta = meta or {**item}
         elif kind == "response_item" and ("type" in item or "role" in item):
+            count_keys([item], "codex", options.unread)
             parts[-1].items.append({**item, "timestamp": line.get("timestamp")})
         elif kind == "turn_context":
             session.add_response(text_field(item, "model"))
@@ -116,22 +114,3 @@ def _read_meta(session: Session, meta: Mapping[str, Any]) -> None:
     if place := text_field(meta, "git", "repository_url") or text_field(meta, "cwd"):
         session.repo = folder_name(place).removesuffix(".git")
     session.tools = read_tools(meta.get("dynamic_tools"), "dynamic_tools")
-
-
-FORMAT = run_format(
-    "codex",
-    FormatDoc(
-        title="Codex's sessions, with a payload in each line or as bare items",
-        files="`~/.codex/sessions/**/rollout-*.jsonl`, also with `.gz` or `.zst`; one rollout per file, and a "
-        "sub-agent's file is the task `<parent>/<thread>`",
-        keeps="base instructions, messages, calls and results, reasoning (its summary, if the text is encrypted), "
-        "times, the model, sums of usage, schemas of dynamic tools; a rollback starts a branch and a compaction a "
-        "continuation, and what they share is context",
-        loses="not in the files: schemas of the built-in tools, the reward, the responses' limits (calls in a row "
-        "are one turn), results of searches that the provider ran. Turns after a compaction that recorded no new "
-        "history, or an encrypted one, become context; a fork repeats the turns of its parent",
-    ),
-    claims=claims_lines(is_line),
-    units=jsonl_units,
-    record=record,
-)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.importers.conversation import Options, fill_agent
-from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format
 from etpi_assets.importers.generic import read_messages
 from etpi_assets.importers.normal import Message
+from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.run_info import imported
 from etpi_assets.importers.source import (
     Unreadable,
@@ -33,6 +33,7 @@ from etpi_assets.importers.source import (
     text_inside,
     to_utc,
 )
+from etpi_assets.importers.spec import load
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 from etpi_resources.inside import is_file_inside
 
@@ -43,8 +44,8 @@ _HARNESS_ERROR = re.compile(r"API Error: \d{3}\b")
 """Text that an adapter writes as the assistant when the provider fails; no model wrote it."""
 
 
-def claims(source: DetectionInput) -> bool:
-    return source.root.is_dir() and any(_TRAJECTORY.fullmatch(file.name) for file in source.files)
+def claims(root: Path) -> bool:
+    return any(_TRAJECTORY.fullmatch(file.name) for file in files_below(root))
 
 
 def units(root: Path) -> list[Path]:
@@ -182,7 +183,9 @@ def _agent(
     status = text_field(data, "status") or "unknown"
     messages = _messages(data, path)
     flattened = not any(isinstance(m, dict) and ("extra" in m or m.get("tool_calls")) for m in messages)
-    entries = read_messages(_all_segments(unit, agent_id, messages), f"{path.name}.messages")
+    entries = read_messages(
+        _all_segments(unit, agent_id, messages), f"{path.name}.messages", load("cooperbench")[0], options.unread
+    )
     if flattened:
         for entry in entries:
             _unflatten(entry)
@@ -290,22 +293,3 @@ def _date_messages(agents: Sequence[AgentRecord], conversation: Sequence[tuple[d
                 if match is not None:
                     unmatched.remove(match)
                     turn.at = turn.at or match[0]
-
-
-FORMAT = run_format(
-    "cooperbench",
-    FormatDoc(
-        title="CooperBench run folders of one, two or more agents, with chat messages or messages flattened to text",
-        files="`<run>/<setting>/<repo>/<task>/f<a>_f<b>/` with `agent<n>_traj.json` or `solo_traj.json`, "
-        "`result.json`, `eval.json`, `conversation.json`, `agent<n>.patch`, `<agent>_full_traj.json`",
-        keeps="messages, calls, reasoning, token ids (`extra.token_capture`), the messages between agents with "
-        "their times, patches, the verdict with the result of each feature, exit status, errors; every "
-        "segment of a compacted conversation",
-        loses="costs, the raw provider responses, tool definitions, the summariser's own requests, the task list "
-        "of a team",
-    ),
-    claims=claims,
-    units=units,
-    of_folders=True,
-    record=record,
-)

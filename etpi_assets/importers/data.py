@@ -1,38 +1,31 @@
-"""The formats that are data: each TOML of `formats` as a `Format`, and a user's own."""
+"""The formats of `formats` as `Format`s, and a user's own: what is data is read by it, the rest by its `reader`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers import openai_batch, rows, tau2
+from etpi_assets.importers import rows
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.format import PLAIN, ROWS, Format, FormatDoc, as_row, row_format, run_format
+from etpi_assets.importers.format import (
+    PLAIN,
+    ROWS,
+    DetectionInput,
+    Format,
+    FormatDoc,
+    as_row,
+    row_format,
+    rows_claim,
+    run_format,
+)
 from etpi_assets.importers.generic import read_run
 from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.source import Unreadable, holds_conversation, no_run, read_json
 from etpi_assets.importers.spec import SHIPPED, Spec, forms, load
 from etpi_assets.trajectories.records import RolloutRecord
-
-_BY_CODE: Mapping[str, Mapping[str, Any]] = {
-    "tau2": {
-        "claims": tau2.claims,
-        "units": tau2.units,
-        "iter_rows": tau2.iter_simulations,
-        "count_rows": None,
-    },
-    "openai_batch": {
-        "claims": openai_batch.claims,
-        "units": openai_batch.units,
-        "iter_rows": openai_batch.iter_answers,
-        "count_rows": rows.count_rows,
-    },
-}
-"""Formats whose rows Python joins from several files -> how."""
-_PACKED = (".gz", ".zst")
 
 
 def shipped() -> dict[str, Format]:
@@ -41,28 +34,50 @@ def shipped() -> dict[str, Format]:
 
 
 def data_format(name: str, specs: Sequence[Spec]) -> Format:
-    """Return the format of its forms."""
+    """Return the format of its forms.
+
+    The module that `reader` names may have functions in place of those of data: `claims` of a row, `units` of a folder,
+    `iter_rows`, `count_rows` and `group` of a file, and `record` of a row, or of a file or folder (`rows`).
+    """
     data = specs[0].data
+    own = vars(import_module(f"{__package__}.{data['reader']}")) if "reader" in data else {}
+    kind, rank, suffixes = data.get("rows", "run"), data.get("rank", ROWS), tuple(data.get("suffixes", ()))
     names = tuple(ending + packed for ending in data.get("files", ()) for packed in ("", *_PACKED))
     doc = FormatDoc(
         title=data.get("title", f"The user's format {name}"),
         keeps=data.get("keeps", "as `messages`"),
         loses=data.get("loses", "other columns, which `etpi init` lists"),
+        files=data.get("inputs", ""),
     )
-    rank = data.get("rank", ROWS)
-    if data.get("rows") == "document":
-        return _documents(name, specs, doc, names, rank)
-    by_code = dict(_BY_CODE.get(name, {}))
-    if name in _BY_CODE:
-        doc = replace(doc, files=data["inputs"])
-    rows_of, is_part = data.get("rows", "run"), _part_of(specs)
+    is_part = _part_of(specs)
 
     def claims(row: Any) -> bool:
-        return any(spec.claims(row) for spec in specs) or (rows_of == "run or messages" and is_part(row))
+        return any(spec.claims(row) for spec in specs) or (kind == "run or messages" and is_part(row))
 
-    claims = by_code.pop("claims", claims)
-    part = None if rows_of == "run" else (is_part, _column(specs))
-    return row_format(name, doc, claims=claims, record=_record(specs), rank=rank, part=part, **by_code)
+    def listed(root: Path) -> list[Path]:
+        return files_below(root, *names, *suffixes) if names or suffixes else rows.units(root)
+
+    claims, units = own.get("claims", claims), own.get("units", listed)
+    if kind in ("file", "folder", "document"):
+        claimed = rows_claim(claims, names, suffixes)
+        if kind == "folder":
+            claimed = partial(_claims_folder, own.get("claims", units))
+        record = _documents(specs, names) if kind == "document" else own["record"]
+        return run_format(
+            name, doc, claims=claimed, units=units, record=record, rank=rank, names=names, of_folders=kind == "folder"
+        )
+    part = None if kind == "run" else (own.get("is_part", is_part), _column(specs))
+    given = {key: own[key] for key in ("iter_rows", "group") if key in own}
+    given["count_rows"] = own.get("count_rows", None if "iter_rows" in own else rows.count_rows)
+    record = own.get("record") or _record(specs)
+    return row_format(name, doc, claims=claims, record=record, rank=rank, names=names, part=part, units=units, **given)
+
+
+def _claims_folder(claims: Callable[[Path], Any], source: DetectionInput) -> bool:
+    return source.root.is_dir() and bool(claims(source.root))
+
+
+_PACKED = (".gz", ".zst")
 
 
 def _record(specs: Sequence[Spec]) -> Callable[[Any, str, Options], RolloutRecord]:
@@ -85,8 +100,8 @@ def _of_other_format(row: Any) -> Spec | None:
 
 @cache
 def _row_specs() -> Sequence[Spec]:
-    names = (file.stem for file in SHIPPED.glob("*.toml") if file.stem not in _BY_CODE)
-    specs = [spec for name in names for spec in load(name) if spec.data.get("rows") != "document"]
+    names = (file.stem for file in SHIPPED.glob("*.toml"))
+    specs = [spec for name in names for spec in load(name) if not {"reader", "files"} & spec.data.keys()]
     return sorted(specs, key=lambda spec: (spec.data.get("rank", ROWS), spec.name))
 
 
@@ -119,8 +134,8 @@ def _part_of(specs: Sequence[Spec]) -> Callable[[Any], bool]:
     return is_part
 
 
-def _documents(name: str, specs: Sequence[Spec], doc: FormatDoc, names: tuple[str, ...], rank: int) -> Format:
-    """Return a format with a rollout a file, whose name it claims."""
+def _documents(specs: Sequence[Spec], names: tuple[str, ...]) -> Callable[[Path, Path, Options], RolloutRecord]:
+    """Return the reader of a file that is a run, whose name the format claims."""
 
     def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
         data = as_row(read_json(unit))
@@ -131,17 +146,7 @@ def _documents(name: str, specs: Sequence[Spec], doc: FormatDoc, names: tuple[st
         spec = next((spec for spec in specs if spec.claims(data)), specs[0])
         return read_run(data, spec, unit.name, options, place)
 
-    listed = ", ".join(f"`*{ending}`" for ending in specs[0].data["files"])
-    doc = replace(doc, files=f"{listed}, also with `.gz` or `.zst`; one rollout per file")
-    return run_format(
-        name,
-        doc,
-        claims=lambda source: any(file.name.endswith(names) for file in source.files),
-        units=lambda root: files_below(root, *names),
-        record=record,
-        rank=rank,
-        names=names,
-    )
+    return record
 
 
 MAP_KEYS: Mapping[str, tuple[str, str]] = {

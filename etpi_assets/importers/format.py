@@ -155,16 +155,10 @@ def run_format(
 
     def read(unit: Path, root: Path, options: Options) -> Iterator[ImportResult]:
         source = source_of(unit, root)
-        try:
-            rollout = record(unit, root, options)
-        except Unreadable as refused:
-            yield RejectedInput(source, refused.reason, refused.detail)
-            return
-        except Exception as error:
-            yield unconvertible(source, error)
-            return
-        rollout.source, rollout.rollout_id = source, rollout.rollout_id or content_hash(source, [unit])
-        yield rollout
+        item = _result(lambda: record(unit, root, options), source)
+        if isinstance(item, RolloutRecord):
+            item.rollout_id = item.rollout_id or content_hash(source, [unit])
+        yield item
 
     return Format(name, doc, rank, claims, units, lambda unit: 1, read, names, of_folders)
 
@@ -212,36 +206,55 @@ def row_format(
 
     def read(unit: Path, root: Path, options: Options) -> Iterator[ImportResult]:
         source, padded = source_of(unit, root), rows.is_parquet(unit)
+        beside = unit.name in _BESIDE and units is rows.units and options.map is None
         numbers: dict[str, bytes] = {}
-        for number, read in _grouped(numbered_rows(unit), group):
-            where, values = f"{source}, row {number}", [as_row(value) for value in read]
-            try:
-                for value in values:
-                    _check_row(value, where)
-                    beside = unit.name in _BESIDE and units is rows.units and options.map is None
-                    if beside and not holds_conversation(value):
-                        raise Unreadable("not_a_rollout", f"{where} holds no messages, and the name is no run's")
-                # Only the hash covers the null padding of columnar storage.
-                plain = [without_padding(value) for value in values] if padded else values
-                rollout = record(plain[0] if group is None else plain, where, options)
-                rollout.rollout_id = content_hash_of(f"{source}#{number}", [bytes_of(value) for value in values])
-            except Unreadable as refused:
-                yield RejectedInput(source, refused.reason, refused.detail, number)
-                continue
-            except Exception as error:
-                yield unconvertible(source, error, number)
-                continue
-            rollout.source = f"{source}#{number}"
-            _separate(rollout, source, number, numbers)
-            yield rollout
 
-    def claims_rows(source: DetectionInput) -> bool:
-        named = names and any(file.name.endswith(names) for file in source.files)
-        return bool(named) or any(map(claims, source.rows))
+        def rollout(number: int, read: list[Any]) -> RolloutRecord:
+            where, values = f"{source}, row {number}", [as_row(value) for value in read]
+            for value in values:
+                _check_row(value, where)
+                if beside and not holds_conversation(value):
+                    raise Unreadable("not_a_rollout", f"{where} holds no messages, and the name is no run's")
+            # Only the hash covers the null padding of columnar storage.
+            plain = [without_padding(value) for value in values] if padded else values
+            created = record(plain[0] if group is None else plain, where, options)
+            created.rollout_id = content_hash_of(f"{source}#{number}", [bytes_of(value) for value in values])
+            return created
+
+        for number, values in _grouped(numbered_rows(unit), group):
+            item = _result(partial(rollout, number, values), source, number)
+            if isinstance(item, RolloutRecord):
+                _separate(item, source, number, numbers)
+            yield item
 
     per = "one rollout per row" if group is None else "one rollout per run of rows"
     files = doc.files or f"`.jsonl`, `.json`, `.parquet`, also with `.gz` or `.zst`; {per}"
-    return Format(name, replace(doc, files=files), rank, claims_rows, units, count, read, names)
+    return Format(name, replace(doc, files=files), rank, rows_claim(claims, names), units, count, read, names)
+
+
+def rows_claim(
+    claims: Callable[[Row], bool], names: tuple[str, ...], suffixes: tuple[str, ...] = ("",)
+) -> Callable[[DetectionInput], bool]:
+    """Return the claim of a format by a file's name, or by its first rows if its name has one of the suffixes."""
+
+    def claims_file(source: DetectionInput) -> bool:
+        if names and any(file.name.endswith(names) for file in source.files):
+            return True
+        return any(file.name.endswith(suffixes) for file in source.files) and any(map(claims, source.rows))
+
+    return claims_file
+
+
+def _result(read: Callable[[], RolloutRecord], source: str, row: int | None = None) -> ImportResult:
+    """Return the rollout that a function reads, or the refusal of its input."""
+    try:
+        rollout = read()
+    except Unreadable as refused:
+        return RejectedInput(source, refused.reason, refused.detail, row)
+    except Exception as error:
+        return unconvertible(source, error, row)
+    rollout.source = source if row is None else f"{source}#{row}"
+    return rollout
 
 
 def _separate(rollout: RolloutRecord, source: str, row: int, prompts: dict[str, bytes]) -> None:

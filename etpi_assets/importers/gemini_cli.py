@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.calls import read_calls
+from etpi_assets.importers.calls import calls_with_results, count_keys, read_content, silent
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.sessions import Session, session_lines, session_rollout
-from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, no_run, read_json, text_field, to_utc
+from etpi_assets.importers.source import Unreadable, as_list, as_mapping, no_run, read_json, text_field, to_utc
+from etpi_assets.importers.spec import load
 from etpi_assets.trajectories.records import RolloutRecord
 
 _JSON = (".json", ".jsonl")
 _SILENT = ("info", "error", "warning")
-
-
-def claims(source: DetectionInput) -> bool:
-    return any("projectHash" in row and "sessionId" in row for row in source.rows)
 
 
 def units(root: Path) -> list[Path]:
@@ -31,10 +26,11 @@ def units(root: Path) -> list[Path]:
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read one session. Raises Unreadable: `empty`, `unknown_form`, `non_text_content`, or as `read_json`."""
-    records = session_lines(unit) if unit.name.endswith(".jsonl") else [read_json(unit)]
+    records = session_lines(unit, "gemini_cli", options) if unit.name.endswith(".jsonl") else [read_json(unit)]
     facts: dict[str, Any] = {}
     session, seen = Session(unit.name.partition(".")[0]), set[str]()
     for role, messages in _histories(records, unit, facts):
+        count_keys(messages, "gemini_cli", options.unread)
         entries = [e for m in messages for e in _entries(m, f"{unit.name}, {text_field(m, 'id')}", seen, session)]
         seen.update(name for m in messages if (name := text_field(m, "id")))
         is_helper = facts.get("kind") == "subagent"
@@ -88,62 +84,22 @@ def _entries(message: Mapping[str, Any], name: str, seen: set[str], session: Ses
         return
     if kind not in ("user", "gemini", "model"):
         raise Unreadable("unknown_role", f"{name} has type {kind!r}; known are user, gemini, {', '.join(_SILENT)}")
-    content = message.get("content")
+    spec = load("gemini_cli")[0]
+    content = read_content(message.get("content"), name, spec)
     if kind == "user":
-        parts = content if isinstance(content, list) else [content]
-        answers = [part for part in parts if field(part, "functionResponse") is not None]  # of the calls before, again
-        if not answers or len(answers) < len(parts):
-            yield Message("user", parts_text([part for part in parts if part not in answers], name), time=at)
+        if content.text or not content.results:  # results of the calls before are there again
+            yield Message("user", content.text, time=at)
         return
-    text = parts_text(content, name)
     is_own = text_field(message, "id") not in seen
     if is_own:
         session.add_response(text_field(message, "model"), message.get("tokens"))
-    called = [
-        as_mapping(c, f"{name}.toolCalls[]") for c in as_list(message.get("toolCalls") or [], f"{name}.toolCalls")
-    ]
-    calls = [{"id": c.get("id"), "function": {"name": c.get("name"), "arguments": c.get("args")}} for c in called]
+    called = calls_with_results(message.get("toolCalls") or [], name, spec, silent)
     thoughts = as_list(message.get("thoughts") or [], f"{name}.thoughts")
     texts = (": ".join(filter(None, (text_field(t, "subject"), text_field(t, "description")))) for t in thoughts)
     reasoning = "\n".join(filter(None, texts)) or None
-    yield Message("assistant", text, read_calls(calls, name), reasoning, at, trained=is_own)
-    for call in called:
-        if call.get("result") is not None:
-            yield Message(
-                "tool",
-                parts_text(call["result"], f"{name}.result"),
-                time=to_utc(call.get("timestamp")),
-                result_of=text_field(call, "id"),
-            )
-
-
-def parts_text(content: Any, name: str) -> str:
-    """Return the text of parts of the Gemini API. Raises Unreadable: `non_text_content`."""
-    texts: list[str] = []
-    for part in content if isinstance(content, list) else [content] if content else []:
-        output = field(part, "functionResponse", "response")
-        text = part if isinstance(part, str) else field(part, "text")
-        if isinstance(output, dict):
-            text = output["output"] if isinstance(output.get("output"), str) else json.dumps(output, ensure_ascii=False)
-        if not isinstance(text, str):
-            keys = ", ".join(map(str, part)) if isinstance(part, dict) else type(part).__name__
-            raise Unreadable("non_text_content", f"{name} holds a part of {keys}; only text can be imported")
-        texts.append(text)
-    return "\n".join(texts)
-
-
-FORMAT = run_format(
-    "gemini_cli",
-    FormatDoc(
-        title="Gemini CLI's sessions, as one object or as lines",
-        files="`~/.gemini/tmp/<project>/chats/*.json` and `*.jsonl`; one rollout per file, and a sub-agent's file "
-        "is the task `<parent>/<session>`",
-        keeps="messages, calls with their results, thoughts, times, the model, sums of usage; a rewind starts a branch "
-        "and a replaced history a continuation, and what they share is context",
-        loses="not in the files: the system prompt, tool schemas, the reward, thoughts in full (the provider gives "
-        "summaries), the order of text and calls within a turn. Errors and notes of the program are left out",
-    ),
-    claims=claims,
-    units=units,
-    record=record,
-)
+    yield Message("assistant", content.text, [call for call, _ in called], reasoning, at, trained=is_own)
+    for (call, result), raw in zip(called, message.get("toolCalls") or [], strict=True):
+        if result is not None:
+            output = read_content(result, f"{name}.result", spec)
+            texts = [text for _, text in output.results] + [output.text] * bool(output.text)
+            yield Message("tool", "\n".join(texts), time=to_utc(raw.get("timestamp")), result_of=call.id)

@@ -25,11 +25,11 @@ from etpi_assets.importers.normal import Message, Role, RunInfo
 from etpi_assets.importers.responses import response_messages
 from etpi_assets.importers.run_info import add_usage, build_rollout, exit_by_action, run_info
 from etpi_assets.importers.source import Unreadable, field, text_field, to_utc, without_padding
-from etpi_assets.importers.spec import Node, Spec, at, base
+from etpi_assets.importers.spec import Node, Spec, at, base, json_value
 from etpi_assets.importers.token_rows import labelled_ids
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 
-_TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+_TRUTH = {**dict.fromkeys(("true", "yes", "1", "1.0"), True), **dict.fromkeys(("false", "no", "0", "0.0"), False)}
 _SPOKEN = frozenset(("system", "user", "assistant", "tool"))
 _LISTED = frozenset(("trained", "untrained", "partly", "media"))
 """Slots of a message that every path may fill."""
@@ -192,12 +192,7 @@ def read_messages(
 
 def _written(text: str) -> list[Any] | None:
     """Return the messages that a text is the JSON of; None for any other text."""
-    if not text.lstrip().startswith("["):
-        return None
-    try:
-        items = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    items = json_value(text)
     is_list = isinstance(items, list) and items and all(isinstance(item, dict) and len(item) > 1 for item in items)
     return items if is_list else None
 
@@ -410,9 +405,7 @@ def is_trained(got: Mapping[str, Any], name: str) -> bool:
 def _only_calls(out: list[Message], got: Mapping[str, Any], name: str, spec: Spec, unread: Unread) -> None:
     """Add the calls of a message that is only calls, to the assistant's message before it if there is one."""
     trained, text = is_trained(got, name), read_content(got.get("text"), name, spec).text
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+    if (value := json_value(text)) is None:
         out.append(Message("assistant", text, trained=trained, broken_call=True))  # `parse_error` says why
         return
     calls = read_calls(value if isinstance(value, list) else [value], name, spec, unread)

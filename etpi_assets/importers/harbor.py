@@ -9,7 +9,7 @@ from typing import Any
 
 from etpi_assets.importers import atif
 from etpi_assets.importers.conversation import Options, token_ids
-from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format, source_of
+from etpi_assets.importers.format import source_of
 from etpi_assets.importers.run_info import outcome_of, repo_of
 from etpi_assets.importers.source import (
     Unreadable,
@@ -27,10 +27,6 @@ from etpi_assets.trajectories.records import RolloutRecord, Turn
 _FILES = ("config.json", "result.json")
 _PARTS = ("agent", "verifier", "steps")
 _REWARDS = ("verifier/reward.json", "verifier/reward.txt")
-
-
-def claims(source: DetectionInput) -> bool:
-    return source.root.is_dir() and bool(units(source.root))
 
 
 def units(root: Path) -> list[Path]:
@@ -135,19 +131,3 @@ def _add_token_ids(rollout: RolloutRecord, result: Mapping[str, Any]) -> None:
             else None
         )
         turn.capture = "native"
-
-
-FORMAT = run_format(
-    "harbor",
-    FormatDoc(
-        title="Harbor trial folders",
-        files="folders with `config.json` or `result.json` and `agent/trajectory.json`, `verifier/reward.{json,txt}`",
-        keeps="what `atif` keeps; ids and log-probabilities from `rollout_details` if the trajectory has none; "
-        "the verifier's rewards, times, the exception, task and model",
-        loses="logs, artifacts, costs, the configuration; trials of several steps are quarantined",
-    ),
-    claims=claims,
-    units=units,
-    of_folders=True,
-    record=record,
-)

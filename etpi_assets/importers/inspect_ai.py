@@ -10,9 +10,8 @@ from typing import IO, Any
 
 from etpi_assets.importers.calls import read_tools
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.format import FOLDERS, FormatDoc, Row, row_format
+from etpi_assets.importers.format import Row
 from etpi_assets.importers.generic import read_messages, solo
-from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.run_info import repo_of, reward_of, run_info, sampler_of
 from etpi_assets.importers.source import (
     MOST_ROW_BYTES,
@@ -30,6 +29,7 @@ from etpi_assets.importers.source import (
     to_utc,
     too_large,
 )
+from etpi_assets.importers.spec import load
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.inside import open_file
 
@@ -42,22 +42,17 @@ _GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 _ATTACHED = "attachment://"
 
 
-def _is_log(value: Any) -> bool:
+def claims(value: Any) -> bool:
     return field(value, "status") is not None and field(value, "eval", "task") is not None
 
 
-def units(root: Path) -> list[Path]:
-    """Return the logs below the root, sorted; the root itself if it is a file."""
-    return files_below(root, _ARCHIVE, ".json")
-
-
-def iter_samples(unit: Path) -> Iterator[tuple[int, Any]]:
+def iter_rows(unit: Path) -> Iterator[tuple[int, Any]]:
     """Yield (number, {"log": the head, "sample": ...}) of each sample, or an Unreadable. Raises Unreadable."""
     if unit.suffix == _ARCHIVE:
         yield from _archived(unit)
         return
     log = as_mapping(read_json(unit), unit.name)
-    if not _is_log(log):
+    if not claims(log):
         raise no_run(log, f"{unit.name} is no log of Inspect")
     head = {key: value for key, value in log.items() if key not in ("samples", "reductions")}
     samples = as_list(log.get("samples") or [], f"{unit.name}.samples")
@@ -66,11 +61,11 @@ def iter_samples(unit: Path) -> Iterator[tuple[int, Any]]:
     yield from ((number, {"log": head, "sample": sample}) for number, sample in enumerate(samples))
 
 
-def count_samples(unit: Path) -> int:
-    """Count the values of `iter_samples`; a unit that cannot be read is one."""
+def count_rows(unit: Path) -> int:
+    """Count the values of `iter_rows`; a unit that cannot be read is one."""
     try:
         if unit.suffix != _ARCHIVE:
-            return sum(1 for _ in iter_samples(unit))
+            return sum(1 for _ in iter_rows(unit))
         with _opened(unit) as archive:
             return len(_names(archive)) or 1
     except Unreadable:
@@ -177,7 +172,12 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
         "finish_reason": "length" if stop == "max_tokens" else None,
         "exit_status": "Error" if error else "exit_cost" if limit else None,
     }
-    rollout = solo(read_messages(messages, f"{where}, messages"), run_info(facts, options), where, options)
+    rollout = solo(
+        read_messages(messages, f"{where}, messages", load("inspect")[0], options.unread),
+        run_info(facts, options),
+        where,
+        options,
+    )
     rollout.tools = _offered(sample)
     if rollout.outcome and len(scores) > 1:
         rollout.outcome["scores"] = scores
@@ -246,25 +246,3 @@ def _offered(sample: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         if field(event, "event") == "model" and (schemas := read_tools(field(event, "tools"), "tools")):
             return schemas
     return None
-
-
-FORMAT = row_format(
-    "inspect",
-    FormatDoc(
-        title="Logs of Inspect, archives or JSON",
-        files="`.eval` and `.json`; one rollout per sample and epoch",
-        keeps="messages, calls, results (an error's message where the result is empty), reasoning or its "
-        "summary, tool schemas, the first score that is a number as the reward (C, P, I and N are 1, 0.5, 0 and "
-        "0) and all of them if there are several, model, sampler, usage, times, errors and limits; few-shot "
-        "answers are context",
-        loses="events (of compacted conversations only the last messages are known), the store, metadata. "
-        "Samples in chunks and samples with images are quarantined",
-    ),
-    claims=_is_log,
-    names=(_ARCHIVE,),
-    record=record,
-    iter_rows=iter_samples,
-    count_rows=count_samples,
-    rank=FOLDERS,
-    units=units,
-)

@@ -7,10 +7,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.rows import Row, iter_rows
+from etpi_assets.importers import rows
+from etpi_assets.importers.rows import Row
 from etpi_assets.importers.sessions import jsonl_units
 from etpi_assets.importers.source import Unreadable, bytes_of, field, parse_json, text_field
 from etpi_resources.inside import open_file
+
+count_rows = rows.count_rows
 
 
 def claims(row: Row) -> bool:
@@ -29,17 +32,17 @@ def units(root: Path) -> list[Path]:
 def _may_hold_answers(file: Path) -> bool:
     """Return whether the first readable row is an answer, or no row of a file with rows is readable."""
     damaged = False
-    for _, row in iter_rows(file):
+    for _, row in rows.iter_rows(file):
         if not isinstance(row, Unreadable):
             return _is_answer(row)
         damaged |= row.reason != "empty"
     return damaged
 
 
-def iter_answers(unit: Path) -> Iterator[tuple[int, Any]]:
+def iter_rows(unit: Path) -> Iterator[tuple[int, Any]]:
     """Yield (number, {"answer": the row, "request": its body, if one is known}) of each row, or an Unreadable."""
     places = _places(unit)
-    for number, row in iter_rows(unit):
+    for number, row in rows.iter_rows(unit):
         if isinstance(row, Unreadable):
             yield number, row
         else:
@@ -76,7 +79,7 @@ def _places(unit: Path) -> _Places:
 
     An id names a request within its batch only.
     """
-    wanted = {name for _, row in iter_rows(unit) if (name := text_field(row, "custom_id"))}
+    wanted = {name for _, row in rows.iter_rows(unit) if (name := text_field(row, "custom_id"))}
     files = [_places_in(path, wanted) for path in jsonl_units(unit.parent) if path != unit]
     whole = [places for places in files if places.keys() == wanted]
     merged: _Places = {}

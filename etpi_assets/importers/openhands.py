@@ -12,13 +12,14 @@ from dataclasses import replace
 from itertools import chain, takewhile
 from typing import Any
 
-from etpi_assets.importers.calls import content_text, listed, read_calls, read_tools
+from etpi_assets.importers.calls import content_text, count_keys, listed, read_calls, read_tools
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.format import FormatDoc, Row, row_format
+from etpi_assets.importers.format import Row
 from etpi_assets.importers.generic import read_messages, solo
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import run_info
-from etpi_assets.importers.source import Unreadable, as_mapping, field, int32_field, number_field, text_field, to_utc
+from etpi_assets.importers.source import Unreadable, as_mapping, field, int32_field, text_field, to_utc
+from etpi_assets.importers.spec import load
 from etpi_assets.trajectories.calls import ToolCall
 from etpi_assets.trajectories.records import RolloutRecord
 
@@ -26,93 +27,52 @@ _SILENT = ("agent_state_changed", "change_agent_state", "null", "recall", "Conve
            "LLMCompletionLogEvent", "TokenEvent", "CondensationRequest", "condensation_request",
            "HookExecutionEvent")  # fmt: skip
 """Kinds of events that add no message to the prompt."""
-_BOOKKEEPING = frozenset(
-    {
-        "thought",
-        "keep_prompt",
-        "is_confirmed",
-        "confirmation_state",
-        "action_risk",
-        "security_risk",
-        "kernel_init_code",
-        "hidden",
-        "blocking",
-        "background",
-        "images_urls",
-        "image_urls",
-        "file_urls",
-        "wait_for_response",
-        "impl_source",
-        "translated_ipython_code",
-        "is_input",
-        "is_static",
-        "include_extra",
-        "task_completed",
-        "final_thought",
-    }
-)
+_BOOKKEEPING = (
+    "thought", "keep_prompt", "is_confirmed", "confirmation_state", "action_risk", "security_risk", "kernel_init_code",
+    "hidden", "blocking", "background", "images_urls", "image_urls", "file_urls", "wait_for_response", "impl_source",
+    "translated_ipython_code", "is_input", "is_static", "include_extra", "task_completed", "final_thought",
+)  # fmt: skip
 """Arguments of an action that the model did not write, or wrote as its text."""
 _WITHOUT_ARGUMENTS = ("finish", "reject", "think")
 _OF_EVENT = frozenset({"action", "id", "source", "timestamp", "cause", "message", "llm_metrics", "tool_call_metadata"})
-_READ = ("history", "trajectory", "instruction", "instance", "metadata", "test_result", "report", "error", "metrics")
-"""Columns that are read here, or hold counts and the configuration."""
 _CONDENSED = ("condensation", "condense", "agent_condensation", "Condensation", "CondensationSummaryEvent")
 
 
 def claims(row: Row) -> bool:
     """Alpaca's rows have a `history` of texts, those of verifiers a `trajectory` beside their messages."""
-    if _is_event(row):
+    if is_part(row):
         return True
     answered = any(key in row for key in ("output", "response", "completion", "messages"))
     return not answered and ("history" in row or "trajectory" in row)
 
 
-def _is_event(row: Any) -> bool:
+def is_part(row: Any) -> bool:
     kinds = ("action", "observation", "kind")
     return isinstance(row, dict) and row.keys() >= {"id", "timestamp", "source"} and any(key in row for key in kinds)
 
 
 def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `errored`, `empty`, `compacted`, `unknown_form`, `unknown_role`."""
-    error = text_field(row, "error")
-    info = run_info(row, options, reads=_READ)
-    info = replace(
-        info,
-        patch=info.patch or text_field(row, "test_result", "git_patch"),
-        repo=info.repo if info.repo != "unknown" else text_field(row, "instance", "repo") or "unknown",
-        teacher=info.teacher
-        or text_field(row, "metadata", "llm_config", "model")
-        or text_field(row, "metadata", "llm", "model"),
-        reward=info.reward if info.reward is not None else _resolved(row),
-    )
+    error, spec = text_field(row, "error"), load("openhands")[0]
     name = "history" if row.get("history") is not None else "trajectory"
     items = listed(row.get(name) or [], f"{where}, {name}")
     if not items:
         raise Unreadable("errored" if error else "empty", f"{where}: no event{f'; {error[:300]}' if error else ''}")
     if isinstance(items[0], dict) and items[0].get("role") is not None:
-        entries = read_messages([_with_content(m) for m in items], f"{where}, {name}")
+        entries = read_messages(items, f"{where}, {name}", spec, options.unread)
+        info = run_info(row, options, spec, shown=entries)
     else:
         events = _listed(items, f"{where}, {name}")
+        # The oldest events hold their arguments themselves.
+        count_keys([e for e in events if "args" in e or "kind" in e], "openhands", options.unread)
         entries = _events(events, f"{where}, {name}", text_field(row, "instruction"))
+        info = run_info(row, options, spec, shown=entries)
         models = (text_field(event, "tool_call_metadata", "model_response", "model") for event in events)
         teacher = info.teacher or next((model for model in models if model), None)
         info = replace(info, tools=info.tools or _offered(events, where), teacher=teacher)
     rollout = solo(entries, info, where, options)
     rollout.error = error
     return rollout
-
-
-def _resolved(row: Row) -> float | None:
-    stated = (field(row, "report", "resolved"), field(row, "test_result", "report", "resolved"))
-    verdict = next((value for value in stated if isinstance(value, bool)), None)
-    return number_field(row, "test_result", "reward") if verdict is None else float(verdict)
-
-
-def _with_content(message: Any) -> Any:
-    """Set `content` of messages that call it `text`, with the system prompt in a key of its own."""
-    if isinstance(message, dict) and "content" not in message and "text" in message:
-        return {**message, "content": message["text"] if message["text"] is not None else message.get("system_prompt")}
-    return message
 
 
 def _listed(items: Sequence[Any], name: str) -> list[Mapping[str, Any]]:
@@ -187,7 +147,9 @@ def _event(event: Mapping[str, Any], name: str, responses: dict[str, Message]) -
         key = text_field(response, "id") or name
         if key in responses:
             return None
-        (responses[key],) = read_messages([{"role": "assistant", **_response_keys(choices[0])}], name)
+        message = field(choices[0], "message")
+        message = {"content": "", **(message if isinstance(message, dict) else {}), "role": "assistant"}
+        (responses[key],) = read_messages([{**message, "finish_reason": field(choices[0], "finish_reason")}], name)
         return responses[key]
     if action == "message":
         return Message("assistant", content_text(arguments.get("content"), name))
@@ -200,26 +162,18 @@ def _rebuilt(action: str, arguments: Mapping[str, Any], name: str) -> list[ToolC
     if not kept and action not in _WITHOUT_ARGUMENTS:
         raise Unreadable("unknown_form", f"{name} is the action {action!r} without arguments in `args` or beside it")
     if action == "call_tool_mcp" and (tool := text_field(kept, "name")):
-        return read_calls([{"function": {"name": tool, "arguments": kept.get("arguments")}}], name)
-    return read_calls([{"function": {"name": "execute_bash" if action == "run" else action, "arguments": kept}}], name)
-
-
-def _response_keys(choice: Any) -> dict[str, Any]:
-    message = field(choice, "message")
-    keys = ("content", "tool_calls", "reasoning_content")
-    values = {key: message.get(key) for key in keys} if isinstance(message, dict) else {"content": ""}
-    return {**values, "finish_reason": field(choice, "finish_reason")}
+        return read_calls({"name": tool, "arguments": kept.get("arguments")}, name)
+    return read_calls({"name": "execute_bash" if action == "run" else action, "arguments": kept}, name)
 
 
 def _new_event(kind: str, event: Mapping[str, Any], name: str, responses: dict[str, Message]) -> Message | None:
     if kind == "SystemPromptEvent":
-        return Message("system", _text(event.get("system_prompt"), name))
+        return Message("system", content_text(event.get("system_prompt"), name))
     if kind == "MessageEvent":
         message = as_mapping(event.get("llm_message"), f"{name}.llm_message")
         return read_messages([message], f"{name}.llm_message")[0]
     if kind == "ActionEvent":
-        call = event.get("tool_call")
-        calls = read_calls([_call(call)] if isinstance(call, dict) else _own_call(event), name)
+        calls = read_calls(event.get("tool_call") or _own_call(event), name)
         key = text_field(event, "llm_response_id")
         if key and key in responses:
             earlier = responses[key]
@@ -234,7 +188,7 @@ def _new_event(kind: str, event: Mapping[str, Any], name: str, responses: dict[s
     if (observation := event.get("observation")) is not None:
         text = observation.get("content", observation.get("output")) if isinstance(observation, dict) else observation
         answers = text_field(event, "tool_call_id")
-        text = _as_read(_text(text, name), field(observation, "metadata"))
+        text = _as_read(content_text(text, name), field(observation, "metadata"))
         return Message("tool", text, exit_code=_code(observation), result_of=answers)
     for key in ("error", "rejection_reason", "detail"):
         if (text := text_field(event, key)) is not None:
@@ -242,24 +196,13 @@ def _new_event(kind: str, event: Mapping[str, Any], name: str, responses: dict[s
     raise Unreadable("unknown_form", f"{name} is an event of kind {kind!r}, which is not known")
 
 
-def _own_call(event: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+def _own_call(event: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the call of an event that holds the tool's name and the parsed action, not the call as written."""
     name, action = text_field(event, "tool_name"), event.get("action")
     if name is None or not isinstance(action, dict):
         return None
     arguments = {key: value for key, value in action.items() if key != "kind" and value is not None}
-    return [{"id": event.get("tool_call_id"), "function": {"name": name, "arguments": arguments}}]
-
-
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the call as {"id", "function"}, from that form or from {"id", "name", "arguments"}."""
-    if "function" in call:
-        return dict(call)
-    return {"id": call.get("id"), "function": {"name": call.get("name"), "arguments": call.get("arguments")}}
-
-
-def _text(value: Any, name: str) -> str:
-    return content_text([value] if isinstance(value, dict) else value, name)
+    return {"id": event.get("tool_call_id"), "name": name, "arguments": arguments}
 
 
 def _as_read(text: str, metadata: Any) -> str:
@@ -280,20 +223,3 @@ def _code(event: Any) -> int | None:
     places = (("extras", "metadata"), ("extras",), (), ("metadata",))
     codes = (int32_field(event, *place, "exit_code") for place in places)
     return next((code for code in codes if code is not None), None)
-
-
-FORMAT = row_format(
-    "openhands",
-    FormatDoc(
-        title="OpenHands: evaluation rows with an event `history` (old and new events), data sets with a "
-        "`trajectory` of messages, and saved trajectories, which are one array of events",
-        keeps="messages, calls, tool schemas (of the system event, or a `tools` column), answers in words as turns, "
-        "reasoning, observations with exit codes, times, patch, verdict, model, task and repository; the calls of one "
-        "response are one turn",
-        loses="state changes, recalls, costs, the configuration; a condensed history is quarantined",
-        files="`.jsonl`, `.json`, `.parquet`, also with `.gz` or `.zst`; one rollout per row, or per array of events",
-    ),
-    claims=claims,
-    record=record,
-    part=(_is_event, "history"),
-)

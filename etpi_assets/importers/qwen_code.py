@@ -10,35 +10,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.calls import read_calls
+from etpi_assets.importers.calls import read_content
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.format import FormatDoc, run_format
-from etpi_assets.importers.gemini_cli import parts_text
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.sessions import (
     Session,
     as_context,
-    claims_lines,
     folder_name,
-    jsonl_units,
     paths,
     session_lines,
     session_rollout,
 )
 from etpi_assets.importers.source import Unreadable, as_list, field, text_field, to_utc
+from etpi_assets.importers.spec import load
 from etpi_assets.trajectories.records import RolloutRecord
 
 _SPEAKERS = ("user", "assistant", "tool_result")
 
 
-def is_line(line: Mapping[str, Any]) -> bool:
-    return "sessionId" in line and "uuid" in line and isinstance(field(line, "message", "parts"), list)
-
-
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read a session. Raises Unreadable: `empty`, `unknown_form`, `non_text_content`, or as `session_lines`."""
     nodes: dict[str, list[Mapping[str, Any]]] = {}
-    for number, line in enumerate(session_lines(unit)):
+    for number, line in enumerate(session_lines(unit, "qwen_code", options)):
         nodes.setdefault(text_field(line, "uuid") or f"line {number}", []).append(line)
     first = next(iter(nodes.values()))[0]
     session = Session(text_field(first, "sessionId") or unit.name.partition(".")[0])
@@ -85,35 +78,9 @@ def _history(line: Mapping[str, Any], name: str) -> list[Message]:
 
 def _spoken(parts: Sequence[Any], name: str, is_model: bool, at: Any = None) -> Iterator[Message]:
     """Yield the messages of a content: results, and then its text with the calls."""
-    moment = to_utc(at)
-    for part in parts:
-        if field(part, "functionResponse") is not None:
-            answers = text_field(part, "functionResponse", "id")
-            yield Message("tool", parts_text([part], name), time=moment, result_of=answers)
-    texts = [part for part in parts if field(part, "functionCall") is None and field(part, "functionResponse") is None]
-    text = parts_text([part for part in texts if field(part, "thought") is not True], name)
-    if not is_model:
-        if text:
-            yield Message("user", text, time=moment)
-        return
-    called = [call for part in parts if (call := field(part, "functionCall")) is not None]
-    calls = [
-        {"id": field(c, "id"), "function": {"name": field(c, "name"), "arguments": field(c, "args")}} for c in called
-    ]
-    thoughts = parts_text([part for part in texts if field(part, "thought") is True], name)
-    yield Message("assistant", text, read_calls(calls, name), thoughts or None, moment)
-
-
-FORMAT = run_format(
-    "qwen_code",
-    FormatDoc(
-        title="Qwen Code's sessions",
-        files="`~/.qwen/projects/<folder>/chats/*.jsonl`, also with `.gz` or `.zst`; one rollout per file",
-        keeps="messages, calls with their results, thoughts, times, the model, sums of usage; a rewind starts a branch "
-        "and a compaction a continuation, and what they share is context",
-        loses="not in the files: the system prompt, tool schemas, the reward, the turns of sub-agents",
-    ),
-    claims=claims_lines(is_line),
-    units=jsonl_units,
-    record=record,
-)
+    moment, content = to_utc(at), read_content(parts, name, load("gemini_cli")[0])
+    yield from (Message("tool", text, time=moment, result_of=answers) for answers, text in content.results)
+    if is_model:
+        yield Message("assistant", content.text, list(content.calls), content.thought, moment)
+    elif content.text:
+        yield Message("user", content.text, time=moment)

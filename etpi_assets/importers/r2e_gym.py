@@ -8,20 +8,18 @@ of remaining steps to the last message; the trajectory lacks that line, so the i
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.format import FormatDoc, Row, row_format
+from etpi_assets.importers.format import Row
 from etpi_assets.importers.generic import solo
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import run_info
 from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, text_field
+from etpi_assets.importers.spec import load
 from etpi_assets.trajectories.records import RolloutRecord
 
 _IMAGE = re.compile(r"(?:[^/]+/)?(?P<repo>[\w.-]+?)(?:_final|new)?:(?P<commit>[\w.-]+)")
 _NO_STEPS = "You have reached the maximum number of steps. Please submit your answer NOW."
-_READ = ("trajectory_steps", "agent_args", "ds", "problem_statement", "docker_image", "max_steps", "test_output")
-"""Columns that are read here."""
 _ERRORS = ("env_exception", "llm_query_error", "reward_unavailable")
 
 
@@ -47,16 +45,9 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
         learn = field(step, "token_usage_completion") != 0
         entries.append(Message("assistant", "\n\n".join(texts), trained=learn))
         entries.append(Message("user", text_field(step, "observation") or ""))
-    info = run_info(row, options, reads=_READ)
-    image = _IMAGE.search(text_field(row, "docker_image") or "")
-    task = text_field(row, "ds", "instance_id") or (f"{image['repo']}@{image['commit']}" if image else None)
-    repo = text_field(row, "ds", "repo") or text_field(row, "ds", "repo_name") or (image["repo"] if image else None)
-    info = replace(
-        info,
-        task_id=task or info.task_id,
-        repo=options.repo or repo or info.repo,
-        teacher=info.teacher or text_field(row, "agent_args", "llm_name"),
-    )
+    if image := _IMAGE.search(text_field(row, "docker_image") or ""):
+        row = {**row, "docker_image": {"task": f"{image['repo']}@{image['commit']}", "repo": image["repo"]}}
+    info = run_info(row, options, load("r2e_gym")[0], shown=entries)
     rollout = solo(entries, info, where, options)
     if rollout.outcome is not None:
         rollout.outcome["test_output_chars"] = len(text_field(row, "test_output") or "")
@@ -67,18 +58,3 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
 def _filled(template: str, problem: str) -> str:
     """Fill the two fields that every scaffold's prompt template has."""
     return template.replace("{problem_statement}", problem).replace("{working_dir}", "/testbed")
-
-
-FORMAT = row_format(
-    "r2e_gym",
-    FormatDoc(
-        title="R2E-Gym trajectories: `trajectory_steps` of thought, action and observation",
-        keeps="the prompt (system prompt, and the instance template with its problem), thoughts with actions as "
-        "turns, observations, reward, patch, exit reason, model, repository and commit; steps that the "
-        "harness took become context, never turns",
-        loses="times, token counts, the test output except its length, the environment's arguments, the "
-        "steps-remaining lines",
-    ),
-    claims=lambda row: "trajectory_steps" in row,
-    record=record,
-)

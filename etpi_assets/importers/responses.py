@@ -87,9 +87,9 @@ def _add(entry: Message, kind: str, item: Mapping[str, Any], name: str) -> None:
         arguments = item.get(_CALLS[kind])
         if kind == "custom_tool_call":
             arguments = {"input": arguments}
-        function = {"name": text_field(item, "name") or kind.removesuffix("_call"), "arguments": arguments}
-        call = {"id": text_field(item, "call_id") or text_field(item, "id"), "type": "function", "function": function}
-        entry.calls += read_calls([call], name)
+        called = text_field(item, "name") or kind.removesuffix("_call")
+        call_id = text_field(item, "call_id") or text_field(item, "id")
+        entry.calls += read_calls({"id": call_id, "name": called, "arguments": arguments}, name)
         if kind == "mcp_call" and item.get("output") is not None:
             raise Unreadable("unknown_form", f"{name} is a call whose result the provider added to the same response")
     if item.get("generation_token_ids"):

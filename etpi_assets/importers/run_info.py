@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from etpi_assets.importers.calls import Unread, read_tools, silent
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.normal import Message, RunInfo
 from etpi_assets.importers.source import Unreadable, int32_field, number_field, text_field, to_utc
-from etpi_assets.importers.spec import Node, Spec, at, base
+from etpi_assets.importers.spec import Node, Spec, at, base, json_value
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 
 _TEXTS = {
@@ -50,19 +49,17 @@ def run_info(
     spec: Spec | None = None,
     place: Mapping[str, str] | None = None,
     shown: Sequence[Message] = (),
-    reads: Collection[str] | None = None,
 ) -> RunInfo:
     """Read the facts of a run from the options, then the row, then the objects that the format has `within` it.
 
     Args:
         place: "@file" and "@folder" -> names of the file and its folder.
-        shown: the messages; a column whose text they have is not counted as unread.
-        reads: columns that the reader of the row reads besides; None: without a format, none is counted as unread.
+        shown: the messages; a column whose text they have is not counted as unread. Without a format none is.
 
     Raises:
         Unreadable: `unknown_form` if a column of tool schemas holds something else, `bad_reward` if a reward does.
     """
-    counted = options.unread is not silent and isinstance(row, Mapping) and (spec is not None or reads is not None)
+    counted = options.unread is not silent and isinstance(row, Mapping) and spec is not None
     spec = spec or base()
     paths, tree = spec.paths["run"], spec.trees["run"]
     within = [_object(at(row, path)) for path in paths.get("within", ())]
@@ -94,8 +91,7 @@ def run_info(
     truncated = ended in _TRUNCATED or any(value is True for _, value in values("truncated"))
     settings = [value for path in paths.get("settings", ()) if isinstance(value := at(row, path), dict)]
     if counted:
-        held = {key: value for key, value in row.items() if key not in (reads or ())}
-        _count_unread(held, spec, options.unread, shown)
+        _count_unread(row, spec, options.unread, shown)
     return RunInfo(
         task_id=task,
         repo=options.repo or first("repo") or repo_of(task or ""),
@@ -236,11 +232,7 @@ def repo_of(instance_id: str) -> str:
 
 def _object(value: Any) -> Mapping[str, Any] | None:
     """Return a column that holds an object, or JSON text of one; None for anything else."""
-    if isinstance(value, str) and value.startswith("{"):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
+    value = json_value(value) if isinstance(value, str) else value
     return value if isinstance(value, Mapping) else None
 
 

@@ -8,14 +8,13 @@ A turn that two conversations share is trained in the first one; in the others i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from etpi_assets.importers.calls import count_keys
 from etpi_assets.importers.conversation import Options, fill_agent
-from etpi_assets.importers.format import DetectionInput
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.rows import files_below, iter_rows
 from etpi_assets.importers.run_info import add_usage, imported, sampler_of
@@ -107,7 +106,7 @@ def jsonl_units(root: Path) -> list[Path]:
     return files_below(root, *_LINES)
 
 
-def session_lines(unit: Path) -> list[Mapping[str, Any]]:
+def session_lines(unit: Path, format: str, options: Options) -> list[Mapping[str, Any]]:
     """Return the lines of a file; one that a crash cut at the end is dropped. Raises Unreadable: as `read_json`."""
     lines: list[Mapping[str, Any]] = []
     cut: Unreadable | None = None
@@ -122,18 +121,8 @@ def session_lines(unit: Path) -> list[Mapping[str, Any]]:
             raise Unreadable("unknown_form", f"{unit.name}, line {number + 1} is no object")
     if cut is not None and not lines:
         raise cut
+    count_keys(lines, format, options.unread)
     return lines
-
-
-def claims_lines(is_line: Callable[[Mapping[str, Any]], bool]) -> Callable[[DetectionInput], bool]:
-    """Return the claim of a format: one of the first lines of the first files is a line of it."""
-
-    def claims(source: DetectionInput) -> bool:
-        files = [file for file in source.files if file.name.endswith(_LINES)][:8]
-        first = (line for file in files for _, line in islice(iter_rows(file), 20))
-        return any(isinstance(line, Mapping) and is_line(line) for line in first)
-
-    return claims
 
 
 def paths(parents: Mapping[str, str | None], turns: Set[str]) -> Iterator[list[str]]:

@@ -5,8 +5,10 @@ Shipped formats are in `formats`, a user's own in `formats` of the folder of spe
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -44,7 +46,7 @@ _TOP = (
         "bare_calls",
         "dialect",
     ),
-    *("greeting", "skip", "form", "refuse", *_CONSTANTS, *TABLES),
+    *("reader", "suffixes", "greeting", "skip", "form", "refuse", *_CONSTANTS, *TABLES),
 )
 
 KeyPath = tuple[str | int, ...]
@@ -115,12 +117,14 @@ def at(value: Any, path: KeyPath) -> Any:
 
 def json_value(text: str) -> Any:
     """Return the object or array that a text is the JSON of; None for any other text."""
-    if text[:1] not in ("{", "["):
+    if text[:1] not in ("{", "[") and text.lstrip()[:1] not in ("{", "["):
         return None
     try:
         return orjson.loads(text)
-    except ValueError:
-        return None
+    except ValueError:  # NaN, long integers and deep values are read by the standard library alone
+        with suppress(ValueError, RecursionError):
+            return json.loads(text)
+    return None
 
 
 def compiled(name: str, data: Mapping[str, Any]) -> Spec:
@@ -196,7 +200,7 @@ def forms(name: str, table: Mapping[str, Any]) -> list[Spec]:
     return [compiled(name, _merged(_merged(base, of), form)) for form in each]
 
 
-_OWN = ("claims", "files", "title", "keeps", "loses", "inputs", "rank", "rows")
+_OWN = ("claims", "files", "suffixes", "reader", "title", "keeps", "loses", "inputs", "rank", "rows")
 """Keys of a format that one which extends it does not have."""
 
 

@@ -28,7 +28,7 @@ def units(root: Path) -> list[Path]:
     return [f for f in files if f.parent.name != _FOLDER or not (f.parent.parent / "results.json").is_file()]
 
 
-def iter_simulations(unit: Path) -> Iterator[tuple[int, Any]]:
+def iter_rows(unit: Path) -> Iterator[tuple[int, Any]]:
     """Yield (number, {"info": of the run, "simulation": ...}) or an Unreadable of each one. Raises Unreadable."""
     document = as_mapping(read_json(unit), unit.name)
     if _is_simulation(document):

@@ -8,7 +8,7 @@ from typing import Any
 
 from etpi_assets.importers.calls import listed
 from etpi_assets.importers.conversation import Options, fill_agent, token_ids
-from etpi_assets.importers.format import FormatDoc, Row, row_format
+from etpi_assets.importers.format import Row
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import build_rollout, run_info
 from etpi_assets.importers.source import Unreadable, field, text_field
@@ -16,7 +16,7 @@ from etpi_assets.importers.token_rows import entries_of
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 
 
-def rollout_id_of(row: Row) -> Any:
+def group(row: Row) -> Any:
     """Return the rollout that the row belongs to; None: the row is a rollout of its own."""
     return text_field(row, "metadata", "rollout_id")
 
@@ -70,18 +70,3 @@ def _agent(name: str, rows: list[Row], where: str, options: Options) -> AgentRec
         agent.turns = [replace(turn, turn=mapping[turn.turn]) for turn in agent.turns]
         agent.messages = [replace(m, turn=None if m.turn is None else mapping[m.turn]) for m in agent.messages]
     return agent
-
-
-FORMAT = row_format(
-    "tito",
-    FormatDoc(
-        title="Token-in/token-out pairs: `{input_ids, output_ids, metadata}`, one row per turn; consecutive rows "
-        "with the same `metadata.rollout_id` are one rollout",
-        keeps="all prompt and output ids, turn numbers, agents and roles, task, repository, teacher, reward; with "
-        "`options.tokenizer`, the decoded messages",
-        loses="other metadata",
-    ),
-    claims=lambda row: "input_ids" in row and "output_ids" in row,
-    record=record,
-    group=rollout_id_of,
-)

@@ -12,12 +12,13 @@ from typing import Any
 from etpi_assets.importers.atif import logprobs
 from etpi_assets.importers.calls import read_tools
 from etpi_assets.importers.conversation import Options, fill_agent, finish_of, token_ids
-from etpi_assets.importers.format import FOLDERS, FormatDoc, Row, row_format
+from etpi_assets.importers.format import Row
 from etpi_assets.importers.generic import read_messages
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import add_usage, build_rollout, run_info, sampler_of
 from etpi_assets.importers.sessions import paths
 from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, number_field, text_field, to_utc
+from etpi_assets.importers.spec import load
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 
 _LINKS = {"subagent_call": "subagent", "compaction": "continuation"}
@@ -98,7 +99,7 @@ def _agents(trace: Mapping[str, Any], number: int, where: str, options: Options)
     shared: set[str] = set()
     agents: list[AgentRecord] = []
     for path in sorted(paths(parents, turns), key=lambda path: int(path[-1])):
-        entries = _entries([(key, nodes[int(key)]) for key in path], shared, finishes, where)
+        entries = _entries([(key, nodes[int(key)]) for key in path], shared, finishes, where, options)
         role = _role([nodes[int(key)] for key in path if key not in shared], f"{where}, nodes")
         shared.update(path)
         branch = f"{name}-branch{len(agents)}" if agents else name
@@ -118,13 +119,17 @@ def _is_turn(node: Mapping[str, Any]) -> bool:
 
 
 def _entries(
-    path: Sequence[tuple[str, Mapping[str, Any]]], shared: set[str], finishes: Mapping[str, str | None], where: str
+    path: Sequence[tuple[str, Mapping[str, Any]]],
+    shared: set[str],
+    finishes: Mapping[str, str | None],
+    where: str,
+    options: Options,
 ) -> list[Message]:
     entries: list[Message] = []
     before: list[int] = []
     for key, node in path:
         name = f"{where}, nodes[{key}]"
-        messages = read_messages([node.get("message")], name)
+        messages = read_messages([node.get("message")], name, load("verifiers")[0], options.unread)
         ids = as_list(node.get("token_ids") or [], f"{name}.token_ids")
         for entry in messages:
             entry.time = to_utc(node.get("timestamp"))
@@ -140,21 +145,3 @@ def _entries(
         before += ids
         entries += messages
     return entries
-
-
-FORMAT = row_format(
-    "verifiers",
-    FormatDoc(
-        title="Traces of verifiers and prime-rl (`traces.jsonl`), episodes or single traces; their older results "
-        "are rows of `trl`",
-        keeps="messages with the calls as JSON texts or objects, reasoning, token ids and log-probabilities, which "
-        "messages a model sampled, the weighted sum of the rewards (the lowest if several agents are trained), model, "
-        "sampling, usage, finish reasons, tools, times, errors; each branch of a trace, and each sub-agent and "
-        "continuation that the harness linked, is an agent, and messages that they share are context in all but one",
-        loses="traces of agents that are not trained, metrics, timing, advantages, expert routing, other tools of "
-        "a branch. Not in the files: where a harness that records no links began a sub-agent (it is a branch)",
-    ),
-    claims=claims,
-    record=record,
-    rank=FOLDERS,
-)

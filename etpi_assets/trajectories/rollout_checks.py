@@ -5,11 +5,13 @@ Figures are computed per part of a set (`*_figures`), summed by `merged`, and ju
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,18 +26,21 @@ _ERROR = 500
 """Characters shown of an error."""
 
 
-def set_figures(tables: Mapping[str, pa.Table], digests: Mapping[str, str], *, live: bool) -> dict[str, Any]:
+def set_figures(
+    tables: Mapping[str, pa.Table], digests: Mapping[str, str], *, live: bool, read: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """Compute the figures of a part of a rollout set, which has whole rollouts.
 
     Args:
         digests: rollout_id -> `tables.captured_digest` of the record, for every rollout.
         live: whether every turn has to be native.
+        read: the numbers of messages and calls of the records, if the rows have to be as many.
     """
     errors = [error for error in tables["rollouts"]["error"].to_pylist() if error is not None]
     return {
         "prompts": prompt_figures(digests, tables),
         "capture": capture_figures(tables, live=live),
-        "counts": count_figures(tables),
+        "counts": count_figures(tables) | {"read": dict(read or {})},
         "drift": drift_figures(tables["turns"]),
         "exits": dict(Counter(tables["rollouts"]["exit_status"].to_pylist())),
         "reasons": dict(Counter(tables["quarantined"]["reason"].to_pylist())),
@@ -145,7 +150,17 @@ def count_figures(tables: Mapping[str, pa.Table]) -> dict[str, Any]:
     if unknown := (turns.keys() | _agents_in(tables["messages"]).keys()) - turn_counts.keys():
         problems.append(f"turns or messages of {len(unknown)} unknown agents, first {sorted(unknown)[:_SHOWN]}")
     ids = tables["rollouts"]["rollout_id"].to_pylist()
-    return {"ids": ids, "agents": len(names[0]), "turns": turns.total(), "problems": problems}
+    calls = tables["messages"]["tool_calls"].drop_null().to_pylist()
+    stored = {"messages": tables["messages"].num_rows, "calls": sum(map(_length, calls))}
+    return {"ids": ids, "agents": len(names[0]), "turns": turns.total(), "problems": problems, "stored": stored}
+
+
+def _length(text: str) -> int:
+    """Return the number of items of a JSON array."""
+    try:
+        return len(orjson.loads(text))
+    except ValueError:  # NaN and long integers are read by the standard library alone
+        return len(json.loads(text))
 
 
 def counts_outcome(figures: Mapping[str, Any], *, total: int, quarantined: int) -> CheckOutcome:
@@ -155,12 +170,19 @@ def counts_outcome(figures: Mapping[str, Any], *, total: int, quarantined: int) 
         problems.insert(0, f"{len(twice)} rollout ids occur more than once, first {twice[:_SHOWN]}")
     if len(ids) + quarantined != total:
         problems.insert(0, f"{len(ids)} rollouts + {quarantined} quarantined is not the {total} found")
+    stored = figures["stored"]
+    problems += [
+        f"{n} {name} were read, {stored[name]} are stored"
+        for name, n in figures.get("read", {}).items()
+        if n != stored[name]
+    ]
     shown = {
         "found": total,
         "rollouts": len(ids),
         "quarantined": quarantined,
         "agents": figures["agents"],
         "turns": figures["turns"],
+        **stored,
     }
     message = "; ".join(problems) or f"{total} found = {len(ids)} rollouts + {quarantined} quarantined."
     if problems:

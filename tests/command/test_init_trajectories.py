@@ -177,14 +177,18 @@ def test_summary_names_what_will_be_dropped_and_the_keys_that_keep_it(cwd, capsy
     runs[1]["reward"] = "0.0"
     runs[2]["messages"][2]["tool_calls"][0]["function"]["arguments"] = '{"command": '
     runs[2]["messages"][-1]["finish_reason"] = "length"
-    write_runs(cwd, [*runs, runs[0], {**runs[0], "instance_id": "own__repo-7"}])
+    crashed = {**recorded_run(7, 2), "exit_status": "APIConnectionError"}
+    begun = {**runs[0], "messages": runs[0]["messages"][:-1]}
+    write_runs(cwd, [*runs, runs[0], {**runs[0], "instance_id": "own__repo-7"}, crashed, begun])
     assert init("--model", QWEN) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "will be dropped" in line]
     expected = [
-        ("1 of 5 rollouts", "select.min_reward"),
-        ("1 rollouts, each the row of an earlier one", 'select.duplicates = "keep"'),
-        ("2 of 15 turns", "pairs.drop_unparseable = false"),
-        ("1 of 15 turns", "pairs.drop_truncated = false"),
+        ("1 of 7 rollouts", "select.min_reward"),
+        ("1 of 7 rollouts, which an error or a limit ended", 'select.exit = "any"'),
+        ("2 rollouts, each the row of an earlier one", 'select.duplicates = "keep"'),
+        ("1 rollouts, of whose turns others have all", 'select.duplicates = "keep"'),
+        ("3 of 20 turns", "pairs.drop_unparseable = false"),
+        ("1 of 20 turns", "pairs.drop_truncated = false"),
     ]
     for line, (count, key) in zip(lines, expected, strict=True):
         assert count in line and key in line

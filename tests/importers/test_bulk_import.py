@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -79,7 +82,11 @@ def test_the_checks_of_parts_are_those_of_the_whole(runs: Path, tmp_path: Path) 
     }
     outcome = counts_outcome(figures["counts"], total=created.total, quarantined=20)
     assert outcome.passed and outcome.message == "60 found = 40 rollouts + 20 quarantined."
+    assert outcome.figures["messages"] == len(read(runs, tmp_path / "again", 1)[0]["messages"])
     assert not counts_outcome(figures["counts"], total=61, quarantined=20).passed
+    for name in ("messages", "calls"):  # one that was read is not in the tables
+        stored = {**figures["counts"]["stored"], name: figures["counts"]["stored"][name] - 1}
+        assert not counts_outcome({**figures["counts"], "stored": stored}, total=60, quarantined=20).passed
     twice = {**figures["counts"], "ids": figures["counts"]["ids"] * 2}
     assert "40 rollout ids occur more than once" in counts_outcome(twice, total=100, quarantined=20).message
 
@@ -89,9 +96,45 @@ def test_a_large_file_is_spilled_chunk_by_chunk(tmp_path: Path, monkeypatch: pyt
     path = write_lines(tmp_path / "rows" / "a.jsonl", [messages_row(), {"messages": []}] * 40)
     tables, created = read(path.parent, tmp_path / "spill", 1, "auto")
     assert created.total == 80 and tables["turns"].num_rows == 80
-    assert tables["turns"].column("turn").num_chunks == 8
+    assert tables["turns"].column("turn").num_chunks == 12
     assert tables["quarantined"].column("row").to_pylist() == list(range(1, 80, 2))
     assert tables["rollouts"].column("sample").to_pylist() == list(range(40))
+
+
+@pytest.mark.parametrize("row", [messages_row(), {"messages": []}], ids=["read", "refused"])
+def test_no_more_inputs_wait_for_a_writer_than_a_chunk_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]
+) -> None:
+    waiting: list[int] = []
+    tables = bulk._tables
+    monkeypatch.setattr(bulk, "_CHUNK_TURNS", 10)
+    monkeypatch.setattr(bulk, "_tables", lambda inputs: waiting.append(len(inputs)) or tables(inputs))
+    path = write_lines(tmp_path / "rows" / "a.jsonl", [row] * 100)
+    assert read(path.parent, tmp_path / "spill", 1, "messages")[1].total == 100
+    assert max(waiting) <= 10
+
+
+PEAK = """
+import resource, sys
+from etpi_assets.importers.bulk import ImportSource, import_in_bulk
+created = import_in_bulk(ImportSource("messages", sys.argv[1], {}, "s", None), __import__("pathlib").Path(sys.argv[2]),
+    hashes={}, workers=1)
+rows = sum(batch.num_rows for batches in created.tables.values() for batch in batches)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+@pytest.mark.long
+def test_a_hundred_thousand_rows_are_imported_in_flat_memory(tmp_path: Path) -> None:
+    """Their messages alone take 200 MiB."""
+
+    def peak(rows: int) -> float:
+        text = {"messages": [{"role": r, "content": "moor the boat " * 70} for r in ("user", "assistant")]}
+        path = write_lines(tmp_path / f"{rows}.jsonl", [{**text, "id": number} for number in range(rows)])
+        command = [sys.executable, "-c", PEAK, str(path), str(tmp_path / "spill")]
+        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert peak(100_000) - peak(10_000) < 100
 
 
 def test_dead_worker_names_the_file_it_was_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,14 @@ from etpi_assets.importers.account import Account, findings
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
+from tests.support import sessions
 from tests.support.rows import (
+    atif_document,
     bedrock_row,
     chat,
     completion_row,
+    openhands_row,
+    openhands_typed_row,
     taubench_row,
     tool,
     vercel_row,
@@ -243,6 +247,30 @@ def test_what_no_path_reads_is_counted_and_stops_where_it_may_change_the_trainin
         assert import_in_bulk(source, tmp_path / "spill", hashes={}, workers=1).total == len(rows)
 
 
+EVENTS = {
+    "claude_code": sessions.claude_session,
+    "codex": sessions.codex_session,
+    "gemini_cli": sessions.gemini_records,
+    "qwen_code": sessions.qwen_session,
+    "openhands": lambda: [openhands_row(), openhands_typed_row()],
+    "atif": lambda: [atif_document()],
+}
+
+
+@pytest.mark.parametrize("format", EVENTS)
+def test_keys_of_a_log_that_no_reader_knows_are_listed_and_stop_nothing(tmp_path: Path, format: str) -> None:
+    def listed(lines: list[Any]) -> list[tuple[str, str, bool]]:
+        account = Account()
+        path = write_lines(tmp_path / ("a.json" if format == "atif" else "a.jsonl"), lines)
+        assert any(isinstance(item, RolloutRecord) for item in import_runs(format, path, None, account))
+        return [(each.name, each.kind, each.stops) for each in findings(account.figures())]
+
+    lines = EVENTS[format]()
+    assert not listed(lines)
+    text = json.dumps(lines).replace('"timestamp":', '"plans": "to rest for a while", "timestamp":')
+    assert listed(json.loads(text)) == [("event.plans", "text", False)]
+
+
 def test_rows_that_are_understood_leave_nothing_unread(tmp_path: Path) -> None:
     plain = {
         "messages": chat(),
@@ -293,7 +321,8 @@ def test_format_of_the_user_is_a_file_of_paths(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     "spelling",
     ["tool_use_id", "toolCallId", "toolInvocations", "input_schema", "inputSchema", "reasoning_content", "loss_mask",
-     "functionDeclarations", "is_resolved", "kto_tag", "chosen_messages", "toolUseId"],
+     "functionDeclarations", "is_resolved", "kto_tag", "chosen_messages", "toolUseId", "functionCall",
+     "functionResponse", "function_name", "llm_config", "git_patch", "model_patch"],
 )  # fmt: skip
 def test_a_spelling_of_rows_stands_in_formats_and_not_in_readers(spelling: str) -> None:
     """Readers of event logs and trees know the keys of their own program; they are named here."""
