@@ -1,4 +1,4 @@
-"""Parse bash commands without running them: the messages that they send, and the words of the others.
+"""Split bash commands into the messages that they send and the rest; `bash_tree` reads all else.
 
 It knows enough of bash's grammar (quotes, heredocs, separators, redirections) to separate message commands from the
 commands around them, in one pass that never raises. A message's text is literal: the harness delivers it, no shell
@@ -19,8 +19,6 @@ _AFTER_WORD = frozenset(["", *" \t\r\n<>;&|"])
 
 _OTHER = r"""(?:[ \t\r]*(?!{names})[^'"\\ \t\r\n<>;&|()`#][^'"\\\n<>;&|()`#]*(?:&&|\|\||[;|\n]|&(?![&>]))){{1,1000}}"""
 """Up to 1,000 commands of plain words that do not begin with `names`, each with its operator."""
-
-_OPERATOR = re.compile(r"[ \t]*(&&|\|\||[|;&])")
 
 
 @dataclass(frozen=True)
@@ -97,48 +95,6 @@ def split_command(command: str, names: Collection[str] = ("send_message",)) -> S
         position = max(position, end)
     left = "".join(rest) + command[position:]
     return SplitCommand(tuple(sent), "" if pure and not lexer.joined and not lexer.others else left, leads)
-
-
-@dataclass(frozen=True)
-class JoinedCommand:
-    """A top-level simple command: the operator before it (`;` for a new line too), its words without quotes, comments,
-    redirections and heredocs, and its text."""
-
-    operator: str
-    words: list[str]
-    text: str
-
-
-def joined_commands(command: str) -> list[JoinedCommand]:
-    """Return the top-level simple commands, in order; none if a bracket or backtick stays open, or an operator lacks a
-    command: bash runs nothing."""
-    joined, end = [], 0
-    lexer = _Lexer(command)
-    simples = lexer.run()
-    if not _operators_have_commands(command, simples):
-        return []
-    for simple in simples:
-        if simple.words:
-            operator = _OPERATOR.match(command, end)
-            words = [word for word, _ in simple.words]
-            joined.append(JoinedCommand(operator[1] if operator else ";", words, command[simple.start : simple.end]))
-        end = simple.end
-    return [] if lexer.depth or lexer.ticked else joined
-
-
-def _operators_have_commands(command: str, simples: list[_SimpleCommand]) -> bool:
-    """Return whether every operator has the commands that it needs beside it."""
-    between, end = [], 0
-    bodies = [(*body, "\n") for simple in simples for body in simple.bodies]
-    for start, stop, mark in sorted([*((simple.start, simple.end, "x") for simple in simples), *bodies]):
-        between += [command[end:start], mark]
-        end = max(end, stop)
-    before = "\n"
-    for token in re.findall(r"&&|\|[|&]?|;[;&]*|[x&\n]", re.sub(r"#[^\n]*", "", "".join([*between, command[end:]]))):
-        if token != "\n" and token != "x" and before != "x" or token.startswith((";;", ";&")) and "esac" not in command:
-            return False
-        before = before if token == "\n" and before in ("&&", "||", "|", "|&") else token
-    return before not in ("&&", "||", "|", "|&")
 
 
 def _message(simple: _SimpleCommand) -> SentMessage | None:

@@ -12,18 +12,14 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-import shlex
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from etpi_assets.agent.bash_tree import commands
 from etpi_assets.specs.rollout_set import ScoringSection
 
 _CD = re.compile(r"(?:^|[;&|\n(])[^\S\n]*cd\s+([\"']?)([\w./-]+)\1")
-_HEREDOC = re.compile(
-    r"(?<!<)<<-?\s*([\"']?)(\w++)\1([^\n]*+)(?:\n(.*?)(?:^[^\S\n]*\2[ \t]*$|\Z)|\Z)", re.DOTALL | re.MULTILINE
-)
-"""Without a body (None) on the last line."""
 _MAY_EDIT = re.compile(
     r">|\bsed\b|\bperl\b|\btee\b|\bcp\b|\bmv\b|patch|apply|python|write|edit|replace|create|insert", re.IGNORECASE
 )
@@ -40,16 +36,11 @@ _EDITORS = frozenset(
 _EDITOR_VERBS = frozenset({"create", "str_replace", "insert", "append", "write"})
 _EDITOR_PATHS = ("path", "file_path", "filePath", "filename", "file", "notebook_path", "target_file")
 _SHELL_NAMES = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
-_ONLY_SHELL = re.compile(r"\s*(?:\S*/)?(?:bash|sh|zsh|dash|ksh)\s+-")
-_BEFORE_COMMAND = frozenset(
-    {"do", "then", "else", "elif", "if", "while", "until", "!", "{", "sudo", "env", "time", "xargs"}
-)
-_LOOP = re.compile(r"\bfor\s+(\w+)\s+in\s+([^;\n]+)")
-_SEPARATORS = frozenset(";&|()\n")
-_MOST_LOOPS, _MOST_SHELLS = 20, 3
-"""Loops of a command whose variable is replaced, and shells within shells that are read."""
-_LONGEST_SHELL, _LONGEST_PATH = 65_536, 4096
-"""Characters of a command without heredocs that shlex reads, whose time grows with a word's square; and of a path."""
+_BEFORE_COMMAND = frozenset({"sudo", "env", "time", "xargs"})
+_MOST_SHELLS = 3
+"""Shells within shells that are read."""
+_LONGEST_PATH = 4096
+"""Characters of a path."""
 
 
 @dataclass(frozen=True)
@@ -152,16 +143,9 @@ def _written(command: str, pattern: re.Pattern[str], depth: int = 0) -> Iterator
     if editor_files is not None:
         yield from editor_files
         return
-    if depth < _MOST_SHELLS and (script := _whole_script(command)):
-        yield from _written(script, pattern, depth + 1)
-        return
-    for variable, values in _LOOP.findall(command)[:_MOST_LOOPS]:
-        named = " ".join(value for value in values.split() if pattern.fullmatch(value.strip("\"'")))
-        command = re.sub(rf"\"?\$(?:{variable}\b|\{{{variable}\}})\"?", lambda _, named=named: named, command)
-    bodies = [match[4] for match in _HEREDOC.finditer(command) if match[4] is not None]
-    shell = _HEREDOC.sub(lambda match: match[0] if match[4] is None else f"{match[3]}\n", command)
     folder = ""
-    for words, targets in _simple_commands(shell):
+    for each in commands(command):
+        words = each.words
         while len(words) > 1 and words[0] in _BEFORE_COMMAND:
             words = words[1:]
         paths = [word for word in words[1:] if pattern.fullmatch(word)]
@@ -172,7 +156,7 @@ def _written(command: str, pattern: re.Pattern[str], depth: int = 0) -> Iterator
             continue
         if name == "cd" and len(words) > 1 and len(folder) + len(words[1]) < _LONGEST_PATH:
             folder = posixpath.join(folder, words[1])
-        files = [target for target in targets if pattern.fullmatch(target)]
+        files = [target for target in each.targets if pattern.fullmatch(target)]
         in_place = name in ("sed", "perl") and any(re.match(r"-[a-zA-Z]*i|--in-place", word) for word in words[1:])
         edits = name == "create" or (name.lower() in _EDITORS and len(words) > 1 and words[1] in _EDITOR_VERBS)
         if in_place or edits or name == "tee":
@@ -181,9 +165,9 @@ def _written(command: str, pattern: re.Pattern[str], depth: int = 0) -> Iterator
             files += paths[-1:] if words[-1:] == paths[-1:] else []
         elif name in ("patch", "apply_patch") or (name == "git" and "apply" in words[1:]):
             files += paths if name == "patch" else []
-            files += [path for text in (*bodies, *words[1:]) for path in _PATCHED.findall(text)]
+            files += [path for text in (*each.bodies, *words[1:]) for path in _PATCHED.findall(text)]
         elif name.startswith("python"):
-            code = "\n".join([*bodies, *(b for a, b in zip(words, words[1:], strict=False) if a == "-c")])
+            code = "\n".join([*each.bodies, *(b for a, b in zip(words, words[1:], strict=False) if a == "-c")])
             if _PYTHON_WRITES.search(code):
                 files += pattern.findall(code)
         yield from (posixpath.join(folder, path) for path in files)
@@ -205,53 +189,7 @@ def _editor_call(command: str) -> list[str] | None:
     return named or [path for text in values.values() if isinstance(text, str) for path in _PATCHED.findall(text)]
 
 
-def _whole_script(command: str) -> str | None:
-    """Return the commands of a command that is only `bash -c COMMANDS`, heredocs included."""
-    if len(command) > _LONGEST_SHELL or not _ONLY_SHELL.match(command):
-        return None
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        return None
-    return script if (script := _script(words)) == words[-1] else None
-
-
 def _script(words: Sequence[str]) -> str | None:
     """Return the commands of `bash -c COMMANDS`, whose flags may be joined (`-lc`)."""
     flags = (at for at, word in enumerate(words[1:-1], 1) if re.fullmatch(r"-[a-z]*c", word))
     return next((words[at + 1] for at in flags), None)
-
-
-def _simple_commands(shell: str) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield each simple command of a shell text as (unquoted words, targets of output redirections).
-
-    A text with an unclosed quote, or a long one, is split at blanks.
-    """
-    lexer = shlex.shlex(shell, posix=True, punctuation_chars=";&|()<>\n")
-    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
-    words: list[str] = []
-    targets: list[str] = []
-    redirect = False
-    for token in _tokens(lexer, shell):
-        if redirect:
-            targets.append(token)
-            redirect = False
-        elif token and not token.strip("<>&|") and ("<" in token or ">" in token):
-            redirect = ">" in token
-        elif token and _SEPARATORS.issuperset(token):
-            if words or targets:
-                yield words, targets
-            words, targets = [], []
-        elif words or not re.match(r"\w+=", token):
-            words.append(token)
-    if words or targets:
-        yield words, targets
-
-
-def _tokens(lexer: shlex.shlex, shell: str) -> Collection[str]:
-    try:
-        if len(shell) <= _LONGEST_SHELL:
-            return list(lexer)
-    except ValueError:  # a quote is not closed
-        pass
-    return re.findall(r"[;&|()\n]+|[<>]+|[^\s;&|()<>]+", shell)

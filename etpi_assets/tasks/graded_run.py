@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import shlex
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ class GradedRun:
 
     Attributes:
         output, exit_code, timed_out: as the command left them.
-        collected: node ids, in order.
+        collected: node ids as pytest prints them, in order.
         outcomes: node id -> kind (see `pytest_recorder`).
         records: (node id, key of a hole, recorded values, number) each.
         problem: why the run cannot count; None: it can.
@@ -126,14 +126,6 @@ def unpacked(text: str) -> str:
         return ""
 
 
-def disagreement(run: GradedRun, printed: Iterable[str]) -> str | None:
-    """Return a message if the output lists passed tests that the recorder did not see pass, else None."""
-    listed, seen = ({without_folder(name) for name in names} for names in (printed, run.of_kind("passed", "xfailed")))
-    if listed - seen:
-        return f"the output lists passed tests that did not pass: {sorted(listed - seen)[:5]}"
-    return None
-
-
 def read_reports(written: str) -> Iterator[Report]:
     """Yield the readable reports; code under test may have written others."""
     for line in written.splitlines():
@@ -150,9 +142,3 @@ def _problem(reports: Sequence[Report], exit_code: int) -> str | None:
     if exit_code == 0 and any(report.exit for report in reports):
         return "the exit status is 0, the reported one is not"
     return None
-
-
-def without_folder(name: str) -> str:
-    """Return a node id without its file's folder: summary and recorder may have different root folders."""
-    path, separator, rest = name.partition("::")
-    return f"{path.rpartition('/')[2]}{separator}{rest}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from etpi_assets.tasks.batch_validation import validate_in_batches
 from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict, named_path, with_defaults
-from etpi_assets.tasks.repository import read_rows
+from etpi_assets.tasks.rows import read_rows
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"path": None, "sandbox": "bubblewrap"}

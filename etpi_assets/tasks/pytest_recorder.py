@@ -1,4 +1,4 @@
-"""A pytest plugin that records the outcome of each test by its node id and kind, and what its holes were compared with.
+"""A pytest plugin that records each test's outcome by its printed name, and what its holes were compared with.
 
 Runs inside a sandbox, loaded by `-p` before any code under test; `graded_run` writes ROOTS above it and reads its
 reports. It holds no secret, and no expected value: code in its process can forge what it writes, but has to know the
@@ -125,10 +125,9 @@ def _kind(phases):
     """Return the kind of a test from {phase: (outcome, whether an expected failure was declared)}."""
     outcomes = {outcome for outcome, _ in phases.values()}
     expected = any(expected for _, expected in phases.values())
-    if phases.get("call", ("", False))[0] == "failed":
-        return "failed"
     if "failed" in outcomes:
-        return "error"
+        alone = [phase for phase, (outcome, _) in phases.items() if outcome == "failed"] == ["call"]
+        return "failed" if alone else "error"
     if "skipped" in outcomes:
         return "xfailed" if expected else "skipped"
     if "call" not in phases or outcomes != {"passed"}:
@@ -143,8 +142,16 @@ def _hook(**options):
 class Recorder:
     def __init__(self):
         self.collected, self.phases, self.records, self.node = [], {}, {}, ""
+        self.root = self.start = ""
         for name in ("cell", "hole", "bit", "items", "item", "raises"):
             setattr(builtins, f"__{name}__", getattr(self, "_" + name))
+
+    def name(self, node):
+        """Return a node's id as pytest prints it: relative to the folder in which it was started."""
+        path, separator, rest = node.partition("::")
+        if self.root == self.start or not path:
+            return node
+        return os.path.relpath(os.path.join(self.root, path), self.start) + separator + rest
 
     def record(self, key, *values):
         try:
@@ -185,6 +192,7 @@ class Recorder:
 
     @_hook(tryfirst=True)
     def pytest_configure(self, config):
+        self.root, self.start = str(getattr(config, "rootpath", None) or config.rootdir), os.getcwd()
         # pytest is imported by now. Put the tree after the standard library and before installed packages.
         roots = [os.path.abspath(root) for root in ROOTS]  # noqa: F821 # pyright: ignore[reportUndefinedVariable]
         if getattr(sys.flags, "safe_path", False):
@@ -194,16 +202,21 @@ class Recorder:
 
     @_hook(trylast=True)
     def pytest_collection_modifyitems(self, items):
-        self.collected.extend(item.nodeid for item in items)
+        self.collected.extend(self.name(item.nodeid) for item in items)
+
+    @_hook(tryfirst=True)
+    def pytest_collectreport(self, report):
+        if report.failed:
+            self.phases[self.name(report.nodeid)] = {"collect": ("failed", False)}
 
     @_hook(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid):
-        self.node = nodeid
+        self.node = self.name(nodeid)
 
     @_hook(tryfirst=True)
     def pytest_runtest_logreport(self, report):
         phase = (report.outcome, hasattr(report, "wasxfail"))
-        self.phases.setdefault(report.nodeid, {})[report.when] = phase
+        self.phases.setdefault(self.name(report.nodeid), {})[report.when] = phase
 
     @_hook(trylast=True)
     def pytest_sessionfinish(self, session, exitstatus):

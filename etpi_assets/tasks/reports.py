@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 Outcomes = dict[str, str]
 """Test -> PASSED, FAILED, ERROR or SKIPPED."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\u001b\[[0-9;]*m")
-_PYTEST = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS)\s+(\S.*)")
 _OUTCOME = re.compile(r"(ok|FAIL|ERROR|skipped .*|expected failure)")
 _UNITTEST = re.compile(rf"(?:.*\s)?{_OUTCOME.pattern}$")
 _UNITTEST_WORDS = {"ok": "PASSED", "FAIL": "FAILED", "ERROR": "ERROR", "expected failure": "PASSED"}
@@ -18,21 +18,6 @@ _UNITTEST_WORDS = {"ok": "PASSED", "FAIL": "FAILED", "ERROR": "ERROR", "expected
 def plain(text: str) -> str:
     """Return the text without terminal colours."""
     return _COLOUR.sub("", text)
-
-
-def pytest_outcomes(output: str) -> Outcomes:
-    """Return the outcomes in the last short summary of `pytest -rA`, by node id; empty if there is no summary.
-
-    The id keeps its parameters and loses the reason after ` - `. A failed test whose teardown errs is an ERROR."""
-    head, _, summary = plain(output).rpartition("short test summary info")
-    outcomes: Outcomes = {}
-    if not head:
-        return outcomes
-    for line in summary.splitlines():
-        if match := _PYTEST.match(line.strip()):
-            word = {"XFAIL": "PASSED", "XPASS": "FAILED"}.get(match[1], match[1])
-            outcomes[_name(match[2], match[1])] = word
-    return outcomes
 
 
 def unittest_outcomes(output: str) -> Outcomes:
@@ -51,9 +36,10 @@ def unittest_outcomes(output: str) -> Outcomes:
     return outcomes
 
 
-def r2e_names(outcomes: Mapping[str, str]) -> Outcomes:
-    """Return outcomes by R2E-Gym's names: class and test joined by dots, without the file."""
-    return {".".join(name.split("::")[1:]) or name: outcome for name, outcome in outcomes.items()}
+def equal_outcomes(outcomes: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[bool, Mapping[str, Any]]:
+    """Return whether the outcomes of a run are exactly the expected ones, and details for a reader."""
+    wrong = sorted(name for name in outcomes.keys() | wanted.keys() if outcomes.get(name) != wanted.get(name))
+    return bool(outcomes) and bool(wanted) and not wrong, {"tests": len(outcomes), "wrong": wrong[:20]}
 
 
 def counts(output: str) -> tuple[int, int]:
@@ -71,12 +57,3 @@ def counts(output: str) -> tuple[int, int]:
         return passes, fails
     passes, fails = (len(re.findall(rf"^{word}\s+\S+", text, re.MULTILINE)) for word in ("ok", "FAIL"))
     return (0 if fails else passes), fails
-
-
-def _name(text: str, word: str) -> str:
-    """Return the node id without the reason, which a passed test does not have; parameters may contain ` - `."""
-    if word == "PASSED":
-        return text.strip()
-    bracket = text.find("[")
-    at = text.find(" - ", text.find("]", bracket) if 0 <= bracket < text.find(" - ") else 0)
-    return (text if at < 0 else text[:at]).strip()

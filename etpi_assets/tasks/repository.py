@@ -1,25 +1,19 @@
 """Tasks of real repositories with one agent and hidden tests: the base class of `r2e` and `swe_bench`.
 
-The verdict: read the agent's final files, end its sandbox, apply the counted changes in a fresh sandbox, add the hidden
-tests, run them (`proof`). Edited tests, conftest files, settings of the test runner and later commits of the repository
-never reach that sandbox. Subclasses define a data set's fields and which test outcomes pass.
+Subclasses define a data set's fields and which test outcomes pass; `patches` judges.
 """
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from etpi_assets.tasks import downloads, places
+from etpi_assets.tasks.calibration import TestRun
 from etpi_assets.tasks.family import (
-    CHEATED,
     EXCLUDED,
     Family,
     RejectedInput,
@@ -30,21 +24,11 @@ from etpi_assets.tasks.family import (
     require_heldout,
     with_defaults,
 )
-from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes, refused_changes
-from etpi_assets.tasks.proof import (
-    TestRun,
-    Tests,
-    Trial,
-    calibration_of,
-    identity_of,
-    judge_trial,
-    prove,
-    put_rest,
-    put_test_files,
-    read_tests,
-)
+from etpi_assets.tasks.patches import PatchTrial, judge_patches, must, start_tests
+from etpi_assets.tasks.proof import identity_of, prove
+from etpi_assets.tasks.rows import read_rows
 from etpi_resources.hashes import json_hash
-from etpi_resources.sandboxes import CommandResult, Sandbox, SandboxFactory
+from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
     **places.PARAMS,
@@ -106,9 +90,10 @@ class RepositoryFamily(Family, ABC):
     def passes(self, task: Task, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
         """Return whether a run of the tests passes, and details for a reader."""
 
-    @abstractmethod
     def solution(self, task: Task, sandbox: Sandbox) -> None:
-        """Apply the reference solution to a workspace, without its tests."""
+        """Apply the reference solution to a workspace, without its tests. Raises OSError if it cannot be applied."""
+        for command in self.solve(task, self.roles(task)[0]):
+            must(sandbox, command)
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """Yield a task or a rejection for each row, in order. `seed` has no effect.
@@ -155,19 +140,9 @@ class RepositoryFamily(Family, ABC):
         return task.payload["entities"]
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
-        """Verdicts: passed (reward 1); failed_tests, cheated, no_patch (0). `details`: changed and refused paths, the
-        tests' results and their trust."""
-        (files,) = final.values()
+        """See `judge_patches`."""
         trial = self.trial(task)
-        tests = read_tests(trial, sandboxes)
-        changes = counted_changes(tests.visible, files, tests.paths)
-        shown = {"changed": sorted(changes), "refused": refused_changes(tests.visible, files, tests.paths)}
-        if not changes:
-            return Verdict(0.0, "no_patch", shown)
-        self._record(task, trial, sandboxes)
-        passed, details = judge_trial(trial, calibration_of(task, trial, sandboxes), changes, sandboxes)
-        code = "passed" if passed else CHEATED if CHEATED in details else "failed_tests"
-        return Verdict(float(passed), code, {**shown, **details})
+        return judge_patches(task, [trial], final, partial(self._record, task, trial, sandboxes), sandboxes)
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         """Yield each task with the calibration of its tests, or why it cannot be judged (`proof.prove`)."""
@@ -176,22 +151,7 @@ class RepositoryFamily(Family, ABC):
             record = partial(self._record, task, trial, sandboxes)
             yield prove(task, [trial], record, task.payload["place"], sandboxes)
 
-    def run_tests(self, task: Task, sandboxes: SandboxFactory, *, solved: bool, record: bool = False) -> CommandResult:
-        """Run the hidden tests with or without the reference solution; nothing is judged.
-
-        `record`: fetch and record their downloads.
-
-        Raises:
-            OSError: the solution or the tests cannot be applied. EnvironmentUnavailable: as `SandboxFactory.create`.
-        """
-        trial = self.trial(task)
-        tests = read_tests(trial, sandboxes)
-        with trial.tree(sandboxes, record=record) as sandbox:
-            if solved:
-                self.solution(task, sandbox)
-            return sandbox.run(self._start(task, sandbox, {}, tests))
-
-    def trial(self, task: Task) -> Trial:
+    def trial(self, task: Task) -> PatchTrial:
         """Return the one run of tests that judges a task."""
         files, place = self.workspace(task, self.roles(task)[0]), task.payload["place"]
         prepare = f"{self.hides_from_code}; {places.FORGET_HISTORY}"
@@ -199,25 +159,18 @@ class RepositoryFamily(Family, ABC):
         def tree(sandboxes: SandboxFactory, *, record: bool = False) -> AbstractContextManager[Sandbox]:
             return places.test_sandbox(place, sandboxes, files, record=record, prepare=prepare)
 
-        return Trial(
+        return PatchTrial(
             "tests", identity_of(task), tree,
             put_tests=partial(self.put_tests, task),
             solve=partial(self.solution, task),
-            start=partial(self._start, task),
-            passes=partial(self.passes, task),
+            start=partial(start_tests, place, self.test_command(task)),
+            outcome=partial(self.passes, task),
             patches=self.patches, pytest=self.runs_pytest(task), roots=self.roots(task), fixed=self.fixed(task),
         )  # fmt: skip
 
-    def _start(self, task: Task, sandbox: Sandbox, changes: Changes, tests: Tests) -> str:
-        put_rest(sandbox, tests)
-        put_changes(sandbox, changes)
-        put_test_files(sandbox, tests)
-        return downloads.command_with_downloads(task.payload["place"], self.test_command(task))
-
-    def _record(self, task: Task, trial: Trial, sandboxes: SandboxFactory) -> None:
+    def _record(self, task: Task, trial: PatchTrial, sandboxes: SandboxFactory) -> None:
         wanted = [task.content_hash, self.test_command(task)]
-        record = lambda: not self.run_tests(task, sandboxes, solved=True, record=True).timed_out  # noqa: E731
-        downloads.recorded(task.payload["place"], wanted, record)
+        trial.record(task.payload["place"], wanted, sandboxes, trial.solve)
 
 
 def make_task(
@@ -236,44 +189,3 @@ def make_task(
     identity = {key: place[key] for key in ("image", "workdir")}
     digest = json_hash([payload, instruction, identity, *downloads.identity(place)])
     return Task(task_id, suite, repo, split, instruction, {**payload, "place": dict(place)}, digest)
-
-
-def read_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
-    """Yield ("file:row", the row, or the reason why it is unreadable) for a file, or for a folder's files in order.
-
-    Raises FileNotFoundError if there is no file of rows, ValueError for any other suffix."""
-    files = sorted(p for p in path.rglob("*") if p.suffix in _READERS) if path.is_dir() else [path]
-    if not files or not files[0].is_file():
-        raise FileNotFoundError(f"{path}: no .jsonl, .json or .parquet file of rows")
-    for file in files:
-        if file.suffix not in _READERS:
-            raise ValueError(f"{file}: rows are read from .jsonl, .json and .parquet")
-        for number, row in enumerate(_READERS[file.suffix](file), 1):
-            yield f"{file.name}:{number}", row
-
-
-def _jsonl(file: Path) -> Iterable[Mapping[str, Any] | str]:
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        yield from (_row(line) for line in lines if line.strip())
-
-
-def _row(text: str) -> Mapping[str, Any] | str:
-    try:
-        row = json.loads(text)
-    except ValueError as error:
-        return f"no JSON: {error}"
-    return row if isinstance(row, dict) else "no JSON object"
-
-
-def _json(file: Path) -> Iterable[Mapping[str, Any] | str]:
-    rows = json.loads(file.read_text(encoding="utf-8"))
-    rows = list(rows.values()) if isinstance(rows, dict) else rows
-    yield from (row if isinstance(row, dict) else "no JSON object" for row in rows)
-
-
-def _parquet(file: Path) -> Iterable[Mapping[str, Any] | str]:
-    for batch in pq.ParquetFile(file).iter_batches(64):
-        yield from batch.to_pylist()
-
-
-_READERS = {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet}

@@ -16,9 +16,10 @@ from datetime import datetime
 from typing import Any
 
 from etpi_assets.tasks import places
+from etpi_assets.tasks.calibration import TestRun
 from etpi_assets.tasks.commands import apply_command
 from etpi_assets.tasks.family import Role, Task
-from etpi_assets.tasks.proof import TestRun
+from etpi_assets.tasks.patches import apply_patch
 from etpi_assets.tasks.reports import Outcomes, unittest_outcomes
 from etpi_assets.tasks.repository import PARAMS, RepositoryFamily, make_task
 from etpi_resources.sandboxes import Sandbox
@@ -74,7 +75,7 @@ class SWEBench(RepositoryFamily):
         return make_task(suite, instance, repo, instruction, chosen, payload=payload, place=place)
 
     def put_tests(self, task: Task, sandbox: Sandbox) -> None:
-        _apply(task.payload["test_patch"], sandbox, index=True)
+        apply_patch(sandbox, task.payload["test_patch"], index=True)
 
     def roots(self, task: Task) -> Sequence[str]:
         return task.payload.get("roots", ())
@@ -105,17 +106,8 @@ class SWEBench(RepositoryFamily):
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         return [apply_command(task.payload["patch"])]
 
-    def solution(self, task: Task, sandbox: Sandbox) -> None:
-        _apply(task.payload["patch"], sandbox)
-
 
 FAMILY = SWEBench()
-
-
-def _apply(patch: str, sandbox: Sandbox, *, index: bool = False) -> None:
-    done = sandbox.run(apply_command(patch, index=index))
-    if done.exit_code:
-        raise OSError(f"the patch does not apply: {done.output[-500:]}")
 
 
 def _changed(patch: str) -> dict[str, bool]:

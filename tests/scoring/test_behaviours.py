@@ -268,7 +268,7 @@ def test_new_file_counts_though_the_task_does_not_name_it():
         ('Read {"file_path": "/repo/src/a.py"}', set()),
         ("str_replace_editor create src/a.py --file_text x", {"src/a.py"}),
         ("cd src && sed -i s/a/b/ a.py", {"src/a.py"}),
-        ("it's > src/a.py", {"src/a.py"}),
+        ("it's > src/a.py", set()),
         ("test 1 -gt 0 && grep -c '=>' src/a.py", set()),
         ("bash -lc 'sed -i s/a/b/ src/a.py'", {"src/a.py"}),
         ("bash -lc 'cat src/a.py'", set()),

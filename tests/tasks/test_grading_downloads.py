@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from etpi_assets.tasks import cooperbench, downloads, harbor, proof
+from etpi_assets.tasks import calibration, cooperbench, downloads, harbor, proof
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_resources.sandboxes import Environment, Limits, SandboxUnavailable
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
@@ -32,6 +32,7 @@ def _index(mitmproxy) -> None:
 @pytest.fixture(autouse=True)
 def _one_run(monkeypatch):
     monkeypatch.setattr(proof, "REFERENCE_RUNS", 1)
+    monkeypatch.setattr(calibration, "REFERENCE_RUNS", 1)
 
 
 @pytest.fixture(scope="module")

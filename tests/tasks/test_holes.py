@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from etpi_assets.tasks import values
+from etpi_assets.tasks.calibration import Calibration, compared, unlike_reference
 from etpi_assets.tasks.family import is_trusted, weakest
 from etpi_assets.tasks.graded_run import GradedRun, run_graded
 from etpi_assets.tasks.holes import Holed, dig
-from etpi_assets.tasks.proof import Calibration, compared, unlike_reference
 from etpi_resources.sandboxes import CommandResult
 
 SECRET = "918273645"

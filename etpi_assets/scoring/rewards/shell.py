@@ -1,17 +1,17 @@
-"""Find the pipelines of a bash command that surely run, from its text; nothing is executed."""
+"""Find the pipelines of a bash command that surely run, from its tree; nothing is executed."""
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from etpi_assets.agent.bash import JoinedCommand, joined_commands
+from tree_sitter import Node
+
+from etpi_assets.agent.bash_tree import SIMPLE, command_of, parse, redirected, text_of
 
 _WRAPPERS = frozenset({"sudo", "time", "nohup", "exec", "env", "command", "builtin", "eval", "!"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-_FUNCTION = re.compile(r"([\w-]+)\(\)\{?$")
 _CHANGES_SHELL = frozenset(
     """
     . alias bind break builtin continue declare disown enable eval exec exit getopts hash kill killall local logout
@@ -27,19 +27,15 @@ _UNKNOWN = re.compile(
 )
 """Text that changes where programs are found, or may end the shell: a signal, or a value that does not exist."""
 _SYSTEM_FOLDERS = re.compile(r"(?:/usr|/usr/local)?/s?bin/")
-_TESTS = frozenset({"[", "[[", "test", "let"})
+_TESTS = frozenset({"[", "[[", "((", "test", "let"})
 _CONSTANTS = {"true": True, ":": True, "false": False}
-_OPENS = frozenset({"if", "while", "until", "for", "select", "case", "{"})
-_CLOSES = {"fi": ("then", "else"), "done": ("do",), "esac": ("case",), "}": ("{",)}
-"""Keyword -> the keywords of a block that it may close."""
-_AFTER = {"then": ("if", "elif"), "elif": ("then",), "else": ("then",), "do": ("while", "until", "for", "select")}
-"""Keyword -> the keywords of a block that it may follow."""
+_RESERVED = frozenset("if then elif else fi do done case esac while until for select function in { }".split())  # noqa: SIM905
 _ENDLESS = {("while", "true"), ("while", ":"), ("until", "false")}
 """Keyword and condition of a loop that does not end."""
 _LONGEST = 65_536
 """Characters beyond which a command counts nothing."""
 _DEEPEST = 50
-"""Open blocks beyond which nothing counts; each pipeline looks at all of them."""
+"""Statements within statements beyond which nothing counts."""
 
 
 @dataclass(frozen=True)
@@ -50,35 +46,12 @@ class Pipeline:
     text: str
 
 
-@dataclass
-class _Block:
-    """An open block: its last keyword, and whether it surely runs."""
-
-    keyword: str
-    runs: bool
+_Part = tuple[Node, Sequence[Node]]
+"""A command and its redirections."""
 
 
-@dataclass
-class _Flow:
-    """The state of reading a command.
-
-    Attributes:
-        status: whether the last pipeline of the list succeeded; None: it depends.
-        defined: names of the functions.
-        strict, nounset: `set -e` and `set -u` hold.
-        program: the last one that ran.
-        endless: a loop has a condition that always holds.
-        broken: bash would not parse it.
-    """
-
-    status: bool | None = True
-    blocks: list[_Block] = field(default_factory=list)
-    defined: set[str] = field(default_factory=set)
-    strict: bool = False
-    nounset: bool = False
-    program: str = ""
-    endless: bool = False
-    broken: bool = False
+class _Broken(Exception):
+    """Bash would not parse the command."""
 
 
 def sure_pipelines(command: str) -> Iterator[Pipeline]:
@@ -88,134 +61,209 @@ def sure_pipelines(command: str) -> Iterator[Pipeline]:
     command that may change the shell or whose program is not known from the text, after a loop without end, or if bash
     would not parse the text.
     """
-    flow = _Flow(broken=len(command) > _LONGEST or not _closes_quotes(command))
-    counted = [] if flow.broken else list(_counted(command, flow))
-    if not flow.blocks and not flow.broken:
-        yield from counted
-
-
-def _closes_quotes(command: str) -> bool:
-    """Return whether every quote is closed; True with a heredoc, whose text may hold single ones."""
+    root = parse(command) if len(command) <= _LONGEST else None
+    if root is None or root.has_error:
+        return
+    reader = _Reader()
     try:
-        return "<<" in command or bool(shlex.split(command, comments=True))
-    except ValueError:
-        return False
+        reader.statements(root.named_children, surely=True)
+    except _Broken:
+        return
+    yield from reader.counted
 
 
-def _counted(command: str, flow: _Flow) -> Iterator[Pipeline]:
-    """Yield the pipelines that surely run; when it ends, `flow` tells whether bash would parse the command."""
-    surely = True
-    for operator, steps in _pipelines(command):
-        if len(flow.blocks) > _DEEPEST:
-            return
-        surely = surely and not (operator in ";&" and flow.strict and flow.status is not True)
-        runs = operator in ";&" or flow.status is (operator == "&&")
-        words = _after_keywords(steps[0].words, flow, runs=runs)
-        programs = [_program(words), *(_program(step.words) for step in steps[1:])]
-        text = " ".join(step.text for step in steps)
-        flow.broken = flow.broken or (words[-1:] == [")"] and text.count("(") < text.count(")"))
-        flow.broken = flow.broken or any(map(_is_cut, steps))
-        known = f"{text} {' '.join(word for step in steps for word in step.words)}"
-        surely = surely and not (_UNKNOWN.search(known) or (flow.nounset and "$" in text) or flow.endless)
-        all_run = runs and all(block.runs for block in flow.blocks)
-        if (words is not steps[0].words and not words) or not surely or not all_run:
-            continue
-        if not re.fullmatch(r"[\w.+\[:({!=/~-]*", programs[0]) or flow.defined & set(programs):
-            surely = False
-            continue
-        flow.program = programs[-1]
-        flow.status = _status(words if len(steps) == 1 else steps[-1].words, programs[-1])
-        if len(programs) > 1 and "false" in programs:
-            flow.status = None  # `pipefail`
-        yield Pipeline(programs, text)
-        changing = ({words[0]} | set(programs)) & _CHANGES_SHELL
-        if changing == {"set"} and all(map(_SETS.fullmatch, words[1:])):
-            flow.strict = flow.strict or any("e" in word for word in words[1:] if word not in ("pipefail", "nounset"))
-            flow.nounset = flow.nounset or any(re.match("-[a-z]*u|nounset", word) for word in words[1:])
-        elif changing in ({"break"}, {"continue"}) and flow.blocks:
-            for block in flow.blocks:
-                block.runs = False
-        elif (changing and (changing != {"exec"} or programs[0])) or (programs[0] == "printf" and "-v" in words):
-            surely = False
+@dataclass
+class _Reader:
+    """Reads statements in the order in which they run.
 
+    Attributes:
+        counted: the pipelines that surely run.
+        sure: whether the shell is known to go on as it was.
+        status: whether the last statement succeeded; None: it depends.
+        defined: names of the functions.
+        strict, nounset: `set -e` and `set -u` hold.
+        left: whether a `break` or `continue` left the loop.
+    """
 
-def _is_cut(step: JoinedCommand) -> bool:
-    """Return whether the command lacks the file of a redirection, or the end of a test."""
-    first = step.words[0]
-    unended = (first.startswith("((") and "))" not in step.text) or (first == "[[" and "]]" not in step.words)
-    return unended or step.text.rstrip().endswith(("<", ">"))
+    counted: list[Pipeline] = field(default_factory=list)
+    sure: bool = True
+    status: bool | None = True
+    defined: set[str] = field(default_factory=set)
+    strict: bool = False
+    nounset: bool = False
+    left: bool = False
+    depth: int = 0
 
+    def statements(self, nodes: Sequence[Node], *, surely: bool) -> None:
+        """Read statements, of which the next runs whether or not the one before succeeds."""
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise _Broken
+        for node in nodes:
+            if node.type not in ("comment", "heredoc_body", "heredoc_end"):
+                self.statement(node, surely=surely and not self.left)
+                self.sure = self.sure and not (self.strict and self.status is not True)
+        self.depth -= 1
 
-def _pipelines(command: str) -> Iterator[tuple[str, list[JoinedCommand]]]:
-    """Yield (the operator before it, its commands) for each pipeline."""
-    steps: list[JoinedCommand] = []
-    for step in joined_commands(command):
-        if steps and step.operator != "|":
-            yield steps[0].operator, steps
-            steps = []
-        steps.append(step)
-    if steps:
-        yield steps[0].operator, steps
-
-
-def _after_keywords(words: list[str], flow: _Flow, *, runs: bool) -> list[str]:
-    """Open, continue and close the blocks of a command's keywords, and return its words without them."""
-    while words:
-        word, following = words[0], words[1:]
-        last = flow.blocks[-1] if flow.blocks else _Block("", True)
-        if (function := _FUNCTION.match(word)) or word == "function" or following[:1] == ["()"]:
-            flow.defined.add(function[1] if function else (following or [""])[0] if word == "function" else word)
-            flow.blocks.append(_Block("{", False))
-            return []
-        if word in _OPENS:
-            flow.blocks.append(_Block(word, runs and word not in ("until", "case", "select")))
-            if word == "for":
-                flow.blocks[-1].runs = runs and following[1:2] == ["in"] and _has_item(following[2:])
-                flow.broken = (
-                    flow.broken
-                    or following[1:2] not in ([], ["in"])
-                    or not "".join(following[:1]).lstrip("(").isidentifier()
-                )
-            flow.status = True
-            if word in ("for", "case", "select"):
-                return []
-        elif word in _AFTER:
-            flow.broken = (
-                flow.broken
-                or last.keyword not in _AFTER[word]
-                or following[:1] == ["then"]
-                or not _CLOSES.keys().isdisjoint(following[:1])
-            )
-            last.runs = last.runs and flow.status is True and word in ("then", "do")
-            flow.endless = flow.endless or (last.keyword, flow.program) in _ENDLESS
-            last.keyword = word
-        elif word in _CLOSES:
-            flow.broken = flow.broken or last.keyword not in _CLOSES[word]
-            flow.blocks[-1:] = []
-            flow.status = True if flow.status else None
+    def statement(self, node: Node, redirects: Sequence[Node] = (), *, surely: bool) -> None:
+        kind = node.type
+        if kind in SIMPLE:
+            self.pipeline([(node, redirects)], surely=surely)
+        elif kind == "pipeline":
+            *others, last = node.named_children
+            self.joined([*((each, ()) for each in others), (last, redirects)], surely=surely)
+        elif kind == "redirected_statement":
+            (body, own), *rest = redirected(node, redirects)
+            if rest and rest[0][0].type == "pipeline":
+                self.joined([(body, own), *((each, ()) for each in rest[0][0].named_children)], surely=surely)
+            else:
+                self.statement(body, own, surely=surely)
+                for heredoc in node.children_by_field_name("redirect"):
+                    for operator in heredoc.children_by_field_name("operator"):
+                        self.then(text_of(operator), rest, surely=surely)
+        elif kind == "list":
+            first, operator, last = [each for each in node.children if each.type != "comment"]
+            self.statement(first, surely=surely)
+            self.then(text_of(operator), [(last, redirects)], surely=surely)
+        elif kind == "negated_command":
+            self.statement(node.named_children[-1], redirects, surely=surely)
+            self.status = None if self.status is None else not self.status
+        elif kind in ("compound_statement", "subshell"):
+            if text_of(node).startswith("(("):
+                self.status = None
+                return
+            self.block(node.named_children, surely=surely)
+        elif kind == "if_statement":
+            self.conditional(node, surely=surely)
+        elif kind == "while_statement":
+            self.loop(node, surely=surely)
+        elif kind in ("for_statement", "c_style_for_statement"):
+            name = text_of(node.children[1])
+            if node.children[0].type == "for" and node.children[1].type == "variable_name" and not name.isidentifier():
+                raise _Broken
+            self.sure = self.sure and not _UNKNOWN.search(name)
+            values = [text_of(each) for each in node.children_by_field_name("value")]
+            self.body(node, surely=surely and any(map(_is_item, values)) and node.children[0].type == "for")
+            self.status = True if self.status else None
+        elif kind == "function_definition":
+            self.defined |= {text_of(each) for each in node.children_by_field_name("name")}
+            self.block(node.children_by_field_name("body"), surely=False)
         else:
-            return words
-        words, runs = following, True
-    return []
+            self.sure = self.sure and kind == "case_statement"
+            self.status = None
+
+    def joined(self, parts: Sequence[_Part], *, surely: bool) -> None:
+        """Read a pipeline. The grammar gives one after a redirection the whole list before it: `a && b > c | d`."""
+        (first, own), *others = parts
+        if first.type == "redirected_statement":
+            (first, own), *rest = redirected(first, own)
+            others = [*(part for part in rest if part[0].type != "pipeline"), *others]
+        if first.type != "list":
+            return self.pipeline([(first, own), *others], surely=surely)
+        left, operator, right = [each for each in first.children if each.type != "comment"]
+        self.statement(left, surely=surely)
+        return self.then(text_of(operator), [(right, own), *others], surely=surely)
+
+    def then(self, operator: str, parts: Sequence[_Part], *, surely: bool) -> None:
+        """Read the pipeline that runs after `&&` or `||`."""
+        before, runs = self.status, self.status is (operator == "&&")
+        if len(parts) == 1:
+            self.statement(*parts[0], surely=surely and runs)
+        else:
+            self.joined(parts, surely=surely and runs)
+        if not runs:
+            self.status = before
+
+    def block(self, nodes: Sequence[Node], *, surely: bool) -> None:
+        if not nodes:
+            raise _Broken
+        before = self.status
+        self.statements(nodes, surely=surely)
+        if not surely:
+            self.status = before
+
+    def conditional(self, node: Node, *, surely: bool) -> None:
+        condition = node.children_by_field_name("condition")
+        then = next(at for at, each in enumerate(node.children) if each.type == "then")
+        body = [each for each in node.children[then:] if each.is_named and not each.type.startswith(("elif", "else"))]
+        self.block([each for each in condition if each.is_named], surely=surely)
+        taken = self.status is True
+        self.block(body, surely=surely and taken)
+        self.status = True if taken and self.status else None
+
+    def loop(self, node: Node, *, surely: bool) -> None:
+        keyword = text_of(node.children[0])
+        condition = [each for each in node.children_by_field_name("condition") if each.is_named]
+        last = text_of(condition[-1]) if condition else ""
+        runs = surely and keyword == "while"
+        self.block(condition, surely=runs)
+        self.sure = self.sure and (keyword, last) not in _ENDLESS
+        self.body(node, surely=runs and self.status is True)
+        self.status = True if self.status else None
+
+    def body(self, node: Node, *, surely: bool) -> None:
+        self.status = True
+        for each in node.children_by_field_name("body"):
+            self.block(each.named_children, surely=surely)
+        self.left = False
+
+    def pipeline(self, parts: Sequence[_Part], *, surely: bool) -> None:
+        steps = [step for part in parts for step in _steps(*part)]
+        words = [command_of(*step).words for step in steps]
+        if any(each[:1] and each[0] in _RESERVED for each in words):
+            raise _Broken
+        programs, text = [*map(_program, words)], " ".join(_line(*step) for step in steps)
+        known = f"{text} {' '.join(word for each in words for word in each)}"
+        self.sure = self.sure and not (_UNKNOWN.search(known) or (self.nounset and "$" in text))
+        simple = all(node.type in SIMPLE for node, _ in steps)
+        if not surely or not self.sure or not simple:
+            self.status = None if surely else self.status
+            return
+        if not re.fullmatch(r"[\w.+\[:({!=/~-]*", programs[0]) or self.defined & set(programs):
+            self.sure = False
+            return
+        self.status = None if programs[-1] in _TESTS else _CONSTANTS.get(programs[-1], True)
+        if len(programs) > 1 and "false" in programs:
+            self.status = None  # `pipefail`
+        self.counted.append(Pipeline(programs, text))
+        self.change(words[0], programs)
+
+    def change(self, words: list[str], programs: list[str]) -> None:
+        """Note what a command changes for those after it."""
+        changing = ({*words[:1]} | set(programs)) & _CHANGES_SHELL
+        if changing == {"set"} and all(map(_SETS.fullmatch, words[1:])):
+            self.strict = self.strict or any("e" in word for word in words[1:] if word not in ("pipefail", "nounset"))
+            self.nounset = self.nounset or any(re.match("-[a-z]*u|nounset", word) for word in words[1:])
+        elif changing in ({"break"}, {"continue"}):
+            self.left = True
+        elif (changing and (changing != {"exec"} or programs[0])) or (programs[0] == "printf" and "-v" in words):
+            self.sure = False
 
 
-def _has_item(words: list[str]) -> bool:
+def _steps(node: Node, redirects: Sequence[Node]) -> list[_Part]:
+    """Return the commands of a pipeline with their redirections."""
+    if node.type == "pipeline":
+        return [step for child in node.named_children for step in _steps(child, ())]
+    if node.type == "redirected_statement":
+        (body, own), *rest = redirected(node, redirects)
+        return [*_steps(body, own), *(step for each, more in rest for step in _steps(each, more))]
+    return [(node, redirects)]
+
+
+def _line(node: Node, redirects: Sequence[Node]) -> str:
+    """Return the text of a command with its redirections, without the bodies of its heredocs."""
+    shown = [each.children[1] if each.type == "heredoc_redirect" else each for each in redirects]
+    return " ".join(map(text_of, [node, *shown]))
+
+
+def _is_item(value: str) -> bool:
     """Return whether a loop surely has an item: a word that is more than a variable or an empty substitution."""
-    return any(not re.fullmatch(r"\$\{?\w+\}?|\$\((?:true|false|:)?\)|", word) for word in words)
+    return not re.fullmatch(r"\$\{?\w+\}?|\$\((?:true|false|:)?\)|", value)
 
 
-def _program(words: list[str]) -> str:
+def _program(words: Sequence[str]) -> str:
     """Return the program that a simple command runs; "" for assignments alone. The system's folders are left out."""
     for word in words:
-        bare = word.lstrip("(")
-        if bare and bare not in _WRAPPERS and not _ASSIGNMENT.match(bare):
-            return _SYSTEM_FOLDERS.sub("", bare, 1) if _SYSTEM_FOLDERS.match(bare) else bare
+        if word and word not in _WRAPPERS and not _ASSIGNMENT.match(word):
+            return _SYSTEM_FOLDERS.sub("", word, 1) if _SYSTEM_FOLDERS.match(word) else word
     return ""
-
-
-def _status(words: list[str], program: str) -> bool | None:
-    """Return whether a command succeeds; None for a test."""
-    if program in _TESTS or words[0].startswith("(("):
-        return None
-    status = _CONSTANTS.get(program, True)
-    return not status if words[0] == "!" else status

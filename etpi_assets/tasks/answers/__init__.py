@@ -12,10 +12,10 @@ from typing import Any
 
 from etpi_assets.tasks.answers import maths, programs
 from etpi_assets.tasks.answers.rows import balanced, read_questions
+from etpi_assets.tasks.calibration import PLAIN
 from etpi_assets.tasks.family import (
     ANSWER,
     BLIND,
-    CALIBRATIONS,
     REFERENCE_RUNS,
     UNCHALLENGED,
     Family,
@@ -26,8 +26,7 @@ from etpi_assets.tasks.family import (
     named_path,
     with_defaults,
 )
-from etpi_assets.tasks.proof import Calibration, Unproven
-from etpi_resources.hashes import json_hash
+from etpi_assets.tasks.proof import calibration_of, identity_of, prove
 from etpi_resources.sandboxes import Limits, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
@@ -80,21 +79,16 @@ class Answers(Family):
         return judge_text(task, files.get(ANSWER, ""), sandboxes)
 
     def trusts(self, task: Task) -> Sequence[str]:
-        shared = task.payload["kind"] == "program" and "test" in task.payload["tests"]
-        return super().trusts(task) or [UNCHALLENGED] if shared else [BLIND]
+        return [BLIND] if _check_of(task) is None else super().trusts(task) or [UNCHALLENGED]
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         """Yield each task, with the calibration of its `check` if it has one, or its rejection."""
         for task in tasks:
-            try:
-                rejected, calibration = self.rejection(task, sandboxes), None
-                if rejected is None and task.payload["kind"] == "program":
-                    calibration = _calibration(task, sandboxes)
-            except Unproven as error:
-                rejected, calibration = RejectedInput(task.task_id, error.reason, str(error)), None
-            stored = {"check": calibration.model_dump(exclude_defaults=True)} if calibration else {}
-            payload = {**task.payload, **({CALIBRATIONS: stored} if stored else {})}
-            yield rejected or replace(task, payload=payload)
+            trial = _check_of(task)
+            if trial is not None and trial.solution is not None:
+                yield prove(task, [trial], lambda: None, {}, sandboxes)
+            else:
+                yield self.rejection(task, sandboxes) or task
 
     def rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
         """Reject a task as no_reference, reference_fails, or null_passes if its empty answer passes.
@@ -120,27 +114,20 @@ FAMILY = Answers()
 
 
 def judge_text(task: Task, text: str, sandboxes: SandboxFactory) -> Verdict:
-    if task.payload["kind"] == "program":
-        calibration = _calibration(task, sandboxes)
-        return programs.judge(task.payload["tests"], text, limits_of(task), sandboxes, calibration)
-    verdict = maths.judge(task.payload["answer"], text, task.payload.get("grader", "hardened"), task.instruction)
-    return replace(verdict, details={**verdict.details, "verdict_trust": BLIND})
+    if task.payload["kind"] != "program":
+        verdict = maths.judge(task.payload["answer"], text, task.payload.get("grader", "hardened"), task.instruction)
+        return replace(verdict, details={**verdict.details, "verdict_trust": BLIND})
+    trial = _check_of(task)
+    calibration = calibration_of(task, trial, sandboxes) if trial else PLAIN
+    return programs.judge(task.payload["tests"], text, limits_of(task), sandboxes, calibration)
 
 
-def _calibration(task: Task, sandboxes: SandboxFactory) -> Calibration | None:
-    """Return the calibration of a program's `check`: the proved task's, or one that is made now and kept."""
-    tests, reference = task.payload["tests"], task.payload["reference"]
-    if "test" not in tests or not reference:
+def _check_of(task: Task) -> programs.CheckTrial | None:
+    """Return the trial of a program's `check`; None for other tasks."""
+    if task.payload["kind"] != "program" or "test" not in task.payload["tests"]:
         return None
-    if stored := task.payload.get(CALIBRATIONS, {}).get("check"):
-        return Calibration.model_validate(stored)
-    key = json_hash([tests, reference])
-    if key not in _MADE:
-        _MADE[key] = programs.calibrated(tests, reference, limits_of(task), sandboxes)
-    return _MADE[key]
-
-
-_MADE: dict[str, Calibration] = {}
+    tests, reference = task.payload["tests"], task.payload["reference"]
+    return programs.CheckTrial(identity_of(task), tests, reference, limits_of(task))
 
 
 def limits_of(task: Task) -> Limits:

@@ -16,22 +16,14 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from etpi_assets.tasks.family import BLIND, UNCHALLENGED, Verdict
+from etpi_assets.tasks.calibration import PLAIN, Calibration, TestRun
+from etpi_assets.tasks.family import BLIND, Verdict
 from etpi_assets.tasks.graded_run import RECORDER, GradedRun, read_reports, unpacked
-from etpi_assets.tasks.proof import (
-    Calibration,
-    TestRun,
-    Unproven,
-    compared,
-    dig_files,
-    fitted,
-    note_trust,
-    trust_of,
-    unlike_reference,
-)
+from etpi_assets.tasks.proof import Tests, Trial, Unproven, judge_trial
+from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import Limits, Sandbox, SandboxFactory
 
 _BLOCK = re.compile(r"```(?:python3?|py)?[ \t]*\n(.*?)\n?```", re.DOTALL)
@@ -94,74 +86,67 @@ def program_of(text: str) -> str | None:
 
 
 def judge(
-    tests: Mapping[str, Any],
-    text: str,
-    limits: Limits,
-    sandboxes: SandboxFactory,
-    calibration: Calibration | None = None,
+    tests: Mapping[str, Any], text: str, limits: Limits, sandboxes: SandboxFactory, calibration: Calibration = PLAIN
 ) -> Verdict:
     """Return passed, failed_tests (with the first failed test) or no_answer. Only inputs enter the sandbox.
 
     Args:
-        calibration: of `check`, see `calibrated`; None: its expected values are no holes.
+        calibration: of `check`.
     """
     program = program_of(text)
     if program is None:
         return Verdict(0.0, "no_answer", {"tests": 0})
-    if "test" not in tests:
+    if "test" in tests:
+        trial = CheckTrial(json_hash(tests), tests, None, limits)
+        passed, details = judge_trial(trial, calibration, program, sandboxes)
+    else:
         with sandboxes.create({"solution.py": program + "\n"}, replace(limits, output_bytes=4 << 20)) as sandbox:
             problem = _compared(tests, sandbox)
-        trust = BLIND
-    else:
-        test = _run_check(tests, program, limits, sandboxes, calibration)
-        unlike = calibration and unlike_reference(calibration, test)
-        wrong = [reason for reason in (test.run.problem, *test.failed.values(), unlike) if reason]
-        problem = (
-            {"test": 0, "why": wrong[0], "exit_code": test.exit_code, "output": test.output[-500:]} if wrong else None
-        )
-        trust = trust_of(calibration) if calibration else UNCHALLENGED
-    code = "passed" if problem is None else "failed_tests"
-    return Verdict(float(problem is None), code, {**(problem or {}), "verdict_trust": trust})
+        passed, details = problem is None, {**(problem or {}), "verdict_trust": BLIND}
+    return Verdict(float(passed), "passed" if passed else "failed_tests", details)
 
 
-def calibrated(tests: Mapping[str, Any], reference: str, limits: Limits, sandboxes: SandboxFactory) -> Calibration:
-    """Return the calibration of a `check` by a reference that passes it. Raises Unproven if it does not."""
-    program = program_of(reference) or ""
+@dataclass(frozen=True)
+class CheckTrial(Trial):
+    """The run of a `check`. Work is the text of a program.
 
-    def attempt(calibration: Calibration | None) -> TestRun:
-        return _run_check(tests, program, limits, sandboxes, calibration)
+    Attributes:
+        truth: see `read_tests`.
+        solution: the reference's answer; None: there is none.
+    """
 
-    def require(_: Calibration, test: TestRun, number: int) -> None:
-        if test.run.problem or test.failed:
-            raise Unproven("reference_fails", f"run {number}: {test.run.problem} {test.failed} {test.output[-500:]}")
+    identity: str
+    truth: Mapping[str, Any]
+    solution: str | None
+    limits: Limits
+    key = "check"
+    nothing = "pass"
 
-    plain = attempt(None)
-    require(Calibration(), plain, 1)
-    calibration = fitted(plain.run, attempt, require)
-    calibration.turned = {_NODE: 1}
-    note_trust(calibration, {_FILE: str(tests["test"])}, {})
-    return calibration
+    def tests(self, sandboxes: SandboxFactory) -> Tests:
+        return Tests({_FILE: str(self.truth["test"])}, {})
 
+    def reference(self, sandboxes: SandboxFactory) -> str:
+        if program := program_of(self.solution or ""):
+            return program
+        raise Unproven("no_reference", "there is no reference program")
 
-def _run_check(
-    tests: Mapping[str, Any], program: str, limits: Limits, sandboxes: SandboxFactory, calibration: Calibration | None
-) -> TestRun:
-    """Run `check` on a program; with holes, and compare what they recorded, if there is a calibration."""
-    mark, recorder = secrets.token_hex(8), f"recorder_{secrets.token_hex(6)}"
-    dug = dig_files({_FILE: str(tests["test"])}, calibration) if calibration else {}
-    text = dug[_FILE].text if _FILE in dug else tests["test"]
-    check = _CHECK.format(test=text, entry=tests["entry_point"], mark=mark, recorder=recorder, node=_NODE)
-    source = f"{tests['prelude']}\n{program}" if tests.get("prelude") else program
-    files = {"solution.py": source + "\n", _FILE: check, f"{recorder}.py": RECORDER}
-    with sandboxes.create(files, replace(limits, output_bytes=4 << 20)) as sandbox:
-        done = sandbox.run(f"python3 -B -I {_FILE} 2>&1")
-        packed = sandbox.run("cat report-* | gzip | base64 -w 0").output
-    records = [record for report in read_reports(unpacked(packed)) for record in report.records]
-    passed = done.output.rstrip().endswith(f"\n{mark}")
-    outcomes = {_NODE: "passed" if passed else "failed"}
-    problem = None if passed else "check did not reach its end"
-    run = GradedRun(done.output, done.exit_code, done.timed_out, [_NODE], outcomes, records, problem)
-    return compared(run, dug, calibration or Calibration())
+    def run(self, work: str, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool) -> GradedRun:
+        mark, recorder = secrets.token_hex(8), f"recorder_{secrets.token_hex(6)}"
+        entry = self.truth["entry_point"]
+        check = _CHECK.format(test=tests.files[_FILE], entry=entry, mark=mark, recorder=recorder, node=_NODE)
+        source = f"{self.truth['prelude']}\n{work}" if self.truth.get("prelude") else work
+        files = {"solution.py": source + "\n", _FILE: check, f"{recorder}.py": RECORDER}
+        with sandboxes.create(files, replace(self.limits, output_bytes=4 << 20)) as sandbox:
+            done = sandbox.run(f"python3 -B -I {_FILE} 2>&1")
+            packed = sandbox.run("cat report-* | gzip | base64 -w 0").output
+        records = [record for report in read_reports(unpacked(packed)) for record in report.records]
+        outcome = "passed" if done.output.rstrip().endswith(f"\n{mark}") else "failed"
+        return GradedRun(done.output, done.exit_code, done.timed_out, [_NODE], {_NODE: outcome}, records)
+
+    def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
+        if test.passed:
+            return 1.0, {}
+        return 0.0, {"test": 0, "why": test.failed.get(_NODE, "check did not reach its end")}
 
 
 def _compared(tests: Mapping[str, Any], sandbox: Sandbox) -> dict[str, Any] | None:

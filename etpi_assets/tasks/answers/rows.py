@@ -23,13 +23,13 @@ from typing import Any
 
 from etpi_assets.tasks.answers import maths, programs
 from etpi_assets.tasks.family import RejectedInput, Task
-from etpi_assets.tasks.repository import read_rows
+from etpi_assets.tasks.rows import read_rows
 
 
 def read_questions(suite: str, path: Path, chosen: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
     """Yield a task or a rejection for each row, in order; skip rows of sources that params.sources leaves out.
 
-    Raises FileNotFoundError and ValueError as `repository.read_rows`."""
+    Raises FileNotFoundError and ValueError as `read_rows`."""
     seen: dict[str, str] = {}
     for place, row in read_rows(path):
         if isinstance(row, str):

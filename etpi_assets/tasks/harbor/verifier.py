@@ -12,15 +12,18 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from etpi_assets.tasks import downloads
-from etpi_assets.tasks.family import Task, Verdict
+from etpi_assets.tasks import downloads, places
+from etpi_assets.tasks.calibration import TestRun
+from etpi_assets.tasks.family import Task
+from etpi_assets.tasks.frozen import RESERVED
 from etpi_assets.tasks.graded_run import GradedRun, run_graded
-from etpi_assets.tasks.holes import Holed
-from etpi_assets.tasks.proof import Calibration, TestRun, compared, dig_files, unlike_reference
-from etpi_resources.sandboxes import Sandbox
+from etpi_assets.tasks.harbor import snapshot
+from etpi_assets.tasks.proof import Tests, Trial, Unproven
+from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 TESTS, SOLUTION, LOGS = "/tests", "/solution", "/logs"
 PLACES = (TESTS, SOLUTION, LOGS)
@@ -30,8 +33,8 @@ _REWARDS = f"{LOGS}/verifier"
 _SHOWN = 2000
 """Characters of the tests' output in a verdict that is not a pass."""
 
-_MARK = "reward of the tests"
 _TEST = re.compile(r"(^|/)(test_[^/]*|[^/]*_test)\.py$")
+_IMPORT = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
 _SHELL = re.compile(rb"#!\s*/(usr/)?bin/(env\s+)?(ba)?sh\b")
 _READS = re.compile(r"""(?:(?:pathlib\.)?Path\(\s*(?P<q>["'])/tests/(?P<path>[\w./-]+)(?P=q)\s*\)\.read_text\(\))""")
 """How a test reads a text beside it."""
@@ -39,60 +42,105 @@ _INLINED = 20_000
 """Characters of a text, at most, that becomes a literal."""
 
 
-def grade(task: Task, sandbox: Sandbox, calibration: Calibration | None = None) -> tuple[Verdict, TestRun]:
-    """Run the tests in the machine and return their reward: passed (1), failed_tests, or no_reward (0).
+@dataclass(frozen=True)
+class MachineRun(GradedRun):
+    """A run of a machine's tests. `rewards`: name of a reward file that the tests left -> its text."""
 
-    no_reward means that the tests write no readable reward in [0, 1]: an agent must not gain by breaking them. With a
-    calibration, the values that pytest's tests expect are holes, and a run that disagrees with them has reward 0.
+    rewards: Mapping[str, str] = field(default_factory=dict)
 
-    Raises OSError if the tests cannot be written to the machine."""
-    dug = dig_files(python_tests(task), calibration) if calibration else {}
-    files = {**task.payload["tests"], **{path: _encoded(task, path, holed.text) for path, holed in dug.items()}}
-    for path in _withheld(task, dug):
-        del files[path]
-    put = sandbox.run(f"{empty_command(TESTS, _REWARDS)} && {put_command(TESTS, files)}")
-    if put.exit_code:
-        raise OSError(f"task {task.task_id}: the tests could not be put into its machine: {put.output[-500:].strip()}")
-    log = f"{_REWARDS}/test-stdout.txt"
-    script = f"{TESTS}/test.sh"
-    if _SHELL.match(base64.b64decode(files["test.sh"]["data"])):
-        # Bash reads a sourced file whole, so nothing that runs meanwhile can append to it.
-        script = f"bash -c 'source {script}' {script}"
-    command = _exports(task.payload["environment"])
-    command += downloads.command_with_downloads(task.payload["place"], f"{script} > {log} 2>&1")
-    recorded = bool(dug) or (calibration is not None and bool(calibration.whole) and "all" not in calibration.trust)
-    if recorded:
-        run = run_graded(sandbox, command, timeout=task.payload["seconds"], safe_path=False)
-    else:
-        done = sandbox.run(command, timeout=task.payload["seconds"])
-        run = GradedRun(done.output, done.exit_code, done.timed_out)
-    test = compared(run, dug, calibration or Calibration())
-    log_end = sandbox.run(f"tail -c {_SHOWN} {log}").output
-    reward, problem, file = _reward(sandbox, calibration)
-    shown: dict[str, Any] = {} if reward == 1.0 else {
-        "exit_code": run.exit_code, "timed_out": run.timed_out, "output": log_end
-    }  # fmt: skip
-    if reward is None:
-        return Verdict(0.0, "no_reward", {"problem": problem, **shown}), test
-    unlike = unlike_reference(calibration, test) if calibration and recorded else None
-    if recorded and (why := run.problem or test.failed or unlike):
-        return Verdict(0.0, "failed_tests", {"compared": why, "output": log_end}), test
-    return Verdict(reward, "passed" if reward == 1.0 else "failed_tests", {**shown, "reward_file": file}), test
+
+class Unpacked(ValueError):
+    """An agent's archive cannot be unpacked."""
+
+
+@dataclass(frozen=True)
+class MachineTrial(Trial):
+    """The run of a task's tests. Work is an archive of the working directory (`snapshot`); "": it is untouched.
+
+    A run in which a reversed test fails has no reward, so nothing is reversed."""
+
+    identity: str
+    task: Task
+    key = "tests"
+    pytest = None
+    reversible = False
+
+    def tests(self, sandboxes: SandboxFactory) -> Tests:
+        return Tests(python_tests(self.task), {})
+
+    def reference(self, sandboxes: SandboxFactory) -> str:
+        """Run the reference solution as an agent would, and return the machine's archive."""
+        commands = solution_commands(self.task)
+        if not commands:
+            raise Unproven("no_reference", "there is no solution/solve.sh that could prove the task")
+        place = self.task.payload["place"]
+        environment = places.needs(place, None, PLACES).environment
+        with sandboxes.create({}, places.test_limits(place), environment) as sandbox:
+            outputs = [sandbox.run(command, timeout=self.task.payload["solution_seconds"]) for command in commands]
+            if (archive := snapshot.take(sandbox)) is not None:
+                return archive
+        raise Unproven("reference_fails", f"its machine did not give its files out: {outputs[-1].output[-500:]}")
+
+    def run(
+        self, work: str, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool, record: bool = False
+    ) -> MachineRun:
+        with places.test_sandbox(self.task.payload["place"], sandboxes, {}, PLACES, record=record) as sandbox:
+            if work and (problem := snapshot.put(sandbox, work, _reserved(self.task))):
+                raise Unpacked(problem)
+            return self._run(sandbox, tests, recorded=recorded)
+
+    def _run(self, sandbox: Sandbox, tests: Tests, *, recorded: bool) -> MachineRun:
+        task = self.task
+        holed = {path: text for path, text in tests.files.items() if recorded}
+        files = {**task.payload["tests"], **{path: _encoded(task, path, text) for path, text in holed.items()}}
+        for path in _withheld(task, holed):
+            del files[path]
+        put = sandbox.run(f"{empty_command(TESTS, _REWARDS)} && {put_command(TESTS, files)}")
+        if put.exit_code:
+            problem = put.output[-500:].strip()
+            raise OSError(f"task {task.task_id}: the tests could not be put into its machine: {problem}")
+        log, script = f"{_REWARDS}/test-stdout.txt", f"{TESTS}/test.sh"
+        if _SHELL.match(base64.b64decode(files["test.sh"]["data"])):
+            # Bash reads a sourced file whole, so nothing that runs meanwhile can append to it.
+            script = f"bash -c 'source {script}' {script}"
+        command = _exports(task.payload["environment"])
+        command += downloads.command_with_downloads(task.payload["place"], f"{script} > {log} 2>&1")
+        if recorded:
+            run = run_graded(sandbox, command, timeout=task.payload["seconds"], safe_path=False)
+        else:
+            done = sandbox.run(command, timeout=task.payload["seconds"])
+            run = GradedRun(done.output, done.exit_code, done.timed_out)
+        shown = {**vars(run), "output": sandbox.run(f"tail -c {_SHOWN} {log}").output}
+        return MachineRun(**shown, rewards=_rewards(sandbox))
+
+    def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
+        """Return the reward that the tests left, 0 if they left no readable one: nobody must gain by breaking them."""
+        run = test.run
+        assert isinstance(run, MachineRun)
+        reward, problem, file = _reward(run.rewards, test.calibration.reward)
+        if reward is None:
+            return 0.0, {"problem": problem, "timed_out": run.timed_out}
+        details = {"reward_file": file, **({} if reward == 1 else {"timed_out": run.timed_out})}
+        return (0.0 if test.failed else reward), details
+
+
+def _reserved(task: Task) -> set[str]:
+    """Return the modules that an agent may not add: RESERVED and those that the tests import, without those that the
+    request or the solution names."""
+    text = "\n".join([task.instruction, *_texts(task.payload["solution"]).values()])
+    imports = {module for test in _texts(task.payload["tests"]).values() for module in _IMPORT.findall(test)}
+    return (set(RESERVED) | imports) - set(re.findall(r"(?<![\w.])(\w+)(?:\.py\b|/)", text))
+
+
+def _texts(files: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    return {path: base64.b64decode(file["data"]).decode(errors="replace") for path, file in files.items()}
 
 
 def python_tests(task: Task) -> dict[str, str]:
     """Return the task's test files that pytest may collect, path -> text."""
-    texts = {
-        path: base64.b64decode(file["data"]).decode(errors="replace") for path, file in task.payload["tests"].items()
-    }
+    texts = _texts(task.payload["tests"])
     named = {path: text for path, text in texts.items() if _TEST.search(path)}
     return {path: _inlined(text, texts) for path, text in named.items()}
-
-
-def names_pytest(task: Task) -> bool:
-    """Return whether a shell script of the tests names pytest."""
-    scripts = (base64.b64decode(file["data"]) for path, file in task.payload["tests"].items() if path.endswith(".sh"))
-    return any(b"pytest" in script for script in scripts)
 
 
 def _inlined(text: str, texts: Mapping[str, str]) -> str:
@@ -105,11 +153,11 @@ def _inlined(text: str, texts: Mapping[str, str]) -> str:
     return _READS.sub(literal, text)
 
 
-def _withheld(task: Task, dug: Mapping[str, Holed]) -> list[str]:
+def _withheld(task: Task, dug: Mapping[str, str]) -> list[str]:
     """Return the files that only expected values were read from: no file that the script leads to names them."""
-    texts = {p: base64.b64decode(f["data"]).decode(errors="replace") for p, f in task.payload["tests"].items()}
+    texts = _texts(task.payload["tests"])
     read = {path for path in texts.keys() - dug.keys() if any(f"{TESTS}/{path}" in texts[test] for test in dug)}
-    texts |= {path: holed.text for path, holed in dug.items()}
+    texts |= dug
     reached, more = set[str](), {"test.sh", *dug}
     while more:
         reached |= more
@@ -156,22 +204,21 @@ def put_command(folder: str, files: Mapping[str, Mapping[str, Any]]) -> str:
     return " && ".join(lines) or "true"
 
 
-def _reward(sandbox: Sandbox, calibration: Calibration | None) -> tuple[float | None, str, str]:
-    """Return (the reward or None, the reason if None, the file). With a calibration, only the reference's file counts.
-
-    A file that its writer cannot change any more, or a link, was put there by something else than the tests."""
-    for name, read in (("reward.json", _of_json), ("reward.txt", float)):
-        if calibration and calibration.reward not in ("", name):
-            continue
+def _rewards(sandbox: Sandbox) -> dict[str, str]:
+    """Return the reward files. One that its writer cannot change any more, or a link, is not of the tests."""
+    rewards = {}
+    for name in _READERS:
         file = f"{_REWARDS}/{name}"
-        reply = sandbox.run(
-            f"[ -f {file} ] && [ ! -L {file} ] && [ -w {file} ] && echo {shlex.quote(_MARK)} && cat {file}"
-        ).output
-        mark, _, text = reply.partition("\n")
-        if mark != _MARK:
-            continue
+        done = sandbox.run(f"[ -f {file} ] && [ ! -L {file} ] && [ -w {file} ] && cat {file}")
+        rewards |= {} if done.exit_code else {name: done.output}
+    return rewards
+
+
+def _reward(rewards: Mapping[str, str], only: str) -> tuple[float | None, str, str]:
+    """Return (the reward or None, the reason if None, the file). `only`: the file that the reference leaves, or ""."""
+    for name in [name for name in _READERS if name in rewards and only in ("", name)]:
         try:
-            reward = read(text)
+            reward = _READERS[name](rewards[name])
         except (ValueError, TypeError, KeyError) as error:
             if name == "reward.json":  # the text file may have the number
                 continue
@@ -187,3 +234,6 @@ def _of_json(text: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"reward = {value!r}")
     return float(value)
+
+
+_READERS: Mapping[str, Callable[[str], float]] = {"reward.json": _of_json, "reward.txt": float}

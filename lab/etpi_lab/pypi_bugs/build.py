@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 from etpi.sandbox_python import make_tools
 from etpi_assets.planning.versions import digest
 from etpi_assets.tasks.frozen import TEST_FILE
-from etpi_assets.tasks.reports import Outcomes, pytest_outcomes
+from etpi_assets.tasks.reports import Outcomes, plain
 from etpi_lab.pypi_bugs.mutations import Mutation, mutations
 from etpi_lab.pypi_bugs.packages import PackageFiles, PinnedPackage, fetch, read
 from etpi_resources.hashes import json_hash
@@ -36,6 +37,7 @@ SLOWER = 5
 
 LIMITS = Limits(command_seconds=600.0, memory_bytes=1 << 30, processes=256, output_bytes=4 << 20)
 _SHOWN_LINES = 30
+_PYTEST = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS)\s+(\S.*)")
 
 
 def test_command(roots: Sequence[str], tests: Sequence[str], *flags: str) -> str:
@@ -170,6 +172,30 @@ def _broken(done: CommandResult, expected: Outcomes) -> str | None:
         return None
     outcomes = pytest_outcomes(done.output)
     return next((t for t, o in outcomes.items() if o == "FAILED" and expected.get(t) == "PASSED"), None)
+
+
+def pytest_outcomes(output: str) -> Outcomes:
+    """Return the outcomes in the last short summary of `pytest -rA`, by node id; empty if there is no summary.
+
+    The id keeps its parameters and loses the reason after ` - `. A failed test whose teardown errs is an ERROR."""
+    head, _, summary = plain(output).rpartition("short test summary info")
+    outcomes: Outcomes = {}
+    if not head:
+        return outcomes
+    for line in summary.splitlines():
+        if match := _PYTEST.match(line.strip()):
+            word = {"XFAIL": "PASSED", "XPASS": "FAILED"}.get(match[1], match[1])
+            outcomes[_name(match[2], match[1])] = word
+    return outcomes
+
+
+def _name(text: str, word: str) -> str:
+    """Return the node id without the reason, which a passed test does not have; parameters may contain ` - `."""
+    if word == "PASSED":
+        return text.strip()
+    bracket = text.find("[")
+    at = text.find(" - ", text.find("]", bracket) if 0 <= bracket < text.find(" - ") else 0)
+    return (text if at < 0 else text[:at]).strip()
 
 
 def _key(packages: Sequence[PinnedPackage], per_package: int, seed: int) -> str:

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etpi_assets.tasks import places
+from etpi_assets.tasks.calibration import TestRun
 from etpi_assets.tasks.commands import write_commands
 from etpi_assets.tasks.family import Role, Task
-from etpi_assets.tasks.frozen import put_changes
-from etpi_assets.tasks.proof import TestRun
+from etpi_assets.tasks.reports import equal_outcomes
 from etpi_assets.tasks.repository import PARAMS, RepositoryFamily, make_task
 from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import Sandbox
@@ -74,16 +74,11 @@ class PypiBugs(RepositoryFamily):
         return _ROOTS.sub("", task.payload["command"])
 
     def passes(self, task: Task, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
-        outcomes, wanted = run.outcomes(), task.payload["expected"]
-        wrong = sorted(name for name in outcomes.keys() | wanted.keys() if outcomes.get(name) != wanted.get(name))
-        return bool(outcomes) and bool(wanted) and not wrong, {"tests": len(outcomes), "wrong": wrong[:20]}
+        return equal_outcomes(run.outcomes(), task.payload["expected"])
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         path = task.payload["path"]
         return write_commands({path: task.payload["files"][path]}, {path: task.payload["fixed"]})
-
-    def solution(self, task: Task, sandbox: Sandbox) -> None:
-        put_changes(sandbox, {task.payload["path"]: task.payload["fixed"]})
 
     def fixed(self, task: Task) -> str:
         payload = task.payload

@@ -15,7 +15,7 @@ from etpi_assets.tasks.family import ANSWER, Family, RejectedInput, Task, Verdic
 from etpi_assets.tasks.frozen import counted_changes
 from etpi_assets.tasks.grading import grade
 from etpi_assets.tasks.holes import dig
-from etpi_assets.tasks.reports import counts, pytest_outcomes, unittest_outcomes
+from etpi_assets.tasks.reports import counts, unittest_outcomes
 from etpi_assets.tasks.table import rejected_table, task_table
 from etpi_assets.tasks.task_checks import check_tasks
 from etpi_assets.worlds.repo_fix_tiny import judge as repo_fix
@@ -444,7 +444,6 @@ def printed_outcomes() -> dict[str, Any]:
     )
     jest = "Tests:       1 failed, 12 passed, 13 total"
     return {
-        "pytest": pytest_outcomes(pytest_text),
         "unittest": unittest_outcomes(unittest_text),
         "counts": [counts(text) for text in (pytest_text, jest, "--- PASS: TestA\n--- FAIL: TestB\n", "ok moor")],
     }

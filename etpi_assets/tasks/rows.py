@@ -1,0 +1,51 @@
+"""Rows of data sets: .jsonl, .json and .parquet files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
+    """Yield ("file:row", the row, or the reason why it is unreadable) for a file, or for a folder's files in order.
+
+    Raises FileNotFoundError if there is no file of rows, ValueError for any other suffix."""
+    files = sorted(p for p in path.rglob("*") if p.suffix in _READERS) if path.is_dir() else [path]
+    if not files or not files[0].is_file():
+        raise FileNotFoundError(f"{path}: no .jsonl, .json or .parquet file of rows")
+    for file in files:
+        if file.suffix not in _READERS:
+            raise ValueError(f"{file}: rows are read from .jsonl, .json and .parquet")
+        for number, row in enumerate(_READERS[file.suffix](file), 1):
+            yield f"{file.name}:{number}", row
+
+
+def _jsonl(file: Path) -> Iterable[Mapping[str, Any] | str]:
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        yield from (_row(line) for line in lines if line.strip())
+
+
+def _row(text: str) -> Mapping[str, Any] | str:
+    try:
+        row = json.loads(text)
+    except ValueError as error:
+        return f"no JSON: {error}"
+    return row if isinstance(row, dict) else "no JSON object"
+
+
+def _json(file: Path) -> Iterable[Mapping[str, Any] | str]:
+    rows = json.loads(file.read_text(encoding="utf-8"))
+    rows = list(rows.values()) if isinstance(rows, dict) else rows
+    yield from (row if isinstance(row, dict) else "no JSON object" for row in rows)
+
+
+def _parquet(file: Path) -> Iterable[Mapping[str, Any] | str]:
+    for batch in pq.ParquetFile(file).iter_batches(64):
+        yield from batch.to_pylist()
+
+
+_READERS = {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet}
