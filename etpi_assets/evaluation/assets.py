@@ -178,7 +178,7 @@ def _roll_out(
 @asset(
     set="experiment",
     group="evaluation",
-    tables=("metrics", "scores", "agent_scores", "turn_scores"),
+    tables=("metrics", "scores", "agent_scores", "turn_scores", "verdicts"),
     sections=("metrics", "evaluate.agent.grammar", "evaluate.agent.tools", "rollout_sets.agent.grammar"),
     checks=("every_rollout_scored", *THRESHOLDS),
     versions=("scoring", "metrics", "tasks", "family.{family}"),

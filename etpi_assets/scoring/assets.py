@@ -42,7 +42,7 @@ _SHOWN_OF_AGENTS = ("rollout_id", "agent_id", "follow_through")
 @asset(
     set="rollout_set",
     group="rollouts",
-    tables=("scores", "agent_scores", "turn_scores"),
+    tables=("scores", "agent_scores", "turn_scores", "verdicts"),
     sections=("scoring", "agent.grammar", "agent.tools"),
     checks=("every_rollout_scored",),
     versions=("scoring", "tasks", "family.{scored}"),

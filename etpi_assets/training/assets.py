@@ -256,7 +256,7 @@ def _start_checkpoints(run: AssetRun, base_checkpoint: Input, sft_checkpoint: In
 @asset(
     set="experiment",
     group="training",
-    tables=("rewards",),
+    tables=("rewards", "verdicts"),
     sections=("rl.rewards",),
     checks=("rewards_as_applied",),
     versions=("rewards", "{reward}", "parsing", "tasks"),
