@@ -155,6 +155,7 @@ def show_status(names: Sequence[str], everything: bool = False, as_json: bool = 
     from etpi.run.console_table import folders_table, lost_lines, states_table, steps_json
     from etpi.run.preflight import plan_warnings
     from etpi_assets.planning.planner import plan
+    from etpi_assets.reports.tainted import checkpoint_lines, tainted
     from etpi_resources.lake.lake import Lake
 
     folders = user_folders()
@@ -168,7 +169,10 @@ def show_status(names: Sequence[str], everything: bool = False, as_json: bool = 
     } | set(lake.keys("experiment_spec", "experiment"))
     wanted = names or [name for name in all_names if everything or name in known]
     if as_json:
-        print(json.dumps([steps_json(name, plan(name, specs, lake)) for name in wanted], indent=1))
+        rows = tainted(lake, wanted)
+        shown = [steps_json(name, plan(name, specs, lake)) for name in wanted]
+        shown = [each | {"tainted": [row for row in rows if row["experiment"] == each["name"]]} for each in shown]
+        print(json.dumps(shown, indent=1))
         return 0
     if not names:
         print(folders_table(folders, specs))
@@ -177,7 +181,7 @@ def show_status(names: Sequence[str], everything: bool = False, as_json: bool = 
         print(states_table(name, steps, everything=bool(names)))
         if names and (lost := lost_lines(steps, lake)):
             print("\n".join(lost))
-    for line in [*plan_warnings(wanted, specs), *_pulled_lines(lake, specs)]:
+    for line in [*checkpoint_lines(tainted(lake, wanted)), *plan_warnings(wanted, specs), *_pulled_lines(lake, specs)]:
         print(line)
     if more := len(all_names) - len(wanted) if not names else 0:
         print(f"{more} more come with etpi: etpi status --all")

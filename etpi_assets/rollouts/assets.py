@@ -17,6 +17,7 @@ from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rol
 from etpi_assets.asset import AssetRun, Input, Produced, asset, resource_lock
 from etpi_assets.importers import find_units
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
+from etpi_assets.planning.versions import judge_of
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
 from etpi_assets.rollouts.executors import rollout_executor
 from etpi_assets.rollouts.journal import Journal
@@ -75,7 +76,7 @@ CHECKS = (
     versions=("rollouts",),
     expensive=lambda spec: spec.is_collected,
     kept=(
-        *("{steps}", "{world}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}", "judge.{family}"),
+        *("{steps}", "{world}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}"),
         "importer.{format}",
     ),
     summary="Rollouts exactly as captured: prompts and outputs as token ids, every message, and quarantined rollouts.",
@@ -92,7 +93,9 @@ def _roll_out_set(run: AssetRun) -> Produced:
     tasks = read_tasks(run.read("tasks", "tasks"), spec.split, spec.tasks)
     family, sandboxes = _family_and_sandboxes(run, spec, suite.family)
     with _open_engine(run, spec, family, chat) as engine:
-        tables, digests = _collect_tables(run, spec, RolloutRuntime(family, engine, sandboxes, chat), tasks)
+        tables, digests = _collect_tables(
+            run, spec, RolloutRuntime(family, engine, sandboxes, chat, judge=judge_of(suite.family)), tasks
+        )
     tables["quarantined"] = empty("quarantined")
     # Chat endpoints and templates give no token ids: curation tokenises their turns again.
     captured = spec.engine.kind != "openai" and not spec.templated

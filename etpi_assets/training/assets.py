@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from etpi_assets.asset import AssetRun, Input, Markdown, Produced, asset
+from etpi_assets.planning.versions import judge_of
+from etpi_assets.scoring.judging import Judging
 from etpi_assets.scoring.rewards import rescore
 from etpi_assets.scoring.rewards.functions import check_terms, version_of
+from etpi_assets.scoring.score_checks import one_judge
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import is_trusted, weakest
@@ -165,7 +169,7 @@ def _figures(reports: dict[int, SftReport]) -> dict[str, Any]:
     versions=("training", "rollouts"),
     kept=(
         *("trainer.grpo", "{steps}", "{world}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}"),
-        *("judge.{family}", "rewards", "{reward}"),
+        *("judge", "judge.{family}", "rewards", "{reward}"),
     ),
     summary="Group-relative policy optimisation (GRPO) from the fine-tuned checkpoint; its rollouts are recorded too.",
 )
@@ -238,6 +242,7 @@ def _environment(run: AssetRun, spec: ExperimentSpec) -> RLEnvironment:
         sandboxes=run.resources.sandboxes(spec.rl.sandbox),
         chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
         template_kwargs=spec.serving.template_kwargs,
+        judge=judge_of(run.specs.suites[spec.rl.suite].family),
     )
     return with_prompts_that_fit(spec.rl, environment)
 
@@ -253,14 +258,24 @@ def _start_checkpoints(run: AssetRun, base_checkpoint: Input, sft_checkpoint: In
     return {seed: next((row for row in tuned if row["seed"] == seed), *bases) for seed in run.spec.seeds}
 
 
+def judging(run: AssetRun, rl_checkpoint: Input) -> Judging:
+    """Return what judges the rollouts of reinforcement again."""
+    from etpi_resources.chat.format import load_chat_format
+
+    spec: ExperimentSpec = run.spec
+    chat = partial(load_chat_format, spec.base.tokenizer, spec.base.chat_template)
+    return Judging(run, rl_checkpoint, spec.rl.suite, spec.rl.sandbox, spec.rl.agent, chat)
+
+
 @asset(
     set="experiment",
     group="training",
     tables=("rewards", "verdicts"),
     sections=("rl.rewards",),
-    checks=("rewards_as_applied",),
-    versions=("rewards", "{reward}", "parsing", "tasks"),
-    summary="Rewards of the recorded GRPO rollouts under the current reward functions; nothing is rolled out again.",
+    checks=("rewards_as_applied", "one_judge"),
+    across_seams=True,
+    versions=("rewards", "{reward}", "parsing", "tasks", "judge", "judge.{family}"),
+    summary="Rewards and verdicts of the recorded GRPO rollouts, under the current functions and judge; no model runs.",
 )
 def rl_rewards(run: AssetRun, rl_checkpoint: Input, tasks: Input) -> Produced:
     spec: ExperimentSpec = run.spec
@@ -269,11 +284,14 @@ def rl_rewards(run: AssetRun, rl_checkpoint: Input, tasks: Input) -> Produced:
     if not tables["rollouts"].num_rows:
         return Produced.not_applicable(run.node.name, "nothing was reinforced")
     by_id = {task.task_id: task for task in read_tasks(tasks.read("tasks", key=spec.rl.suite))}
+    judged = judging(run, rl_checkpoint).judged(by_id.values())
+    tables["rollouts"], verdicts = judged.of(tables["rollouts"])
     applied = rl_checkpoint.read("rewards")
     samples = rl_checkpoint.read("rl_samples", columns=("rollout_id", "seed", "step", "left_out"))
     rescored = rescore.rescore_rollouts(from_tables(tables), by_id, samples, spec.rl.rewards)
     return Produced(
-        tables={"rewards": rescored},
-        checks=(rescore.rewards_as_applied(applied, rescored),),
+        tables={"rewards": rescored, "verdicts": verdicts},
+        checks=(rescore.rewards_as_applied(applied, rescored), one_judge(verdicts, judged)),
+        notes=judged.notes(),
         metadata={"rewards": {term.function: version_of(term.function) for term in spec.rl.rewards}},
     )
