@@ -42,6 +42,7 @@ from etpi_assets.specs.check_names import PROBES
 from etpi_assets.specs.experiment import EvaluateSection, ExperimentSpec, Threshold
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.families import load_family
+from etpi_assets.tasks.proofs import Proving
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.rollout_checks import budget_exhausted, tasks_as_asked
@@ -229,8 +230,9 @@ def judging(run: AssetRun, eval_rollouts: Input) -> Judging:
 
 
 def _setting(run: AssetRun, spec: ExperimentSpec, section: EvaluateSection) -> EvaluationSetting:
+    offered = read_tasks(run.read("tasks", "tasks", key=section.suite), section.split)
     return EvaluationSetting(
-        tasks=read_tasks(run.read("tasks", "tasks", key=section.suite), section.split, section.tasks),
+        tasks=Proving(run, section.suite, offered, section.tasks).all(),
         family=load_family(run.specs.suites[section.suite].family),
         sandboxes=run.resources.sandboxes(spec.serving.sandbox),
         chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),

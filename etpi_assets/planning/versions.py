@@ -169,7 +169,8 @@ def _selection(node: Node, key: str, specs: Specs) -> dict[str, list[str]]:
     spec = specs.get(node.set, key)
     if isinstance(spec, SuiteSpec):
         sandbox = str(spec.params.get("sandbox") or "bubblewrap")
-        return {"family": [spec.family], "world": _worlds([spec.family]), "sandbox": [sandbox]}
+        proofs = ["judge", f"judge.{spec.family}"] if spec.proof == "all" else []
+        return {"proofs": proofs, "family": [spec.family], "world": _worlds([spec.family]), "sandbox": [sandbox]}
     if isinstance(spec, RolloutSetSpec):
         return _of_rollout_set(spec, specs)
     assert isinstance(spec, ExperimentSpec)

@@ -10,7 +10,7 @@ import json
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -27,8 +27,9 @@ from etpi_assets.planning.versions import judge_of, lines_between
 from etpi_assets.scoring.rewards.verdict import INFRASTRUCTURE
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import ANSWER, Family, JudgesInPlace, Role, Task, Verdict
+from etpi_assets.tasks.family import ANSWER, CALIBRATIONS, Family, JudgesInPlace, Role, Task, Verdict
 from etpi_assets.tasks.grading import BROKEN, grade, is_of_machine
+from etpi_assets.tasks.proofs import Prover
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake.files import write_atomically
@@ -336,6 +337,7 @@ class Judging:
         if bench is None or not plan.work:
             return Judged(later, self.recorded(), bench.judge if bench else None, plan)
         with resource_lock("sandboxes", run.lake, run.log), run.progress("judged again", len(plan.work)) as progress:
+            bench = self._proved(bench, plan)
             for work, result in judge_all(bench, plan, progress.advance):
                 earlier = later.setdefault(work.rollout_id, [])
                 before = earlier[-1]["judge"] if earlier else self.recorded()
@@ -352,6 +354,22 @@ class Judging:
                 if row["judged_at"] is not None:
                     later.setdefault(row["rollout_id"], []).append(row)
         return later
+
+    def _proved(self, bench: Bench, plan: Planned) -> Bench:
+        """Return the bench with the tasks of the plan proved for its judge; work on others is refused."""
+        run, suite = self.run, self.suite or ""
+        manifest = run.lake.current(Ref("tasks", "suite", suite))
+        older = manifest is None or judge_of(self._family, recorded(manifest)) != bench.judge
+        prover = Prover.of(run, suite) if older and bench.family.keeps_proofs else None
+        if prover is None:
+            return bench
+        named = [bench.tasks[task_id] for task_id in dict.fromkeys(work.task_id for work in plan.work)]
+        unproved = [replace(t, payload={k: v for k, v in t.payload.items() if k != CALIBRATIONS}) for t in named]
+        proved = {t.task_id: t for t in prover.outcomes(unproved, len(named), run) if isinstance(t, Task)}
+        refused = [work for work in plan.work if work.task_id not in proved]
+        plan.refused += Counter({"task_unproved": len(refused)})
+        plan.work = [work for work in plan.work if work.task_id in proved]
+        return replace(bench, tasks=proved)
 
     @property
     def _family(self) -> str:

@@ -14,6 +14,7 @@ from etpi_assets.scoring.score_checks import one_judge
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import is_trusted, weakest
+from etpi_assets.tasks.proofs import Proving
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.tiny_bases import shipped
 from etpi_assets.training import grpo, grpo_checks, pointers, sft, sft_checks
@@ -230,12 +231,13 @@ def _environment(run: AssetRun, spec: ExperimentSpec) -> RLEnvironment:
     assert spec.rl.suite  # RLSection requires it
     family = load_family(run.specs.suites[spec.rl.suite].family)
     offered = read_tasks(run.read("tasks", "tasks", key=spec.rl.suite), "train")
+    if spec.rl.tasks_from:
+        offered = chosen_tasks(spec.rl.tasks_from, spec.rl.suite, offered, run.lake)
+    offered = Proving(run, spec.rl.suite, offered).all()
     tasks = [task for task in offered if is_trusted(weakest(family.trusts(task) or ["unknown"]), spec.rl.min_trust)]
     if offered and not tasks:
         why = f"none of its {len(offered)} training tasks has rl.min_trust = {spec.rl.min_trust}"
         raise LakeError(f"{run.key} has nothing to reinforce: {why}; lower it, or name another suite")
-    if spec.rl.tasks_from:
-        tasks = chosen_tasks(spec.rl.tasks_from, spec.rl.suite, tasks, run.lake)
     environment = RLEnvironment(
         tasks=tasks,
         family=family,
