@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,9 +97,20 @@ def dry_run(names: Sequence[str], rebuild: Collection[str] = (), as_json: bool =
         print(states_table(name, steps, everything=True))
     steps = list(dict.fromkeys(step for planned in plans.values() for step in planned))
     to_run = open_steps(steps)
-    lines = [kept_lines(steps), _missing(names, specs) if to_run else ""]
+    lines = [kept_lines(steps), _missing(names, specs) if to_run else "", *_proofs(names, specs)]
     print("\n".join(["", *filter(None, lines), "Nothing was run." if to_run else "Nothing to do."]))
     return 0
+
+
+def _proofs(names: Sequence[str], specs: Specs) -> Iterator[str]:
+    """Yield a line for each suite whose tasks a run proves: how many, how long, and their images."""
+    from etpi.rehearsal.proofs import proof_lines
+    from etpi_assets.planning.planner import set_of
+    from etpi_assets.resources import Resources
+
+    for name in (each for each in names if each != CATALOG):
+        for suite, text, images in proof_lines(set_of(name, specs), name, specs, Resources()):
+            yield f"proofs of {suite}: {text}; {images}"
 
 
 def _plans(

@@ -59,7 +59,17 @@ def leaderboard(entries: Iterable[EvaluatedExperiment]) -> pa.Table:
         for row in metrics:
             if row["seed"] is None and row["metric"] in (*HEADLINE, *DETAIL):
                 key = (row["checkpoint_role"], row["decoding"], row["metric"])
-                columns = ("experiment", "checkpoint_role", "decoding", "metric", "value", "n", "ci_low", "ci_high")
+                columns = (
+                    "experiment",
+                    "checkpoint_role",
+                    "decoding",
+                    "metric",
+                    "value",
+                    "n",
+                    "ci_low",
+                    "ci_high",
+                    "judge",
+                )
                 figures = {name: row[name] for name in columns}
                 seen = len(seeds.get(key, ()))
                 rows.append({**figures, "title": entry.title, "spec": entry.spec, "seeds": seen})
