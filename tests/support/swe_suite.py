@@ -1,4 +1,4 @@
-"""A suite of SWE-bench's shape whose tasks are copies of one small repository, with rollout sets, in a lake of its own."""
+"""A suite of SWE-bench's shape whose tasks are copies of one small repository, with rollout sets in a lake."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ max_model_len = 16000
 
 def make(folder: Path, repository: Repository, tasks: int, proof: str = "ahead", used: int | None = None) -> Resources:
     """Write the specs `suite`, `set_reference` and `set_null` of `used` tasks, and return resources with their lake."""
-    rows = [repository.swe_row(instance_id=f"moor__moor-{n}", problem_statement=f"Issue {n}.") for n in range(1)]
-    rows = [{**rows[0], "instance_id": f"moor__moor-{n}", "problem_statement": f"Issue {n}."} for n in range(tasks)]
+    row = repository.swe_row()
+    rows = [{**row, "instance_id": f"moor__moor-{n}", "problem_statement": f"Issue {n}."} for n in range(tasks)]
     data = folder / "rows.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
