@@ -9,8 +9,6 @@ from etpi_assets.graph import GRAPH
 from etpi_resources.lake import catalog, taint
 from etpi_resources.lake.lake import Lake
 
-JUDGED = [name for name, node in GRAPH.items() if "verdicts" in node.tables]
-
 
 def tainted(lake: Lake, experiments: Collection[str]) -> list[dict[str, Any]]:
     """Return the rows of the view `tainted` of experiments, of the lake as it is now, without a built catalog."""
