@@ -306,6 +306,35 @@ def status(names: tuple[str, ...], everything: bool, as_json: bool) -> int:
 
 
 @etpi.command()
+@click.argument("name")
+@click.option("--task", "tasks", multiple=True, metavar="ID", help="judge only the work on this task; may be repeated")
+@click.option("--dry-run", is_flag=True, help="say what would be judged, how long it takes, and what cannot be")
+@JSON
+def rejudge(name: str, tasks: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
+    """Judge the stored work of a rollout set or an experiment with the present judge; no model runs.
+
+    `etpi run` does so too where a judge's number was raised (docs/verdicts.md).
+    """
+    from etpi import verdicts
+
+    return verdicts.rejudge(name, tasks, dry_run=dry_run, as_json=as_json)
+
+
+@etpi.command("taint")
+@click.option(
+    "--from", "roots", metavar="ROOT", multiple=True,
+    help="flips (the default), rollout:ID, task:ID, teacher:NAME or repo:NAME; may be repeated",
+)  # fmt: skip
+@click.option("--keep", metavar="REASON", help="accept the flips among them, with a reason")
+@JSON
+def taint_command(roots: tuple[str, ...], keep: str | None, as_json: bool) -> int:
+    """Show the data sets, checkpoints, evaluations and reports that rest on flipped verdicts or on rollouts."""
+    from etpi import verdicts
+
+    return verdicts.show_taint(roots or ("flips",), keep, as_json=as_json)
+
+
+@etpi.command()
 @click.argument("asset")
 @click.argument("key")
 def explain(asset: str, key: str) -> int:

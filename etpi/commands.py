@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,9 +97,20 @@ def dry_run(names: Sequence[str], rebuild: Collection[str] = (), as_json: bool =
         print(states_table(name, steps, everything=True))
     steps = list(dict.fromkeys(step for planned in plans.values() for step in planned))
     to_run = open_steps(steps)
-    lines = [kept_lines(steps), _missing(names, specs) if to_run else ""]
+    lines = [kept_lines(steps), _missing(names, specs) if to_run else "", *_proofs(names, specs)]
     print("\n".join(["", *filter(None, lines), "Nothing was run." if to_run else "Nothing to do."]))
     return 0
+
+
+def _proofs(names: Sequence[str], specs: Specs) -> Iterator[str]:
+    """Yield a line for each suite whose tasks a run proves: how many, how long, and their images."""
+    from etpi.rehearsal.proofs import proof_lines
+    from etpi_assets.planning.planner import set_of
+    from etpi_assets.resources import Resources
+
+    for name in (each for each in names if each != CATALOG):
+        for suite, text, images in proof_lines(set_of(name, specs), name, specs, Resources()):
+            yield f"proofs of {suite}: {text}; {images}"
 
 
 def _plans(
@@ -155,6 +166,7 @@ def show_status(names: Sequence[str], everything: bool = False, as_json: bool = 
     from etpi.run.console_table import folders_table, lost_lines, states_table, steps_json
     from etpi.run.preflight import plan_warnings
     from etpi_assets.planning.planner import plan
+    from etpi_assets.reports.tainted import checkpoint_lines, tainted
     from etpi_resources.lake.lake import Lake
 
     folders = user_folders()
@@ -168,7 +180,10 @@ def show_status(names: Sequence[str], everything: bool = False, as_json: bool = 
     } | set(lake.keys("experiment_spec", "experiment"))
     wanted = names or [name for name in all_names if everything or name in known]
     if as_json:
-        print(json.dumps([steps_json(name, plan(name, specs, lake)) for name in wanted], indent=1))
+        rows = tainted(lake, wanted)
+        shown = [steps_json(name, plan(name, specs, lake)) for name in wanted]
+        shown = [each | {"tainted": [row for row in rows if row["experiment"] == each["name"]]} for each in shown]
+        print(json.dumps(shown, indent=1))
         return 0
     if not names:
         print(folders_table(folders, specs))
@@ -177,7 +192,7 @@ def show_status(names: Sequence[str], everything: bool = False, as_json: bool = 
         print(states_table(name, steps, everything=bool(names)))
         if names and (lost := lost_lines(steps, lake)):
             print("\n".join(lost))
-    for line in [*plan_warnings(wanted, specs), *_pulled_lines(lake, specs)]:
+    for line in [*checkpoint_lines(tainted(lake, wanted)), *plan_warnings(wanted, specs), *_pulled_lines(lake, specs)]:
         print(line)
     if more := len(all_names) - len(wanted) if not names else 0:
         print(f"{more} more come with etpi: etpi status --all")

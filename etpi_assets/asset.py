@@ -261,12 +261,14 @@ class AssetDefinition:
         log: Log = print,
         context: Any = None,
         rebuild: AbstractSet[str] = frozenset(),
+        again: bool = False,
     ) -> Outcome:
         """Bring the partition up to date.
 
         Nothing is computed if the current version is what a new one would be, nor if only versions of code were raised,
         the result is expensive, and `rebuild` names neither the asset nor `planner.ALL`. A version with a failed
         blocking check is published as evidence but does not become current; it is returned with `manifest.blocked`.
+        With `again` it is computed in any case.
 
         Raises:
             SpecError: the spec is unknown or invalid.
@@ -277,26 +279,28 @@ class AssetDefinition:
         """
         run = AssetRun(self.node, key, resources, log, context)
         with run.lake.shared_lock(run.log):  # nothing is removed from the lake meanwhile
-            return self._execute(run, key, resources, rebuild)
+            return self._execute(run, key, resources, rebuild, again)
 
-    def _execute(self, run: AssetRun, key: str, resources: Resources, rebuild: AbstractSet[str]) -> Outcome:
+    def _execute(
+        self, run: AssetRun, key: str, resources: Resources, rebuild: AbstractSet[str], again: bool
+    ) -> Outcome:
         start = time.monotonic()
         if self.node.lock == "accelerator":
             require_hardware(run.spec, key)
         require_inputs(self.node, key, resources)
         new, ref = wanted(self.node, key, run.specs, run.lake), Ref(self.node.name, self.node.set, key)
-        if manifest := self._unchanged(run.lake, ref, new):
+        if not again and (manifest := self._unchanged(run.lake, ref, new)):
             return Outcome(manifest, True, {}, time.monotonic() - start)
         before = run.lake.current(ref)
         change = before and compare(before, new, run.lake)
-        if (before is None or change) and (kept := self._kept(run, rebuild)):
+        if not again and (before is None or change) and (kept := self._kept(run, rebuild)):
             if before is None:
                 raise LakeError(f"{run.label}: {kept.reason}")
             run.log(f"{run.label}: kept, although outdated: {kept.reason}; again with --rebuild {ref.asset}")
             return Outcome(before, True, {}, time.monotonic() - start)
         with self._locks(run), run.lake.staging() as run.folder:
             # Another process may have published it while this one waited for the lock.
-            if manifest := self._unchanged(run.lake, ref, new):
+            if not again and (manifest := self._unchanged(run.lake, ref, new)):
                 return Outcome(manifest, True, {}, time.monotonic() - start)
             run.parts = Parts(run.lake.scratch(f"parts/{self.node.name}-{key}"), new.input_key)
             produced = self.function(run, **{name: Input(run, name) for name in self.node.upstream})
@@ -391,6 +395,7 @@ def asset(
     lock: str | None = None,
     reads_path: bool = False,
     kinds: tuple[str, ...] = ("parquet",),
+    across_seams: bool = False,
 ) -> Callable[[Callable[..., Produced]], AssetDefinition]:
     """Declare the asset that a function computes: it has the function's name and reads the function's parameters.
 
@@ -411,7 +416,7 @@ def asset(
         _require_known(name, "check", checks, CHECKS.get(name, {}))
         node = Node(
             name, set, group, tables, summary, function.__module__, upstream, sections, versions, kept, expensive, lock,
-            reads_path, kinds,
+            reads_path, kinds, across_seams,
         )  # fmt: skip
         require_components(node)
         GRAPH.declare(node)

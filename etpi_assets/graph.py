@@ -34,6 +34,7 @@ class Node:
             versions. If one is raised, the result is kept until a person asks for another.
         expensive: spec -> whether its results with `kept` components are expensive; otherwise they are computed again.
         lock: an OS lock that it holds while it computes; the machine runs one asset with this lock at a time.
+        across_seams: whether it is computed although results that it reads are kept: it judges or reports them.
         reads_path: whether it reads the files that its spec's `path` names; they are part of its input key.
         summary: one or two sentences for the web page.
         module: the module of its function.
@@ -53,6 +54,7 @@ class Node:
     lock: str | None = None
     reads_path: bool = False
     kinds: tuple[str, ...] = ("parquet",)
+    across_seams: bool = False
 
 
 STAGES = ("resolved_specs", "tasks", "rollouts", "scoring", "curation", "training", "evaluation", "reports")

@@ -14,7 +14,9 @@ from functools import lru_cache
 from etpi.fetch import rows_of
 from etpi.rehearsal import RATE, students
 from etpi.rehearsal.memory import PEAK_FLOPS, UTILISATION, Shape, Training, shape_of
+from etpi.rehearsal.proofs import proof_lines
 from etpi_assets.evaluation.rollouts import conditions
+from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
@@ -50,7 +52,9 @@ class Cost:
 def costs(name: str, specs: Specs, rate: float = RATE) -> list[Cost]:
     """Return the estimates for a real run of the experiment, in the order of its chain."""
     spec = specs.get("experiment", name)
-    lines = [line for set_name in spec.rollout_sets for line in _rollouts(set_name, specs)]
+    proofs = proof_lines("experiment", name, specs, Resources())
+    lines = [Cost(f"proofs {suite}", text, images) for suite, text, images in proofs]
+    lines += [line for set_name in spec.rollout_sets for line in _rollouts(set_name, specs)]
     if spec.base.kind in ("tiny", "none"):
         lines.append(Cost("student", spec.base.kind, "no GPU is needed"))
         return [*lines, _total(lines, rate)] if any(line.hours != 0 for line in lines) else lines

@@ -42,7 +42,17 @@ def metrics_table(lake: Lake, experiments: Sequence[str], width: int = WIDTH) ->
     for name in experiments:
         shown, lines = lines[1 : 1 + len(cells[name])], [lines[0], *lines[1 + len(cells[name]) :]]
         text += [name, *shown, *_sentences(name, changed[name], rows[name])] if shown else [_missing(lake, name)]
+    judges = {name: judge for name in experiments if (judge := _judges(rows[name]))}
+    if len(set(judges.values())) > 1 or any("|" in judge for judge in judges.values()):
+        text += ["verdicts of several judges, so rewards do not compare (etpi rejudge):"]
+        text += [f"  {name}: {judge}" for name, judge in judges.items()]
     return "\n".join(text)
+
+
+def _judges(rows: Rows) -> str:
+    """Return the judges of the students' rewards."""
+    solved = [row for (metric, _, role), row in rows.items() if metric == "solved" and role != "teacher"]
+    return " | ".join(sorted({row["judge"] for row in solved if row["judge"]}))
 
 
 def _rows(lake: Lake, experiment: str) -> Rows:

@@ -106,6 +106,7 @@ class RolloutRuntime:
     Attributes:
         family: sets up the workspaces and grades the result.
         template_kwargs: arguments of the chat template.
+        judge: the family's judge (`versions.judge_of`), which outcomes name; "": they name none.
     """
 
     family: Family
@@ -113,6 +114,7 @@ class RolloutRuntime:
     sandboxes: SandboxFactory
     chat: ChatFormat
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    judge: str = ""
 
 
 def rollout_id(task: Task, sample: int, spec_key: str) -> str:
@@ -145,6 +147,7 @@ def run_rollout(
             loop.run()
             verdict = loop.grade()
         record.outcome = {"reward": verdict.reward, "verdict": verdict.verdict, "details": dict(verdict.details)}
+        record.outcome |= {"judge": runtime.judge} if runtime.judge else {}
     except SandboxStopped as error:
         problem = error
     except (SandboxUnavailable, EngineUnavailable):

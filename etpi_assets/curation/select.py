@@ -27,7 +27,6 @@ from etpi_resources.lake.schemas import from_rows
 
 COLUMNS = [
     "rollout_id", "origin", "rollout_set", "suite", "task_id", "repo", "teacher", "sample", "engine", "source",
-    "outcome",
 ]  # fmt: skip
 """The columns that selection reads of `rollouts`."""
 REFUSED = "refused_by_template"
@@ -230,10 +229,8 @@ def _failed_rule(candidate: RolloutCandidate, section: SelectSection) -> tuple[s
             return "no_reward", f"verdict {score['verdict']}; select.min_reward = {section.min_reward:g}"
         if score["reward"] < section.min_reward:
             return "low_reward", f"reward {score['reward']:g} < {section.min_reward:g}, verdict {score['verdict']}"
-    if section.min_trust is not None:
-        details = (json.loads(candidate.rollout["outcome"] or "{}") or {}).get("details") or {}
-        if not is_trusted(trust := details.get("verdict_trust"), section.min_trust):
-            return "low_trust", f"verdict_trust {trust or 'unknown'}; select.min_trust = {section.min_trust}"
+    if not is_trusted(trust := score["verdict_trust"], section.min_trust):
+        return "low_trust", f"verdict_trust {trust or 'unknown'}; select.min_trust = {section.min_trust}"
     for name in section.require:
         value = score[name]
         if value is None or value < 1:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, get_args
 
 import pyarrow as pa
@@ -31,13 +32,17 @@ from etpi_assets.evaluation.rollouts import (
     roll_out,
 )
 from etpi_assets.evaluation.tracked import report_metrics
+from etpi_assets.planning.versions import judge_of
 from etpi_assets.resources import serving_kind
 from etpi_assets.scoring.behaviours import ScoringOptions, score
-from etpi_assets.scoring.score_checks import every_rollout_scored
+from etpi_assets.scoring.judging import Judging
+from etpi_assets.scoring.score_checks import every_rollout_scored, one_judge
 from etpi_assets.scoring.structure import structure_of
 from etpi_assets.specs.check_names import PROBES
 from etpi_assets.specs.experiment import EvaluateSection, ExperimentSpec, Threshold
+from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.families import load_family
+from etpi_assets.tasks.proofs import Proving
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.rollout_checks import budget_exhausted, tasks_as_asked
@@ -102,7 +107,7 @@ def serving_probe(
     lock="accelerator",
     checks=("every_condition_ran", "infrastructure_held", "harness_as_trained", "budget_exhausted", "tasks_as_asked"),
     versions=("evaluation", "rollouts"),
-    kept=("{steps}", "{world}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}", "judge.{family}"),
+    kept=("{steps}", "{world}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}"),
     summary="Held-out rollouts of the base, the fine-tuned and the reinforced checkpoints.",
 )
 def eval_rollouts(
@@ -178,10 +183,11 @@ def _roll_out(
 @asset(
     set="experiment",
     group="evaluation",
-    tables=("metrics", "scores", "agent_scores", "turn_scores"),
+    tables=("metrics", "scores", "agent_scores", "turn_scores", "verdicts"),
     sections=("metrics", "evaluate.agent.grammar", "evaluate.agent.tools", "rollout_sets.agent.grammar"),
-    checks=("every_rollout_scored", *THRESHOLDS),
-    versions=("scoring", "metrics", "tasks", "family.{family}"),
+    checks=("every_rollout_scored", "one_judge", *THRESHOLDS),
+    across_seams=True,
+    versions=("scoring", "metrics", "tasks", "family.{family}", "judge", "judge.{family}"),
     summary="Held-out metrics with n and 95 % intervals clustered by pair, next to the teacher's.",
 )
 def eval_metrics(run: AssetRun, eval_rollouts: Input, scored_rollouts: Input, tasks: Input) -> Produced:
@@ -196,28 +202,42 @@ def eval_metrics(run: AssetRun, eval_rollouts: Input, scored_rollouts: Input, ta
         tools=bool(evaluate and evaluate.agent.tools),
     )
     turns, messages = eval_rollouts.read("turns"), eval_rollouts.read("messages")
+    judged = judging(run, eval_rollouts).judged(read_tasks(tasks.read("tasks", key=evaluate.suite)) if evaluate else ())
+    rollouts, verdicts = judged.of(rollouts)
     scored = score(rollouts, agents, turns, tasks.read("tasks"), options, messages)
     teacher = metrics.teacher_of(scored_rollouts.read("scores"), scored_rollouts.read("agent_scores"), run.key)
     student = metrics.measure(rollouts, scored["scores"], scored["agent_scores"], experiment=run.key)
     table = pa.concat_tables([student, teacher])
     report_metrics(run.lake, run.key, spec.train.report_to, table, run.log)
     return Produced(
-        tables={"metrics": table, **scored},
+        tables={"metrics": table, "verdicts": verdicts, **scored},
         checks=(
             every_rollout_scored(rollouts, agents, scored["scores"], scored["agent_scores"]),
+            one_judge(verdicts, judged),
             *metrics.threshold_checks(table, spec.metrics, ("sft", "rl")),
         ),
+        notes=judged.notes(),
         metadata={"rollouts": rollouts.num_rows},
     )
 
 
+def judging(run: AssetRun, eval_rollouts: Input) -> Judging:
+    """Return what judges an experiment's held-out rollouts again."""
+    spec, evaluate = run.spec, run.spec.evaluate
+    chat = partial(load_chat_format, spec.base.tokenizer, spec.base.chat_template)
+    suite, agent = (evaluate.suite, evaluate.agent) if evaluate else (None, AgentSection())
+    return Judging(run, eval_rollouts, suite, spec.serving.sandbox, agent, chat)
+
+
 def _setting(run: AssetRun, spec: ExperimentSpec, section: EvaluateSection) -> EvaluationSetting:
+    offered = read_tasks(run.read("tasks", "tasks", key=section.suite), section.split)
     return EvaluationSetting(
-        tasks=read_tasks(run.read("tasks", "tasks", key=section.suite), section.split, section.tasks),
+        tasks=Proving(run, section.suite, offered, section.tasks).all(),
         family=load_family(run.specs.suites[section.suite].family),
         sandboxes=run.resources.sandboxes(spec.serving.sandbox),
         chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
         template_kwargs=spec.serving.served_kwargs(),
+        judge=judge_of(run.specs.suites[section.suite].family),
     )
 
 

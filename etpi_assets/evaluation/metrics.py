@@ -64,6 +64,7 @@ def measure(
                     "metric": metric,
                     "unit": unit_name,
                     "excluded": len(units) - len(counted),
+                    "judge": " | ".join(sorted({unit["judge"] for unit in counted if unit["judge"]})) or None,
                     **{name: getattr(estimate, name) for name in ("value", "n", "ci_low", "ci_high", "interval")},
                 }
             )

@@ -54,13 +54,14 @@ class EvaluationCondition:
 
 @dataclass(frozen=True)
 class EvaluationSetting:
-    """Settings that all checkpoints of an evaluation share: tasks, their family, sandboxes, and the chat format."""
+    """Settings that all checkpoints of an evaluation share: tasks, family and judge, sandboxes, and the chat format."""
 
     tasks: Sequence[Task]
     family: Family
     sandboxes: SandboxFactory
     chat: ChatFormat
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    judge: str = ""
 
 
 def checkpoint_rows(table: pa.Table) -> list[dict[str, Any]]:
@@ -107,7 +108,7 @@ def roll_out(
     runs: dict[str, tuple[Run, Journal]] = {}
     wanted: list[tuple[Checkpoint, str]] = []
     runtimes = [
-        RolloutRuntime(setting.family, engine, setting.sandboxes, setting.chat, setting.template_kwargs)
+        RolloutRuntime(setting.family, engine, setting.sandboxes, setting.chat, setting.template_kwargs, setting.judge)
         for _, engine, _ in served
     ]
     for (checkpoint, engine, planned), runtime in zip(served, runtimes, strict=True):

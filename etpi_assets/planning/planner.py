@@ -230,6 +230,7 @@ def _step(
     new = wanted(node, key, specs, lake, current)
     upstream = [steps[(r.asset, r.key)] for r in upstream_refs(node, key, specs, lake)]
     open_upstream, seam = open_steps(upstream), any(s.seam for s in upstream)
+    stopped = seam and not node.across_seams
     blocked, manifest = lake.blocked(ref), current(ref)
     change = compare(manifest, new, lake) if manifest else None
     if blocked and not open_upstream and difference(blocked, new) is None:
@@ -240,7 +241,7 @@ def _step(
             return step("missing", _seam_reason(upstream), kept=True, seam=True)
         return step("missing", f"after {_names(open_upstream, key)}" if open_upstream else "never computed")
     for_code = change is None or change.cause == "code"
-    if stays and change and (seam and (for_code or change.by_code) or for_code and change.expensive(manifest, new)):
+    if stays and change and (stopped and (for_code or change.by_code) or for_code and change.expensive(manifest, new)):
         return step("outdated", change.reason, kept=True, seam=seam or change.rests)
     for_code = for_code and all(s.for_code for s in open_upstream)
     if change is None and not (blocked or open_upstream):
@@ -250,7 +251,7 @@ def _step(
         reason = (
             f"{_names(open_upstream, key)} {verb} {' or '.join(dict.fromkeys(_WORDS[s.state] for s in open_upstream))}"
         )
-        if stays and for_code and (seam or (new.code.kept and expensive(node, key, specs))):
+        if stays and for_code and (stopped or (new.code.kept and expensive(node, key, specs))):
             again = f"{_names(open_upstream, key)} {verb} computed again, for changed code"
             return step("outdated", again, kept=True, seam=True)
         return step("waiting", reason, seam=seam, for_code=for_code)

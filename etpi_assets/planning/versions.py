@@ -121,6 +121,23 @@ def lines(component: str) -> Mapping[int, str]:
     return {n: text for n, text in sorted(COMPONENTS.get(component, {}).items()) if n > 1}
 
 
+def judge_of(family: str, was: Versions | None = None) -> str:
+    """Return the judge of a suite family, as "judge 2, judge.r2e 3": its components with their numbers, or with those
+    that a manifest records (`was`)."""
+    now = dict(_selected(("judge", "judge.{family}"), {"family": [family]}))
+    if was is not None:
+        now = {name: was.get(name, number if isinstance(number, str) else 1) for name, number in now.items()}
+    return ", ".join(f"{name} {number}" for name, number in sorted(now.items()))
+
+
+def lines_between(was: str, now: str) -> str:
+    """Return why judges (`judge_of`) differ: the lines of the numbers since the first; that the first is unknown."""
+    before, after = ({n: int(v) if v.isdecimal() else v for n, _, v in
+                      (part.rpartition(" ") for part in judge.split(", "))} for judge in (was, now))  # fmt: skip
+    known = before.keys() & after.keys()
+    return "; ".join(raised(before, after).values()) if known else f"{was} by another program"
+
+
 # --- what specs select ------------------------------------------------------------------------------------------------
 
 
@@ -140,8 +157,8 @@ def _selected(names: Iterable[str], selected: Mapping[str, list[str]]) -> Iterat
                 yield f"format {option}", hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
-LIVE = ["agent", "chat", "judge", "parsing", "prompts", "tasks"]
-"""Components of every rollout that etpi collects."""
+LIVE = ["agent", "chat", "parsing", "prompts", "tasks"]
+"""Components of every rollout that etpi collects. Its verdict has those of its judge (`judge_of`)."""
 _SCRIPTED = {"reference": "scripted", "null": "scripted"}
 
 
@@ -152,7 +169,8 @@ def _selection(node: Node, key: str, specs: Specs) -> dict[str, list[str]]:
     spec = specs.get(node.set, key)
     if isinstance(spec, SuiteSpec):
         sandbox = str(spec.params.get("sandbox") or "bubblewrap")
-        return {"family": [spec.family], "world": _worlds([spec.family]), "sandbox": [sandbox]}
+        proofs = ["judge", f"judge.{spec.family}"] if spec.proof == "all" else []
+        return {"proofs": proofs, "family": [spec.family], "world": _worlds([spec.family]), "sandbox": [sandbox]}
     if isinstance(spec, RolloutSetSpec):
         return _of_rollout_set(spec, specs)
     assert isinstance(spec, ExperimentSpec)

@@ -15,6 +15,7 @@ from etpi_assets.reports import leaderboard as boards
 from etpi_assets.reports import model_card as cards
 from etpi_assets.reports.changes import STORED, changes, changes_table
 from etpi_assets.reports.recorded import recorded_spec
+from etpi_assets.reports.tainted import checkpoint_lines, tainted
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import part
 from etpi_resources.chat.format import token_texts
@@ -31,6 +32,7 @@ from etpi_resources.lake.schemas import empty, from_rows
     sections=("*", "rollout_sets.license"),
     kinds=("html", "markdown"),
     versions=("reports",),
+    across_seams=True,
     summary="The experiment's report: one self-contained HTML page, and its results in markdown.",
 )
 def experiment_report(
@@ -54,6 +56,7 @@ def experiment_report(
         inputs={str(ref): _version(manifest) for ref, manifest in manifests.items()},
         checks=[{**check, "asset": ref.asset} for ref, manifest in manifests.items() for check in manifest.checks],
         rollout_sets=run.specs.rollout_sets,
+        tainted=checkpoint_lines(tainted(run.lake, [run.key])),
     )
     tables = facts.ReportTables(
         metrics=eval_metrics.read("metrics"),
@@ -91,6 +94,7 @@ def experiment_report(
     sections=("*", "rollout_sets.license"),
     kinds=("markdown",),
     versions=("model_card",),
+    across_seams=True,
     summary="A model card in the format of the Hugging Face hub.",
 )
 def model_card(
@@ -116,6 +120,7 @@ def model_card(
         base=base_checkpoint.read("checkpoints"),
         tasks=tasks.read("tasks"),
         rollout_sets=run.specs.rollout_sets,
+        tainted=checkpoint_lines(tainted(run.lake, [run.key])),
     )
     return Produced(
         tables={"reports": from_rows("reports", [_write(run, "README.md", "model_card", card)])},

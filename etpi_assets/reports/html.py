@@ -52,6 +52,7 @@ class ReportedExperiment:
         inputs: "asset/key" -> data version of every input.
         checks: check outcomes as JSON, each with its "asset".
         rollout_sets: name -> spec of every loaded rollout set.
+        tainted: sentences about checkpoints that rest on verdicts that flipped.
     """
 
     name: str
@@ -59,6 +60,7 @@ class ReportedExperiment:
     inputs: Mapping[str, str]
     checks: Sequence[Mapping[str, Any]]
     rollout_sets: Mapping[str, RolloutSetSpec] = field(default_factory=dict)
+    tainted: Sequence[str] = ()
 
     @property
     def main(self) -> str:

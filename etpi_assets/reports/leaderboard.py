@@ -60,7 +60,7 @@ def leaderboard(entries: Iterable[EvaluatedExperiment]) -> pa.Table:
             if row["seed"] is None and row["metric"] in (*HEADLINE, *DETAIL):
                 key = (row["checkpoint_role"], row["decoding"], row["metric"])
                 columns = ("experiment", "checkpoint_role", "decoding", "metric", "value", "n", "ci_low", "ci_high")
-                figures = {name: row[name] for name in columns}
+                figures = {name: row[name] for name in (*columns, "judge")}
                 seen = len(seeds.get(key, ()))
                 rows.append({**figures, "title": entry.title, "spec": entry.spec, "seeds": seen})
     return from_rows("leaderboard", rows)

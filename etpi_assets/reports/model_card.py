@@ -32,6 +32,7 @@ def render(
     base: pa.Table,
     tasks: pa.Table,
     rollout_sets: Mapping[str, RolloutSetSpec],
+    tainted: Sequence[str] = (),
 ) -> str:
     """Render the card as markdown.
 
@@ -41,6 +42,7 @@ def render(
         checkpoints: the `checkpoints` of fine-tuning and reinforcement.
         base: the `checkpoints` of base_checkpoint.
         rollout_sets: name -> spec of every rollout set.
+        tainted: sentences about checkpoints that rest on verdicts that flipped.
     """
     train_rows = to_frame(dataset_rows).filter(split="train")
     finals = [c for c in checkpoints.to_pylist() if c["final"] and c["role"] != "base"]
@@ -55,6 +57,7 @@ def render(
     return TEMPLATES.get_template("model_card.md.jinja").render(
         name=name,
         title=spec.title,
+        tainted=tainted,
         notes=spec.notes,
         card=spec.card,
         base=spec.base,

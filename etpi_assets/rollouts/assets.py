@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rol
 from etpi_assets.asset import AssetRun, Input, Produced, asset, resource_lock
 from etpi_assets.importers import find_units
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
+from etpi_assets.planning.versions import judge_of
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
 from etpi_assets.rollouts.executors import rollout_executor
 from etpi_assets.rollouts.journal import Journal
@@ -28,7 +29,8 @@ from etpi_assets.specs.paths import expand
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Family, Task
-from etpi_assets.tasks.table import read_tasks
+from etpi_assets.tasks.proofs import Proving
+from etpi_assets.tasks.table import read_tasks, rejected_table
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.rollout_checks import set_figures, set_metadata, set_outcomes, tasks_as_asked
 from etpi_assets.trajectories.tables import captured_digest, to_tables
@@ -37,7 +39,6 @@ from etpi_resources.engines import Engine
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.older_names import adopt
-from etpi_resources.lake.schemas import empty
 from etpi_resources.sandboxes import SandboxFactory
 
 CHECKS = (
@@ -75,7 +76,7 @@ CHECKS = (
     versions=("rollouts",),
     expensive=lambda spec: spec.is_collected,
     kept=(
-        *("{steps}", "{world}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}", "judge.{family}"),
+        *("{steps}", "{world}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}"),
         "importer.{format}",
     ),
     summary="Rollouts exactly as captured: prompts and outputs as token ids, every message, and quarantined rollouts.",
@@ -89,11 +90,14 @@ def _roll_out_set(run: AssetRun) -> Produced:
     assert spec.suite and spec.engine  # the spec's model requires both for this kind
     suite = run.specs.suites[spec.suite]
     chat = load_chat_format(spec.agent.tokenizer)
-    tasks = read_tasks(run.read("tasks", "tasks"), spec.split, spec.tasks)
+    proving = Proving(run, spec.suite, read_tasks(run.read("tasks", "tasks"), spec.split), spec.tasks)
     family, sandboxes = _family_and_sandboxes(run, spec, suite.family)
     with _open_engine(run, spec, family, chat) as engine:
-        tables, digests = _collect_tables(run, spec, RolloutRuntime(family, engine, sandboxes, chat), tasks)
-    tables["quarantined"] = empty("quarantined")
+        tables, digests = _collect_tables(
+            run, spec, RolloutRuntime(family, engine, sandboxes, chat, judge=judge_of(suite.family)), proving
+        )
+    tasks = proving.tasks
+    tables["quarantined"] = rejected_table(proving.rejected)
     # Chat endpoints and templates give no token ids: curation tokenises their turns again.
     captured = spec.engine.kind != "openai" and not spec.templated
     figures = set_figures(tables, digests, live=captured)
@@ -130,7 +134,7 @@ def _open_engine(run: AssetRun, spec: RolloutSetSpec, family: Family, chat: Chat
 
 
 def _collect_tables(
-    run: AssetRun, spec: RolloutSetSpec, runtime: RolloutRuntime, tasks: Sequence[Task]
+    run: AssetRun, spec: RolloutSetSpec, runtime: RolloutRuntime, tasks: Proving
 ) -> tuple[dict[str, pa.Table], dict[str, str]]:
     """Return the tables of every rollout, and rollout_id -> digest of its prompts as captured."""
     assert spec.engine
@@ -142,7 +146,7 @@ def _collect_tables(
     scripted = spec.engine.kind in SCRIPTED_KINDS
     with (
         Journal(journals / code, spec_key) as journal,
-        run.progress("rolled out", len(tasks) * spec.k) as progress,
+        run.progress("rolled out", tasks.expected * spec.k) as progress,
     ):
         threads = run.resources.concurrency if scripted else MODEL_CONCURRENCY
         with (

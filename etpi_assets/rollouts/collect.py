@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, as_completed
 from contextlib import suppress
+from itertools import product
 from threading import RLock
 
 from etpi_assets.rollouts.journal import Journal
@@ -22,7 +23,7 @@ together."""
 
 
 def collect(
-    tasks: Sequence[Task],
+    tasks: Iterable[Task],
     k: int,
     runs: Sequence[tuple[Run, Journal]],
     *,
@@ -38,14 +39,13 @@ def collect(
     an infrastructure error are kept.
 
     Args:
+        tasks: may still be proved while rollouts of the first ones run.
         runs: each with its own journal, which only this process writes.
         executor: where rollouts run, and how many at once (`executors.rollout_executor`). The caller closes it.
         check: called after each finished rollout; an exception of it stops the collection too.
         advance: called with the number of finished rollouts, first with those of the journals.
     """
-    wanted = [(run, journal, task, sample) for run, journal in runs for task in tasks for sample in range(k)]
-    missing = [rollout for rollout in wanted if not rollout[1].has(*rollout[2:])]
-    advance(len(wanted) - len(missing))
+    taken = list[Task]()
     unfinished: dict[Future[RolloutRecord], Journal] = {}
     failed, submitting = list[Future[RolloutRecord]](), RLock()
 
@@ -61,27 +61,38 @@ def collect(
         journal.append(record)
         advance(1)
 
-    try:
-        for run, journal, task, sample in missing:
-            with submitting:
-                if failed:
-                    break
-                future = executor.submit(run_with_retry, run, task, sample)
-                unfinished[future] = journal
-                future.add_done_callback(cancel_others)
-        for future in as_completed(unfinished):
+    def finish(futures: Iterable[Future[RolloutRecord]]) -> None:
+        for future in futures:
             if future.cancelled():
                 continue  # another one failed, and is among the next
             journal = unfinished.pop(future)  # its record can be freed
             keep(future.result(), journal)
             check()
+
+    try:
+        for task in tasks:
+            taken.append(task)
+            for (run, journal), sample in product(runs, range(k)):
+                if journal.has(task, sample):
+                    advance(1)
+                    continue
+                with submitting:
+                    if failed:
+                        break
+                    future = executor.submit(run_with_retry, run, task, sample)
+                    unfinished[future] = journal
+                    future.add_done_callback(cancel_others)
+            if failed:
+                break
+            finish([future for future in unfinished if future.done()])
+        finish(as_completed(tuple(unfinished)))
     except BaseException:
         for future in [future for future in unfinished if not future.cancel()]:
             with suppress(Exception):  # the first exception is the one to report
                 if (record := future.result()).error is None:  # else its cause may be that the run is being stopped
                     keep(record, unfinished[future])
         raise
-    return (journal.get(task, sample) for _, journal, task, sample in wanted)
+    return (journal.get(task, sample) for _, journal in runs for task in taken for sample in range(k))
 
 
 def run_with_retry(run: Run, task: Task, sample: int) -> RolloutRecord:

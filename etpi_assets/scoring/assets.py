@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import pyarrow as pa
@@ -11,11 +11,15 @@ import pyarrow.compute as pc
 
 from etpi_assets.asset import AssetRun, Input, Produced, asset
 from etpi_assets.scoring.behaviours import ScoringOptions, score
-from etpi_assets.scoring.score_checks import every_rollout_scored
+from etpi_assets.scoring.judging import Judged, Judging, Row, with_verdicts
+from etpi_assets.scoring.score_checks import every_rollout_scored, one_judge
 from etpi_assets.scoring.structure import structure_of
+from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.blocks import blocks
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.hashes import json_hash
 from etpi_resources.lake.stored import columns_of
 
 _KEY = ("rollout_id", "agent_id", "turn")
@@ -42,11 +46,12 @@ _SHOWN_OF_AGENTS = ("rollout_id", "agent_id", "follow_through")
 @asset(
     set="rollout_set",
     group="rollouts",
-    tables=("scores", "agent_scores", "turn_scores"),
+    tables=("scores", "agent_scores", "turn_scores", "verdicts"),
     sections=("scoring", "agent.grammar", "agent.tools"),
-    checks=("every_rollout_scored",),
-    versions=("scoring", "tasks", "family.{scored}"),
-    summary="The verifier's reward, the exit status and the three behaviours of every rollout.",
+    checks=("every_rollout_scored", "one_judge"),
+    across_seams=True,
+    versions=("scoring", "tasks", "family.{scored}", "judge", "judge.{scored}"),
+    summary="The present judge's verdict on stored work, the exit status and the three behaviours of every rollout.",
 )
 def scored_rollouts(run: AssetRun, raw_rollouts: Input, tasks: Input) -> Produced:
     task_rows = tasks.read("tasks")
@@ -60,14 +65,39 @@ def scored_rollouts(run: AssetRun, raw_rollouts: Input, tasks: Input) -> Produce
     more = (*(STRUCTURE_COLUMNS if options.structure else ()), *(TOOL_COLUMNS if options.tools else ()))
     columns = {**COLUMNS, "turns": (*COLUMNS["turns"], *more)}
     stored = {name: raw_rollouts.stored(name) for name in COLUMNS}
-    named = ((f"{number:06}", block) for number, block in enumerate(blocks(stored, columns)))
-    factory = partial(_scorer, task_rows, options)
+    judged = judging(run, raw_rollouts).judged(read_tasks(task_rows))
+    named = (
+        (f"{number:06}-{_name(later)}", (block, later))
+        for number, block in enumerate(blocks(stored, columns))
+        for later in [_later(block, judged)]
+    )
+    factory = partial(_scorer, task_rows, options, judged.recorded)
     for _ in run.spool_parts(run.parts_of(named, factory, len(stored["turns"]) * _SECONDS_PER_TURN)):
         pass
-    return _produced(run, raw_rollouts)
+    return _produced(run, raw_rollouts, judged)
 
 
-def _produced(run: AssetRun, raw_rollouts: Input) -> Produced:
+def judging(run: AssetRun, raw_rollouts: Input) -> Judging:
+    """Return what judges the rollouts of a set again: an imported set's where its suite has an environment."""
+    spec: RolloutSetSpec = run.spec
+    kind, suite = spec.sandbox, run.specs.suites[spec.suite] if spec.suite else None
+    if spec.kind == "imported" and suite:
+        kind = load_family(suite.family).sandbox(suite.params)
+    chat = partial(load_chat_format, spec.agent.tokenizer)
+    return Judging(run, raw_rollouts, spec.suite, kind, spec.agent, chat, imported=spec.kind == "imported")
+
+
+def _later(block: Mapping[str, pa.Table], judged: Judged) -> dict[str, Sequence[Row]]:
+    ids = block["rollouts"]["rollout_id"].to_pylist()
+    return {rollout_id: judged.later[rollout_id] for rollout_id in ids if rollout_id in judged.later}
+
+
+def _name(later: Mapping[str, Sequence[Row]]) -> str:
+    """Return a name of later verdicts, which the input key does not cover."""
+    return json_hash([row["judged_at"].isoformat() for rows in later.values() for row in rows])[:8]
+
+
+def _produced(run: AssetRun, raw_rollouts: Input, judged: Judged) -> Produced:
     tables = {name: run.spooled(name) for name in run.node.tables}
     scores = columns_of(tables["scores"], _SHOWN_OF_SCORES)
     agent_scores = columns_of(tables["agent_scores"], _SHOWN_OF_AGENTS)
@@ -76,7 +106,11 @@ def _produced(run: AssetRun, raw_rollouts: Input) -> Produced:
     agents = raw_rollouts.read("agents", columns=["rollout_id", "agent_id"])
     return Produced(
         tables=tables,
-        checks=(every_rollout_scored(rollouts, agents, scores, agent_scores),),
+        checks=(
+            every_rollout_scored(rollouts, agents, scores, agent_scores),
+            one_judge(columns_of(tables["verdicts"], ["rollout_id", "judge"]), judged),
+        ),
+        notes=judged.notes(),
         metadata={
             "verdicts": dict(Counter(scores["verdict"].to_pylist())),
             "plan_first": _share(counted["plan_first"].to_pylist()),
@@ -87,13 +121,18 @@ def _produced(run: AssetRun, raw_rollouts: Input) -> Produced:
     )
 
 
-def _scorer(tasks: pa.Table, options: ScoringOptions) -> Callable[[Mapping[str, pa.Table]], dict[str, pa.Table]]:
+_Block = tuple[Mapping[str, pa.Table], Mapping[str, Sequence[Row]]]
+"""Tables of some rollouts, and their later verdicts."""
+
+
+def _scorer(tasks: pa.Table, options: ScoringOptions, recorded: str) -> Callable[[_Block], dict[str, pa.Table]]:
     """Return the function that scores the rollouts of a block."""
 
-    def scored(block: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        rollouts, agents, turns, messages = (block[name] for name in COLUMNS)
+    def scored(block: _Block) -> dict[str, pa.Table]:
+        rollouts, agents, turns, messages = (block[0][name] for name in COLUMNS)
+        rollouts, verdicts = with_verdicts(rollouts, block[1], recorded)
         of_block = tasks.filter(pc.is_in(tasks["task_id"], value_set=rollouts["task_id"]))  # pyright: ignore[reportAttributeAccessIssue]
-        return score(rollouts, agents, turns, of_block, options, messages)
+        return {**score(rollouts, agents, turns, of_block, options, messages), "verdicts": verdicts}
 
     return scored
 

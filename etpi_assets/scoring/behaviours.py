@@ -117,6 +117,8 @@ def _rollout_row(
         "turns": sum(trace.turns for trace in team),
         "exit_status": rollout["exit_status"],
         "infrastructure_error": reward.infrastructure,
+        "judge": reward.judge,
+        "verdict_trust": reward.trust,
     }
 
 

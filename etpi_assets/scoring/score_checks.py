@@ -1,4 +1,4 @@
-"""The check of `scored_rollouts`. The floors that a spec sets are curation's gates."""
+"""The checks of `scored_rollouts`. The floors that a spec sets are curation's gates."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 
 import pyarrow as pa
 
+from etpi_assets.scoring.judging import Judged
 from etpi_resources.lake.check_outcome import CheckOutcome
 
 
@@ -28,6 +29,20 @@ def every_rollout_scored(
         f"{errors} ended in an infrastructure error, so no rate includes them"
     )
     return CheckOutcome("every_rollout_scored", True, message, figures=figures)
+
+
+def one_judge(verdicts: pa.Table, judged: Judged) -> CheckOutcome:
+    """Check that the last verdicts on all rollouts are of one judge, so that their rewards can be compared."""
+    last = dict(zip(verdicts["rollout_id"].to_pylist(), verdicts["judge"].to_pylist(), strict=True))
+    judges = Counter(last.values())
+    figures = {"judges": dict(judges), "judged_again": judged.notes()["judged_again"], **judged.plan.refused}
+    if len(judges) < 2:
+        return CheckOutcome("one_judge", True, f"{len(last)} verdicts of {next(iter(judges), 'no judge')}",
+                            blocking=False, figures=figures)  # fmt: skip
+    counts = "; ".join(f"{count} of {judge}" for judge, count in judges.most_common())
+    why = ", ".join(f"{count} {reason}" for reason, count in judged.plan.refused.items())
+    message = f"verdicts of several judges: {counts}; not judged again: {why or 'none'} (docs/verdicts.md)"
+    return CheckOutcome("one_judge", False, message, blocking=False, figures=figures)
 
 
 def _agents(table: pa.Table) -> list[tuple[str, str]]:

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 
 from etpi_assets.asset import AssetRun, Produced, asset
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import (
-    TRUSTS,
-    UNPROVEN_REASONS,
-    WHY_UNPROVEN,
-    RejectedInput,
-    Task,
-    weakest,
-)
+from etpi_assets.tasks.family import TRUSTS, WHY_UNPROVEN, RejectedInput, Task, weakest
+from etpi_assets.tasks.proofs import Prover, kept_unproven
 from etpi_assets.tasks.table import rejected_table, task_table
 from etpi_assets.tasks.task_checks import NAMES, check_tasks
-from etpi_resources.hashes import json_hash
 
 
 @asset(
     set="suite",
     group="sources",
     tables=("tasks", "quarantined"),
-    sections=("family", "seed", "params"),
+    sections=("family", "seed", "params", "proof"),
     reads_path=True,
     checks=NAMES,
     expensive=lambda spec: load_family(spec.family).keeps_proofs,
-    kept=("tasks", "judge", "judge.{family}", "family.{family}", "sandbox.{sandbox}", "{world}"),
-    summary="The suite's tasks, each validated: the reference solution passes three times and the null solution fails.",
+    kept=("tasks", "{proofs}", "family.{family}", "sandbox.{sandbox}", "{world}"),
+    summary="The suite's tasks; proved, unless they are ahead of their use: their reference passes, no change fails.",
 )
 def tasks(run: AssetRun) -> Produced:
     family = load_family(run.spec.family)
@@ -38,16 +30,12 @@ def tasks(run: AssetRun) -> Produced:
     loaded = [item for item in items if isinstance(item, Task)]
     rejected = [item for item in items if isinstance(item, RejectedInput)]
     valid: list[Task] = []
-    kind = family.sandbox(run.spec.params)
-    if kind is not None:
+    prover = Prover.of(run, run.key) if run.spec.proof == "all" else None
+    if prover is not None:
         with run.progress("validated", len(loaded)) as progress:
-            for task, outcome in zip(loaded, family.validate(loaded, run.resources.sandboxes(kind)), strict=True):
-                if isinstance(outcome, Task):
-                    valid.append(outcome)
-                elif run.spec.params.get("keep_unproven") and outcome.reason in UNPROVEN_REASONS:
-                    valid.append(_unproven(task, outcome))
-                else:
-                    rejected.append(outcome)
+            for task, outcome in zip(loaded, prover.outcomes(loaded, len(loaded), run), strict=True):
+                kept = kept_unproven(outcome, task, run.spec.params)
+                valid.append(kept) if isinstance(kept, Task) else rejected.append(kept)
                 progress.advance()
     else:
         valid = loaded
@@ -60,7 +48,7 @@ def tasks(run: AssetRun) -> Produced:
         metadata={
             "splits": dict(Counter(task.split for task in valid)),
             "repositories": dict(Counter(task.repo for task in valid)),
-            "runnable": kind is not None,
+            "runnable": family.sandbox(run.spec.params) is not None,
             "trust": dict(levels),
             "unproven": sum(WHY_UNPROVEN in task.payload for task in valid),
         },
@@ -72,10 +60,3 @@ def _levels(counts: Mapping[str, int]) -> str:
     """Return "12 blind, 1 reversed"; the strongest trust first."""
     named = {level: counts[level] for level in (*reversed(TRUSTS), "unknown") if counts.get(level)}
     return ", ".join(f"{number} {level}" for level, number in named.items()) or "none known"
-
-
-def _unproven(task: Task, rejection: RejectedInput) -> Task:
-    """Return the task marked as one that is run without a verdict."""
-    reason = f"{rejection.reason}: {rejection.detail}"
-    digest = json_hash([task.content_hash, WHY_UNPROVEN])
-    return replace(task, payload={**task.payload, WHY_UNPROVEN: reason}, content_hash=digest)

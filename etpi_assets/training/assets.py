@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from etpi_assets.asset import AssetRun, Input, Markdown, Produced, asset
+from etpi_assets.planning.versions import judge_of
+from etpi_assets.scoring.judging import Judging
 from etpi_assets.scoring.rewards import rescore
 from etpi_assets.scoring.rewards.functions import check_terms, version_of
+from etpi_assets.scoring.score_checks import one_judge
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import is_trusted, weakest
+from etpi_assets.tasks.proofs import Proving
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.tiny_bases import shipped
 from etpi_assets.training import grpo, grpo_checks, pointers, sft, sft_checks
@@ -165,7 +170,7 @@ def _figures(reports: dict[int, SftReport]) -> dict[str, Any]:
     versions=("training", "rollouts"),
     kept=(
         *("trainer.grpo", "{steps}", "{world}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}"),
-        *("judge.{family}", "rewards", "{reward}"),
+        *("judge", "judge.{family}", "rewards", "{reward}"),
     ),
     summary="Group-relative policy optimisation (GRPO) from the fine-tuned checkpoint; its rollouts are recorded too.",
 )
@@ -226,18 +231,20 @@ def _environment(run: AssetRun, spec: ExperimentSpec) -> RLEnvironment:
     assert spec.rl.suite  # RLSection requires it
     family = load_family(run.specs.suites[spec.rl.suite].family)
     offered = read_tasks(run.read("tasks", "tasks", key=spec.rl.suite), "train")
+    if spec.rl.tasks_from:
+        offered = chosen_tasks(spec.rl.tasks_from, spec.rl.suite, offered, run.lake)
+    offered = Proving(run, spec.rl.suite, offered).all()
     tasks = [task for task in offered if is_trusted(weakest(family.trusts(task) or ["unknown"]), spec.rl.min_trust)]
     if offered and not tasks:
         why = f"none of its {len(offered)} training tasks has rl.min_trust = {spec.rl.min_trust}"
         raise LakeError(f"{run.key} has nothing to reinforce: {why}; lower it, or name another suite")
-    if spec.rl.tasks_from:
-        tasks = chosen_tasks(spec.rl.tasks_from, spec.rl.suite, tasks, run.lake)
     environment = RLEnvironment(
         tasks=tasks,
         family=family,
         sandboxes=run.resources.sandboxes(spec.rl.sandbox),
         chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
         template_kwargs=spec.serving.template_kwargs,
+        judge=judge_of(run.specs.suites[spec.rl.suite].family),
     )
     return with_prompts_that_fit(spec.rl, environment)
 
@@ -253,14 +260,24 @@ def _start_checkpoints(run: AssetRun, base_checkpoint: Input, sft_checkpoint: In
     return {seed: next((row for row in tuned if row["seed"] == seed), *bases) for seed in run.spec.seeds}
 
 
+def judging(run: AssetRun, rl_checkpoint: Input) -> Judging:
+    """Return what judges the rollouts of reinforcement again."""
+    from etpi_resources.chat.format import load_chat_format
+
+    spec: ExperimentSpec = run.spec
+    chat = partial(load_chat_format, spec.base.tokenizer, spec.base.chat_template)
+    return Judging(run, rl_checkpoint, spec.rl.suite, spec.rl.sandbox, spec.rl.agent, chat)
+
+
 @asset(
     set="experiment",
     group="training",
-    tables=("rewards",),
+    tables=("rewards", "verdicts"),
     sections=("rl.rewards",),
-    checks=("rewards_as_applied",),
-    versions=("rewards", "{reward}", "parsing", "tasks"),
-    summary="Rewards of the recorded GRPO rollouts under the current reward functions; nothing is rolled out again.",
+    checks=("rewards_as_applied", "one_judge"),
+    across_seams=True,
+    versions=("rewards", "{reward}", "parsing", "tasks", "judge", "judge.{family}"),
+    summary="Rewards and verdicts of the recorded GRPO rollouts, under the current functions and judge; no model runs.",
 )
 def rl_rewards(run: AssetRun, rl_checkpoint: Input, tasks: Input) -> Produced:
     spec: ExperimentSpec = run.spec
@@ -269,11 +286,14 @@ def rl_rewards(run: AssetRun, rl_checkpoint: Input, tasks: Input) -> Produced:
     if not tables["rollouts"].num_rows:
         return Produced.not_applicable(run.node.name, "nothing was reinforced")
     by_id = {task.task_id: task for task in read_tasks(tasks.read("tasks", key=spec.rl.suite))}
+    judged = judging(run, rl_checkpoint).judged(by_id.values())
+    tables["rollouts"], verdicts = judged.of(tables["rollouts"])
     applied = rl_checkpoint.read("rewards")
     samples = rl_checkpoint.read("rl_samples", columns=("rollout_id", "seed", "step", "left_out"))
     rescored = rescore.rescore_rollouts(from_tables(tables), by_id, samples, spec.rl.rewards)
     return Produced(
-        tables={"rewards": rescored},
-        checks=(rescore.rewards_as_applied(applied, rescored),),
+        tables={"rewards": rescored, "verdicts": verdicts},
+        checks=(rescore.rewards_as_applied(applied, rescored), one_judge(verdicts, judged)),
+        notes=judged.notes(),
         metadata={"rewards": {term.function: version_of(term.function) for term in spec.rl.rewards}},
     )

@@ -50,7 +50,7 @@ turns' `output_ids` one after the other."""
 
 @dataclass(frozen=True)
 class RLEnvironment:
-    """Environment of the policy's rollouts: tasks in the order of the trainer's rows, their family (which judges),
+    """Environment of the policy's rollouts: tasks in the order of the trainer's rows, their family and judge,
     sandboxes, the chat format and its template's arguments; and the ids of tasks whose prompt is too long."""
 
     tasks: Sequence[Task]
@@ -59,6 +59,7 @@ class RLEnvironment:
     chat: ChatFormat
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     left_out: Sequence[str] = ()
+    judge: str = ""
 
 
 REFILL = 10**9
@@ -225,8 +226,9 @@ class Rounds:
         bounds = {"max_model_len": prompt + section.max_response_tokens, "steering": False}
         agent = section.agent.model_copy(update=bounds)
         runtime = RolloutRuntime(
-            environment.family, engine, environment.sandboxes, environment.chat, environment.template_kwargs
-        )
+            environment.family, engine, environment.sandboxes, environment.chat, environment.template_kwargs,
+            environment.judge,
+        )  # fmt: skip
         job = RolloutJob(task, agent, self.identity, sample, self.seed)
         return run_harness(job, runtime) if harness else run_rollout(job, runtime)
 

@@ -12,14 +12,15 @@ import graphlib
 import os
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import duckdb
 import pyarrow as pa
 
-from etpi_resources.lake import ledger
+from etpi_resources.lake import ledger, taint
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import Lake, LakeError, sync
 from etpi_resources.lake.manifest import Manifest
@@ -43,6 +44,7 @@ _TYPES = {
 }  # fmt: skip
 
 
+_KEPT = pa.schema([("rollout_id", pa.string()), ("judge", pa.string()), ("reason", pa.string()), ("at", pa.string())])
 _VOCABULARY = pa.schema([("tokenizer", pa.string()), ("id", pa.int32()), ("text", pa.string())])
 
 
@@ -228,6 +230,15 @@ def build(
     return path
 
 
+@contextmanager
+def in_memory(lake: Lake, assets: Iterable[CatalogAsset]) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open a catalog of the lake's current versions without a file, for assets and commands that run before a build."""
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        _fill(connection, lake, assets, {})
+        yield connection
+
+
 def _fill(
     connection: duckdb.DuckDBPyConnection,
     lake: Lake,
@@ -306,7 +317,10 @@ def _add_ledger(connection: duckdb.DuckDBPyConnection, lake: Lake, vocabularies:
         for name, texts in vocabularies.items()
         for number, text in enumerate(texts)
     ]
-    tables = ledger.read(lake) | {"vocabulary": pa.Table.from_pylist(words, schema=_VOCABULARY)}
+    tables = ledger.read(lake) | {
+        "vocabulary": pa.Table.from_pylist(words, schema=_VOCABULARY),
+        "kept_flips": pa.Table.from_pylist(taint.kept_flips(lake), schema=_KEPT),
+    }
     connection.execute("CREATE SCHEMA lake")
     for name, rows in tables.items():
         connection.register("new_rows", rows)

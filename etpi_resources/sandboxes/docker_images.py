@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from etpi_resources.lake.files import write_atomically
 from etpi_resources.sandboxes import Environment, EnvironmentUnavailable, SandboxUnavailable
 
 if TYPE_CHECKING:
@@ -23,6 +26,12 @@ MAX_CONCURRENT = 2
 """The most pulls and builds at once: each uses the engine's disk and a core."""
 
 BUILD_SECONDS = 3600
+BUDGET = "ETPI_IMAGES_GIB"
+"""Environment variable with the most GiB of images that etpi pulled or built; the least recently used go first."""
+RECENT_SECONDS = 60.0
+"""An image that was used so recently stays: its container may not be created yet."""
+USES = Path("~/.cache/etpi/images")
+"""Folder with a file for each image that etpi pulled or built: its name; the file's time is that of its last use."""
 LABEL = "etpi.image"
 
 
@@ -43,6 +52,7 @@ class Images:
         self._semaphore = threading.BoundedSemaphore(MAX_CONCURRENT)
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._images: dict[str, Image] = {}
+        self._fetched: set[str] = set()
 
     def get(self, environment: Environment) -> Image:
         """Return the environment's image; pull or build it if the engine does not have it.
@@ -56,8 +66,11 @@ class Images:
         else:
             name = environment.image or os.environ.get("ETPI_DOCKER_IMAGE") or DEFAULT_IMAGE
         with self._locks[name]:
-            if name not in self._images:
+            use = _use_of(name)
+            if name not in self._images or (name in self._fetched and not use.exists()):  # another process removed it
                 self._images[name] = self._inspect(name) or self._fetch(name, environment)
+            if use.exists():
+                use.touch()
         return self._images[name]
 
     def _inspect(self, name: str) -> Image | None:
@@ -74,6 +87,10 @@ class Images:
             problem = self._build(name, environment.build) if environment.build else self._pull(name)
         image = None if problem else self._inspect(name)
         if image is not None:
+            if environment.build or environment.image:
+                self._fetched.add(name)
+                write_atomically(_use_of(name), name)
+                self._trim()
             return image
         problem = problem or "the engine says it is done, and has no such image"
         if environment.build:
@@ -87,6 +104,28 @@ class Images:
             f"the default image {name} is not on this engine and cannot be pulled: {problem}. {remedy} "
             "Or name one that is there: export ETPI_DOCKER_IMAGE=<image with bash and Python>."
         )
+
+    def _trim(self) -> None:
+        """Remove the least recently used images until the rest is within the budget; those in use stay."""
+        from docker.errors import APIError, ImageNotFound
+
+        uses = sorted(_use_of("").parent.glob("*"), key=lambda file: file.stat().st_mtime)
+        sizes: dict[Path, int] = {}
+        for use in uses:
+            try:
+                sizes[use] = self._client.inspect_image(use.read_text())["Size"]
+            except ImageNotFound:
+                use.unlink()
+        for use in sizes.copy():
+            if sum(sizes.values()) <= budget():
+                return
+            if time.time() - use.stat().st_mtime > RECENT_SECONDS:
+                name = use.read_text()
+                with suppress(APIError):  # a container has it
+                    self._client.remove_image(name)
+                    self._images.pop(name, None)
+                    use.unlink()
+                    del sizes[use]
 
     def _pull(self, name: str) -> str:
         from docker.errors import APIError
@@ -112,6 +151,15 @@ class Images:
             return _problem(lines)
         except (APIError, TypeError) as error:  # TypeError: no Dockerfile, no folder
             return str(getattr(error, "explanation", None) or error)
+
+
+def budget() -> int:
+    """Return the most bytes of images. Raises ValueError if the variable holds no number."""
+    return int(float(os.environ.get(BUDGET) or 100) * (1 << 30))
+
+
+def _use_of(name: str) -> Path:
+    return USES.expanduser() / hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
 def _problem(lines: Any) -> str:

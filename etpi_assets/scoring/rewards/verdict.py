@@ -15,7 +15,8 @@ INFRASTRUCTURE = "infrastructure"
 
 @dataclass(frozen=True)
 class Reward:
-    """A rollout's reward (None if it was not judged), its verdict, and whether an infrastructure error ended it.
+    """A rollout's reward (None if it was not judged), its verdict, whether an infrastructure error ended it, and judge
+    and trust of the verdict, where they are known.
 
     A rollout with an infrastructure error says nothing about its agents.
     """
@@ -23,6 +24,8 @@ class Reward:
     reward: float | None
     verdict: str
     infrastructure: bool
+    judge: str | None = None
+    trust: str | None = None
 
 
 def read_reward(outcome: str | None, error: str | None, rollout_id: str = "") -> Reward:
@@ -40,14 +43,16 @@ def read_reward(outcome: str | None, error: str | None, rollout_id: str = "") ->
     verdict = fields.get("verdict") or UNKNOWN
     if error is not None or verdict == INFRASTRUCTURE:
         return Reward(None, INFRASTRUCTURE, True)
+    details = fields.get("details")
+    judge, trust = fields.get("judge"), details.get("verdict_trust") if isinstance(details, dict) else None
     reward = fields.get("reward")
     if reward is None:
-        return Reward(None, verdict, False)
+        return Reward(None, verdict, False, judge, trust)
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
         raise ValueError(
             f"rollout {rollout_id}: outcome.reward = {reward!r} is not a finite number; fix the verifier or importer"
         )
-    return Reward(float(reward), verdict, False)
+    return Reward(float(reward), verdict, False, judge, trust)
 
 
 def _outcome(outcome: str | None, rollout_id: str) -> dict:

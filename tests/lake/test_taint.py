@@ -1,0 +1,125 @@
+"""Flipped verdicts are followed to data sets, checkpoints, evaluations and reports, until it is kept or mended."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etpi_assets.graph import GRAPH
+from etpi_resources.lake import catalog, taint
+from etpi_resources.lake.lake import Lake, LakeError
+from tests.support import small_lake
+
+LATER = datetime(2100, 1, 1, tzinfo=UTC)
+
+
+def verdict(rollout_id: str, judge: str, reward: float | None, at: datetime | None = None) -> dict[str, Any]:
+    code = {1.0: "passed", 0.0: "failed_tests", None: "unknown"}[reward]
+    row = {"rollout_id": rollout_id, "task_id": "t1", "judge": judge, "reward": reward, "verdict": code}
+    return row | {"judged_at": at, "reason": f"why {judge}" if at else None}
+
+
+def flip(lake: Lake, rollout_id: str, asset: str, key: str, *rewards: float | None, at: datetime = LATER) -> None:
+    """Publish verdicts of judges 1, 2, ..., of which the first is the recorded one."""
+    rows = [
+        verdict(rollout_id, f"judge {n}", reward, at + timedelta(days=n) if n > 1 else None)
+        for n, reward in enumerate(rewards, 1)
+    ]
+    small_lake.put(lake, asset, key, {"verdicts": rows})
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_lake.make(tmp_path_factory.mktemp("small") / "data").root
+
+
+@pytest.fixture
+def lake(made: Path, tmp_path: Path) -> Lake:
+    return Lake(shutil.copytree(made, tmp_path / "data"))
+
+
+def tainted(lake: Lake, *names: str) -> set[tuple[str, str, str, float]]:
+    with catalog.in_memory(lake, GRAPH.values()) as connection:
+        rows = taint.walk(connection, taint.roots_of(connection, names or [taint.FLIPS]))
+    shown = {"dataset": "experiment", "evaluation": "role"}
+    return {
+        (row["kind"], row["experiment"], row[shown.get(row["kind"], "name")], round(row["share"], 3)) for row in rows
+    }
+
+
+def test_nothing_is_tainted_while_no_verdict_flipped(lake: Lake) -> None:
+    flip(lake, "r1", "scored_rollouts", "strong_set", 1.0, 1.0)
+    assert tainted(lake) == set()
+
+
+def test_flip_of_a_selected_rollout_taints_its_checkpoints_and_what_started_from_them(lake: Lake) -> None:
+    flip(lake, "r1", "scored_rollouts", "strong_set", 1.0, 0.0)
+    assert tainted(lake) == {
+        ("dataset", "strong", "strong", 1.0),
+        ("checkpoint", "strong", "sft1-100", 1.0),
+        ("checkpoint", "strong", "sft1", 1.0),
+        ("report", "strong", "reports/strong/report.html", 1.0),
+        ("checkpoint", "follow_up", "sft2", 1.0),  # of the tokens that trained its ancestor
+        ("checkpoint", "reinforced", "rl1", 1.0),
+    }
+
+
+def test_flip_before_the_data_set_was_built_and_flip_back_taint_nothing(lake: Lake) -> None:
+    flip(lake, "r1", "scored_rollouts", "strong_set", 0.0, 1.0, at=datetime(2020, 1, 1, tzinfo=UTC))
+    assert tainted(lake) == set()
+    flip(lake, "r1", "scored_rollouts", "strong_set", 1.0, 0.0, 1.0)
+    assert tainted(lake) == set()
+
+
+def test_verdict_without_a_reward_is_no_flip(lake: Lake) -> None:
+    flip(lake, "r1", "scored_rollouts", "strong_set", None, 1.0)
+    assert tainted(lake) == set()
+
+
+def test_rollout_that_trained_nothing_taints_nothing(lake: Lake) -> None:
+    flip(lake, "r2", "scored_rollouts", "strong_set", 0.0, 1.0)
+    assert tainted(lake) == {("dataset", "follow_up", "follow_up", 1.0)}
+
+
+def test_flipped_reward_taints_every_advantage_of_its_group(lake: Lake) -> None:
+    flip(lake, "s-1", "rl_rewards", "reinforced", 0.0, 1.0)
+    assert tainted(lake) == {("checkpoint", "reinforced", "rl1", 1.0)}
+
+
+def test_kept_flip_taints_nothing_until_the_next(lake: Lake) -> None:
+    flip(lake, "r1", "scored_rollouts", "strong_set", 1.0, 0.0)
+    with catalog.in_memory(lake, GRAPH.values()) as connection:
+        rows = connection.sql("SELECT rollout_id, new_judge FROM flips").fetchall()
+    taint.keep(lake, [{"rollout_id": a, "new_judge": b} for a, b in rows], "a test that was too strict")
+    assert tainted(lake) == set()
+    flip(lake, "r1", "scored_rollouts", "strong_set", 1.0, 0.0, 1.0, 0.0)
+    assert ("checkpoint", "strong", "sft1", 1.0) in tainted(lake)
+
+
+@pytest.mark.parametrize(
+    ("root", "reached"),
+    [
+        ("rollout:r1", {"sft1", "sft1-100", "sft2", "rl1"}),
+        ("rollout:r3", {"sft2"}),
+        ("teacher:weak", {"sft2"}),
+        ("task:t1", {"sft1", "sft1-100", "sft2", "rl1"}),
+        ("rollout:s-1", {"rl1"}),
+    ],
+)
+def test_roots_are_rollouts_by_name(lake: Lake, root: str, reached: set[str]) -> None:
+    assert {name for kind, _, name, _ in tainted(lake, root) if kind == "checkpoint"} == reached
+
+
+def test_evaluations_and_several_roots_are_walked_together(lake: Lake) -> None:
+    found = tainted(lake, "rollout:e-sft", "rollout:r3")
+    assert ("evaluation", "strong", "sft", 1.0) in found and ("dataset", "follow_up", "follow_up", 1.0) in found
+
+
+@pytest.mark.parametrize("root", ["rollout:nobody", "colour:red", "task:", "flip"])
+def test_unknown_roots_are_refused(lake: Lake, root: str) -> None:
+    with pytest.raises(LakeError, match=root.partition(":")[0]):
+        tainted(lake, root)

@@ -1,0 +1,204 @@
+"""Stored work is judged again when the number of its judge rises: no model runs, and every verdict is kept."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etpi.verdicts import rejudge
+from etpi_assets.planning import versions
+from etpi_assets.planning.planner import plan
+from etpi_assets.resources import Resources
+from etpi_assets.rollouts.assets import raw_rollouts
+from etpi_assets.scoring.assets import scored_rollouts
+from etpi_assets.scoring.judging import RECORDED, Bench, planned, with_verdicts
+from etpi_assets.tasks.assets import tasks
+from etpi_assets.tasks.family import Family, Role, Task, Verdict
+from etpi_assets.worlds.coop_tiny_shared import FAMILY
+from etpi_resources.lake.lake import Lake, Manifest, Ref
+from etpi_resources.lake.schemas import from_rows
+from tests.support import swe_suite
+from tests.support.repositories import FILES, Repository, solved
+
+SUITE = 'extends = "coop_tiny_shared"\n[params]\ntrain = 4\nheldout = 24\n'
+SET = 'extends = "coop_tiny_shared_strong"\nsuite = "little"\ntasks = 3\nk = 1\n'
+REF = Ref("scored_rollouts", "rollout_set", "little")
+
+
+@pytest.fixture
+def resources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resources:
+    for name, text in {"suites": SUITE, "rollout_sets": SET}.items():
+        (tmp_path / "specs" / name).mkdir(parents=True)
+        (tmp_path / "specs" / name / "little.toml").write_text(text)
+    monkeypatch.setenv("ETPI_DATA", str(tmp_path / "lake"))
+    monkeypatch.setenv("ETPI_SPECS", str(tmp_path / "specs"))
+    made = Resources(lake=Lake(tmp_path / "lake"), specs_folder=tmp_path / "specs", concurrency=2)
+    tasks.execute("little", made)
+    raw_rollouts.execute("little", made)
+    scored_rollouts.execute("little", made)
+    return made
+
+
+def raise_judge(monkeypatch: pytest.MonkeyPatch, number: int, failing: str | None = None) -> list[str]:
+    """Raise the number of the world's judge, which now fails one task; return the tasks that it is asked for."""
+    monkeypatch.setitem(versions.COMPONENTS["judge.coop_tiny_shared"], number, f"reason {number}")  # pyright: ignore
+    asked, judge = list[str](), type(FAMILY).judge
+
+    def mended(self: Any, task: Task, final: Any, sandboxes: Any) -> Verdict:
+        asked.append(task.task_id)
+        verdict = judge(self, task, final, sandboxes)
+        return replace(verdict, reward=0.0, verdict="failed_tests") if task.task_id == failing else verdict
+
+    monkeypatch.setattr(type(FAMILY), "judge", mended)
+    return asked
+
+
+def verdicts(resources: Resources, ref: Ref = REF) -> list[dict[str, Any]]:
+    return resources.lake.read(ref, "verdicts").to_pylist()
+
+
+def test_raised_judge_judges_stored_work_again_and_keeps_both_verdicts(
+    resources: Resources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = resources.lake.read(REF, "scores").to_pylist()
+    old = versions.judge_of("coop_tiny_shared")
+    assert {row["judge"] for row in before} == {old} and {row["reward"] for row in before} == {1.0}
+    failing = before[0]["task_id"]
+    asked = raise_judge(monkeypatch, 98, failing)
+    tasks.execute("little", resources)
+    asked.clear()
+    assert raw_rollouts.execute("little", resources).skipped
+    outcome = scored_rollouts.execute("little", resources)
+    assert not outcome.skipped and sorted(asked) == sorted(row["task_id"] for row in before)
+    new = versions.judge_of("coop_tiny_shared")
+    rows = verdicts(resources)
+    assert Counter((row["judge"], row["reward"]) for row in rows) == {(old, 1.0): 3, (new, 1.0): 2, (new, 0.0): 1}
+    assert all(("reason 98" in (row["reason"] or "")) == (row["judge"] == new) for row in rows)
+    scores = {row["task_id"]: row for row in resources.lake.read(REF, "scores").to_pylist()}
+    assert (scores[failing]["reward"], scores[failing]["verdict"], scores[failing]["judge"]) == (
+        0.0,
+        "failed_tests",
+        new,
+    )
+    assert {row["verdict_trust"] for row in scores.values()} == {"blind"}
+    assert outcome.manifest.notes == {"judged_again": 3, "later_verdicts": 3, "not_judged": {}}
+    # Another number judges again and forgets neither; equal numbers judge nothing.
+    asked = raise_judge(monkeypatch, 99)
+    tasks.execute("little", resources)
+    scored_rollouts.execute("little", resources)
+    assert [row["reward"] for row in verdicts(resources) if row["task_id"] == failing] == [1.0, 0.0, 1.0]
+    asked.clear()
+    scored_rollouts.execute("little", resources, again=True)
+    assert asked == [] and len(verdicts(resources)) == 9
+
+
+def test_killed_judging_continues(resources: Resources, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = raise_judge(monkeypatch, 98)
+    tasks.execute("little", resources)
+    asked.clear()
+    monkeypatch.setattr("etpi_assets.scoring.assets.with_verdicts", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        scored_rollouts.execute("little", resources)
+    assert len(asked) == 3
+    monkeypatch.setattr("etpi_assets.scoring.assets.with_verdicts", with_verdicts)
+    scored_rollouts.execute("little", resources)
+    assert len(asked) == 3 and len(verdicts(resources)) == 6
+
+
+def test_dry_run_says_what_would_be_judged_and_judges_nothing(
+    resources: Resources, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = raise_judge(monkeypatch, 98)
+    assert rejudge("little", (), dry_run=True, as_json=True) == 0
+    (figures,) = json.loads(capsys.readouterr().out)
+    assert (figures["asset"], figures["to_judge"], figures["cannot"], asked) == ("scored_rollouts", 3, {}, [])
+    task_id = verdicts(resources)[0]["task_id"]
+    rejudge("little", (task_id,), dry_run=False, as_json=False)
+    assert asked == [task_id]
+    rejudge("little", (), dry_run=True, as_json=True)
+    (figures,) = json.loads(capsys.readouterr().out.split("\n", 2)[2])
+    assert figures["seconds"] > 0  # one verdict was measured
+
+
+def test_state_of_a_raised_judge_is_outdated_and_runs_no_model(
+    resources: Resources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raise_judge(monkeypatch, 98)
+    tasks.execute("little", resources)
+    steps = {step.asset: step for step in plan("little", resources.specs, resources.lake)}
+    assert (steps["raw_rollouts"].state, steps["scored_rollouts"].state) == ("ok", "outdated")
+    assert not steps["scored_rollouts"].kept and "reason 98" in steps["scored_rollouts"].reason
+
+
+class OneAgent(Family):
+    def roles(self, task: Task) -> list[Role]:
+        return [Role("agent1", "task", "do")]
+
+
+class InPlace(OneAgent):
+    def judge_in_place(self, task: Task, machines: Any, sandboxes: Any) -> Verdict:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("changes", "family", "reason"),
+    [
+        ({"error": "judge: OSError"}, OneAgent(), "infrastructure"),
+        ({"outcome": {"reward": 0.0, "verdict": "broken_by_agent"}}, OneAgent(), "sandbox_ended"),
+        ({"task_id": "gone"}, OneAgent(), "task_gone"),
+        ({"task_hash": "other"}, OneAgent(), "task_changed"),
+        ({"final_files": {}}, OneAgent(), "patch_not_stored"),
+        ({"final_files": {"agent2": ""}}, OneAgent(), "patch_not_stored"),
+        ({}, InPlace(), "machine_not_stored"),
+    ],
+)
+def test_work_that_was_not_stored_is_counted_with_its_reason(changes: Any, family: Family, reason: str) -> None:
+    task = Task.hashed("t", "s", "r", "train", "do", {})
+    row = {"rollout_id": "r1", "task_id": "t", "task_hash": task.content_hash, "error": None}
+    row |= {"outcome": {"reward": 1.0, "verdict": "passed"}, "final_files": {"agent1": ""}} | changes
+    row |= {name: json.dumps(row[name]) for name in ("outcome", "final_files")}
+    bench = Bench("judge 2", family, {"t": task}, None, Path("/nowhere"), 1)  # pyright: ignore[reportArgumentType]
+    found = planned([row], bench, "judge 1", {}, {})
+    assert (found.work, dict(found.refused)) == ([], {reason: 1})
+
+
+def test_verdict_without_a_later_one_keeps_its_recorded_judge() -> None:
+    outcome = json.dumps({"reward": 1.0, "verdict": "passed"})
+    rows = from_rows("rollouts", [{"rollout_id": "r1", "outcome": outcome}, {"rollout_id": "r2", "outcome": None}])
+    replaced, table = with_verdicts(rows, {}, RECORDED)
+    assert [row["judge"] for row in table.to_pylist()] == [RECORDED]
+    assert json.loads(replaced["outcome"][0].as_py())["judge"] == RECORDED and replaced["outcome"][1].as_py() is None
+
+
+@pytest.mark.slow
+def test_imported_patches_are_judged_where_their_suite_is_at_hand(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        repository = Repository(Path(folder))
+        resources = swe_suite.make(tmp_path, repository, tasks=3)
+        right, wrong = repository.patch(FILES, solved("1")), repository.patch(FILES, solved("2"))
+        runs = [("moor__moor-0", right), ("moor__moor-1", wrong), ("moor__moor-2", None), ("elsewhere__x-1", right)]
+        turn = [{"role": "user", "content": "Issue."}, {"role": "assistant", "content": "Done."}]
+        text = "".join(
+            json.dumps({"instance_id": name, "messages": turn, "model_patch": patch, "resolved": True}) + "\n"
+            for name, patch in runs
+        )
+        (tmp_path / "runs.jsonl").write_text(text)
+        spec = f'title = "x"\nkind = "imported"\nsuite = "suite"\npath = "{tmp_path}/runs.jsonl"\nformat = "messages"\n'
+        (tmp_path / "specs/rollout_sets/own.toml").write_text(spec)
+        resources = Resources(lake=resources.lake, specs_folder=tmp_path / "specs", concurrency=2)
+        tasks.execute("suite", resources)
+        raw_rollouts.execute("own", resources)
+        manifest: Manifest = scored_rollouts.execute("own", resources).manifest
+    ours = versions.judge_of("swe_bench")
+    found = Counter((row["task_id"], row["judge"], row["reward"]) for row in verdicts(resources, manifest.ref))
+    recorded = {(name, RECORDED, 1.0): 1 for name, _ in runs}
+    assert found == {**recorded, ("moor__moor-0", ours, 1.0): 1, ("moor__moor-1", ours, 0.0): 1}
+    assert manifest.notes["not_judged"] == {"patch_not_stored": 1, "task_gone": 1}
+    (check,) = [check for check in manifest.checks if check["name"] == "one_judge"]
+    assert not check["passed"] and not check["blocking"]
