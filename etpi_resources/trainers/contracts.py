@@ -242,6 +242,48 @@ class SftWorkerResult(SftFigures):
     checkpoints: tuple[SavedCheckpoint, ...]
 
 
+# --- blame -----------------------------------------------------------------------------------------------------------
+
+
+class BlameWorkerConfig(WorkerModel):
+    """The influence of training rows on a held-out metric, by the weights of one checkpoint.
+
+    Attributes:
+        model: folder of the weights; of an adapter, its base. adapter: its folder; then its weights alone count.
+        files, rows: parquet files of `sequences` and of `dataset_rows`.
+        heldout: a file of sequences named by their tasks; raising the metric makes the tokens of split "raised"
+            likelier, those of split "lowered" less likely.
+        extremes: rollouts at either end whose influence is divided by held-out task.
+    """
+
+    label: str
+    model: str
+    adapter: str | None
+    files: tuple[str, ...]
+    rows: tuple[str, ...]
+    heldout: str
+    device: Literal["auto", "cuda"]
+    micro_tokens: int
+    extremes: int
+
+
+class BlameWorkerResult(WorkerModel):
+    """Besides the files `blame.parquet` and `blame_tasks.parquet`, which the worker leaves in its folder.
+
+    Attributes:
+        exact, measured: influence of some sequences by their gradients, and as the files have it.
+        tokens, heldout_tokens: stored tokens of both sides. memory_mb: the most that the process, or a GPU, had.
+    """
+
+    exact: tuple[float, ...]
+    measured: tuple[float, ...]
+    tokens: int
+    heldout_tokens: int
+    seconds: float
+    memory_mb: int
+    device: str
+
+
 # --- GRPO ------------------------------------------------------------------------------------------------------------
 
 
