@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from etpi.init.write import NewSpec, quoted, write_specs
+from etpi.init.write import NewSpec, quoted, spec_name, write_specs
 from etpi.run.columns import aligned, cell, figure
 from etpi_assets.scoring.intervals import mean, paired_difference, permutation_p
 from etpi_assets.specs.errors import SpecError
@@ -16,6 +16,8 @@ from etpi_resources.lake.questions import reports
 
 BY = {"teacher": "teacher", "sampler": "sampler", "repo": "repo", "importer": "importer", "task": "task_id"}
 """Option of `--by` -> column of the report `blame_rollouts`."""
+ROOTS = {**BY, "licence": "licence", "set": "rollout_set", "rollout": "rollout_id"}
+"""Kind of a root, written `kind:value` -> column of the report `training_rollouts`."""
 _SHARED = ("teacher", "sampler", "repo", "importer", "rollout_set", "exit_status", "verdict_trust", "worst_turn")
 SHOWN = 10
 Row = dict[str, Any]
@@ -45,8 +47,15 @@ def blame(experiment: str, by: str, share: float, retrain: bool) -> int:
     print(aligned(_in_common(worst, rollouts)) or "nothing that the others have less often")
     if lines := _retrained(experiment, rollouts[0]["objective"]):
         print(f"\nRetrained, on the held-out tasks that blame did not read\n{aligned(lines)}")
+    if retrain and not worst:
+        raise SpecError(
+            f"no rollout of the worst share lowered the metric of {experiment}: there is nothing to leave out"
+        )
     if retrain:
-        _write(experiment, [row["rollout_id"] for row in worst], [row["rollout_id"] for row in rollouts])
+        blamed = sorted(row["rollout_id"] for row in worst)
+        chance = random.Random(0).sample(sorted(row["rollout_id"] for row in rollouts), len(blamed))
+        _write(experiment, {"worst": (blamed, "blamed rollouts"), "random": (sorted(chance), "rollouts at random")})
+        print(f"`etpi blame {experiment}` then compares them on the tasks that blame did not read")
     return 0
 
 
@@ -107,23 +116,39 @@ def _retrained(experiment: str, metric: str) -> list[list[str]]:
     return lines
 
 
-def _write(experiment: str, worst: Sequence[str], rollouts: Sequence[str]) -> None:
-    """Write the specs without the worst rollouts, and without as many at random."""
-    if not worst:
-        raise SpecError(
-            f"no rollout of the worst share lowered the metric of {experiment}; there is nothing to leave out"
-        )
-    chance = random.Random(0).sample(sorted(rollouts), len(worst))
+def without(experiment: str, roots: Sequence[str]) -> int:
+    """Write a spec that trains without the rollouts of roots: `kind:value`, by the columns of `training_rollouts`.
+
+    Raises:
+        SpecError: an unknown kind, no rollout that trains the experiment has the value, or all have.
+    """
+    rollouts, left_out = _ask("training_rollouts", experiment=experiment), set[str]()
+    for root in roots:
+        kind, _, value = root.partition(":")
+        if kind not in ROOTS:
+            raise SpecError(f"{root!r}: there is no root {kind!r}; name one as KIND:VALUE, of {', '.join(ROOTS)}")
+        found = {row["rollout_id"] for row in rollouts if row[ROOTS[kind]] == value}
+        if not found:
+            known = sorted({str(row[ROOTS[kind]]) for row in rollouts})[:SHOWN]
+            raise SpecError(f"{experiment} trains on no rollout of {root!r}; it trains on those of {', '.join(known)}")
+        left_out |= found
+    if len(left_out) == len(rollouts):
+        raise SpecError(f"{experiment} trains on rollouts of {', '.join(roots)} alone; nothing would be left")
+    _write(experiment, {spec_name("_".join(roots)): (sorted(left_out), f"rollouts of {', '.join(roots)}")})
+    return 0
+
+
+def _write(experiment: str, arms: Mapping[str, tuple[Sequence[str], str]]) -> None:
+    """Write specs that train without rollouts: the end of the name -> the rollouts, and words for them."""
     specs = [
         NewSpec(
             "experiment",
             f"{experiment}_without_{name}",
             f"extends = {quoted(experiment)}\ntitle = {quoted(f'{experiment} without {len(left_out)} {words}')}\n"
-            f'blame = "none"\n\n[select]\nexclude_rollouts = {quoted(sorted(left_out))}\n',
+            f'blame = "none"\n\n[select]\nexclude_rollouts = {quoted(left_out)}\n',
         )
-        for name, left_out, words in (("worst", worst, "blamed rollouts"), ("random", chance, "rollouts at random"))
+        for name, (left_out, words) in arms.items()
     ]
     for file in write_specs(specs):
         print(f"wrote {file}")
-    names = " ".join(spec.name for spec in specs)
-    print(f"Next: etpi run {names}, then `etpi blame {experiment}` compares them on the tasks that blame did not read")
+    print(f"Next: etpi run {' '.join(spec.name for spec in specs)}")

@@ -414,14 +414,18 @@ def sql(
     "--share", type=click.FloatRange(0, 1), default=0.1, show_default=True, help="the worst rollouts: how many"
 )
 @click.option("--retrain", is_flag=True, help="write specs without the worst share, and without as many at random")
-def blame(experiment: str, by: str, share: float, retrain: bool) -> int:
+@click.option(
+    "--without", multiple=True, metavar="KIND:VALUE",
+    help="write a spec without rollouts by teacher, licence, repo, task, sampler, importer or set; may be repeated",
+)  # fmt: skip
+def blame(experiment: str, by: str, share: float, retrain: bool, without: tuple[str, ...]) -> int:
     """Show which training rollouts raised or lowered a held-out metric (docs/blame.md).
 
-    Nothing is dropped: a spec that --retrain writes trains without them when a person runs it.
+    Nothing is dropped: the specs that --retrain and --without write train without them when a person runs them.
     """
-    from etpi.blame import blame as show
+    from etpi import blame as blaming
 
-    return show(experiment, by, share, retrain)
+    return blaming.without(experiment, without) if without else blaming.blame(experiment, by, share, retrain)
 
 
 @etpi.command()

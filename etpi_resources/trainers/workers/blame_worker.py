@@ -16,8 +16,6 @@ from etpi_resources.trainers.contracts import BlameWorkerConfig, BlameWorkerResu
 from etpi_resources.trainers.workers.reporting import Worker, open_worker
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from etpi_resources.trainers.workers.collate import Sequences
     from etpi_resources.trainers.workers.influence import Direction, Rows
 
@@ -61,8 +59,8 @@ def run(worker: Worker[BlameWorkerConfig]) -> BlameWorkerResult:
     length = influence.norm(value for _, value in direction)
     for _, value in direction:
         value /= length or 1.0
-    by_token = influence.influences(model, training.rows, direction)
-    exact, measured = compare(model, training, direction, by_token)
+    step, exact, measured = best_step(model, training, direction)
+    by_token = influence.influences(model, training.rows, direction, step)
     spans = read_spans(config, training.stored)
     blamed = [row | {"influence": float(by_token[at].sum()), "influences": by_token[at]} for row, at in spans]
     chosen = _extremes(blamed, config.extremes)
@@ -73,7 +71,7 @@ def run(worker: Worker[BlameWorkerConfig]) -> BlameWorkerResult:
     stage, by_task = worker.stage("held-out tasks", len(tasks)), []
     for task in tasks:
         parts = [(part.sign / length, part.rows.only(mine)) for part in heldout if (mine := part.of(task))]
-        by_token = influence.influences(model, rows, influence.gradient(model, parts))
+        by_token = influence.influences(model, rows, influence.gradient(model, parts), step)
         totals = _by_rollout((row["rollout_id"], float(by_token[at].sum())) for row, at in spans)
         by_task += [{"task_id": task, "rollout_id": name, "influence": total} for name, total in totals.items()]
         stage.advance()
@@ -81,6 +79,7 @@ def run(worker: Worker[BlameWorkerConfig]) -> BlameWorkerResult:
     return BlameWorkerResult(
         exact=tuple(exact),
         measured=tuple(measured),
+        step=step,
         tokens=len(training.stored.ids),
         heldout_tokens=sum(len(part.stored.ids) for part in heldout),
         seconds=time.monotonic() - began,
@@ -136,15 +135,20 @@ def read_spans(config: BlameWorkerConfig, stored: Sequences) -> list[tuple[dict[
     ]
 
 
-def compare(model: Any, training: Part, direction: Direction, by_token: np.ndarray) -> tuple[list[float], list[float]]:
-    """Return the influence of some sequences, half of them those with the largest, by gradients and as measured."""
+def best_step(model: Any, training: Part, direction: Direction) -> tuple[float, list[float], list[float]]:
+    """Return the relative step that agrees best with gradients of some sequences, and their influences by both."""
     from etpi_resources.trainers.workers import influence
 
-    totals = training.stored.totals(by_token)
-    ranked = abs(totals).argsort()[::-1].tolist()
-    numbers = sorted({*ranked[: COMPARED // 2], *ranked[:: max(1, -(-len(ranked) // (COMPARED // 2)))]})
+    numbers = list(range(0, len(training.stored), max(1, -(-len(training.stored) // COMPARED))))
     gradients = (influence.gradient(model, [(1.0, training.rows.only([number]))]) for number in numbers)
-    return [influence.along(each, direction) for each in gradients], totals[numbers].tolist()
+    exact, rows = [influence.along(each, direction) for each in gradients], training.rows.only(numbers)
+    tried = []
+    for step in influence.RELATIVE_STEPS:
+        by_token = influence.influences(model, rows, direction, step)
+        measured = training.stored.totals(by_token)[numbers].tolist()
+        tried.append((max(abs(e - m) for e, m in zip(exact, measured, strict=True)), step, measured))
+    _, step, measured = min(tried)
+    return step, exact, measured
 
 
 def write(worker: Worker[BlameWorkerConfig], tables: dict[str, list[dict[str, Any]]]) -> None:
