@@ -125,9 +125,8 @@ def measure(experiment: str) -> None:
         wrote = "def " in whole and WRITES.search(whole) is not None
         turns += wrote
         paths += wrote and re.search(r">> [a-z]{0,6}$", "".join(text[:worst])) is not None
-    print(
-        f"of {bad.sum()} corrupted rollouts the worst turn writes a function in {turns}, its worst token is the path in {paths}"
-    )
+    located = f"the worst turn writes a function in {turns}, its worst token is in the path in {paths}"
+    print(f"of {bad.sum()} corrupted rollouts {located}")
 
 
 if __name__ == "__main__":

@@ -127,11 +127,11 @@ def without(experiment: str, roots: Sequence[str]) -> int:
         kind, _, value = root.partition(":")
         if kind not in ROOTS:
             raise SpecError(f"{root!r}: there is no root {kind!r}; name one as KIND:VALUE, of {', '.join(ROOTS)}")
-        found = {row["rollout_id"] for row in rollouts if row[ROOTS[kind]] == value}
-        if not found:
+        of_root = {row["rollout_id"] for row in rollouts if row[ROOTS[kind]] == value}
+        if not of_root:
             known = sorted({str(row[ROOTS[kind]]) for row in rollouts})[:SHOWN]
             raise SpecError(f"{experiment} trains on no rollout of {root!r}; it trains on those of {', '.join(known)}")
-        left_out |= found
+        left_out |= of_root
     if len(left_out) == len(rollouts):
         raise SpecError(f"{experiment} trains on rollouts of {', '.join(roots)} alone; nothing would be left")
     _write(experiment, {spec_name("_".join(roots)): (sorted(left_out), f"rollouts of {', '.join(roots)}")})

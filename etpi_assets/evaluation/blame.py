@@ -38,8 +38,8 @@ def advantages(rollouts: pa.Table, scores: pa.Table, metric: str, seed: int, tas
         rollouts, scores: tables of an evaluation.
         metric: a column of `scores`, or "solved".
     """
-    own = rollouts.filter((pc.field("checkpoint_role") == "sft") & (pc.field("seed") == seed)).to_pylist()
-    chosen = {row["rollout_id"] for row in own if not {BUDGET, STEERED[0]} & set(row["decoding"] or "")}
+    evaluated = rollouts.filter((pc.field("checkpoint_role") == "sft") & (pc.field("seed") == seed)).to_pylist()
+    chosen = {row["rollout_id"] for row in evaluated if not {BUDGET, STEERED[0]} & set(row["decoding"] or "")}
     values = {}
     for row in scores.to_pylist():
         value = row["reward" if metric == "solved" else metric]

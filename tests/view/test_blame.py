@@ -45,7 +45,7 @@ def test_sequence_is_shaded_by_influence(pages):
 
 def test_turn_is_shaded_by_influence_where_the_pair_keeps_its_ids(pages):
     text = pages.get(tokens_page("set", SET, TEACHER, "agent1", 0) + f"&experiment={STUDY}&shade=influence").text
-    assert [(10, "s0"), (20, "b1"), (40, "b4")] == [pair for pair in shades(text) if pair[0] in (10, 20, 40)][-3:]
+    assert [pair for pair in shades(text) if pair[0] in (10, 20, 40)][-3:] == [(10, "s0"), (20, "b1"), (40, "b4")]
 
 
 def test_rollout_says_what_it_did_to_which_task(pages):
