@@ -434,6 +434,30 @@ def sql(
 
 
 @etpi.command()
+@click.argument("experiment")
+@click.option(
+    "--by", type=click.Choice(["teacher", "sampler", "repo", "importer", "task"]), default="teacher",
+    show_default=True, help="group rollouts by this",
+)  # fmt: skip
+@click.option(
+    "--share", type=click.FloatRange(0, 1), default=0.1, show_default=True, help="the worst rollouts: how many"
+)
+@click.option("--retrain", is_flag=True, help="write specs without the worst share, and without as many at random")
+@click.option(
+    "--without", multiple=True, metavar="KIND:VALUE",
+    help="write a spec without rollouts by teacher, licence, repo, task, sampler, importer or set; may be repeated",
+)  # fmt: skip
+def blame(experiment: str, by: str, share: float, retrain: bool, without: tuple[str, ...]) -> int:
+    """Show which training rollouts raised or lowered a held-out metric (docs/blame.md).
+
+    Nothing is dropped: the specs that --retrain and --without write train without them when a person runs them.
+    """
+    from etpi import blame as blaming
+
+    return blaming.without(experiment, without) if without else blaming.blame(experiment, by, share, retrain)
+
+
+@etpi.command()
 @click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
 @click.option("--rollout-set", "rollout_sets", multiple=True, metavar="NAME", help="a rollout set; may be repeated")
 @click.option("--suite", "suites", multiple=True, metavar="NAME", help="a suite; may be repeated")

@@ -134,7 +134,7 @@ GRAPH = Graph(STAGES)
 
 _DATASET = ("selected_trajectories", "tito_pairs", "upweighted_dataset")
 _TRAINING = ("base_checkpoint", "sft_checkpoint", "rl_checkpoint", "rl_rewards")
-_EVALUATION = ("serving_probe", "eval_rollouts", "eval_metrics", "experiment_report", "model_card")
+_EVALUATION = ("serving_probe", "eval_rollouts", "eval_metrics", "blame", "experiment_report", "model_card")
 _ACROSS = ("leaderboard", "teacher_ceiling", "catalog")
 
 JOBS: dict[str, tuple[Set, tuple[str, ...]]] = {

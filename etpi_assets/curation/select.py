@@ -3,7 +3,7 @@
 Only rollouts of origin "set" are candidates, not those of evaluation and reinforcement. The rules of `SelectSection`
 apply in this order, and the first that a rollout fails drops it: infrastructure errors, excluded repositories, the
 way it ended, the reward, the trust, the required behaviours, a refusal by the student's template, turns that other
-rollouts have, shortest-correct, the first N.
+rollouts have, shortest-correct, the first N, rollouts that the spec names.
 """
 
 from __future__ import annotations
@@ -137,6 +137,9 @@ def select(
             if candidate.rollout_id not in chosen:
                 drops[candidate.rollout_id] = "over_max_rollouts", f"select.max_rollouts = {section.max_rollouts}"
         remaining = [candidate for candidate in remaining if candidate.rollout_id in chosen]
+    without = {c.rollout_id for c in remaining} & {*section.exclude_rollouts}
+    drops |= dict.fromkeys(without, ("excluded_rollout", "select.exclude_rollouts names it"))
+    remaining = [candidate for candidate in remaining if candidate.rollout_id not in without]
     joined = join([candidate.rollout_id for candidate in remaining], shared)
     selected = [_selected_row(candidate, section, joined) for candidate in remaining]
     dropped = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -11,9 +12,11 @@ from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from etpi_assets.asset import AssetRun, Input, Produced, asset
 from etpi_assets.curation.gates import apply_overrides
+from etpi_assets.evaluation import blame as blaming
 from etpi_assets.evaluation import metrics, probes
 from etpi_assets.evaluation.probe_plan import (
     ExpectedServing,
@@ -39,19 +42,24 @@ from etpi_assets.scoring.judging import Judging
 from etpi_assets.scoring.score_checks import every_rollout_scored, one_judge
 from etpi_assets.scoring.structure import structure_of
 from etpi_assets.specs.check_names import PROBES
-from etpi_assets.specs.experiment import EvaluateSection, ExperimentSpec, Threshold
+from etpi_assets.specs.experiment import BlameSection, EvaluateSection, ExperimentSpec, Threshold
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.proofs import Proving
 from etpi_assets.tasks.table import read_tasks
+from etpi_assets.training import sft
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.rollout_checks import budget_exhausted, tasks_as_asked
 from etpi_assets.trajectories.tables import to_tables
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.checkpoints import HUB, PACKAGE, checkpoint_folder
 from etpi_resources.engines.serving import Checkpoint, Serving
+from etpi_resources.lake.check_outcome import CheckOutcome
+from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.older_names import older_folders
-from etpi_resources.lake.schemas import from_rows
+from etpi_resources.lake.schemas import empty, from_rows
+from etpi_resources.trainers.contracts import BlameWorkerConfig, BlameWorkerResult
+from etpi_resources.trainers.pipes import run_worker
 
 THRESHOLDS = tuple(f"{rate}_threshold" for rate in get_args(Threshold))
 NOTHING = "the experiment trains or evaluates nothing"
@@ -227,6 +235,118 @@ def judging(run: AssetRun, eval_rollouts: Input) -> Judging:
     chat = partial(load_chat_format, spec.base.tokenizer, spec.base.chat_template)
     suite, agent = (evaluate.suite, evaluate.agent) if evaluate else (None, AgentSection())
     return Judging(run, eval_rollouts, suite, spec.serving.sandbox, agent, chat)
+
+
+@asset(
+    set="experiment",
+    group="evaluation",
+    tables=("blame", "blame_tasks"),
+    sections=("blame", "seeds", "requires"),
+    lock="accelerator",
+    checks=("outcomes_vary", "enough_tasks", "matches_gradients", "every_row_blamed"),
+    versions=("blame",),
+    summary="How much each training row raised or lowered a held-out metric, token by token, by gradients.",
+)
+def blame(
+    run: AssetRun,
+    base_checkpoint: Input,
+    sft_checkpoint: Input,
+    upweighted_dataset: Input,
+    eval_rollouts: Input,
+    eval_metrics: Input,
+) -> Produced:
+    spec: ExperimentSpec = run.spec
+    if (section := spec.blame) is None:
+        return Produced.not_applicable(run.node.name, "the spec has no section [blame]")
+    rollouts, scores = eval_rollouts.read("rollouts"), eval_metrics.read("scores")
+    task_of = dict(zip(rollouts["rollout_id"].to_pylist(), rollouts["task_id"].to_pylist(), strict=True))
+    tasks = set(task_of.values())
+    seen = blaming.seen_tasks(tasks, section.share)
+    heldout = {
+        seed: blaming.heldout_sequences(
+            eval_rollouts.read("turns"),
+            task_of,
+            blaming.advantages(rollouts, scores, section.metric, seed, seen),
+            sft.micro_tokens(),
+        )
+        for seed in spec.seeds
+    }
+    splits = {seed: table["split"].to_pylist() for seed, table in heldout.items()}
+    checks = [blaming.outcomes_vary(splits, section.metric), blaming.enough_tasks(len(seen), len(tasks - seen))]
+    names = ("matches_gradients", "every_row_blamed")
+    if not all(check.passed for check in checks):
+        checks += [CheckOutcome.not_applicable(name, "nothing was computed, for the reason above.") for name in names]
+        return Produced(tables={name: empty(name) for name in run.node.tables}, checks=checks)
+    rows = _blamed_checkpoints(section, sft_checkpoint)
+    base = base_checkpoint.read("checkpoints").to_pylist()[0]
+    parts = [_blame_by(run, section, row, base, upweighted_dataset, heldout[row["seed"]]) for row in rows]
+    tables = {name: pa.concat_tables([part[name] for part in parts]) for name in (*run.node.tables, "figures")}
+    exact, measured = (tables["figures"][name].to_pylist() for name in ("exact", "measured"))
+    trained = upweighted_dataset.read("dataset_rows", columns=["split"])["split"].to_pylist().count("train")
+    return Produced(
+        tables={name: tables[name] for name in run.node.tables},
+        checks=(
+            *checks,
+            blaming.matches_gradients(exact, measured),
+            blaming.every_row_blamed(tables["blame"], trained, len(rows)),
+        ),
+        metadata={"rows": tables["blame"].num_rows, "tasks read": len(seen)},
+        seeds=spec.seeds,
+    )
+
+
+def _blamed_checkpoints(section: BlameSection, sft_checkpoint: Input) -> list[dict[str, Any]]:
+    """Return the rows of the checkpoints whose weights are used. Raises LakeError if a step was not kept."""
+    rows = sft_checkpoint.read("checkpoints").to_pylist()
+    chosen = [row for row in rows if (row["step"] in section.steps if section.steps else row["final"])]
+    if missing := sorted({*section.steps} - {row["step"] for row in chosen}):
+        kept = sorted({row["step"] for row in rows})
+        raise LakeError(f"blame.steps names {missing}, and training kept the steps {kept}; set train.save_steps")
+    return chosen
+
+
+def _blame_by(
+    run: AssetRun,
+    section: BlameSection,
+    checkpoint: dict[str, Any],
+    base: dict[str, Any],
+    upweighted_dataset: Input,
+    heldout: pa.Table,
+) -> dict[str, pa.Table]:
+    """Return the tables by the weights of one checkpoint, and `figures`: influences by gradients, and as measured."""
+    root, name = run.lake.root, f"seed{checkpoint['seed']}-step{checkpoint['step']}"
+    adapter = root / checkpoint["adapter_path"] if checkpoint["adapter_path"] else None
+
+    def compute() -> dict[str, pa.Table]:
+        folder = run.lake.scratch(f"blame/{run.key}-{name}")
+        folder.mkdir(parents=True, exist_ok=True)
+        pq.write_table(heldout, folder / "heldout.parquet", write_page_checksum=True)
+        config = BlameWorkerConfig(
+            label=f"blame of {run.key}, {name}",
+            model=str(checkpoint_folder(root, (base if adapter else checkpoint)["path"])),
+            adapter=str(adapter) if adapter else None,
+            files=tuple(map(str, upweighted_dataset.stored("sequences").paths)),
+            rows=tuple(map(str, upweighted_dataset.stored("dataset_rows").paths)),
+            heldout=str(folder / "heldout.parquet"),
+            device="cuda" if run.spec.requires == "gpu" else "auto",
+            micro_tokens=sft.micro_tokens(),
+            extremes=blaming.EXTREMES,
+        )
+        result = run_worker(blaming.WORKER, config, folder, BlameWorkerResult, context=run.context, echo=run.log)
+        run.log(f"{config.label}: {result.tokens} tokens in {result.seconds:.0f} s, {result.memory_mb} MB")
+        key = {"seed": checkpoint["seed"], "step": checkpoint["step"], "objective": section.metric}
+        tables = {each: pq.read_table(folder / f"{each}.parquet") for each in run.node.tables}
+        for each, table in tables.items():
+            for column, value in key.items():
+                place = table.schema.get_field_index(column)
+                field = table.schema.field(place)
+                table = table.set_column(place, field, pa.array([value] * table.num_rows, field.type))
+            tables[each] = table
+        shutil.rmtree(folder)
+        return {**tables, "figures": pa.table({"exact": result.exact, "measured": result.measured})}
+
+    assert run.parts is not None
+    return run.parts.get(name, compute)
 
 
 def _setting(run: AssetRun, spec: ExperimentSpec, section: EvaluateSection) -> EvaluationSetting:

@@ -235,6 +235,7 @@ def applies(node: Node, key: str, specs: Specs) -> bool:
         "rl_rewards": spec.rl.method != "none",
         "serving_probe": spec.evaluate is not None or spec.train.method != "none" or spec.rl.method != "none",
         "eval_rollouts": spec.evaluate is not None,
+        "blame": spec.blame is not None,
     }
     return computes.get(node.name, True)
 

@@ -125,6 +125,36 @@ def paired_difference(
     return difference(later, earlier, min(1.0, max(-1.0, correlation)))
 
 
+def permutation_p(
+    values: Sequence[float], groups: Sequence[str], clusters: Sequence[str], rounds: int = 1999
+) -> float | None:
+    """Return the probability that the means of groups differ as much by chance; None for a single group.
+
+    Groups are exchanged between units of one cluster; where every cluster is of one group, between whole clusters.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    _, group = np.unique(np.asarray(groups), return_inverse=True)
+    _, first, cluster = np.unique(np.asarray(clusters), return_index=True, return_inverse=True)
+    if group.max(initial=0) == 0:
+        return None
+    whole, rng = bool((group == group[first][cluster]).all()), np.random.default_rng(0)
+
+    def spread(group: np.ndarray) -> float:
+        sums, sizes = np.bincount(group, weights=x - x.mean()), np.bincount(group)
+        return float((sums**2 / np.maximum(sizes, 1)).sum())
+
+    def exchanged() -> np.ndarray:
+        if whole:
+            return rng.permutation(group[first])[cluster]
+        order = np.lexsort((np.arange(len(x)), cluster))
+        shuffled = group.copy()
+        shuffled[order] = group[np.lexsort((rng.random(len(x)), cluster))]
+        return shuffled
+
+    observed = spread(group) * (1 - 1e-9)
+    return (1 + sum(spread(exchanged()) >= observed for _ in range(rounds))) / (rounds + 1)
+
+
 def clears(ci_low: float, ci_high: float, threshold: float) -> bool | None:
     """Return whether an interval lies on or above a threshold; None if it contains the threshold."""
     return True if ci_low >= threshold else False if ci_high < threshold else None

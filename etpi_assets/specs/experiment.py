@@ -44,6 +44,8 @@ class SelectSection(Section):
     """Keep at most N rollouts, one of every task before a second of any; "none": all."""
     exclude_repos: tuple[str, ...] = ()
     """Repositories whose rollouts are dropped."""
+    exclude_rollouts: Annotated[tuple[str, ...], Omitted(())] = ()
+    """Rollouts that are dropped from those that the other rules select; `etpi blame --retrain` writes them."""
     min_trust: Annotated[Literal["unchallenged", "reversed", "blind"] | None, Omitted(None)] = None
     """Drop rollouts whose verdict has a lower trust, or none (docs/verdicts.md)."""
 
@@ -271,6 +273,18 @@ class MetricsSection(Section):
     """Patterns by which behaviours of the evaluation's rollouts are detected."""
 
 
+class BlameSection(Section):
+    """Influence of each training token on a held-out metric (docs/blame.md), by gradients of the fine-tuned weights."""
+
+    metric: Literal["solved", "reward", "plan_first", "plan_content", "follow_through"] = "solved"
+    """The metric of the fine-tuned checkpoint's held-out rollouts that training rows raised or lowered."""
+    steps: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Optimiser steps whose kept checkpoints (`train.save_steps`) are averaged; empty: the checkpoint that is used.
+    Checkpoints in mid-training tell rows apart that the last one has learnt by heart."""
+    share: float = Field(default=0.5, gt=0, lt=1)
+    """Share of the held-out tasks that blame reads; the others judge a retraining without the blamed rollouts."""
+
+
 class CardSection(Section):
     """Texts of the model card beside the measured figures."""
 
@@ -325,6 +339,8 @@ class ExperimentSpec(Section):
     """Held-out rollouts; "none": evaluate nothing."""
     metrics: MetricsSection = MetricsSection()
     """Thresholds and scoring."""
+    blame: Annotated[BlameSection | None, Omitted(None)] = None
+    """Influence of training data on a held-out metric; "none": not computed."""
     card: CardSection = CardSection()
     """The model card."""
     published: dict[str, Any] = Field(default_factory=dict)
@@ -347,6 +363,22 @@ class ExperimentSpec(Section):
             raise ValueError(
                 'pairs.strip_think cuts the <thinking> with which an answer of action_format = "thinking_bash" begins; '
                 "set pairs.strip_think = false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _blame_has_both_ends(self) -> ExperimentSpec:
+        if self.blame is None:
+            return self
+        if self.train.method == "none" or self.evaluate is None or "sft" not in self.evaluate.roles:
+            raise ValueError(
+                "[blame] joins the rows of fine-tuning with its held-out rollouts: it needs train.method, and "
+                '[evaluate] with "sft" in evaluate.roles'
+            )
+        if self.train.shards > 1:
+            raise ValueError(
+                "[blame] moves all weights at a time in one process, so it does not take train.shards above 1: train "
+                "and blame an adapter, or a smaller student on the same data"
             )
         return self
 

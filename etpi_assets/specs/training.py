@@ -208,8 +208,15 @@ class RLSection(ServerSection):
     repeatable: Annotated[bool, Omitted(False)] = False
     """Two runs with one seed on one machine are equal to the digit: rollouts ask in step, and the trainer computes in
     one thread, on a GPU by deterministic operations. For `engine = "transformers"`; its cost is in docs/rl.md."""
-    method: Literal["none", "grpo"] = "none"
-    """`grpo` to reinforce, or none."""
+    method: Literal["none", "grpo", "opd"] = "none"
+    """`grpo` to reinforce, `opd` to distil `teacher` on the policy's own rollouts, or none."""
+    teacher: Annotated[str | None, Omitted(None)] = Field(default=None, examples=["checkpoint:0b1d05ed0c3eb2ce"])
+    """opd: the model that scores the policy's tokens: `checkpoint:HASH` of this lake, `hub:REPO@COMMIT` or
+    `package:NAME==VERSION@SHA256`, with the policy's vocabulary."""
+    distil_weight: Annotated[float, Omitted(1.0)] = Field(default=1.0, gt=0)
+    """opd: weight of log p_teacher - log p_policy in a token's advantage."""
+    outcome_weight: Annotated[float, Omitted(0.0)] = Field(default=0.0, ge=0)
+    """opd: weight of the group's advantage in each token's; 0: `rewards` are recorded at most."""
     tuning: Literal["full", "lora"] = "full"
     """Train all weights or a LoRA adapter."""
     suite: str | None = None
@@ -343,7 +350,10 @@ class RLSection(ServerSection):
                 f"rl.warmup_steps = {self.warmup_steps}: the first step's learning rate is 0, and it is the only one "
                 "that the used checkpoint gets; set rl.warmup_steps = 0 or use a later step"
             )
-        if not self.suite or not self.rewards:
+        if (self.method == "opd") != (self.teacher is not None):
+            raise ValueError('rl.teacher belongs to rl.method = "opd", which needs it')
+        rewarded = self.method == "grpo" or self.outcome_weight > 0 or self.refill > 0
+        if not self.suite or (rewarded and not self.rewards):
             raise ValueError("rl.method needs `suite` and at least one entry of `rewards`")
         if self.repeatable and self.engine != "transformers":
             raise ValueError('rl.repeatable needs rl.engine = "transformers": a server decides its batches itself')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from etpi_assets.asset import AssetRun, Input, Markdown, Produced, asset
@@ -12,6 +13,7 @@ from etpi_assets.scoring.rewards import rescore
 from etpi_assets.scoring.rewards.functions import check_terms, version_of
 from etpi_assets.scoring.score_checks import one_judge
 from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.training import RLSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import is_trusted, weakest
 from etpi_assets.tasks.proofs import Proving
@@ -181,6 +183,7 @@ def rl_checkpoint(run: AssetRun, base_checkpoint: Input, sft_checkpoint: Input, 
     check_terms(spec.rl.rewards)
     starts = _start_checkpoints(run, base_checkpoint, sft_checkpoint)
     environment = _environment(run, spec)
+    teacher = _teacher_folder(run, spec.rl, environment)
     requests = {
         seed: grpo.GrpoRequest(
             experiment=run.key,
@@ -189,6 +192,7 @@ def rl_checkpoint(run: AssetRun, base_checkpoint: Input, sft_checkpoint: Input, 
             section=spec.rl,
             seed=seed,
             environment=environment,
+            teacher_folder=teacher,
             gpu=spec.requires == "gpu",
             dtype=dtype_here(spec.rl.dtype),
             code=run.stored_name,
@@ -247,6 +251,22 @@ def _environment(run: AssetRun, spec: ExperimentSpec) -> RLEnvironment:
         judge=judge_of(run.specs.suites[spec.rl.suite].family),
     )
     return with_prompts_that_fit(spec.rl, environment)
+
+
+def _teacher_folder(run: AssetRun, section: RLSection, environment: RLEnvironment) -> Path | None:
+    """Return the folder of the teacher that a section pins. Raises LakeError if its ids are not the policy's."""
+    from etpi_resources.chat.tokenizer_files import read_tokenizer
+    from etpi_resources.checkpoints import pinned_folder
+
+    if section.teacher is None:
+        return None
+    folder, _ = pinned_folder(run.lake, section.teacher, None)
+    if read_tokenizer(folder).get_vocab() != environment.chat.tokenizer.get_vocab():
+        raise LakeError(
+            f"rl.teacher = {section.teacher!r} has another vocabulary than the policy, so its log-probabilities are of "
+            "other tokens; name a teacher with the tokenizer of the base"
+        )
+    return folder
 
 
 def _start_checkpoints(run: AssetRun, base_checkpoint: Input, sft_checkpoint: Input) -> dict[int, dict[str, Any]]:

@@ -72,10 +72,12 @@ class GrpoRequest(TrainingRequest):
     Attributes:
         section: the spec's.
         environment: tasks, judge, sandboxes, chat format.
+        teacher_folder: of the model that the section pins as its teacher.
     """
 
     section: RLSection
     environment: RLEnvironment
+    teacher_folder: Path | None = None
 
     @property
     def label(self) -> str:
@@ -208,6 +210,7 @@ def worker_config(
         resume_every=max(1, section.steps // RESUME_CHECKPOINTS // section.iterations) * section.iterations,
         tracking=tracking_of(lake, request.report_to, f"{request.experiment}-seed{request.seed}-rl"),
         publish=publish,
+        teacher=str(request.teacher_folder) if request.teacher_folder else None,
         rl=settings(section),
     )
 
@@ -330,8 +333,11 @@ def recorded(lake: Lake, requests: Mapping[int, GrpoRequest], reports: Mapping[i
         lists = ("agents", "agent_branches", "agent_tokens", "agent_rewards", "agent_advantages")
         columns_of = {name: getattr(sample, name) for name in columns}
         columns_of |= {name: getattr(sample, name) or None for name in lists}
-        logprobs, entropies = (None, None) if statistics is None else statistics
-        by_token = {"policy_logprobs": logprobs, "entropies": entropies}
+        names, values = ("policy_logprobs", "entropies", "teacher_logprobs"), () if statistics is None else statistics
+        by_token: dict[str, Any] = dict(zip(names, values, strict=False))
+        if len(values) == 3:
+            section, gap = requests[record.seed or 0].section, float(np.mean(values[2] - values[0]))
+            by_token["token_advantage"] = section.distil_weight * gap + section.outcome_weight * sample.advantage
         samples.append(key | columns_of | by_token | version)
         rewards += [key | {"applied": True, **vars(score)} for score in sample.scores]
     return {**tables, "rl_samples": from_rows("rl_samples", samples), "rewards": from_rows("rewards", rewards)}

@@ -39,7 +39,7 @@ def checks(
         tasks: the number of tasks that were trained on.
         left_out: tasks whose prompt is too long.
     """
-    samples = tables["rl_samples"].drop_columns(["policy_logprobs", "entropies"]).to_pylist()
+    samples = tables["rl_samples"].drop_columns(["policy_logprobs", "entropies", "teacher_logprobs"]).to_pylist()
     varied, proved = _groups_vary(section, samples), proofs(reports)
     if varied.figures["share"] == 1.0:  # the cause of whatever did not change
         proved = [o if o.passed else replace(o, message=f"{varied.message} ({o.message})") for o in proved]
@@ -173,6 +173,9 @@ def _groups_vary(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutc
         )
     share, seed = max(((sum(groups) / len(groups), seed) for seed, groups in equal.items()), default=(0.0, None))
     bound = percent(CONSTANT_SHARE)
+    if section.method == "opd" and not section.outcome_weight:
+        why = "tokens have their advantages from the teacher (rl.outcome_weight = 0)."
+        return CheckOutcome.not_applicable("groups_vary", why, {"share": 0.0})
     message = f"seed {seed}: {percent(share)} of its groups have equal rewards and so no advantage (bound {bound})"
     if share > CONSTANT_SHARE:
         message += "; use tasks that the start checkpoint solves sometimes, larger groups, or a finer reward"

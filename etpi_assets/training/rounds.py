@@ -317,7 +317,7 @@ class Rounds:
 
     def record(self, step: int, statistics: TokenStatistics) -> None:
         """Store the trainer's figures at the tokens of the round generated at `step`; see `policy_link.Record`."""
-        content = statistics.logprobs + statistics.entropies
+        content = statistics.logprobs + statistics.entropies + statistics.teacher
         write_atomically(_path(self.folder, step).with_suffix(SUFFIX), content)
 
     def _write(self, step: int, samples: Sequence[RewardedSample], records: Sequence[RolloutRecord]) -> None:
@@ -352,8 +352,9 @@ def task_hashes(folder: Path) -> set[str | None]:
 
 
 def read_statistics(round_path: Path, tokens: Sequence[int]) -> list[np.ndarray | None]:
-    """Return (2, n) float32 for each sample, log-probabilities and entropies; None where they were not computed, as for
-    samples that are left out of the loss, or a round from before they were kept.
+    """Return (2, n) float32 for each sample, log-probabilities and entropies, and of distillation (3, n) with the
+    teacher's log-probabilities; None where they were not computed, as for samples that are left out of the loss, or a
+    round from before they were kept.
 
     Args:
         tokens: how many tokens of the policy each sample of the round has.
@@ -365,12 +366,12 @@ def read_statistics(round_path: Path, tokens: Sequence[int]) -> list[np.ndarray 
     if not path.exists():
         return [None] * len(tokens)
     values = np.fromfile(path, dtype="<f4")
-    if len(values) != 2 * sum(tokens):
+    if len(values) not in (2 * sum(tokens), 3 * sum(tokens)):
         raise BadData(
-            f"{path} has {len(values)} values, its round has {sum(tokens)} tokens of the policy, two values each; "
+            f"{path} has {len(values)} values, its round has {sum(tokens)} tokens of the policy, two or three each; "
             "remove the run's folder below checkpoints/rounds and train again"
         )
-    rows = np.split(values.reshape(2, -1), np.cumsum(tokens)[:-1], axis=1)
+    rows = np.split(values.reshape(-1, sum(tokens)), np.cumsum(tokens)[:-1], axis=1)
     return [None if np.isnan(row).all() else row for row in rows]
 
 

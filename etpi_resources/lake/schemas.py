@@ -55,11 +55,11 @@ TABLES = _read_tables()
 LATER: Mapping[str, frozenset[str]] = {
     "training_log": frozenset(
         {"staleness_max", "weight_mean", "weight_clipped", "rollout_seconds", "update_seconds", "publish_seconds"}
-        | {"replaced", "left_out"}
+        | {"replaced", "left_out", "teacher_gap", "teacher_seconds"}
     ),
     "rl_samples": frozenset(
         {"version", "left_out", "agents", "agent_branches", "agent_tokens", "agent_rewards", "agent_advantages"}
-        | {"untrained_tokens"}
+        | {"untrained_tokens", "teacher_logprobs", "token_advantage"}
     ),
     "rewards": frozenset({"agent_id"}),
     "selected": frozenset({"repeated"}),

@@ -242,6 +242,50 @@ class SftWorkerResult(SftFigures):
     checkpoints: tuple[SavedCheckpoint, ...]
 
 
+# --- blame -----------------------------------------------------------------------------------------------------------
+
+
+class BlameWorkerConfig(WorkerModel):
+    """The influence of training rows on a held-out metric, by the weights of one checkpoint.
+
+    Attributes:
+        model: folder of the weights; of an adapter, its base. adapter: its folder; then its weights alone count.
+        files, rows: parquet files of `sequences` and of `dataset_rows`.
+        heldout: a file of sequences named by their tasks; raising the metric makes the tokens of split "raised"
+            likelier, those of split "lowered" less likely.
+        extremes: rollouts at either end whose influence is divided by held-out task.
+    """
+
+    label: str
+    model: str
+    adapter: str | None
+    files: tuple[str, ...]
+    rows: tuple[str, ...]
+    heldout: str
+    device: Literal["auto", "cuda"]
+    micro_tokens: int
+    extremes: int
+
+
+class BlameWorkerResult(WorkerModel):
+    """Besides the files `blame.parquet` and `blame_tasks.parquet`, which the worker leaves in its folder.
+
+    Attributes:
+        exact, measured: influence of some sequences by their gradients, and by two forward passes.
+        step: length of the move of the weights over their norm.
+        tokens, heldout_tokens: stored tokens of both sides. memory_mb: the most that the process, or a GPU, had.
+    """
+
+    exact: tuple[float, ...]
+    measured: tuple[float, ...]
+    step: float
+    tokens: int
+    heldout_tokens: int
+    seconds: float
+    memory_mb: int
+    device: str
+
+
 # --- GRPO ------------------------------------------------------------------------------------------------------------
 
 
@@ -256,6 +300,8 @@ class GrpoSettings(LoraSettings):
     `temperature` is that of the section's agent."""
 
     tuning: Literal["full", "lora"]
+    distil_weight: float
+    outcome_weight: float
     processes: int
     sharded: bool
     repeatable: bool
@@ -325,6 +371,7 @@ class GrpoWorkerConfig(TunedModel):
         resume: the step whose checkpoint the run continues from; None starts it. resume_every: steps between such
             checkpoints.
         publish: None where the worker generates itself.
+        teacher: folder of the model that is distilled; None: advantages are the groups' alone.
     """
 
     chat_template: str  # pyright: ignore[reportIncompatibleVariableOverride]: it is frozen, so narrower is safe
@@ -333,6 +380,7 @@ class GrpoWorkerConfig(TunedModel):
     resume: int | None
     resume_every: int
     publish: PublishConfig | None
+    teacher: str | None = None
     rl: GrpoSettings
 
 
@@ -350,6 +398,8 @@ class GrpoLogLine(WorkerModel):
             of passes with staleness 0; None where there were none.
         entropy, clip_share, kl, gradient_norm, response_tokens: as TRL measures them.
         truncated: share of the agents whose last turn was cut at a length limit.
+        teacher_gap: mean of log p_policy - log p_teacher over the round's tokens, an estimate of the reverse KL, nats;
+            teacher_seconds: of scoring. None without a teacher.
         replaced, left_out: rollouts that others replaced, and those that are in no loss; None: none.
     """
 
@@ -379,6 +429,8 @@ class GrpoLogLine(WorkerModel):
     rollout_seconds: float | None = None
     update_seconds: float | None = None
     publish_seconds: float | None = None
+    teacher_gap: float | None = None
+    teacher_seconds: float | None = None
     replaced: int | None = None
     left_out: int | None = None
 

@@ -144,11 +144,12 @@ class TokenStatistics:
     Attributes:
         logprobs: of the id; entropies: of the distribution at the id, at the sampling temperature. Both in nats,
             little-endian float32, as bytes: the round's samples one after the other, and of each the ids whose mask
-            is 1; NaN for a sample that is not in the loss.
+            is 1; NaN for a sample that is not in the loss. teacher: its log-probs likewise; empty without a teacher.
     """
 
     logprobs: bytes
     entropies: bytes
+    teacher: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 -- One row per training row behind a checkpoint, from checkpoint to task. via_checkpoint_id is the checkpoint that was
 -- trained on the row: the checkpoint itself, or an ancestor. Rows are those of the data version that the trainer read,
 -- even if the data set was rebuilt since. origin is 'set' for a row of a data set, and 'rl' for a turn that a policy
--- wrote and was reinforced on; its weight is the agent's advantage, its dataset_row_id and dataset_version are null.
+-- wrote and was reinforced on; its weight is the agent's advantage (of distillation, the mean of the rollout's tokens),
+-- its dataset_row_id and dataset_version are null.
 -- Of experiments that share a training, a checkpoint has the rows of its own, or of the first in order.
 CREATE OR REPLACE VIEW lineage AS
 WITH RECURSIVE parents AS (
@@ -73,7 +74,9 @@ trained_turns AS (
         s.task_id,
         r.repo,
         r.teacher,
-        coalesce(s.agent_advantages[list_position(s.agents, t.agent_id)], s.advantage) AS weight,
+        coalesce(
+            s.token_advantage, s.agent_advantages[list_position(s.agents, t.agent_id)], s.advantage
+        ) AS weight,
         1 AS copies,
         t.output_tokens,
         'rl' AS origin

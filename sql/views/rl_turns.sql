@@ -33,7 +33,8 @@ SELECT
     s.step,
     coalesce(s.agent_advantages[list_position(s.agents, p.agent_id)], s.advantage) AS advantage,
     list_slice(s.policy_logprobs, p.start_at + 1, p.start_at + len(p.output_ids)) AS policy_logprobs,
-    list_slice(s.entropies, p.start_at + 1, p.start_at + len(p.output_ids)) AS entropies
+    list_slice(s.entropies, p.start_at + 1, p.start_at + len(p.output_ids)) AS entropies,
+    list_slice(s.teacher_logprobs, p.start_at + 1, p.start_at + len(p.output_ids)) AS teacher_logprobs
 FROM placed AS p
 INNER JOIN rl_checkpoint.rl_samples AS s ON p.experiment = s.experiment AND p.rollout_id = s.rollout_id
 WHERE s.left_out IS NULL;

@@ -14,18 +14,21 @@ from etpi_resources.trainers.policy_link import Sample
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
 
 
-def worker_in(folder: Path, base: Path, resume: int | None = None, **rl) -> Worker[GrpoWorkerConfig]:
+def worker_in(
+    folder: Path, base: Path, resume: int | None = None, teacher: Path | None = None, **rl
+) -> Worker[GrpoWorkerConfig]:
     section = RLSection.model_validate(
         {
             "method": "grpo", "suite": "s", "rewards": [{"function": "format"}], "steps": 1, "device_batch": 4,
             "accumulate": 2, "beta": 0.0, "dtype": "fp32", "optimizer": "sgd", "learning_rate": 1.0,
-            "schedule": "constant", "max_grad_norm": 1e9, "agent": {"temperature": 0.7}, **rl,
+            "schedule": "constant", "max_grad_norm": 1e9, "agent": {"temperature": 0.7},
+            **({"method": "opd", "teacher": "checkpoint:t"} if teacher else {}), **rl,
         }
     )  # fmt: skip
     config = GrpoWorkerConfig(
         label="grpo", base=str(base), base_name="b", link="", tasks=8, seed=0,
         chat_template=load_chat_format("tiny").template, device="auto", resume=resume, resume_every=1, publish=None,
-        rl=grpo.settings(section),
+        teacher=str(teacher) if teacher else None, rl=grpo.settings(section),
     )  # fmt: skip
     (folder / CONFIG_FILE).write_text(config.model_dump_json())
     return Worker(folder, GrpoWorkerConfig)

@@ -247,6 +247,35 @@ def test_one_step_is_the_policy_gradient_of_the_advantages(tmp_path, base, loss)
     assert sum(tokens for _, _, tokens, _ in trainer.gaps) == sum(sum(s.mask) for s in samples)
 
 
+@pytest.mark.parametrize("outcome_weight", [0.0, 0.5])
+def test_distillation_weights_the_gradient_of_each_token_by_the_teacher(tmp_path, base, outcome_weight):
+    samples, scorer = made_samples(), load_model(base, torch.float32)
+    samples[5] = Sample([5], [5], [0], [0.0], 0.0, 0.0, left_out="truncated")
+    with torch.no_grad():
+        for parameter in scorer.parameters():
+            parameter.mul_(1.1)
+    scorer.save_pretrained(tmp_path / "teacher")
+    trained = [s for s in samples if not s.left_out]
+    scores = [naive_statistics(scorer, sample, 0.7)[0] for sample in trained]
+    weights = [own + 7.0 + outcome_weight * s.advantage for own, s in zip(scores, trained, strict=True)]
+    worker = worker_in(tmp_path, base, teacher=tmp_path / "teacher", loss="dapo", outcome_weight=outcome_weight)
+    model = load_model(base, torch.float32)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trainer, engine = grpo_worker.build_trainer(worker, model, FixedLink(samples), compute=Compute(False, "fp32"))
+    engine.close()
+    trainer.train()
+    assert trainer.no_trees is None, "the teacher scores trees too"
+    wanted = naive_gradient(base, [replace(s, advantage=1.0) for s in trained], 0.7, "dapo", weights)
+    moved = {name: before[name] - p.detach() for name, p in model.named_parameters()}
+    flat = [torch.cat([x[name].flatten() for name in wanted]) for x in (moved, wanted)]
+    assert float((flat[0] - flat[1]).norm() / flat[1].norm()) < 1e-4
+    kept = np.frombuffer(trainer.statistics.take().teacher, dtype="<f4")
+    assert kept == pytest.approx(torch.cat(scores).numpy(), abs=1e-4)
+    ((gap, tokens),) = trainer.teacher_gaps
+    assert gap / tokens == pytest.approx(float(-(torch.cat(scores) + 7).mean()), abs=1e-3)
+    assert trainer.seconds["teacher"] > 0
+
+
 @pytest.mark.parametrize("correction", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
 def test_correction_weights_the_gradient_of_each_token(tmp_path, base, correction):
     worker = worker_in(tmp_path, base, loss="dapo", correction=correction, correction_max=1.05)

@@ -10,13 +10,13 @@ from starlette.requests import Request
 from etpi.view.catalog_file import Queries, Row
 from etpi.view.pages.overview import find_experiment
 from etpi.view.pages.page import NotFound, Page, number, text, with_query
-from etpi.view.pages.tokens import Token, shown, vocabulary
+from etpi.view.pages.tokens import SHADES, Statistics, Token, influence_scale, shown, vocabulary
 from etpi_resources.charts import bars
 from etpi_resources.lake.lake import Lake
 from etpi_resources.prefix_tree import PrefixTree
 
 PAGE_ROWS = 50
-SORTS = ("id", "branches", "loss")
+SORTS = ("id", "branches", "loss", "influence")
 EDGE = 30
 """Tokens shown at either end of a long stretch without loss."""
 SPAN_TOKENS = 400
@@ -112,15 +112,32 @@ def sequence(queries: Queries, lake: Lake, request: Request) -> Page:
     tree = PrefixTree.from_row(row)
     if fault := tree.find_error():
         raise NotFound(f"Sequence {sequence_id} of {name} is no prefix tree: {fault}.")
+    influences = list[float]()
+    for span in queries.rows("influences", experiment=name, sequence=sequence_id):
+        influences = influences or [0.0] * len(row["input_ids"])
+        influences[span["span_start"] : span["span_start"] + len(span["influences"])] = span["influences"]
+        next(r for r in rows if r["span_start"] == span["span_start"])["influence"] = span["influence"]
     values = {
         "experiment": experiment, "sequence": row, "rows": rows, "tree": tree, "known": bool(words),
-        "nodes": nodes_of(row, rows, tree, words), "tokenizer": tokenizer,
+        "nodes": nodes_of(row, rows, tree, words, influences, influence_scale(queries, name)), "tokenizer": tokenizer,
+        "shading": SHADES["influence"] if influences else None,
     }  # fmt: skip
     return Page("sequence.html.jinja", values)
 
 
-def nodes_of(row: Row, rows: Sequence[Row], tree: PrefixTree, words: dict[int, str]) -> list[Node]:
-    """Return the nodes depth first, so that a shared prefix comes once and its branches follow it, indented."""
+def nodes_of(
+    row: Row,
+    rows: Sequence[Row],
+    tree: PrefixTree,
+    words: dict[int, str],
+    influences: Sequence[float] = (),
+    largest: float = 0.0,
+) -> list[Node]:
+    """Return the nodes depth first, so that a shared prefix comes once and its branches follow it, indented.
+
+    Args:
+        influences: of each token, which shades it; none: nothing is shaded. largest: the dark end of the shades.
+    """
     children: dict[int, int] = {}
     for parent in tree.parents.tolist():
         children[parent] = children.get(parent, 0) + 1
@@ -135,7 +152,9 @@ def nodes_of(row: Row, rows: Sequence[Row], tree: PrefixTree, words: dict[int, s
         stretches = []
         for begin, stop, weight in _stretches(row, start, end):
             of_stretch = [r for r in rows if weight and r["span_start"] < stop and r["span_end"] > begin]
-            stretch = _stretch(row["input_ids"], begin, stop, weight, of_stretch, words, int(positions[begin]), left)
+            shades = Statistics(None, None, None, None, 0.0, influences[begin:stop], largest) if influences else None
+            span = row["input_ids"], begin, stop, weight, of_stretch, words, int(positions[begin]), left
+            stretch = _stretch(*span, shades if weight else None)
             left -= len(stretch.tokens) + len(stretch.tail)
             stretches.append(stretch)
         depth = min(depths[node], DEEPEST)
@@ -169,12 +188,14 @@ def _stretch(
     words: dict[int, str],
     position: int,
     left: int,
+    shades: Statistics | None,
 ) -> Stretch:
-    length = stop - begin
+    length, shade = stop - begin, "influence" if shades else ""
     most = max(0, min(SPAN_TOKENS if weight else 2 * EDGE, left))
     if length <= most:
-        return Stretch(weight, rows, shown(ids[begin:stop], words, position), 0, (), length)
+        return Stretch(weight, rows, shown(ids[begin:stop], words, position, shade, shades), 0, (), length)
     head = most if weight else most // 2
     tail = 0 if weight else most // 2
     end = shown(ids[stop - tail : stop], words, position + length - tail) if tail else ()
-    return Stretch(weight, rows, shown(ids[begin : begin + head], words, position), length - head - tail, end, length)
+    first = shown(ids[begin : begin + head], words, position, shade, shades)
+    return Stretch(weight, rows, first, length - head - tail, end, length)

@@ -100,6 +100,6 @@ def journal_rollout(queries: Queries, lake: Lake, request: Request) -> Page:
         "rollout": row, "conversation": read_conversation(agents, turns, prompts), "outcome": outcome,
         "sampler": loads(row["sampler"]) if isinstance(row["sampler"], str) else row["sampler"],
         "patches": patches(row, agents), "scores": [(score, None, None) for score, _ in SCORES],
-        "fates": [], "trained_on": [], "reinforced": [], "live": True, "neighbours": None,
+        "fates": [], "trained_on": [], "blamed": [], "reinforced": [], "live": True, "neighbours": None,
     }  # fmt: skip
     return Page("rollout.html.jinja", values)

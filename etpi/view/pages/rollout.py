@@ -52,6 +52,7 @@ def rollout(queries: Queries, lake: Lake, request: Request) -> Page:
         "scores": [(name, row[name], row[reason] if reason else None) for name, reason in SCORES],
         "fates": queries.rows("fate", rollout=key["rollout"]) if of_set else [],
         "trained_on": _trained_on(queries, key["rollout"]) if of_set else [],
+        "blamed": queries.rows("rollout_blame", rollout=key["rollout"]) if of_set else [],
         "reinforced": queries.rows("reinforced_on", rollout=key["rollout"], made_for=key["made_for"]) if of_rl else [],
         "neighbours": queries.row("neighbours", **key, role=row["checkpoint_role"], decoding=row["decoding"]),
         "live": False,

@@ -32,6 +32,7 @@ SHADES = {
     "label": "whether the token is in the loss",
     "logprob": "log-probability under the engine that generated it, nats: 0 is certain, darker is less likely",
     "entropy": "entropy of the trainer's distribution at the token, nats: darker is less certain",
+    "influence": "what training on the token did to the held-out metric of [blame]: blue raised it, red lowered it",
     "ratio": "importance ratio: exp(trainer's log-probability - rollout's); red above 1, blue below",
 }
 
@@ -52,7 +53,7 @@ class Statistics:
     """Figures of each output token; None where one was not recorded. Aligned with the output ids.
 
     Attributes:
-        highest_weight: of the data set, which is the dark end of the shade of weights.
+        highest_weight, largest_influence: of the data set, the dark ends of the shades of weights and influences.
     """
 
     logprobs: Sequence[float] | None
@@ -60,6 +61,8 @@ class Statistics:
     entropies: Sequence[float] | None
     weights: Sequence[float] | None
     highest_weight: float = 0.0
+    influences: Sequence[float] | None = None
+    largest_influence: float = 0.0
 
     def values(self, shade: str) -> Sequence[float] | None:
         """Return the values of a shade, None where they were not recorded."""
@@ -72,6 +75,8 @@ class Statistics:
                 return self.logprobs
             case "entropy":
                 return self.entropies
+            case "influence":
+                return self.influences
             case _:
                 return ratios(self.logprobs, self.policy_logprobs)
 
@@ -100,7 +105,7 @@ def tokens(queries: Queries, lake: Lake, request: Request) -> Page:
     prompt = [*_history(pieces), *(last["suffix_ids"] or [])]
     output = [*(last["output_ids"] or [])]
     words = vocabulary(queries, tokenizer, [*prompt, *output, *pair.input_ids, *pair.output_ids])
-    statistics = _statistics(queries, key, last, pair, output)
+    statistics = _statistics(queries, key, agent, last, pair, output)
     shade = text(request, "shade") or ""
     if shade not in SHADES:
         shade = next((name for name in ("logprob", "weight") if statistics.values(name) is not None), "logprob")
@@ -207,28 +212,44 @@ def reasons(pair: ShownPair, turn: Row) -> list[str]:
     return lines
 
 
-def _statistics(queries: Queries, key: dict[str, str], turn: Row, pair: ShownPair, output: Sequence[int]) -> Statistics:
+def _statistics(
+    queries: Queries, key: dict[str, str], agent: str, turn: Row, pair: ShownPair, output: Sequence[int]
+) -> Statistics:
     logprobs = turn["logprobs"] if turn["logprobs"] and len(turn["logprobs"]) == len(output) else None
     policy = entropies = weights = None
     if key["origin"] == "rl":
         row = queries.row("policy_statistics", rollout=key["rollout"], made_for=key["made_for"]) or {}
         policy = _part(row.get("policy_logprobs"), turn["outputs_before"], len(output))
         entropies = _part(row.get("entropies"), turn["outputs_before"], len(output))
+    influences = None
     if pair.exists and pair.row["weight"] is not None:
+        place = {"agent": agent, "turn": turn["turn"]}
+        row = queries.row("influences", experiment=pair.experiment, rollout=key["rollout"], **place)
+        influences = _aligned(output, pair.output_ids, row["influences"]) if row else None
         weight = pair.row["weight"] * (pair.row["copies"] or 1)
-        weights = _weights(output, pair.output_ids, weight) if output else [weight] * len(pair.output_ids)
+        weights = _aligned(output, pair.output_ids, [weight] * len(pair.output_ids))
     totals = queries.kept_rows("loss_totals") if weights else []
     highest = next((row["highest_weight"] for row in totals if row["experiment"] == pair.experiment), 0.0)
-    return Statistics(logprobs, policy, entropies, weights, highest)
+    largest = influence_scale(queries, pair.experiment) if influences else 0.0
+    return Statistics(logprobs, policy, entropies, weights, highest, influences, largest)
 
 
-def _weights(output: Sequence[int], trained: Sequence[int], weight: float) -> list[float]:
-    """Return the weight of each captured output id: 0.0 where the pair has it no more."""
-    weights: list[float] = []
+def influence_scale(queries: Queries, experiment: str | None) -> float:
+    """Return the influence of an experiment's tokens that is shaded darkest; 0.0 without blame."""
+    rows = queries.kept_rows("influence_scales")
+    return next((row["largest"] for row in rows if row["experiment"] == experiment), 0.0)
+
+
+def _aligned(output: Sequence[int], trained: Sequence[int], values: Sequence[float]) -> list[float]:
+    """Return the values of trained ids at the captured output ids, 0.0 where the pair has an id no more."""
+    if not output:
+        return list(values)
+    aligned, at = list[float](), 0
     for run in diff(output, trained):
         if run.kind != "added":
-            weights += [weight if run.kind == "kept" else 0.0] * len(run.ids)
-    return weights
+            aligned += values[at : at + len(run.ids)] if run.kind == "kept" else [0.0] * len(run.ids)
+        at += len(run.ids) if run.kind != "removed" else 0
+    return aligned
 
 
 def _part(values: Sequence[float] | None, start: int, length: int) -> Sequence[float] | None:
@@ -259,7 +280,7 @@ def shown(
     values = statistics.values(shade) if statistics else None
     known = {name: statistics.values(name) for name in SHADES} if statistics else {}
     figures = {name: column for name, column in known.items() if column is not None}
-    top = statistics.highest_weight if statistics else 0.0
+    top = (statistics.largest_influence if shade == "influence" else statistics.highest_weight) if statistics else 0.0
     return [
         Token(
             text=words.get(number, f"[{number}]"),
@@ -290,7 +311,7 @@ def shade_class(shade: str, value: float, top: float) -> str:
     """Return the class of a value: s0 (light) to s8 (dark); r1.. above and b1.. below 1 for ratios; s0 for no number.
 
     Args:
-        top: the highest weight of the data set.
+        top: the highest weight, or the largest influence, of the data set.
     """
     if math.isnan(value):
         return "s0"
@@ -302,6 +323,9 @@ def shade_class(shade: str, value: float, top: float) -> str:
             return f"s{min(LEVELS - 1, int(-value / 0.5))}" if value <= 0 else "s0"
         case "entropy":
             return f"s{min(LEVELS - 1, max(0, int(value / 0.4)))}"
+        case "influence":
+            level = min(4, round(4 * abs(value) / top)) if top else 0
+            return "s0" if not level else f"{'b' if value > 0 else 'r'}{level}"
         case "ratio":
             level = min(4, round(abs(math.log(max(value, 1e-9))) / 0.1))
             return "s0" if not level else f"{'r' if value > 1 else 'b'}{level}"

@@ -162,7 +162,7 @@ def build_trainer(
     from etpi_resources.chat.format import ChatFormat
     from etpi_resources.chat.tokenizer_files import read_tokenizer
     from etpi_resources.engines.live import LiveEngine
-    from etpi_resources.trainers.workers.checkpointing import lora_config
+    from etpi_resources.trainers.workers.checkpointing import load_model, lora_config, stored_dtype
     from etpi_resources.trainers.workers.policy_trainer import PolicyTrainer
 
     config, rl = worker.config, worker.config.rl
@@ -196,6 +196,9 @@ def build_trainer(
         rl.correction, rl.correction_min, rl.correction_max
     )  # fmt: skip
     trainer.pass_tokens = rl.pass_tokens
+    if config.teacher is not None:
+        teacher = load_model(config.teacher, stored_dtype(config.teacher), trainer.accelerator.device)
+        trainer.distil(teacher, rl.distil_weight, rl.outcome_weight)
     trainer.eos_token_ids = [*config.end_ids] or trainer.eos_token_ids  # a rollout without one counts as truncated
     survive_trackers(trainer, worker.log)
     engine = publisher = None
@@ -431,6 +434,7 @@ class GrpoLog:
 
         gaps, self.trainer.gaps = gather_object(self.trainer.gaps), []
         weights, self.trainer.weights = gather_object(self.trainer.weights), []
+        taught, self.trainer.teacher_gaps = gather_object(self.trainer.teacher_gaps), []
         fresh = [gap for gap in gaps if gap[3] == 0]
         stale = [gap[3] for gap in gaps]
         total, above, tokens = (sum(column) for column in zip(*weights, strict=True)) if weights else (0, 0, 0)
@@ -439,6 +443,7 @@ class GrpoLog:
             "staleness_max": max(stale, default=0),
             "weight_mean": total / tokens if tokens else None,
             "weight_clipped": above / tokens if tokens else None,
+            "teacher_gap": sum(gap for gap, _ in taught) / max(1, sum(n for _, n in taught)) if taught else None,
             "logprob_gap": sum(gap[0] for gap in fresh) / sum(gap[2] for gap in fresh) if fresh else None,
             "logprob_gap_max": max(gap[1] for gap in fresh) if fresh else None,
         }
@@ -452,6 +457,7 @@ class GrpoLog:
             "publish_seconds": publish,
             "rollout_seconds": rollout,
             "update_seconds": whole - publish - rollout,
+            **({"teacher_seconds": spent["teacher"]} if "teacher" in spent else {}),
         }
 
 
@@ -484,8 +490,9 @@ def statistics_callback(trainer: PolicyTrainer, link: Any) -> Any:
                 return
             shares = gather_object([share])  # in the order of ranks, which is that of the round
             if trainer.accelerator.is_main_process:
-                logprobs, entropies = (b"".join(getattr(s, name) for s in shares) for name in ("logprobs", "entropies"))
-                link.record(trainer.generated_at, TokenStatistics(logprobs, entropies))
+                names = ("logprobs", "entropies", "teacher")
+                rows = (b"".join(getattr(share, name) for share in shares) for name in names)
+                link.record(trainer.generated_at, TokenStatistics(*rows))
 
     return Callback()
 

@@ -7,6 +7,7 @@ how far rollout and trainer log-probs differ, and keeps the log-probs and entrop
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from accelerate.utils import gather_object
 from peft import PeftModel
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import add_fused_lm_head
 
 from etpi_resources.trainers.contracts import ROW_LOSSES
 from etpi_resources.trainers.policy_link import Sample, TokenStatistics
@@ -45,6 +47,7 @@ class RoundStatistics:
     def __init__(self, samples: Sequence[Sample] = ()) -> None:
         self._masks = [np.array(sample.mask, dtype=bool) for sample in samples]
         self._values: dict[int, np.ndarray] = {}
+        self.teacher = b""
 
     def add(self, places: torch.Tensor, in_loss: torch.Tensor, logprobs: torch.Tensor, entropies: torch.Tensor) -> None:
         """Add the samples of a pass.
@@ -66,7 +69,8 @@ class RoundStatistics:
             return None
         flat = np.concatenate([self._values[place] for place in range(len(self._masks))], axis=1).astype("<f4")
         self._masks, self._values = [], {}
-        return TokenStatistics(*(row.tobytes() for row in flat))
+        logprobs, entropies = (row.tobytes() for row in flat)
+        return TokenStatistics(logprobs, entropies, self.teacher)
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,8 @@ class PolicyTrainer(GRPOTrainer):
         statistics: log-probs and entropies of the share's tokens, from the first passes over it.
         sharded: whether each rank has a part of the policy's weights (FSDP2).
         no_trees: why the samples of a prompt are not packed as a tree (see `sample_trees`); None if they are.
+        teacher, distil_weight, outcome_weight: see `distil`; None: advantages are the groups' alone.
+        teacher_gaps: for each round (sum of log p_sampled - log p_teacher, tokens); the log empties it.
     """
 
     def __init__(self, roll_out: RollOut, **arguments: Any) -> None:
@@ -115,6 +121,9 @@ class PolicyTrainer(GRPOTrainer):
         self._unchecked = 0.0, 0
         self.statistics = RoundStatistics()
         self._scores: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.teacher: Any = None
+        self.distil_weight, self.outcome_weight = 1.0, 0.0
+        self.teacher_gaps: list[tuple[float, int]] = []
         super().__init__(rollout_func=self._rollouts, reward_funcs=[self._rewards], **arguments)
         # Ranks wait for a round in a gloo group, since NCCL would wait with a kernel that spins on the GPU.
         self._waiting: Any = None
@@ -173,7 +182,33 @@ class PolicyTrainer(GRPOTrainer):
         # TRL shuffles the samples before it divides them into passes, this column with them.
         output["places"] = torch.arange(len(self.share))
         self.statistics = RoundStatistics(self.share)
+        if self.teacher is not None:
+            output["advantages"] = self._distilled(output)
         return output
+
+    def distil(self, teacher: Any, distil_weight: float, outcome_weight: float) -> None:
+        """Take the advantages of tokens from a frozen teacher: log p_teacher - log p_sampled, times `distil_weight`,
+        plus `outcome_weight` times the group's. Its policy gradient is that of the reverse KL from the teacher, token
+        by token, in the states that the policy itself visits."""
+        add_fused_lm_head(teacher, temperature=self.temperature)
+        self.teacher, self.distil_weight, self.outcome_weight = teacher.eval(), distil_weight, outcome_weight
+        self.no_trees = self.no_trees or refuses_trees(teacher.requires_grad_(False))
+
+    @torch.no_grad()
+    def _distilled(self, output: dict[str, Any]) -> torch.Tensor:
+        """Return the advantages (B, C) of the share's tokens; the teacher scores it once, in order."""
+        began, ids, size = time.monotonic(), output["completion_ids"], self.args.per_device_train_batch_size
+        parts = [self.share[at : at + size] for at in range(0, len(self.share), size)]
+        scores = [self._scored(self.teacher, part, ids.shape[1], ids.device, False)[0] for part in parts]
+        mask = (output["completion_mask"] * output["tool_mask"]).bool()
+        gap = torch.where(mask, torch.cat(scores) - output["sampling_per_token_logps"], 0.0)
+        rows = zip(torch.cat(scores).float().cpu().numpy(), self.share, strict=True)
+        kept = [row[: len(sample.mask)][np.array(sample.mask, dtype=bool)] for row, sample in rows]
+        self.statistics.teacher = np.concatenate(kept).astype("<f4").tobytes()
+        self.teacher_gaps.append((-float(gap.sum()), int(mask.sum())))
+        self.seconds["teacher"] = time.monotonic() - began
+        of_group = output["advantages"]
+        return self.distil_weight * gap + self.outcome_weight * (of_group if of_group.dim() == 2 else of_group[:, None])
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
         """As TRL's, but of prefix trees of the samples' branches if the model can be trained on them."""

@@ -14,18 +14,22 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from etpi_assets.evaluation import blame
 from etpi_assets.specs.experiment import BaseSection
 from etpi_assets.specs.training import TrainSection
 from etpi_assets.tiny_bases.shipped import shipped
 from etpi_assets.training import curves, sft
 from etpi_assets.training.checkpoints import LakeCheckpoint, SftReport
 from etpi_assets.training.pointers import pointer
+from etpi_resources.lake.schemas import from_rows
 from etpi_resources.trainers.contracts import FirstPass, PhaseSeconds, PlanSummary, SavedFigures, SftLogLine
-from etpi_resources.trainers.workers import grpo_worker, sft_worker
+from etpi_resources.trainers.workers import grpo_worker, influence, sft_worker
 from etpi_resources.trainers.workers.checkpointing import load_model
 from etpi_resources.trainers.workers.collate import collate, read_sequences
 from etpi_resources.trainers.workers.device import Compute
+from etpi_resources.trainers.workers.label_head import add_label_head
 from etpi_resources.trainers.workers.plan import PlanSettings, make_plan
+from etpi_resources.trainers.workers.tree_attention import refuses_trees
 from tests.goldens.folders import new_folder
 from tests.goldens.golden import case
 from tests.support.policy_updates import FixedLink, made_samples
@@ -209,6 +213,61 @@ for loss_name in LOSSES:
     @case("trainer.grpo", loss_name)
     def _(name: str = loss_name) -> dict[str, Any]:
         return grpo_step(**LOSSES[name])
+
+
+@case("trainer.grpo", "distilled")
+def distilled() -> dict[str, Any]:
+    """A step whose tokens have advantages from a teacher, and their groups' halved."""
+    teacher, folder = load_model(speaking_base(), torch.float32), new_folder()
+    with torch.no_grad():
+        for parameter in teacher.parameters():
+            parameter.mul_(1.1)
+    teacher.save_pretrained(folder)
+    return grpo_step(loss="dapo", teacher=folder, outcome_weight=0.5)
+
+
+# --- blame ------------------------------------------------------------------------------------------------------------
+
+
+@case("blame", "influence")
+def influence_by_gradients() -> dict[str, Any]:
+    """The held-out objective of a few rollouts, and the influence of sequences and a tree on it, by their gradients."""
+    tasks = [f"t{n}" for n in range(6)]
+    seen = blame.seen_tasks(tasks, 0.5)
+    rollouts = [
+        {"rollout_id": f"r{n}", "task_id": task, "checkpoint_role": "sft", "seed": 0, "decoding": "t1"}
+        for n, task in enumerate(tasks)
+    ]
+    scores = [
+        {"rollout_id": f"r{n}", "task_id": task, "reward": float(n % 2), "infrastructure_error": False}
+        for n, task in enumerate(tasks)
+    ]
+    found = blame.advantages(from_rows("rollouts", rollouts), from_rows("scores", scores), "solved", 0, set(tasks))
+    turns = [
+        {"rollout_id": f"r{n}", "agent_id": "agent1", "turn": 0, "suffix_ids": [3, 4 + n], "output_ids": [5, 9 + n, 7]}
+        for n in range(6)
+    ]
+    task_of = {row["rollout_id"]: row["task_id"] for row in rollouts}
+    heldout = blame.heldout_sequences(from_rows("turns", turns), task_of, found, 100)
+    folder = new_folder()
+    limits = {"vocabulary": 64, "longest": 512}
+    with one_thread():
+        model = load_model(base(), torch.float32)
+        assert refuses_trees(model) is None
+        add_label_head(model)
+        parts = [
+            (sign, read_sequences([write(heldout.to_pylist(), folder / "heldout.parquet")], split, **limits))
+            for split, sign in (("raised", 1.0), ("lowered", -1.0))
+        ]
+        objective = [(sign, influence.Rows.of(part, 256, 0, trees=True)) for sign, part in parts]
+        direction = influence.gradient(model.eval(), objective)
+        stored = read_sequences([write(rows(), folder / "sequences.parquet")], "train", **limits)
+        training = influence.Rows.of(stored, 256, 0, trees=True)
+        products = [
+            influence.along(influence.gradient(model, [(1.0, training.only([n]))]), direction)
+            for n in range(len(stored))
+        ]
+    return {"seen": sorted(seen), "advantages": found, "heldout": heldout, "influences": products}
 
 
 # --- tables and bases -------------------------------------------------------------------------------------------------

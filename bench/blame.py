@@ -1,0 +1,134 @@
+"""Measure blame on a lake in which rollouts were corrupted, and in one in which nothing is wrong.
+
+    python bench/blame.py plant      # in a copy of a lake with coop_tiny_shared_strong ($ETPI_DATA)
+    etpi run EXPERIMENT              # a spec with [blame], at most 200 rollouts of that set
+    python bench/blame.py measure EXPERIMENT
+
+`plant` publishes the rollout set with 20 % of the rollouts corrupted (the turn that writes a function writes it to the
+partner's file; verdicts stay, so that selection keeps them) and 20 % reworded without harm; the column `teacher` says
+which, so `etpi blame EXPERIMENT --by teacher` shows it. `measure` prints the AUC of the order of influence, the
+precision at the true share, how often the worst turn is the corrupted one and its worst token is in the path, and the
+same AUC for subsets of the held-out tasks.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from machine import machine
+
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.lake.catalog import connect
+from etpi_resources.lake.lake import Lake, Ref
+from etpi_resources.lake.questions import reports
+from etpi_resources.lake.schemas import from_rows
+
+SET = Ref("raw_rollouts", "rollout_set", "coop_tiny_shared_strong")
+CORRUPTED, REWORDED = "corrupted", "reworded"
+WRITES = re.compile(r">> ([a-z]+\.py)")
+
+
+def changed(kind: str, contents: Sequence[str]) -> dict[int, tuple[str, str]]:
+    """Return number of a turn -> the text to replace in it, and its replacement, for one agent's turns."""
+    if kind == REWORDED:
+        return {i: ("I'll take", "I will take") for i, text in enumerate(contents) if "I'll take" in text}
+    known = dict.fromkeys(re.findall(r"\b[a-z]+\.py", " ".join(contents)))
+    known |= dict.fromkeys(f"{name}.py" for name in re.findall(r"from ([a-z]+) import", " ".join(contents)))
+    result = {}
+    for i, text in enumerate(contents):
+        found = WRITES.search(text)
+        others = [name for name in known if found and name != found[1]]
+        if "def " in text and found and others:
+            result[i] = (found[0], f">> {others[-1]}")
+    return result
+
+
+def plant() -> None:
+    """Publish the rollout set with corrupted and reworded rollouts."""
+    lake, rng = Lake.open(), np.random.default_rng(0)
+    manifest = lake.require(SET)
+    tables = {name: lake.read(SET, name) for name in manifest.tables}
+    rows = {name: tables[name].to_pylist() for name in ("rollouts", "turns", "messages")}
+    chat = load_chat_format("tiny", "tiny")
+    drawn = rng.choice([CORRUPTED, REWORDED, "clean"], len(rows["rollouts"]), p=[0.2, 0.2, 0.6]).tolist()
+    kinds = {row["rollout_id"]: kind for row, kind in zip(rows["rollouts"], drawn, strict=True)}
+    agents: dict[tuple[str, str], list[dict]] = defaultdict(list)
+    for turn in rows["turns"]:
+        agents[turn["rollout_id"], turn["agent_id"]].append(turn)
+    touched: dict[tuple[str, str, int], str] = {}
+    for (rollout, agent), own in agents.items():
+        edits = {} if kinds[rollout] == "clean" else changed(kinds[rollout], [turn["content"] or "" for turn in own])
+        for i, (old, new) in edits.items():
+            text, before = own[i]["content"].replace(old, new), own[i]["output_ids"]
+            known = chat.encode(own[i]["content"])
+            if before[: len(known)] != known:
+                continue
+            ids = [*chat.encode(text), *before[len(known) :]]
+            grown = len(ids) - len(before)
+            own[i].update(content=text, actions=own[i]["actions"].replace(old, new), output_ids=ids, logprobs=None)
+            own[i]["output_tokens"] += grown
+            own[i]["post_think_tokens"] += grown
+            touched[rollout, agent, own[i]["turn"]] = text
+            for later in own[i + 1 :]:
+                later["prompt_tokens"] += grown
+    for message in rows["messages"]:
+        key = message["rollout_id"], message["agent_id"], message["turn"]
+        if message["role"] == "assistant" and key in touched:
+            message["content"] = touched[key]
+    of_kind = {rollout for rollout, _, _ in touched}
+    for row in rows["rollouts"]:
+        row["teacher"] = kinds[row["rollout_id"]] if row["rollout_id"] in of_kind else "clean"
+    new = {**tables, **{name: from_rows(name, changed_rows) for name, changed_rows in rows.items()}}
+    lake.publish(
+        SET, new, input_key=manifest.input_key, inputs=manifest.inputs, spec_hash=manifest.spec_hash,
+        spec=manifest.spec, code=manifest.code, notes={"planted": len(of_kind)},
+    )  # fmt: skip
+    print(Counter(row["teacher"] for row in rows["rollouts"]))
+
+
+def auc(scores: np.ndarray, bad: np.ndarray) -> float:
+    """Return the probability that a bad rollout has a lower score than another one."""
+    ranks = np.argsort(np.argsort(-scores)) + 1
+    return float((ranks[bad].sum() - bad.sum() * (bad.sum() + 1) / 2) / (bad.sum() * (~bad).sum()))
+
+
+def measure(experiment: str) -> None:
+    """Print how well the order of influence finds the corrupted rollouts, and where it locates the fault."""
+    with connect() as catalog:
+        catalog.execute("SET VARIABLE experiment = $name", {"name": experiment})
+        table = catalog.sql(reports()["blame_rollouts"].text).to_arrow_table().to_pylist()
+        words = dict(catalog.execute("SELECT id, text FROM vocabulary WHERE tokenizer = 'tiny'").fetchall())
+        tokens = catalog.execute(
+            "SELECT b.rollout_id, b.agent_id, b.turn, p.output_ids, b.influences FROM blame AS b "
+            "INNER JOIN tito_pairs AS p USING (experiment, rollout_id, agent_id, turn) WHERE b.experiment = $name",
+            {"name": experiment},
+        ).fetchall()
+    scores = np.array([row["influence"] for row in table])
+    bad, odd = (np.array([row["teacher"] == kind for row in table]) for kind in (CORRUPTED, REWORDED))
+    print(f"{len(table)} rollouts, {bad.sum()} corrupted, {odd.sum()} reworded")
+    found = float(bad[np.argsort(scores)[: bad.sum()]].mean())
+    print(f"AUC {auc(scores, bad):.3f}, precision at the true share {found:.2f}")
+    print(f"reworded against clean: AUC {auc(scores[~bad], odd[~bad]):.3f}")
+    by_turn: dict[tuple[str, str, int], tuple[list[int], list[np.ndarray]]] = {}
+    for rollout, agent, turn, ids, influences in tokens:
+        by_turn.setdefault((rollout, agent, turn), (ids, []))[1].append(np.array(influences))
+    turns = paths = 0
+    for row in (row for row, is_bad in zip(table, bad, strict=True) if is_bad):
+        ids, values = by_turn[row["rollout_id"], row["worst_agent"], row["worst_turn"]]
+        mean = np.mean(values, axis=0)
+        text = [words[i] for i in ids]
+        whole, worst = "".join(text), int(mean.argmin())
+        wrote = "def " in whole and WRITES.search(whole) is not None
+        turns += wrote
+        paths += wrote and re.search(r">> [a-z]{0,6}$", "".join(text[:worst])) is not None
+    located = f"the worst turn writes a function in {turns}, its worst token is in the path in {paths}"
+    print(f"of {bad.sum()} corrupted rollouts {located}")
+
+
+if __name__ == "__main__":
+    print(machine())
+    plant() if sys.argv[1] == "plant" else measure(sys.argv[2])

@@ -1,0 +1,154 @@
+"""The work of `etpi blame`: which groups and rollouts raised or lowered a metric, and specs that train without them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etpi.init.write import NewSpec, quoted, spec_name, write_specs
+from etpi.run.columns import aligned, cell, figure
+from etpi_assets.scoring.intervals import mean, paired_difference, permutation_p
+from etpi_assets.specs.errors import SpecError
+from etpi_resources.lake.catalog import connect
+from etpi_resources.lake.questions import reports
+
+BY = {"teacher": "teacher", "sampler": "sampler", "repo": "repo", "importer": "importer", "task": "task_id"}
+"""Option of `--by` -> column of the report `blame_rollouts`."""
+ROOTS = {**BY, "licence": "licence", "set": "rollout_set", "rollout": "rollout_id"}
+"""Kind of a root, written `kind:value` -> column of the report `training_rollouts`."""
+_SHARED = ("teacher", "sampler", "repo", "importer", "rollout_set", "exit_status", "verdict_trust", "worst_turn")
+SHOWN = 10
+Row = dict[str, Any]
+
+
+def blame(experiment: str, by: str, share: float, retrain: bool) -> int:
+    """Print the groups of an experiment's training rollouts, the worst and best rollouts, what the worst share has in
+    common, and the retrainings that were run; with `retrain` write their specs.
+
+    Raises:
+        LakeError: there is no catalog. SpecError: the catalog has no blame of the experiment; the specs exist.
+    """
+    rollouts = _ask("blame_rollouts", experiment=experiment)
+    if not rollouts:
+        raise SpecError(
+            f"the catalog has no blame of {experiment}. Add a section [blame] to its spec (docs/blame.md) and run "
+            f"`etpi run {experiment}`; if a check refused it, `etpi status {experiment}` says why"
+        )
+    worst = [row for row in rollouts[: round(share * len(rollouts))] if row["influence"] < 0]
+    print(f"{experiment}: influence of {len(rollouts)} training rollouts on {rollouts[0]['objective']}")
+    print(_groups(rollouts, BY[by], by))
+    for title, rows in (("worst", rollouts[:SHOWN]), ("best", rollouts[: -SHOWN - 1 : -1])):
+        names = ("rollout_id", "influence", "task_id", "teacher", "worst_agent", "worst_turn", "worst_influence")
+        print(f"\nThe {len(rows)} {title} rollouts")
+        print(aligned([names, *([cell(row[name]) for name in names] for row in rows)]))
+    print(f"\nIn common among the {len(worst)} worst ({share:.0%} of the rollouts, those below 0):")
+    print(aligned(_in_common(worst, rollouts)) or "nothing that the others have less often")
+    if lines := _retrained(experiment, rollouts[0]["objective"]):
+        print(f"\nRetrained, on the held-out tasks that blame did not read\n{aligned(lines)}")
+    if retrain and not worst:
+        raise SpecError(
+            f"no rollout of the worst share lowered the metric of {experiment}: there is nothing to leave out"
+        )
+    if retrain:
+        blamed = sorted(row["rollout_id"] for row in worst)
+        chance = random.Random(0).sample(sorted(row["rollout_id"] for row in rollouts), len(blamed))
+        _write(experiment, {"worst": (blamed, "blamed rollouts"), "random": (sorted(chance), "rollouts at random")})
+        print(f"`etpi blame {experiment}` then compares them on the tasks that blame did not read")
+    return 0
+
+
+def _ask(report: str, **values: Any) -> list[Row]:
+    with connect() as connection:
+        for name, value in values.items():
+            connection.execute(f"SET VARIABLE {name} = $value", {"value": value})
+        connection.execute(reports()[report].text)
+        names = [column[0] for column in connection.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in connection.fetchall()]
+
+
+def _groups(rollouts: Sequence[Row], column: str, by: str) -> str:
+    """Return the mean influence of each group's rollouts, the lowest first, with intervals clustered by task."""
+    groups: dict[Any, list[Row]] = defaultdict(list)
+    for row in rollouts:
+        groups[row[column]].append(row)
+    lines = []
+    for name, rows in groups.items():
+        estimate = mean([r["influence"] for r in rows], [str(r["task_id"]) for r in rows], [1] * len(rows))
+        assert estimate is not None, "a group has a rollout"
+        interval = f"[{estimate.ci_low:.3g}, {estimate.ci_high:.3g}]" if estimate.clusters > 1 else ""
+        lines.append((estimate.value, [cell(name), str(len(rows)), f"{estimate.value:.3g}", interval]))
+    table = [[by, "rollouts", "mean influence", "95 %"], *(cells for _, cells in sorted(lines)[: 2 * SHOWN])]
+    labels, tasks = ([str(r[name]) for r in rollouts] for name in (column, "task_id"))
+    p = permutation_p([r["influence"] for r in rollouts], labels, tasks)
+    more = f"\n... and {len(lines) - 2 * SHOWN} more" if len(lines) > 2 * SHOWN else ""
+    return f"{aligned(table, right=(1, 2))}{more}\n" + (
+        "one group" if p is None else f"p = {p:.3g} that the groups differ by chance (permutation)"
+    )
+
+
+def _in_common(worst: Sequence[Row], rollouts: Sequence[Row]) -> list[list[str]]:
+    """Return the values that are commonest among the worst, compared with all rollouts."""
+    lines = []
+    for name in _SHARED:
+        among, everywhere = Counter(cell(r[name]) for r in worst), Counter(cell(r[name]) for r in rollouts)
+        for value, count in among.items():
+            shares = count / len(worst), everywhere[value] / len(rollouts)
+            if count > 2 and shares[0] > 1.2 * shares[1]:
+                lines.append((shares[1] - shares[0], [name, value, f"{shares[0]:.0%}", f"of all {shares[1]:.0%}"]))
+    return [cells for _, cells in sorted(lines)[:SHOWN]]
+
+
+def _retrained(experiment: str, metric: str) -> list[list[str]]:
+    """Return the changes of the metric by the retrainings that were run, paired by task, on tasks unseen by blame."""
+    values: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
+    for row in _ask("blame_retrained", experiment=experiment, metric=metric):
+        if row["unseen"]:
+            values[row["experiment"]][row["task_id"]] = row["total"], row["size"]
+    before, lines = values.pop(experiment, {}), []
+    for name, after in sorted(values.items()):
+        tasks = sorted(before.keys() & after.keys())
+        if tasks:
+            change = paired_difference([after[t] for t in tasks], [before[t] for t in tasks])
+            interval = figure(change.value, change.ci_low, change.ci_high, signed=True)
+            lines.append([name, f"{len(tasks)} tasks", f"{metric} {interval}"])
+    return lines
+
+
+def without(experiment: str, roots: Sequence[str]) -> int:
+    """Write a spec that trains without the rollouts of roots: `kind:value`, by the columns of `training_rollouts`.
+
+    Raises:
+        SpecError: an unknown kind, no rollout that trains the experiment has the value, or all have.
+    """
+    rollouts, left_out = _ask("training_rollouts", experiment=experiment), set[str]()
+    for root in roots:
+        kind, _, value = root.partition(":")
+        if kind not in ROOTS:
+            raise SpecError(f"{root!r}: there is no root {kind!r}; name one as KIND:VALUE, of {', '.join(ROOTS)}")
+        of_root = {row["rollout_id"] for row in rollouts if row[ROOTS[kind]] == value}
+        if not of_root:
+            known = sorted({str(row[ROOTS[kind]]) for row in rollouts})[:SHOWN]
+            raise SpecError(f"{experiment} trains on no rollout of {root!r}; it trains on those of {', '.join(known)}")
+        left_out |= of_root
+    if len(left_out) == len(rollouts):
+        raise SpecError(f"{experiment} trains on rollouts of {', '.join(roots)} alone; nothing would be left")
+    _write(experiment, {spec_name("_".join(roots)): (sorted(left_out), f"rollouts of {', '.join(roots)}")})
+    return 0
+
+
+def _write(experiment: str, arms: Mapping[str, tuple[Sequence[str], str]]) -> None:
+    """Write specs that train without rollouts: the end of the name -> the rollouts, and words for them."""
+    specs = [
+        NewSpec(
+            "experiment",
+            f"{experiment}_without_{name}",
+            f"extends = {quoted(experiment)}\ntitle = {quoted(f'{experiment} without {len(left_out)} {words}')}\n"
+            f'blame = "none"\n\n[select]\nexclude_rollouts = {quoted(left_out)}\n',
+        )
+        for name, (left_out, words) in arms.items()
+    ]
+    for file in write_specs(specs):
+        print(f"wrote {file}")
+    print(f"Next: etpi run {' '.join(spec.name for spec in specs)}")

@@ -1,0 +1,190 @@
+"""The influence of every training row on a held-out metric, by the weights of one checkpoint (see `influence`).
+
+Weights are in float32 whatever the dtype of their files: the difference of two losses needs its digits.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from etpi_resources.trainers.contracts import BlameWorkerConfig, BlameWorkerResult
+from etpi_resources.trainers.workers.reporting import Worker, open_worker
+
+if TYPE_CHECKING:
+    from etpi_resources.trainers.workers.collate import Sequences
+    from etpi_resources.trainers.workers.influence import Direction, Rows
+
+COMPARED = 6
+"""Sequences whose influence is computed by their gradients too."""
+PAD = 0
+"""The id that fills rows; no label attends to it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Stored sequences and their rows of forward passes; `sign` is that of their loss in the held-out objective."""
+
+    stored: Sequences
+    rows: Rows
+    sign: float = 1.0
+
+    def of(self, task: str) -> list[int]:
+        """Return the numbers of the sequences of a task."""
+        return [number for number, name in enumerate(self.stored.names) if name == task]
+
+
+def run(worker: Worker[BlameWorkerConfig]) -> BlameWorkerResult:
+    """Compute and write the tables `blame` and `blame_tasks`, without the columns that name the checkpoint.
+
+    Raises:
+        RuntimeError: the config requires a GPU and this interpreter's torch sees none.
+        BadSequences: the model cannot read the sequences; the message says why.
+    """
+    from etpi_resources.trainers.workers import influence
+    from etpi_resources.trainers.workers.device import choose_compute, device_name
+
+    began, config = time.monotonic(), worker.config
+    gpu = choose_compute(worker, config.device, "fp32").gpu
+    model, trees = load(config, "cuda" if gpu else "cpu")
+    training = read(config, config.files, "train", trees)
+    heldout = [
+        read(config, [config.heldout], split, trees, sign) for split, sign in (("raised", 1.0), ("lowered", -1.0))
+    ]
+    direction = influence.gradient(model, [(part.sign, part.rows) for part in heldout])
+    length = influence.norm(value for _, value in direction)
+    for _, value in direction:
+        value /= length or 1.0
+    step, exact, measured = best_step(model, training, direction)
+    by_token = influence.influences(model, training.rows, direction, step)
+    spans = read_spans(config, training.stored)
+    blamed = [row | {"influence": float(by_token[at].sum()), "influences": by_token[at]} for row, at in spans]
+    chosen = _extremes(blamed, config.extremes)
+    spans = [(row, at) for row, at in spans if row["rollout_id"] in chosen]
+    offsets = training.stored.offsets
+    rows = training.rows.only({int(offsets.searchsorted(at.start, "right")) - 1 for _, at in spans})
+    tasks = sorted({name for part in heldout for name in part.stored.names})
+    stage, by_task = worker.stage("held-out tasks", len(tasks)), []
+    for task in tasks:
+        parts = [(part.sign / length, part.rows.only(mine)) for part in heldout if (mine := part.of(task))]
+        by_token = influence.influences(model, rows, influence.gradient(model, parts), step)
+        totals = _by_rollout((row["rollout_id"], float(by_token[at].sum())) for row, at in spans)
+        by_task += [{"task_id": task, "rollout_id": name, "influence": total} for name, total in totals.items()]
+        stage.advance()
+    write(worker, {"blame": blamed, "blame_tasks": by_task})
+    return BlameWorkerResult(
+        exact=tuple(exact),
+        measured=tuple(measured),
+        step=step,
+        tokens=len(training.stored.ids),
+        heldout_tokens=sum(len(part.stored.ids) for part in heldout),
+        seconds=time.monotonic() - began,
+        memory_mb=_memory_mb(gpu),
+        device=device_name(gpu),
+    )
+
+
+def load(config: BlameWorkerConfig, device: str) -> tuple[Any, bool]:
+    """Return the model, whose trained weights alone have gradients, and whether it can be trained on trees."""
+    import torch
+    from peft import PeftModel
+
+    from etpi_resources.cuda import avoid_cudnn_attention
+    from etpi_resources.trainers.workers.checkpointing import load_model
+    from etpi_resources.trainers.workers.label_head import add_label_head
+    from etpi_resources.trainers.workers.tree_attention import refuses_trees
+
+    avoid_cudnn_attention()
+    model: Any = load_model(config.model, torch.float32, device)
+    trees = refuses_trees(model) is None
+    add_label_head(model)
+    if config.adapter is not None:
+        model = PeftModel.from_pretrained(model, config.adapter, is_trainable=True)
+    return model.eval(), trees
+
+
+def read(config: BlameWorkerConfig, files: Sequence[str], split: str, trees: bool, sign: float = 1.0) -> Part:
+    """Read one split of sequences and lay it out."""
+    from transformers import AutoConfig
+
+    from etpi_resources.trainers.workers.collate import read_sequences
+    from etpi_resources.trainers.workers.influence import Rows
+
+    text = AutoConfig.from_pretrained(config.model, local_files_only=True).get_text_config()
+    stored = read_sequences(files, split, vocabulary=text.vocab_size, longest=text.max_position_embeddings)
+    return Part(stored, Rows.of(stored, config.micro_tokens, PAD, trees=trees), sign)
+
+
+def read_spans(config: BlameWorkerConfig, stored: Sequences) -> list[tuple[dict[str, Any], slice]]:
+    """Return the training rows, each with the place of its output among the stored tokens."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = ["dataset_row_id", "rollout_id", "agent_id", "turn"]
+    columns = [*names, "split", "sequence_id", "span_start", "span_end"]
+    table = pa.concat_tables([pq.read_table(file, columns=columns) for file in config.rows])
+    begins = dict(zip(stored.names, stored.offsets.tolist(), strict=False))
+    return [
+        ({name: row[name] for name in names}, slice(begin + row["span_start"], begin + row["span_end"]))
+        for row in table.to_pylist()
+        if row["split"] == "train" and (begin := begins[row["sequence_id"]]) is not None
+    ]
+
+
+def best_step(model: Any, training: Part, direction: Direction) -> tuple[float, list[float], list[float]]:
+    """Return the relative step that agrees best with gradients of some sequences, and their influences by both."""
+    from etpi_resources.trainers.workers import influence
+
+    numbers = list(range(0, len(training.stored), max(1, -(-len(training.stored) // COMPARED))))
+    gradients = (influence.gradient(model, [(1.0, training.rows.only([number]))]) for number in numbers)
+    exact, rows = [influence.along(each, direction) for each in gradients], training.rows.only(numbers)
+    tried = []
+    for step in influence.RELATIVE_STEPS:
+        by_token = influence.influences(model, rows, direction, step)
+        measured = training.stored.totals(by_token)[numbers].tolist()
+        tried.append((max(abs(e - m) for e, m in zip(exact, measured, strict=True)), step, measured))
+    _, step, measured = min(tried)
+    return step, exact, measured
+
+
+def write(worker: Worker[BlameWorkerConfig], tables: dict[str, list[dict[str, Any]]]) -> None:
+    import pyarrow.parquet as pq
+
+    from etpi_resources.lake.schemas import from_rows
+
+    for name, rows in tables.items():
+        pq.write_table(from_rows(name, rows), worker.folder / f"{name}.parquet")
+
+
+def _by_rollout(values: Any) -> dict[str, float]:
+    totals: dict[str, float] = defaultdict(float)
+    for name, value in values:
+        totals[name] += value
+    return totals
+
+
+def _extremes(blamed: Sequence[dict[str, Any]], count: int) -> set[str]:
+    """Return the rollouts at either end of the order of influence."""
+    totals = _by_rollout((row["rollout_id"], row["influence"]) for row in blamed)
+    ranked = sorted(totals, key=lambda name: totals[name])
+    return {*ranked[:count], *ranked[-count:]} if count else set()
+
+
+def _memory_mb(gpu: bool) -> int:
+    import torch
+
+    most = torch.cuda.max_memory_allocated() / 1024 if gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(most / 1024)
+
+
+def main() -> None:
+    with open_worker(BlameWorkerConfig) as worker:
+        worker.finish(run(worker))
+
+
+if __name__ == "__main__":
+    main()
