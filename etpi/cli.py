@@ -182,6 +182,35 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 
 
 @etpi.command()
+@click.argument("source", metavar="PATH")
+@click.option(
+    "--model", "--student", "model", required=True, metavar="MODEL", help="the model to train, as for `etpi init`"
+)
+@click.option("--heldout", metavar="PATH", help="tasks of the evaluation, which no row may have")
+@click.option("--format", default="auto", metavar="FORMAT", help="format of the rows (default: recognised)")
+@click.option(
+    "--fail-on", default="error=0", show_default=True, metavar="LEVEL[=SHARE]",
+    help="exit with 1 if a finding of this level (error, warning, note, never) hits more of the label tokens",
+)  # fmt: skip
+@click.option("--page", metavar="FILE", help="write the findings with their tokens as one HTML page")
+@JSON
+def audit(
+    source: str, model: str, heldout: str | None, format: str, fail_on: str, page: str | None, as_json: bool
+) -> int:
+    """Find what is wrong with a training file, before it is trained: no lake, no specs (docs/audit.md).
+
+    PATH is a file or folder in any format that etpi reads, or rows of ids and labels. Exit status 0: nothing above
+    the bound; 1: findings; 2: the file, the model or an option cannot be read.
+    """
+    import time
+
+    from etpi.audit import command
+
+    start = time.monotonic()
+    return command.show(command.of_file(source, model, heldout, format), start, fail_on, as_json, page)
+
+
+@etpi.command()
 @click.option("--from", "source", metavar="PATH", help="a file or folder of recorded runs; ${VARIABLE} is replaced")
 @click.option("--format", default="auto", metavar="FORMAT", help="--from: format of the runs (default: recognised)")
 @click.option("--train", is_flag=True, help="--from: train the student on the runs (default: end with a data set)")

@@ -9,13 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from etpi_assets.curation.hits import OnHit, ignore
 from etpi_resources.lake.check_outcome import CheckOutcome, percent
 
 ANSWERED = "calls_answered"
 _COLUMNS = ("rollout_id", "agent_id", "turn", "role", "tool_calls")
 
 
-def result_figures(messages: pa.Table, pairs: pa.Table) -> dict[str, Any]:
+def result_figures(messages: pa.Table, pairs: pa.Table, hit: OnHit = ignore) -> dict[str, Any]:
     """Count the trained agents with structured calls, and those with calls whose results are missing or too many.
 
     The calls of a response are compared with the messages up to the next response: a message of a tool for each call,
@@ -36,6 +37,7 @@ def result_figures(messages: pa.Table, pairs: pa.Table) -> dict[str, Any]:
         figures["calling"] += 1
         if (place := _unanswered(conversation)) is not None:
             figures["unanswered"] += 1
+            hit("/".join(agent), "unanswered", place)
             figures["first"] += [f"{'/'.join(agent)}: {place}"][: 1 - len(figures["first"])]
     return figures
 

@@ -103,6 +103,8 @@ class Format:
         read: (unit, root, options) -> the rollouts and refusals of a unit.
         names: endings of files that are the format's whatever they hold.
         of_folders: a unit is a folder.
+        of_row: (row, its number, unit, source, options) -> its rollout or refusal; None if a rollout is not one row.
+        iter_rows: yields the numbered rows of a unit.
     """
 
     name: str
@@ -114,6 +116,8 @@ class Format:
     read: Callable[[Path, Path, Options], Iterator[ImportResult]]
     names: tuple[str, ...] = ()
     of_folders: bool = False
+    of_row: Callable[[Any, int, Path, str, Options], ImportResult] | None = None
+    iter_rows: Callable[[Path], Iterator[tuple[int, Any]]] = rows.iter_rows
 
     def results(self, unit: Path, root: Path, options: Options) -> Iterator[ImportResult]:
         """Yield what `read` does, or the refusal of a unit that is, or has, a link out of the root."""
@@ -210,29 +214,31 @@ def row_format(
             return count_rows(unit)
         return sum(1 for _ in _grouped(numbered_rows(unit), group))
 
+    def result(read: list[Any], number: int, unit: Path, source: str, options: Options) -> ImportResult:
+        where, values = f"{source}, row {number}", [as_row(value) for value in read]
+        try:
+            for value in values:
+                _check_row(value, where)
+                beside = unit.name in _BESIDE and units is rows.units and options.map is None
+                if beside and not holds_conversation(value):
+                    raise Unreadable("not_a_rollout", f"{where} holds no messages, and the name is no run's")
+            # Only the hash covers the null padding of columnar storage.
+            plain = [without_padding(value) for value in values] if rows.is_parquet(unit) else values
+            rollout = record(plain[0] if group is None else plain, where, options)
+            rollout.rollout_id = content_hash_of(f"{source}#{number}", [bytes_of(value) for value in values])
+        except Unreadable as refused:
+            return RejectedInput(source, refused.reason, refused.detail, number)
+        except Exception as error:
+            return unconvertible(source, error, number)
+        rollout.source = f"{source}#{number}"
+        return rollout
+
     def read(unit: Path, root: Path, options: Options) -> Iterator[ImportResult]:
-        source, padded = source_of(unit, root), rows.is_parquet(unit)
-        numbers: dict[str, bytes] = {}
+        source, numbers = source_of(unit, root), dict[str, bytes]()
         for number, read in _grouped(numbered_rows(unit), group):
-            where, values = f"{source}, row {number}", [as_row(value) for value in read]
-            try:
-                for value in values:
-                    _check_row(value, where)
-                    beside = unit.name in _BESIDE and units is rows.units and options.map is None
-                    if beside and not holds_conversation(value):
-                        raise Unreadable("not_a_rollout", f"{where} holds no messages, and the name is no run's")
-                # Only the hash covers the null padding of columnar storage.
-                plain = [without_padding(value) for value in values] if padded else values
-                rollout = record(plain[0] if group is None else plain, where, options)
-                rollout.rollout_id = content_hash_of(f"{source}#{number}", [bytes_of(value) for value in values])
-            except Unreadable as refused:
-                yield RejectedInput(source, refused.reason, refused.detail, number)
-                continue
-            except Exception as error:
-                yield unconvertible(source, error, number)
-                continue
-            rollout.source = f"{source}#{number}"
-            _separate(rollout, source, number, numbers)
+            rollout = result(read, number, unit, source, options)
+            if isinstance(rollout, RolloutRecord):
+                _separate(rollout, source, number, numbers)
             yield rollout
 
     def claims_rows(source: DetectionInput) -> bool:
@@ -241,7 +247,9 @@ def row_format(
 
     per = "one rollout per row" if group is None else "one rollout per run of rows"
     files = doc.files or f"`.jsonl`, `.json`, `.parquet`, also with `.gz` or `.zst`; {per}"
-    return Format(name, replace(doc, files=files), rank, claims_rows, units, count, read, names)
+    of_row = None if group is not None else (lambda row, *rest: result([row], *rest))
+    doc = replace(doc, files=files)
+    return Format(name, doc, rank, claims_rows, units, count, read, names, False, of_row, numbered_rows)
 
 
 def _separate(rollout: RolloutRecord, source: str, row: int, prompts: dict[str, bytes]) -> None:
