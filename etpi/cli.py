@@ -135,6 +135,7 @@ def demo_all(rebuild: tuple[str, ...]) -> int:
 @click.option("--dry-run", is_flag=True, help="list assets that would be computed, why, and last cost; run nothing")
 @click.option("--data-only", is_flag=True, help="end with the data sets of experiments: train and evaluate nothing")
 @click.option("--allow-code", is_flag=True, help="let servers run code that specs with allow_code = true name")
+@click.option("--keep-going", is_flag=True, help="reinforce although no group of rollouts has had an advantage")
 @JSON
 @REBUILD
 def run(
@@ -142,6 +143,7 @@ def run(
     dry_run: bool,
     data_only: bool,
     allow_code: bool,
+    keep_going: bool,
     as_json: bool,
     rebuild: tuple[str, ...],
 ) -> int:
@@ -153,6 +155,8 @@ def run(
 
     if allow_code:
         os.environ["ETPI_ALLOW_CODE"] = "1"  # the processes of the run inherit it
+    if keep_going:
+        os.environ["ETPI_KEEP_GOING"] = "1"
     if dry_run:
         return commands.dry_run(names, rebuild, as_json, data_only)
     return commands.compare(names, rebuild, data_only, as_json)

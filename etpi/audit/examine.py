@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -203,6 +204,9 @@ class Examiner:
                 if turn.finish_reason == "length":
                     block.hit(f"{name}/{agent.agent_id}/{turn.turn}", "truncated", "it was cut at the output limit")
             messages = own_messages(agent)
+            if self._held:
+                opening = takewhile(lambda message: message.role != "assistant", messages)
+                block.firsts.append(len(self._chat.encode(" ".join(message.content for message in opening))))
             for message in messages:
                 text, thought = message.content or "", split_thought(message.content or "", message.reasoning)
                 digest.update(repr((message.role, thought.rest, thought.inside, message.tool_calls)).encode())
@@ -219,8 +223,6 @@ class Examiner:
                 pair = turns.get((name, agent.agent_id, message.turn or 0))
                 if pair is not None:
                     chained.append((int.from_bytes(digest.digest(), "big"), len(pair[1])))
-                    if not chained[1:]:
-                        block.firsts.append(len(pair[0]))
                     length = len(pair[0]) + len(pair[1])
                     if self._context and length > self._context:
                         block.hit(

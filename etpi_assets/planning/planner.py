@@ -16,7 +16,7 @@ from etpi_assets.graph import GRAPH, Node
 from etpi_assets.planning.versions import PartitionVersions, raised, versions_of
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import external_path, fingerprint
-from etpi_resources.lake.lake import Lake, Manifest, Ref
+from etpi_resources.lake.lake import Lake, Manifest, MissingInput, Ref
 from etpi_resources.lake.provenance import installed
 
 State = Literal["ok", "missing", "stale", "outdated", "waiting", "blocked", "invalid"]
@@ -202,6 +202,23 @@ def kept_lines(steps: Iterable[Step]) -> str:
     if after := list(dict.fromkeys(step.asset for step in kept if step not in first)):
         lines.append(f"  and with them {', '.join(after)}")
     return "\n".join(lines)
+
+
+def require(ref: Ref, specs: Specs, lake: Lake) -> Manifest:
+    """Return the current version of a partition, to be used as an input.
+
+    Raises:
+        BlockedInput: it, or what it is computed from, failed a check; a run would end there again.
+        MissingInput: there is no version, and nothing blocks it.
+    """
+    try:
+        return lake.require(ref)
+    except MissingInput:
+        known = ref.set != "all" and ref.key in specs.keys(ref.set)
+        for step in chain(ref.set, ref.key, specs, lake) if known else ():
+            if step.state == "blocked":
+                lake.require(Ref(step.asset, step.set, step.key))  # names the failed check
+        raise
 
 
 def open_steps(steps: Iterable[Step]) -> list[Step]:

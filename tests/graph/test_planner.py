@@ -281,6 +281,10 @@ def test_blocked_version_stops_consumers_until_a_good_one(world):
     with pytest.raises(BlockedInput, match="row 3 is unsound; mend it"):
         world.make("sft_checkpoint", "first")
     assert ("sft_checkpoint", "first") not in world.made
+    with pytest.raises(BlockedInput, match="row 3 is unsound; mend it"):  # not: it has no data, so run it again
+        planner.require(Ref("eval_metrics", "experiment", "first"), world.resources().specs, world.lake)
+    with pytest.raises(MissingInput):
+        planner.require(Ref("eval_metrics", "experiment", "second"), world.resources().specs, world.lake)
     world.failing.clear()
     world.make("upweighted_dataset", "first")
     world.make("sft_checkpoint", "first")
