@@ -16,6 +16,7 @@ from etpi.init.experiment import NewExperiment, strips_think
 from etpi.init.student import Student
 from etpi.init.write import FORMAT, NewSpec, quoted, rendered
 from etpi.run.console import say
+from etpi_assets.curation.call_results import unanswered
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.curation.student_form import StudentForm, tool_name
 from etpi_assets.importers import IMPORTERS, Plan, count_found, import_runs, plan, read_map, secrets
@@ -25,7 +26,7 @@ from etpi_assets.importers.rows import iter_rows, row_files
 from etpi_assets.importers.source import bytes_of
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
-from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn, own_messages
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn, exit_kind, own_messages
 from etpi_resources.chat.marks import CALL
 from etpi_resources.chat.report import report
 from etpi_resources.chat.tool_forms import Call, parse_structured
@@ -67,7 +68,8 @@ class Survey:
         unread: columns and keys that no path of the format reads.
         unread_files: files that could hold runs and that no format reads, each with the reason.
         secrets, with_secrets: keys and tokens of each kind; rollouts with any.
-        first: the first rollout with a turn.
+        unanswered: the first response of a conversation whose calls have no results -> 1.
+        first: the first rollout that a run selects; else the first with a turn.
     """
 
     path: str
@@ -104,6 +106,7 @@ class Survey:
     unread_files: list[str] = field(default_factory=list)
     secrets: Counter[str] = field(default_factory=Counter)
     with_secrets: int = 0
+    unanswered: Counter[str] = field(default_factory=Counter)
     first: RolloutRecord | None = None
     formats: list[str] = field(default_factory=list)
 
@@ -193,7 +196,8 @@ def _add(result: Survey, rollout: RolloutRecord, student: Student) -> None:
     result.teachers[rollout.teacher or "unknown"] += 1
     result.with_tools += bool(rollout.tools)
     result.offered.update({name for tool in rollout.tools or () if (name := tool_name(tool))})
-    result.first = result.first or (rollout if rollout.agents[:1] and rollout.agents[0].turns else None)
+    if rollout.agents[:1] and rollout.agents[0].turns and not (result.first and _selected(result.first)):
+        result.first = rollout if _selected(rollout) else result.first or rollout
     held = secrets.found(rollout)
     result.secrets += held
     result.with_secrets += bool(held)
@@ -205,6 +209,9 @@ def _add(result: Survey, rollout: RolloutRecord, student: Student) -> None:
     result.seen.add(digest)
     for agent in rollout.agents:
         result.exits[agent.exit_status] += 1
+        messages = ({"role": m.role, "turn": m.turn, "tool_calls": m.tool_calls} for m in own_messages(agent))
+        if place := unanswered(messages):
+            result.unanswered[f"{rollout.source}: {place}"] += 1
         result.turns.append(len(agent.turns))
         result.roles.update(message.role for message in agent.messages)
         last = agent.turns[-1] if agent.turns else None
@@ -215,6 +222,12 @@ def _add(result: Survey, rollout: RolloutRecord, student: Student) -> None:
             calls = (parse_structured(raw) for raw in message.tool_calls or ())
             result.called.update(call.name for call in calls if isinstance(call, Call))
         result.lengths.append(_length(result, agent, rollout.tools, student))
+
+
+def _selected(rollout: RolloutRecord) -> bool:
+    """Return whether a run trains on the rollout where rewards select: it has a reward of 1 and no error."""
+    failed = any(exit_kind(agent.exit_status) == "error" for agent in rollout.agents)
+    return not failed and ((rollout.outcome or {}).get("reward") or 0) >= 1
 
 
 def _digest(rollout: RolloutRecord, reward: float | None) -> bytes:
@@ -299,6 +312,9 @@ def summary(result: Survey, student: Student) -> str:
         )
     if student.context and (over := sum(length > student.context for length in result.lengths)):
         lines.append(f"  {over} conversations are longer than the context; their later turns will be dropped")
+    if result.unanswered:
+        first = next(iter(result.unanswered))
+        lines.append(f"  {len(result.unanswered)} conversations have calls without results, first {first}")
     lines += _dropped(result)
     lines += [
         f"  {n} conversations cannot be written in the student's template: {why}" for why, n in _top(result.unrendered)
@@ -317,7 +333,10 @@ def summary(result: Survey, student: Student) -> str:
 def preview_lines(result: Survey, student: Student, preset: str | None) -> list[str]:
     """Return the first conversation as it will be trained, or why it cannot be shown."""
     shown = _preview(result, student, preset)
-    return [f"  not shown: {shown}"] if isinstance(shown, str) else preview.lines(shown) if shown else []
+    if isinstance(shown, str):
+        return [f"  not shown: {shown}"]
+    place = (result.first.source if result.first else None) or "the first conversation"
+    return preview.lines(shown, place.replace("#", ", row ")) if shown else []
 
 
 def facts(result: Survey, student: Student, preset: str | None) -> dict[str, Any]:
