@@ -41,10 +41,9 @@ def ending(lake: Lake, experiments: Sequence[str]) -> str:
     if not experiments:
         return lines
     first = experiments[0]
-    return (
-        f'{lines}\nNext: write specs/experiments/{first}_2.toml: extends = "{first}", a title, two settings; '
-        f"run it: etpi run {first}_2"
-    )
+    manifests = [lake.current(Ref(asset, "experiment", first)) for asset in ("sft_checkpoint", "rl_checkpoint")]
+    trained = any(m and m.tables.get("checkpoints", {}).get("rows") for m in manifests)
+    return f"{lines}\nNext: etpi export {first} --format {'model' if trained else 'trl'} --to {first}_export"
 
 
 def failures_table(failures: Mapping[str, Sequence[str]]) -> str:

@@ -264,9 +264,7 @@ def _step(
         return step("ok", other_packages(manifest) if new.code.kept else "", seam=seam)
     if open_upstream and (change is None or change.rests):
         verb = "is" if len(open_upstream) == 1 else "are"
-        reason = (
-            f"{_names(open_upstream, key)} {verb} {' or '.join(dict.fromkeys(_WORDS[s.state] for s in open_upstream))}"
-        )
+        reason = "waits for " + ", ".join(f"{_names([s], key)} ({s.state})" for s in open_upstream)
         if stays and for_code and (seam or (new.code.kept and expensive(node, key, specs))):
             again = f"{_names(open_upstream, key)} {verb} computed again, for changed code"
             return step("outdated", again, kept=True, seam=True)
@@ -295,9 +293,6 @@ def other_packages(manifest: Manifest) -> str:
     pairs = [(name, version, installed(name)) for name, version in recorded_versions.items()]
     other = [(name, was, now) for name, was, now in pairs if now and minor(was) != minor(now)]
     return "; ".join(f"made with {name} {was}, {now} is installed" for name, was, now in other)
-
-
-_WORDS = {"waiting": "not up to date"} | {s: s for s in ("missing", "stale", "outdated", "blocked", "invalid")}
 
 
 @dataclass(frozen=True)

@@ -413,7 +413,7 @@ def _problem(model: type[BaseModel], loc: Sequence[str | int], kind: str, messag
         close, loc = [known] if known in valid else [], (*loc[:-1], known)
     if not close:  # right name, wrong section
         paths = dict(_paths(model))
-        close = [path for path, leaf in paths.items() if leaf == loc[-1]]
+        close = sorted((path for path, leaf in paths.items() if leaf == loc[-1]), key=lambda path: path.count("."))
         prefix = "" if close else prefix
     suggestion = (close or [nearest(str(loc[-1]), valid)])[0]
     full = f"{prefix}.{suggestion}" if prefix else suggestion

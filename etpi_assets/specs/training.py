@@ -150,7 +150,7 @@ class TrainSection(Section):
     states (FSDP2; of LoRA the frozen weights) and the sequences of each step."""
     report_to: Annotated[tuple[Tracker, ...], Operational()] = ()
     """Trackers that get the steps of fine-tuning and of reinforcement, and the metrics of evaluation, besides the lake
-    (docs/trackers.md). It is part of no hash: setting it makes nothing stale."""
+    (docs/trl.md). It is part of no hash: setting it makes nothing stale."""
 
     @model_validator(mode="after")
     def _uses_what_it_trains(self) -> TrainSection:

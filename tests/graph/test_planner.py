@@ -80,7 +80,7 @@ def test_staleness_propagates_through_the_chain(world):
     assert states["raw_rollouts"].reason.startswith("its spec changed")
     assert states["tasks"].state == states["base_checkpoint"].state == "ok"
     assert states["eval_metrics"].state == states["model_card"].state == "waiting"
-    assert states["tito_pairs"].reason == "selected_trajectories, raw_rollouts of few are not up to date or stale"
+    assert states["tito_pairs"].reason == "waits for selected_trajectories (waiting), raw_rollouts of few (stale)"
 
 
 def test_unchanged_result_upstream_stales_nothing(world):
