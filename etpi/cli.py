@@ -81,8 +81,25 @@ REBUILD = click.option(
 )  # fmt: skip
 
 
+_WANTS = {
+    "Start": ("audit", "init", "demo", "model", "doctor"),
+    "Run": ("run", "rehearse", "fetch", "capture"),
+    "Look": ("status", "view", "sql", "ui", "explain"),
+    "Use and share": ("export", "push", "pull", "remote"),
+}
+"""What one wants -> the commands; others operate."""
+
+
 class _WithPlugins(click.Group):
     """A group that also has the commands of installed plugins: the entry points of the group `etpi.commands`."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        shown = {name: command for name, command in commands.items() if command and not command.hidden}
+        named = {name for names in _WANTS.values() for name in names}
+        for title, names in {**_WANTS, "Operate": [name for name in shown if name not in named]}.items():
+            with formatter.section(title):
+                formatter.write_dl([(n, shown[n].get_short_help_str(58)) for n in names if n in shown])
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *entry_points(group=PLUGINS).names})
@@ -115,7 +132,12 @@ def demo(rebuild: tuple[str, ...]) -> int:
     from etpi import commands
     from etpi_assets.specs.shown import DEMO_EXPERIMENTS
 
-    return commands.compare(DEMO_EXPERIMENTS, rebuild)
+    code = commands.compare(DEMO_EXPERIMENTS, rebuild)
+    click.echo(
+        "CPUs round differently. On those seen so far, solved at t1 was 0.85 to 0.98 after the strong teacher, and "
+        "follow_through at t1 0.13 to 0.23 after the weak one (docs/install.md)."
+    )
+    return code
 
 
 @etpi.command("demo-all")
@@ -421,7 +443,12 @@ def verify(deep: bool, since: datetime | None, set_aside: bool, as_json: bool) -
 
 @etpi.command()
 @click.argument("experiment")
-@click.option("--format", required=True, metavar="FORMAT", help="trl, verl, atif, hub, ...: see docs/formats.md")
+@click.option(
+    "--format",
+    required=True,
+    metavar="FORMAT",
+    help="trl, trl_messages, verl_sft, verl_rl, atif, hub, tito or model (docs/formats.md)",
+)
 @click.option("--to", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="a new or empty folder")
 def export(experiment: str, format: str, to: Path) -> int:
     """Write an experiment's data or models in another program's format (docs/formats.md)."""
@@ -431,7 +458,8 @@ def export(experiment: str, format: str, to: Path) -> int:
 
     manifest = write(experiment, format, to, Resources())
     for file in manifest["files"][:8]:
-        click.echo(f"{to / file['path']}: {file['rows']} rows, {file['bytes']} bytes")
+        rows = f"{file['rows']:,} rows, " if file["rows"] > 1 else ""
+        click.echo(f"{to / file['path']}  {rows}{file['bytes'] / 1000:,.1f} kB")
     if more := len(manifest["files"][8:]):
         click.echo(f"... and {more} more files; {to / MANIFEST} lists them")
     for reason, count in manifest["left_out"].items():

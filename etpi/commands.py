@@ -169,6 +169,8 @@ def show_status(names: Sequence[str], everything: bool = False, as_json: bool = 
         print(folders_table(folders, None), file=sys.stderr if as_json else sys.stdout)
         return 1
     specs, lake = load_specs(), Lake.open()
+    if (named := Lake.named_folder()) and not named.exists():
+        print(f"etpi: ETPI_DATA names {named}, where there is no lake yet; `etpi run` makes one there", file=sys.stderr)
     all_names = specs.keys("experiment")
     known = {
         entry.name for entry in specs.entries() if any(entry.file.is_relative_to(folder.path) for folder in folders)

@@ -336,7 +336,7 @@ def preview_lines(result: Survey, student: Student, preset: str | None) -> list[
     if isinstance(shown, str):
         return [f"  not shown: {shown}"]
     place = (result.first.source if result.first else None) or "the first conversation"
-    return preview.lines(shown, place.replace("#", ", row ")) if shown else []
+    return preview.lines(shown, place.replace("#", ", row ", 1)) if shown else []
 
 
 def facts(result: Survey, student: Student, preset: str | None) -> dict[str, Any]:

@@ -116,7 +116,8 @@ def lost_lines(steps: Sequence[Step], lake: Lake) -> list[str]:
                 lost = f"{figures['dropped']:,} of {figures['offered']:,}: {listed_with_keys(figures['reasons'])}"
                 lines.append(f"  dropped by {step.asset}: {lost}")
             elif figures.get("quarantined"):
-                why = 'etpi sql -c "SELECT source, row, reason, detail FROM quarantined"'
+                of_asset = f"FROM quarantined WHERE asset = '{step.asset}'"  # the table has tasks and runs
+                why = f'etpi sql -c "SELECT source, row, reason, detail {of_asset}"'
                 count = f"{figures['quarantined']:,} of {figures['found']:,} inputs"
                 lines.append(f"  quarantined by {step.asset} of {step.key}: {count}; each with its reason: {why}")
     return lines

@@ -16,8 +16,8 @@ from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import expand, external_path
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
+from etpi_assets.specs.training import KEEP_GOING
 from etpi_assets.tasks.families import load_family
-from etpi_assets.training.rounds import KEEP_GOING
 from etpi_resources.backend import backend
 from etpi_resources.chat.bounds import TemplateUnbounded
 from etpi_resources.lake.lake import Lake, Ref

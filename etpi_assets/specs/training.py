@@ -187,6 +187,8 @@ class RewardTerm(Section):
     """Whose attempt is scored: the rollout's, or each agent's own, which then has its own advantage."""
 
 
+KEEP_GOING = "ETPI_KEEP_GOING"
+"""Environment variable that is 1 where a reinforcement without variance is wanted (`etpi run --keep-going`)."""
 FEW_TASKS = "lower rl.processes, rl.device_batch or rl.accumulate, or name more tasks"
 """Remedy where a step takes more tasks than there are: TRL would drop the incomplete step, and train nothing."""
 

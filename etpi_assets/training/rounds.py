@@ -28,7 +28,7 @@ from etpi_assets.rollouts.collect import MODEL_CONCURRENCY
 from etpi_assets.rollouts.journal import from_line, to_line
 from etpi_assets.scoring.advantage import group_advantages
 from etpi_assets.scoring.rewards.functions import Score, reward_of, score_rollout
-from etpi_assets.specs.training import FEW_TASKS, RLSection
+from etpi_assets.specs.training import FEW_TASKS, KEEP_GOING, RLSection
 from etpi_assets.tasks.family import Family, Task
 from etpi_assets.training.forests import Forest, RolloutsFailed, agents_of, as_forest
 from etpi_assets.training.lock_step import map_in_step
@@ -63,8 +63,8 @@ class RLEnvironment:
     left_out: Sequence[str] = ()
 
 
-CONSTANT_GROUPS, KEEP_GOING = 16, "ETPI_KEEP_GOING"
-"""Groups in a row without variance that end a run, and the variable that lets it go on."""
+CONSTANT_GROUPS = 16
+"""Groups in a row without variance that end a run, unless the variable `KEEP_GOING` is 1."""
 
 
 class NoVariance(ExpectedError, RuntimeError):
