@@ -29,7 +29,7 @@ from etpi_assets.curation.student_form import StudentForm, tool_name
 from etpi_assets.curation.template_check import TemplateCheck
 from etpi_assets.importers import importer_named, read_options, secrets
 from etpi_assets.importers.format import ImportResult
-from etpi_assets.importers.rows import is_parquet
+from etpi_assets.importers.rows import is_table
 from etpi_assets.importers.source import Unreadable, without_padding
 from etpi_assets.importers.token_rows import ids_and_labels
 from etpi_assets.specs.experiment import GatesSection, PairsSection
@@ -139,7 +139,7 @@ class Examiner:
                 of_row = importer_named(raw.format).of_row
                 assert of_row is not None
                 item = of_row(row, raw.number, raw.unit, raw.source, options)
-            if isinstance(item, RolloutRecord) and (detail := _schema_fault(raw.row, item, is_parquet(raw.unit))):
+            if isinstance(item, RolloutRecord) and (detail := _schema_fault(raw.row, item, is_table(raw.unit))):
                 block.hit(item.rollout_id, "schemas", detail)
         if isinstance(item, RejectedInput):
             kind = _REFUSED.get(item.reason, item.reason if item.reason == "foreign_ids" else "unreadable")

@@ -136,7 +136,9 @@ def require_variance(steps: Iterable[Step], specs: Specs, lake: Lake) -> None:
     """
     for step in open_steps(steps) if os.environ.get(KEEP_GOING) != "1" else ():
         spec = specs.experiments.get(step.key) if step.asset == "rl_checkpoint" else None
-        if spec is None or spec.rl.method == "none" or any(term.function != "outcome" for term in spec.rl.rewards):
+        if spec is None or spec.rl.method == "none" or spec.train.method != "none":
+            continue  # after a fine-tuning, the policy is another than the baseline's
+        if any(term.function != "outcome" for term in spec.rl.rewards):
             continue
         for name, other in specs.experiments.items():
             measured, ref = other.evaluate, Ref("eval_metrics", "experiment", name)
@@ -149,7 +151,7 @@ def require_variance(steps: Iterable[Step], specs: Specs, lake: Lake) -> None:
             if len(rates) == 1 and rates <= {0.0, 1.0}:
                 raise SpecError(
                     f"rl_checkpoint of {step.key}: the untrained student solves "
-                    f"{'none' if rates == {0.0} else 'all'} of the tasks ({name}), so its groups have "
+                    f"{'none' if rates == {0.0} else 'all'} of the tasks that {name} measured, so its groups have "
                     "equal rewards and nothing is trained. Nothing was run. Take easier or harder tasks, a "
                     "finer reward (docs/rl.md), or run it with --keep-going"
                 )

@@ -223,7 +223,7 @@ def row_format(
                 if beside and not holds_conversation(value):
                     raise Unreadable("not_a_rollout", f"{where} holds no messages, and the name is no run's")
             # Only the hash covers the null padding of columnar storage.
-            plain = [without_padding(value) for value in values] if rows.is_parquet(unit) else values
+            plain = [without_padding(value) for value in values] if rows.is_table(unit) else values
             rollout = record(plain[0] if group is None else plain, where, options)
             rollout.rollout_id = content_hash_of(f"{source}#{number}", [bytes_of(value) for value in values])
         except Unreadable as refused:
@@ -246,7 +246,7 @@ def row_format(
         return bool(named) or any(map(claims, source.rows))
 
     per = "one rollout per row" if group is None else "one rollout per run of rows"
-    files = doc.files or f"`.jsonl`, `.json`, `.parquet`, also with `.gz` or `.zst`; {per}"
+    files = doc.files or f"`.jsonl`, `.json`, `.parquet`, `.arrow`; text also with `.gz` or `.zst`; {per}"
     of_row = None if group is not None else (lambda row, *rest: result([row], *rest))
     doc = replace(doc, files=files)
     return Format(name, doc, rank, claims_rows, units, count, read, names, False, of_row, numbered_rows)

@@ -291,7 +291,8 @@ FORMAT = row_format(
         "reasoning, observations with exit codes, times, patch, verdict, model, task and repository; the calls of one "
         "response are one turn",
         loses="state changes, recalls, costs, the configuration; a condensed history is quarantined",
-        files="`.jsonl`, `.json`, `.parquet`, also with `.gz` or `.zst`; one rollout per row, or per array of events",
+        files="`.jsonl`, `.json`, `.parquet`, `.arrow`; text also with `.gz` or `.zst`; one rollout per row, or per "
+        "array of events",
     ),
     claims=claims,
     record=record,

@@ -63,7 +63,7 @@ class RLEnvironment:
     left_out: Sequence[str] = ()
 
 
-CONSTANT_GROUPS = 16
+CONSTANT_GROUPS = 24
 """Groups in a row without variance that end a run, unless the variable `KEEP_GOING` is 1."""
 
 

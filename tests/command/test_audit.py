@@ -94,6 +94,22 @@ def test_fault_of_messages_is_found_in_their_ids(kind, student, clean, tmp_path)
     assert kinds(report) == {kind: len(FAULTY)} and rows_of(report, kind) == set(FAULTY)
 
 
+def test_prepared_set_of_datasets_is_read_as_it_is(student, clean, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = [as_ids(row, chat_of(student)) for row in clean]
+    id_faults(chat_of(student))["no_end"](rows[5])
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "prepared")
+    report = audit_file(tmp_path / "prepared", student)
+    assert kinds(report) == {"no_end": 1} and (report.format, report.rows) == ("trl", COUNT)
+    messages = [row | {"tools": json.dumps(row["tools"])} for row in clean]
+    datasets.Dataset.from_list(messages).save_to_disk(tmp_path / "messages")
+    assert kinds(audit_file(tmp_path / "messages", student)) == {}
+    (file,) = (tmp_path / "prepared").glob("*.arrow")
+    file.write_bytes(file.read_bytes()[:-4000])
+    cut = audit_file(tmp_path / "prepared", student)
+    assert kinds(cut)["unreadable"] == 1 and "bad_arrow" in cut.findings["unreadable"].examples[0].detail
+
+
 def test_missing_end_is_marked_behind_the_last_id(student, clean, tmp_path):
     rows = [as_ids(clean[0], chat_of(student))]
     id_faults(chat_of(student))["no_end cut"](rows[0])
