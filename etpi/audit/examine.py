@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -42,7 +42,7 @@ from etpi_resources.chat.marks import THINK, THINK_END, split_thought, without_c
 from etpi_resources.chat.tool_forms.call import function_schema
 from etpi_resources.labels import IGNORE_INDEX
 
-_REFUSED = {"empty": "all_masked", "bad_token_ids": "bad_ids", "no_prompt": "prompt_trained"}
+_REFUSED = {"empty": "all_masked", "bad_token_ids": "bad_ids"}
 """Reason of a refused row -> kind; others are unreadable."""
 _BEFORE, _AFTER = 32, 96
 """Tokens of an example before its fault or label, and from there on."""
@@ -103,6 +103,7 @@ class Examiner:
         self._options = read_options({"tokenizer": self._chat.name, "capture": "native"})
         self._form = StudentForm(self._chat)
         self._compared = False
+        self._examples = Counter[str]()  # the first ones of a worker's rows are among the first of the file
 
     def __call__(self, items: Sequence[RawRow | ImportResult]) -> tuple[Report, list[Chain], list[int]]:
         """Return the report of the rows, their conversations, and the tokens of first prompts."""
@@ -282,7 +283,8 @@ class Examiner:
             rows, hit = counted[kind]
             hit.update(keys)
             finding = report.finding(kind)
-            if name not in rows and len(finding.examples) < SHOWN:
+            if name not in rows and self._examples[kind] < SHOWN:
+                self._examples[kind] += 1
                 spans = self._shown(name, keys, turns, mark, block)
                 finding.examples.append(Example(_place(block.records[name]), detail[:300], spans))
             rows.add(name)

@@ -153,7 +153,7 @@ def survey(
             options["tokenizer"] = student.base.get("tokenizer", "tiny")
             result = _look(Survey(source, name, result.inputs, options), path, student)
     except (FileNotFoundError, ValueError) as error:
-        raise SpecError(f"--from {source}: {error}") from error
+        raise SpecError(f"{source}: {error}") from error
     result.unread_files = [f"{item.source} ({item.reason})" for item in chosen.unread]
     result.formats = chosen.formats
     result.licences = _licences(path)
@@ -172,7 +172,7 @@ def _count(chosen: Plan, format: str, path: Path) -> int | None:
 def _look(result: Survey, path: Path, student: Student) -> Survey:
     """Add the first rollouts and refusals to the survey, and return it."""
     end = time.monotonic() + LOOK_SECONDS
-    progress = Progress(f"--from {path}", "runs read", min(result.inputs or LOOK_ROLLOUTS, LOOK_ROLLOUTS), say)
+    progress = Progress(f"{path}", "runs read", min(result.inputs or LOOK_ROLLOUTS, LOOK_ROLLOUTS), say)
     account = Account()
     for item in islice(import_runs(result.format, path, result.options, account), LOOK_ROLLOUTS):
         result.looked += 1

@@ -1,4 +1,4 @@
-"""`etpi init --from`: a look at recorded runs, the specs for them, and a run of those specs."""
+"""`etpi init runs`, and its old option: a look at recorded runs, the specs for them, and a run of those specs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_specs_name_the_data_and_the_student(cwd):
 def test_reading_that_takes_long_says_how_far_it_is(cwd, capsys, monkeypatch):
     monkeypatch.setattr(progress, "FIRST_LOG_SECONDS", 0.0)
     assert init("--model", QWEN) == 0
-    assert re.search(r"--from .*: runs read 1/\d+ ", capsys.readouterr().err)
+    assert re.search(r"jsonl: runs read 1/\d+ ", capsys.readouterr().err)
 
 
 def test_first_conversation_is_shown_with_its_labels_before_anything_is_written(cwd, capsys):
