@@ -100,7 +100,7 @@ def capture(options: CaptureOptions) -> int:
             )
             server.wait()
     except KeyboardInterrupt:
-        click.echo(f"etpi init --from {options.to} --format capture    # writes specs for the recorded runs")
+        click.echo(f"etpi init runs {options.to} --format capture    # writes specs for the recorded runs")
     finally:
         engine.close()
     return 0

@@ -47,7 +47,13 @@ def run_experiments(
         CodeServerError: Dagster cannot launch runs.
         LakeError: ETPI_CATALOG names a file that is no catalog.
     """
-    from etpi.run.preflight import plan_warnings, require_libraries, require_sandboxes, require_templates
+    from etpi.run.preflight import (
+        plan_warnings,
+        require_libraries,
+        require_sandboxes,
+        require_templates,
+        require_variance,
+    )
     from etpi_assets.graph import GRAPH
     from etpi_assets.planning.planner import across, kept_lines, open_steps
     from etpi_assets.resources import Resources
@@ -65,6 +71,7 @@ def run_experiments(
     if CATALOG not in names and not open_steps([*steps, *across(specs, lake)]) and default_path(lake).exists():
         print(f"== {', '.join(names)}: nothing is missing or stale", file=sys.stderr)
         return 0
+    require_variance(steps, specs, lake)
     if backend() is None:  # else placement names what no node offers
         require_sandboxes(steps, specs, Resources(lake=lake).sandboxes)
         require_libraries(steps, specs)
@@ -174,6 +181,8 @@ def show_status(names: Sequence[str], everything: bool = False, as_json: bool = 
         print(folders_table(folders, None), file=sys.stderr if as_json else sys.stdout)
         return 1
     specs, lake = load_specs(), Lake.open()
+    if (named := Lake.named_folder()) and not named.exists():
+        print(f"etpi: ETPI_DATA names {named}, where there is no lake yet; `etpi run` makes one there", file=sys.stderr)
     all_names = specs.keys("experiment")
     known = {
         entry.name for entry in specs.entries() if any(entry.file.is_relative_to(folder.path) for folder in folders)

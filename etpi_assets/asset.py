@@ -28,6 +28,7 @@ from etpi_assets.planning.planner import (
     difference,
     differing,
     inputs_of,
+    require,
     upstream_refs,
     wanted,
 )
@@ -476,7 +477,7 @@ def require_inputs(node: Node, key: str, resources: Resources) -> None:
     lake, specs = resources.lake, resources.specs
     for ref in upstream_refs(node, key, specs, lake):
         try:
-            lake.require(ref)
+            require(ref, specs, lake)
         except MissingInput as error:
             command = f"etpi run {key}" if node.set == "experiment" else ref.command
             raise MissingInput(f"{node.name} of {key} needs {ref}, which has no data. Run `{command}`") from error

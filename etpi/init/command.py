@@ -27,28 +27,28 @@ _STUDENT = "the student, a folder or REPO@COMMIT of the hub"
 class Answers:
     """The options of the command line (`etpi init --help`); None: ask on a terminal, unless `yes`."""
 
-    model: str | None
-    student: str | None
-    name: str | None
-    teacher: str | None
-    license: str | None
-    preset: str | None
-    api_key_env: str | None
-    yes: bool
-    force: bool
-    format: str
-    columns: str | None
-    secrets: str | None
-    ignore: str | None
-    as_json: bool
-    train: bool
-    rl: bool
-    harness: str | None
-    python: str | None
-    commits: int
-    split: str
-    checkouts: str | None
-    repos: str
+    model: str | None = None
+    student: str | None = None
+    name: str | None = None
+    teacher: str | None = None
+    license: str | None = None
+    preset: str | None = None
+    api_key_env: str | None = None
+    yes: bool = False
+    force: bool = False
+    format: str = "auto"
+    columns: str | None = None
+    secrets: str | None = None
+    ignore: str | None = None
+    as_json: bool = False
+    train: bool = False
+    rl: bool = False
+    harness: str | None = None
+    python: str | None = None
+    commits: int = 200
+    split: str = "repository"
+    checkouts: str | None = None
+    repos: str = ""
 
     def __post_init__(self) -> None:
         """Raise SpecError for an unknown preset, or a name that cannot be a file's."""
@@ -93,6 +93,9 @@ def from_trajectories(source: str, answers: Answers) -> int:
         SpecError: a bad path, format, student or name; none of the inputs can be read; or files that exist.
     """
     student = read_student(answers.ask_student(None))
+    name = answers.ask("name", "name of the new specs", spec_name(Path(source).name.partition(".")[0]))
+    if not (answers.force or answers.as_json):  # looking at runs takes seconds
+        refuse_existing([("rollout_set", name), ("experiment", name)])
     survey = trajectories.survey(source, answers.format, student, answers.columns, answers.secrets, answers.ignored)
     if answers.as_json:
         click.echo(json.dumps(trajectories.facts(survey, student, answers.preset), ensure_ascii=False, indent=1))
@@ -113,7 +116,6 @@ def from_trajectories(source: str, answers: Answers) -> int:
             "none could be trained; nothing was written. Take a model whose template writes tool calls, or runs whose "
             "actions are text, such as fenced shell commands"
         )
-    name = answers.ask("name", "name of the new specs", spec_name(Path(source).name.partition(".")[0]))
     teacher = licence = None
     if survey.teachers["unknown"]:
         teacher = answers.ask("teacher", "the model that wrote the runs, which they do not name", "unknown")

@@ -61,7 +61,7 @@ def read_endpoint(url: str, model: str | None, key_variable: str | None) -> Endp
         model = next(iter(cards))
     if model not in cards:
         named = f"--model {model} is none of them" if model else "name one with --model"
-        raise SpecError(f"--endpoint {url} offers {', '.join(cards) or 'no model'}; {named}")
+        raise SpecError(f"{url} offers {', '.join(cards) or 'no model'}; {named}")
     card = cards[model]
     context = card.get("max_model_len")
     tokenizer = family_vocabulary(str(card.get("root") or model))
@@ -76,19 +76,19 @@ def read_endpoint(url: str, model: str | None, key_variable: str | None) -> Endp
 
 def _cards(base: str, key_variable: str | None) -> Sequence[Mapping[str, Any]]:
     if not base.startswith(("http://", "https://")):
-        raise SpecError(f"--endpoint {base}: write the whole address, such as http://{base}")
+        raise SpecError(f"{base}: write the whole address, such as http://{base}")
     key = api_key(key_variable)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     client = BoundedClient(headers=headers, connect_seconds=_SECONDS, proxies=True)
     try:
         answer = client.send("GET", f"{base}/models", seconds=_SECONDS, most_bytes=_MOST_BYTES)
     except (httpx.HTTPError, Unreadable) as error:
-        raise SpecError(f"--endpoint: {base}/models does not answer ({error}); is the server running?") from error
+        raise SpecError(f"{base}/models does not answer ({error}); is the server running?") from error
     finally:
         client.close()
     if answer.status in (401, 403):
         raise SpecError(
-            f"--endpoint: {base}/models refuses the request ({answer.status}); name the environment variable with "
+            f"{base}/models refuses the request ({answer.status}); name the environment variable with "
             "the key: --api-key-env VARIABLE"
         )
     try:
@@ -98,7 +98,7 @@ def _cards(base: str, key_variable: str | None) -> Sequence[Mapping[str, Any]]:
         text = answer.body.decode("utf-8", "replace")
         text = (text.replace(key, f"${key_variable}") if key else text)[:200]
         raise SpecError(
-            f"--endpoint: {base}/models is no list of models ({answer.status}: {text}); give the URL up to /v1, "
+            f"{base}/models is no list of models ({answer.status}: {text}); give the URL up to /v1, "
             "and a key with --api-key-env"
         ) from error
     return [card for card in cards if isinstance(card, dict) and "id" in card]

@@ -81,7 +81,7 @@ def mine(repository: Path, folder: Path, python: str | None, commits: int, sandb
             mined = _mine(objects, repository, folder, python, commits, sandboxes)
     except subprocess.CalledProcessError as error:
         reason = error.stderr.decode(errors="replace").strip()
-        raise SpecError(f"--tasks {repository}: git fails: {reason}") from error
+        raise SpecError(f"{repository}: git fails: {reason}") from error
     return mined
 
 
@@ -98,7 +98,7 @@ def _mine(
             mined.passed_over[item] += 1
     roots = ["src"] if any((repository / "src").glob("*/__init__.py")) else []
     _tools(folder / "checkouts" / "tools", python, roots)
-    progress = Progress(f"--tasks {repository}", "commits tested", len(candidates), say)
+    progress = Progress(f"{repository}", "commits tested", len(candidates), say)
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         judged = threads.map(lambda c: _row(c, objects, repository, folder, roots, sandboxes), reversed(candidates))
         for candidate, row in zip(reversed(candidates), judged, strict=True):

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -93,15 +94,18 @@ def _messages(agent: AgentRecord) -> Iterator[TextSpan]:
         yield TextSpan(f"{message.content}{calls}\n", turn.turn if turn else None, _dropped(turn) if turn else "")
 
 
-def lines(shown: Sequence[TextSpan]) -> list[str]:
-    """Return the preview for a terminal: labels have a bar before each line, and colour."""
+def lines(shown: Sequence[TextSpan], place: str) -> list[str]:
+    """Return the preview for a terminal: labels have a bar before each line, and colour; `place`: the row's."""
     labels = [part for part in shown if part.turn is not None]
     trained = sum(part.is_trained for part in labels)
-    text = [f"  the first conversation as it will be trained, ▌ before its labels ({trained} of {len(labels)} turns):"]
-    hidden = 0
+    text = [f"  {place} as it will be trained, ▌ before its labels ({trained} of {len(labels)} turns):"]
+    hidden = [part.turn for part in labels[_TURNS:-1]]
+    next_label = {id(part): after.turn for part, after in pairwise(shown)}
     for part in shown:
-        if part.turn is not None and part.turn >= _TURNS and part is not labels[-1]:
-            hidden += 1
+        if hidden and part.turn == hidden[0]:
+            span = f"turn {hidden[0]}" if len(hidden) == 1 else f"turns {hidden[0]} to {hidden[-1]}"
+            text.append(click.style(f"    … {span} hidden, --json shows all …", dim=True))
+        if {part.turn, next_label.get(id(part))} & set(hidden):
             continue
         bar = "▌" if part.is_trained else " "
         for line in _shortened(part.text.strip("\n").split("\n")):
@@ -112,7 +116,7 @@ def lines(shown: Sequence[TextSpan]) -> list[str]:
             )
         if part.dropped:
             text.append(f"    (turn {part.turn} is not trained: {part.dropped})")
-    return [*text, f"    ({hidden} more labels; --json shows all)"] if hidden else text
+    return text
 
 
 def _shortened(text: Sequence[str]) -> list[str]:

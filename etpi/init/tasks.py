@@ -49,7 +49,7 @@ def kind_of(source: Path) -> Kind:
         SpecError: it is none of the four, or does not exist.
     """
     if not source.exists():
-        raise SpecError(f"--tasks {source}: there is nothing there")
+        raise SpecError(f"{source}: there is nothing there")
     cloned = (source / ".git").exists()
     # A repository of tasks has them near its root; a repository to make tasks from may have some among its examples.
     for below in ("", "*/", "*/*/") if cloned else ("**/",):
@@ -66,7 +66,7 @@ def kind_of(source: Path) -> Kind:
     if cloned:
         return "git"
     raise SpecError(
-        f"--tasks {source}: neither a git repository, nor a folder with {TASK_FILE} at any depth (Harbor; "
+        f"{source}: neither a git repository, nor a folder with {TASK_FILE} at any depth (Harbor; "
         f"{MIGRATE}) or REPO/taskN/featureM (CooperBench), nor rows with instance_id and test_patch (SWE-bench)"
     )
 

@@ -15,6 +15,7 @@ from etpi.init.experiment import NewExperiment, strips_think
 from etpi.init.student import Student
 from etpi.init.write import FORMAT, NewSpec, quoted, rendered
 from etpi.run.console import say
+from etpi_assets.curation.call_results import unanswered
 from etpi_assets.curation.joins import Paths, join, paths_of
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.curation.student_form import StudentForm, tool_name
@@ -69,7 +70,8 @@ class Survey:
         unread: columns and keys that no path of the format reads.
         unread_files: files that could hold runs and that no format reads, each with the reason.
         secrets, with_secrets: keys and tokens of each kind; rollouts with any.
-        first: the first rollout with a turn.
+        unanswered: the first response of a conversation whose calls have no results -> 1.
+        first: the first rollout that a run selects; else the first with a turn.
     """
 
     path: str
@@ -108,6 +110,7 @@ class Survey:
     unread_files: list[str] = field(default_factory=list)
     secrets: Counter[str] = field(default_factory=Counter)
     with_secrets: int = 0
+    unanswered: Counter[str] = field(default_factory=Counter)
     first: RolloutRecord | None = None
     formats: list[str] = field(default_factory=list)
 
@@ -154,7 +157,7 @@ def survey(
             options["tokenizer"] = student.base.get("tokenizer", "tiny")
             result = _look(Survey(source, name, result.inputs, options), path, student)
     except (FileNotFoundError, ValueError) as error:
-        raise SpecError(f"--from {source}: {error}") from error
+        raise SpecError(f"{source}: {error}") from error
     result.unread_files = [f"{item.source} ({item.reason})" for item in chosen.unread]
     result.formats = chosen.formats
     result.licences = _licences(path)
@@ -173,7 +176,7 @@ def _count(chosen: Plan, format: str, path: Path) -> int | None:
 def _look(result: Survey, path: Path, student: Student) -> Survey:
     """Add the first rollouts and refusals to the survey, and return it."""
     end = time.monotonic() + LOOK_SECONDS
-    progress = Progress(f"--from {path}", "runs read", min(result.inputs or LOOK_ROLLOUTS, LOOK_ROLLOUTS), say)
+    progress = Progress(f"{path}", "runs read", min(result.inputs or LOOK_ROLLOUTS, LOOK_ROLLOUTS), say)
     account = Account()
     for item in islice(import_runs(result.format, path, result.options, account), LOOK_ROLLOUTS):
         result.looked += 1
@@ -199,7 +202,8 @@ def _add(result: Survey, rollout: RolloutRecord, student: Student) -> None:
     result.teachers[rollout.teacher or "unknown"] += 1
     result.with_tools += bool(rollout.tools)
     result.offered.update({name for tool in rollout.tools or () if (name := tool_name(tool))})
-    result.first = result.first or (rollout if rollout.agents[:1] and rollout.agents[0].turns else None)
+    if rollout.agents[:1] and rollout.agents[0].turns and not (result.first and _selected(result.first)):
+        result.first = rollout if _selected(rollout) else result.first or rollout
     held = secrets.found(rollout)
     result.secrets += held
     result.with_secrets += bool(held)
@@ -210,6 +214,9 @@ def _add(result: Survey, rollout: RolloutRecord, student: Student) -> None:
     result.broken += exit_kind(worst_exit(agent.exit_status for agent in rollout.agents)) != "ended"
     for agent in rollout.agents:
         result.exits[agent.exit_status] += 1
+        messages = ({"role": m.role, "turn": m.turn, "tool_calls": m.tool_calls} for m in own_messages(agent))
+        if place := unanswered(messages):
+            result.unanswered[f"{rollout.source}: {place}"] += 1
         result.turns.append(len(agent.turns))
         result.roles.update(message.role for message in agent.messages)
         last = agent.turns[-1] if agent.turns else None
@@ -220,6 +227,12 @@ def _add(result: Survey, rollout: RolloutRecord, student: Student) -> None:
             calls = (parse_structured(raw) for raw in message.tool_calls or ())
             result.called.update(call.name for call in calls if isinstance(call, Call))
         result.lengths.append(_length(result, agent, rollout.tools, student))
+
+
+def _selected(rollout: RolloutRecord) -> bool:
+    """Return whether a run trains on the rollout where rewards select: it has a reward of 1 and no error."""
+    failed = any(exit_kind(agent.exit_status) == "error" for agent in rollout.agents)
+    return not failed and ((rollout.outcome or {}).get("reward") or 0) >= 1
 
 
 def _add_turn(result: Survey, turn: Turn, student: Student) -> None:
@@ -297,6 +310,9 @@ def summary(result: Survey, student: Student) -> str:
         )
     if student.context and (over := sum(length > student.context for length in result.lengths)):
         lines.append(f"  {over} conversations are longer than the context; their later turns will be dropped")
+    if result.unanswered:
+        first = next(iter(result.unanswered))
+        lines.append(f"  {len(result.unanswered)} conversations have calls without results, first {first}")
     lines += _dropped(result)
     lines += [
         f"  {n} conversations cannot be written in the student's template: {why}" for why, n in _top(result.unrendered)
@@ -315,7 +331,10 @@ def summary(result: Survey, student: Student) -> str:
 def preview_lines(result: Survey, student: Student, preset: str | None) -> list[str]:
     """Return the first conversation as it will be trained, or why it cannot be shown."""
     shown = _preview(result, student, preset)
-    return [f"  not shown: {shown}"] if isinstance(shown, str) else preview.lines(shown) if shown else []
+    if isinstance(shown, str):
+        return [f"  not shown: {shown}"]
+    place = (result.first.source if result.first else None) or "the first conversation"
+    return preview.lines(shown, place.replace("#", ", row ", 1)) if shown else []
 
 
 def facts(result: Survey, student: Student, preset: str | None) -> dict[str, Any]:

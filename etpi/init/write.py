@@ -119,7 +119,7 @@ def announcement(files: Sequence[Path], name: str, export: str = "trl", first: S
     return "\n".join(
         [
             f"wrote {', '.join(map(str, shown))}",
-            f"A run will compute {len(steps)} assets, or say why one does not apply:",
+            f"etpi run computes {len(steps)} steps; steps that do not apply are skipped:",
             *(textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in step_lines(steps)),
             "Next:",
             f"  etpi run {name} --dry-run     # each asset and why it would be computed",

@@ -13,6 +13,7 @@ import duckdb
 from etpi.query import output
 from etpi.query.questions import QueryError, Value
 from etpi.run import columns
+from etpi_assets.specs.plugins import near
 from etpi_resources.lake.catalog import connect, default_path
 from etpi_resources.lake.questions import Question, reports
 
@@ -45,6 +46,11 @@ def run(question: Question, values: dict[str, Value], format: str) -> int:
         LakeError: there is no catalog.
     """
     with connect() as connection:
+        if "experiment" in question.variables and isinstance(asked := values.get("experiment"), str):
+            known = [name for (name,) in connection.execute("SELECT DISTINCT key FROM versions").fetchall()]
+            if asked not in known:
+                listed = near(asked, known) or " `etpi status` lists the experiments."
+                raise QueryError(f"{question.name}: the lake has no data of {asked!r}.{listed}")
         try:
             for name, value in values.items():
                 connection.execute(f"SET VARIABLE {name} = $value", {"value": value})

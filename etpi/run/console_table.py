@@ -41,10 +41,9 @@ def ending(lake: Lake, experiments: Sequence[str]) -> str:
     if not experiments:
         return lines
     first = experiments[0]
-    return (
-        f'{lines}\nNext: write specs/experiments/{first}_2.toml: extends = "{first}", a title, two settings; '
-        f"run it: etpi run {first}_2"
-    )
+    manifests = [lake.current(Ref(asset, "experiment", first)) for asset in ("sft_checkpoint", "rl_checkpoint")]
+    trained = any(m and m.tables.get("checkpoints", {}).get("rows") for m in manifests)
+    return f"{lines}\nNext: etpi export {first} --format {'model' if trained else 'trl'} --to {first}_export"
 
 
 def failures_table(failures: Mapping[str, Sequence[str]]) -> str:
@@ -117,7 +116,8 @@ def lost_lines(steps: Sequence[Step], lake: Lake) -> list[str]:
                 lost = f"{figures['dropped']:,} of {figures['offered']:,}: {listed_with_keys(figures['reasons'])}"
                 lines.append(f"  dropped by {step.asset}: {lost}")
             elif figures.get("quarantined"):
-                why = 'etpi sql -c "SELECT source, row, reason, detail FROM quarantined"'
+                of_asset = f"FROM quarantined WHERE asset = '{step.asset}'"  # the table has tasks and runs
+                why = f'etpi sql -c "SELECT source, row, reason, detail {of_asset}"'
                 count = f"{figures['quarantined']:,} of {figures['found']:,} inputs"
                 lines.append(f"  quarantined by {step.asset} of {step.key}: {count}; each with its reason: {why}")
     return lines

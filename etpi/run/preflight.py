@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,9 +16,11 @@ from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import expand, external_path
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
+from etpi_assets.specs.training import KEEP_GOING
 from etpi_assets.tasks.families import load_family
 from etpi_resources.backend import backend
 from etpi_resources.chat.bounds import TemplateUnbounded
+from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes import HostFactory, SandboxUnavailable
 from etpi_resources.trainers.interpreter import trainer_python
 from etpi_resources.trainers.trackers import TrackerMissing, require_trackers
@@ -123,6 +126,35 @@ def require_inputs(steps: Iterable[Step], specs: Specs) -> None:
                 check_terms(spec.rl.rewards)
             except SpecError as error:
                 raise SpecError(f"{file}: {error}") from error
+
+
+def require_variance(steps: Iterable[Step], specs: Specs, lake: Lake) -> None:
+    """Check that a measured baseline of an open reinforcement, on its suite and training split, is neither 0 nor 1.
+
+    Raises:
+        SpecError: it is, so that no group of rollouts would have an advantage; ETPI_KEEP_GOING = 1 lets the run go on.
+    """
+    for step in open_steps(steps) if os.environ.get(KEEP_GOING) != "1" else ():
+        spec = specs.experiments.get(step.key) if step.asset == "rl_checkpoint" else None
+        if spec is None or spec.rl.method == "none" or spec.train.method != "none":
+            continue  # after a fine-tuning, the policy is another than the baseline's
+        if any(term.function != "outcome" for term in spec.rl.rewards):
+            continue
+        for name, other in specs.experiments.items():
+            measured, ref = other.evaluate, Ref("eval_metrics", "experiment", name)
+            if measured is None or (measured.suite, measured.split) != (spec.rl.suite, "train"):
+                continue
+            if other.base != spec.base or lake.current(ref) is None:
+                continue
+            rows = [row for row in lake.read(ref, "metrics").to_pylist() if row["metric"] == "solved"]
+            rates = {row["value"] for row in rows if row["checkpoint_role"] == "base" and row["decoding"] != "greedy"}
+            if len(rates) == 1 and rates <= {0.0, 1.0}:
+                raise SpecError(
+                    f"rl_checkpoint of {step.key}: the untrained student solves "
+                    f"{'none' if rates == {0.0} else 'all'} of the tasks that {name} measured, so its groups have "
+                    "equal rewards and nothing is trained. Nothing was run. Take easier or harder tasks, a "
+                    "finer reward (docs/rl.md), or run it with --keep-going"
+                )
 
 
 def sandbox_kind(step: Step, specs: Specs) -> str | None:

@@ -46,5 +46,5 @@ def _app() -> tuple[Starlette, Path]:
     path = default_path(lake)
     if lake.refs() and not path.exists():
         build(lake, GRAPH.values(), path)
-    connect(path).close()
+    connect().close()  # its error says why this place
     return make_app(lake, path), path

@@ -9,13 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from etpi_assets.curation.hits import OnHit, ignore
 from etpi_resources.lake.check_outcome import CheckOutcome, percent
 
 ANSWERED = "calls_answered"
 _COLUMNS = ("rollout_id", "agent_id", "turn", "role", "tool_calls")
 
 
-def result_figures(messages: pa.Table, pairs: pa.Table) -> dict[str, Any]:
+def result_figures(messages: pa.Table, pairs: pa.Table, hit: OnHit = ignore) -> dict[str, Any]:
     """Count the trained agents with structured calls, and those with calls whose results are missing or too many.
 
     The calls of a response are compared with the messages up to the next response: a message of a tool for each call,
@@ -34,13 +35,14 @@ def result_figures(messages: pa.Table, pairs: pa.Table) -> dict[str, Any]:
         if agent not in rendered or not any(row["tool_calls"] for row in conversation):
             continue
         figures["calling"] += 1
-        if (place := _unanswered(conversation)) is not None:
+        if (place := unanswered(conversation)) is not None:
             figures["unanswered"] += 1
+            hit("/".join(agent), "unanswered", place)
             figures["first"] += [f"{'/'.join(agent)}: {place}"][: 1 - len(figures["first"])]
     return figures
 
 
-def _unanswered(conversation: Iterable[Mapping[str, Any]]) -> str | None:
+def unanswered(conversation: Iterable[Mapping[str, Any]]) -> str | None:
     """Return the first response whose calls have no result, or a number of results that fits no way to answer."""
     calls, results, words, turn = 0, 0, 0, None
     for row in conversation:
@@ -52,8 +54,12 @@ def _unanswered(conversation: Iterable[Mapping[str, Any]]) -> str | None:
         if begins and calls and (results > calls or 1 < results < calls or not (results or words)):
             return f"turn {turn} has {calls} calls and {results} results"
         calls, results, words = (0, 0, 0) if begins else (calls, results, words)
-        calls, turn = calls + len(json.loads(row["tool_calls"] or "[]")), row["turn"]
+        calls, turn = calls + len(_listed(row["tool_calls"])), row["turn"]
     return None
+
+
+def _listed(calls: Any) -> list[Any]:
+    return json.loads(calls) if isinstance(calls, str) else calls or []
 
 
 def results_outcome(counted: Mapping[str, Any]) -> CheckOutcome:

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from etpi_assets.agent.actions import after_think
+from etpi_assets.curation.hits import OnHit, ignore
 from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, label_text
 from etpi_assets.curation.student_form import tool_name
@@ -70,12 +71,15 @@ class LabelSyntax:
             self._form = chat.tool_form
         except UnknownToolForm as error:
             self._form, self._unknown = None, str(error)
+        self.most_rendered = _RENDERED
         self._prompt_shows_tools: dict[str, bool] = {}
-        self._findings = Findings()
+        self._findings, self._hit = Findings(), ignore
 
-    def figures(self, agents: Sequence[CapturedAgent], pairs: pa.Table, dropped: pa.Table) -> dict[str, Any]:
+    def figures(
+        self, agents: Sequence[CapturedAgent], pairs: pa.Table, dropped: pa.Table, hit: OnHit = ignore
+    ) -> dict[str, Any]:
         """Return the `Findings` on agents and the pairs and dropped turns made of them, as values of JSON."""
-        self._findings = Findings()
+        self._findings, self._hit = Findings(), hit
         outputs = (ids for chunk in pairs["output_ids"].chunks for ids in arrays(chunk))
         labels = dict(zip(turn_keys(pairs), outputs, strict=True))
         details = zip(dropped["reason"].to_pylist(), dropped["detail"].to_pylist(), strict=True)
@@ -186,6 +190,7 @@ class LabelSyntax:
         if offered and None not in offered and strange and not self._chat.calls_in_content:
             self._findings.counted["not_offered"] += 1
             self._findings.not_offered.update(strange)
+            self._hit(pair_id, "not_offered", f"calls {strange[0]}, which its prompt does not offer", strange[0])
         if turn.calls:
             self._findings.counted["calls_without_tools"] += not tools
             self._findings.counted["calls_unshown"] += (
@@ -201,7 +206,7 @@ class LabelSyntax:
     def _compare_with_template(
         self, pair_id: str, calls: Sequence[Call], tools: Sequence[Any] | None, text: str
     ) -> None:
-        if self._findings.counted["rendered"] >= _RENDERED:
+        if self._findings.counted["rendered"] >= self.most_rendered:
             return
         self._findings.counted["rendered"] += 1
         written = self._chat.decode(self._chat.without_end(self._chat.turn_ids("", calls, tools=tools))).strip()
@@ -240,6 +245,7 @@ class LabelSyntax:
 
     def _fault(self, kind: str, pair_id: str, text: str) -> None:
         self._findings.faults[kind] += 1
+        self._hit(pair_id, "syntax" if text else "no_end", f"{kind}: {text[-_TEXT:]!r}" if text else kind)
         if self._findings.faults[kind] <= _SHOWN:
             shown = f"{pair_id}: {text[-_TEXT:]!r}" if text else pair_id
             self._findings.examples.setdefault(kind, []).append(shown)

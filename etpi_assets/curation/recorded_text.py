@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.curation.hits import OnHit, ignore
 from etpi_assets.trajectories.calls import flat_calls, stored_call
 from etpi_assets.trajectories.tables import Key, turn_keys
 from etpi_resources.chat.format import ChatFormat
@@ -28,6 +29,7 @@ _SHOWN = 60
 """Characters shown of a text."""
 _SPLIT = 100
 """Turns of a block whose text is encoded again."""
+_SCHEMA = re.compile(r'"parameters": ?\{')
 _TAGS = re.compile(r"</?think>")
 
 
@@ -159,7 +161,11 @@ def text_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
 
 
 def tool_figures(
-    block: Mapping[str, pa.Table], pairs: pa.Table, tools: Sequence[Any] | None, chat: ChatFormat
+    block: Mapping[str, pa.Table],
+    pairs: pa.Table,
+    tools: Sequence[Any] | None,
+    chat: ChatFormat,
+    hit: OnHit = ignore,
 ) -> dict[str, Any]:
     """Count the labels with calls, and those whose prompts offer no tool.
 
@@ -194,6 +200,9 @@ def tool_figures(
         words = {name: re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE) for name in names}
         if strange := [name for name in names if not words[name].search(described[key[:2]])]:
             figures["unoffered"] += 1
+            # A prompt that shows schemas in its text offers other tools.
+            shown = "not_offered" if _SCHEMA.search(described[key[:2]]) else "no_tools"
+            hit("/".join(map(str, key)), shown, f"calls {', '.join(strange)}", strange[0])
             unoffered.update(strange)
             figures["first"] += ["/".join(map(str, key))][: 1 - len(figures["first"])]
     return figures | {"names": dict(unoffered)}

@@ -64,7 +64,7 @@ class StudentForm:
         thought = split_thought(content, reasoning)
         inside = thought.inside if self.thoughts else None
         block = ""
-        if inside is not None and not self._thought_key:  # thoughts within the text stay as they are written
+        if inside is not None and not self.thought_key:  # thoughts within the text stay as they are written
             block = think_block(inside) if reasoning else content[: len(content) - len(thought.rest)]
             inside = None
         if self.chat.calls_in_content:
@@ -141,12 +141,12 @@ class StudentForm:
 
     def _thought(self, message: Mapping[str, Any]) -> str | None:
         """Return the thoughts of a message from `message`, None if it has none."""
-        if not self.thoughts or self._thought_key:
-            return message.get(self._thought_key or "") or None
+        if not self.thoughts or self.thought_key:
+            return message.get(self.thought_key or "") or None
         return message.get(_THOUGHT) or split_thought(message["content"]).inside
 
     @property
-    def _thought_key(self) -> str | None:
+    def thought_key(self) -> str | None:
         """The key of a message under which the template reads thoughts; None if they are part of the text."""
         return self.chat.words.thinking or self.chat.words.think_key
 

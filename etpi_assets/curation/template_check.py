@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from etpi_assets.curation.hits import OnHit, ignore
 from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn
 from etpi_assets.curation.retokenise import conversation
@@ -95,7 +96,29 @@ class TemplateCheck:
     section: PairsSection
     template_kwargs: Mapping[str, Any]
 
-    def figures(self, agents: Sequence[CapturedAgent], pairs: pa.Table) -> dict[str, Any]:
+    def whole(self, agent: CapturedAgent, ids: Sequence[int]) -> tuple[str, str, int] | None:
+        """Return the first difference of a conversation's ids from the template's: its kind, a detail, and where it is.
+
+        Kinds: "differs", "other_split" for other ids of the same text, and "think_history" for thoughts of earlier
+        turns that the template leaves out. White space after the last message may be missing.
+        """
+        try:
+            text = self._render(self._conversation(agent).spoken, agent.tools)
+        except _Refused as refused:
+            return "differs", f"the template refuses the messages: {refused}", 0
+        want = self._ids(text)
+        at = next(
+            (i for i, pair in enumerate(zip(ids, want, strict=False)) if pair[0] != pair[1]), min(len(ids), len(want))
+        )
+        left, right = (self.chat.decode(side[at : at + _TEXT])[:_TEXT] for side in (list(ids), want))
+        if not (left.strip() or right.strip()):
+            return None
+        if self.chat.decode(ids).rstrip() == text.rstrip():
+            return "other_split", f"token {at}: other ids than the tokenizer has for {left[:12]!r}", at
+        kind = "think_history" if left.lstrip().startswith("<think>") and "</think>" in text else "differs"
+        return kind, f"token {at}: {left!r} is trained, the template writes {right!r}", at
+
+    def figures(self, agents: Sequence[CapturedAgent], pairs: pa.Table, hit: OnHit = ignore) -> dict[str, Any]:
         """Return the figures of agents whose ids were rendered from messages."""
         of_agent = {(agent.rollout_id, agent.agent_id): agent for agent in agents}
         counted: dict[str, Any] = {**_NOTHING, "labels": len(pairs)}
@@ -132,6 +155,8 @@ class TemplateCheck:
                         counted["contradicting"] += 1
                 counted["compared"] += 1
                 counted["wrong"] += difference is not None
+                if difference:
+                    hit("/".join(map(str, key)), "differs", difference)
                 first += [f"{'/'.join(map(str, key))}: {difference}"] if difference and not first else []
         return counted | {"asked": dict(differing), "skipped": dict(skipped), "first": first}
 

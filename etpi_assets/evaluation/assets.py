@@ -146,7 +146,7 @@ def eval_rollouts(
                 section.agent, (run.specs.rollout_sets[name] for name in spec.rollout_sets), spec.rl.acting
             ),
             budget_exhausted(_exits(tables["rollouts"]), "evaluate.agent.max_steps, max_model_len or max_tokens"),
-            tasks_as_asked(section.tasks, count, section.split),
+            tasks_as_asked(section.tasks if "tasks" in section.model_fields_set else None, count, section.split),
         ),
         metadata={"exits": dict(Counter(tables["agents"]["exit_status"].to_pylist()))},
         notes=_served_by(spec),

@@ -21,6 +21,7 @@ from etpi_assets.curation.default_prompt import DefaultPrompts, student_format
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.graph import GRAPH
+from etpi_assets.planning.planner import require
 from etpi_assets.resources import Resources
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.table import read_tasks
@@ -90,7 +91,7 @@ class ExportSource:
         todo = [self._ref(asset) for asset in self.assets]
         while todo:
             ref = todo.pop()
-            manifest = self.lake.require(ref)
+            manifest = require(ref, self.specs, self.lake)
             versions[f"{ref.asset}/{ref.key}"] = manifest.version
             for name, version in manifest.inputs.items():
                 asset, _, key = name.partition("/")

@@ -29,6 +29,10 @@ from etpi_assets.trajectories.records import RolloutRecord
 IMPORTERS: Mapping[str, Format] = {**data.shipped(), "mapped": data.MAPPED}
 
 
+class UnknownFormat(ValueError):
+    """No format claims a file below a path; the message says what its first row holds."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """Which format reads each file or folder below a path.
@@ -116,7 +120,7 @@ def plan(format: str, path: Path) -> Plan:
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
-        ValueError: an unknown format, or as `detect`.
+        ValueError: an unknown format, or as `detect`; UnknownFormat if no format claims a file.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; the rollout set's `path` has to name a folder or a file")
@@ -145,7 +149,7 @@ def plan(format: str, path: Path) -> Plan:
         source = DetectionInput(path)
         names = ", ".join(importer.name for importer in importers)
         known_names = f". Known: {names}; name one in `format`" if source.row is not None else ""
-        raise ValueError(f"{path} holds no known format: {unknown_row(source)}{known_names}")
+        raise UnknownFormat(f"{path} holds no known format: {unknown_row(source)}{known_names}")
     for file in row_files(files_below(path)):  # a damaged file of rows: the reader of the others says what is wrong
         reader = next((each for each in companions if file in known[each.name]), None)
         if reader and file not in owners and owners.keys().isdisjoint(file.parents) and _may_be_run(file):

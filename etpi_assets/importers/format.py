@@ -103,6 +103,8 @@ class Format:
         read: (unit, root, options) -> the rollouts and refusals of a unit.
         names: endings of files that are the format's whatever they hold.
         of_folders: a unit is a folder.
+        of_row: (row, its number, unit, source, options) -> its rollout or refusal; None if a rollout is not one row.
+        iter_rows: yields the numbered rows of a unit.
     """
 
     name: str
@@ -114,6 +116,8 @@ class Format:
     read: Callable[[Path, Path, Options], Iterator[ImportResult]]
     names: tuple[str, ...] = ()
     of_folders: bool = False
+    of_row: Callable[[Any, int, Path, str, Options], ImportResult] | None = None
+    iter_rows: Callable[[Path], Iterator[tuple[int, Any]]] = rows.iter_rows
 
     def results(self, unit: Path, root: Path, options: Options) -> Iterator[ImportResult]:
         """Yield what `read` does, or the refusal of a unit that is, or has, a link out of the root."""
@@ -204,13 +208,12 @@ def row_format(
             return count_rows(unit)
         return sum(1 for _ in _grouped(numbered_rows(unit), group))
 
-    def read(unit: Path, root: Path, options: Options) -> Iterator[ImportResult]:
-        source, padded = source_of(unit, root), rows.is_parquet(unit)
+    def result(read: list[Any], number: int, unit: Path, source: str, options: Options) -> ImportResult:
+        padded, where = rows.is_table(unit), f"{source}, row {number}"
         beside = unit.name in _BESIDE and units is rows.units and options.map is None
-        numbers: dict[str, bytes] = {}
 
-        def rollout(number: int, read: list[Any]) -> RolloutRecord:
-            where, values = f"{source}, row {number}", [as_row(value) for value in read]
+        def rollout() -> RolloutRecord:
+            values = [as_row(value) for value in read]
             for value in values:
                 _check_row(value, where)
                 if beside and not holds_conversation(value):
@@ -221,15 +224,21 @@ def row_format(
             created.rollout_id = content_hash_of(f"{source}#{number}", [bytes_of(value) for value in values])
             return created
 
+        return _result(rollout, source, number)
+
+    def read(unit: Path, root: Path, options: Options) -> Iterator[ImportResult]:
+        source, numbers = source_of(unit, root), dict[str, bytes]()
         for number, values in _grouped(numbered_rows(unit), group):
-            item = _result(partial(rollout, number, values), source, number)
+            item = result(values, number, unit, source, options)
             if isinstance(item, RolloutRecord):
                 _separate(item, source, number, numbers)
             yield item
 
     per = "one rollout per row" if group is None else "one rollout per run of rows"
-    files = doc.files or f"`.jsonl`, `.json`, `.parquet`, also with `.gz` or `.zst`; {per}"
-    return Format(name, replace(doc, files=files), rank, rows_claim(claims, names), units, count, read, names)
+    files = doc.files or f"`.jsonl`, `.json`, `.parquet`, `.arrow`; text also with `.gz` or `.zst`; {per}"
+    of_row = None if group is not None else (lambda row, *rest: result([row], *rest))
+    doc = replace(doc, files=files)
+    return Format(name, doc, rank, rows_claim(claims, names), units, count, read, names, False, of_row, numbered_rows)
 
 
 def rows_claim(

@@ -30,7 +30,7 @@ Row = Mapping[str, Any]
 Part = tuple[Callable[[Any], bool], str]
 """(a test for items of a run, such as messages; the column that a row has for these items)."""
 _LINES = (".jsonl", ".ndjson")
-_SUFFIXES = (*_LINES, ".json", ".parquet")
+_SUFFIXES = (*_LINES, ".json", ".parquet", ".arrow")
 _BATCH_ROWS = 32
 """Rows of parquet that are converted to Python values at a time."""
 MOST_PAGE_BYTES = 1 << 30
@@ -61,6 +61,11 @@ def is_parquet(path: Path) -> bool:
     return _plain_name(path).endswith(".parquet")
 
 
+def is_table(path: Path) -> bool:
+    """Return whether a file has columns, which give every row the keys of all, with nulls."""
+    return _plain_name(path).endswith((".parquet", ".arrow"))
+
+
 def is_manifest(value: Mapping[str, Any]) -> bool:
     return MANIFEST in value
 
@@ -69,6 +74,8 @@ def iter_rows(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield (row number from 0, value) of every row; the value is an Unreadable if the row cannot be read."""
     if is_parquet(path):
         yield from _parquet_rows(path)
+    elif path.name.endswith(".arrow"):
+        yield from _arrow_rows(path)
     elif _plain_name(path).endswith(_LINES):
         yield from _line_rows(path)
     else:
@@ -82,7 +89,7 @@ def count_rows(path: Path) -> int:
         return 1 if isinstance(opened, Unreadable) else opened.metadata.num_rows
     if _plain_name(path).endswith(_LINES):
         return sum(1 for _ in raw_lines(path))
-    return sum(1 for _ in _json_rows(path))
+    return sum(1 for _ in iter_rows(path))
 
 
 def iter_runs(path: Path, part: Part) -> Iterator[tuple[int, Any]]:
@@ -217,6 +224,27 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
     except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError, OverflowError) as error:
         for row in range(next(number), opened.metadata.num_rows):
             yield row, Unreadable("bad_parquet", f"{path.name}, from row {row}: {error}; fetch the file again")
+
+
+def _arrow_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of a stream of record batches, as `datasets` saves them (prepared sets of TRL and others)."""
+    import pyarrow as pa
+
+    number = itertools.count()
+    try:
+        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
+            while True:
+                with _headroom(MOST_PAGE_BYTES):
+                    batch = next(reader, None)
+                if batch is None:
+                    return
+                batch.validate(full=True)  # its offsets are the file's
+                for start in range(0, batch.num_rows, _BATCH_ROWS):
+                    for value in batch.slice(start, _BATCH_ROWS).to_pylist():
+                        yield next(number), value
+    except (pa.ArrowException, MemoryError, OSError, UnicodeDecodeError, ValueError, OverflowError) as error:
+        at = next(number)
+        yield at, Unreadable("bad_arrow", f"{path.name}, from row {at}: {error or 'over 1 GiB'}; fetch the file again")
 
 
 def _parquet_batches(file: Any) -> Iterator[list[Any]]:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from etpi_assets.importers.format import ImportResult
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 
+_SHORTEST, _SHORT = 10, 400
+"""Characters that a secret has at least, and those of a text whose kinds are cached."""
 CHOICES = ("keep", "mask", "quarantine")
 _PREFIXES = """
     ABSK AGE-SECRET-KEY-1 AKCp CLOJARS_ EAAA EAAM EZAK EZTK FLWSECK GR1348941 HRKU- LTAI NRAK- PMAK- api_org_
@@ -129,7 +132,8 @@ def _is_secret(value: Any) -> bool:
 def _masked(value: Any, counts: Counter[str]) -> Any:
     """Return a value with its secrets masked, also within lists and objects; add their numbers to `counts`."""
     if isinstance(value, str):
-        for kind, pattern in _candidates(value):
+        # The strings of schemas are the same in every row.
+        for kind, pattern in () if len(value) < _SHORTEST else (_cached if len(value) < _SHORT else _candidates)(value):
             value, number = pattern.subn(f"[masked {kind}]", value)
             if number:
                 counts[kind] += number
@@ -137,6 +141,12 @@ def _masked(value: Any, counts: Counter[str]) -> Any:
     if isinstance(value, dict):
         return {_masked(key, counts): _masked(inner, counts) for key, inner in value.items()}
     return [_masked(inner, counts) for inner in value] if isinstance(value, list) else value
+
+
+@lru_cache(maxsize=1 << 14)
+def _cached(text: str) -> Sequence[tuple[str, re.Pattern[str]]]:
+    """Return the kinds of which a short text has a secret."""
+    return [(kind, pattern) for kind, pattern in _candidates(text) if pattern.search(text)]
 
 
 def _candidates(text: str) -> Iterator[tuple[str, re.Pattern[str]]]:

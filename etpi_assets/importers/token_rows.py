@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,10 @@ from etpi_assets.importers.conversation import Options, token_ids
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.source import Unreadable, as_list, text_field
 from etpi_assets.importers.spec import base
+from etpi_assets.trajectories.calls import ToolCall
+from etpi_resources.chat.marks import CALL
+from etpi_resources.chat.tool_forms import Call
+from etpi_resources.chat.tool_forms.template import UnknownToolForm
 from etpi_resources.labels import IGNORE_INDEX
 
 if TYPE_CHECKING:
@@ -78,7 +84,8 @@ def _context(ids: Sequence[int], chat: ChatFormat) -> list[Message]:
         body = list(ids[start + 1 : end])
         ended = chat.end_id in body
         head, _, text = chat.decode(body[: body.index(chat.end_id)] if ended else body).partition("\n")
-        role = base().roles.get(head.strip(), "user")
+        name = re.match(r"\s*(\w+)", head)  # Llama's heads end with a control token
+        role = base().roles.get(name[1] if name else "", "user")
         role = role if role in ("system", "user", "assistant", "tool") else "user"
         if ended or (role != "assistant" and text):
             entries.append(Message(role, text, trained=False))
@@ -93,16 +100,18 @@ def spans_of(labels: Sequence[int]) -> list[tuple[int, int]]:
 
 
 _MASKS = ("completion_mask", "assistant_masks", "assistant_mask", "loss_mask")
+_RESULT = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
 
 
-def labelled_ids(row: Any, where: str, options: Options) -> list[Message]:
-    """Read TRL's rows of `input_ids` with labels or masks.
+def ids_and_labels(row: Any, where: str) -> tuple[list[int], list[int]]:
+    """Return a row's ids without padding, and its labels: as in TRL, an id is trained if no mask leaves it out.
 
     Raises:
-        Unreadable: `bad_token_ids`, `empty`, or as `entries_of`.
+        Unreadable: `bad_token_ids`.
     """
     ids = token_ids(row.get("input_ids"), f"{where}, input_ids")
-    masks = {name: as_list(row[name], f"{where}, {name}") for name in _MASKS if row.get(name) is not None}
+    columns = (*_MASKS, "attention_mask")
+    masks = {name: as_list(row[name], f"{where}, {name}") for name in columns if row.get(name) is not None}
     labels = as_list(ids if masks and row.get("labels") is None else row.get("labels"), f"{where}, labels")
     wrong = [name for name, column in {"labels": labels, **masks}.items() if len(column) != len(ids)]
     wrong += [f"labels[{i}]" for i, (t, w) in enumerate(zip(ids, labels, strict=False)) if w not in (IGNORE_INDEX, t)]
@@ -113,9 +122,40 @@ def labelled_ids(row: Any, where: str, options: Options) -> list[Message]:
             f"{where}: {wrong[0]} does not fit the {len(ids)} ids; labels are unshifted, an id or -100 each, and masks "
             "are 0 and 1",
         )
-    # As in TRL, an id is trained only if no mask leaves it out.
+    seen = masks.pop("attention_mask", None) or [1] * len(ids)
     labels = [t if all(of_id) else IGNORE_INDEX for t, *of_id in zip(labels, *masks.values(), strict=True)]
+    return [t for t, s in zip(ids, seen, strict=True) if s], [w for w, s in zip(labels, seen, strict=True) if s]
+
+
+def labelled_ids(row: Any, where: str, options: Options) -> list[Message]:
+    """Read TRL's rows of `input_ids` with labels or masks; calls and results become those of messages.
+
+    Raises:
+        Unreadable: `bad_token_ids`, `empty`, or as `entries_of`.
+    """
+    ids, labels = ids_and_labels(row, where)
     spans = spans_of(labels)
     if not spans:
         raise Unreadable("empty", f"{where}: every label is -100, so there is no turn")
-    return entries_of(ids, spans, options, where, text_field(row, "capture") or options.capture)
+    entries = entries_of(ids, spans, options, where, text_field(row, "capture") or options.capture)
+    return list(_with_calls(entries, chat_format(options, where)))
+
+
+def _with_calls(entries: Sequence[Message], chat: ChatFormat) -> Iterator[Message]:
+    """Yield the messages with the calls that their text has, and the results in a message of the user as the tool's."""
+    try:
+        form = None if chat.calls_in_content else chat.tool_form
+    except UnknownToolForm:
+        form = None
+    for entry in entries:
+        results = _RESULT.findall(entry.text) if entry.role == "user" else ()
+        calls = form.parse(entry.text) if form is not None and entry.role == "assistant" else ()
+        calls = [call for call in calls if isinstance(call, Call)] if all(isinstance(c, Call) for c in calls) else []
+        if results and not _RESULT.sub("", entry.text).strip():
+            yield from (replace(entry, role="tool", text=text) for text in results)
+        elif calls and form is not None:
+            at = [i for mark in (CALL, form.marker) if mark and (i := entry.text.find(mark)) >= 0]
+            asked = [ToolCall(call.name, dict(call.arguments), f"call{n}") for n, call in enumerate(calls)]
+            yield replace(entry, text=entry.text[: min(at, default=0)].rstrip("\n"), calls=asked)
+        else:
+            yield entry

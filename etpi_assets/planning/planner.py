@@ -16,7 +16,7 @@ from etpi_assets.graph import GRAPH, Node
 from etpi_assets.planning.versions import PartitionVersions, raised, versions_of
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import external_path, fingerprint
-from etpi_resources.lake.lake import Lake, Manifest, Ref
+from etpi_resources.lake.lake import Lake, Manifest, MissingInput, Ref
 from etpi_resources.lake.provenance import installed
 
 State = Literal["ok", "missing", "stale", "outdated", "waiting", "blocked", "invalid"]
@@ -204,6 +204,23 @@ def kept_lines(steps: Iterable[Step]) -> str:
     return "\n".join(lines)
 
 
+def require(ref: Ref, specs: Specs, lake: Lake) -> Manifest:
+    """Return the current version of a partition, to be used as an input.
+
+    Raises:
+        BlockedInput: it, or what it is computed from, failed a check; a run would end there again.
+        MissingInput: there is no version, and nothing blocks it.
+    """
+    try:
+        return lake.require(ref)
+    except MissingInput:
+        known = ref.set != "all" and ref.key in specs.keys(ref.set)
+        for step in chain(ref.set, ref.key, specs, lake) if known else ():
+            if step.state == "blocked":
+                lake.require(Ref(step.asset, step.set, step.key))  # names the failed check
+        raise
+
+
 def open_steps(steps: Iterable[Step]) -> list[Step]:
     """Return the steps that a run computes."""
     return [step for step in steps if step.state != "ok" and not step.kept]
@@ -248,9 +265,7 @@ def _step(
         return step("ok", other_packages(manifest) if new.code.kept else "", seam=seam)
     if open_upstream and (change is None or change.rests):
         verb = "is" if len(open_upstream) == 1 else "are"
-        reason = (
-            f"{_names(open_upstream, key)} {verb} {' or '.join(dict.fromkeys(_WORDS[s.state] for s in open_upstream))}"
-        )
+        reason = "waits for " + ", ".join(f"{_names([s], key)} ({s.state})" for s in open_upstream)
         if stays and for_code and (stopped or (new.code.kept and expensive(node, key, specs))):
             again = f"{_names(open_upstream, key)} {verb} computed again, for changed code"
             return step("outdated", again, kept=True, seam=True)
@@ -279,9 +294,6 @@ def other_packages(manifest: Manifest) -> str:
     pairs = [(name, version, installed(name)) for name, version in recorded_versions.items()]
     other = [(name, was, now) for name, was, now in pairs if now and minor(was) != minor(now)]
     return "; ".join(f"made with {name} {was}, {now} is installed" for name, was, now in other)
-
-
-_WORDS = {"waiting": "not up to date"} | {s: s for s in ("missing", "stale", "outdated", "blocked", "invalid")}
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,8 @@ def why(role: str, verdicts: Mapping[str, int], teacher: Mapping[str, int]) -> s
     if verdict is None:
         return f"{passed}.{apart}"
     reason = f": {REASONS[verdict]}" if verdict in REASONS else ""
-    same = f" So did {teacher[verdict]} of the teacher's {_counted(teacher)}." if teacher.get(verdict) else ""
-    return f"{passed}; {verdicts[verdict]} ended as `{verdict}`{reason}.{same}{apart}"
+    same = f", as did {teacher[verdict]} of the teacher's {_counted(teacher)}" if teacher.get(verdict) else ""
+    return f"{passed}; {verdicts[verdict]} ended as `{verdict}`{reason}{same}.{apart}"
 
 
 def _counted(verdicts: Mapping[str, int]) -> int:

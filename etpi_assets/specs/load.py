@@ -409,13 +409,22 @@ def _problem(model: type[BaseModel], loc: Sequence[str | int], kind: str, messag
     prefix = ".".join(str(part) for part in loc[:-1])
     valid = list(level.model_fields)
     close = difflib.get_close_matches(str(loc[-1]), valid, n=1, cutoff=0.6)
+    if known := _aliases().get(str(loc[-1])):
+        close, loc = [known] if known in valid else [], (*loc[:-1], known)
     if not close:  # right name, wrong section
         paths = dict(_paths(model))
-        close = [path for path, leaf in paths.items() if leaf == loc[-1]]
+        close = sorted((path for path, leaf in paths.items() if leaf == loc[-1]), key=lambda path: path.count("."))
         prefix = "" if close else prefix
     suggestion = (close or [nearest(str(loc[-1]), valid)])[0]
     full = f"{prefix}.{suggestion}" if prefix else suggestion
     return f"{key}: unknown key; the nearest valid one is {full!r}{_meaning(model, full)}"
+
+
+@cache
+def _aliases() -> Mapping[str, str]:
+    """Return another tool's name of a key -> the key."""
+    tables = tomllib.loads(Path(__file__).with_name("aliases.toml").read_text(encoding="utf-8"))
+    return {name: key for key, names in tables.items() for name in names}
 
 
 def _meaning(model: type[BaseModel], path: str) -> str:

@@ -150,7 +150,7 @@ class TrainSection(Section):
     states (FSDP2; of LoRA the frozen weights) and the sequences of each step."""
     report_to: Annotated[tuple[Tracker, ...], Operational()] = ()
     """Trackers that get the steps of fine-tuning and of reinforcement, and the metrics of evaluation, besides the lake
-    (docs/trackers.md). It is part of no hash: setting it makes nothing stale."""
+    (docs/trl.md). It is part of no hash: setting it makes nothing stale."""
 
     @model_validator(mode="after")
     def _uses_what_it_trains(self) -> TrainSection:
@@ -187,6 +187,8 @@ class RewardTerm(Section):
     """Whose attempt is scored: the rollout's, or each agent's own, which then has its own advantage."""
 
 
+KEEP_GOING = "ETPI_KEEP_GOING"
+"""Environment variable that is 1 where a reinforcement without variance is wanted (`etpi run --keep-going`)."""
 FEW_TASKS = "lower rl.processes, rl.device_batch or rl.accumulate, or name more tasks"
 """Remedy where a step takes more tasks than there are: TRL would drop the incomplete step, and train nothing."""
 

@@ -97,8 +97,11 @@ def _heldout_names_unseen(tasks: Sequence[Task], family: Family) -> CheckOutcome
     share = len(unseen) / len(names[True]) if names[True] else 1.0
     message = f"{len(unseen)} of {len(names[True])} held-out paths and names occur in no training task."
     if share < MIN_UNSEEN:
-        message += (
-            f" Below {percent(MIN_UNSEEN)} held-out results measure memory. Seen: {sorted(names[True] - unseen)[:5]}"
+        seen = sorted(names[True] - unseen)
+        how_many = f"{len(seen)} of {len(names[True])}" if unseen else "All"
+        message = (
+            f"{how_many} held-out paths and names also occur in training tasks ({', '.join(seen[:5])}), so held-out "
+            f"results partly measure memory: at least {percent(MIN_UNSEEN)} should be new."
         )
     figures = {"share": share, "floor": MIN_UNSEEN, "heldout": len(names[True]), "train": len(names[False])}
     return CheckOutcome(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,12 +28,13 @@ from etpi_assets.rollouts.collect import MODEL_CONCURRENCY
 from etpi_assets.rollouts.journal import from_line, to_line
 from etpi_assets.scoring.advantage import group_advantages
 from etpi_assets.scoring.rewards.functions import Score, reward_of, score_rollout
-from etpi_assets.specs.training import FEW_TASKS, RLSection
+from etpi_assets.specs.training import FEW_TASKS, KEEP_GOING, RLSection
 from etpi_assets.tasks.family import Family, Task
 from etpi_assets.training.forests import Forest, RolloutsFailed, agents_of, as_forest
 from etpi_assets.training.lock_step import map_in_step
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.engines import Engine
+from etpi_resources.errors import ExpectedError
 from etpi_resources.lake.check_outcome import BadData
 from etpi_resources.lake.files import write_atomically
 from etpi_resources.sandboxes import SandboxFactory
@@ -60,6 +62,14 @@ class RLEnvironment:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     left_out: Sequence[str] = ()
     judge: str = ""
+
+
+CONSTANT_GROUPS = 24
+"""Groups in a row without variance that end a run, unless the variable `KEEP_GOING` is 1."""
+
+
+class NoVariance(ExpectedError, RuntimeError):
+    """No group of the last rounds has an advantage; the message has the remedies."""
 
 
 REFILL = 10**9
@@ -144,6 +154,7 @@ class Rounds:
     ) -> None:
         self.section, self.environment, self.identity = section, environment, identity
         self.seed, self.folder = seed, folder
+        self._constant = 0
         folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, step: int, rows: Sequence[int], engine: Engine) -> list[Sample]:
@@ -182,6 +193,7 @@ class Rounds:
         replaced_rows = [self._row(a, step, None) for a in aside]
         records = [a.record for a in (*(placed[place] for place in range(len(rows))), *aside)]
         self._write(step, [*(row for _, row in trained), *replaced_rows], records)
+        self._stop_without_variance(step, groups)
         return [sample for sample, _ in trained]
 
     def _roll_out_all(
@@ -231,6 +243,18 @@ class Rounds:
         )  # fmt: skip
         job = RolloutJob(task, agent, self.identity, sample, self.seed)
         return run_harness(job, runtime) if harness else run_rollout(job, runtime)
+
+    def _stop_without_variance(self, step: int, groups: Sequence[Sequence[_Attempted]]) -> None:
+        """Raise NoVariance if the last groups of the run, `CONSTANT_GROUPS` or more, had equal rewards."""
+        varied = any(attempted.varies for group in groups for attempted in group)
+        self._constant = 0 if varied else self._constant + len(groups)
+        if self._constant >= CONSTANT_GROUPS and os.environ.get(KEEP_GOING) != "1":
+            rewards = sorted({round(attempted.reward, 3) for group in groups for attempted in group})
+            raise NoVariance(
+                f"the last {self._constant} groups, until step {step}, had equal rewards ({rewards[0]:g} to "
+                f"{rewards[-1]:g}), so nothing was trained: take tasks that the start checkpoint solves sometimes, "
+                "larger groups (rl.group_size), or a finer reward. `etpi run NAME --keep-going` trains on all the same"
+            )
 
     def _bound_broken(self, aside: Sequence[_Attempted], places: int) -> None:
         """Raise RolloutsFailed if more rollouts of the round broke twice than `max_broken` allows."""

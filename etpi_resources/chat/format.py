@@ -191,6 +191,11 @@ class ChatFormat:
         """Return whether a control token is in a text."""
         return self._split.search(text) is not None
 
+    def first_control(self, text: str) -> str:
+        """Return the first control token in a text; empty if there is none."""
+        match = self._split.search(text)
+        return match[0] if match else ""
+
     def inline_id(self, marker: str) -> int | None:
         """Return the id of a marker that models write in their text; None if it is no token of the vocabulary."""
         return self._inline.get(marker)

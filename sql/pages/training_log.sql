@@ -6,7 +6,10 @@ SELECT
     step,
     loss,
     val_loss,
-    reward
+    reward,
+    constant_groups,
+    logprob_gap,
+    entropy
 FROM training_log
 WHERE getvariable('experiments') IS NULL OR experiment IN (SELECT unnest(getvariable('experiments')::VARCHAR[]))
 ORDER BY experiment, role, seed, step;

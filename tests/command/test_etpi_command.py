@@ -17,6 +17,7 @@ import pytest
 
 from etpi import cli, commands, errors
 from etpi.dagster_home import SETTINGS, prepare_dagster_home
+from etpi_assets.exports import EXPORTS
 from etpi_resources.lake.lake import Lake, LakeError, Ref
 
 HEAVY = ("dagster", "torch", "pyarrow", "duckdb", "transformers")
@@ -38,6 +39,27 @@ def test_help_and_a_mistyped_command_import_nothing_heavy(words):
     code, imported = _imported(*words)
     assert code == (0 if "--help" in words else 2)
     assert imported == set()
+
+
+def test_help_has_every_command_once_in_its_group(capsys):
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert [line for line in text.splitlines() if line in ("Start:", "Run:", "Look:", "Use and share:", "Operate:")]
+    for name, command in cli.etpi.commands.items():
+        assert command.hidden or sum(line.startswith(f"  {name} ") for line in text.splitlines()) == 1, name
+
+
+def test_formats_of_export_are_listed_in_its_help(capsys):
+    cli.main(["export", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert all(f"{name}," in text or f"{name} or" in text or f"or {name}" in text for name in EXPORTS)
+
+
+def test_folder_that_etpi_data_mistypes_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ETPI_DATA", str(tmp_path / "dtaa"))
+    assert cli.main(["status"]) == 0 and "dtaa" in capsys.readouterr().err
+    assert cli.main(["view"]) == 1 and f"ETPI_DATA={tmp_path / 'dtaa'}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["run", "status"])

@@ -1,4 +1,4 @@
-"""`etpi init --from`: a look at recorded runs, the specs for them, and a run of those specs."""
+"""`etpi init runs`, and its old option: a look at recorded runs, the specs for them, and a run of those specs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_specs_name_the_data_and_the_student(cwd):
 def test_reading_that_takes_long_says_how_far_it_is(cwd, capsys, monkeypatch):
     monkeypatch.setattr(progress, "FIRST_LOG_SECONDS", 0.0)
     assert init("--model", QWEN) == 0
-    assert re.search(r"--from .*: runs read 1/\d+ ", capsys.readouterr().err)
+    assert re.search(r"jsonl: runs read 1/\d+ ", capsys.readouterr().err)
 
 
 def test_first_conversation_is_shown_with_its_labels_before_anything_is_written(cwd, capsys):
@@ -76,6 +76,43 @@ def test_first_conversation_is_shown_with_its_labels_before_anything_is_written(
     assert 'secrets = "mask"' in Path("specs/rollout_sets/runs.toml").read_text()
     assert init("--model", "tiny", "--force", "--secrets", "keep") == 0
     assert load_specs().rollout_sets["runs"].options["secrets"] == "keep"
+
+
+def test_selected_row_is_shown_and_hidden_turns_are_marked(cwd, capsys):
+    rows: list[Any] = [recorded_run(0, 2) | {"reward": 0}, recorded_run(1, 9) | {"reward": 1}]
+    write_runs(cwd, rows)
+    assert cli.main(["init", "runs", "runs.jsonl", "--yes", "--student", "tiny", "--name", "mine"]) == 0
+    text = capsys.readouterr().out
+    assert "runs.jsonl, row 1 as it will be trained" in text and "Mend case 1." in text and "Mend case 0." not in text
+    assert text.count("hidden") == 1 and "… turns 3 to 8 hidden" in text and "Step 4." not in text
+
+
+def test_calls_without_results_are_counted_before_a_run(cwd, capsys):
+    row: Any = recorded_run(0, 3)
+    row["messages"] = [m for m in row["messages"] if m["role"] != "tool" and not str(m["content"]).startswith("<tool")]
+    write_runs(cwd, [row, recorded_run(1, 2)])
+    assert init("--model", "tiny") == 0
+    assert "1 conversations have calls without results, first runs.jsonl#0: turn 0" in capsys.readouterr().out
+
+
+def test_commands_of_init_write_what_the_old_options_do(cwd):
+    assert init("--model", "tiny", "--name", "old", "--train", "--teacher", "opus") == 0
+    options = ["--model", "tiny", "--train", "--teacher", "opus", "--yes"]
+    assert cli.main(["init", "runs", "runs.jsonl", "--name", "new", *options]) == 0
+    for kind in ("rollout_sets", "experiments"):
+        old, new = (Path(f"specs/{kind}/{name}.toml").read_text() for name in ("old", "new"))
+        assert old.replace('"old"', '"new"').replace("of old", "of new") == new
+
+
+def test_existing_name_is_refused_before_the_runs_are_read(cwd, capsys, monkeypatch):
+    assert init("--model", "tiny") == 0
+    monkeypatch.setattr("etpi.init.trajectories.survey", lambda *a: pytest.fail("it looks at the runs"))
+    assert init("--model", "tiny") == 1 and "--force" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["--from", "a", "--tasks", "b"], ["tasks", "x", "--harness", "codex"]])
+def test_no_beginning_or_two_are_usage_errors(cwd, words):
+    assert cli.main(["init", *words]) == 2
 
 
 def test_map_is_written_into_the_spec(cwd, capsys):

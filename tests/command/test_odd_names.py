@@ -40,7 +40,10 @@ NAMES = {
 def worked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a data set of one run for each name, made by commands."""
     folder = tmp_path_factory.mktemp("odd")
-    runs = [recorded_run(number, 2) | {"instance_id": name, "repo": name, "model": name} for number, name in enumerate(NAMES.values())]
+    runs = [
+        recorded_run(number, 2) | {"instance_id": name, "repo": name, "model": name}
+        for number, name in enumerate(NAMES.values())
+    ]
     write_runs(folder, runs)
     make_base(folder / "student", load_chat_format("tiny", "qwen3"), positions=32768)
     with pytest.MonkeyPatch.context() as patch:

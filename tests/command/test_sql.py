@@ -50,6 +50,11 @@ def test_report_by_name_takes_its_variables(asked, capsys):
     assert _run(capsys, "turns_behind_a_checkpoint", "checkpoint=none")[1].endswith("(0 rows)\n")
 
 
+def test_unknown_experiment_of_a_report_is_an_error(asked, capsys):
+    code, out, error = _run(capsys, "pass_at_k", "experiment=no_such")
+    assert code == 1 and not out and "no_such" in error
+
+
 def test_every_report_is_listed_with_its_question_and_the_variables_that_it_reads(capsys):
     code, out, _ = _run(capsys, "--list")
     assert code == 0 and len(out.splitlines()) == 2 * len(reports())

@@ -80,7 +80,7 @@ def test_staleness_propagates_through_the_chain(world):
     assert states["raw_rollouts"].reason.startswith("its spec changed")
     assert states["tasks"].state == states["base_checkpoint"].state == "ok"
     assert states["eval_metrics"].state == states["model_card"].state == "waiting"
-    assert states["tito_pairs"].reason == "selected_trajectories, raw_rollouts of few are not up to date or stale"
+    assert states["tito_pairs"].reason == "waits for selected_trajectories (waiting), raw_rollouts of few (stale)"
 
 
 def test_unchanged_result_upstream_stales_nothing(world):
@@ -281,6 +281,10 @@ def test_blocked_version_stops_consumers_until_a_good_one(world):
     with pytest.raises(BlockedInput, match="row 3 is unsound; mend it"):
         world.make("sft_checkpoint", "first")
     assert ("sft_checkpoint", "first") not in world.made
+    with pytest.raises(BlockedInput, match="row 3 is unsound; mend it"):  # not: it has no data, so run it again
+        planner.require(Ref("eval_metrics", "experiment", "first"), world.resources().specs, world.lake)
+    with pytest.raises(MissingInput):
+        planner.require(Ref("eval_metrics", "experiment", "second"), world.resources().specs, world.lake)
     world.failing.clear()
     world.make("upweighted_dataset", "first")
     world.make("sft_checkpoint", "first")

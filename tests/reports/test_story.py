@@ -112,7 +112,7 @@ def test_most_frequent_failure_has_its_reason_in_words() -> None:
     assert said.startswith(
         "0 of 48 rollouts of the fine-tuned checkpoint (sft) passed; 40 ended as `no_patch`: no agent"
     )
-    assert said.endswith("So did 300 of the teacher's 400.")
+    assert said.endswith(", as did 300 of the teacher's 400.")
     for counted, how in (
         (Counter(no_patch=2), "never"),
         (Counter(passed=2), "always"),
@@ -127,7 +127,7 @@ def test_most_frequent_failure_has_its_reason_in_words() -> None:
 def test_infrastructure_errors_are_counted_apart() -> None:
     said = answer.why("sft", Counter(infrastructure=9, no_patch=4, passed=3), Counter(infrastructure=5, no_patch=2))
     assert said.startswith("3 of 7 rollouts of") and "; 4 ended as `no_patch`" in said
-    assert "So did 2 of the teacher's 2. 9 more ended as `infrastructure`: " in said
+    assert ", as did 2 of the teacher's 2. 9 more ended as `infrastructure`: " in said
     assert answer.dominant(Counter(infrastructure=9, passed=3)) is None
 
 

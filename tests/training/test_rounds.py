@@ -11,6 +11,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
+import etpi_assets.training.rounds
 from etpi_assets.agent.loop import Identity, rollout_id
 from etpi_assets.scoring.advantage import group_advantages
 from etpi_assets.scoring.rewards import functions
@@ -24,6 +25,7 @@ from etpi_assets.training.forests import RolloutsFailed, as_forest
 from etpi_assets.training.grpo_checks import prompts_fit
 from etpi_assets.training.rounds import (
     REFILL,
+    NoVariance,
     RLEnvironment,
     Rounds,
     drop_rounds_from,
@@ -216,6 +218,20 @@ def test_groups_without_variance_are_replaced_by_groups_of_other_tasks(tmp_path)
     assert TASKS[0].task_id not in of_group[0] | of_group[1]
     again = rounds(tmp_path, section)(3, [0] * 4 + [2] * 4, Uneven())
     assert again == samples and len(list(read_rounds(tmp_path))) == len(kept), "as after a kill"
+
+
+def test_run_stops_after_groups_without_variance_in_a_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(etpi_assets.training.rounds, "CONSTANT_GROUPS", 4)
+    equal, mixed = ([0] * 4 + [0] * 4), ([0] * 4 + [2] * 4)
+    run = rounds(tmp_path)
+    run(0, equal, Uneven())
+    run(1, mixed, Uneven())  # one of its groups varies
+    run(2, equal, Uneven())
+    with pytest.raises(NoVariance, match="last 4 groups, until step 3"):
+        run(3, equal, Uneven())
+    assert {row.step for row, *_ in read_rounds(tmp_path)} == {0, 1, 2, 3}, "what was rolled out is kept"
+    monkeypatch.setenv("ETPI_KEEP_GOING", "1")
+    run(4, equal, Uneven())
 
 
 def test_round_that_is_killed_in_a_refill_leaves_nothing_behind(tmp_path):

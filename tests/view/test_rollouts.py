@@ -123,4 +123,4 @@ def test_rollouts_lead_to_those_beside_them(tmp_path: Path) -> None:
 def test_curves_of_experiments_are_overlaid(pages) -> None:
     text = pages.get(f"/curves?experiment={STUDY}&experiment=none").text
     assert text.count("<polyline") == 1 and f"{STUDY} sft 0" in text
-    assert "<polyline" not in pages.get("/curves").text
+    assert pages.get("/curves").text.count("<polyline") >= 1, "it opens with the first experiments"

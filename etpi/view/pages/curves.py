@@ -13,14 +13,23 @@ from etpi.view.pages.page import Page
 from etpi_resources.charts import CURVES, line_chart
 from etpi_resources.lake.lake import Lake
 
-FIGURES = {"loss": "Training loss", "val_loss": "Validation loss", "reward": "Mean reward of a step's rollouts"}
+FIGURES = {
+    "loss": "Training loss",
+    "val_loss": "Validation loss",
+    "reward": "Mean reward of a step's rollouts",
+    "constant_groups": "Share of groups with equal rewards",
+    "logprob_gap": "Mean difference of rollout and trainer log-probabilities, nats a token",
+    "entropy": "Mean entropy of a token's distribution, nats",
+}
+_FIRST = 3
+"""Experiments that the page opens with."""
 
 
 def curves(queries: Queries, lake: Lake, request: Request) -> Page:
-    chosen = request.query_params.getlist("experiment")
+    every = [row["experiment"] for row in queries.kept_rows("trained")]
+    chosen = request.query_params.getlist("experiment") or every[:_FIRST]
     rows = queries.rows("training_log", experiments=chosen) if chosen else []
     named = [row | {"curve": f"{row['experiment']} {row['role']} {row['seed']}"} for row in rows]
-    every = [row["experiment"] for row in queries.kept_rows("trained")]
     values = {"chosen": chosen, "experiments": every, "charts": plots(named)}
     return Page("curves.html.jinja", values)
 

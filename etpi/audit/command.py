@@ -1,0 +1,53 @@
+"""The command `etpi audit`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import click
+
+from etpi.audit import report as reports
+from etpi.audit.file import audit_file
+from etpi.audit.report import Report
+from etpi.init.student import read_student
+from etpi_assets.specs.load import SpecError
+
+
+def of_file(source: str, model: str, heldout: str | None, format: str) -> Report:
+    """Audit a training file. Raises UsageError: the file or the model cannot be read."""
+    try:
+        student = read_student(model)
+        if student.chat is None:
+            raise SpecError(f"model {model}: {student.unknown}")
+        return audit_file(Path(source), student, Path(heldout) if heldout else None, format)
+    except (SpecError, ValueError, FileNotFoundError) as error:
+        raise click.UsageError(str(error)) from error
+
+
+def show(report: Report, start: float, fail_on: str, as_json: bool, page: str | None) -> int:
+    """Print a report and write its page; return 1 if a finding is above the bound, else 0.
+
+    Args:
+        fail_on: `LEVEL[=SHARE]`, a level of a finding or never, and the share that it may reach.
+    """
+    level, _, bound = fail_on.partition("=")
+    try:
+        share = float(bound or 0)
+    except ValueError:
+        share = -1.0
+    if level not in (*reports.LEVELS, "never") or not 0 <= share <= 1:
+        known = ", ".join((*reports.LEVELS, "never"))
+        raise click.UsageError(
+            f"--fail-on {fail_on}: write LEVEL or LEVEL=SHARE, a level of {known} and a share up to 1"
+        )
+    failed = report.failed(level, share)
+    if page:
+        Path(page).write_text(reports.page(report), encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(reports.as_json(report, failed), ensure_ascii=False, indent=1))
+    else:
+        for line in reports.terminal(report, time.monotonic() - start):
+            click.echo(line)
+    return 1 if failed else 0

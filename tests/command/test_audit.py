@@ -1,0 +1,243 @@
+"""`etpi audit` on training files: every kind of fault is found where it is, and nothing in clean files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etpi import cli
+from etpi.audit.file import audit_file
+from etpi.audit.report import KINDS, Report, page
+from etpi.init.student import Student, read_student
+from tests.support.audited import MESSAGE_FAULTS, as_ids, conversations, id_faults, model_folder, verl_rows, write_rows
+
+COUNT, FAULTY = 12, (2, 5)
+"""Rows of a file, and those of them with a fault."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def student(model: Path) -> Student:
+    return read_student(str(model))
+
+
+@pytest.fixture
+def clean() -> list[dict[str, Any]]:
+    return conversations(COUNT)
+
+
+def kinds(report: Report) -> dict[str, int]:
+    return {finding.kind: finding.rows for finding in report.ranked()}
+
+
+def rows_of(report: Report, kind: str) -> set[int]:
+    return {int(example.row.rpartition(" ")[2]) for example in report.findings[kind].examples}
+
+
+def chat_of(student: Student) -> Any:
+    assert student.chat is not None
+    return student.chat
+
+
+@pytest.mark.parametrize("name", ["trl.jsonl", "verl.parquet", "ids.jsonl", "ids.parquet"])
+def test_nothing_is_found_in_clean_files(name, student, clean, tmp_path):
+    rows = clean if name == "trl.jsonl" else verl_rows(clean)
+    if name.startswith("ids"):
+        rows = [as_ids(row, chat_of(student)) for row in clean]
+    report = audit_file(write_rows(tmp_path / name, rows), student)
+    assert kinds(report) == {} and report.rows == COUNT and report.labels == 3 * COUNT
+    assert 0 < report.label_tokens < report.tokens and sum(report.turns.values()) == report.label_tokens
+
+
+@pytest.mark.parametrize("form", ["trl.jsonl", "verl.parquet"])
+@pytest.mark.parametrize("kind", MESSAGE_FAULTS)
+def test_fault_of_messages_is_found_in_its_rows(kind, form, student, clean, tmp_path):
+    for number in FAULTY:
+        MESSAGE_FAULTS[kind](clean[number])
+    if form == "verl.parquet":
+        if kind == "schemas":
+            pytest.skip("verl's schemas are JSON text")
+        clean = verl_rows([{"tools": None, **row} for row in clean])
+    report = audit_file(write_rows(tmp_path / form, clean), student)
+    assert kinds(report) == {kind: len(FAULTY)} and rows_of(report, kind) == set(FAULTY)
+    assert 0 < report.share(report.findings[kind]) < 0.3
+
+
+@pytest.mark.parametrize("name", id_faults(None))  # pyright: ignore[reportArgumentType]
+def test_fault_of_ids_is_found_in_its_rows(name, student, clean, tmp_path):
+    rows = [as_ids(row, chat_of(student)) for row in clean]
+    for number in FAULTY:
+        id_faults(chat_of(student))[name](rows[number])
+    report = audit_file(write_rows(tmp_path / "ids.jsonl", rows), student)
+    kind = name.partition(" ")[0]
+    assert kinds(report).pop(kind) == len(FAULTY) and rows_of(report, kind) == set(FAULTY)
+    assert kinds(report).keys() <= {kind, "repeated_row"}  # the ids of no conversation are the same ones
+    spans = report.findings[kind].examples[0].spans
+    assert any(fault for *_, fault in spans) or kind in ("all_masked", "bad_ids")
+
+
+@pytest.mark.parametrize("kind", ["no_tools", "not_offered", "unanswered", "no_answer", "empty_turn", "syntax"])
+def test_fault_of_messages_is_found_in_their_ids(kind, student, clean, tmp_path):
+    for number in FAULTY:
+        MESSAGE_FAULTS[kind](clean[number])
+    rows = [as_ids(row, chat_of(student)) for row in clean]
+    report = audit_file(write_rows(tmp_path / "ids.jsonl", rows), student)
+    assert kinds(report) == {kind: len(FAULTY)} and rows_of(report, kind) == set(FAULTY)
+
+
+def test_prepared_set_of_datasets_is_read_as_it_is(student, clean, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = [as_ids(row, chat_of(student)) for row in clean]
+    id_faults(chat_of(student))["no_end"](rows[5])
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "prepared")
+    report = audit_file(tmp_path / "prepared", student)
+    assert kinds(report) == {"no_end": 1} and (report.format, report.rows) == ("trl", COUNT)
+    messages = [row | {"tools": json.dumps(row["tools"])} for row in clean]
+    datasets.Dataset.from_list(messages).save_to_disk(tmp_path / "messages")
+    assert kinds(audit_file(tmp_path / "messages", student)) == {}
+    (file,) = (tmp_path / "prepared").glob("*.arrow")
+    file.write_bytes(file.read_bytes()[:-4000])
+    cut = audit_file(tmp_path / "prepared", student)
+    assert kinds(cut)["unreadable"] == 1 and "bad_arrow" in cut.findings["unreadable"].examples[0].detail
+
+
+def test_missing_end_is_marked_behind_the_last_id(student, clean, tmp_path):
+    rows = [as_ids(clean[0], chat_of(student))]
+    id_faults(chat_of(student))["no_end cut"](rows[0])
+    report = audit_file(write_rows(tmp_path / "ids.jsonl", rows), student)
+    text, _, fault = report.findings["no_end"].examples[0].spans[-1]
+    assert fault and "missing" in text
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("masked", [True, False])
+def test_padding_is_no_fault(side, masked, student, clean, tmp_path):
+    rows = []
+    for row in (as_ids(row, chat_of(student)) for row in clean):
+        pad = 40
+        seen = [1] * len(row["input_ids"])
+        for name, values, filler in (
+            ("input_ids", row["input_ids"], chat_of(student).pad_id), ("labels", row["labels"], -100),
+            ("attention_mask", seen, 0),
+        ):  # fmt: skip
+            row[name] = [*values, *[filler] * pad] if side == "right" else [*[filler] * pad, *values]
+        rows.append(row if masked else {k: v for k, v in row.items() if k != "attention_mask"})
+    assert kinds(audit_file(write_rows(tmp_path / "ids.jsonl", rows), student)) == {}
+
+
+@pytest.mark.parametrize("as_given_ids", [False, True])
+def test_one_row_per_request_and_copies_are_repeats(as_given_ids, student, clean, tmp_path):
+    requests = [
+        {**row, "messages": row["messages"][: at + 1]}
+        for row in clean
+        for at, message in enumerate(row["messages"])
+        if message["role"] == "assistant"
+    ]
+    rows = [as_ids(row, chat_of(student)) for row in requests] if as_given_ids else requests
+    report = audit_file(write_rows(tmp_path / "rows.jsonl", rows), student)
+    assert kinds(report) == {"repeated_turn": 2 * COUNT} and report.share(report.findings["repeated_turn"]) > 0.4
+    copies = audit_file(write_rows(tmp_path / "copies.jsonl", [*clean, *clean[:3]]), student)
+    assert kinds(copies) == {"repeated_row": 3} and rows_of(copies, "repeated_row") == {COUNT, COUNT + 1, COUNT + 2}
+
+
+def test_held_out_tasks_repositories_and_lengths_are_found(student, clean, tmp_path):
+    tasks = [{"prompt": f"Solve the issue. {clean[n]['messages'][1]['content']}", "repo": "o/other"} for n in (1, 4)]
+    held = write_rows(tmp_path / "held.jsonl", [*tasks, {"prompt": "Sail. " * 20, "repo": "o/secret"}])
+    clean[7]["repo"] = "o/secret"
+    report = audit_file(write_rows(tmp_path / "rows.jsonl", clean), student, held)
+    assert kinds(report) == {"leak": 3} and rows_of(report, "leak") == {1, 4, 7}
+    far = write_rows(tmp_path / "far.jsonl", [{"prompt": f"Navigate {n}. " * 900} for n in range(3)])
+    assert kinds(audit_file(tmp_path / "rows.jsonl", student, far)) == {"prompt_length": COUNT}
+
+
+def test_too_few_calls_are_found_over_all_rows(student, tmp_path):
+    rows = conversations(60, turns=0) + conversations(60, turns=0, seed=1)
+    assert kinds(audit_file(write_rows(tmp_path / "rows.jsonl", rows), student)) == {"few_calls": 120}
+
+
+def test_rows_that_no_format_reads_are_findings(student, clean, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join([json.dumps(clean[0]), '{"half":', json.dumps({"x": 1}), json.dumps(clean[1])]))
+    report = audit_file(path, student)
+    assert kinds(report) == {"unreadable": 2} and rows_of(report, "unreadable") == {1, 2}
+    other = audit_file(write_rows(tmp_path / "other.jsonl", [{"text": "no chat"}] * 3), student)
+    assert kinds(other) == {"unreadable": 3} and other.label_tokens == 0
+
+
+def test_workers_find_the_same_as_one_process(student, tmp_path, monkeypatch):
+    rows = conversations(100)
+    for number in (3, 40, 99):
+        MESSAGE_FAULTS["no_tools"](rows[number])
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    alone = audit_file(path, student)
+    monkeypatch.setattr("etpi.audit.file._SECONDS_PER_BYTE", 1.0)
+    assert vars(audit_file(path, student)) | {"compared": 0} == vars(alone) | {"compared": 0}
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [([], 1), (["--fail-on", "error=0.5"], 0), (["--fail-on", "never"], 0), (["--fail-on", "sometimes"], 2)],
+)
+def test_exit_status_follows_the_bound(options, code, model, clean, tmp_path, capsys):
+    MESSAGE_FAULTS["no_tools"](clean[2])
+    path = write_rows(tmp_path / "rows.jsonl", clean)
+    assert cli.main(["audit", str(path), "--model", str(model), "--json", *options]) == code
+    if code != 2:
+        printed = json.loads(capsys.readouterr().out)
+        (finding,) = printed["findings"]
+        assert (printed["version"], finding["kind"], finding["rows"]) == (1, "no_tools", 1)
+        assert printed["failed"] == ["no_tools"] * code and finding["examples"][0]["row"] == "rows.jsonl, row 2"
+
+
+@pytest.mark.parametrize(("path", "name"), [("missing.jsonl", None), ("rows.jsonl", "no/such-model")])
+def test_unreadable_file_or_model_exits_with_2(path, name, model, clean, tmp_path):
+    write_rows(tmp_path / "rows.jsonl", clean)
+    assert cli.main(["audit", str(tmp_path / path), "--model", name or str(model)]) == 2
+
+
+def test_page_escapes_texts_and_marks_the_fault(student, clean, tmp_path):
+    clean[2]["messages"][1]["content"] = "<script>alert(1)</script> prints <|im_end|> now"
+    report = audit_file(write_rows(tmp_path / "rows.jsonl", clean), student)
+    written = page(report)
+    assert "<script" not in written and "http" not in written.partition("</head>")[2]
+    assert 'class="context fault"' in written and 'id="control"' in written
+
+
+def test_audit_of_a_file_needs_neither_torch_nor_dagster_nor_a_lake(model, clean, tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", clean)
+    code = (
+        "import sys; from etpi import cli; cli.main(sys.argv[1:]);"
+        "print([m for m in ('torch', 'dagster') if m in sys.modules])"
+    )
+    arguments = [sys.executable, "-c", code, "audit", str(path), "--model", str(model)]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]" and not (tmp_path / "data").exists()
+
+
+def test_every_kind_has_a_level_a_remedy_and_what_a_trainer_does():
+    assert {kind.level for kind in KINDS.values()} == {"error", "warning", "note"}
+    assert all(kind.title and kind.remedy and kind.trainer for kind in KINDS.values())
+
+
+def test_rows_of_llama_are_told_apart_by_their_headers(tmp_path, clean):
+    from etpi_assets.curation.id_rows import mask_faults
+    from tests.support.students import chat_of as family
+
+    chat = family("llama3_1")
+    messages = [m for m in clean[0]["messages"] if m["role"] in ("user", "system")] + [
+        {"role": "assistant", "content": "Done."}
+    ]
+    ids = [*chat.prompt_ids(messages[:-1]), *chat.encode("Done."), chat.end_id]
+    labels = [-100] * (len(ids) - 6) + ids[-6:]
+    assert not [fault for fault in mask_faults(ids, labels, chat) if fault.kind not in ("partly_masked",)]
+    assert {fault.kind for fault in mask_faults(ids, list(ids), chat)} == {"prompt_trained"}
+    assert {fault.kind for fault in mask_faults([ids[0], *ids], [-100, *labels], chat)} >= {"bos"}
