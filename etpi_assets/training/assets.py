@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from etpi_assets.asset import AssetRun, Input, Markdown, Produced, asset
@@ -9,7 +10,7 @@ from etpi_assets.scoring.rewards import rescore
 from etpi_assets.scoring.rewards.functions import check_terms, version_of
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import is_trusted, weakest
+from etpi_assets.tasks.family import Family, Task, is_trusted, weakest
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.tiny_bases import shipped
 from etpi_assets.training import grpo, grpo_checks, pointers, sft, sft_checks
@@ -226,10 +227,7 @@ def _environment(run: AssetRun, spec: ExperimentSpec) -> RLEnvironment:
     assert spec.rl.suite  # RLSection requires it
     family = load_family(run.specs.suites[spec.rl.suite].family)
     offered = read_tasks(run.read("tasks", "tasks", key=spec.rl.suite), "train")
-    tasks = [task for task in offered if is_trusted(weakest(family.trusts(task) or ["unknown"]), spec.rl.min_trust)]
-    if offered and not tasks:
-        why = f"none of its {len(offered)} training tasks has rl.min_trust = {spec.rl.min_trust}"
-        raise LakeError(f"{run.key} has nothing to reinforce: {why}; lower it, or name another suite")
+    tasks = trusted_tasks(run.key, family, offered, spec.rl.min_trust)
     if spec.rl.tasks_from:
         tasks = chosen_tasks(spec.rl.tasks_from, spec.rl.suite, tasks, run.lake)
     environment = RLEnvironment(
@@ -240,6 +238,15 @@ def _environment(run: AssetRun, spec: ExperimentSpec) -> RLEnvironment:
         template_kwargs=spec.serving.template_kwargs,
     )
     return with_prompts_that_fit(spec.rl, environment)
+
+
+def trusted_tasks(experiment: str, family: Family, offered: Sequence[Task], least: str | None) -> list[Task]:
+    """Return the tasks of which each test that has to turn has the trust `least`. Raises LakeError if none is left."""
+    tasks = [task for task in offered if is_trusted(weakest(family.trusts(task) or ["unknown"]), least)]
+    if offered and not tasks:
+        why = f"none of its {len(offered)} training tasks has rl.min_trust = {least}"
+        raise LakeError(f"{experiment} has nothing to reinforce: {why}; lower it, or name another suite")
+    return tasks
 
 
 def _start_checkpoints(run: AssetRun, base_checkpoint: Input, sft_checkpoint: Input) -> dict[int, dict[str, Any]]:

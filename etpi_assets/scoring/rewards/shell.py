@@ -115,7 +115,10 @@ class _Reader:
         elif kind == "redirected_statement":
             (body, own), *rest = redirected(node, redirects)
             if rest and rest[0][0].type == "pipeline":
-                self.joined([(body, own), *((each, ()) for each in rest[0][0].named_children)], surely=surely)
+                (first, after), *others = [_and_or(each) for each in rest[0][0].named_children]
+                self.joined([(body, own), (first, ()), *((each, ()) for each, _ in others)], surely=surely)
+                for operator, each in after:
+                    self.then(operator, [(each, ())], surely=surely)
             else:
                 self.statement(body, own, surely=surely)
                 for heredoc in node.children_by_field_name("redirect"):
@@ -240,6 +243,15 @@ class _Reader:
             self.sure = False
 
 
+def _and_or(node: Node) -> tuple[Node, list[tuple[str, Node]]]:
+    """Return (the first statement of a list, (operator, statement) of the others)."""
+    if node.type != "list":
+        return node, []
+    left, operator, right = [each for each in node.children if each.type != "comment"]
+    first, others = _and_or(left)
+    return first, [*others, (text_of(operator), right)]
+
+
 def _steps(node: Node, redirects: Sequence[Node]) -> list[_Part]:
     """Return the commands of a pipeline with their redirections."""
     if node.type == "pipeline":
@@ -252,8 +264,9 @@ def _steps(node: Node, redirects: Sequence[Node]) -> list[_Part]:
 
 def _line(node: Node, redirects: Sequence[Node]) -> str:
     """Return the text of a command with its redirections, without the bodies of its heredocs."""
-    shown = [each.children[1] if each.type == "heredoc_redirect" else each for each in redirects]
-    return " ".join(map(text_of, [node, *shown]))
+    shown = [each.children[1] if each.type == "heredoc_redirect" else each for each in [*node.children, *redirects]]
+    texts = map(text_of, shown if node.child_count else [node, *shown])
+    return " ".join(text for text in texts if not (text.startswith("<<<") and "\n" in text))
 
 
 def _is_item(value: str) -> bool:
