@@ -84,7 +84,7 @@ def leaves_work(wanted: Any, answer: Any) -> bool:
 def is_plain(value: Any) -> bool:
     """Return whether a value is a number as it is written: with a sign, as a fraction, in per cent, with a power of
     ten."""
-    from sympy import Integer, Mul, Number, Pow, Rational
+    from sympy import Integer, Mul, Number, Pow, UnevaluatedExpr
 
     if isinstance(value, Number) or value.is_infinite:
         return True
@@ -93,12 +93,9 @@ def is_plain(value: Any) -> bool:
         return isinstance(base, Integer) and isinstance(exponent, Integer) and (exponent == -1 or base == 10)
     if not isinstance(value, Mul):
         return False
-    parts = [part for part in _flat(value) if abs(part) != 1]
-    return (
-        len(parts) < 3
-        and all(map(is_plain, parts))
-        and sum(not isinstance(part, Pow) and part != Rational(1, 100) for part in parts) < 2
-    )
+    # math-verify reads a sign of per cent as an unevaluated 1/100.
+    parts = [part for part in _flat(value) if abs(part) != 1 and not isinstance(part, UnevaluatedExpr)]
+    return len(parts) < 3 and all(map(is_plain, parts)) and sum(not isinstance(part, Pow) for part in parts) < 2
 
 
 def reducible(text: str, value: Any) -> bool:
