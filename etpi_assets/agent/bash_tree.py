@@ -111,7 +111,7 @@ def _commands(root: Node) -> Iterator[Command]:
             yield command_of(node, redirects, values)
             inner: list[tuple[Node, Sequence[Node], Values]] = [(each, (), values) for each in _substitutions(node)]
         elif node.type == "redirected_statement":
-            inner = [(part, own, values) for part, own in redirected(node, redirects)]
+            inner = [(part, redirections, values) for part, redirections in redirected(node, redirects)]
         else:
             if node.type == "for_statement" and (name := node.child_by_field_name("variable")):
                 named = [word for each in node.children_by_field_name("value") for word in words_of(each, values)]
@@ -127,10 +127,10 @@ def _commands(root: Node) -> Iterator[Command]:
 def redirected(node: Node, redirects: Sequence[Node] = ()) -> list[tuple[Node, Sequence[Node]]]:
     """Return the body of a redirected statement with its redirections, and the rest of the line of its heredocs."""
     heredocs = [each for each in node.children_by_field_name("redirect") if each.type == "heredoc_redirect"]
-    own = [*node.children_by_field_name("redirect"), *redirects]
-    own += [each for heredoc in heredocs for each in heredoc.children_by_field_name("redirect")]
+    redirections = [*node.children_by_field_name("redirect"), *redirects]
+    redirections += [each for heredoc in heredocs for each in heredoc.children_by_field_name("redirect")]
     body = node.child_by_field_name("body")
-    parts: list[tuple[Node, Sequence[Node]]] = [(body or node.children[0], own)]
+    parts: list[tuple[Node, Sequence[Node]]] = [(body or node.children[0], redirections)]
     for heredoc in heredocs:
         rest = [each for each in heredoc.named_children if each.type == "pipeline"]
         parts += [(each, ()) for each in [*rest, *heredoc.children_by_field_name("right")]]
@@ -201,11 +201,11 @@ def _plain(text: str) -> str:
 
 def _substitutions(node: Node) -> list[Node]:
     """Return the nodes below a simple command whose commands run too."""
-    found, waiting = [], list(node.children)
+    substitutions, waiting = [], list(node.children)
     while waiting:
         each = waiting.pop()
         if each.type in ("command_substitution", "process_substitution"):
-            found.append(each)
+            substitutions.append(each)
         else:
             waiting += each.children
-    return sorted(found, key=lambda each: each.start_byte)
+    return sorted(substitutions, key=lambda each: each.start_byte)
