@@ -26,7 +26,7 @@ SOLUTION = "def f(n):\n    return 7 * n + 40\n"
 def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, int]]:
     """The lines that the run of a suite of one question and three programs prints, and its metadata."""
     folder: Path = tmp_path_factory.mktemp("trust")
-    rows = [{"source": "sums", "license": "MIT", "prompt": "What is 3 + 4?", "answer": "7"}]
+    rows: list[dict[str, object]] = [{"source": "sums", "license": "MIT", "prompt": "What is 3 + 4?", "answer": "7"}]
     for name, check in CHECKS.items():
         truth = {"test": check, "entry_point": "f"}
         row = {"source": name, "license": "MIT", "prompt": f"Write f ({name}).", "solution": SOLUTION}
