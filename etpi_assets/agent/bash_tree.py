@@ -6,6 +6,7 @@ Nothing is executed. A heredoc without its end runs to the end of the text, as i
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
 _BASH = Language(tree_sitter_bash.language())
-_HEREDOC = re.compile(r"<<-?[ \t]*([\"']?)([\w.-]{1,100})\1")
+_HEREDOC = re.compile(r"(?<!<)<<(-?)[ \t]*([\"']?)([\w.-]{1,100})\2")
 _SECONDS = 0.5
 _CHUNK = 1 << 16
 _MOST_COMMANDS = 1000
@@ -51,15 +52,32 @@ Values = Mapping[str, Sequence[str]]
 
 
 def parse(text: str) -> Node | None:
-    """Return the root of a text's tree, with the missing ends of its heredocs.
+    """Return the root of a text's tree. If the grammar refuses it, its heredocs are read as here-strings.
+
+    The grammar knows no heredoc without an end, no two in a line, and no list after one.
 
     None if that takes more than _SECONDS: the time to recover from errors may grow with the square of their number."""
     root = _parse(text)
-    if root is not None and root.has_error:
-        marks = dict.fromkeys(match[2] for match in _HEREDOC.finditer(text))
-        ends = [mark for mark in marks if not re.search(rf"^\t*{re.escape(mark)}$", text, re.MULTILINE)]
-        return _parse("\n".join([text, *ends, ""])) if ends else root
+    if root is not None and root.has_error and "<<" in text:
+        other = _parse(_with_here_strings(text))
+        return other if other is not None and not other.has_error else root
     return root
+
+
+def _with_here_strings(text: str) -> str:
+    lines, read = iter(text.split("\n")), []
+    for line in lines:
+        bodies: list[str] = []
+        for match in _HEREDOC.finditer(line):
+            held = []
+            for each in lines:
+                if (each.lstrip("\t") if match[1] else each) == match[3]:
+                    break
+                held.append(f"{each}\n")
+            bodies.append(f"<<< {shlex.quote(''.join(held) or chr(10))}")
+        rest = iter(bodies)
+        read.append(_HEREDOC.sub(lambda _, rest=rest: next(rest), line))
+    return "\n".join(read)
 
 
 def _parse(text: str) -> Node | None:
@@ -93,7 +111,7 @@ def _commands(root: Node) -> Iterator[Command]:
             yield command_of(node, redirects, values)
             inner: list[tuple[Node, Sequence[Node], Values]] = [(each, (), values) for each in _substitutions(node)]
         elif node.type == "redirected_statement":
-            inner = [(part, own, values) for part, own in redirected(node, redirects)]
+            inner = [(part, redirections, values) for part, redirections in redirected(node, redirects)]
         else:
             if node.type == "for_statement" and (name := node.child_by_field_name("variable")):
                 named = [word for each in node.children_by_field_name("value") for word in words_of(each, values)]
@@ -109,10 +127,10 @@ def _commands(root: Node) -> Iterator[Command]:
 def redirected(node: Node, redirects: Sequence[Node] = ()) -> list[tuple[Node, Sequence[Node]]]:
     """Return the body of a redirected statement with its redirections, and the rest of the line of its heredocs."""
     heredocs = [each for each in node.children_by_field_name("redirect") if each.type == "heredoc_redirect"]
-    own = [*node.children_by_field_name("redirect"), *redirects]
-    own += [each for heredoc in heredocs for each in heredoc.children_by_field_name("redirect")]
+    redirections = [*node.children_by_field_name("redirect"), *redirects]
+    redirections += [each for heredoc in heredocs for each in heredoc.children_by_field_name("redirect")]
     body = node.child_by_field_name("body")
-    parts: list[tuple[Node, Sequence[Node]]] = [(body or node.children[0], own)]
+    parts: list[tuple[Node, Sequence[Node]]] = [(body or node.children[0], redirections)]
     for heredoc in heredocs:
         rest = [each for each in heredoc.named_children if each.type == "pipeline"]
         parts += [(each, ()) for each in [*rest, *heredoc.children_by_field_name("right")]]
@@ -183,11 +201,11 @@ def _plain(text: str) -> str:
 
 def _substitutions(node: Node) -> list[Node]:
     """Return the nodes below a simple command whose commands run too."""
-    found, waiting = [], list(node.children)
+    substitutions, waiting = [], list(node.children)
     while waiting:
         each = waiting.pop()
         if each.type in ("command_substitution", "process_substitution"):
-            found.append(each)
+            substitutions.append(each)
         else:
             waiting += each.children
-    return sorted(found, key=lambda each: each.start_byte)
+    return sorted(substitutions, key=lambda each: each.start_byte)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from etpi_assets.scoring.score_checks import one_judge
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.training import RLSection
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import is_trusted, weakest
+from etpi_assets.tasks.family import Family, Task, is_trusted, weakest
 from etpi_assets.tasks.proofs import Proving
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.tiny_bases import shipped
@@ -237,11 +238,8 @@ def _environment(run: AssetRun, spec: ExperimentSpec) -> RLEnvironment:
     offered = read_tasks(run.read("tasks", "tasks", key=spec.rl.suite), "train")
     if spec.rl.tasks_from:
         offered = chosen_tasks(spec.rl.tasks_from, spec.rl.suite, offered, run.lake)
-    offered = Proving(run, spec.rl.suite, offered).all()
-    tasks = [task for task in offered if is_trusted(weakest(family.trusts(task) or ["unknown"]), spec.rl.min_trust)]
-    if offered and not tasks:
-        why = f"none of its {len(offered)} training tasks has rl.min_trust = {spec.rl.min_trust}"
-        raise LakeError(f"{run.key} has nothing to reinforce: {why}; lower it, or name another suite")
+    proved = Proving(run, spec.rl.suite, offered).all()
+    tasks = trusted_tasks(run.key, family, proved, spec.rl.min_trust)
     environment = RLEnvironment(
         tasks=tasks,
         family=family,
@@ -267,6 +265,15 @@ def _teacher_folder(run: AssetRun, section: RLSection, environment: RLEnvironmen
             "other tokens; name a teacher with the tokenizer of the base"
         )
     return folder
+
+
+def trusted_tasks(experiment: str, family: Family, offered: Sequence[Task], least: str | None) -> list[Task]:
+    """Return the tasks of which each test that has to turn has the trust `least`. Raises LakeError if none is left."""
+    tasks = [task for task in offered if is_trusted(weakest(family.trusts(task) or ["unknown"]), least)]
+    if offered and not tasks:
+        why = f"none of its {len(offered)} training tasks has rl.min_trust = {least}"
+        raise LakeError(f"{experiment} has nothing to reinforce: {why}; lower it, or name another suite")
+    return tasks
 
 
 def _start_checkpoints(run: AssetRun, base_checkpoint: Input, sft_checkpoint: Input) -> dict[int, dict[str, Any]]:

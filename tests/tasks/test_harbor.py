@@ -80,7 +80,9 @@ def test_harbor_folder_is_a_task_proven_and_graded_in_its_machine(root, factory)
     assert isinstance(proved, Task) and proved.content_hash == task.content_hash
 
     assert roll(task, factory, reference_policy(FAMILY)) == {
-        "reward": 1.0, "verdict": "passed", "details": {"verdict_trust": "unchallenged"}
+        "reward": 1.0, "verdict": "passed", "details": {
+            "trust": {"blind": 0, "reversed": 0, "unchallenged": 1}, "verdict_trust": "unchallenged"
+        }
     }  # fmt: skip
     idle = roll(task, factory, null_policy)
     assert (idle["reward"], idle["verdict"]) == (0.25, "failed_tests") and "found other" in idle["details"]["output"]

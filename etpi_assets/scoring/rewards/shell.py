@@ -110,14 +110,17 @@ class _Reader:
         if kind in SIMPLE:
             self.pipeline([(node, redirects)], surely=surely)
         elif kind == "pipeline":
-            *others, last = node.named_children
-            self.joined([*((each, ()) for each in others), (last, redirects)], surely=surely)
+            *more, last = node.named_children
+            self.joined([*((each, ()) for each in more), (last, redirects)], surely=surely)
         elif kind == "redirected_statement":
-            (body, own), *rest = redirected(node, redirects)
+            (body, redirections), *rest = redirected(node, redirects)
             if rest and rest[0][0].type == "pipeline":
-                self.joined([(body, own), *((each, ()) for each in rest[0][0].named_children)], surely=surely)
+                (first, after), *more = [_and_or(each) for each in rest[0][0].named_children]
+                self.joined([(body, redirections), (first, ()), *((each, ()) for each, _ in more)], surely=surely)
+                for operator, each in after:
+                    self.then(operator, [(each, ())], surely=surely)
             else:
-                self.statement(body, own, surely=surely)
+                self.statement(body, redirections, surely=surely)
                 for heredoc in node.children_by_field_name("redirect"):
                     for operator in heredoc.children_by_field_name("operator"):
                         self.then(text_of(operator), rest, surely=surely)
@@ -154,15 +157,15 @@ class _Reader:
 
     def joined(self, parts: Sequence[_Part], *, surely: bool) -> None:
         """Read a pipeline. The grammar gives one after a redirection the whole list before it: `a && b > c | d`."""
-        (first, own), *others = parts
+        (first, redirections), *more = parts
         if first.type == "redirected_statement":
-            (first, own), *rest = redirected(first, own)
-            others = [*(part for part in rest if part[0].type != "pipeline"), *others]
+            (first, redirections), *rest = redirected(first, redirections)
+            more = [*(part for part in rest if part[0].type != "pipeline"), *more]
         if first.type != "list":
-            return self.pipeline([(first, own), *others], surely=surely)
+            return self.pipeline([(first, redirections), *more], surely=surely)
         left, operator, right = [each for each in first.children if each.type != "comment"]
         self.statement(left, surely=surely)
-        return self.then(text_of(operator), [(right, own), *others], surely=surely)
+        return self.then(text_of(operator), [(right, redirections), *more], surely=surely)
 
     def then(self, operator: str, parts: Sequence[_Part], *, surely: bool) -> None:
         """Read the pipeline that runs after `&&` or `||`."""
@@ -240,20 +243,30 @@ class _Reader:
             self.sure = False
 
 
+def _and_or(node: Node) -> tuple[Node, list[tuple[str, Node]]]:
+    """Return (the first statement of a list, (operator, statement) of the rest)."""
+    if node.type != "list":
+        return node, []
+    left, operator, right = [each for each in node.children if each.type != "comment"]
+    first, more = _and_or(left)
+    return first, [*more, (text_of(operator), right)]
+
+
 def _steps(node: Node, redirects: Sequence[Node]) -> list[_Part]:
     """Return the commands of a pipeline with their redirections."""
     if node.type == "pipeline":
         return [step for child in node.named_children for step in _steps(child, ())]
     if node.type == "redirected_statement":
-        (body, own), *rest = redirected(node, redirects)
-        return [*_steps(body, own), *(step for each, more in rest for step in _steps(each, more))]
+        (body, redirections), *rest = redirected(node, redirects)
+        return [*_steps(body, redirections), *(step for each, more in rest for step in _steps(each, more))]
     return [(node, redirects)]
 
 
 def _line(node: Node, redirects: Sequence[Node]) -> str:
     """Return the text of a command with its redirections, without the bodies of its heredocs."""
-    shown = [each.children[1] if each.type == "heredoc_redirect" else each for each in redirects]
-    return " ".join(map(text_of, [node, *shown]))
+    shown = [each.children[1] if each.type == "heredoc_redirect" else each for each in [*node.children, *redirects]]
+    texts = map(text_of, shown if node.child_count else [node, *shown])
+    return " ".join(text for text in texts if not (text.startswith("<<<") and "\n" in text))
 
 
 def _is_item(value: str) -> bool:

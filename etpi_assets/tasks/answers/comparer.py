@@ -40,7 +40,15 @@ class Comparer:
         Raises:
             As `rewrites`.
         """
-        return self._ask(wanted, answer, digits)
+        return self._ask("equal", wanted, answer, digits)
+
+    def leaves_work(self, wanted: str, answer: str) -> bool:
+        """Return whether a right answer leaves its value to compute (`equality.leaves_work`).
+
+        Raises:
+            As `rewrites`.
+        """
+        return self._ask("leaves", wanted, answer)
 
     def rewrites(self, wanted: str, answer: str, expression: str) -> bool:
         """Return whether a right answer is an expression of its question in another form (`equality.rewrites`).
@@ -49,7 +57,7 @@ class Comparer:
             Undecided: math-verify took too long, needed too much memory, or failed on the texts.
             RuntimeError: it does not run on this machine, or was ended from outside, as when a run is stopped.
         """
-        return self._ask(wanted, answer, expression)
+        return self._ask("rewrites", wanted, answer, expression)
 
     def _ask(self, *request: str | int) -> bool:
         with self._lock:

@@ -1,8 +1,9 @@
 """Compare mathematical answers with math-verify: a program, because a symbolic comparison may never end.
 
 `python equality.py SECONDS` answers each line of standard input with a line of JSON, or the name of the error:
-[expected, answer, digits]: whether they are equal, decimal numbers to that many digits.
-[expected, answer, expression]: whether the answer rewrites this expression of its question (`rewrites`).
+["equal", expected, answer, digits]: whether they are equal, decimal numbers to that many digits.
+["leaves", expected, answer]: whether the answer has operations that the expected one lacks (`leaves_work`).
+["rewrites", expected, answer, expression]: whether the answer rewrites this expression of its question (`rewrites`).
 It ends itself if a comparison takes more processor time.
 """
 
@@ -60,6 +61,43 @@ def rewrites(expression: Any, wanted: Any, answer: Any) -> bool:
     return root or sums(answer) > sums(wanted) or bool(functions(answer) - functions(wanted))
 
 
+def leaves_work(wanted: Any, answer: Any) -> bool:
+    """Return whether an answer has an operation that the expected one lacks: an operator or a function, or any where
+    that is a plain number."""
+    from sympy import Basic, Equality, Expr, Function, preorder_traversal
+    from sympy.concrete.expr_with_limits import ExprWithLimits
+    from sympy.core.function import Derivative
+    from sympy.series.limits import Limit
+
+    if not isinstance(wanted, Basic) or not isinstance(answer, Basic):
+        return False
+
+    def operators(value: Any) -> set[Any]:
+        kinds = (Function, ExprWithLimits, Derivative, Limit)
+        return {node.func for node in preorder_traversal(value) if isinstance(node, kinds)}
+
+    expected, value = (each.args[-1] if isinstance(each, Equality) else each for each in (wanted, answer))
+    closed = isinstance(expected, Expr) and isinstance(value, Expr) and not value.free_symbols
+    return bool(operators(answer) - operators(wanted)) or (closed and is_plain(expected) and not is_plain(value))
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is a number as it is written: with a sign, as a fraction, in per cent, with a power of
+    ten."""
+    from sympy import Integer, Mul, Number, Pow, UnevaluatedExpr
+
+    if isinstance(value, Number) or value.is_infinite:
+        return True
+    if isinstance(value, Pow):
+        base, exponent = value.args
+        return isinstance(base, Integer) and isinstance(exponent, Integer) and (exponent == -1 or base == 10)
+    if not isinstance(value, Mul):
+        return False
+    # math-verify reads a sign of per cent as an unevaluated 1/100.
+    parts = [part for part in _flat(value) if abs(part) != 1 and not isinstance(part, UnevaluatedExpr)]
+    return len(parts) < 3 and all(map(is_plain, parts)) and sum(not isinstance(part, Pow) for part in parts) < 2
+
+
 def reducible(text: str, value: Any) -> bool:
     """Return whether an answer has a fraction of whole numbers with a common divisor."""
     from sympy import Integer, Mul, Pow, preorder_traversal
@@ -96,8 +134,14 @@ def serve(seconds: int) -> None:
     # Only the answers go to the pipe, whatever the libraries print.
     answers, sys.stdout = sys.stdout, sys.stderr
 
-    def equal(wanted: str, answer: str, digits: Any = 6) -> bool:
-        return bool(verify(parsed(wanted), parsed(answer), float_rounding=digits, strict=True, timeout_seconds=0))
+    def equal(wanted: str, answer: str, digits: int = 6) -> bool:
+        one, two = parsed(wanted), parsed(answer)
+        if any(getattr(value, "is_finite", True) is False and not value.is_extended_real for value in one[:1]):
+            return False  # a division by zero: 6:00
+        return bool(verify(one, two, float_rounding=digits, strict=True, timeout_seconds=0))
+
+    def leaves(wanted: str, answer: str) -> bool:
+        return leaves_work(parsed(wanted)[0], parsed(answer)[0])
 
     def rewritten(wanted: str, answer: str, expression: Any) -> bool:
         if not equal(wanted, expression):
@@ -106,11 +150,12 @@ def serve(seconds: int) -> None:
         plain = not isinstance(values[0], Add) and reducible(answer, values[2]) and not reducible(wanted, values[1])
         return plain or rewrites(*values)
 
+    questions = {"equal": equal, "leaves": leaves, "rewrites": rewritten}
     for line in sys.stdin:
-        wanted, answer, other = json.loads(line)
+        name, *texts = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
-            result: bool | str = (rewritten if isinstance(other, str) else equal)(wanted, answer, other)
+            result: bool | str = questions[name](*texts)
         except Exception as error:
             result = type(error).__name__
         signal.setitimer(signal.ITIMER_PROF, 0)

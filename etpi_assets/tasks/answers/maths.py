@@ -1,13 +1,12 @@
 r"""Judge mathematical answers: compare the last `\boxed{…}` of a text with the expected answer.
 
-`equal` compares by form: two answers are equal if they are the same text without typography, the same rational number,
-or lists whose items are equal in order. Answers of another form are compared by math-verify (`equality`), to which
-`2\sqrt{2}` and `\sqrt{8}` are equal.
+math-verify compares (`equality`); to it `2\sqrt{2}` and `\sqrt{8}` are equal. Words are compared as text.
 
 math-verify also computes what the answer leaves to compute: the question's own sum or integral, put into the box, is
 equal to the expected answer. So is the question's own expression where it is to be factored, expanded or simplified.
-`leaves_work` and `copies` recognise such answers, rewritten ones too (`12/8` for `6/4`, `x \cdot x-1` for `x^2-1`), and
-`approximates` a decimal number for an exact expression; the grader "hardened" refuses them, "published" does not.
+The grader "hardened" refuses answers with operations that the expected one lacks, expressions of the question
+(`copies`, rewritten ones too: `12/8` for `6/4`, `x \cdot x-1` for `x^2-1`), other units, and decimal numbers near an
+exact expression (`approximates`); the grader "published" does not.
 """
 
 from __future__ import annotations
@@ -22,22 +21,25 @@ from etpi_assets.tasks.answers.comparer import Comparer, Undecided
 from etpi_assets.tasks.family import Verdict
 
 _BOX = re.compile(r"\\boxed\s*\{")
-_GONE = re.compile(
-    r"\\left|\\right|\\[,;:! ]|~|\\?\$|\\mathrm|\\displaystyle|\\%|%|°|\^\{?\\circ\}?|\\degree|\\text(?:bf)?"
-    r"|(?<!\d)\s|\s(?!\d)"
-)
 _DOLLAR = re.compile(r"\\?\$")
-_FRACTION = re.compile(r"(?<![\w})\]\s-])(-?)\\[dt]?frac\{?(-?\d+)\}?\{?(-?\d+)\}?")
 _GROUPED = re.compile(r"(?<![\d,])\d{1,3}(?:(?:,|\{,\}|,?\\[,! ]|~| )\d{3})+(?![\d,]|\{,|\\[,! ]\d)")
 """A number with its thousands grouped: one space, or a comma without one after it, stands between the groups."""
 _MIXED = re.compile(r"(?<![\w.}])(\d+)\s+(\d+)/(\d+)(?![\w.])")
+_COMMAS = re.compile(r"[\d,]+")
+_BESIDE = re.compile(r"\d\s+\d")
+"""Numbers without an operator between them, which math-verify adds."""
+_BLANKS = re.compile(r"(?<!\d)\s+|\s+(?!\d)|\$")
+_TYPOGRAPHY = re.compile(r"\\left|\\right|\\[,;:! ]|\s")
+_NUMBER = re.compile(r"-?\d{1,50}(?:\.\d{1,50})?")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z ]+")
+_STYLED = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mbox)\s*\{([^{}]*)\}")
 _LONGEST = 2000
-"""Characters of an answer; a longer one is compared without normalisation, and not by math-verify."""
+"""Characters of an answer; a longer one is wrong."""
 _OPERATORS = re.compile(
     r"\\(?:[io]*int|sum|prod|lim(?:sup|inf)?|det|gcd|lcm|max|min|arg|[pb]?mod|d?t?binom|choose|operatorname|partial)"
     r"(?![a-zA-Z])|\\[dt]?frac\{?(?:d|\\mathrm\{?d\}?)[\^}{ ]|(?<!\\)!|[∫∑∏]"
 )
-"""Operators whose value a simplified answer states."""
+"""Operators whose value a simplified answer states; math-verify computes some of them as it reads."""
 _ARITHMETIC = re.compile(
     r"(?<=[\w)}\]])[+-]|[*×·]|\\cdot|\\times(?!10\^)|\\div|(?<!(?<!\d)10)\^(?!\{?\\circ)|(?<=[\d)])\("
     r"|\\(?:sqrt|log|ln|lg|exp|(?:arc)?(?:sin|cos|tan)|sec|csc|cot|lfloor|lceil|l?vert|cup|cap)|\|"
@@ -53,8 +55,8 @@ _BETWEEN = re.compile(r"=|[<>]|\\(?:l|g|n)eq?(?![a-z])")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}|[?;]|[.,:](?=\s|$)")
 _EXPRESSIONS = 6
 """The most expressions of a question that an answer is compared with."""
-_EXACT_DIGITS = 12
-"""Digits after the point to which an exact decimal number agrees; a double has few more."""
+_EXACT_DIGITS, _DOUBLE = 12, 14
+"""Digits after the point to which an exact decimal number agrees, and that a double surely has."""
 _COPIED = "equal, but the answer is an expression of the question in its own form"
 _MEASURED = re.compile(
     r"[\d})]\s*(?:\\(?:text(?:rm|bf)?|mathrm|mbox)\s*\{\s*([A-Za-z/ .]+?)\s*\}|\s([A-Za-z][A-Za-z ]*))"
@@ -67,7 +69,7 @@ _UNIT_NAMES: Mapping[str, str] = {
     "mile": "mi", "minute": "min", "mins": "min", "second": "s", "sec": "s", "unit": "",
 }  # fmt: skip
 _UNICODE = {
-    **dict(zip("−–·×⋅÷", ("-", "-", "\\cdot ", "\\times ", "\\cdot ", "\\div "), strict=True)),
+    **dict(zip("−–·×⋅÷°", ("-", "-", "\\cdot ", "\\times ", "\\cdot ", "\\div ", "^\\circ"), strict=True)),
     **{letter: f"^{digit}" for digit, letter in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
 }
 _LATEX = str.maketrans(_UNICODE)
@@ -85,47 +87,76 @@ def judge(wanted: str, text: str, grader: Grader = "hardened", question: str = "
     answer = boxed(text)
     if answer is None:
         return Verdict(0.0, "no_answer", {"found": None})
-    details = {"found": answer[:200]}
-    if grader == "hardened" and (units := {unit_of(answer), unit_of(wanted)} - {""}) and len(units) > 1:
-        return Verdict(0.0, "wrong_answer", {**details, "why": f"its unit is another: {sorted(units)}"})
-    copy = Verdict(0.0, "wrong_answer", {**details, "why": _COPIED})
-    if equal(answer, wanted):
-        copied = grader == "hardened" and copies(answer, wanted, question)
-        return copy if copied else Verdict(1.0, "passed", details)
-    if all(number is not None and number.denominator == 1 for number in map(_number, map(_plain, (answer, wanted)))):
-        return Verdict(0.0, "wrong_answer", details)  # two integers need no algebra
-    if len(answer) > _LONGEST:
-        return Verdict(0.0, "wrong_answer", {**details, "why": f"longer than {_LONGEST} characters"})
     inner = boxed(wanted)
     expected = wanted if inner is None else inner
     try:
-        right = _same_value(expected, answer)
-        rounded = right and grader == "hardened" and approximates(answer, expected, question)
+        why = None
+        right = len(answer) <= _LONGEST and equal(answer, expected)
+        if len(answer) > _LONGEST:
+            why = f"longer than {_LONGEST} characters"
+        elif grader == "hardened":
+            why = _refusal(answer, expected, question, right=right)
     except Undecided as error:
-        return Verdict(0.0, "wrong_answer", {**details, "why": str(error)})
-    if right and grader == "hardened" and leaves_work(answer, expected):
-        return Verdict(0.0, "wrong_answer", {**details, "why": "equal, but the answer leaves its value to compute"})
-    if rounded:
-        return Verdict(
-            0.0, "wrong_answer", {**details, "why": "equal to a few digits, and an exact answer is expected"}
-        )
-    if right and grader == "hardened" and copies(answer, wanted, question):
-        return copy
-    return Verdict(float(right), "passed" if right else "wrong_answer", details)
+        right, why = False, str(error)
+    details = {"found": answer[:200], **({"why": why} if why else {})}
+    passed = right and not why
+    return Verdict(float(passed), "passed" if passed else "wrong_answer", details)
 
 
-def leaves_work(answer: str, wanted: str) -> bool:
-    """Return whether an answer leaves to compute what the expected one states.
+def _refusal(answer: str, expected: str, question: str, *, right: bool) -> str | None:
+    """Return why the grader "hardened" refuses an answer; None if it does not."""
+    if len(units := {unit_of(answer), unit_of(expected)} - {""}) > 1:
+        return f"its unit is another: {sorted(units)}"
+    if not right or _is_same_text(answer, expected) or (_NUMBER.fullmatch(answer) and _NUMBER.fullmatch(expected)):
+        return None
+    operators, known = ({match[0] for match in _OPERATORS.finditer(text)} for text in (answer, expected))
+    if operators - known or _COMPARER.leaves_work(_prepared(expected), _prepared(answer)):
+        return "equal, but the answer leaves its value to compute"
+    if approximates(answer, expected, question):
+        return "equal to a few digits, and an exact answer is expected"
+    return _COPIED if copies(answer, expected, question) else None
 
-    It contains an operator that the expected one lacks, or arithmetic or a fraction of fractions where that is a plain
-    number.
-    """
-    operators = {match[0] for match in _OPERATORS.finditer(answer)}
-    if operators - {match[0] for match in _OPERATORS.finditer(wanted)}:
+
+def equal(answer: str, wanted: str, digits: int = 6) -> bool:
+    """Return whether two answers are equal: as text, as words or numbers, or to math-verify.
+
+    `100,200` is read as one number, and as two.
+
+    Raises Undecided if they cannot be compared."""
+    if _is_same_text(answer, wanted):
         return True
-    value = _UNIT.sub("", answer).rpartition("=")[2]
-    works = _ARITHMETIC.search(value) is not None or len(_DIVISION.findall(value)) > 1
-    return works and _number(_plain(wanted)) is not None
+    if (words := _words(wanted)) is not None:
+        return words == _bare(answer)
+    numbers = [Fraction(text) if _NUMBER.fullmatch(text) else None for text in (answer, wanted)]
+    if None not in numbers:
+        return numbers[0] == numbers[1]
+    readings = dict.fromkeys((_prepared(wanted, one), _prepared(answer, one)) for one in (True, False))
+    return any(_COMPARER.equal(*reading, digits) for reading in readings if not any(map(_BESIDE.search, reading)))
+
+
+def _is_same_text(one: str, two: str) -> bool:
+    return bool(one) and _BLANKS.sub("", _STYLED.sub(r"\1", one)) == _BLANKS.sub("", _STYLED.sub(r"\1", two))
+
+
+def _words(text: str) -> str | None:
+    """Return an answer that is words, folded; None if it may be mathematics: `\text{…}`, or four letters and more."""
+    bare = _bare(text)
+    return bare if (_STYLED.search(text) or len(bare) > 3) and _WORDS.fullmatch(bare) else None
+
+
+def _bare(text: str) -> str:
+    return _STYLED.sub(r"\1", text).strip(" $.()").casefold()
+
+
+def _prepared(text: str, one: bool = True) -> str:
+    """Return a text as math-verify reads it. `one`: plain commas between three digits group them too, else they end
+    numbers."""
+
+    def grouped(match: re.Match[str]) -> str:
+        return re.sub(r"\D", "", match[0]) if one or not _COMMAS.fullmatch(match[0]) else match[0].replace(",", ", ")
+
+    text = _GROUPED.sub(grouped, _DOLLAR.sub("", text.translate(_LATEX)))
+    return _MIXED.sub(r"\1\\frac{\2}{\3}", text)
 
 
 def approximates(answer: str, wanted: str, question: str) -> bool:
@@ -133,16 +164,11 @@ def approximates(answer: str, wanted: str, question: str) -> bool:
 
     Raises Undecided as the first comparison does.
     """
-    value = _plain(_UNIT.sub("", answer))
-    exact = _DECIMAL.search(_plain(wanted)) is None and not _same(value, _plain(wanted))
-    if not exact or _DECIMAL.fullmatch(value) is None or _ROUNDED.search(question) is not None:
+    value = _UNIT.sub("", answer).strip("$%\\")
+    if _DECIMAL.search(wanted) or not _DECIMAL.fullmatch(value) or _ROUNDED.search(question):
         return False
-    return len(value.partition(".")[2]) >= _EXACT_DIGITS or not _same_value(wanted, answer, _EXACT_DIGITS)
-
-
-def _same_value(wanted: str, answer: str, digits: int = 6) -> bool:
-    one, two = (_MIXED.sub(r"\1\\frac{\2}{\3}", _DOLLAR.sub("", text)) for text in (wanted, answer))
-    return _COMPARER.equal(one, two, digits)
+    digits = len(value.partition(".")[2])
+    return digits > _DOUBLE or not equal(answer, wanted, max(_EXACT_DIGITS, digits + 2))
 
 
 def unit_of(text: str) -> str:
@@ -165,14 +191,15 @@ def copies(answer: str, wanted: str, question: str) -> bool:
 
     An expression has an operation or a fraction: a value that the question names may be right.
     """
-    inner = boxed(wanted)
-    text, expected = _plain(answer), _plain(wanted if inner is None else inner)
-    if text == expected or len(text) > _LONGEST:
-        return False
+    text, expected = _prepared(answer), _prepared(wanted)
     question = question.translate(_LATEX)
     if not _is_expression(text):  # a number to be factored
         named = re.search(rf"(?<![\d.]){re.escape(text)}(?!\d|\.\d)", question)
-        return named is not None and _number(text) is not None and _ARITHMETIC.search(expected) is not None
+        return (
+            named is not None
+            and _NUMBER.fullmatch(text) is not None
+            and _ARITHMETIC.search(_TYPOGRAPHY.sub("", expected)) is not None
+        )
     for expression in expressions_of(question):
         try:
             if _COMPARER.rewrites(expected, text, expression):
@@ -194,7 +221,7 @@ def expressions_of(question: str) -> list[str]:
 
 
 def _is_expression(text: str) -> bool:
-    text = _without_typography(text)
+    text = _TYPOGRAPHY.sub("", text)
     return _ARITHMETIC.search(text) is not None or _DIVISION.search(text) is not None
 
 
@@ -216,55 +243,3 @@ def boxed(text: str) -> str | None:
         if not depth:
             return text[ends[-1] : at].strip() or None
     return None
-
-
-def equal(answer: str, wanted: str) -> bool:
-    """Return whether two answers are equal (see the module)."""
-    inner = boxed(wanted)
-    return any(
-        _equal_lists(_plain(answer, grouped=grouped), _plain(wanted if inner is None else inner, grouped=grouped))
-        for grouped in (True, False)
-    )
-
-
-def _equal_lists(one: str, two: str) -> bool:
-    if one == two:
-        return bool(one)
-    first, second = _parts(one), _parts(two)
-    return len(first) == len(second) and all(_same(a, b) for a, b in zip(first, second, strict=True))
-
-
-def _plain(answer: str, *, grouped: bool = True) -> str:
-    """Return a text without typography. `grouped`: `100,200` is one number, else two; `100, 200` always is two."""
-    if len(answer) > _LONGEST:
-        return answer
-    text = _GROUPED.sub(lambda m: re.sub(r"\D", "", m[0]), answer) if grouped else answer
-    text = _without_typography(text).removesuffix(".")
-    # \text{...} leaves its braces; a variable before the value (`x = 3`) is dropped.
-    text = re.sub(r"^[a-zA-Z]=", "", text)
-    return text[1:-1] if re.fullmatch(r"\{[^{}]*\}", text) and "," not in text else text
-
-
-def _without_typography(text: str) -> str:
-    """Return a text without its typography, and with plain fractions."""
-    text = _GONE.sub("", text).replace("\\{", "{").replace("\\}", "}")
-    return _FRACTION.sub(r"\1\2/\3", text)
-
-
-def _parts(text: str) -> list[str]:
-    inner = text[1:-1] if len(text) > 1 and text[0] in "([{" and text[-1] in ")]}" else text
-    return [text[:1], *inner.split(","), text[-1:]] if "," in inner and inner != text else inner.split(",")
-
-
-def _same(one: str, two: str) -> bool:
-    if one == two:
-        return bool(one)
-    numbers = _number(one), _number(two)
-    return None not in numbers and numbers[0] == numbers[1]
-
-
-def _number(text: str) -> Fraction | None:
-    try:
-        return Fraction(text) if len(text) < 100 and "_" not in text and "e" not in text.lower() else None
-    except (ValueError, ZeroDivisionError):
-        return None
