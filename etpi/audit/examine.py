@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from etpi.audit.heldout import HeldOut
 from etpi.audit.report import SHOWN, Example, Report
@@ -46,7 +47,7 @@ _REFUSED = {"empty": "all_masked", "bad_token_ids": "bad_ids"}
 """Reason of a refused row -> kind; others are unreadable."""
 _BEFORE, _AFTER = 32, 96
 """Tokens of an example before its fault or label, and from there on."""
-_LAST_TURN = 20
+_LAST_TURN, _FEW = 20, 4
 _TOOLS = re.compile(r"<tools>(.*?)</tools>", re.DOTALL)
 Key = tuple[str, str, int]
 
@@ -179,7 +180,9 @@ class Examiner:
                     block.hit(agent.rollout_id, *difference)
         elif not self._compared:  # etpi rendered these, so a few suffice
             self._compared, self._syntax.most_rendered = True, 0
-            block.report.compared += self._check.figures(agents, pairs, block.hit)["compared"]
+            few = [agent.rollout_id for agent in agents[:_FEW]]
+            sample = pairs.filter(pc.field("rollout_id").isin(pa.array(few, pa.string())))
+            block.report.compared += self._check.figures(agents, sample, block.hit)["compared"]
         rendered = pairs.set_column(
             pairs.schema.get_field_index("capture"), "capture", pa.array(["retokenised"] * len(pairs), pa.string())
         )

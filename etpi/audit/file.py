@@ -23,7 +23,7 @@ from etpi_assets.importers.rows import files_below, row_files
 from etpi_assets.specs.experiment import GatesSection
 from etpi_resources.process.pool import ordered_map, workers_for
 
-_BLOCK = 32
+_BLOCK, _NO_RUN = 32, "not_a_rollout"
 _SECONDS_PER_BYTE = 2e-6
 """Estimated seconds of one core for a byte of rows."""
 _LENGTH_RATIO = 3.0
@@ -56,6 +56,8 @@ def audit_file(path: Path, student: Student, heldout: Path | None = None, format
         report.add(part)
         repeats.add(chains)
         firsts.extend(prompts)
+    if beside := [item.source for item in chosen.unread if item.reason == _NO_RUN]:
+        report.notes.append(f"Not read, because they hold no messages: {', '.join(beside[:5])}, {len(beside)} in all.")
     repeats.report(report)
     if report.offered >= _LEAST_OFFERED and report.calling < _LEAST_CALLING * report.offered:
         example = Example(report.path, f"{report.calling} of {report.offered} turns call a tool")
@@ -78,7 +80,7 @@ def _items(chosen: Plan, path: Path) -> Iterator[RawRow | ImportResult]:
                 continue
             for number, row in importer.iter_rows(unit):
                 yield RawRow(name, unit, source_of(unit, path), number, row)
-    yield from chosen.unread
+    yield from (item for item in chosen.unread if item.reason != _NO_RUN)
 
 
 def _blocks(items: Iterator[Any]) -> Iterator[tuple[str, list[Any]]]:
@@ -123,7 +125,7 @@ class _Repeats:
             hit, at = np.unique(rows[turns], return_index=True)
             if len(hit):
                 examples = [
-                    Example(self._place(row), f"its turns are in {self._place(rows[first[turns[i]]])} too")
+                    Example(self._place(int(row)), f"its turns are in {self._place(int(rows[first[turns[i]]]))} too")
                     for row, i in zip(hit[:SHOWN], at[:SHOWN], strict=True)
                 ]
                 report.finding(kind).add(len(hit), int(tokens[turns].sum()), examples)

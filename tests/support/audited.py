@@ -58,7 +58,7 @@ def conversations(count: int, turns: int = 2, seed: int = 0) -> list[Row]:
 
 def as_ids(row: Row, chat: ChatFormat) -> Row:
     """Return a row as TRL's prepared data: ids of the template, and labels of the assistant's turns with their ends."""
-    text = chat.tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False)
+    text: Any = chat.tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False)
     ids = chat.tokenizer(text, add_special_tokens=False)["input_ids"]
     header = chat.tokenizer("<|im_start|>assistant\n", add_special_tokens=False)["input_ids"]
     labels, at = [IGNORE_INDEX] * len(ids), 0
