@@ -143,6 +143,10 @@ class Examiner:
                 item = of_row(row, raw.number, raw.unit, raw.source, options)
             if isinstance(item, RolloutRecord) and (detail := _schema_fault(raw.row, item, is_table(raw.unit))):
                 block.hit(item.rollout_id, "schemas", detail)
+        if isinstance(item, RejectedInput) and item.reason == "not_a_rollout":
+            block.report.rows -= 1
+            block.report.notes.append(f"{item.source} holds no messages, and was not read.")
+            return
         if isinstance(item, RejectedInput):
             kind = _REFUSED.get(item.reason, item.reason if item.reason == "foreign_ids" else "unreadable")
             place = f"{item.source}, row {item.row}" if item.row is not None else item.source

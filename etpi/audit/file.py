@@ -23,7 +23,7 @@ from etpi_assets.importers.rows import files_below, row_files
 from etpi_assets.specs.experiment import GatesSection
 from etpi_resources.process.pool import ordered_map, workers_for
 
-_BLOCK, _NO_RUN = 32, "not_a_rollout"
+_BLOCK = 32
 _SECONDS_PER_BYTE = 2e-6
 """Estimated seconds of one core for a byte of rows."""
 _LENGTH_RATIO = 3.0
@@ -56,8 +56,6 @@ def audit_file(path: Path, student: Student, heldout: Path | None = None, format
         report.add(part)
         repeats.add(chains)
         firsts.extend(prompts)
-    if beside := [item.source for item in chosen.unread if item.reason == _NO_RUN]:
-        report.notes.append(f"Not read, because they hold no messages: {', '.join(beside[:5])}, {len(beside)} in all.")
     repeats.report(report)
     if report.offered >= _LEAST_OFFERED and report.calling < _LEAST_CALLING * report.offered:
         example = Example(report.path, f"{report.calling} of {report.offered} turns call a tool")
@@ -80,7 +78,7 @@ def _items(chosen: Plan, path: Path) -> Iterator[RawRow | ImportResult]:
                 continue
             for number, row in importer.iter_rows(unit):
                 yield RawRow(name, unit, source_of(unit, path), number, row)
-    yield from (item for item in chosen.unread if item.reason != _NO_RUN)
+    yield from chosen.unread
 
 
 def _blocks(items: Iterator[Any]) -> Iterator[tuple[str, list[Any]]]:

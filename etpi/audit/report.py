@@ -97,6 +97,7 @@ class Report:
         self.offering = (self.offering[0] + part.offering[0], self.offering[1] + part.offering[1])
         self.longest = max(self.longest, part.longest)
         self.turns.update(part.turns)
+        self.notes += part.notes
         for kind, new in part.findings.items():
             self.finding(kind).add(new.rows, new.tokens, new.examples)
 
