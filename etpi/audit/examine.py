@@ -113,10 +113,10 @@ class Examiner:
         for item in items:
             self._read(item, block)
         chains = list[Chain]()
-        for given in (True, False):
-            records = [r for name, r in block.records.items() if (name in block.ids) is given]
+        for is_ids in (True, False):
+            records = [r for name, r in block.records.items() if (name in block.ids) is is_ids]
             if records:
-                chains += self._examine(records, block, given)
+                chains += self._examine(records, block, is_ids)
         return block.report, chains, block.firsts
 
     def _read(self, item: RawRow | ImportResult, block: _Block) -> None:
@@ -162,22 +162,22 @@ class Examiner:
                 if kind != "no_end" or at >= len(ids):
                     block.structural.add(item.rollout_id)
 
-    def _examine(self, records: Sequence[RolloutRecord], block: _Block, given: bool) -> list[Chain]:
+    def _examine(self, records: Sequence[RolloutRecord], block: _Block, is_ids: bool) -> list[Chain]:
         """Build the pairs of the records, and take the faults of curation's checks."""
         tables = of_rollouts(to_tables(records), frozenset(record.rollout_id for record in records))
-        section = self._native if given else self._rendered
+        section = self._native if is_ids else self._rendered
         agents = list(captured_agents(tables, section, self._chat, lambda task, agent: None, {}, None))
-        if given:
+        if is_ids:
             agents = [_with_messages(agent, block.records[agent.rollout_id]) for agent in agents]
-        made = make_pairs(agents, section, self._chat)
-        pairs = made["pairs"]
-        for row in made["dropped"].to_pylist():
+        built = make_pairs(agents, section, self._chat)
+        pairs = built["pairs"]
+        for row in built["dropped"].to_pylist():
             place = f"{row['rollout_id']}/{row['agent_id']}/{row['turn']}"
             block.hit(place, "differs", f"{row['reason']}: {row['detail']}")
         judged = [agent for agent in agents if agent.rollout_id not in block.structural]
         shown = [agent if agent.tools else replace(agent, tools=_tools_in_text(agent)) for agent in judged]
-        self._syntax.figures(shown, pairs, made["dropped"], block.hit)
-        if given:
+        self._syntax.figures(shown, pairs, built["dropped"], block.hit)
+        if is_ids:
             for agent in judged if has_bodies(self._chat) else ():
                 block.report.compared += 1
                 if difference := self._check.whole(agent, block.ids[agent.rollout_id][0]):
@@ -200,10 +200,10 @@ class Examiner:
 
     def _of_record(self, record: RolloutRecord, turns: Mapping[Key, Any], block: _Block) -> Iterator[Chain]:
         """Take the faults that a conversation shows without its tokens; yield its chains."""
-        name, given = record.rollout_id, record.rollout_id in block.ids
+        name, is_ids = record.rollout_id, record.rollout_id in block.ids
         offered = [*map(tool_name, record.tools or ())]
-        if found := secrets.found(record):
-            block.hit(name, "secret", ", ".join(found))
+        if keys := secrets.found(record):
+            block.hit(name, "secret", ", ".join(keys))
         if self._held and (detail := self._held.leak(record)):
             block.hit(name, "leak", detail)
         for agent in record.agents:
@@ -220,7 +220,7 @@ class Examiner:
                 digest.update(repr((message.role, thought.rest, thought.inside, message.tool_calls)).encode())
                 spoken = message.role == "assistant" and message.kind == "action"
                 place = f"{name}/{agent.agent_id}/{message.turn}"
-                if not given and self._chat.has_control(text):
+                if not is_ids and self._chat.has_control(text):
                     token = self._chat.first_control(text)
                     mark = text[max(0, text.index(token) - 8) : text.index(token)] + token
                     block.hit(place if spoken else name, "control", f"{token!r} in a message of {message.role!r}", mark)

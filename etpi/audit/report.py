@@ -109,9 +109,9 @@ class Report:
 
     def ranked(self) -> list[Finding]:
         """Return the findings, those that hit most labels first, and notes last."""
-        found = [f for f in self.findings.values() if self.share(f) >= KINDS[f.kind].floor]
+        above = [f for f in self.findings.values() if self.share(f) >= KINDS[f.kind].floor]
         return sorted(
-            found, key=lambda f: (KINDS[f.kind].level == "note", -self.share(f), LEVELS.index(KINDS[f.kind].level))
+            above, key=lambda f: (KINDS[f.kind].level == "note", -self.share(f), LEVELS.index(KINDS[f.kind].level))
         )
 
     def failed(self, level: str, bound: float) -> list[str]:
