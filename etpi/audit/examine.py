@@ -39,7 +39,8 @@ from etpi_assets.trajectories.calls import stored_call
 from etpi_assets.trajectories.records import RolloutRecord, own_messages
 from etpi_assets.trajectories.tables import iter_turns, to_tables
 from etpi_resources.chat.format import ChatFormat
-from etpi_resources.chat.marks import THINK, THINK_END, split_thought, without_code
+from etpi_resources.chat.marks import CALL, THINK, THINK_END, split_thought, without_code
+from etpi_resources.chat.tool_forms import Call
 from etpi_resources.chat.tool_forms.call import function_schema
 from etpi_resources.labels import IGNORE_INDEX
 
@@ -103,6 +104,7 @@ class Examiner:
         self._check = TemplateCheck(self._chat, self._rendered, {})
         self._options = read_options({"tokenizer": self._chat.name, "capture": "native"})
         self._form = StudentForm(self._chat)
+        self._opens_call = self._chat.words.form if self._chat.inline_id(CALL) is not None else None
         self._compared = False
         self._examples = Counter[str]()  # the first ones of a worker's rows are among the first of the file
 
@@ -251,6 +253,8 @@ class Examiner:
             block.hit(place, "think_lost", f"{message.reasoning[:60]!r} is recorded apart from the text")
         if not (thought.rest.strip() or thought.inside or message.tool_calls):
             block.hit(place, "empty_turn", "no text and no call")
+        if CALL in plain and self._opens_call and not any(isinstance(c, Call) for c in self._opens_call.parse(plain)):
+            block.hit(place, "syntax", f"a {CALL} that no parser reads as a call: {text[:60]!r}", CALL)
         names = (stored_call(call).name for call in message.tool_calls or ())
         if strange := [name for name in names if name and offered and name not in offered]:
             block.hit(

@@ -124,6 +124,7 @@ MESSAGE_FAULTS: Mapping[str, Callable[[Row], object]] = {
         content="<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>",
         tool_calls=[],
     ),
+    "syntax of prose": lambda row: row["messages"][-1].update(content="<tool_call>1. Look.<tool_call>Done."),
     "secret": lambda row: row["messages"][-2].update(content="AKIA" + "ABCDEFGHIJKLMNOP"),
     "too_long": lambda row: row["messages"][1].update(content="tide " * 50_000),
 }
