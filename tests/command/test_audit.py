@@ -226,6 +226,8 @@ def test_audit_of_a_file_needs_neither_torch_nor_dagster_nor_a_lake(model, clean
 def test_every_kind_has_a_level_a_remedy_and_what_a_trainer_does():
     assert {kind.level for kind in KINDS.values()} == {"error", "warning", "note"}
     assert all(kind.title and kind.remedy and kind.trainer for kind in KINDS.values())
+    text = (Path(__file__).parents[2] / "docs/audit.md").read_text(encoding="utf-8")
+    assert not [name for name in KINDS if f"`{name}`" not in text]
 
 
 def test_rows_of_llama_are_told_apart_by_their_headers(tmp_path, clean):
