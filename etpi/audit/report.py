@@ -146,7 +146,7 @@ def terminal(report: Report, seconds: float) -> Iterator[str]:
     yield f"\nlabel tokens by turn: {turns or 'none'}; syntax of calls {calls}"
     yield from report.notes
     if not report.ranked():
-        yield "Nothing was found."
+        yield f"Nothing was found. Next: etpi init runs {report.path} --model MODEL"
 
 
 def _percent(part: int, whole: int) -> str:
