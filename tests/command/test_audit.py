@@ -243,3 +243,13 @@ def test_rows_of_llama_are_told_apart_by_their_headers(tmp_path, clean):
     assert not [fault for fault in mask_faults(ids, labels, chat) if fault.kind not in ("partly_masked",)]
     assert {fault.kind for fault in mask_faults(ids, list(ids), chat)} == {"prompt_trained"}
     assert {fault.kind for fault in mask_faults([ids[0], *ids], [-100, *labels], chat)} >= {"bos"}
+
+
+def test_page_shows_the_missing_end_in_a_browser(chromium, student, clean, tmp_path):
+    rows = [as_ids(clean[0], chat_of(student))]
+    id_faults(chat_of(student))["no_end cut"](rows[0])
+    file = tmp_path / "page.html"
+    file.write_text(page(audit_file(write_rows(tmp_path / "ids.jsonl", rows), student)))
+    options = ["--headless", "--no-sandbox", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", file.as_uri()]
+    shown = subprocess.run([chromium, *options], capture_output=True, text=True, check=True, timeout=120).stdout
+    assert 'class="cut fault"' in shown and "the end of the turn is missing" in shown
