@@ -271,7 +271,9 @@ def _init_options(*names: str, hidden: bool = False) -> Callable[[Callable[..., 
     def decorated(command: Callable[..., int]) -> Callable[..., int]:
         for name in reversed(names):
             kind, text = _INIT[name]
-            settings = {"is_flag": True} if kind is True else kind if isinstance(kind, dict) else {"metavar": kind}
+            settings: dict[str, Any] = (
+                {"is_flag": True} if kind is True else kind if isinstance(kind, dict) else {"metavar": kind}
+            )
             command = click.option(*_NAMES.get(name, (f"--{name}",)), **settings, help=text, hidden=hidden)(command)
         return command
 

@@ -1,1 +1,1 @@
-"""`etpi audit`: faults of a training file or a checkpoint, found without a lake."""
+"""`etpi audit`: faults of a training file, without a lake."""

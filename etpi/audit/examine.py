@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from etpi.audit.heldout import HeldOut
 from etpi.audit.report import SHOWN, Example, Report
@@ -38,7 +39,8 @@ from etpi_assets.trajectories.calls import stored_call
 from etpi_assets.trajectories.records import RolloutRecord, own_messages
 from etpi_assets.trajectories.tables import iter_turns, to_tables
 from etpi_resources.chat.format import ChatFormat
-from etpi_resources.chat.marks import THINK, THINK_END, split_thought, without_code
+from etpi_resources.chat.marks import CALL, THINK, THINK_END, split_thought, without_code
+from etpi_resources.chat.tool_forms import Call
 from etpi_resources.chat.tool_forms.call import function_schema
 from etpi_resources.labels import IGNORE_INDEX
 
@@ -46,7 +48,7 @@ _REFUSED = {"empty": "all_masked", "bad_token_ids": "bad_ids"}
 """Reason of a refused row -> kind; others are unreadable."""
 _BEFORE, _AFTER = 32, 96
 """Tokens of an example before its fault or label, and from there on."""
-_LAST_TURN = 20
+_LAST_TURN, _FEW = 20, 4
 _TOOLS = re.compile(r"<tools>(.*?)</tools>", re.DOTALL)
 Key = tuple[str, str, int]
 
@@ -102,6 +104,7 @@ class Examiner:
         self._check = TemplateCheck(self._chat, self._rendered, {})
         self._options = read_options({"tokenizer": self._chat.name, "capture": "native"})
         self._form = StudentForm(self._chat)
+        self._opens_call = self._chat.words.form if self._chat.inline_id(CALL) is not None else None
         self._compared = False
         self._examples = Counter[str]()  # the first ones of a worker's rows are among the first of the file
 
@@ -112,10 +115,10 @@ class Examiner:
         for item in items:
             self._read(item, block)
         chains = list[Chain]()
-        for given in (True, False):
-            records = [r for name, r in block.records.items() if (name in block.ids) is given]
+        for is_ids in (True, False):
+            records = [r for name, r in block.records.items() if (name in block.ids) is is_ids]
             if records:
-                chains += self._examine(records, block, given)
+                chains += self._examine(records, block, is_ids)
         return block.report, chains, block.firsts
 
     def _read(self, item: RawRow | ImportResult, block: _Block) -> None:
@@ -142,6 +145,10 @@ class Examiner:
                 item = of_row(row, raw.number, raw.unit, raw.source, options)
             if isinstance(item, RolloutRecord) and (detail := _schema_fault(raw.row, item, is_table(raw.unit))):
                 block.hit(item.rollout_id, "schemas", detail)
+        if isinstance(item, RejectedInput) and item.reason == "not_a_rollout":
+            block.report.rows -= 1
+            block.report.notes.append(f"{item.source} holds no messages, and was not read.")
+            return
         if isinstance(item, RejectedInput):
             kind = _REFUSED.get(item.reason, item.reason if item.reason == "foreign_ids" else "unreadable")
             place = f"{item.source}, row {item.row}" if item.row is not None else item.source
@@ -157,29 +164,31 @@ class Examiner:
                 if kind != "no_end" or at >= len(ids):
                     block.structural.add(item.rollout_id)
 
-    def _examine(self, records: Sequence[RolloutRecord], block: _Block, given: bool) -> list[Chain]:
+    def _examine(self, records: Sequence[RolloutRecord], block: _Block, is_ids: bool) -> list[Chain]:
         """Build the pairs of the records, and take the faults of curation's checks."""
         tables = of_rollouts(to_tables(records), frozenset(record.rollout_id for record in records))
-        section = self._native if given else self._rendered
+        section = self._native if is_ids else self._rendered
         agents = list(captured_agents(tables, section, self._chat, lambda task, agent: None, {}, None))
-        if given:
+        if is_ids:
             agents = [_with_messages(agent, block.records[agent.rollout_id]) for agent in agents]
-        made = make_pairs(agents, section, self._chat)
-        pairs = made["pairs"]
-        for row in made["dropped"].to_pylist():
+        built = make_pairs(agents, section, self._chat)
+        pairs = built["pairs"]
+        for row in built["dropped"].to_pylist():
             place = f"{row['rollout_id']}/{row['agent_id']}/{row['turn']}"
             block.hit(place, "differs", f"{row['reason']}: {row['detail']}")
         judged = [agent for agent in agents if agent.rollout_id not in block.structural]
         shown = [agent if agent.tools else replace(agent, tools=_tools_in_text(agent)) for agent in judged]
-        self._syntax.figures(shown, pairs, made["dropped"], block.hit)
-        if given:
+        self._syntax.figures(shown, pairs, built["dropped"], block.hit)
+        if is_ids:
             for agent in judged if has_bodies(self._chat) else ():
                 block.report.compared += 1
                 if difference := self._check.whole(agent, block.ids[agent.rollout_id][0]):
                     block.hit(agent.rollout_id, *difference)
         elif not self._compared:  # etpi rendered these, so a few suffice
             self._compared, self._syntax.most_rendered = True, 0
-            block.report.compared += self._check.figures(agents, pairs, block.hit)["compared"]
+            few = [agent.rollout_id for agent in agents[:_FEW]]
+            sample = pairs.filter(pc.field("rollout_id").isin(pa.array(few, pa.string())))
+            block.report.compared += self._check.figures(agents, sample, block.hit)["compared"]
         rendered = pairs.set_column(
             pairs.schema.get_field_index("capture"), "capture", pa.array(["retokenised"] * len(pairs), pa.string())
         )
@@ -193,10 +202,10 @@ class Examiner:
 
     def _of_record(self, record: RolloutRecord, turns: Mapping[Key, Any], block: _Block) -> Iterator[Chain]:
         """Take the faults that a conversation shows without its tokens; yield its chains."""
-        name, given = record.rollout_id, record.rollout_id in block.ids
+        name, is_ids = record.rollout_id, record.rollout_id in block.ids
         offered = [*map(tool_name, record.tools or ())]
-        if found := secrets.found(record):
-            block.hit(name, "secret", ", ".join(found))
+        if keys := secrets.found(record):
+            block.hit(name, "secret", ", ".join(keys))
         if self._held and (detail := self._held.leak(record)):
             block.hit(name, "leak", detail)
         for agent in record.agents:
@@ -213,7 +222,7 @@ class Examiner:
                 digest.update(repr((message.role, thought.rest, thought.inside, message.tool_calls)).encode())
                 spoken = message.role == "assistant" and message.kind == "action"
                 place = f"{name}/{agent.agent_id}/{message.turn}"
-                if not given and self._chat.has_control(text):
+                if not is_ids and self._chat.has_control(text):
                     token = self._chat.first_control(text)
                     mark = text[max(0, text.index(token) - 8) : text.index(token)] + token
                     block.hit(place if spoken else name, "control", f"{token!r} in a message of {message.role!r}", mark)
@@ -244,6 +253,8 @@ class Examiner:
             block.hit(place, "think_lost", f"{message.reasoning[:60]!r} is recorded apart from the text")
         if not (thought.rest.strip() or thought.inside or message.tool_calls):
             block.hit(place, "empty_turn", "no text and no call")
+        if CALL in plain and self._opens_call and not any(isinstance(c, Call) for c in self._opens_call.parse(plain)):
+            block.hit(place, "syntax", f"a {CALL} that no parser reads as a call: {text[:60]!r}", CALL)
         names = (stored_call(call).name for call in message.tool_calls or ())
         if strange := [name for name in names if name and offered and name not in offered]:
             block.hit(

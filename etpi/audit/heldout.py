@@ -55,9 +55,9 @@ class HeldOut:
         tasks = list({frozenset(pieces): None for pieces in texts if pieces})
         shared = Counter(piece for pieces in tasks for piece in pieces)
         for number, pieces in enumerate(tasks):  # words that several tasks have are of their prompt's template
-            own = [piece for piece in pieces if shared[piece] == 1]
-            held.sizes.append(len(own))
-            held.pieces |= dict.fromkeys(own, number)
+            alone = [piece for piece in pieces if shared[piece] == 1]
+            held.sizes.append(len(alone))
+            held.pieces |= dict.fromkeys(alone, number)
         return held
 
     def leak(self, record: RolloutRecord) -> str | None:
@@ -67,8 +67,8 @@ class HeldOut:
         if record.repo and record.repo in self.repos:
             return f"the held-out repository {record.repo}"
         text = next((m.content for a in record.agents for m in a.messages if m.role == "user"), "")
-        found = Counter(self.pieces[piece] for piece in set(_pieces(text, 10 * _MOST)) if piece in self.pieces)
-        task, count = next(iter(found.most_common(1)), (0, 0))
+        hits = Counter(self.pieces[piece] for piece in set(_pieces(text, 10 * _MOST)) if piece in self.pieces)
+        task, count = next(iter(hits.most_common(1)), (0, 0))
         return f"the text of a held-out task: {text[:80]!r}" if count and count >= _ALIKE * self.sizes[task] else None
 
 

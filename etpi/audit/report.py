@@ -97,6 +97,7 @@ class Report:
         self.offering = (self.offering[0] + part.offering[0], self.offering[1] + part.offering[1])
         self.longest = max(self.longest, part.longest)
         self.turns.update(part.turns)
+        self.notes += part.notes
         for kind, new in part.findings.items():
             self.finding(kind).add(new.rows, new.tokens, new.examples)
 
@@ -108,9 +109,9 @@ class Report:
 
     def ranked(self) -> list[Finding]:
         """Return the findings, those that hit most labels first, and notes last."""
-        found = [f for f in self.findings.values() if self.share(f) >= KINDS[f.kind].floor]
+        above = [f for f in self.findings.values() if self.share(f) >= KINDS[f.kind].floor]
         return sorted(
-            found, key=lambda f: (KINDS[f.kind].level == "note", -self.share(f), LEVELS.index(KINDS[f.kind].level))
+            above, key=lambda f: (KINDS[f.kind].level == "note", -self.share(f), LEVELS.index(KINDS[f.kind].level))
         )
 
     def failed(self, level: str, bound: float) -> list[str]:
@@ -145,7 +146,7 @@ def terminal(report: Report, seconds: float) -> Iterator[str]:
     yield f"\nlabel tokens by turn: {turns or 'none'}; syntax of calls {calls}"
     yield from report.notes
     if not report.ranked():
-        yield "Nothing was found."
+        yield f"Nothing was found. Next: etpi init runs {report.path} --model MODEL"
 
 
 def _percent(part: int, whole: int) -> str:

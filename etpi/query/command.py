@@ -46,11 +46,11 @@ def run(question: Question, values: dict[str, Value], format: str) -> int:
         LakeError: there is no catalog.
     """
     with connect() as connection:
-        if "experiment" in question.variables and isinstance(asked := values.get("experiment"), str):
+        if "experiment" in question.variables and isinstance(wanted := values.get("experiment"), str):
             known = [name for (name,) in connection.execute("SELECT DISTINCT key FROM versions").fetchall()]
-            if asked not in known:
-                listed = near(asked, known) or " `etpi status` lists the experiments."
-                raise QueryError(f"{question.name}: the lake has no data of {asked!r}.{listed}")
+            if wanted not in known:
+                listed = near(wanted, known) or " `etpi status` lists the experiments."
+                raise QueryError(f"{question.name}: the lake has no data of {wanted!r}.{listed}")
         try:
             for name, value in values.items():
                 connection.execute(f"SET VARIABLE {name} = $value", {"value": value})

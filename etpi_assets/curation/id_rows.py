@@ -44,7 +44,12 @@ def has_bodies(chat: ChatFormat) -> bool:
 def mask_faults(ids: Sequence[int], labels: Sequence[int], chat: ChatFormat) -> Iterator[Fault]:
     """Yield the faults of a row's ids and labels, without padding."""
     bos = chat.tokenizer.bos_token_id
-    if bos is not None and bos not in {*chat.end_ids, chat.pad_id} and ids.count(bos) > 1 and _writes_one(chat, bos):
+    if (
+        isinstance(bos, int)
+        and bos not in {*chat.end_ids, chat.pad_id}
+        and ids.count(bos) > 1
+        and _writes_one(chat, bos)
+    ):
         detail = f"{ids.count(bos)} of {chat.tokenizer.bos_token!r}"
         yield Fault(None, "bos", detail, [i for i, token in enumerate(ids) if token == bos][1])
     if not has_bodies(chat):

@@ -283,7 +283,7 @@ def _check_row(value: Any, where: str) -> None:
     if not isinstance(value, Mapping):
         raise Unreadable("unknown_form", f"{where} is {type(value).__name__}, expected an object")
     if rows.is_manifest(value):
-        raise Unreadable("not_a_rollout", f"{where} is the manifest of an export")
+        raise Unreadable("not_a_rollout", f"{where} describes the files beside it")
 
 
 def unconvertible(source: str, error: Exception, row: int | None = None) -> RejectedInput:

@@ -67,7 +67,8 @@ def is_table(path: Path) -> bool:
 
 
 def is_manifest(value: Mapping[str, Any]) -> bool:
-    return MANIFEST in value
+    """Return whether a value describes the files beside it: etpi's manifest, or the schema that `datasets` writes."""
+    return MANIFEST in value or {"features", "citation"} <= value.keys()
 
 
 def iter_rows(path: Path) -> Iterator[tuple[int, Any]]:

@@ -155,7 +155,7 @@ def _with_calls(entries: Sequence[Message], chat: ChatFormat) -> Iterator[Messag
             yield from (replace(entry, role="tool", text=text) for text in results)
         elif calls and form is not None:
             at = [i for mark in (CALL, form.marker) if mark and (i := entry.text.find(mark)) >= 0]
-            asked = [ToolCall(call.name, dict(call.arguments), f"call{n}") for n, call in enumerate(calls)]
-            yield replace(entry, text=entry.text[: min(at, default=0)].rstrip("\n"), calls=asked)
+            structured = [ToolCall(call.name, dict(call.arguments), f"call{n}") for n, call in enumerate(calls)]
+            yield replace(entry, text=entry.text[: min(at, default=0)].rstrip("\n"), calls=structured)
         else:
             yield entry

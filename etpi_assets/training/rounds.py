@@ -171,6 +171,7 @@ class Rounds:
                     f"the trainer requested rows {rows[start : start + size]}, which are no group of {size}"
                 )
         placed: dict[int, _Attempted] = {}
+        groups: list[list[_Attempted]] = []
         aside: list[_Attempted] = []
         requested = {place: tasks[row] for place, row in enumerate(rows)}
         unused = [task for row, task in enumerate(tasks) if row not in set(rows)]

@@ -67,7 +67,7 @@ def test_fault_of_messages_is_found_in_its_rows(kind, form, student, clean, tmp_
         if kind == "schemas":
             pytest.skip("verl's schemas are JSON text")
         clean = verl_rows([{"tools": None, **row} for row in clean])
-    report = audit_file(write_rows(tmp_path / form, clean), student)
+    report, kind = audit_file(write_rows(tmp_path / form, clean), student), kind.partition(" ")[0]
     assert kinds(report) == {kind: len(FAULTY)} and rows_of(report, kind) == set(FAULTY)
     assert 0 < report.share(report.findings[kind]) < 0.3
 
@@ -226,6 +226,8 @@ def test_audit_of_a_file_needs_neither_torch_nor_dagster_nor_a_lake(model, clean
 def test_every_kind_has_a_level_a_remedy_and_what_a_trainer_does():
     assert {kind.level for kind in KINDS.values()} == {"error", "warning", "note"}
     assert all(kind.title and kind.remedy and kind.trainer for kind in KINDS.values())
+    text = (Path(__file__).parents[2] / "docs/audit.md").read_text(encoding="utf-8")
+    assert not [name for name in KINDS if f"`{name}`" not in text]
 
 
 def test_rows_of_llama_are_told_apart_by_their_headers(tmp_path, clean):
@@ -241,3 +243,13 @@ def test_rows_of_llama_are_told_apart_by_their_headers(tmp_path, clean):
     assert not [fault for fault in mask_faults(ids, labels, chat) if fault.kind not in ("partly_masked",)]
     assert {fault.kind for fault in mask_faults(ids, list(ids), chat)} == {"prompt_trained"}
     assert {fault.kind for fault in mask_faults([ids[0], *ids], [-100, *labels], chat)} >= {"bos"}
+
+
+def test_page_shows_the_missing_end_in_a_browser(chromium, student, clean, tmp_path):
+    rows = [as_ids(clean[0], chat_of(student))]
+    id_faults(chat_of(student))["no_end cut"](rows[0])
+    file = tmp_path / "page.html"
+    file.write_text(page(audit_file(write_rows(tmp_path / "ids.jsonl", rows), student)))
+    options = ["--headless", "--no-sandbox", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", file.as_uri()]
+    shown = subprocess.run([chromium, *options], capture_output=True, text=True, check=True, timeout=120).stdout
+    assert 'class="cut fault"' in shown and "the end of the turn is missing" in shown

@@ -125,7 +125,7 @@ def test_map_is_written_into_the_spec(cwd, capsys):
     written = importer_named("runs")
     assert written.claims(DetectionInput(cwd / "runs.jsonl"))
     assert init("--model", "tiny", "--format", "runs", "--force") == 0 and "1 rollouts" in capsys.readouterr().out
-    assert init("--model", "tiny", "--map", "mesages=conv") == 1
+    assert init("--model", "tiny", "--map", "mesages=conv", "--name", "other") == 1
     assert "Did you mean 'messages'" in capsys.readouterr().err
 
 

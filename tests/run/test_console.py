@@ -94,7 +94,7 @@ def test_a_run_ends_with_links_or_the_reasons_of_its_failures(tmp_path, monkeypa
     text = ending(lake, ["plan_first_tiny", "other"])
     assert f"{tmp_path}/reports/plan_first_tiny/report.html" in text
     assert "http://localhost:3001/experiment/plan_first_tiny" in text and "experiment/other" not in text
-    assert "etpi ui" in text and "etpi sql" in text and "plan_first_tiny_2.toml" in text
+    assert "etpi ui" in text and "etpi sql" in text and "etpi export plan_first_tiny --format" in text
     monkeypatch.setenv("ETPI_VIEW_URL", "https://lab/view/")
     assert "https://lab/view/experiment/plan_first_tiny" in ending(lake, ["plan_first_tiny"])
     assert "etpi status" not in failures_table({"catalog": ["catalog: disk full"]})

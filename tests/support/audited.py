@@ -58,7 +58,7 @@ def conversations(count: int, turns: int = 2, seed: int = 0) -> list[Row]:
 
 def as_ids(row: Row, chat: ChatFormat) -> Row:
     """Return a row as TRL's prepared data: ids of the template, and labels of the assistant's turns with their ends."""
-    text = chat.tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False)
+    text: Any = chat.tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False)
     ids = chat.tokenizer(text, add_special_tokens=False)["input_ids"]
     header = chat.tokenizer("<|im_start|>assistant\n", add_special_tokens=False)["input_ids"]
     labels, at = [IGNORE_INDEX] * len(ids), 0
@@ -124,6 +124,7 @@ MESSAGE_FAULTS: Mapping[str, Callable[[Row], object]] = {
         content="<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>",
         tool_calls=[],
     ),
+    "syntax of prose": lambda row: row["messages"][-1].update(content="<tool_call>1. Look.<tool_call>Done."),
     "secret": lambda row: row["messages"][-2].update(content="AKIA" + "ABCDEFGHIJKLMNOP"),
     "too_long": lambda row: row["messages"][1].update(content="tide " * 50_000),
 }
