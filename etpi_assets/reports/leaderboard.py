@@ -120,7 +120,7 @@ def board(table: pa.Table) -> str:
     cells: dict[tuple[str, str, str], dict[str, str]] = {}
     for row in table.to_pylist():
         mark = "" if row["spec"] == "loaded" else f" (spec {row['spec']})"
-        mark += f" (tainted: {100 * row['tainted']:.2g} %)" if row.get("tainted") else ""
+        mark += f" (tainted: {100 * row['tainted']:.3g} %)" if row.get("tainted") else ""
         key = f"{row['experiment']}{mark}", row["checkpoint_role"], row["decoding"] or ""
         cells.setdefault(key, {})[row["metric"]] = figure(row["value"], row["ci_low"], row["ci_high"], row["n"])
     order = sorted(cells, key=lambda key: (key[0], ROLE_ORDER.index(key[1]), key[2]))
