@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.scoring.assets import scored_rollouts
 from etpi_assets.scoring.judging import RECORDED, Bench, planned, with_verdicts
 from etpi_assets.tasks.assets import tasks
-from etpi_assets.tasks.family import Family, Role, Task, Verdict
+from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict
 from etpi_assets.worlds.coop_tiny_shared import FAMILY
 from etpi_resources.lake.lake import Lake, Manifest, Ref
 from etpi_resources.lake.schemas import from_rows
@@ -142,6 +144,14 @@ def test_state_of_a_raised_judge_is_outdated_and_runs_no_model(
 
 
 class OneAgent(Family):
+    params: Mapping[str, Any] = MappingProxyType({})
+
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
+        return iter(())
+
+    def judge(self, task: Task, final: Any, sandboxes: Any) -> Verdict:
+        raise AssertionError
+
     def roles(self, task: Task) -> list[Role]:
         return [Role("agent1", "task", "do")]
 
