@@ -116,7 +116,10 @@ def show_taint(names: Sequence[str], reason: str | None, *, as_json: bool) -> in
         if not open_flips:
             raise LakeError("there is no flip to keep")
         taint.keep(lake, open_flips, reason)
-        asset_definitions()["catalog"].execute("all", Resources(lake=lake), _say)
+        reported = {row["experiment"] for row in rows if row["kind"] == "report"}
+        again = [(asset, name) for name in sorted(reported) for asset in ("experiment_report", "model_card")]
+        for asset, key in (*again, ("leaderboard", "all"), ("catalog", "all")):
+            asset_definitions()[asset].execute(key, Resources(lake=lake), _say, again=True)
         print(f"{len(open_flips)} flips are kept: {reason}")
         return 0
     if as_json:

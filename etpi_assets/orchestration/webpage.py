@@ -22,7 +22,7 @@ def of_version(node: Node, manifest: Manifest, lake: Lake) -> dict[str, Any]:
     if "not_applicable" not in manifest.notes and (address := page(manifest.ref)):
         shown["view"] = dg.MetadataValue.url(address)
     for index, name in enumerate(node.tables):
-        shown["dagster/row_count" if index == 0 else f"rows/{name}"] = manifest.rows[name]
+        shown["dagster/row_count" if index == 0 else f"rows/{name}"] = manifest.rows.get(name, 0)
         shown[f"preview/{name}"] = preview(lake, manifest, name)
     return shown | {
         **({"seconds": round(manifest.seconds, 3)} if manifest.seconds is not None else {}),

@@ -365,7 +365,7 @@ def _comparable(manifest: Manifest, new: Wanted) -> tuple[Mapping[str, Any], Map
     compared = {k: v for k, v in now.items() if k not in added}
     if raised(recorded(manifest), new.code.whole):
         written = new.specs.sections(new.node.set, new.key, new.node.sections, written=True)
-        compared = {k: _without_new_defaults(was.get(k), v, written.get(k)) for k, v in compared.items()}
+        compared = _without_new_defaults(was, compared, written)
     return {k: v for k, v in was.items() if k not in gone}, compared
 
 

@@ -92,6 +92,7 @@ def asset_version(node: Node) -> str:
     """Return the version that Dagster shows for an asset: the components it may use with raised numbers, or "1"."""
     starts = [name.partition("{")[0] for name in (*node.versions, *node.kept) if not name.startswith("{")]
     starts += LIVE if any(name.startswith("{steps}") for name in node.kept) else []
+    starts += ["judge", "judge."] if "{proofs}" in node.kept else []
     named = [
         c for c in COMPONENTS if number(c) > 1 and any(c == s or s.endswith(".") and c.startswith(s) for s in starts)
     ]

@@ -138,7 +138,11 @@ def model_card(
     summary="The metrics of all experiments of the lake side by side.",
 )
 def leaderboard(run: AssetRun, eval_metrics: Input, experiment_spec: Input) -> Produced:
-    table = boards.leaderboard(_entries(run, eval_metrics))
+    entries = _entries(run, eval_metrics)
+    rows = tainted(run.lake, [entry.experiment for entry in entries])
+    finals = [row for row in rows if row["kind"] == "checkpoint" and row["final"]]
+    shares = {(row["experiment"], row["role"]): row["share"] for row in sorted(finals, key=lambda row: row["share"])}
+    table = boards.leaderboard(entries, shares)
     return Produced(tables={"leaderboard": table}, metadata={"board": Markdown(boards.board(table))})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -47,8 +48,14 @@ class TeacherData:
     filtered_on: frozenset[str]
 
 
-def leaderboard(entries: Iterable[EvaluatedExperiment]) -> pa.Table:
-    """Collect the pooled figures of every experiment, a row per (experiment, role, decoding, metric)."""
+def leaderboard(
+    entries: Iterable[EvaluatedExperiment], tainted: Mapping[tuple[str, str], float] = MappingProxyType({})
+) -> pa.Table:
+    """Collect the pooled figures of every experiment, a row per (experiment, role, decoding, metric).
+
+    Args:
+        tainted: (experiment, role) -> share of its training that rests on flipped verdicts.
+    """
     rows = []
     for entry in sorted(entries, key=lambda e: e.experiment):
         metrics = entry.metrics.to_pylist()
@@ -63,6 +70,7 @@ def leaderboard(entries: Iterable[EvaluatedExperiment]) -> pa.Table:
                 figures = {name: row[name] for name in (*columns, "judge")}
                 seen = len(seeds.get(key, ()))
                 rows.append({**figures, "title": entry.title, "spec": entry.spec, "seeds": seen})
+                rows[-1]["tainted"] = tainted.get((entry.experiment, row["checkpoint_role"]))
     return from_rows("leaderboard", rows)
 
 
@@ -107,11 +115,12 @@ def teacher_ceiling(entries: Iterable[EvaluatedExperiment], teachers: Mapping[st
 def board(table: pa.Table) -> str:
     """Format the leaderboard: a line per (experiment, role, decoding), a column per headline rate.
 
-    An experiment without a valid spec is marked.
+    An experiment without a valid spec is marked, and one that rests on flipped verdicts.
     """
     cells: dict[tuple[str, str, str], dict[str, str]] = {}
     for row in table.to_pylist():
         mark = "" if row["spec"] == "loaded" else f" (spec {row['spec']})"
+        mark += f" (tainted: {100 * row['tainted']:.3g} %)" if row.get("tainted") else ""
         key = f"{row['experiment']}{mark}", row["checkpoint_role"], row["decoding"] or ""
         cells.setdefault(key, {})[row["metric"]] = figure(row["value"], row["ci_low"], row["ci_high"], row["n"])
     order = sorted(cells, key=lambda key: (key[0], ROLE_ORDER.index(key[1]), key[2]))

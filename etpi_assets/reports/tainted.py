@@ -30,7 +30,7 @@ def line(row: Mapping[str, Any]) -> str:
     count = f"{row['rollouts']:,} rollout{'s' * (row['rollouts'] != 1)}"
     through = row["via_checkpoint_id"]
     ancestor = f", through {through[:12]}" if through and through != row["checkpoint_id"] else ""
-    share = f"{100 * row['share']:.2g} % of its {row['share_of']}, {count}{ancestor}"
+    share = f"{100 * row['share']:.3g} % of its {row['share_of']}, {count}{ancestor}"
     return f"tainted: {' '.join(map(str, parts))}: {share}{_mend(row)}"
 
 

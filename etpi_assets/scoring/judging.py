@@ -314,11 +314,7 @@ class Judging:
         if self.suite is None or self.kind is None:
             return None
         run, family = self.run, load_family(self._family)
-        try:
-            sandboxes = run.resources.sandboxes(self.kind)
-        except SandboxUnavailable as error:
-            run.log(f"{run.label}: nothing is judged again on this machine: {error}")
-            return None
+        sandboxes = run.resources.sandboxes(self.kind)
         by_id = {task.task_id: task for task in tasks}
         store = run.lake.scratch("verdicts")
         return Bench(judge_of(self._family), family, by_id, sandboxes, store, run.resources.concurrency)
@@ -334,6 +330,13 @@ class Judging:
         """Judge what the present judge has not judged, and return all later verdicts."""
         run, bench = self.run, self.bench(tasks)
         plan, later = self.plan(bench)
+        if bench and plan.work:
+            try:
+                self.run.resources.sandboxes(self.kind or "").check()
+            except SandboxUnavailable as error:
+                run.log(f"{run.label}: nothing is judged again on this machine: {error}")
+                plan.refused["no_environment"] += len(plan.work)
+                plan.work = []
         if bench is None or not plan.work:
             return Judged(later, self.recorded(), bench.judge if bench else None, plan)
         with resource_lock("sandboxes", run.lake, run.log), run.progress("judged again", len(plan.work)) as progress:

@@ -1,6 +1,5 @@
 -- One row per headline metric of an experiment, pooled over seeds. Figures that others published have checkpoint_role
--- 'published', with a Wilson interval if they gave counts. tainted is the share of a checkpoint's training that rests
--- on flipped verdicts, as in the view tainted.
+-- 'published', with a Wilson interval if they gave counts.
 CREATE OR REPLACE VIEW leaderboard AS
 WITH stated AS (
     SELECT
@@ -29,23 +28,9 @@ counted AS (
         1.959964 AS z
     FROM figures
     WHERE value IS NOT NULL
-),
-
-marked AS (
-    SELECT
-        experiment,
-        role,
-        max(share) AS share
-    FROM tainted
-    WHERE kind = 'checkpoint' AND final
-    GROUP BY experiment, role
 )
 
-SELECT
-    b.*,
-    t.share AS tainted
-FROM leaderboard.leaderboard AS b
-LEFT JOIN marked AS t ON b.experiment = t.experiment AND b.checkpoint_role = t.role
+SELECT * FROM leaderboard.leaderboard
 UNION ALL BY NAME
 SELECT
     name AS experiment,
@@ -57,6 +42,5 @@ SELECT
     n,
     (p + z * z / (2 * n) - z * sqrt(p * (1 - p) / n + z * z / (4 * n * n))) / (1 + z * z / n) AS ci_low,
     (p + z * z / (2 * n) + z * sqrt(p * (1 - p) / n + z * z / (4 * n * n))) / (1 + z * z / n) AS ci_high,
-    NULL AS seeds,
-    NULL AS tainted
+    NULL AS seeds
 FROM counted;

@@ -87,12 +87,21 @@ trained_turns AS (
     WHERE s.left_out IS NULL
 ),
 
-trusted AS (
+judged AS (
     SELECT
         rollout_id,
-        any_value(outcome ->> '$.details.verdict_trust') AS verdict_trust
-    FROM rollouts
+        arg_max(verdict_trust, number) AS verdict_trust
+    FROM verdicts
     GROUP BY rollout_id
+),
+
+trusted AS (
+    SELECT
+        r.rollout_id,
+        any_value(coalesce(j.verdict_trust, r.outcome ->> '$.details.verdict_trust')) AS verdict_trust
+    FROM rollouts AS r
+    LEFT JOIN judged AS j ON r.rollout_id = j.rollout_id
+    GROUP BY r.rollout_id
 )
 
 SELECT

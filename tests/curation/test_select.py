@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -28,7 +26,7 @@ def tables(*rows):
         rollouts.append({"rollout_id": name, "teacher": "strong", **{k: values[k] for k in facts if k in values}})
         score = {
             "reward": 1.0, "verdict": "passed", "plan_first": True, "plan_content": True, "follow_through": 1.0,
-            "plan_content_published": True,
+            "plan_content_published": True, "verdict_trust": None,
             "output_tokens": 100, "turns": 10, "exit_status": "Submitted", "infrastructure_error": False,
         }  # fmt: skip
         scores.append({"rollout_id": name, **score, **{k: v for k, v in values.items() if k in score or "reason" in k}})
@@ -237,7 +235,6 @@ def test_rollout_sets_without_a_rollout_fail_with_the_place_of_the_reasons():
     ("trust", "kept"), [("blind", True), ("reversed", True), ("unchallenged", False), (None, False)]
 )
 def test_min_trust_drops_rollouts_whose_verdict_is_trusted_less(trust, kept):
-    outcome = json.dumps({"reward": 1.0, "details": {"verdict_trust": trust} if trust else {}})
-    selected, reasons = chosen(SelectSection(min_trust="reversed"), {"id": "r", "outcome": outcome})
+    selected, reasons = chosen(SelectSection(min_trust="reversed"), {"id": "r", "verdict_trust": trust})
     assert selected == (["r"] if kept else []) and (kept or reasons["r"][0] == "low_trust")
-    assert chosen(SelectSection(), {"id": "r", "outcome": outcome})[0] == ["r"]
+    assert chosen(SelectSection(), {"id": "r", "verdict_trust": trust})[0] == ["r"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,8 +11,11 @@ from typing import Any
 import pytest
 
 from etpi_assets.graph import GRAPH
+from etpi_assets.reports.leaderboard import EvaluatedExperiment, board, leaderboard
+from etpi_assets.reports.tainted import checkpoint_lines
 from etpi_resources.lake import catalog, taint
 from etpi_resources.lake.lake import Lake, LakeError
+from etpi_resources.lake.schemas import from_rows
 from tests.support import small_lake
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
@@ -123,3 +127,22 @@ def test_evaluations_and_several_roots_are_walked_together(lake: Lake) -> None:
 def test_unknown_roots_are_refused(lake: Lake, root: str) -> None:
     with pytest.raises(LakeError, match=root.partition(":")[0]):
         tainted(lake, root)
+
+
+def test_lines_name_share_rollouts_and_the_command_that_mends(lake: Lake) -> None:
+    flip(lake, "r1", "scored_rollouts", "strong_set", 1.0, 0.0)
+    flip(lake, "s-1", "rl_rewards", "reinforced", 0.0, 1.0)
+    with catalog.in_memory(lake, GRAPH.values()) as connection:
+        lines = checkpoint_lines(taint.walk(connection))
+    mended = {re.findall(r"etpi run (\w+) --rebuild (\w+)", line)[0] for line in lines}
+    assert mended >= {("strong", "sft_checkpoint"), ("follow_up", "sft_checkpoint"), ("reinforced", "rl_checkpoint")}
+    assert all("100 %" in line and "1 rollout" in line for line in lines if "strong" in line)
+
+
+def test_board_has_the_share_of_tainted_checkpoints() -> None:
+    metrics = from_rows("metrics", [{"experiment": "a", "checkpoint_role": role, "decoding": "t1", "metric": "solved",
+                                     "value": 0.5, "n": 4, "ci_low": 0.1, "ci_high": 0.9, "unit": "pair"}
+                                    for role in ("base", "sft")])  # fmt: skip
+    table = leaderboard([EvaluatedExperiment("a", "A", metrics)], {("a", "sft"): 0.25})
+    assert {row["checkpoint_role"]: row["tainted"] for row in table.to_pylist()} == {"base": None, "sft": 0.25}
+    assert "tainted: 25 %" in board(table)

@@ -73,7 +73,8 @@ def test_page_shows_the_raised_components_of_an_asset(monkeypatch):
     assert {versions.asset_version(node) for node in GRAPH.values()} == {"1"}
     for component in ("agent", "judge.harbor"):
         monkeypatch.setitem(versions.COMPONENTS, component, {1: "x", 2: "y"})
-    assert versions.asset_version(GRAPH["raw_rollouts"]) == "judge.harbor 2, agent 2"
+    assert versions.asset_version(GRAPH["raw_rollouts"]) == "agent 2"
+    assert versions.asset_version(GRAPH["scored_rollouts"]) == "judge.harbor 2"
     assert versions.asset_version(GRAPH["tasks"]) == "judge.harbor 2"
     assert versions.asset_version(GRAPH["leaderboard"]) == "1"
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.scoring.assets import scored_rollouts
 from etpi_assets.scoring.judging import RECORDED, Bench, planned, with_verdicts
 from etpi_assets.tasks.assets import tasks
-from etpi_assets.tasks.family import Family, Role, Task, Verdict
+from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict
 from etpi_assets.worlds.coop_tiny_shared import FAMILY
 from etpi_resources.lake.lake import Lake, Manifest, Ref
 from etpi_resources.lake.schemas import from_rows
@@ -28,6 +30,7 @@ from tests.support.repositories import FILES, Repository, solved
 
 SUITE = 'extends = "coop_tiny_shared"\n[params]\ntrain = 4\nheldout = 24\n'
 SET = 'extends = "coop_tiny_shared_strong"\nsuite = "little"\ntasks = 3\nk = 1\n'
+JUDGE = type(FAMILY).judge
 REF = Ref("scored_rollouts", "rollout_set", "little")
 
 
@@ -48,11 +51,11 @@ def resources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resources:
 def raise_judge(monkeypatch: pytest.MonkeyPatch, number: int, failing: str | None = None) -> list[str]:
     """Raise the number of the world's judge, which now fails one task; return the tasks that it is asked for."""
     monkeypatch.setitem(versions.COMPONENTS["judge.coop_tiny_shared"], number, f"reason {number}")  # pyright: ignore
-    asked, judge = list[str](), type(FAMILY).judge
+    asked = list[str]()
 
     def mended(self: Any, task: Task, final: Any, sandboxes: Any) -> Verdict:
         asked.append(task.task_id)
-        verdict = judge(self, task, final, sandboxes)
+        verdict = JUDGE(self, task, final, sandboxes)
         return replace(verdict, reward=0.0, verdict="failed_tests") if task.task_id == failing else verdict
 
     monkeypatch.setattr(type(FAMILY), "judge", mended)
@@ -68,8 +71,8 @@ def test_raised_judge_judges_stored_work_again_and_keeps_both_verdicts(
 ) -> None:
     before = resources.lake.read(REF, "scores").to_pylist()
     old = versions.judge_of("coop_tiny_shared")
-    assert {row["judge"] for row in before} == {old} and {row["reward"] for row in before} == {1.0}
-    failing = before[0]["task_id"]
+    assert {row["judge"] for row in before} == {old} and len(before) == 3
+    failing = next(row["task_id"] for row in before if row["reward"] == 1.0)
     asked = raise_judge(monkeypatch, 98, failing)
     tasks.execute("little", resources)
     asked.clear()
@@ -78,7 +81,11 @@ def test_raised_judge_judges_stored_work_again_and_keeps_both_verdicts(
     assert not outcome.skipped and sorted(asked) == sorted(row["task_id"] for row in before)
     new = versions.judge_of("coop_tiny_shared")
     rows = verdicts(resources)
-    assert Counter((row["judge"], row["reward"]) for row in rows) == {(old, 1.0): 3, (new, 1.0): 2, (new, 0.0): 1}
+    recorded = {row["task_id"]: row["reward"] for row in before}
+    given = {(row["task_id"], row["judge"]): row["reward"] for row in rows}
+    assert given == {(task, old): reward for task, reward in recorded.items()} | {
+        (task, new): reward * (task != failing) for task, reward in recorded.items()
+    }
     assert all(("reason 98" in (row["reason"] or "")) == (row["judge"] == new) for row in rows)
     scores = {row["task_id"]: row for row in resources.lake.read(REF, "scores").to_pylist()}
     assert (scores[failing]["reward"], scores[failing]["verdict"], scores[failing]["judge"]) == (
@@ -137,6 +144,14 @@ def test_state_of_a_raised_judge_is_outdated_and_runs_no_model(
 
 
 class OneAgent(Family):
+    params: Mapping[str, Any] = MappingProxyType({})
+
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
+        return iter(())
+
+    def judge(self, task: Task, final: Any, sandboxes: Any) -> Verdict:
+        raise AssertionError
+
     def roles(self, task: Task) -> list[Role]:
         return [Role("agent1", "task", "do")]
 

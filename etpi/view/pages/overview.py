@@ -14,7 +14,7 @@ from etpi.view.pages.page import NotFound, Page, number, text
 from etpi_assets.reports import answer, story
 from etpi_assets.reports.changes import OUTCOME, Change, summary, tone_of
 from etpi_assets.reports.facts import HEADLINE, headline_metrics
-from etpi_assets.reports.tainted import line
+from etpi_assets.reports.tainted import checkpoint_lines, line
 from etpi_assets.scoring.published import in_reading
 from etpi_resources.lake.lake import Lake
 from etpi_resources.links import rollouts_page, task_page
@@ -100,7 +100,7 @@ def experiment(queries: Queries, lake: Lake, request: Request) -> Page:
         "verdicts": verdicts,
         "changes": Counter(pair["change"] for pair in pairs),
         "checkpoints": queries.rows("checkpoints", experiment=name),
-        "tainted": [line(row) for row in tainted],
+        "tainted": checkpoint_lines(tainted) or [line(row) for row in tainted],
         "shares": {row["checkpoint_id"]: row["share"] for row in tainted if row["kind"] == "checkpoint"},
         "reports": queries.rows("reports", experiment=name),
         "drops": queries.rows("dataset_drops", experiment=name),
