@@ -17,6 +17,7 @@ Unread = Callable[[str, str, Any], None]
 _CHAT_FUNCTIONS = {("name", "arguments"), ("arguments", "name")}
 _CHAT_CALLS = {(*first, "type", "function") for first in ((), ("id",), ("index", "id"))}
 _CHAT_CALLS |= {("function",), ("id", "function"), ("function", "id", "type"), ("id", "function", "type")}
+_FLAT_CALLS = {("name", "arguments"), ("id", "name", "arguments")}
 """Keys of nearly all calls, in their order."""
 _EMPTY = ("", "null", "[]")
 
@@ -65,6 +66,8 @@ def read_call(value: Any, what: str, spec: Spec, unread: Unread, name: str | Non
         plain, arguments = function["name"], function["arguments"]
         if type(plain) is str and plain and arguments is not None:
             return _normal(plain, arguments, call.get("id")), None
+    if tuple(call) in _FLAT_CALLS and type(call["name"]) is str and call["name"] and call["arguments"] is not None:
+        return _normal(call["name"], call["arguments"], call.get("id")), None
     if None in (call.get("id", ""), call.get("type", "")):  # only tables write these as null
         call = without_padding(call)
     paths, tree = spec.paths["call"], spec.trees["call"]
