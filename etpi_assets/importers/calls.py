@@ -248,7 +248,9 @@ def _response(parts: Sequence[Any], what: str, spec: Spec, unread: Unread) -> Co
             continue
         if not isinstance(part, dict):
             raise Unreadable("unknown_form", f"{what}.content[] is neither text nor an object")
-        kind, name = _kind_of(part, spec)
+        written = part.get("type")
+        usual = type(written) is str and spec.kinds.get(written) == "text"  # nearly all
+        kind, name = ("text", None) if usual else _kind_of(part, spec)
         if kind == "text" and isinstance(part.get("text"), str):
             texts.append(part["text"])
             continue
