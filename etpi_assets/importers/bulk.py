@@ -206,7 +206,7 @@ def _input_rows(item: RolloutRecord | RejectedInput, source: ImportSource, tools
     try:
         item.rollout_set, item.suite, item.tools = source.rollout_set, source.suite, item.tools or tools
         messages = [message for agent in item.agents for message in agent.messages]
-        calls = sum(len(message.tool_calls or ()) for message in messages)
+        calls = sum([len(message.tool_calls) for message in messages if message.tool_calls])
         return _InputRows(
             item.source or "", to_rows(item), item.rollout_id, captured_digest(item), len(messages), calls
         )

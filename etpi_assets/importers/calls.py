@@ -14,7 +14,11 @@ from etpi_assets.trajectories.calls import ToolCall, tool_call
 
 Unread = Callable[[str, str, Any], None]
 """Counts (table, key, value) that no path reads."""
-_CHAT, _CHAT_CALL = {"name", "arguments"}, {"id", "type", "function", "index"}
+_CHAT_FUNCTIONS = {("name", "arguments"), ("arguments", "name")}
+_CHAT_CALLS = {(*first, "type", "function") for first in ((), ("id",), ("index", "id"))}
+_CHAT_CALLS |= {("function",), ("id", "function"), ("function", "id", "type"), ("id", "function", "type")}
+_FLAT_CALLS = {("name", "arguments"), ("id", "name", "arguments")}
+"""Keys of nearly all calls, in their order."""
 _EMPTY = ("", "null", "[]")
 
 
@@ -24,16 +28,20 @@ def silent(table: str, key: str, value: Any) -> None:
 
 def count_keys(events: Iterable[Mapping[Any, Any]], format: str, unread: Unread) -> None:
     """Count the keys of a log's events that the format's TOML does not list under `[message]`; they stop no import."""
-    known = load(format)[0].trees["message"]
+    known = load(format)[0].trees["message"].keys()
     for event in events if unread is not silent else ():
-        for key, value in event.items():
-            if value is not None and key not in known:
-                unread("event", str(key), value)
+        for key in () if event.keys() <= known else event.keys() - known:
+            if event[key] is not None:
+                unread("event", str(key), event[key])
 
 
 def read_calls(value: Any, what: str, spec: Spec | None = None, unread: Unread = silent) -> list[ToolCall]:
     """Return the calls of a message, an object, a list or JSON text of one. Raises Unreadable: `unknown_form`."""
-    return [call for call, _ in calls_with_results(value, what, spec or base(), unread)]
+    spec = spec or base()
+    if type(value) is list:  # nearly all
+        name = f"{what}.tool_calls[]"
+        return [read_call(call, name, spec, unread)[0] for call in value]
+    return [call for call, _ in calls_with_results(value, what, spec, unread)]
 
 
 def calls_with_results(value: Any, what: str, spec: Spec, unread: Unread) -> list[tuple[ToolCall, Any]]:
@@ -53,13 +61,15 @@ def read_call(value: Any, what: str, spec: Spec, unread: Unread, name: str | Non
     call = json_text(value, what) if isinstance(value, str) else value
     if not isinstance(call, dict):
         raise Unreadable("unknown_form", f"{what} is not an object")
-    if None in (call.get("id", ""), call.get("type", "")):  # only tables write these as null
-        call = without_padding(call)
     function = call.get("function")
-    if isinstance(function, dict) and function.keys() == _CHAT and call.keys() <= _CHAT_CALL:  # nearly all calls
+    if type(function) is dict and tuple(function) in _CHAT_FUNCTIONS and tuple(call) in _CHAT_CALLS:
         plain, arguments = function["name"], function["arguments"]
         if type(plain) is str and plain and arguments is not None:
             return _normal(plain, arguments, call.get("id")), None
+    if tuple(call) in _FLAT_CALLS and type(call["name"]) is str and call["name"] and call["arguments"] is not None:
+        return _normal(call["name"], call["arguments"], call.get("id")), None
+    if None in (call.get("id", ""), call.get("type", "")):  # only tables write these as null
+        call = without_padding(call)
     paths, tree = spec.paths["call"], spec.trees["call"]
     inner = next((v for path in paths["function"] if isinstance(v := at(call, path), dict)), None)
     places = (call,) if inner is None else (inner, call)
@@ -238,7 +248,9 @@ def _response(parts: Sequence[Any], what: str, spec: Spec, unread: Unread) -> Co
             continue
         if not isinstance(part, dict):
             raise Unreadable("unknown_form", f"{what}.content[] is neither text nor an object")
-        kind, name = _kind_of(part, spec)
+        written = part.get("type")
+        usual = type(written) is str and spec.kinds.get(written) == "text"  # nearly all
+        kind, name = ("text", None) if usual else _kind_of(part, spec)
         if kind == "text" and isinstance(part.get("text"), str):
             texts.append(part["text"])
             continue

@@ -55,7 +55,6 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
         if claims(line):
             meta = meta or {**item}
         elif kind == "response_item" and ("type" in item or "role" in item):
-            count_keys([item], "codex", options.unread)
             parts[-1].items.append({**item, "timestamp": line.get("timestamp")})
         elif kind == "turn_context":
             session.add_response(text_field(item, "model"))
@@ -70,6 +69,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     system = text_field(meta, "base_instructions", "text") or text_field(meta, "instructions")
     for part in parts:
         context, later = part.items[: part.inherited], part.items[part.inherited :]
+        count_keys(later, "codex", options.unread)
         entries = [
             *response_messages(context, unit.name, is_context=True),
             *response_messages(later, unit.name, is_context=part.is_lost),

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from etpi_assets.importers.calls import (
@@ -208,9 +208,18 @@ def _is_skipped(message: Any, rules: Sequence[Mapping[str, Any]]) -> bool:
 def _reader(spec: Spec) -> Callable[[Any, list[Message], str, int, Unread], None]:
     """Return the function that reads one message and adds it, and results in it, to a list."""
     tree, roles = spec.trees["message"], spec.roles
-    plain = {key: node.slots[0] for key, node in tree.items() if len(node.slots) == 1 and not node.below}
+    single = {key: node.slots[0] for key, node in tree.items() if len(node.slots) == 1 and not node.below}
+    plain = {key: slot for key, (slot, _) in single.items() if slot not in _LISTED}
+    silent_keys = {key for key, node in tree.items() if node.known and not node.slots and not node.below}
     wrappers = [path[0] for path in spec.paths["message"].get("wrapper", ())]
     role_key, hosts = spec.paths["message"]["role"][0][0], "result" in spec.paths["call"]
+
+    @lru_cache(256)
+    def plain_slots(keys: tuple[str, ...]) -> Sequence[tuple[str, str]] | None:
+        """Return (key, slot) of the keys that fill one, if each fills another; None if that depends on the values."""
+        filling = [key for key in keys if key not in silent_keys]
+        slots = [plain[key] for key in filling if key in plain]
+        return list(zip(filling, slots, strict=True)) if len(set(slots)) == len(filling) else None
 
     def read(raw: Any, out: list[Message], what: str, index: int, unread: Unread) -> None:
         if not isinstance(raw, dict):
@@ -218,27 +227,23 @@ def _reader(spec: Spec) -> Callable[[Any, list[Message], str, int, Unread], None
         for key in wrappers:
             if role_key not in raw and isinstance(raw.get(key), dict):
                 raw = {**raw[key], **{k: v for k, v in raw.items() if k != key}}
-        slots = _Slots(spec, unread)
-        got, ranks = slots.got, slots.ranks
-        for key, value in raw.items():
-            if value is None:
-                continue
-            if (slot := plain.get(key)) is not None and slot[0] not in got and slot[0] not in _LISTED:
-                got[slot[0]], ranks[slot[0]] = value, slot[1]
-            elif (node := tree.get(key)) is None:
-                unread("message", key, value)
-            else:
-                slots.walk(node, value, f"{key}.")
+        if (slots := plain_slots(tuple(raw))) is not None:  # nearly all
+            got = {slot: value for key, slot in slots if (value := raw[key]) is not None}
+        else:
+            got = _Slots(tree, unread).filled(raw)
         sender, text = got.get("role"), got.get("text", "")
         role = roles.get(sender) if type(sender) is str else None
         if type(text) is str and role in _SPOKEN and (text or "calls" in got) and "media" not in got:  # nearly all
             message = Message(role, text)
             out.append(message)
-            if "calls" in got and not hosts:
-                message.calls = read_calls(got["calls"], f"{what}[{index}]", spec, unread)
-            elif "calls" in got:
-                _add_calls(out, got["calls"], f"{what}[{index}]", spec, unread)
-            if len(got) > 2 or role != "assistant":
+            others = len(got) - ("text" in got)
+            if "calls" in got:
+                others -= 1
+                if hosts:
+                    _add_calls(out, got["calls"], f"{what}[{index}]", spec, unread)
+                else:
+                    message.calls = read_calls(got["calls"], f"{what}[{index}]", spec, unread)
+            if others > 1 or (role != "assistant" and _RETURNCODE in text[:40]):
                 _set_keys(message, got, what, index, spec)
             return
         _read_rest(raw, got, out, what, index, spec, unread)
@@ -249,10 +254,19 @@ def _reader(spec: Spec) -> Callable[[Any, list[Message], str, int, Unread], None
 class _Slots:
     """The values of a message by slot; of several paths with a value, the first in the format's order counts."""
 
-    def __init__(self, spec: Spec, unread: Unread) -> None:
+    def __init__(self, tree: Mapping[Any, Node], unread: Unread) -> None:
         self.got: dict[str, Any] = {}
         self.ranks: dict[str, int] = {}
-        self._unread = unread
+        self._tree, self._unread = tree, unread
+
+    def filled(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Return slot -> value; keys that fill none are counted."""
+        for key, value in message.items():
+            if value is not None and (node := self._tree.get(key)) is not None:
+                self.walk(node, value, f"{key}.")
+            elif value is not None:
+                self._unread("message", key, value)
+        return self.got
 
     def _fill(self, slot: str, rank: int, key: str, value: Any) -> None:
         if slot in _LISTED:

@@ -224,6 +224,9 @@ def _data(name: str) -> Mapping[str, Any]:
 def load_user(file: Path) -> list[Spec]:
     """Read a user's format. Raises ValueError naming the file."""
     try:
-        return forms(file.stem, tomllib.loads(file.read_text(encoding="utf-8")))
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+        if "reader" in data:
+            raise ValueError("only formats that etpi ships have a reader; write a plugin for one in Python")
+        return forms(file.stem, data)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error

@@ -44,10 +44,11 @@ class ToolCall:
 
 def tool_call(name: str, arguments: Any, call_id: str | None = None) -> ToolCall:
     """Return a call whose arguments are an object, JSON text of one, or missing, which are those without parameters."""
-    read = arguments if type(arguments) is dict else arguments_object(arguments)
-    if read is None:
+    if type(arguments) is dict:
+        return ToolCall(name, dict(arguments), call_id)
+    if (read := arguments_object(arguments)) is None:
         return ToolCall(name, None, call_id, arguments, "its arguments are no JSON object")
-    return ToolCall(name, dict(read), call_id)
+    return ToolCall(name, read if type(read) is dict else dict(read), call_id)
 
 
 def stored_call(value: Any) -> ToolCall:

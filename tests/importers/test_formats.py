@@ -313,6 +313,9 @@ def test_format_of_the_user_is_a_file_of_paths(tmp_path: Path, monkeypatch: pyte
     (item,) = read(path)
     assert talk(item) == [("user", None, "Moor?"), ("assistant", 0, "Moored.")]
     assert item.outcome == {"reward": 1.0, "verdict": "passed"}
+    file.write_text('reader = "atif"\n')
+    with pytest.raises(ValueError, match=r"log_of_mine.toml.*plugin"):
+        detect(path)
     file.write_text("[mesage]\n")
     with pytest.raises(ValueError, match=r"log_of_mine.toml.*mesage.*'message'"):
         detect(path)
