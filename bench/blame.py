@@ -6,9 +6,9 @@
 
 `plant` publishes the rollout set with 20 % of the rollouts corrupted (the turn that writes a function writes it to the
 partner's file; verdicts stay, so that selection keeps them) and 20 % reworded without harm; the column `teacher` says
-which, so `etpi blame EXPERIMENT --by teacher` shows it. `measure` prints the AUC of the order of influence, the
-precision at the true share, how often the worst turn is the corrupted one and its worst token is in the path, and the
-same AUC for subsets of the held-out tasks.
+which, so `etpi blame EXPERIMENT --by teacher` shows it. `measure` prints the AUC and the precision at the true share of
+rollouts ordered by harm and by influence, and how often the worst turn is a corrupted one and its worst token is in the
+path.
 """
 
 from __future__ import annotations
@@ -107,12 +107,13 @@ def measure(experiment: str) -> None:
             "INNER JOIN tito_pairs AS p USING (experiment, rollout_id, agent_id, turn) WHERE b.experiment = $name",
             {"name": experiment},
         ).fetchall()
-    scores = np.array([row["influence"] for row in table])
     bad, odd = (np.array([row["teacher"] == kind for row in table]) for kind in (CORRUPTED, REWORDED))
     print(f"{len(table)} rollouts, {bad.sum()} corrupted, {odd.sum()} reworded")
-    found = float(bad[np.argsort(scores)[: bad.sum()]].mean())
-    print(f"AUC {auc(scores, bad):.3f}, precision at the true share {found:.2f}")
-    print(f"reworded against clean: AUC {auc(scores[~bad], odd[~bad]):.3f}")
+    for name in ("harm", "influence"):
+        scores = np.array([row[name] for row in table])
+        precision = float(bad[np.argsort(scores)[: bad.sum()]].mean())
+        print(f"by {name}: AUC {auc(scores, bad):.3f}, precision at the true share {precision:.2f}", end="; ")
+        print(f"reworded against clean: AUC {auc(scores[~bad], odd[~bad]):.3f}")
     by_turn: dict[tuple[str, str, int], tuple[list[int], list[np.ndarray]]] = {}
     for rollout, agent, turn, ids, influences in tokens:
         by_turn.setdefault((rollout, agent, turn), (ids, []))[1].append(np.array(influences))

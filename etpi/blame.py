@@ -36,14 +36,24 @@ def blame(experiment: str, by: str, share: float, retrain: bool) -> int:
             f"the catalog has no blame of {experiment}. Add a section [blame] to its spec (docs/blame.md) and run "
             f"`etpi run {experiment}`; if a check refused it, `etpi status {experiment}` says why"
         )
-    worst = [row for row in rollouts[: round(share * len(rollouts))] if row["influence"] < 0]
+    worst = [row for row in rollouts[: round(share * len(rollouts))] if row["harm"] < 0]
+    best = sorted(rollouts, key=lambda row: -row["influence"])
     print(f"{experiment}: influence of {len(rollouts)} training rollouts on {rollouts[0]['objective']}")
     print(_groups(rollouts, BY[by], by))
-    for title, rows in (("worst", rollouts[:SHOWN]), ("best", rollouts[: -SHOWN - 1 : -1])):
-        names = ("rollout_id", "influence", "task_id", "teacher", "worst_agent", "worst_turn", "worst_influence")
+    for title, rows in (("worst", rollouts[:SHOWN]), ("best", best[:SHOWN])):
+        names = (
+            "rollout_id",
+            "harm",
+            "influence",
+            "task_id",
+            "teacher",
+            "worst_agent",
+            "worst_turn",
+            "worst_influence",
+        )
         print(f"\nThe {len(rows)} {title} rollouts")
         print(aligned([names, *([cell(row[name]) for name in names] for row in rows)]))
-    print(f"\nIn common among the {len(worst)} worst ({share:.0%} of the rollouts, those below 0):")
+    print(f"\nIn common among the {len(worst)} worst ({share:.0%} of the rollouts, those with harm):")
     print(aligned(_in_common(worst, rollouts)) or "nothing that the others have less often")
     if lines := _retrained(experiment, rollouts[0]["objective"]):
         print(f"\nRetrained, on the held-out tasks that blame did not read\n{aligned(lines)}")

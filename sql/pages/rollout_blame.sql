@@ -1,5 +1,6 @@
 -- How much a training rollout raised or lowered the held-out metric of experiments: its place among their rollouts, the
--- worst first, its worst turn, and, if it is among the worst or best, its part on each held-out task, the lowest first.
+-- most harmful first (see the report blame_rollouts), its worst turn, and, if it is an extreme one, its part on each
+-- held-out task, the lowest first.
 WITH of_turns AS (
     SELECT
         experiment,
@@ -7,7 +8,9 @@ WITH of_turns AS (
         rollout_id,
         agent_id,
         turn,
-        sum(influence) / count(DISTINCT concat(seed, '/', step)) AS influence
+        sum(influence) / count(DISTINCT concat(seed, '/', step)) AS influence,
+        sum(coalesce(list_sum(list_filter(influences, LAMBDA x: x < 0)), 0)) -- noqa: RF02
+        / count(DISTINCT concat(seed, '/', step)) AS harm
     FROM blame
     WHERE
         experiment IN (
@@ -26,7 +29,7 @@ ranked AS (
         arg_min(agent_id, influence) AS worst_agent,
         arg_min(turn, influence) AS worst_turn,
         min(influence) AS worst_influence,
-        row_number() OVER (PARTITION BY experiment ORDER BY sum(influence), rollout_id) AS place,
+        row_number() OVER (PARTITION BY experiment ORDER BY sum(harm), rollout_id) AS place,
         count(*) OVER (PARTITION BY experiment) AS n
     FROM of_turns
     GROUP BY experiment, objective, rollout_id

@@ -12,13 +12,16 @@ WITH valued AS (
             WHEN 'plan_content' THEN s.plan_content::DOUBLE
             WHEN 'follow_through' THEN s.follow_through
         END AS metric_value
-    FROM eval_rollouts.rollouts AS r
-    INNER JOIN eval_metrics.scores AS s ON r.experiment = s.experiment AND r.rollout_id = s.rollout_id
+    FROM rollouts AS r
+    INNER JOIN scores AS s ON r.experiment = s.experiment AND r.rollout_id = s.rollout_id
     WHERE
-        r.checkpoint_role = 'sft'
+        r.origin = 'eval'
+        AND s.origin = 'eval'
+        AND r.checkpoint_role = 'sft'
         AND NOT s.infrastructure_error
         AND (
-            r.experiment = getvariable('experiment')
+            getvariable('experiment') IS NULL
+            OR r.experiment = getvariable('experiment')
             OR r.experiment = concat(getvariable('experiment'), '_without_worst')
             OR r.experiment = concat(getvariable('experiment'), '_without_random')
         )
@@ -29,7 +32,7 @@ SELECT
     task_id,
     task_id NOT IN (
         SELECT b.task_id FROM blame_tasks AS b
-        WHERE b.experiment = getvariable('experiment')
+        WHERE b.experiment = coalesce(getvariable('experiment'), valued.experiment)
     ) AS unseen,
     sum(metric_value) AS total,
     count(metric_value)::INTEGER AS size

@@ -1,6 +1,7 @@
 -- Which training rollouts raised or lowered the held-out metric, and by which turn most?
--- SET VARIABLE experiment = 'name' for one experiment. The worst first; influences are means over the checkpoints that
--- [blame] names. The worst turn is the one with the lowest influence. `etpi blame` shows groups of them.
+-- SET VARIABLE experiment = 'name' for one experiment. influence is the sum over tokens, harm that of the tokens below
+-- 0, which good tokens of the same rollout do not hide; both are means over the checkpoints that [blame] names. The
+-- most harmful first. The worst turn is the one with the lowest influence. `etpi blame` shows groups of them.
 WITH of_turns AS (
     SELECT
         experiment,
@@ -9,6 +10,8 @@ WITH of_turns AS (
         agent_id,
         turn,
         sum(influence) / count(DISTINCT concat(seed, '/', step)) AS influence,
+        sum(coalesce(list_sum(list_filter(influences, LAMBDA x: x < 0)), 0)) -- noqa: RF02
+        / count(DISTINCT concat(seed, '/', step)) AS harm,
         count(DISTINCT dataset_row_id) AS n_rows
     FROM blame
     WHERE getvariable('experiment') IS NULL OR experiment = getvariable('experiment')
@@ -21,6 +24,7 @@ of_rollouts AS (
         objective,
         rollout_id,
         sum(influence) AS influence,
+        sum(harm) AS harm,
         sum(n_rows)::INTEGER AS n_rows,
         arg_min(agent_id, influence) AS worst_agent,
         arg_min(turn, influence) AS worst_turn,
@@ -49,4 +53,4 @@ SELECT
     f.* EXCLUDE (experiment, rollout_id) -- noqa: RF02
 FROM of_rollouts AS r
 INNER JOIN facts AS f ON r.experiment = f.experiment AND r.rollout_id = f.rollout_id
-ORDER BY r.experiment, r.influence, r.rollout_id;
+ORDER BY r.experiment, r.harm, r.rollout_id;

@@ -12,7 +12,7 @@ SELECT
     f.spec ->> '$.format' AS importer,
     coalesce(nullif(f.spec ->> '$.license', ''), t.payload ->> '$.license') AS licence
 FROM selected AS s
-LEFT JOIN raw_rollouts.rollouts AS r ON s.rollout_id = r.rollout_id
+LEFT JOIN rollouts AS r ON s.rollout_id = r.rollout_id AND r.origin = 'set'
 LEFT JOIN rollout_sets AS f ON s.rollout_set = f.rollout_set
 LEFT JOIN tasks AS t ON r.suite = t.suite AND s.task_id = t.task_id
 WHERE getvariable('experiment') IS NULL OR s.experiment = getvariable('experiment')

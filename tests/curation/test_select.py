@@ -238,3 +238,12 @@ def test_min_trust_drops_rollouts_whose_verdict_is_trusted_less(trust, kept):
     selected, reasons = chosen(SelectSection(min_trust="reversed"), {"id": "r", "verdict_trust": trust})
     assert selected == (["r"] if kept else []) and (kept or reasons["r"][0] == "low_trust")
     assert chosen(SelectSection(), {"id": "r", "verdict_trust": trust})[0] == ["r"]
+
+
+def test_named_rollouts_are_left_out_after_the_other_rules():
+    section = SelectSection(min_reward=1.0, shortest_correct=True, exclude_rollouts=("short", "nobody"))
+    tables_ = tables({"id": "short", "output_tokens": 10}, {"id": "long"}, {"id": "other", "task_id": "t2"})
+    result = select(*tables_, section)
+    assert result["selected"]["rollout_id"].to_pylist() == ["other"], "no other rollout takes its place"
+    reasons = dict(zip(*(result["dropped"][name].to_pylist() for name in ("rollout_id", "reason")), strict=True))
+    assert reasons == {"short": "excluded_rollout", "long": "not_the_shortest"}

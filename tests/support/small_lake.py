@@ -288,6 +288,12 @@ def _strong(lake: Lake) -> None:
     ]
     put(lake, "sft_checkpoint", "strong", {"checkpoints": rows, "training_log": log})
     put(lake, "rl_checkpoint", "strong", {})
+    last = max(rows, key=lambda row: row["step"])
+    blamed = {
+        "seed": last["seed"], "step": last["step"], "objective": "solved", "dataset_row_id": "d-r1-agent1-0",
+        "rollout_id": "r1", "agent_id": "agent1", "turn": 0, "influence": -1.0, "influences": [-1.5, 0.5, 0.0],
+    }  # fmt: skip
+    put(lake, "blame", "strong", {"blame": [blamed]})
     probe = {"role": "sft", "seed": 0, "probe": "first_turn_message", "prompt_set": "heldout", "n": 20, "passed": True}
     probes = [
         probe | {"checkpoint_id": "sft1-100", "step": 100, "value": 0.5},

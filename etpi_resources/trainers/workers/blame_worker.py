@@ -67,7 +67,7 @@ def run(worker: Worker[BlameWorkerConfig]) -> BlameWorkerResult:
     spans = [(row, at) for row, at in spans if row["rollout_id"] in chosen]
     offsets = training.stored.offsets
     rows = training.rows.only({int(offsets.searchsorted(at.start, "right")) - 1 for _, at in spans})
-    tasks = sorted({name for part in heldout for name in part.stored.names})
+    tasks = sorted({name for part in heldout for name in part.stored.names}) if spans else []
     stage, by_task = worker.stage("held-out tasks", len(tasks)), []
     for task in tasks:
         parts = [(part.sign / length, part.rows.only(mine)) for part in heldout if (mine := part.of(task))]
@@ -168,10 +168,11 @@ def _by_rollout(values: Any) -> dict[str, float]:
 
 
 def _extremes(blamed: Sequence[dict[str, Any]], count: int) -> set[str]:
-    """Return the rollouts at either end of the order of influence."""
+    """Return the rollouts with most harm (the sum of tokens below 0) and those with the highest influence."""
+    harm = _by_rollout((row["rollout_id"], float(row["influences"].clip(max=0).sum())) for row in blamed)
     totals = _by_rollout((row["rollout_id"], row["influence"]) for row in blamed)
-    ranked = sorted(totals, key=lambda name: totals[name])
-    return {*ranked[:count], *ranked[-count:]} if count else set()
+    worst, best = sorted(harm, key=lambda name: harm[name]), sorted(totals, key=lambda name: -totals[name])
+    return {*worst[:count], *best[:count]}
 
 
 def _memory_mb(gpu: bool) -> int:
