@@ -60,9 +60,9 @@ def heldout_sequences(
     """Return the turns of held-out rollouts as `sequences` named by task: of split "raised" where the advantage is
     above 0, "lowered" below; the weight of a token is the size of its rollout's advantage."""
     turns = turns.filter(pc.field("rollout_id").isin(pa.array(advantage, pa.string())))
-    rows = []
+    rows, length = [], pc.list_value_length  # pyright: ignore[reportAttributeAccessIssue]
     for turn in (
-        turns.filter(pc.field("suffix_ids").is_valid() & (pc.list_value_length(pc.field("output_ids")) > 0))
+        turns.filter(pc.field("suffix_ids").is_valid() & (length(pc.field("output_ids")) > 0))
         .select(["rollout_id", "agent_id", "turn"])
         .to_pylist()
     ):
