@@ -21,9 +21,10 @@ from etpi.init.foreign_git import git, objects_of
 from etpi.run.console import say
 from etpi.sandbox_python import PYTHON, make_tools
 from etpi_assets.specs.load import SpecError
+from etpi_assets.tasks.calibration import TestRun
 from etpi_assets.tasks.family import Task
 from etpi_assets.tasks.frozen import METADATA_FILE, RUNNER_FILE, TEST_FILE
-from etpi_assets.tasks.reports import pytest_outcomes
+from etpi_assets.tasks.proof import Unproven, read_tests
 from etpi_assets.tasks.swe_bench import FAMILY, WORKDIR
 from etpi_resources.process.progress import Progress
 from etpi_resources.sandboxes import EnvironmentUnavailable, SandboxFactory
@@ -166,7 +167,7 @@ def _row(
     try:
         before = _passed(task, sandboxes, solved=False)
         runs = [_passed(task, sandboxes, solved=True) for _ in range(2)]
-    except (OSError, EnvironmentUnavailable) as error:
+    except (OSError, EnvironmentUnavailable, Unproven) as error:
         return f"the tests cannot be run: {error}"
     after = runs[0][0] & runs[1][0]
     if not after:
@@ -180,8 +181,10 @@ def _row(
 
 def _passed(task: Task, sandboxes: SandboxFactory, *, solved: bool) -> tuple[set[str], str]:
     """Return the tests that pass, and the whole output."""
-    output = FAMILY.run_tests(task, sandboxes, solved=solved).output
-    return {name for name, outcome in pytest_outcomes(output).items() if outcome == "PASSED"}, output
+    trial = FAMILY.trial(task)
+    work = trial.reference(sandboxes) if solved else trial.nothing
+    run = trial.run(work, read_tests(trial, sandboxes), sandboxes, recorded=True)
+    return {name for name, outcome in TestRun(run).outcomes().items() if outcome == "PASSED"}, run.output
 
 
 def _checkout(folder: Path, repository: Path, candidate: Candidate) -> Path:
