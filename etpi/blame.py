@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from etpi.init.write import NewSpec, quoted, spec_name, write_specs
 from etpi.run.columns import aligned, cell, figure
 from etpi_assets.scoring.intervals import mean, paired_difference, permutation_p
 from etpi_assets.specs.errors import SpecError
+from etpi_resources.lake import taint
 from etpi_resources.lake.catalog import connect
 from etpi_resources.lake.questions import reports
 
 BY = {"teacher": "teacher", "sampler": "sampler", "repo": "repo", "importer": "importer", "task": "task_id"}
 """Option of `--by` -> column of the report `blame_rollouts`."""
-ROOTS = {**BY, "licence": "licence", "set": "rollout_set", "rollout": "rollout_id"}
-"""Kind of a root, written `kind:value` -> column of the report `training_rollouts`."""
 _SHARED = ("teacher", "sampler", "repo", "importer", "rollout_set", "exit_status", "verdict_trust", "worst_turn")
 SHOWN = 10
 Row = dict[str, Any]
@@ -127,25 +126,24 @@ def _retrained(experiment: str, metric: str) -> list[list[str]]:
 
 
 def without(experiment: str, roots: Sequence[str]) -> int:
-    """Write a spec that trains without the rollouts of roots: `kind:value`, by the columns of `training_rollouts`.
+    """Write a spec that trains without the rollouts of roots (`taint.ROOTS`).
 
     Raises:
-        SpecError: an unknown kind, no rollout that trains the experiment has the value, or all have.
+        LakeError: an unknown root. SpecError: none of its rollouts trains the experiment, or all that do are of them.
     """
-    rollouts, left_out = _ask("training_rollouts", experiment=experiment), set[str]()
-    for root in roots:
-        kind, _, value = root.partition(":")
-        if kind not in ROOTS:
-            raise SpecError(f"{root!r}: there is no root {kind!r}; name one as KIND:VALUE, of {', '.join(ROOTS)}")
-        of_root = {row["rollout_id"] for row in rollouts if row[ROOTS[kind]] == value}
-        if not of_root:
-            known = sorted({str(row[ROOTS[kind]]) for row in rollouts})[:SHOWN]
-            raise SpecError(f"{experiment} trains on no rollout of {root!r}; it trains on those of {', '.join(known)}")
-        left_out |= of_root
-    if len(left_out) == len(rollouts):
-        raise SpecError(f"{experiment} trains on rollouts of {', '.join(roots)} alone; nothing would be left")
-    _write(experiment, {spec_name("_".join(roots)): (sorted(left_out), f"rollouts of {', '.join(roots)}")})
+    with connect() as connection:
+        leave_out([experiment], taint.roots_of(connection, roots) or (), roots)
     return 0
+
+
+def leave_out(experiments: Sequence[str], of_roots: Collection[str], roots: Sequence[str]) -> None:
+    """Write specs of experiments without rollouts. Raises SpecError if one trains on none of them, or on them alone."""
+    for experiment in experiments:
+        trained = {row["rollout_id"] for row in _ask("training_rollouts", experiment=experiment)}
+        left_out = sorted(trained.intersection(of_roots))
+        if not left_out or len(left_out) == len(trained):
+            raise SpecError(f"{experiment} trains on {len(left_out)} of {len(trained)} rollouts of {', '.join(roots)}")
+        _write(experiment, {spec_name("_".join(roots)): (left_out, f"rollouts of {', '.join(roots)}")})
 
 
 def _write(experiment: str, arms: Mapping[str, tuple[Sequence[str], str]]) -> None:

@@ -420,7 +420,7 @@ def status(names: tuple[str, ...], everything: bool, as_json: bool) -> int:
 def rejudge(name: str, tasks: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
     """Judge the stored work of a rollout set or an experiment with the present judge; no model runs.
 
-    `etpi run` does so too where a judge's number was raised (docs/verdicts.md).
+    `etpi run` does so too where a judge's number was raised (docs/rejudge.md).
     """
     from etpi import verdicts
 
@@ -430,15 +430,17 @@ def rejudge(name: str, tasks: tuple[str, ...], dry_run: bool, as_json: bool) -> 
 @etpi.command("taint")
 @click.option(
     "--from", "roots", metavar="ROOT", multiple=True,
-    help="flips (the default), rollout:ID, task:ID, teacher:NAME or repo:NAME; may be repeated",
+    help="flips (the default), or KIND:VALUE by rollout, task, teacher, repo, sampler, set, importer or licence; "
+    "may be repeated",
 )  # fmt: skip
 @click.option("--keep", metavar="REASON", help="accept the flips among them, with a reason")
+@click.option("--retrain", is_flag=True, help="write specs of the experiments that train without these rollouts")
 @JSON
-def taint_command(roots: tuple[str, ...], keep: str | None, as_json: bool) -> int:
+def taint_command(roots: tuple[str, ...], keep: str | None, retrain: bool, as_json: bool) -> int:
     """Show the data sets, checkpoints, evaluations and reports that rest on flipped verdicts or on rollouts."""
     from etpi import verdicts
 
-    return verdicts.show_taint(roots or ("flips",), keep, as_json=as_json)
+    return verdicts.show_taint(roots or ("flips",), keep, retrain=retrain, as_json=as_json)
 
 
 @etpi.command()

@@ -1,4 +1,4 @@
-"""The work of `etpi rejudge` and `etpi taint`, as functions that return an exit code (docs/verdicts.md)."""
+"""The work of `etpi rejudge` and `etpi taint`, as functions that return an exit code (docs/rejudge.md)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from etpi.blame import leave_out
 from etpi_assets.asset import AssetRun, Input, asset_definitions
 from etpi_assets.evaluation import assets as evaluation
 from etpi_assets.graph import GRAPH
@@ -72,7 +73,7 @@ def rejudge(name: str, task_ids: Sequence[str], *, dry_run: bool, as_json: bool)
     if not dry_run and not task_ids and any("done" in each for each in found):
         asset_definitions()["catalog"].execute("all", resources, _say)
         if not as_json:
-            return show_taint([taint.FLIPS], None, as_json=False)
+            return show_taint([taint.FLIPS], None, retrain=False, as_json=False)
     return 0
 
 
@@ -98,8 +99,10 @@ def _plan_line(figures: Mapping[str, Any]) -> str:
     return f"{figures['asset']}: {figures['to_judge']:,} to be judged by {figures['judge']}{took}{lacking}"
 
 
-def show_taint(names: Sequence[str], reason: str | None, *, as_json: bool) -> int:
+def show_taint(names: Sequence[str], reason: str | None, *, retrain: bool, as_json: bool) -> int:
     """Print what rests on flips or on rollouts, and what mends it; with a reason, keep the flips among them. Always 0.
+
+    With `retrain`, write specs that train without the rollouts, of the experiments whose current data have some.
 
     Raises:
         LakeError: a root is unknown, or there is no flip to keep.
@@ -121,6 +124,12 @@ def show_taint(names: Sequence[str], reason: str | None, *, as_json: bool) -> in
         for asset, key in (*again, ("leaderboard", "all"), ("catalog", "all")):
             asset_definitions()[asset].execute(key, Resources(lake=lake), _say, again=True)
         print(f"{len(open_flips)} flips are kept: {reason}")
+        return 0
+    if retrain:
+        trained = sorted({row["experiment"] for row in rows if row["kind"] == "dataset" and row["final"]})
+        if not trained:
+            raise LakeError(f"no current data set has rollouts of {', '.join(names)}")
+        leave_out(trained, {flip["rollout_id"] for flip in open_flips} if roots is None else roots, names)
         return 0
     if as_json:
         print(json.dumps({"flips": open_flips, "tainted": rows}, indent=1, default=str))

@@ -17,8 +17,17 @@ from etpi_resources.lake.lake import Lake, LakeError
 FLIPS = "flips"
 """The root that stands for every verdict that flipped and was not kept."""
 
-ROOTS: Mapping[str, str] = {"rollout": "rollout_id", "task": "task_id", "teacher": "teacher", "repo": "repo"}
-"""Kind of a root, written `kind:value` -> the column of the view `rollouts` that has its value."""
+ROOTS: Mapping[str, str] = {
+    "rollout": "r.rollout_id", "task": "r.task_id", "teacher": "r.teacher", "repo": "r.repo", "sampler": "r.sampler",
+    "set": "f.rollout_set", "importer": "f.spec ->> '$.format'",
+    "licence": "coalesce(nullif(f.spec ->> '$.license', ''), t.payload ->> '$.license')",
+}  # fmt: skip
+"""Kind of a root, written `kind:value` -> what has its value in _ROLLOUTS; a licence is the set's, else the task's."""
+
+_ROLLOUTS = """
+    SELECT DISTINCT r.rollout_id FROM rollouts AS r
+    LEFT JOIN rollout_sets AS f ON r.origin = 'set' AND r.made_for = f.rollout_set
+    LEFT JOIN tasks AS t ON r.suite = t.suite AND r.task_id = t.task_id"""
 
 KEPT = "kept_flips.jsonl"
 """The lake's file of the flips that `etpi taint --keep` accepted, a line each: rollout_id, judge, reason, at."""
@@ -38,7 +47,7 @@ def roots_of(connection: duckdb.DuckDBPyConnection, names: Sequence[str]) -> lis
         if name == FLIPS:
             query, values = "SELECT DISTINCT rollout_id FROM flips WHERE kept IS NULL", []
         elif kind in ROOTS and value:
-            query, values = f"SELECT DISTINCT rollout_id FROM rollouts WHERE {ROOTS[kind]} = ?", [value]
+            query, values = f"{_ROLLOUTS} WHERE {ROOTS[kind]} = ?", [value]
         else:
             kinds = ", ".join([FLIPS, *(f"{kind}:VALUE" for kind in ROOTS)])
             raise LakeError(f"{name!r} is no root of a walk; there are {kinds}")
