@@ -42,7 +42,7 @@ def rejudge(name: str, task_ids: Sequence[str], *, dry_run: bool, as_json: bool)
     Raises:
         SpecError: there is no such set or experiment. LakeError: it has no rollouts yet.
     """
-    resources, found = Resources(), []
+    resources, reports = Resources(), []
     set_name = set_of(name, resources.specs)
     if set_name not in _JUDGED:
         raise SpecError(f"{name} is a suite, which has no rollouts; name a rollout set or an experiment")
@@ -55,9 +55,9 @@ def rejudge(name: str, task_ids: Sequence[str], *, dry_run: bool, as_json: bool)
             continue
         bench = of_asset.bench(read_tasks(run.read("tasks", "tasks", key=of_asset.suite)))
         plan, _ = of_asset.plan(bench, set(task_ids) or None)
-        found.append(_figures(asset, bench, plan))
+        reports.append(_figures(asset, bench, plan))
         if not as_json:
-            print(_plan_line(found[-1]))
+            print(_plan_line(reports[-1]))
         if dry_run or bench is None or not plan.work:
             continue
         if task_ids:
@@ -65,12 +65,12 @@ def rejudge(name: str, task_ids: Sequence[str], *, dry_run: bool, as_json: bool)
                 print(f"  {work.rollout_id} {work.task_id}: {result['verdict']}, reward {result['reward']}")
             continue
         outcome = asset_definitions()[asset].execute(name, resources, _say, again=True)
-        found[-1] |= {"done": outcome.manifest.notes}
-    if not found:
+        reports[-1] |= {"done": outcome.manifest.notes}
+    if not reports:
         raise LakeError(f"{name} has no rollouts of a suite that are stored; run `etpi run {name}`")
     if as_json:
-        print(json.dumps(found, indent=1))
-    if not dry_run and not task_ids and any("done" in each for each in found):
+        print(json.dumps(reports, indent=1))
+    if not dry_run and not task_ids and any("done" in each for each in reports):
         asset_definitions()["catalog"].execute("all", resources, _say)
         if not as_json:
             return show_taint([taint.FLIPS], None, retrain=False, as_json=False)

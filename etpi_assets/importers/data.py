@@ -40,7 +40,7 @@ def data_format(name: str, specs: Sequence[Spec]) -> Format:
     `iter_rows`, `count_rows` and `group` of a file, and `record` of a row, or of a file or folder (`rows`).
     """
     data = specs[0].data
-    own = vars(import_module(f"{__package__}.{data['reader']}")) if "reader" in data else {}
+    functions = vars(import_module(f"{__package__}.{data['reader']}")) if "reader" in data else {}
     kind, rank, suffixes = data.get("rows", "run"), data.get("rank", ROWS), tuple(data.get("suffixes", ()))
     names = tuple(ending + packed for ending in data.get("files", ()) for packed in ("", *_PACKED))
     doc = FormatDoc(
@@ -55,22 +55,24 @@ def data_format(name: str, specs: Sequence[Spec]) -> Format:
         return any(spec.claims(row) for spec in specs) or (kind == "run or messages" and is_part(row))
 
     def listed(root: Path) -> list[Path]:
-        return files_below(root, *names, *suffixes) if names or suffixes else rows.units(root)
+        return files_below(root, *names, *suffixes)
 
-    claims, units = own.get("claims", claims), own.get("units", listed)
+    claims, units = functions.get("claims", claims), functions.get("units", listed if names or suffixes else rows.units)
     if kind in ("file", "folder", "document"):
         claimed = rows_claim(claims, names, suffixes)
         if kind == "folder":
-            claimed = partial(_claims_folder, own.get("claims", units))
-        record = _documents(specs, names) if kind == "document" else own["record"]
+            claimed = partial(_claims_folder, functions.get("claims", units))
+        record = _documents(specs, names) if kind == "document" else functions["record"]
         return run_format(
             name, doc, claims=claimed, units=units, record=record, rank=rank, names=names, of_folders=kind == "folder"
         )
-    part = None if kind == "run" else (own.get("is_part", is_part), _column(specs))
-    given = {key: own[key] for key in ("iter_rows", "group") if key in own}
-    given["count_rows"] = own.get("count_rows", None if "iter_rows" in own else rows.count_rows)
-    record = own.get("record") or _record(specs)
-    return row_format(name, doc, claims=claims, record=record, rank=rank, names=names, part=part, units=units, **given)
+    part = None if kind == "run" else (functions.get("is_part", is_part), _column(specs))
+    readers = {key: functions[key] for key in ("iter_rows", "group") if key in functions}
+    readers["count_rows"] = functions.get("count_rows", None if "iter_rows" in functions else rows.count_rows)
+    record = functions.get("record") or _record(specs)
+    return row_format(
+        name, doc, claims=claims, record=record, rank=rank, names=names, part=part, units=units, **readers
+    )
 
 
 def _claims_folder(claims: Callable[[Path], Any], source: DetectionInput) -> bool:

@@ -236,14 +236,14 @@ def _reader(spec: Spec) -> Callable[[Any, list[Message], str, int, Unread], None
         if type(text) is str and role in _SPOKEN and (text or "calls" in got) and "media" not in got:  # nearly all
             message = Message(role, text)
             out.append(message)
-            others = len(got) - ("text" in got)
+            besides = len(got) - ("text" in got)
             if "calls" in got:
-                others -= 1
+                besides -= 1
                 if hosts:
                     _add_calls(out, got["calls"], f"{what}[{index}]", spec, unread)
                 else:
                     message.calls = read_calls(got["calls"], f"{what}[{index}]", spec, unread)
-            if others > 1 or (role != "assistant" and _RETURNCODE in text[:40]):
+            if besides > 1 or (role != "assistant" and _RETURNCODE in text[:40]):
                 _set_keys(message, got, what, index, spec)
             return
         _read_rest(raw, got, out, what, index, spec, unread)

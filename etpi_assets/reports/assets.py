@@ -56,7 +56,7 @@ def experiment_report(
         inputs={str(ref): _version(manifest) for ref, manifest in manifests.items()},
         checks=[{**check, "asset": ref.asset} for ref, manifest in manifests.items() for check in manifest.checks],
         rollout_sets=run.specs.rollout_sets,
-        tainted=checkpoint_lines(tainted(run.lake, [run.key])),
+        tainted=_remarks(run, sft_checkpoint),
     )
     tables = facts.ReportTables(
         metrics=eval_metrics.read("metrics"),
@@ -120,7 +120,7 @@ def model_card(
         base=base_checkpoint.read("checkpoints"),
         tasks=tasks.read("tasks"),
         rollout_sets=run.specs.rollout_sets,
-        tainted=checkpoint_lines(tainted(run.lake, [run.key])),
+        tainted=_remarks(run, sft_checkpoint),
     )
     return Produced(
         tables={"reports": from_rows("reports", [_write(run, "README.md", "model_card", card)])},
@@ -257,6 +257,15 @@ def _teacher_data(
 def _trained(sft_checkpoint: Input, rl_checkpoint: Input) -> pa.Table:
     """Read the fine-tuned checkpoints, then the reinforced ones."""
     return pa.concat_tables([sft_checkpoint.read("checkpoints"), rl_checkpoint.read("checkpoints")])
+
+
+def _remarks(run: AssetRun, sft_checkpoint: Input) -> list[str]:
+    """Return sentences on what figures rest on: verdicts that flipped, and data that are newer than the training."""
+    current = run.lake.current(Ref("upweighted_dataset", "experiment", run.key))
+    trained = {row["dataset_version"] for row in sft_checkpoint.read("checkpoints").to_pylist() if row["final"]}
+    newer = current and trained - {None, current.version}
+    remark = f"figures of data are of a newer data set than the training's; mend: etpi run {run.key} --rebuild"
+    return [*checkpoint_lines(tainted(run.lake, [run.key])), *[remark] * bool(newer)]
 
 
 def _write(run: AssetRun, name: str, kind: str, text: str) -> dict:

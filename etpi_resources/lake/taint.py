@@ -41,7 +41,7 @@ def roots_of(connection: duckdb.DuckDBPyConnection, names: Sequence[str]) -> lis
     """
     if list(names) == [FLIPS]:
         return None
-    found: set[str] = set()
+    rollout_ids: set[str] = set()
     for name in names:
         kind, _, value = name.partition(":")
         if name == FLIPS:
@@ -54,8 +54,8 @@ def roots_of(connection: duckdb.DuckDBPyConnection, names: Sequence[str]) -> lis
         rollouts = [row[0] for row in connection.execute(query, values).fetchall()]
         if not rollouts and name != FLIPS:
             raise LakeError(f"no rollout of the catalog has the {kind} {value!r}; `etpi sql` lists the view rollouts")
-        found.update(rollouts)
-    return sorted(found)
+        rollout_ids.update(rollouts)
+    return sorted(rollout_ids)
 
 
 def walk(connection: duckdb.DuckDBPyConnection, roots: Sequence[str] | None = None) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ COUNT, FAULTY = 12, (2, 5)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model"))
+    return model_folder(tmp_path_factory.mktemp("audited"))
 
 
 @pytest.fixture(scope="module")

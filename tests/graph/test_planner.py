@@ -52,7 +52,7 @@ def test_evaluation_budget_stales_evaluation_and_retrains_nothing(world):
     stale = _states(world)
     assert stale["eval_rollouts"].reason == "its spec changed: evaluate.tasks 24 → 5"
     assert {n for n, s in stale.items() if s.state != "ok"} == {
-        "experiment_spec", "eval_rollouts", "eval_metrics", "experiment_report", "model_card",
+        "experiment_spec", "blame", "eval_rollouts", "eval_metrics", "experiment_report", "model_card",
     }  # fmt: skip
     created = {name for name, _ in world.make_all()}
     assert not created & {"upweighted_dataset", "sft_checkpoint", "base_checkpoint", "serving_probe"}
@@ -115,20 +115,15 @@ def test_expensive_results_are_kept_without_consent(world, code):
 
 
 def test_what_follows_a_dataset_that_code_changed_is_kept_with_the_training(world, code):
-    """A probe of the checkpoint with the new data set would fail: the checkpoint has not seen it."""
+    """A probe of the checkpoint with the new data set would fail: the checkpoint has not seen it. Reports say so."""
     world.make_all()
-    before = {
-        name: world.lake.current(Ref(name, "experiment", "first")).version for name in ("serving_probe", "model_card")
-    }
+    before = world.lake.current(Ref("serving_probe", "experiment", "first")).version
     code["tito_pairs"] = 2
     world.change_result("tito_pairs")
     made = [name for name, _ in world.make_all()]
-    assert made == ["tito_pairs", "upweighted_dataset", "catalog"]
-    states = _states(world)
-    assert {n for n, s in states.items() if s.kept} == {
-        "sft_checkpoint", "serving_probe", "experiment_report", "model_card"
-    }  # fmt: skip
-    assert before == {name: world.lake.current(Ref(name, "experiment", "first")).version for name in before}
+    assert made == ["tito_pairs", "upweighted_dataset", "experiment_report", "model_card", "catalog"]
+    assert {n for n, s in _states(world).items() if s.kept} == {"blame", "sft_checkpoint", "serving_probe"}
+    assert before == world.lake.current(Ref("serving_probe", "experiment", "first")).version
     write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[train]\nepochs = 5\n")
     assert "sft_checkpoint" in [name for name, _ in world.make_all()], "the user asked for another training"
     assert _not_ok(world) == {}

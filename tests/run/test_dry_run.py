@@ -24,7 +24,7 @@ def listed(world, monkeypatch, capsys):
 
 def test_dry_run_of_an_empty_lake_lists_every_step_and_makes_nothing(world, listed):
     text = listed("first")
-    assert text.startswith("first: 18 missing\n") and text.endswith("Nothing was run.\n")
+    assert text.startswith("first: 19 missing\n") and text.endswith("Nothing was run.\n")
     assert world.made == []
     assert all(f"  {asset}  " in text for asset, key in world.make_all() if key != "all")
 

@@ -162,12 +162,9 @@ def test_edit_of_a_plugin_outdates_what_uses_its_distribution(
 
 def test_plugin_that_declares_its_version_is_not_hashed(site: Path) -> None:
     specs = load_specs(EXAMPLE / "specs")
-    edit(
-        site,
-        "rewards.py",
-        "from __future__ import annotations\n",
-        "from __future__ import annotations\n\nETPI_VERSION = 1\n",
-    )
+    first = "from __future__ import annotations\n"
+    for file in ("rewards.py", "family.py"):
+        edit(site, file, first, f"{first}\nETPI_VERSION = 1\n")
     before = versions.versions_of(GRAPH["rl_rewards"], "own_reward", specs).whole
     edit(site, "rewards.py", "attempt.turns - 1", "attempt.turns - 2")
     assert versions.versions_of(GRAPH["rl_rewards"], "own_reward", specs).whole == before
