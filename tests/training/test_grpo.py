@@ -72,7 +72,7 @@ def test_every_rollout_is_recorded_and_in_the_checkpoint_s_lineage(tmp_path, bas
     by_weights(lake, lake.checkpoint_dir(checkpoints[0]["checkpoint_id"]), after_two)
 
     again = make(tmp_path, lake, "rl_rewards")
-    assert [c["passed"] for c in again.manifest.checks] == [True]
+    assert all(c["passed"] for c in again.manifest.checks)
     assert [r["value"] for r in rows(lake, "rewards", "rl_rewards")] == [r["value"] for r in rows(lake, "rewards")]
 
     with catalog_of(lake, tmp_path / "etpi.duckdb") as catalog:
