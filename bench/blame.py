@@ -40,10 +40,10 @@ def changed(kind: str, contents: Sequence[str]) -> dict[int, tuple[str, str]]:
     known |= dict.fromkeys(f"{name}.py" for name in re.findall(r"from ([a-z]+) import", " ".join(contents)))
     result = {}
     for i, text in enumerate(contents):
-        found = WRITES.search(text)
-        others = [name for name in known if found and name != found[1]]
-        if "def " in text and found and others:
-            result[i] = (found[0], f">> {others[-1]}")
+        command = WRITES.search(text)
+        others = [name for name in known if command and name != command[1]]
+        if "def " in text and command and others:
+            result[i] = (command[0], f">> {others[-1]}")
     return result
 
 

@@ -87,7 +87,7 @@ _WANTS = {
     "Look": ("status", "view", "sql", "ui", "explain"),
     "Use and share": ("export", "push", "pull", "remote"),
 }
-"""What one wants -> the commands; others operate."""
+"""Purpose -> its commands in `etpi --help`; the others operate."""
 
 
 class _WithPlugins(click.Group):

@@ -1,4 +1,4 @@
-"""Where checks find their faults: every check counts them, and a caller may take each."""
+"""Hooks for the faults that checks find: every check counts them, and a caller may take each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rests on verdicts that flipped, as rows and sentences for reports, cards and `etpi status`."""
+"""Rows and sentences on what rests on verdicts that flipped, for reports, cards and `etpi status`."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Bench:
-    """What judges the work of a suite.
+    """Judge of the work of a suite.
 
     Attributes:
         judge: its components with their numbers (`versions.judge_of`).
@@ -284,7 +284,7 @@ def with_verdicts(rollouts: pa.Table, later: Mapping[str, Sequence[Row]], record
 
 @dataclass(frozen=True)
 class Judging:
-    """Where rollouts of an asset come from, and what judges them again.
+    """Source of the rollouts of an asset, and what judges them again.
 
     Attributes:
         source: the asset that has them.

@@ -32,7 +32,7 @@ _WORDS = {"passed": "PASSED", "failed": "FAILED", "error": "ERROR", "xfailed": "
 
 
 class Calibration(BaseModel):
-    """What a reference solution shows about a trial's tests. Functions are named "path::Class::test".
+    """Facts that a reference solution shows about a trial's tests. Functions are named "path::Class::test".
 
     Attributes:
         modes: path -> place -> how to replace an assertion that a plain hole does not fit.
@@ -58,7 +58,7 @@ class Calibration(BaseModel):
 
     @property
     def records(self) -> bool:
-        """Whether tests are recorded: else the output and the exit status of their runner count."""
+        """Return whether tests are recorded: else the output and the exit status of their runner count."""
         return "all" not in self.trust
 
     def trusts(self) -> dict[str, Any]:

@@ -163,13 +163,13 @@ def base(tmp_path_factory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_asset_blames_every_row_by_each_checkpoint(tmp_path, base, method):
-    made = Blamed(tmp_path, base, method, steps="[1, 2]")
-    made.heldout([1.0, 0.0] * 10)
+    blamed = Blamed(tmp_path, base, method, steps="[1, 2]")
+    blamed.heldout([1.0, 0.0] * 10)
     for asset in ("base_checkpoint", "sft_checkpoint"):
-        assert not made.make(asset).manifest.blocked
-    outcome = made.make("blame")
+        assert not blamed.make(asset).manifest.blocked
+    outcome = blamed.make("blame")
     assert not outcome.manifest.blocked, outcome.manifest.checks
-    rows, tasks = made.rows("blame"), made.rows("blame_tasks")
+    rows, tasks = blamed.rows("blame"), blamed.rows("blame_tasks")
     assert {(row["seed"], row["step"]) for row in rows} == {(0, 1), (0, 2)} and len(rows) == 2 * 12
     for row in rows:
         assert sum(row["influences"]) == pytest.approx(row["influence"], abs=1e-3)
@@ -183,12 +183,12 @@ def test_asset_blames_every_row_by_each_checkpoint(tmp_path, base, method):
 
 @pytest.mark.slow
 def test_asset_refuses_equal_outcomes_and_steps_that_were_not_kept(tmp_path, base):
-    made = Blamed(tmp_path, base, steps="[99]")
+    blamed = Blamed(tmp_path, base, steps="[99]")
     for asset in ("base_checkpoint", "sft_checkpoint"):
-        made.make(asset)
-    made.heldout([1.0] * 20)
-    outcome = made.make("blame")
+        blamed.make(asset)
+    blamed.heldout([1.0] * 20)
+    outcome = blamed.make("blame")
     assert [check["name"] for check in outcome.manifest.failures] == ["outcomes_vary"]
-    made.heldout([1.0, 0.0] * 10)
+    blamed.heldout([1.0, 0.0] * 10)
     with pytest.raises(LakeError, match=r"\[99\].*train.save_steps"):
-        made.make("blame")
+        blamed.make("blame")

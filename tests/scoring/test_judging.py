@@ -41,25 +41,25 @@ def resources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resources:
         (tmp_path / "specs" / name / "little.toml").write_text(text)
     monkeypatch.setenv("ETPI_DATA", str(tmp_path / "lake"))
     monkeypatch.setenv("ETPI_SPECS", str(tmp_path / "specs"))
-    made = Resources(lake=Lake(tmp_path / "lake"), specs_folder=tmp_path / "specs", concurrency=2)
-    tasks.execute("little", made)
-    raw_rollouts.execute("little", made)
-    scored_rollouts.execute("little", made)
-    return made
+    resources = Resources(lake=Lake(tmp_path / "lake"), specs_folder=tmp_path / "specs", concurrency=2)
+    tasks.execute("little", resources)
+    raw_rollouts.execute("little", resources)
+    scored_rollouts.execute("little", resources)
+    return resources
 
 
 def raise_judge(monkeypatch: pytest.MonkeyPatch, number: int, failing: str | None = None) -> list[str]:
-    """Raise the number of the world's judge, which now fails one task; return the tasks that it is asked for."""
+    """Raise the number of the world's judge, which now fails one task; return the tasks that it was asked for."""
     monkeypatch.setitem(versions.COMPONENTS["judge.coop_tiny_shared"], number, f"reason {number}")  # pyright: ignore
-    asked = list[str]()
+    judged_ids = list[str]()
 
     def mended(self: Any, task: Task, final: Any, sandboxes: Any) -> Verdict:
-        asked.append(task.task_id)
+        judged_ids.append(task.task_id)
         verdict = JUDGE(self, task, final, sandboxes)
         return replace(verdict, reward=0.0, verdict="failed_tests") if task.task_id == failing else verdict
 
     monkeypatch.setattr(type(FAMILY), "judge", mended)
-    return asked
+    return judged_ids
 
 
 def verdicts(resources: Resources, ref: Ref = REF) -> list[dict[str, Any]]:
@@ -73,12 +73,12 @@ def test_raised_judge_judges_stored_work_again_and_keeps_both_verdicts(
     old = versions.judge_of("coop_tiny_shared")
     assert {row["judge"] for row in before} == {old} and len(before) == 3
     failing = next(row["task_id"] for row in before if row["reward"] == 1.0)
-    asked = raise_judge(monkeypatch, 98, failing)
+    judged_ids = raise_judge(monkeypatch, 98, failing)
     tasks.execute("little", resources)
-    asked.clear()
+    judged_ids.clear()
     assert raw_rollouts.execute("little", resources).skipped
     outcome = scored_rollouts.execute("little", resources)
-    assert not outcome.skipped and sorted(asked) == sorted(row["task_id"] for row in before)
+    assert not outcome.skipped and sorted(judged_ids) == sorted(row["task_id"] for row in before)
     new = versions.judge_of("coop_tiny_shared")
     rows = verdicts(resources)
     recorded = {row["task_id"]: row["reward"] for row in before}
@@ -96,38 +96,38 @@ def test_raised_judge_judges_stored_work_again_and_keeps_both_verdicts(
     assert {row["verdict_trust"] for row in scores.values()} == {"blind"}
     assert outcome.manifest.notes == {"judged_again": 3, "later_verdicts": 3, "not_judged": {}}
     # Another number judges again and forgets neither; equal numbers judge nothing.
-    asked = raise_judge(monkeypatch, 99)
+    judged_ids = raise_judge(monkeypatch, 99)
     tasks.execute("little", resources)
     scored_rollouts.execute("little", resources)
     assert [row["reward"] for row in verdicts(resources) if row["task_id"] == failing] == [1.0, 0.0, 1.0]
-    asked.clear()
+    judged_ids.clear()
     scored_rollouts.execute("little", resources, again=True)
-    assert asked == [] and len(verdicts(resources)) == 9
+    assert judged_ids == [] and len(verdicts(resources)) == 9
 
 
 def test_killed_judging_continues(resources: Resources, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = raise_judge(monkeypatch, 98)
+    judged_ids = raise_judge(monkeypatch, 98)
     tasks.execute("little", resources)
-    asked.clear()
+    judged_ids.clear()
     monkeypatch.setattr("etpi_assets.scoring.assets.with_verdicts", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         scored_rollouts.execute("little", resources)
-    assert len(asked) == 3
+    assert len(judged_ids) == 3
     monkeypatch.setattr("etpi_assets.scoring.assets.with_verdicts", with_verdicts)
     scored_rollouts.execute("little", resources)
-    assert len(asked) == 3 and len(verdicts(resources)) == 6
+    assert len(judged_ids) == 3 and len(verdicts(resources)) == 6
 
 
 def test_dry_run_says_what_would_be_judged_and_judges_nothing(
     resources: Resources, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = raise_judge(monkeypatch, 98)
+    judged_ids = raise_judge(monkeypatch, 98)
     assert rejudge("little", (), dry_run=True, as_json=True) == 0
     (figures,) = json.loads(capsys.readouterr().out)
-    assert (figures["asset"], figures["to_judge"], figures["cannot"], asked) == ("scored_rollouts", 3, {}, [])
+    assert (figures["asset"], figures["to_judge"], figures["cannot"], judged_ids) == ("scored_rollouts", 3, {}, [])
     task_id = verdicts(resources)[0]["task_id"]
     rejudge("little", (task_id,), dry_run=False, as_json=False)
-    assert asked == [task_id]
+    assert judged_ids == [task_id]
     rejudge("little", (), dry_run=True, as_json=True)
     (figures,) = json.loads(capsys.readouterr().out.split("\n", 2)[2])
     assert figures["seconds"] > 0  # one verdict was measured
