@@ -14,7 +14,7 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -404,8 +404,14 @@ class _Push:
                 log.write("{}\t{}\t{}\n".format(key, *unit.files[path]))
                 self.options.advance(unit.files[path][0])
 
-            for future in [pool.submit(send, key, *value) for key, value in todo.items()]:
-                future.result()
+            sends = [pool.submit(send, key, *value) for key, value in todo.items()]
+            try:
+                for future in sends:
+                    future.result()
+            finally:  # the log stays open for those under way, so that what they stored is not sent again
+                for future in sends:
+                    future.cancel()
+                wait(sends)
 
     def _send(self, key: str, unit: Unit, path: str, source: Path) -> None:
         if "/manifest-" in path:  # its name leaves times out, so the bucket may have it with other times
