@@ -79,7 +79,10 @@ def chains(path: Path) -> Path:
 COLD_START = load_specs().experiments["grpo_tcr_4b"].train.model_dump(exclude={"shards"})
 CASES = {
     # Steps of three sequences over two processes, each pass ending within a step, the last step of one sequence.
-    "grpo_tcr_4b": (chains, COLD_START | {"batch_sequences": 3, "dtype": "fp32", "learning_rate": 1e-3}),
+    "grpo_tcr_4b": (
+        chains,
+        COLD_START | {"batch_sequences": 3, "dtype": "fp32", "learning_rate": 1e-3, "stop_at_used": False},
+    ),
     # Packed rows of trees, five a step.
     "forks": (forked, {"batch_tokens": 320, "micro_tokens": 64, "epochs": 1.5, "save_steps": 2, "learning_rate": 1e-3}),
     "lora": (

@@ -28,7 +28,7 @@ def lake(tmp_path_factory) -> Lake:
         "pass_tokens": "400",
         "refill": "1",
     }
-    lake = prepared(folder, make_speaking_base(folder / "base"), agent=agent, rewards=rewards, **more)
+    lake = prepared(folder, make_speaking_base(folder / "base"), agent=agent, **more)
     make(folder, lake, "rl_checkpoint")
     return lake
 

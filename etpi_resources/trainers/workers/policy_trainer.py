@@ -75,10 +75,14 @@ class RoundStatistics:
 
 @dataclass(frozen=True)
 class _Deferred:
-    """A pass in parts: the function that scores a part, and the scores (B, C) at which gradients stop."""
+    """A pass in parts: the function that scores a part, and the scores (B, C) at which gradients stop.
+
+    The first `idle` parts only take part in what other ranks gather.
+    """
 
     score: Callable[[Sequence[Branch]], tuple[torch.Tensor, torch.Tensor]]
     parts: Sequence[Sequence[Branch]]
+    idle: int
     logps: torch.Tensor
     entropies: torch.Tensor
 
@@ -251,10 +255,14 @@ class PolicyTrainer(GRPOTrainer):
         """Return log-probs and entropies (B, C) of these samples; zeros without `entropy`.
 
         Branches of more ids than `pass_tokens` are scored in parts. So that memory holds the activations of one part,
-        gradients then stop at the scores, and `compute_loss` scores each part again for its backward pass.
+        gradients then stop at the scores, and `compute_loss` scores each part again for its backward pass. Every rank
+        of a sharded model takes as many parts, since each forward pass gathers the weights from all.
         """
         trees = self.no_trees is None
-        parts = parts_of(branches_of(samples), self.pass_tokens, shared=trees)
+        parts, idle = parts_of(branches_of(samples), self.pass_tokens, shared=trees), 0
+        if self.sharded and self.pass_tokens:
+            idle = max(gather_object([len(parts)])) - len(parts)
+            parts = [parts[0]] * idle + parts
 
         def score(part: Sequence[Branch]) -> tuple[torch.Tensor, torch.Tensor]:
             if trees:
@@ -273,9 +281,9 @@ class PolicyTrainer(GRPOTrainer):
         if len(parts) == 1:
             return score(parts[0])
         with torch.no_grad():
-            logps, entropies = (torch.stack(each).sum(0) for each in zip(*map(score, parts), strict=True))
+            logps, entropies = (torch.stack(each[idle:]).sum(0) for each in zip(*map(score, parts), strict=True))
         if torch.is_grad_enabled():
-            self._deferred = _Deferred(score, parts, logps.requires_grad_(), entropies.requires_grad_())
+            self._deferred = _Deferred(score, parts, idle, logps.requires_grad_(), entropies.requires_grad_())
         return logps, entropies
 
     def _correct(self, logps: torch.Tensor) -> None:
@@ -338,7 +346,7 @@ class PolicyTrainer(GRPOTrainer):
                 linear = sum(((scores * grad).sum() for scores, grad in pairs if grad is not None), loss.new_zeros(()))
                 if last:
                     return loss.detach() + linear - linear.detach()
-                self.accelerator.backward(linear)
+                self.accelerator.backward(linear * (number >= deferred.idle))
         raise AssertionError("a pass has a part")
 
     def _bound_gap(self, total: float, tokens: int) -> None:
