@@ -235,14 +235,15 @@ def read_content(content: Any, what: str, spec: Spec | None = None, unread: Unre
     if isinstance(content, str) or content is None:
         return Content(content or "")
     spec = spec or base()
-    responses: list[list[Any]] = [[]]
-    for part in [content] if isinstance(content, dict) else content if isinstance(content, list) else [_no_parts(what)]:
+    parts = [content] if isinstance(content, dict) else content if isinstance(content, list) else _no_parts(what)
+    responses: list[list[Any]] = [[]] if "turn" in spec.kinds.values() else [parts]
+    for part in parts if responses == [[]] else ():
         if spec.kinds.get(text_field(part, "type") or "") == "turn":
             responses.append([])
         else:
             responses[-1].append(part)
     read = [_response(parts, what, spec, unread) for parts in responses if parts]
-    return read[0]._replace(turns=read[1:]) if read else Content()
+    return read[0]._replace(turns=read[1:]) if len(read) > 1 else read[0] if read else Content()
 
 
 def _no_parts(what: str) -> Any:
@@ -283,8 +284,9 @@ def _response(parts: Sequence[Any], what: str, spec: Spec, unread: Unread) -> Co
             value = spec.first("part", "result", part)
             if isinstance(value, dict) and "type" not in value and _kind_of(value, spec)[0] is None:
                 value = json.dumps(value, ensure_ascii=False)
-            text = content_text(value if isinstance(value, list) else value and [value], f"{what}.content[]", spec)
-            results.append((_id(spec.first("part", "result_of", part)), text))
+            if not isinstance(value, str):
+                value = content_text(value if isinstance(value, list) else value and [value], f"{what}.content[]", spec)
+            results.append((_id(spec.first("part", "result_of", part)), value))
         elif isinstance(part.get("text"), str):
             texts.append(part["text"])
         elif kind == "text" and text is not None:
