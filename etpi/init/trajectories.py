@@ -27,7 +27,7 @@ from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn, exit_kind, own_messages
 from etpi_assets.trajectories.tables import to_tables, worst_exit
-from etpi_resources.chat.marks import CALL
+from etpi_resources.chat.marks import CALL, THINK_END
 from etpi_resources.chat.report import report
 from etpi_resources.chat.tool_forms import Call, parse_structured
 from etpi_resources.process.progress import Progress
@@ -237,7 +237,7 @@ def _selected(rollout: RolloutRecord) -> bool:
 
 def _add_turn(result: Survey, turn: Turn, student: Student) -> None:
     result.tagged_turns += CALL in turn.content
-    result.think_turns += bool(turn.reasoning) or "</think>" in turn.content
+    result.think_turns += bool(turn.reasoning) or THINK_END in turn.content
     if turn.parse_error is not None:
         result.unreadable[turn.parse_error] += 1
     result.truncated_turns += turn.finish_reason == "length"

@@ -20,6 +20,7 @@ from etpi_assets.curation.hits import OnHit, ignore
 from etpi_assets.trajectories.calls import flat_calls, stored_call
 from etpi_assets.trajectories.tables import Key, turn_keys
 from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.marks import THINK_END
 from etpi_resources.chat.tool_forms import Call, parse_structured
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.token_ids import arrays
@@ -91,8 +92,8 @@ def _difference(row: Mapping[str, Any], decoded: str, chat: ChatFormat, *, calle
         content, reasoning = content.replace("\ufffd", ""), reasoning.replace("\ufffd", "")
     flat = next((start for start, _, _ in flat_calls(content)), None)
     # A harness may record a turn without its thoughts; the ids then have more.
-    whole = reasoning or "</think>" in content
-    written, left = _squeezed(decoded), _squeezed(decoded if whole else decoded.rpartition("</think>")[2])
+    whole = reasoning or THINK_END in content
+    written, left = _squeezed(decoded), _squeezed(decoded if whole else decoded.rpartition(THINK_END)[2])
     for part in (content[:flat], reasoning):
         squeezed = _squeezed(part)
         if squeezed not in written:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import orjson
@@ -17,7 +18,6 @@ Unread = Callable[[str, str, Any], None]
 _CHAT_FUNCTIONS = {("name", "arguments"), ("arguments", "name")}
 _CHAT_CALLS = {(*first, "type", "function") for first in ((), ("id",), ("index", "id"))}
 _CHAT_CALLS |= {("function",), ("id", "function"), ("function", "id", "type"), ("id", "function", "type")}
-_FLAT_CALLS = {("name", "arguments"), ("id", "name", "arguments")}
 """Keys of nearly all calls, in their order."""
 _EMPTY = ("", "null", "[]")
 
@@ -66,8 +66,10 @@ def read_call(value: Any, what: str, spec: Spec, unread: Unread, name: str | Non
         plain, arguments = function["name"], function["arguments"]
         if type(plain) is str and plain and arguments is not None:
             return _normal(plain, arguments, call.get("id")), None
-    if tuple(call) in _FLAT_CALLS and type(call["name"]) is str and call["name"] and call["arguments"] is not None:
-        return _normal(call["name"], call["arguments"], call.get("id")), None
+    if (keys := _flat_keys(spec, tuple(call))) is not None and None not in call.values():
+        key, arguments_key, id_key, result_key = keys
+        if type(call[key]) is str and call[key]:
+            return _normal(call[key], call[arguments_key], call.get(id_key)), call.get(result_key)
     if None in (call.get("id", ""), call.get("type", "")):  # only tables write these as null
         call = without_padding(call)
     paths, tree = spec.paths["call"], spec.trees["call"]
@@ -87,6 +89,17 @@ def read_call(value: Any, what: str, spec: Spec, unread: Unread, name: str | Non
     if named is None:
         return ToolCall("", None, _id(call_id), call, "it has no name"), result
     return _normal(named, arguments, call_id), result
+
+
+@lru_cache(1024)
+def _flat_keys(spec: Spec, keys: tuple[str, ...]) -> tuple[str, str, str | None, str | None] | None:
+    """Return the keys of a call's name, arguments, id and result, if its keys say where they are; None if not."""
+    nodes = {key: spec.trees["call"].get(key) for key in keys}
+    filled = {node.slots[0][0]: key for key, node in nodes.items() if node and len(node.slots) == 1 and not node.below}
+    silent_keys = sum(1 for node in nodes.values() if node and node.known and not (node.slots or node.below))
+    if len(filled) + silent_keys < len(keys) or not {"name", "arguments"} <= filled.keys() or "function" in filled:
+        return None
+    return filled["name"], filled["arguments"], filled.get("id"), filled.get("result")
 
 
 def _id(value: Any) -> str | None:
@@ -222,14 +235,15 @@ def read_content(content: Any, what: str, spec: Spec | None = None, unread: Unre
     if isinstance(content, str) or content is None:
         return Content(content or "")
     spec = spec or base()
-    responses: list[list[Any]] = [[]]
-    for part in [content] if isinstance(content, dict) else content if isinstance(content, list) else [_no_parts(what)]:
+    parts = [content] if isinstance(content, dict) else content if isinstance(content, list) else _no_parts(what)
+    responses: list[list[Any]] = [[]] if "turn" in spec.kinds.values() else [parts]
+    for part in parts if responses == [[]] else ():
         if spec.kinds.get(text_field(part, "type") or "") == "turn":
             responses.append([])
         else:
             responses[-1].append(part)
     read = [_response(parts, what, spec, unread) for parts in responses if parts]
-    return read[0]._replace(turns=read[1:]) if read else Content()
+    return read[0]._replace(turns=read[1:]) if len(read) > 1 else read[0] if read else Content()
 
 
 def _no_parts(what: str) -> Any:
@@ -249,12 +263,14 @@ def _response(parts: Sequence[Any], what: str, spec: Spec, unread: Unread) -> Co
         if not isinstance(part, dict):
             raise Unreadable("unknown_form", f"{what}.content[] is neither text nor an object")
         written = part.get("type")
-        usual = type(written) is str and spec.kinds.get(written) == "text"  # nearly all
-        kind, name = ("text", None) if usual else _kind_of(part, spec)
-        if kind == "text" and isinstance(part.get("text"), str):
+        usual = spec.kinds.get(written) == "text" if type(written) is str else len(part) == 1  # nearly all
+        if usual and isinstance(part.get("text"), str):
             texts.append(part["text"])
             continue
-        text = next((v for path in spec.paths["part"]["text"] if isinstance(v := at(part, path), str)), None)
+        kind, name = _kind_of(part, spec)
+        text = None
+        if kind in ("text", "thought"):
+            text = next((v for path in spec.paths["part"]["text"] if isinstance(v := at(part, path), str)), None)
         if kind == "skip":
             continue
         if kind == "thought" and text is not None:
@@ -268,8 +284,9 @@ def _response(parts: Sequence[Any], what: str, spec: Spec, unread: Unread) -> Co
             value = spec.first("part", "result", part)
             if isinstance(value, dict) and "type" not in value and _kind_of(value, spec)[0] is None:
                 value = json.dumps(value, ensure_ascii=False)
-            text = content_text(value if isinstance(value, list) else value and [value], f"{what}.content[]", spec)
-            results.append((_id(spec.first("part", "result_of", part)), text))
+            if not isinstance(value, str):
+                value = content_text(value if isinstance(value, list) else value and [value], f"{what}.content[]", spec)
+            results.append((_id(spec.first("part", "result_of", part)), value))
         elif isinstance(part.get("text"), str):
             texts.append(part["text"])
         elif kind == "text" and text is not None:

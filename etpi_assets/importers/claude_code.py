@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from etpi_assets.importers.calls import read_content
 from etpi_assets.importers.conversation import Options, finish_of
 from etpi_assets.importers.normal import Message
-from etpi_assets.importers.rows import raw_lines
 from etpi_assets.importers.sessions import (
     Conversation,
     Session,
     as_context,
     folder_name,
-    jsonl_units,
     paths,
     session_lines,
     session_rollout,
@@ -29,7 +26,6 @@ from etpi_assets.importers.sessions import (
 from etpi_assets.importers.source import Unreadable, parse_json, text_field, text_inside, to_utc
 from etpi_assets.importers.source import field as field_of
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_resources.inside import leads_inside
 
 _SPEAKERS = ("user", "assistant")
 _SYNTHETIC = "<synthetic>"
@@ -52,7 +48,7 @@ class _Node:
 
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
-    """Read a session. Raises Unreadable: `empty`, `no_prompt`, `non_text_content`, `copied`, or as `session_lines`."""
+    """Read a session. Raises Unreadable: `empty`, `no_prompt`, `non_text_content`, or as `session_lines`."""
     lines = session_lines(unit, "claude_code", options)
     nodes, node_of = _tree(lines)
     session_id = next((name for line in lines if (name := text_field(line, "sessionId"))), unit.name.partition(".")[0])
@@ -62,10 +58,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     cwd = next((folder for line in lines if (folder := text_field(line, "cwd"))), None)
     session.repo = folder_name(cwd) if cwd else None
     entries = {key: _entries(node, unit, session) for key, node in nodes.items()}
-    owners = _owners(unit.parent, root, unit.parent.stat().st_mtime_ns) if unit != root else {}
-    copies = {key: name for key in nodes if (name := owners.get(hash(key), unit.name)) != unit.name}
-    shared = {key for key, node in nodes.items() if key in copies or _is_copy(node.lines[0], unit)}
-    kept = _preserved(lines, node_of)
+    shared, kept = set[str](), _preserved(lines, node_of)
     for path in _ordered(nodes):
         role = "subagent" if alone else _role(nodes, path, session)
         whole = [inner for key in path for inner in (key, *(k for k in kept.get(key, ()) if k not in path))]
@@ -73,14 +66,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
         shared.update(whole)
         name = _starter(unit) if alone else _name(nodes, path, role, session)
         session.begin(role, messages, f"agent1.{name}" if role == "subagent" else name)
-    files = sorted(set(copies.values()))
-    turns = (entry for c in session.conversations for entry in c.entries if entry.role == "assistant")
-    if files and not any(entry.trained for entry in turns):
-        raise Unreadable("copied", f"{unit.name}: {', '.join(files)} has its responses; resuming copied them")
-    rollout = session_rollout(session, unit, options)
-    if files:
-        rollout.outcome = {"reward": None, "verdict": "unknown", "details": {"copied": len(copies), "from": files}}
-    return rollout
+    return session_rollout(session, unit, options)
 
 
 def _tree(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, _Node], dict[str, str | None]]:
@@ -104,7 +90,7 @@ def _tree(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, _Node], dict[st
             after[uuid] = above
             continue
         if line["type"] == "assistant":
-            key = _response(line, uuid)
+            key = f"response {text_field(line, 'message', 'id') or uuid}"
             above = above or (last if parent is None else None)
             calls.update({c: key for b in blocks if b.get("type") == "tool_use" and (c := text_field(b, "id"))})
         elif answered is not None:
@@ -144,56 +130,6 @@ def _starter(unit: Path) -> str:
     except Unreadable:
         facts = {}
     return text_field(facts, "toolUseId") or name.removeprefix("agent-")
-
-
-def _is_copy(line: Mapping[str, Any], unit: Path) -> bool:
-    """Return whether a fork copied the line from a session that is beside this one."""
-    origin = text_field(line, "forkedFrom", "sessionId")
-    return origin is not None and (unit.parent / f"{Path(origin).name}.jsonl").is_file()
-
-
-@lru_cache(maxsize=4)
-def _owners(folder: Path, root: Path, changed: int) -> Mapping[int, str]:
-    """Return the hashes of the keys of responses that several files of a folder have -> the file that trains them.
-
-    Until Claude Code 2.0.31, `--resume` wrote the whole history into a new file. The file that ended first trains it.
-
-    Args:
-        changed: when files were added; it only invalidates the cache.
-    """
-    ended: dict[str, str] = {}
-    first: dict[int, str] = {}
-    several: set[int] = set()
-    files = [path for path in jsonl_units(folder) if path.parent == folder and leads_inside(path, root)]
-    for path in files if len(files) > 1 else []:
-        responses, ended[path.name] = _responses(path)
-        for response in responses:
-            owner = first.setdefault(response, path.name)
-            if owner != path.name:
-                several.add(response)
-                first[response] = min(owner, path.name, key=lambda name: (ended[name], name))
-    return {response: first[response] for response in several}
-
-
-def _responses(path: Path) -> tuple[set[int], str]:
-    """Return the hashes of the keys of a file's own responses, and the time stamp of the last one."""
-    responses, ended = set[int](), ""
-    for line in raw_lines(path):
-        if isinstance(line, Unreadable) or b'"assistant"' not in line:
-            continue
-        try:
-            row = parse_json(line, path.name)
-        except Unreadable:
-            continue
-        if isinstance(row, Mapping) and row.get("type") == "assistant" and not _is_copy(row, path):
-            responses.add(hash(_response(row, text_field(row, "uuid") or "")))
-            ended = max(ended, text_field(row, "timestamp") or "")
-    return responses, ended
-
-
-def _response(line: Mapping[str, Any], uuid: str) -> str:
-    """Return the key of the response that a line is of."""
-    return f"response {text_field(line, 'message', 'id') or uuid}"
 
 
 def _ordered(nodes: Mapping[str, _Node]) -> list[list[str]]:

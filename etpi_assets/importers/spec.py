@@ -107,7 +107,7 @@ def at(value: Any, path: KeyPath) -> Any:
         if isinstance(value, str):
             value = json_value(value)
         if isinstance(value, dict):
-            value = value.get(key, value.get(str(key)))
+            value = value[key] if key in value else value.get(str(key)) if type(key) is int else None
         elif isinstance(value, list) and isinstance(key, int) and -len(value) <= key < len(value):
             value = value[key]
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import re
@@ -335,6 +336,38 @@ def test_a_spelling_of_rows_stands_in_formats_and_not_in_readers(spelling: str) 
     found = {file.stem for file in folder.glob("*.py") if re.search(rf'"{spelling}"', file.read_text())}
     assert found <= own.get(spelling, set())
     assert sum(spelling in file.read_text() for file in folder.glob("formats/*.toml")) in (1, 2)
+
+
+def literals(file: Path) -> list[str]:
+    """Return the texts in a module's code, without its docstrings."""
+    tree = ast.parse(file.read_text())
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docs)
+    return [node.value for node in constants if isinstance(node.value, str)]
+
+
+@pytest.mark.parametrize(
+    ("spelling", "places"),
+    [
+        # `trajectories/calls.py` reads it; CooperBench's reader takes it apart; the others strip or colour a line.
+        (r"\\?\[tool_use ", {"trajectories/calls", "importers/cooperbench", "agent/actions", "view/conversation"}),
+        (r"\\?\[tool_result", {"curation/student_form", "importers/cooperbench"}),
+        # `chat/marks.py` finds thoughts; the others write them, strip an empty block, or check what the first does.
+        (r"</think>", {"chat/marks", "curation/student_form", "curation/template_check", "agent/actions",
+                       "exports/conversations", "scoring/structure", "view/conversation", "engines/scripted",
+                       "chat/grammars", "chat/tokenizer_files", "tokenizers/qwen3", "tool_forms/template",
+                       "coop_tiny_shared/policy", "repo_fix_tiny/policy"}),
+        (r"execute_bash|run_command", {"tool_forms/call", "importers/openhands"}),
+        (r"tool_use_id|toolCallId|toolInvocations|input_schema|inputSchema|functionDeclarations|kto_tag",
+         {"importers/atif", "importers/claude_code", "capture/dialects", "exports/conversations", "tool_forms/call"}),
+    ],
+)  # fmt: skip
+def test_a_foreign_spelling_stands_in_these_modules_and_no_other(spelling: str, places: set[str]) -> None:
+    root = Path(__file__).parents[2]
+    files = [file for package in ("etpi", "etpi_assets", "etpi_resources") for file in (root / package).rglob("*.py")]
+    spelled = [file for file in files if re.search(spelling, file.read_text())]
+    found = {f"{f.parent.name}/{f.stem}" for f in spelled if any(re.search(spelling, text) for text in literals(f))}
+    assert found <= places, "read it with the module that knows it, or name it in a format"
 
 
 def test_formats_of_data_are_formats(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from etpi_assets.curation.joins import join, paths_of
 from etpi_assets.importers import count_found, detect, import_runs, sessions, source
 from etpi_assets.importers.atif import logprobs
 from etpi_assets.importers.sessions import paths
@@ -120,15 +121,13 @@ def test_history_that_resuming_copied_is_trained_once(tmp_path):
     write(tmp_path, "b.jsonl", session("b", "1", "2"))
     write(tmp_path, "c.jsonl", session("c", "1", "2"))
     write(tmp_path, "other/d.jsonl", session("d", "1"))
-    longer, first, copy, other = read(tmp_path)
-    assert isinstance(longer, RolloutRecord) and isinstance(first, RolloutRecord) and isinstance(other, RolloutRecord)
-    trained = [[turn.content for turn in rollout.agents[0].turns] for rollout in (longer, first, other)]
-    assert trained == [["3"], ["1", "2"], ["1"]], "the file that ended first trains what several have"
-    assert [text for role, _, text in talk(longer.agents[0]) if role == "assistant"] == ["1", "2", "3"]
-    assert longer.outcome and longer.outcome["details"] == {"copied": 2, "from": ["b.jsonl"]}
-    assert isinstance(copy, RejectedInput) and (copy.reason, "b.jsonl" in copy.detail) == ("copied", True)
-    alone = only(tmp_path / "a.jsonl")
-    assert len(alone.agents[0].turns) == 3, "files beside the one that is imported are not"
+    rollouts = [item for item in read(tmp_path) if isinstance(item, RolloutRecord)]
+    assert [len(rollout.agents[0].turns) for rollout in rollouts] == [3, 2, 2, 1], "each file is read whole"
+    names = [rollout.rollout_id for rollout in rollouts]
+    joined = join(names, paths_of(to_tables(rollouts)))
+    assert not joined.repeated and {name: joined.covered[name][0] for name in names[1:]} == dict.fromkeys(
+        names[1:], names[0]
+    ), "the longest trains what several have"
 
 
 def test_session_in_which_another_model_went_on_is_read(tmp_path):
