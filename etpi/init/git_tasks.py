@@ -181,7 +181,7 @@ def _row(
 
 def _passed(task: Task, sandboxes: SandboxFactory, *, solved: bool) -> tuple[set[str], str]:
     """Return the tests that pass, and the whole output."""
-    trial = FAMILY.trial(task)
+    (trial,) = FAMILY.trials(task)
     work = trial.reference(sandboxes) if solved else trial.nothing
     run = trial.run(work, read_tests(trial, sandboxes), sandboxes, recorded=True)
     return {name for name, outcome in TestRun(run).outcomes().items() if outcome == "PASSED"}, run.output

@@ -16,11 +16,10 @@ import json
 import secrets
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from etpi_assets.tasks import downloads
 from etpi_assets.tasks.calibration import (
     PLAIN,
     Calibration,
@@ -33,7 +32,7 @@ from etpi_assets.tasks.calibration import (
     reversals,
     unlike_reference,
 )
-from etpi_assets.tasks.family import CALIBRATIONS, CHEATED, REFERENCE_RUNS, REVERSED, RejectedInput, Task
+from etpi_assets.tasks.family import CALIBRATIONS, CHEATED, REFERENCE_RUNS, REVERSED, Family, RejectedInput, Task
 from etpi_assets.tasks.graded_run import GradedRun
 from etpi_assets.tasks.grading import is_of_machine
 from etpi_resources.hashes import json_hash
@@ -98,6 +97,32 @@ class Trial(ABC):
     @abstractmethod
     def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
         """Return the reward of a run from 0 to 1, which passes, and details for a reader."""
+
+    def record(self, sandboxes: SandboxFactory) -> None:  # noqa: B027 - most trials download nothing
+        """Let the suite's own code download what grading will need, once."""
+
+    def refusals(self) -> str:
+        """Return a sentence about downloads that were refused; "" without any."""
+        return ""
+
+
+class TestedFamily(Family):
+    """A family whose tasks are proved and judged by runs of hidden tests."""
+
+    __test__: ClassVar[bool] = False  # for pytest
+    keeps_proofs = True
+
+    @abstractmethod
+    def trials(self, task: Task) -> Sequence[Trial]:
+        """Return the runs of hidden tests that judge a task."""
+
+    def entities(self, task: Task) -> Sequence[str]:
+        return task.payload["entities"]
+
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
+        """Yield each task with the calibrations of its trials, or why it cannot be judged (`prove`)."""
+        for task in tasks:
+            yield prove(task, self.trials(task), sandboxes)
 
 
 class Unproven(ValueError):
@@ -210,26 +235,21 @@ def _result(trial: Trial, test: TestRun) -> tuple[float, dict[str, Any]]:
 # --- proving ---
 
 
-def prove(
-    task: Task, trials: Sequence[Trial], record: Callable[[], None], place: Mapping[str, Any], sandboxes: SandboxFactory
-) -> Task | RejectedInput:
+def prove(task: Task, trials: Sequence[Trial], sandboxes: SandboxFactory) -> Task | RejectedInput:
     """Return the task with the calibrations of its trials, or a rejection.
 
     Reasons: no_environment, no_reference, reference_fails, or null_passes without any change.
-
-    Args:
-        record: lets the suite's own code download what grading will need.
-        place: see `places`; empty if nothing is downloaded.
     """
     calibrations: dict[str, Any] = {}
     try:
         references = [trial.reference(sandboxes) for trial in trials]
-        record()
+        for trial in trials:
+            trial.record(sandboxes)
         for trial, reference in zip(trials, references, strict=True):
             calibration = prove_trial(trial, reference, sandboxes)
             calibrations[trial.key] = calibration.model_dump(exclude_defaults=True)
     except Unproven as error:
-        refused = downloads.refusals(place) if place and error.reason == "reference_fails" else ""
+        refused = trials[0].refusals() if error.reason == "reference_fails" else ""
         return RejectedInput(task.task_id, error.reason, f"{error}{refused}")
     except EnvironmentUnavailable as error:
         return RejectedInput(task.task_id, "no_environment", str(error))
