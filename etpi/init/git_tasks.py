@@ -22,9 +22,9 @@ from etpi.run.console import say
 from etpi.sandbox_python import PYTHON, make_tools
 from etpi_assets.specs.load import SpecError
 from etpi_assets.tasks.calibration import TestRun
-from etpi_assets.tasks.family import Task
+from etpi_assets.tasks.family import Rejected, Task
 from etpi_assets.tasks.frozen import METADATA_FILE, RUNNER_FILE, TEST_FILE
-from etpi_assets.tasks.proof import Unproven, read_tests
+from etpi_assets.tasks.proof import read_tests
 from etpi_assets.tasks.swe_bench import FAMILY, WORKDIR
 from etpi_resources.process.progress import Progress
 from etpi_resources.sandboxes import EnvironmentUnavailable, SandboxFactory
@@ -167,7 +167,7 @@ def _row(
     try:
         before = _passed(task, sandboxes, solved=False)
         runs = [_passed(task, sandboxes, solved=True) for _ in range(2)]
-    except (OSError, EnvironmentUnavailable, Unproven) as error:
+    except (OSError, EnvironmentUnavailable, Rejected) as error:
         return f"the tests cannot be run: {error}"
     after = runs[0][0] & runs[1][0]
     if not after:

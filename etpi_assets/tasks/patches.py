@@ -15,11 +15,11 @@ from typing import Any
 from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.calibration import TestRun
 from etpi_assets.tasks.commands import apply_command
-from etpi_assets.tasks.family import CHEATED, Task, Verdict, weakest
+from etpi_assets.tasks.family import CHEATED, Rejected, Task, Verdict, weakest
 from etpi_assets.tasks.frozen import TEST_FILE, Changes, counted_changes, put_changes, refused_changes
 from etpi_assets.tasks.graded_run import GradedRun, installed_plugins, run_graded
 from etpi_assets.tasks.grading import is_of_machine
-from etpi_assets.tasks.proof import Tests, Trial, Unproven, calibration_of, judge_trial, read_tests
+from etpi_assets.tasks.proof import Tests, Trial, calibration_of, judge_trial, read_tests
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 INBOX = ".etpi-in"
@@ -78,7 +78,7 @@ class PatchTrial(Trial):
             except OSError as error:
                 if is_of_machine(error):
                     raise
-                raise Unproven("reference_fails", f"the suite's tests cannot be put into its tree: {error}") from error
+                raise Rejected("reference_fails", f"the suite's tests cannot be put into its tree: {error}") from error
             after = sandbox.read_files()
             paths = frozenset(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
             files = {path: after[path] for path in sorted(paths) if path in after}
@@ -101,7 +101,7 @@ class PatchTrial(Trial):
     def reference(self, sandboxes: SandboxFactory) -> Changes:
         if changes := self.changes(self.solve, sandboxes):
             return changes
-        raise Unproven("no_reference", "the reference solution changes no file that counts")
+        raise Rejected("no_reference", "the reference solution changes no file that counts")
 
     def run(self, work: Changes, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool) -> GradedRun:
         counted = {path: text for path, text in work.items() if path not in tests.paths}

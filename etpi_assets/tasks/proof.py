@@ -32,7 +32,16 @@ from etpi_assets.tasks.calibration import (
     reversals,
     unlike_reference,
 )
-from etpi_assets.tasks.family import CALIBRATIONS, CHEATED, REFERENCE_RUNS, REVERSED, Family, RejectedInput, Task
+from etpi_assets.tasks.family import (
+    CALIBRATIONS,
+    CHEATED,
+    REFERENCE_RUNS,
+    REVERSED,
+    Family,
+    Rejected,
+    RejectedInput,
+    Task,
+)
 from etpi_assets.tasks.graded_run import GradedRun
 from etpi_assets.tasks.grading import is_of_machine
 from etpi_resources.hashes import json_hash
@@ -88,7 +97,7 @@ class Trial(ABC):
 
     @abstractmethod
     def reference(self, sandboxes: SandboxFactory) -> Any:
-        """Return the reference solution as work. Raises Unproven if there is none."""
+        """Return the reference solution as work. Raises Rejected if there is none."""
 
     @abstractmethod
     def run(self, work: Any, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool) -> GradedRun:
@@ -123,14 +132,6 @@ class TestedFamily(Family):
         """Yield each task with the calibrations of its trials, or why it cannot be judged (`prove`)."""
         for task in tasks:
             yield prove(task, self.trials(task), sandboxes)
-
-
-class Unproven(ValueError):
-    """A reference or an untouched tree that does not behave; `reason` is a code of rejected inputs."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 def identity_of(task: Task) -> str:
@@ -189,7 +190,7 @@ def calibration_of(task: Task, trial: Trial, sandboxes: SandboxFactory) -> Calib
     if key not in _MADE:
         try:
             _MADE[key] = prove_trial(trial, trial.reference(sandboxes), sandboxes)
-        except Unproven as error:
+        except Rejected as error:
             if error.reason != "no_reference" and trial.pytest is not None:
                 raise
             _MADE[key] = PLAIN
@@ -248,7 +249,7 @@ def prove(task: Task, trials: Sequence[Trial], sandboxes: SandboxFactory) -> Tas
         for trial, reference in zip(trials, references, strict=True):
             calibration = prove_trial(trial, reference, sandboxes)
             calibrations[trial.key] = calibration.model_dump(exclude_defaults=True)
-    except Unproven as error:
+    except Rejected as error:
         refused = trials[0].refusals() if error.reason == "reference_fails" else ""
         return RejectedInput(task.task_id, error.reason, f"{error}{refused}")
     except EnvironmentUnavailable as error:
@@ -266,7 +267,7 @@ def prove_trial(trial: Trial, reference: Any, sandboxes: SandboxFactory) -> Cali
     The reference passes REFERENCE_RUNS times at least, first without holes, and the untouched tree does not.
 
     Raises:
-        Unproven: reference_fails, or null_passes.
+        Rejected: reference_fails, or null_passes.
     """
     if trial.fixed not in _FITTED or not trial.fixed:
         _FITTED[trial.fixed] = _fitted(trial, reference, sandboxes)
@@ -274,7 +275,7 @@ def prove_trial(trial: Trial, reference: Any, sandboxes: SandboxFactory) -> Cali
     calibration = calibration.model_copy(deep=True)
     null = _run(trial, calibration, trial.nothing, sandboxes)
     if _result(trial, null)[0] == 1:
-        raise Unproven("null_passes", "the tests pass without any change")
+        raise Rejected("null_passes", "the tests pass without any change")
     if calibration.records:
         tests = read_tests(trial, sandboxes)
         rate(calibration, good, null)
@@ -305,8 +306,8 @@ def _fitted(trial: Trial, reference: Any, sandboxes: SandboxFactory) -> tuple[Ca
 
 
 def _require(trial: Trial, test: TestRun, number: int) -> str:
-    """Return the file to which tests wrote a reward, if any. Raises Unproven unless the run passes."""
+    """Return the file to which tests wrote a reward, if any. Raises Rejected unless the run passes."""
     reward, details = _result(trial, test)
     if reward < 1:
-        raise Unproven("reference_fails", f"run {number}: {json.dumps(details)[:1500]}")
+        raise Rejected("reference_fails", f"run {number}: {json.dumps(details)[:1500]}")
     return details.get("reward_file", "")

@@ -20,6 +20,7 @@ from etpi_assets.tasks.family import (
     Verdict,
     named_path,
     require_heldout,
+    unreadable,
     with_defaults,
 )
 from etpi_assets.tasks.patches import PatchTrial, judge_patches, must, start_tests
@@ -116,8 +117,7 @@ class RepositoryFamily(TestedFamily, ABC):
             try:
                 task = self.read(suite, row, chosen)
             except (KeyError, TypeError, ValueError, IndexError) as error:
-                detail = f"no field {error}" if isinstance(error, KeyError) else str(error)
-                yield RejectedInput(source, "unreadable_row", detail)
+                yield unreadable(source, error)
                 continue
             repos.add(task.repo)
             if chosen["repos"] and task.repo not in chosen["repos"]:

@@ -13,10 +13,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from etpi_assets.tasks import places
-from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, named_path, with_defaults
+from etpi_assets.tasks.family import (
+    Rejected,
+    RejectedInput,
+    Role,
+    SandboxNeeds,
+    Task,
+    Verdict,
+    named_path,
+    with_defaults,
+)
 from etpi_assets.tasks.frozen import put_changes
 from etpi_assets.tasks.harbor import snapshot
-from etpi_assets.tasks.harbor.folder import MIGRATE, TASK_FILE, UnreadableTask, read_folder
+from etpi_assets.tasks.harbor.folder import MIGRATE, TASK_FILE, read_folder
 from etpi_assets.tasks.harbor.verifier import PLACES, MachineTrial, Unpacked, solution_commands
 from etpi_assets.tasks.proof import TestedFamily, calibration_of, identity_of, judge_trial
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
@@ -62,7 +71,7 @@ class Harbor(TestedFamily):
                 continue
             try:
                 yield read_folder(suite, name, root, folder, chosen)
-            except UnreadableTask as error:
+            except Rejected as error:
                 yield RejectedInput(name, error.reason, str(error))
 
     def needs(self, task: Task) -> SandboxNeeds:

@@ -18,11 +18,11 @@ from typing import Any
 
 from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.calibration import TestRun
-from etpi_assets.tasks.family import Task
+from etpi_assets.tasks.family import Rejected, Task
 from etpi_assets.tasks.frozen import RESERVED
 from etpi_assets.tasks.graded_run import GradedRun, run_graded
 from etpi_assets.tasks.harbor import snapshot
-from etpi_assets.tasks.proof import Tests, Trial, Unproven, read_tests
+from etpi_assets.tasks.proof import Tests, Trial, read_tests
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 TESTS, SOLUTION, LOGS = "/tests", "/solution", "/logs"
@@ -89,13 +89,13 @@ class MachineTrial(Trial):
         """Run the reference solution as an agent would, and return the machine's archive."""
         commands = solution_commands(self.task)
         if not commands:
-            raise Unproven("no_reference", "there is no solution/solve.sh that could prove the task")
+            raise Rejected("no_reference", "there is no solution/solve.sh that could prove the task")
         environment = places.needs(self.place, None, PLACES).environment
         with sandboxes.create({}, places.test_limits(self.place), environment) as sandbox:
             outputs = [sandbox.run(command, timeout=self.task.payload["solution_seconds"]) for command in commands]
             if (archive := snapshot.take(sandbox)) is not None:
                 return archive
-        raise Unproven("reference_fails", f"its machine did not give its files out: {outputs[-1].output[-500:]}")
+        raise Rejected("reference_fails", f"its machine did not give its files out: {outputs[-1].output[-500:]}")
 
     def run(
         self, work: str, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool, record: bool = False
