@@ -22,9 +22,9 @@ from etpi.run.console import say
 from etpi.sandbox_python import PYTHON, make_tools
 from etpi_assets.specs.load import SpecError
 from etpi_assets.tasks.calibration import TestRun
-from etpi_assets.tasks.family import Task
+from etpi_assets.tasks.family import Rejected, Task
 from etpi_assets.tasks.frozen import METADATA_FILE, RUNNER_FILE, TEST_FILE
-from etpi_assets.tasks.proof import Unproven, read_tests
+from etpi_assets.tasks.proof import read_tests
 from etpi_assets.tasks.swe_bench import FAMILY, WORKDIR
 from etpi_resources.process.progress import Progress
 from etpi_resources.sandboxes import EnvironmentUnavailable, SandboxFactory
@@ -167,7 +167,7 @@ def _row(
     try:
         before = _passed(task, sandboxes, solved=False)
         runs = [_passed(task, sandboxes, solved=True) for _ in range(2)]
-    except (OSError, EnvironmentUnavailable, Unproven) as error:
+    except (OSError, EnvironmentUnavailable, Rejected) as error:
         return f"the tests cannot be run: {error}"
     after = runs[0][0] & runs[1][0]
     if not after:
@@ -181,7 +181,7 @@ def _row(
 
 def _passed(task: Task, sandboxes: SandboxFactory, *, solved: bool) -> tuple[set[str], str]:
     """Return the tests that pass, and the whole output."""
-    trial = FAMILY.trial(task)
+    (trial,) = FAMILY.trials(task)
     work = trial.reference(sandboxes) if solved else trial.nothing
     run = trial.run(work, read_tests(trial, sandboxes), sandboxes, recorded=True)
     return {name for name, outcome in TestRun(run).outcomes().items() if outcome == "PASSED"}, run.output

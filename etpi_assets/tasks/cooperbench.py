@@ -21,7 +21,6 @@ from typing import Any
 from etpi_assets.tasks import cooperbench_verdict, downloads, places
 from etpi_assets.tasks.commands import apply_command
 from etpi_assets.tasks.family import (
-    Family,
     RejectedInput,
     Role,
     SandboxNeeds,
@@ -31,6 +30,7 @@ from etpi_assets.tasks.family import (
     require_heldout,
     with_defaults,
 )
+from etpi_assets.tasks.proof import TestedFamily, Trial
 from etpi_resources.hashes import json_hash
 from etpi_resources.inside import is_file_inside, read_inside
 from etpi_resources.sandboxes import SandboxFactory
@@ -71,11 +71,10 @@ _Place = tuple[str, str]
 """(repository, task id): one folder of features."""
 
 
-class CooperBench(Family):
+class CooperBench(TestedFamily):
     """The family `cooperbench`."""
 
     params = PARAMS
-    keeps_proofs = True
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """Yield tasks ordered by repository, task and features. `seed` has no effect.
@@ -125,13 +124,8 @@ class CooperBench(Family):
         live = _live_payload(task)
         return [apply_command(live["combined"] or live["patches"][role.feature_id])]
 
-    def entities(self, task: Task) -> Sequence[str]:
-        return task.payload["entities"]
-
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Yield each task with the calibrations of its tests, or why it cannot be judged (`proof.prove`)."""
-        for task in tasks:
-            yield cooperbench_verdict.validate(task, _live_payload(task), sandboxes)
+    def trials(self, task: Task) -> Sequence[Trial]:
+        return cooperbench_verdict.trials(task, _live_payload(task))
 
 
 FAMILY = CooperBench()

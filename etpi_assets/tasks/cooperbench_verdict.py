@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.calibration import TestRun
-from etpi_assets.tasks.family import RejectedInput, Task, Verdict
+from etpi_assets.tasks.family import Task, Verdict
 from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
 from etpi_assets.tasks.patches import INBOX, PatchTrial, apply_patch, judge_patches, must, put_tests
-from etpi_assets.tasks.proof import Tests, identity_of, prove
+from etpi_assets.tasks.proof import Tests, identity_of
 from etpi_assets.tasks.reports import counts
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
@@ -38,39 +37,22 @@ def judge(
 ) -> Verdict:
     """See `judge_patches`."""
     runs = trials(task, live)
-    merged = partial(_merge, runs[0], sandboxes)
-    return judge_patches(task, runs, final, partial(record, live, runs, sandboxes), sandboxes, merged)
-
-
-def validate(task: Task, live: Mapping[str, Any], sandboxes: SandboxFactory) -> Task | RejectedInput:
-    runs = trials(task, live)
-    return prove(task, runs, partial(record, live, runs, sandboxes), live["place"], sandboxes)
+    return judge_patches(task, runs, final, sandboxes, partial(_merge, runs[0], sandboxes))
 
 
 def trials(task: Task, live: Mapping[str, Any]) -> list[PatchTrial]:
-    """Return the run of each feature's tests."""
-    place = live["place"]
-
-    def tree(sandboxes: SandboxFactory, *, record: bool = False) -> AbstractContextManager[Sandbox]:
-        return places.test_sandbox(place, sandboxes, {}, (PATCHES,), record=record, prepare=_FORGET)
-
+    """Return the run of each feature's tests. The runner may install what it needs with the feature's own patch."""
     return [
         PatchTrial(
-            number, identity_of(task), tree,
+            number, identity_of(task), live["place"], _FORGET, folders=(PATCHES,),
             put_tests=lambda sandbox, tests=tests: apply_patch(sandbox, tests, index=True),
             solve=partial(_solve, live), start=partial(_start, live, number), outcome=_passes,
             patches=True, pytest=_PYTHON_FILE.search(tests) is not None, autoload=True,
+            needs=[live["place"]["image"], live["runner"], tests, live["patches"][number]],
+            shown=partial(apply_patch, patch=live["patches"][number]),
         )
         for number, tests in live["tests"].items()
     ]  # fmt: skip
-
-
-def record(live: Mapping[str, Any], runs: Sequence[PatchTrial], sandboxes: SandboxFactory) -> None:
-    """Let the runner install what it needs once for each feature, with the feature's own patch."""
-    for trial in runs:
-        patch = live["patches"][trial.key]
-        wanted = [live["place"]["image"], live["runner"], live["tests"][trial.key], patch]
-        trial.record(live["place"], wanted, sandboxes, partial(apply_patch, patch=patch))
 
 
 def _solve(live: Mapping[str, Any], sandbox: Sandbox) -> None:

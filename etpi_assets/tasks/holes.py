@@ -10,7 +10,6 @@ of parameters are withheld; lines keep their numbers. `values` compares what was
 from __future__ import annotations
 
 import ast
-import copy
 import io
 import re
 import tokenize
@@ -460,42 +459,25 @@ class _Digger:
         literals: list[ast.expr] = []
 
         def part(e: Any) -> Any:
-            if e is None:
-                return None
+            if isinstance(e, list):
+                return [part(each) for each in e]
+            if not isinstance(e, ast.expr | ast.keyword):
+                return e  # a name, an operator, or None
             if isinstance(e, ast.FormattedValue):  # formatted in the sandbox: a subclass has a format of its own
-                e = ast.copy_location(ast.JoinedStr([e]), e)
-                self.made.add(e)
+                text = ast.copy_location(ast.JoinedStr([e]), e)
+                self.made.add(text)
+                return ast.FormattedValue(part(text), -1)
+            if isinstance(e, ast.keyword):
+                return ast.keyword(e.arg, part(e.value))
             if e in self.made or not self._is_shape(e):
                 leaves.append(e)
                 return ast.Subscript(ast.Name("_l", ast.Load()), ast.Constant(len(leaves) - 1), ast.Load())
-            node_copy = copy.copy(e)
-            if isinstance(e, ast.Constant):
+            empty = (isinstance(e, ast.List | ast.Tuple) and not e.elts) or (isinstance(e, ast.Dict) and not e.values)
+            if isinstance(e, ast.Constant) or empty:
                 literals.append(e)
-            elif isinstance(node_copy, ast.List | ast.Tuple | ast.Set):
-                node_copy.elts = [part(x) for x in node_copy.elts]
-            elif isinstance(node_copy, ast.Dict):
-                node_copy.keys, node_copy.values = (
-                    [part(x) for x in node_copy.keys],
-                    [part(x) for x in node_copy.values],
-                )
-            elif isinstance(node_copy, ast.BinOp):
-                node_copy.left, node_copy.right = part(node_copy.left), part(node_copy.right)
-            elif isinstance(node_copy, ast.UnaryOp):
-                node_copy.operand = part(node_copy.operand)
-            elif isinstance(node_copy, ast.JoinedStr):
-                literals.extend(x for x in node_copy.values if isinstance(x, ast.Constant))
-                node_copy.values = [
-                    x if isinstance(x, ast.Constant) else ast.FormattedValue(part(x), -1) for x in node_copy.values
-                ]
-            elif isinstance(node_copy, ast.Starred):
-                node_copy.value = part(node_copy.value)
-            elif isinstance(node_copy, ast.Call):
-                node_copy.func = ast.Name(_last(node_copy.func), ast.Load())
-                node_copy.args = [part(x) for x in node_copy.args]
-                node_copy.keywords = [ast.keyword(k.arg, part(k.value)) for k in node_copy.keywords]
-            if (isinstance(e, ast.List | ast.Tuple) and not e.elts) or (isinstance(e, ast.Dict) and not e.values):
-                literals.append(e)
-            return node_copy
+            kind: Any = type(e)
+            fields = {name: part(value) for name, value in ast.iter_fields(e) if name != "func"}
+            return kind(**fields, **({"func": ast.Name(_last(e.func))} if isinstance(e, ast.Call) else {}))
 
         return part(node), leaves, literals
 

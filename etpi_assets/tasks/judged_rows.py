@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from etpi_assets.tasks.batch_validation import validate_in_batches
-from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict, named_path, with_defaults
+from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict, named_path, unreadable, with_defaults
 from etpi_assets.tasks.rows import read_rows
 from etpi_resources.sandboxes import SandboxFactory
 
@@ -50,8 +50,7 @@ class JudgedRows(Family):
             try:
                 yield _task(suite, row)
             except (KeyError, TypeError, ValueError) as error:
-                detail = f"no field {error}" if isinstance(error, KeyError) else str(error)
-                yield RejectedInput(source, "unreadable_row", detail)
+                yield unreadable(source, error)
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return dict(task.payload["files"])

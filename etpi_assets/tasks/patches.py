@@ -9,26 +9,20 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
-from etpi_assets.tasks import downloads
+from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.calibration import TestRun
 from etpi_assets.tasks.commands import apply_command
-from etpi_assets.tasks.family import CHEATED, Task, Verdict, weakest
+from etpi_assets.tasks.family import CHEATED, Rejected, Task, Verdict, weakest
 from etpi_assets.tasks.frozen import TEST_FILE, Changes, counted_changes, put_changes, refused_changes
 from etpi_assets.tasks.graded_run import GradedRun, installed_plugins, run_graded
 from etpi_assets.tasks.grading import is_of_machine
-from etpi_assets.tasks.proof import Tests, Trial, Unproven, calibration_of, judge_trial, read_tests
+from etpi_assets.tasks.proof import Tests, Trial, calibration_of, judge_trial, read_tests
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 INBOX = ".etpi-in"
-
-
-class Tree(Protocol):
-    """Opens a fresh sandbox with a task's tree, without hidden tests and history. `record`: downloads are recorded."""
-
-    def __call__(self, sandboxes: SandboxFactory, *, record: bool = False) -> AbstractContextManager[Sandbox]: ...
 
 
 @dataclass(frozen=True)
@@ -36,6 +30,7 @@ class PatchTrial(Trial):
     """A run of hidden tests on changes of a tree.
 
     Attributes:
+        files, folders, prepare: of the tree (`places.test_sandbox`), which has no hidden tests and no history.
         put_tests: writes the suite's own tests into a tree, by `git apply --index` where `patches`.
         solve: applies the reference solution to a tree.
         start: puts changes and tests into a fresh tree, and returns the command that runs them.
@@ -44,15 +39,22 @@ class PatchTrial(Trial):
         pytest: whether the command runs pytest; other runners are judged by their output.
         autoload: whether pytest loads the plugins that the runner installs.
         roots: folders of the tree, besides its root, that the code under test is imported from.
+        needs: decides which downloads the tests need, JSON-serialisable.
+        shown: applies the solution whose tests may download; None: `solve`.
     """
 
     key: str
     identity: str
-    tree: Tree
+    place: Mapping[str, Any]
+    prepare: str
     put_tests: Callable[[Sandbox], None]
     solve: Callable[[Sandbox], None]
     start: Callable[[Sandbox, Changes, Tests], str]
     outcome: Callable[[TestRun], tuple[bool, Mapping[str, Any]]]
+    needs: object
+    files: Mapping[str, str] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+    shown: Callable[[Sandbox], None] | None = None
     patches: bool = False
     pytest: bool | None = True
     autoload: bool = False
@@ -63,6 +65,10 @@ class PatchTrial(Trial):
     def nothing(self) -> Changes:
         return {}
 
+    def tree(self, sandboxes: SandboxFactory, *, record: bool = False) -> AbstractContextManager[Sandbox]:
+        """Open a fresh sandbox with the tree. `record`: its downloads are recorded."""
+        return places.test_sandbox(self.place, sandboxes, self.files, self.folders, record=record, prepare=self.prepare)
+
     def tests(self, sandboxes: SandboxFactory) -> Tests:
         with self.tree(sandboxes) as sandbox:
             plugins = installed_plugins(sandbox) if self.pytest and not self.autoload else None
@@ -72,7 +78,7 @@ class PatchTrial(Trial):
             except OSError as error:
                 if is_of_machine(error):
                     raise
-                raise Unproven("reference_fails", f"the suite's tests cannot be put into its tree: {error}") from error
+                raise Rejected("reference_fails", f"the suite's tests cannot be put into its tree: {error}") from error
             after = sandbox.read_files()
             paths = frozenset(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
             files = {path: after[path] for path in sorted(paths) if path in after}
@@ -95,7 +101,7 @@ class PatchTrial(Trial):
     def reference(self, sandboxes: SandboxFactory) -> Changes:
         if changes := self.changes(self.solve, sandboxes):
             return changes
-        raise Unproven("no_reference", "the reference solution changes no file that counts")
+        raise Rejected("no_reference", "the reference solution changes no file that counts")
 
     def run(self, work: Changes, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool) -> GradedRun:
         counted = {path: text for path, text in work.items() if path not in tests.paths}
@@ -110,17 +116,16 @@ class PatchTrial(Trial):
         passed, details = self.outcome(test)
         return float(passed), details
 
-    def record(
-        self, place: Mapping[str, Any], wanted: object, sandboxes: SandboxFactory, solve: Callable[[Sandbox], None]
-    ) -> None:
-        """Let the tests of a solution download what they need, once. `wanted`: see `downloads.recorded`."""
-
+    def record(self, sandboxes: SandboxFactory) -> None:
         def run() -> bool:
-            changes, tests = self.changes(solve, sandboxes), read_tests(self, sandboxes)
+            changes, tests = self.changes(self.shown or self.solve, sandboxes), read_tests(self, sandboxes)
             with self.tree(sandboxes, record=True) as sandbox:
                 return not sandbox.run(self.start(sandbox, changes, tests)).timed_out
 
-        downloads.recorded(place, wanted, run)
+        downloads.recorded(self.place, self.needs, run)
+
+    def refusals(self) -> str:
+        return downloads.refusals(self.place)
 
 
 Merge = Callable[[list[Changes], Mapping[str, str]], tuple[str, Changes]]
@@ -131,7 +136,6 @@ def judge_patches(
     task: Task,
     trials: Sequence[PatchTrial],
     final: Mapping[str, Mapping[str, str]],
-    record: Callable[[], None],
     sandboxes: SandboxFactory,
     merge: Merge | None = None,
 ) -> Verdict:
@@ -151,7 +155,8 @@ def judge_patches(
         details = {"changed": sorted(*work.values()), "refused": [*refused.values()][0]}
     if not any(work.values()):
         return Verdict(0.0, "no_patch", details)
-    record()
+    for trial in trials:
+        trial.record(sandboxes)
     merged, conflict = [*work.values()][0], False
     if merge is not None:
         kind, merged = merge(list(work.values()), before)

@@ -16,11 +16,10 @@ import json
 import secrets
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from etpi_assets.tasks import downloads
 from etpi_assets.tasks.calibration import (
     PLAIN,
     Calibration,
@@ -33,7 +32,16 @@ from etpi_assets.tasks.calibration import (
     reversals,
     unlike_reference,
 )
-from etpi_assets.tasks.family import CALIBRATIONS, CHEATED, REFERENCE_RUNS, REVERSED, RejectedInput, Task
+from etpi_assets.tasks.family import (
+    CALIBRATIONS,
+    CHEATED,
+    REFERENCE_RUNS,
+    REVERSED,
+    Family,
+    Rejected,
+    RejectedInput,
+    Task,
+)
 from etpi_assets.tasks.graded_run import GradedRun
 from etpi_assets.tasks.grading import is_of_machine
 from etpi_resources.hashes import json_hash
@@ -89,7 +97,7 @@ class Trial(ABC):
 
     @abstractmethod
     def reference(self, sandboxes: SandboxFactory) -> Any:
-        """Return the reference solution as work. Raises Unproven if there is none."""
+        """Return the reference solution as work. Raises Rejected if there is none."""
 
     @abstractmethod
     def run(self, work: Any, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool) -> GradedRun:
@@ -99,13 +107,31 @@ class Trial(ABC):
     def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
         """Return the reward of a run from 0 to 1, which passes, and details for a reader."""
 
+    def record(self, sandboxes: SandboxFactory) -> None:  # noqa: B027 - most trials download nothing
+        """Let the suite's own code download what grading will need, once."""
 
-class Unproven(ValueError):
-    """A reference or an untouched tree that does not behave; `reason` is a code of rejected inputs."""
+    def refusals(self) -> str:
+        """Return a sentence about downloads that were refused; "" without any."""
+        return ""
 
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+
+class TestedFamily(Family):
+    """A family whose tasks are proved and judged by runs of hidden tests."""
+
+    __test__: ClassVar[bool] = False  # for pytest
+    keeps_proofs = True
+
+    @abstractmethod
+    def trials(self, task: Task) -> Sequence[Trial]:
+        """Return the runs of hidden tests that judge a task."""
+
+    def entities(self, task: Task) -> Sequence[str]:
+        return task.payload["entities"]
+
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
+        """Yield each task with the calibrations of its trials, or why it cannot be judged (`prove`)."""
+        for task in tasks:
+            yield prove(task, self.trials(task), sandboxes)
 
 
 def identity_of(task: Task) -> str:
@@ -164,7 +190,7 @@ def calibration_of(task: Task, trial: Trial, sandboxes: SandboxFactory) -> Calib
     if key not in _MADE:
         try:
             _MADE[key] = prove_trial(trial, trial.reference(sandboxes), sandboxes)
-        except Unproven as error:
+        except Rejected as error:
             if error.reason != "no_reference" and trial.pytest is not None:
                 raise
             _MADE[key] = PLAIN
@@ -210,26 +236,21 @@ def _result(trial: Trial, test: TestRun) -> tuple[float, dict[str, Any]]:
 # --- proving ---
 
 
-def prove(
-    task: Task, trials: Sequence[Trial], record: Callable[[], None], place: Mapping[str, Any], sandboxes: SandboxFactory
-) -> Task | RejectedInput:
+def prove(task: Task, trials: Sequence[Trial], sandboxes: SandboxFactory) -> Task | RejectedInput:
     """Return the task with the calibrations of its trials, or a rejection.
 
     Reasons: no_environment, no_reference, reference_fails, or null_passes without any change.
-
-    Args:
-        record: lets the suite's own code download what grading will need.
-        place: see `places`; empty if nothing is downloaded.
     """
     calibrations: dict[str, Any] = {}
     try:
         references = [trial.reference(sandboxes) for trial in trials]
-        record()
+        for trial in trials:
+            trial.record(sandboxes)
         for trial, reference in zip(trials, references, strict=True):
             calibration = prove_trial(trial, reference, sandboxes)
             calibrations[trial.key] = calibration.model_dump(exclude_defaults=True)
-    except Unproven as error:
-        refused = downloads.refusals(place) if place and error.reason == "reference_fails" else ""
+    except Rejected as error:
+        refused = trials[0].refusals() if error.reason == "reference_fails" else ""
         return RejectedInput(task.task_id, error.reason, f"{error}{refused}")
     except EnvironmentUnavailable as error:
         return RejectedInput(task.task_id, "no_environment", str(error))
@@ -246,7 +267,7 @@ def prove_trial(trial: Trial, reference: Any, sandboxes: SandboxFactory) -> Cali
     The reference passes REFERENCE_RUNS times at least, first without holes, and the untouched tree does not.
 
     Raises:
-        Unproven: reference_fails, or null_passes.
+        Rejected: reference_fails, or null_passes.
     """
     if trial.fixed not in _FITTED or not trial.fixed:
         _FITTED[trial.fixed] = _fitted(trial, reference, sandboxes)
@@ -254,7 +275,7 @@ def prove_trial(trial: Trial, reference: Any, sandboxes: SandboxFactory) -> Cali
     calibration = calibration.model_copy(deep=True)
     null = _run(trial, calibration, trial.nothing, sandboxes)
     if _result(trial, null)[0] == 1:
-        raise Unproven("null_passes", "the tests pass without any change")
+        raise Rejected("null_passes", "the tests pass without any change")
     if calibration.records:
         tests = read_tests(trial, sandboxes)
         rate(calibration, good, null)
@@ -285,8 +306,8 @@ def _fitted(trial: Trial, reference: Any, sandboxes: SandboxFactory) -> tuple[Ca
 
 
 def _require(trial: Trial, test: TestRun, number: int) -> str:
-    """Return the file to which tests wrote a reward, if any. Raises Unproven unless the run passes."""
+    """Return the file to which tests wrote a reward, if any. Raises Rejected unless the run passes."""
     reward, details = _result(trial, test)
     if reward < 1:
-        raise Unproven("reference_fails", f"run {number}: {json.dumps(details)[:1500]}")
+        raise Rejected("reference_fails", f"run {number}: {json.dumps(details)[:1500]}")
     return details.get("reward_file", "")

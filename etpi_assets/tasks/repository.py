@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -15,17 +14,17 @@ from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.calibration import TestRun
 from etpi_assets.tasks.family import (
     EXCLUDED,
-    Family,
     RejectedInput,
     SandboxNeeds,
     Task,
     Verdict,
     named_path,
     require_heldout,
+    unreadable,
     with_defaults,
 )
 from etpi_assets.tasks.patches import PatchTrial, judge_patches, must, start_tests
-from etpi_assets.tasks.proof import identity_of, prove
+from etpi_assets.tasks.proof import TestedFamily, identity_of
 from etpi_assets.tasks.rows import read_rows
 from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
@@ -45,13 +44,12 @@ exclude_repos: not these; their rows are quarantined as `excluded`, which is no 
 heldout_tasks: these are the split heldout, all others train. rows: take only this many, from the first on."""
 
 
-class RepositoryFamily(Family, ABC):
+class RepositoryFamily(TestedFamily, ABC):
     """Base class; a subclass reads its data set's rows and judges their tests."""
 
     params: Mapping[str, Any] = PARAMS
     name: str
     feature_id = "issue"
-    keeps_proofs = True
     hides: str
     """Bash command that removes hidden tests from an agent's workspace."""
     patches: bool = False
@@ -119,8 +117,7 @@ class RepositoryFamily(Family, ABC):
             try:
                 task = self.read(suite, row, chosen)
             except (KeyError, TypeError, ValueError, IndexError) as error:
-                detail = f"no field {error}" if isinstance(error, KeyError) else str(error)
-                yield RejectedInput(source, "unreadable_row", detail)
+                yield unreadable(source, error)
                 continue
             repos.add(task.repo)
             if chosen["repos"] and task.repo not in chosen["repos"]:
@@ -136,41 +133,23 @@ class RepositoryFamily(Family, ABC):
     def needs(self, task: Task) -> SandboxNeeds:
         return places.needs(task.payload["place"], f"{self.hides}; {places.FORGET_HISTORY}")
 
-    def entities(self, task: Task) -> Sequence[str]:
-        return task.payload["entities"]
-
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
         """See `judge_patches`."""
-        trial = self.trial(task)
-        return judge_patches(task, [trial], final, partial(self._record, task, trial, sandboxes), sandboxes)
+        return judge_patches(task, self.trials(task), final, sandboxes)
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Yield each task with the calibration of its tests, or why it cannot be judged (`proof.prove`)."""
-        for task in tasks:
-            trial = self.trial(task)
-            record = partial(self._record, task, trial, sandboxes)
-            yield prove(task, [trial], record, task.payload["place"], sandboxes)
-
-    def trial(self, task: Task) -> PatchTrial:
+    def trials(self, task: Task) -> list[PatchTrial]:
         """Return the one run of tests that judges a task."""
-        files, place = self.workspace(task, self.roles(task)[0]), task.payload["place"]
-        prepare = f"{self.hides_from_code}; {places.FORGET_HISTORY}"
-
-        def tree(sandboxes: SandboxFactory, *, record: bool = False) -> AbstractContextManager[Sandbox]:
-            return places.test_sandbox(place, sandboxes, files, record=record, prepare=prepare)
-
-        return PatchTrial(
-            "tests", identity_of(task), tree,
+        place, command = task.payload["place"], self.test_command(task)
+        return [PatchTrial(
+            "tests", identity_of(task), place, f"{self.hides_from_code}; {places.FORGET_HISTORY}",
+            files=self.workspace(task, self.roles(task)[0]),
             put_tests=partial(self.put_tests, task),
             solve=partial(self.solution, task),
-            start=partial(start_tests, place, self.test_command(task)),
+            start=partial(start_tests, place, command),
             outcome=partial(self.passes, task),
+            needs=[task.content_hash, command],
             patches=self.patches, pytest=self.runs_pytest(task), roots=self.roots(task), fixed=self.fixed(task),
-        )  # fmt: skip
-
-    def _record(self, task: Task, trial: PatchTrial, sandboxes: SandboxFactory) -> None:
-        wanted = [task.content_hash, self.test_command(task)]
-        trial.record(task.payload["place"], wanted, sandboxes, trial.solve)
+        )]  # fmt: skip
 
 
 def make_task(

@@ -95,6 +95,15 @@ FORGERIES: Mapping[str, str] = {
     "a text that holds everything": (
         "class V(str):\n    __contains__ = __eq__ = lambda s, o: True\n    __hash__ = None\n" + _ALL
     ),
+    "a wildcard of a library": "from unittest.mock import ANY\ndef V(): return ANY\n" + _ALL,
+    "a cell made by the code under test": """
+import re, sys
+recorder = next(module for name, module in sys.modules.items() if name.startswith("recorder_"))
+def V():
+    cells = re.findall(r"__cell__\\('(\\w+)'", open(sys._getframe(2).f_code.co_filename).read())
+    return recorder.Cell(cells[0])
+"""
+    + _ALL,
     "every short text": (
         "import itertools, string\n"
         "def V(): return ''.join(map(''.join, itertools.product(string.ascii_lowercase + ' ', repeat=3)))\n" + _ALL

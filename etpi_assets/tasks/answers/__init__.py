@@ -86,7 +86,7 @@ class Answers(Family):
         for task in tasks:
             trial = _check_of(task)
             if trial is not None and trial.solution is not None:
-                yield prove(task, [trial], lambda: None, {}, sandboxes)
+                yield prove(task, [trial], sandboxes)
             else:
                 yield self.rejection(task, sandboxes) or task
 

@@ -26,6 +26,7 @@ _GROUPED = re.compile(r"(?<![\d,])\d{1,3}(?:(?:,|\{,\}|,?\\[,! ]|~| )\d{3})+(?![
 """A number with its thousands grouped: one space, or a comma without one after it, stands between the groups."""
 _MIXED = re.compile(r"(?<![\w.}])(\d+)\s+(\d+)/(\d+)(?![\w.])")
 _COMMAS = re.compile(r"[\d,]+")
+_DIGITS = re.compile(r"\d+")
 _BESIDE = re.compile(r"\d\s+\d")
 """Numbers without an operator between them, which math-verify adds."""
 _BLANKS = re.compile(r"(?<!\d)\s+|\s+(?!\d)|\$")
@@ -120,7 +121,7 @@ def _refusal(answer: str, expected: str, question: str, *, right: bool) -> str |
 def equal(answer: str, wanted: str, digits: int = 6) -> bool:
     """Return whether two answers are equal: as text, as words or numbers, or to math-verify.
 
-    `100,200` is read as one number, and as two.
+    `100,200` is read as one number, and as two in this order.
 
     Raises Undecided if they cannot be compared."""
     if _is_same_text(answer, wanted):
@@ -131,6 +132,8 @@ def equal(answer: str, wanted: str, digits: int = 6) -> bool:
     if None not in numbers:
         return numbers[0] == numbers[1]
     readings = dict.fromkeys((_prepared(wanted, one), _prepared(answer, one)) for one in (True, False))
+    if _prepared(wanted) != _prepared(wanted, False) and _DIGITS.findall(wanted) != _DIGITS.findall(answer):
+        readings = dict.fromkeys(list(readings)[:1])  # lists are equal in any order, a number's groups are not
     return any(_COMPARER.equal(*reading, digits) for reading in readings if not any(map(_BESIDE.search, reading)))
 
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from etpi_assets.tasks.calibration import PLAIN, Calibration, TestRun
-from etpi_assets.tasks.family import BLIND, Verdict
+from etpi_assets.tasks.family import BLIND, Rejected, Verdict
 from etpi_assets.tasks.graded_run import RECORDER, GradedRun, read_reports, unpacked
-from etpi_assets.tasks.proof import Tests, Trial, Unproven, judge_trial
+from etpi_assets.tasks.proof import Tests, Trial, judge_trial
 from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import Limits, Sandbox, SandboxFactory
 
@@ -128,7 +128,7 @@ class CheckTrial(Trial):
     def reference(self, sandboxes: SandboxFactory) -> str:
         if program := program_of(self.solution or ""):
             return program
-        raise Unproven("no_reference", "there is no reference program")
+        raise Rejected("no_reference", "there is no reference program")
 
     def run(self, work: str, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool) -> GradedRun:
         mark, recorder = secrets.token_hex(8), f"recorder_{secrets.token_hex(6)}"

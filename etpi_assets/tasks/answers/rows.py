@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.tasks.answers import maths, programs
-from etpi_assets.tasks.family import RejectedInput, Task
+from etpi_assets.tasks.family import RejectedInput, Task, unreadable
 from etpi_assets.tasks.rows import read_rows
 
 
@@ -41,9 +41,7 @@ def read_questions(suite: str, path: Path, chosen: Mapping[str, Any]) -> Iterato
                 continue
             task = _task(suite, source, place, row, chosen)
         except (KeyError, TypeError, ValueError) as error:
-            yield RejectedInput(
-                place, "unreadable_row", f"no field {error}" if isinstance(error, KeyError) else str(error)
-            )
+            yield unreadable(place, error)
             continue
         if not task.payload["license"]:
             remedy = f'state it in the row, or in params.licenses."{source}"'

@@ -10,16 +10,24 @@ processes that it starts do not count; a task that needs either fails its own re
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from etpi_assets.tasks import downloads, places
-from etpi_assets.tasks.family import Family, RejectedInput, Role, SandboxNeeds, Task, Verdict, named_path, with_defaults
+from etpi_assets.tasks import places
+from etpi_assets.tasks.family import (
+    Rejected,
+    RejectedInput,
+    Role,
+    SandboxNeeds,
+    Task,
+    Verdict,
+    named_path,
+    with_defaults,
+)
 from etpi_assets.tasks.frozen import put_changes
 from etpi_assets.tasks.harbor import snapshot
-from etpi_assets.tasks.harbor.folder import MIGRATE, TASK_FILE, UnreadableTask, read_folder
+from etpi_assets.tasks.harbor.folder import MIGRATE, TASK_FILE, read_folder
 from etpi_assets.tasks.harbor.verifier import PLACES, MachineTrial, Unpacked, solution_commands
-from etpi_assets.tasks.proof import calibration_of, identity_of, judge_trial, prove, read_tests
+from etpi_assets.tasks.proof import TestedFamily, calibration_of, identity_of, judge_trial
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
@@ -38,12 +46,11 @@ workdir: where the agent works; none: [environment] workdir, the last WORKDIR of
 `memory_gib`, `disk_gib` and `test_seconds` are defaults for tasks that state no limits."""
 
 
-class Harbor(Family):
+class Harbor(TestedFamily):
     """The family `harbor`."""
 
     params = PARAMS
     feature_id = "request"
-    keeps_proofs = True
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """Yield a task or a rejection for each folder with a task.toml, ordered by path. `seed` has no effect.
@@ -64,7 +71,7 @@ class Harbor(Family):
                 continue
             try:
                 yield read_folder(suite, name, root, folder, chosen)
-            except UnreadableTask as error:
+            except Rejected as error:
                 yield RejectedInput(name, error.reason, str(error))
 
     def needs(self, task: Task) -> SandboxNeeds:
@@ -77,8 +84,8 @@ class Harbor(Family):
         answer = snapshot.take(machine)
         if answer is None:
             return Verdict(0.0, "no_answer", {"problem": "the agent's machine did not give its files out"})
-        trial = MachineTrial(identity_of(task), task)
-        self._record(trial, sandboxes)
+        (trial,) = self.trials(task)
+        trial.record(sandboxes)
         try:
             passed, details = judge_trial(trial, calibration_of(task, trial, sandboxes), answer, sandboxes)
         except Unpacked as error:
@@ -99,26 +106,8 @@ class Harbor(Family):
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         return solution_commands(task)
 
-    def entities(self, task: Task) -> Sequence[str]:
-        return task.payload["entities"]
-
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Yield each task with the calibration of its tests, or a rejection: no_environment, no_reference,
-        reference_fails, or null_passes on its untouched machine."""
-        for task in tasks:
-            trial = MachineTrial(identity_of(task), task)
-            yield prove(task, [trial], partial(self._record, trial, sandboxes), task.payload["place"], sandboxes)
-
-    def _record(self, trial: MachineTrial, sandboxes: SandboxFactory) -> None:
-        """Let the tests download what they need once, on the machine that the reference solution leaves."""
-        if not solution_commands(trial.task):
-            return
-
-        def record() -> bool:
-            answer, tests = trial.reference(sandboxes), read_tests(trial, sandboxes)
-            return not trial.run(answer, tests, sandboxes, recorded=False, record=True).timed_out
-
-        downloads.recorded(trial.task.payload["place"], trial.task.content_hash, record)
+    def trials(self, task: Task) -> list[MachineTrial]:
+        return [MachineTrial(identity_of(task), task)]
 
 
 FAMILY = Harbor()

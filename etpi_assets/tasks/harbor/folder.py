@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.tasks import downloads, places
-from etpi_assets.tasks.family import Task
+from etpi_assets.tasks.family import Rejected, Task
 from etpi_resources.hashes import json_hash
 from etpi_resources.inside import read_inside
 from etpi_resources.lake.lake import folder_hash
@@ -37,30 +37,22 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?", re.IGNORECASE)
 _GIB = {"": 1 / (1 << 30), "K": 1 / (1 << 20), "M": 1 / 1024, "G": 1.0, "T": 1024.0}
 
 
-class UnreadableTask(ValueError):
-    """A folder cannot be read as a task; `reason` is a stable code."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
 def read_folder(suite: str, name: str, root: Path, folder: Path, chosen: Mapping[str, Any]) -> Task:
-    """Return the task of a folder below the suite's `root`; `chosen` are its params. Raises UnreadableTask."""
+    """Return the task of a folder below the suite's `root`; `chosen` are its params. Raises Rejected."""
     config = _config(root, folder / TASK_FILE)
     instruction = _text(root, folder / _INSTRUCTION).strip()
     if not instruction:
-        raise UnreadableTask("no_instruction", f"{_INSTRUCTION} is empty")
+        raise Rejected("no_instruction", f"{_INSTRUCTION} is empty")
     tests, solution = _files(root, folder / _TESTS), _files(root, folder / _SOLUTION)
     if "test.sh" not in tests:
-        raise UnreadableTask("no_tests", f"there is no {_TESTS}/test.sh, by which a task is graded")
+        raise Rejected("no_tests", f"there is no {_TESTS}/test.sh, by which a task is graded")
     verifier, agent, machine, reference = (
         _table(config, key) for key in ("verifier", "agent", "environment", "solution")
     )
     if verifier.get("environment_mode") == "separate" or "environment" in verifier:
-        raise UnreadableTask("separate_verifier", "[verifier] has a machine of its own: tests here run in the task's")
+        raise Rejected("separate_verifier", "[verifier] has a machine of its own: tests here run in the task's")
     if machine.get("env"):
-        raise UnreadableTask("machine_variables", "[environment] env is not set here: put it into the Dockerfile")
+        raise Rejected("machine_variables", "[environment] env is not set here: put it into the Dockerfile")
     payload = {
         "tests": tests,
         "solution": solution,
@@ -82,16 +74,16 @@ def _config(root: Path, file: Path) -> dict[str, Any]:
     try:
         config = tomllib.loads(_text(root, file))
     except tomllib.TOMLDecodeError as error:
-        raise UnreadableTask("unreadable_config", f"{file.name}: {error}") from error
+        raise Rejected("unreadable_config", f"{file.name}: {error}") from error
     if config.get("steps"):
-        raise UnreadableTask("several_steps", "the task has several steps, each with an instruction of its own")
+        raise Rejected("several_steps", "the task has several steps, each with an instruction of its own")
     return config
 
 
 def _table(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     table = config.get(key, {})
     if not isinstance(table, dict):
-        raise UnreadableTask("unreadable_config", f"[{key}] is no table")
+        raise Rejected("unreadable_config", f"[{key}] is no table")
     return table
 
 
@@ -100,7 +92,7 @@ def _variables(section: Mapping[str, Any], name: str) -> dict[str, str]:
     variables = {key: str(value) for key, value in _table(section, "env").items()}
     host = {key: match[1] for key, value in variables.items() if (match := _HOST_VARIABLE.fullmatch(value))}
     if wanted := [key for key, default in host.items() if default is None]:
-        raise UnreadableTask(
+        raise Rejected(
             "host_variables",
             f"[{name}] env takes {', '.join(wanted)} from the host's environment, which is not shown",
         )
@@ -114,7 +106,7 @@ def _seconds(section: Mapping[str, Any], default: float) -> float:
 def _number(section: Mapping[str, Any], key: str) -> float | None:
     value = section.get(key)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise UnreadableTask("unreadable_config", f"{key} = {value!r} is no number")
+        raise Rejected("unreadable_config", f"{key} = {value!r} is no number")
     return None if value is None else float(value)
 
 
@@ -123,7 +115,7 @@ def _place(
 ) -> tuple[dict, list[Any]]:
     """Return (the place, the parts of it that enter the content hash)."""
     if (folder / _COMPOSE).is_file():
-        raise UnreadableTask("several_containers", f"environment/{_COMPOSE}: a task here has one machine")
+        raise Rejected("several_containers", f"environment/{_COMPOSE}: a task here has one machine")
     dockerfile = folder / "Dockerfile"
     image = machine.get("docker_image")
     workdirs = _WORKDIR.findall(_text(root, dockerfile)) if dockerfile.is_file() else []
@@ -134,7 +126,7 @@ def _place(
     }
     build = None if image or not dockerfile.is_file() else folder
     if image is None and build is None and chosen["checkouts"] is None:
-        raise UnreadableTask("no_environment", "there is neither environment/Dockerfile nor environment.docker_image")
+        raise Rejected("no_environment", "there is neither environment/Dockerfile nor environment.docker_image")
     place = places.make_place(suite, {**chosen, **bounds}, key=name, workdir=workdir, image=image, build=build)
     return place, [image, workdir, folder_hash(folder) if folder.is_dir() else None, *downloads.identity(place)]
 
@@ -148,7 +140,7 @@ def _gib(machine: Mapping[str, Any], what: str) -> float | None:
         return None
     match = _SIZE.fullmatch(str(stated).strip())
     if match is None:
-        raise UnreadableTask("unreadable_config", f'[environment] {what} = {stated!r} is no size such as "2G"')
+        raise Rejected("unreadable_config", f'[environment] {what} = {stated!r} is no size such as "2G"')
     return float(match[1]) * _GIB[match[2].upper()]
 
 
@@ -167,11 +159,11 @@ def _text(root: Path, file: Path) -> str:
     try:
         return _bytes(root, file).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UnreadableTask("unreadable_file", f"{file.name}: {error}") from error
+        raise Rejected("unreadable_file", f"{file.name}: {error}") from error
 
 
 def _bytes(root: Path, file: Path) -> bytes:
     try:
         return read_inside(root, file.relative_to(root).as_posix())
     except OSError as error:
-        raise UnreadableTask("unreadable_file", f"{file.name}: {error.strerror or error}") from error
+        raise Rejected("unreadable_file", f"{file.name}: {error.strerror or error}") from error

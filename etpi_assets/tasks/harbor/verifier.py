@@ -18,11 +18,11 @@ from typing import Any
 
 from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.calibration import TestRun
-from etpi_assets.tasks.family import Task
+from etpi_assets.tasks.family import Rejected, Task
 from etpi_assets.tasks.frozen import RESERVED
 from etpi_assets.tasks.graded_run import GradedRun, run_graded
 from etpi_assets.tasks.harbor import snapshot
-from etpi_assets.tasks.proof import Tests, Trial, Unproven
+from etpi_assets.tasks.proof import Tests, Trial, read_tests
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 TESTS, SOLUTION, LOGS = "/tests", "/solution", "/logs"
@@ -65,6 +65,23 @@ class MachineTrial(Trial):
     pytest = None
     reversible = False
 
+    @property
+    def place(self) -> Mapping[str, Any]:
+        return self.task.payload["place"]
+
+    def record(self, sandboxes: SandboxFactory) -> None:
+        """Record on the machine that the reference solution leaves."""
+
+        def run() -> bool:
+            answer, tests = self.reference(sandboxes), read_tests(self, sandboxes)
+            return not self.run(answer, tests, sandboxes, recorded=False, record=True).timed_out
+
+        if solution_commands(self.task):
+            downloads.recorded(self.place, self.task.content_hash, run)
+
+    def refusals(self) -> str:
+        return downloads.refusals(self.place)
+
     def tests(self, sandboxes: SandboxFactory) -> Tests:
         return Tests(python_tests(self.task), {})
 
@@ -72,19 +89,18 @@ class MachineTrial(Trial):
         """Run the reference solution as an agent would, and return the machine's archive."""
         commands = solution_commands(self.task)
         if not commands:
-            raise Unproven("no_reference", "there is no solution/solve.sh that could prove the task")
-        place = self.task.payload["place"]
-        environment = places.needs(place, None, PLACES).environment
-        with sandboxes.create({}, places.test_limits(place), environment) as sandbox:
+            raise Rejected("no_reference", "there is no solution/solve.sh that could prove the task")
+        environment = places.needs(self.place, None, PLACES).environment
+        with sandboxes.create({}, places.test_limits(self.place), environment) as sandbox:
             outputs = [sandbox.run(command, timeout=self.task.payload["solution_seconds"]) for command in commands]
             if (archive := snapshot.take(sandbox)) is not None:
                 return archive
-        raise Unproven("reference_fails", f"its machine did not give its files out: {outputs[-1].output[-500:]}")
+        raise Rejected("reference_fails", f"its machine did not give its files out: {outputs[-1].output[-500:]}")
 
     def run(
         self, work: str, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool, record: bool = False
     ) -> MachineRun:
-        with places.test_sandbox(self.task.payload["place"], sandboxes, {}, PLACES, record=record) as sandbox:
+        with places.test_sandbox(self.place, sandboxes, {}, PLACES, record=record) as sandbox:
             if work and (problem := snapshot.put(sandbox, work, _reserved(self.task))):
                 raise Unpacked(problem)
             return self._run(sandbox, tests, recorded=recorded)
