@@ -1,16 +1,16 @@
-"""The reference of checks: what each check catches, and what to do when it fails.
+"""The checks: what each catches, what to do when it fails, whether it blocks, its bound and the words of its messages.
 
-The checks themselves are functions beside the data they judge. Their descriptions are in `checks.toml`, which no
-asset's code version covers, so that better words recompute nothing. Dagster's web page and docs/reference/checks.md
-show them.
+Their data are in `checks.toml`, which no asset's code version covers, so that better words recompute nothing. The
+functions beside the data they judge only compute figures and a verdict, and call `outcome` or `measured`.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from etpi_resources.lake.check_outcome import CheckOutcome
 
@@ -27,6 +27,11 @@ class CheckInfo:
         answers: the failure of published work that it answers, unless docs/faults.md already names it.
         blocking: whether a failure stops every consumer; otherwise it only warns.
         may_warn: whether it only warns in some cases, although it is blocking; `catches` says in which.
+        bound: the key of the spec's `gates` that has its floor or bound.
+        limit: "floor" or "bound", and the format of its figures: "floor .3f".
+        says: templates of messages, by case: "passes", "fails", "idle" (nothing to decide), or another one of the
+            check's function. A template may name figures, and "{passes}" and "{hint}".
+        hints: what to do, by cause; "" for every other cause.
     """
 
     catches: str
@@ -35,6 +40,10 @@ class CheckInfo:
     answers: str = ""
     blocking: bool = True
     may_warn: bool = False
+    bound: str = ""
+    limit: str = ""
+    says: Mapping[str, str] = field(default_factory=dict)
+    hints: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def description(self) -> str:
@@ -42,17 +51,21 @@ class CheckInfo:
         return f"{self.catches} Remedy: {self.remedy}"
 
 
-def _read() -> dict[str, dict[str, CheckInfo]]:
-    tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-    return {
-        asset: {name: CheckInfo(**tables.get(table.get("as_in"), checks)[name]) for name, table in checks.items()}
-        for asset, checks in tables.items()
-    }
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_OVERRIDABLE = _TABLES.pop("overridable")["assets"]
 
-
-CHECKS: Mapping[str, Mapping[str, CheckInfo]] = _read()
-"""Asset -> check -> its description, in the order in which the asset declares them. `as_in` names an asset whose check
+CHECKS: Mapping[str, Mapping[str, CheckInfo]] = {
+    asset: {name: CheckInfo(**_TABLES.get(table.get("as_in"), checks)[name]) for name, table in checks.items()}
+    for asset, checks in _TABLES.items()
+}
+"""Asset -> check -> its description, in the order in which the asset reports them. `as_in` names an asset whose check
 of that name is described."""
+
+OVERRIDABLE = tuple(name for asset in _OVERRIDABLE for name in CHECKS[asset])
+"""The checks that `gates.override` may name."""
+
+_BY_NAME = {name: info for asset in reversed(CHECKS) for name, info in CHECKS[asset].items()}
+"""Checks of one name block alike and have the words of the first."""
 
 
 def is_blocking(asset: str, check: str) -> bool:
@@ -72,3 +85,43 @@ def undeclared(asset: str, outcomes: Iterable[CheckOutcome]) -> list[str]:
         and outcome.blocking != info.blocking
         and not (info.blocking and info.may_warn)
     ]
+
+
+def outcome(
+    name: str,
+    passed: bool | None,
+    figures: Mapping[str, Any] | None = None,
+    *,
+    case: str = "",
+    hint: str = "",
+    **values: Any,
+) -> CheckOutcome:
+    """Return the outcome of a check with its message, from the figures and values.
+
+    Args:
+        passed: None if there is nothing to decide.
+        case: the key of `CheckInfo.says`; by default that of the verdict.
+        hint: the key of `CheckInfo.hints`.
+    """
+    info, figures = _BY_NAME[name], figures or {}
+    words = {**figures, **values}
+    if info.hints:
+        words["hint"] = info.hints.get(hint, info.hints.get("", "")).format_map(words)
+    template = info.says[case or {True: "passes", False: "fails", None: "idle"}[passed]]
+    if "{passes}" in template:
+        words["passes"] = info.says["passes"].format_map(words)
+    message = template.format_map(words)
+    if passed is None:
+        return CheckOutcome.not_applicable(name, message, figures)
+    return CheckOutcome(name, passed, message, info.blocking, figures)
+
+
+def measured(name: str, value: float, section: Any, figures: Mapping[str, Any], **values: Any) -> CheckOutcome:
+    """Return the outcome of a gate whose value is compared with its floor or bound in the section `gates`, if set."""
+    info = _BY_NAME[name]
+    word, form = info.limit.split()
+    limit = getattr(section, info.bound)
+    if limit is None:
+        return outcome(name, None, figures, value=value, limit=f"no {word}", **values)
+    passed = value >= limit if word == "floor" else value <= limit
+    return outcome(name, passed, figures, value=value, limit=f"{word} {limit:{form}}", **values)

@@ -18,7 +18,7 @@ from typing import Any
 import tomlkit
 
 from etpi.rehearsal import students
-from etpi_assets.specs.check_names import OVERRIDABLE
+from etpi_assets.checks import OVERRIDABLE
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.folders import FOLDERS
 from etpi_assets.specs.load import SpecError, Specs, load_shipped

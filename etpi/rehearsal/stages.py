@@ -143,11 +143,10 @@ def judged(rehearsal: Rehearsal, passed: Stage, manifest: Manifest) -> Stage:
     blocks, unjudged, accepted = [], [], []
     for check in manifest.checks:
         name, message = check["name"], check["message"]
-        if message.startswith(f"overridden: {REASON} ("):
-            message = message.removeprefix(f"overridden: {REASON} (").removesuffix(")")
-        elif message.startswith("overridden: "):
-            accepted.append(name)
-            continue
+        if overridden := check.get("overridden"):
+            if overridden["reason"] != REASON:
+                accepted.append(name)
+                continue
         elif check["passed"] or not check["blocking"]:
             continue
         if _unjudged(name, rehearsal):

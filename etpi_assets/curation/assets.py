@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.asset import AssetRun, Input, Produced, asset
+from etpi_assets.checks import CHECKS
 from etpi_assets.curation import gates, integrity, joins, lengths, merge, select, upweight
 from etpi_assets.curation.captured import COLUMNS
 from etpi_assets.curation.dataset_blocks import DatasetFactory
@@ -21,7 +22,6 @@ from etpi_assets.curation.default_prompt import student_format, student_prompt
 from etpi_assets.curation.leaks import steering_leaks
 from etpi_assets.curation.pair_blocks import PairFactory, label_checks, label_syntax, of_rollouts, spread
 from etpi_assets.curation.student_form import StudentForm
-from etpi_assets.specs.check_names import DATASET, PAIRS, SELECTED
 from etpi_assets.specs.experiment import ExperimentSpec, PairsSection
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.rollout_set import RolloutSetSpec
@@ -51,7 +51,7 @@ _COMPARED_PROMPTS = 400
     group="curation",
     tables=("selected", "dropped"),
     sections=("rollout_sets", "select", "base", "gates.override"),
-    checks=SELECTED,
+    checks=tuple(CHECKS["selected_trajectories"]),
     versions=("selection",),
     summary="Rejection sampling: the rollouts that train the student, and the dropped ones with reasons.",
 )
@@ -133,7 +133,7 @@ def _count_tokens(
         "rollout_sets.agent",
         "rollout_sets.options.tokenizer",
     ),
-    checks=PAIRS,
+    checks=tuple(CHECKS["tito_pairs"]),
     versions=("pairs", "chat", "prompts", "tasks"),
     summary="Token-in/token-out pairs, one per assistant turn: no steering, thoughts optionally, other ids unchanged.",
 )
@@ -250,7 +250,7 @@ def _require_same_vocabulary(
         "evaluate.agent.prompt",
         "evaluate.agent.tools",
     ),
-    checks=DATASET,
+    checks=tuple(CHECKS["upweighted_dataset"]),
     versions=("dataset", "chat", "prompts", "tasks"),
     summary="Weighted rows, split by repository and merged into the sequences that the trainer reads.",
 )

@@ -1,9 +1,8 @@
 """Gates: checks of a data set before training, against the floors and bounds of the spec's `gates` section.
 
-Each message has the figures and a remedy, and a spec can override a failed check by name with a reason. A gate without
-a floor or bound, or without data, is not applicable: it reports what it measured and decides nothing. A gate over a
-rate reports n and the interval, and whether n is too small to decide; then the estimate decides. Invariants that no
-spec can change are in `integrity`.
+A spec can override a failed check by name with a reason. A gate without a floor or bound, or without data, is not
+applicable: it reports what it measured and decides nothing. A gate over a rate reports n and the interval, and whether
+n is too small to decide; then the estimate decides. Invariants that no spec can change are in `integrity`.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.checks import measured, outcome
 from etpi_assets.scoring.intervals import Estimate, decide, rate
 from etpi_assets.specs.experiment import GatesSection
 from etpi_resources.chat.format import ChatFormat
@@ -43,20 +43,12 @@ _LEAST_ENDING = 0.1
 """Share of training prompts that have to end as a prompt of evaluation does; fewer teach too little."""
 HELD_OUT = ("heldout_repo", "heldout_task")
 _NOT_LOST = (*HELD_OUT, "repeated_turn")
-_REMEDIES = {
-    "over_max_length": "raise dataset.max_length, as far as the base's context allows",
-    "not_captured": "set pairs.capture to what the rollouts have",
-    "unclosed_think": "the prompts open a think block that the turns do not close, so set "
-    "serving.template_kwargs.enable_thinking = false, or import the thoughts",
-    "unparseable": "set pairs.drop_unparseable = false to train on them too: answers in words, for example",
-    "truncated": "set pairs.drop_truncated = false, or collect with a larger max_tokens",
-}
 
 
 def apply_overrides(outcomes: Iterable[CheckOutcome], section: GatesSection) -> list[CheckOutcome]:
-    """Return the outcomes, with failed checks that `gates.override` names passed and the reason before the message."""
+    """Return the outcomes; failed checks that `gates.override` names pass, with the reason in `overridden`."""
     return [
-        replace(o, passed=True, blocking=False, message=f"overridden: {section.override[o.name]} ({o.message})")
+        replace(o, passed=True, blocking=False, overridden={"reason": section.override[o.name], "passed": False})
         if not o.passed and o.name in section.override
         else o
         for o in outcomes
@@ -82,13 +74,13 @@ def teacher_gate(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, s
     figures: dict[str, float] = {"excluded": len(scores) - len(counted)}
     for metric, floor in sorted(section.teacher.items()):
         rows = agents if metric in _AGENT_RATES else counted
-        measured: dict[str, list[tuple[float, str]]] = {}
+        pairs_of: dict[str, list[tuple[float, str]]] = {}
         for row in rows:
             name = row["rollout_id"]
             if name in runs and (value := _value(row, metric)) is not None:
                 cluster = str(runs[name]["task_id"] or name)
-                measured.setdefault(str(runs[name]["teacher"]), []).append((value, cluster))
-        estimate = _rate([pair for pairs in measured.values() for pair in pairs])
+                pairs_of.setdefault(str(runs[name]["teacher"]), []).append((value, cluster))
+        estimate = _rate([pair for pairs in pairs_of.values() for pair in pairs])
         if estimate is None:
             passed = False
             verdicts.append(f"{metric} was not measured on any rollout: remove it from gates.teacher")
@@ -96,35 +88,16 @@ def teacher_gate(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, s
         passed = passed and estimate.value >= floor
         verdicts.append(f"{metric} {decide(estimate, floor)[1]}")
         figures[metric] = estimate.value
-        for teacher, values in sorted(measured.items()) if len(measured) > 1 else ():
+        for teacher, values in sorted(pairs_of.items()) if len(pairs_of) > 1 else ():
             if (of_teacher := _rate(values)) and (decided := decide(of_teacher, floor))[0] is False:
                 passed = False
                 verdicts.append(f"{metric} of {teacher} {decided[1]}")
-    if not section.teacher:
-        return CheckOutcome.not_applicable("teacher_gate", "gates.teacher names no metric.", figures)
-    message = "; ".join(verdicts)
-    if not passed:
-        message += ". A student is bounded by its teacher: take a stronger one, or give a reason in gates.override"
-    return CheckOutcome("teacher_gate", passed, message, figures=figures)
+    return outcome("teacher_gate", passed if section.teacher else None, figures, verdicts="; ".join(verdicts))
 
 
 def _rate(pairs: Sequence[tuple[float, str]]) -> Estimate | None:
     """Return the rate of (value, cluster) pairs; None if there are none."""
     return rate([value for value, _ in pairs], [cluster for _, cluster in pairs])
-
-
-def _limit(word: str, value: float | None, form: str) -> str:
-    """Return a floor or bound for a message."""
-    return f"no {word}" if value is None else f"{word} {value:{form}}"
-
-
-def _gate(
-    name: str, passed: bool | None, message: str, advice: str, figures: Mapping[str, Any], *, key: str | None = None
-) -> CheckOutcome:
-    """Return the outcome of a gate; `passed` is None if the spec sets no limit (`key`, by default the gate's name)."""
-    if passed is None:
-        return CheckOutcome.not_applicable(name, f"gates.{key or name} is not set. {message}", figures)
-    return CheckOutcome(name, passed, message if passed else f"{message} {advice}", figures=figures)
 
 
 def _value(row: Mapping[str, Any], metric: str) -> float | None:
@@ -136,18 +109,16 @@ def _value(row: Mapping[str, Any], metric: str) -> float | None:
 def loss_share_outcome(share: Mapping[int, float], section: GatesSection) -> CheckOutcome:
     """Compare turn 0's share of the training loss with its floor; the many rows of later turns can bury turn 0."""
     first = share.get(0, 0.0)
-    floor = section.first_turn_loss_share
-    figures = {f"turn_{t}": v for t, v in share.items()}
-    first_turns = ", ".join(f"turn {turn} {value:.3f}" for turn, value in list(share.items())[:6])
-    message = f"Turn 0 carries {first:.3f} of the loss, {_limit('floor', floor, '.3f')} ({first_turns})."
-    factor = (1 - first) * (floor or 0) / max(1e-9, first * (1 - (floor or 0)))
-    advice = (
-        "No training row is of turn 0: see the table `dropped`."
-        if first == 0
-        else f"Later turns bury it: raise dataset.upweight_factor about {factor:.1f} times for turn 0."
+    floor = section.first_turn_loss_share or 0
+    return measured(
+        "turn_loss_share",
+        first,
+        section,
+        {f"turn_{t}": v for t, v in share.items()},
+        hint="none" if first == 0 else "buried",
+        first_turns=", ".join(f"turn {turn} {value:.3f}" for turn, value in list(share.items())[:6]),
+        factor=(1 - first) * floor / max(1e-9, first * (1 - floor)),
     )
-    passed = None if floor is None else first >= floor
-    return _gate("turn_loss_share", passed, message, advice, figures, key="first_turn_loss_share")
 
 
 def exposure_figures(rows: pa.Table, pairs: pa.Table) -> dict[str, Any]:
@@ -172,18 +143,8 @@ def _of_rows(rows: pa.Table, pairs: pa.Table, column: str) -> pa.ChunkedArray:
 
 def exposure_outcome(figures: Mapping[str, Any], section: GatesSection) -> CheckOutcome:
     """Compare the tool calls trained on in one epoch, each with its row's weight and copies, with their floor."""
-    exposure, calling, training, _ = (figures[n] for n in ("exposure", "rows_with_call", "rows", "format_tokens"))
-    floor = section.format_exposure
-    message = (
-        f"{calling} of {training} training rows have a tool call, {exposure:.0f} by weight; "
-        f"{_limit('floor', floor, 'd')}."
-    )
-    advice = "The student would not learn the call format: " + (
-        "collect more rollouts, or raise dataset.upweight_factor."
-        if calling
-        else "no label has a call in a known form, so re-tokenise or take another teacher."
-    )
-    return _gate("format_exposure", None if floor is None else exposure >= floor, message, advice, figures)
+    hint = "few" if figures["rows_with_call"] else "none"
+    return measured("format_exposure", figures["exposure"], section, figures, hint=hint)
 
 
 def role_figures(rows: pa.Table, pairs: pa.Table) -> dict[str, int]:
@@ -199,12 +160,9 @@ def role_outcome(rows_of: Mapping[str, int], section: GatesSection) -> CheckOutc
     figures = {**pair_roles, **rows_of}
     rows = sum(pair_roles.values()) + rows_of.get("None", 0)  # a row without a role counts for neither
     if not rows:
-        return CheckOutcome.not_applicable("role_balance", "no rows are of agents that work in pairs.", figures)
+        return outcome("role_balance", None, figures, case="alone")
     share = min(pair_roles.values()) / rows
-    floor = section.role_balance
-    message = f"Rows by role: {listed(figures)}; the rarer has {share:.2f}, {_limit('floor', floor, '.2f')}."
-    advice = "A student trained on one role fails the other: select rollouts whole, with both agents' turns."
-    return _gate("role_balance", None if floor is None else share >= floor, message, advice, figures)
+    return measured("role_balance", share, section, figures, by_role=listed(figures))
 
 
 def plan_paths_in_task(
@@ -230,39 +188,25 @@ def plan_paths_in_task(
         foreign += [f"{entity} ({task[row['rollout_id']]})" for entity in missing]
         hits.append(float(bool(entities) and not missing))
         clusters.append(str(task[row["rollout_id"]]))
-    floor = section.plan_paths_in_task
+    name, floor = "plan_paths_in_task", section.plan_paths_in_task
     figures: dict[str, Any] = {"plans": plans, "unknown_task": unknown, "judged": len(hits)}
     estimate = rate(hits, clusters)
     if estimate is None:
-        reason = f"none of {plans} plans is of a known task." if plans else "no agent sends a plan."
-        return CheckOutcome.not_applicable("plan_paths_in_task", reason, figures)
+        return outcome(name, None, figures, case="unknown" if plans else "none")
     figures["rate"] = estimate.value
-    if floor is None:
-        message = f"{estimate.value:.2f} of {len(hits)} plans name only what occurs in their task, no floor."
-        return _gate("plan_paths_in_task", None, message, "", figures)
-    message = f"Plans whose entities all occur in their task: {decide(estimate, floor)[1]}; {unknown} of unknown tasks."
-    advice = (
-        f"Plans name what the task does not, first {foreign[:_SHOWN]}: the student would learn names that have nothing "
-        "to do with its task. Require plan_content, or take another teacher."
-    )
-    return _gate("plan_paths_in_task", estimate.value >= floor, message, advice, figures)
+    decision = "" if floor is None else decide(estimate, floor)[1]
+    return measured(name, estimate.value, section, figures, decision=decision, foreign=foreign[:_SHOWN])
 
 
 def prompt_length_ratio(training: Sequence[int], evaluation: Sequence[int], section: GatesSection) -> CheckOutcome:
     """Compare the ratio of the median first-turn prompts of training and evaluation, in tokens, with its bound."""
-    name, bound = "prompt_length_ratio", section.prompt_length_ratio
+    name = "prompt_length_ratio"
     figures = {"training": len(training), "evaluation": len(evaluation)}
     if not training or not evaluation:
-        side = "training" if not training else "evaluation"
-        return CheckOutcome.not_applicable(name, f"there are no first-turn prompts of {side}.", figures)
-    train_median, eval_median = median(training), median(evaluation)
-    ratio = max(train_median / eval_median, eval_median / train_median)
-    message = (
-        f"Median first prompt {train_median:.0f} tokens in training (n = {len(training)}), {eval_median:.0f} in "
-        f"evaluation (n = {len(evaluation)}): ratio {ratio:.2f}, {_limit('bound', bound, '.2f')}."
-    )
-    advice = "A behaviour trained at one length fails at the other: take tasks of the evaluation's registers."
-    return _gate(name, None if bound is None else ratio <= bound, message, advice, {**figures, "ratio": ratio})
+        return outcome(name, None, figures, case="none", side="evaluation" if training else "training")
+    medians = median(training), median(evaluation)
+    ratio = max(medians) / min(medians)
+    return measured(name, ratio, section, {**figures, "ratio": ratio}, medians=medians)
 
 
 def template_distance(
@@ -273,24 +217,16 @@ def template_distance(
     The common part is the 6-grams of ids in at least 90 % of the evaluation's first-turn prompts. The distance is the
     mean share of them that a training prompt lacks: 0 for the same template, 1 for another.
     """
-    name, bound = "template_distance", section.template_distance
+    name = "template_distance"
     figures: dict[str, Any] = {"training": len(training), "evaluation": len(evaluation)}
     if not training or len(evaluation) < 2:
-        reason = "at least one training prompt and two evaluation prompts are needed."
-        return CheckOutcome.not_applicable(name, reason, figures)
+        return outcome(name, None, figures, case="few")
     occurrences: Counter[tuple[int, ...]] = Counter(ngram for prompt in evaluation for ngram in _ngrams(prompt))
     common = {ngram for ngram, n in occurrences.items() if n >= _COMMON * len(evaluation)}
     if not common:
-        reason = f"{len(evaluation)} evaluation prompts have nothing in common."
-        return CheckOutcome.not_applicable(name, reason, figures)
+        return outcome(name, None, figures, case="different")
     distance = float(np.mean([1 - len(common & _ngrams(prompt)) / len(common) for prompt in training]))
-    message = (
-        f"Training prompts lack {distance:.2f} of what {len(evaluation)} evaluation prompts share, "
-        f"{_limit('bound', bound, '.2f')}."
-    )
-    advice = "The student would be trained on another template than it is served: compare system and user messages."
-    figures |= {"distance": distance, "common": len(common)}
-    return _gate(name, None if bound is None else distance <= bound, message, advice, figures)
+    return measured(name, distance, section, {**figures, "distance": distance, "common": len(common)})
 
 
 def generation_prompt(
@@ -298,21 +234,13 @@ def generation_prompt(
 ) -> CheckOutcome:
     """Test that first-turn prompts of evaluation end as at least a tenth of the training prompts do: with no think
     block, an open one or a closed one. An empty block in serving alone is a prompt that no student was trained on."""
-    name = "generation_prompt"
     trained, served = (Counter(chat.tail_form(prompt) for prompt in prompts) for prompts in (training, evaluation))
     figures = {"training": dict(trained), "evaluation": dict(served)}
-    if not trained or not served:
-        return CheckOutcome.not_applicable(name, "a training prompt and an evaluation prompt are needed.", figures)
     words = {"none": "no think block", "open": "an open think block", "closed": "an empty think block"}
-    rare = {form for form in served if trained[form] < _LEAST_ENDING * len(training)}
+    rare = [words[form] for form in sorted(served) if trained[form] < _LEAST_ENDING * len(training)]
+    passed = not rare if trained and served else None
     ends = listed({words[form]: n for form, n in sorted(trained.items())})
-    if new := ", ".join(words[form] for form in sorted(rare)):
-        message = (
-            f"Prompts of evaluation end with {new}, prompts of training with {ends}: give both the same arguments of "
-            "the chat template (serving.template_kwargs; serving.untrained_kwargs is for evaluation alone)."
-        )
-        return CheckOutcome(name, False, message, figures=figures)
-    return CheckOutcome(name, True, f"Prompts of evaluation and of training end with {ends}.", figures=figures)
+    return outcome("generation_prompt", passed, figures, new=", ".join(rare), ends=ends)
 
 
 def _ngrams(prompt: Sequence[int]) -> set[tuple[int, ...]]:
@@ -339,13 +267,16 @@ def skip_rate(inputs: Mapping[str, int], lost: Sequence[tuple[str, str, str]], s
     bound = section.skip_rate
     over = {key: n for key, n in Counter(key for key, *_ in lost).items() if n > max(1, bound * inputs[key])}
     first = ", ".join(f"{name} ({reason})" for _, name, reason in lost[:10])
-    message = f"{len(lost)} of {total} inputs lost ({share:.2f}, bound {bound:.2f})"
-    message += "".join(f", {n} of the {inputs[key]} of {key}" for key, n in over.items() if len(inputs) > 1)
-    message += f": {first}{', ...' if len(lost) > 10 else ''}." if lost else "."
-    passed = share <= bound and not over
-    if not passed:
-        message += " Correct the cause, or give a reason in gates.override why the rest is enough."
-    return CheckOutcome("skip_rate", passed, message, figures={"found": total, "lost": len(lost), **reasons})
+    figures = {"found": total, "lost": len(lost), **reasons}
+    return outcome(
+        "skip_rate",
+        share <= bound and not over,
+        figures,
+        share=share,
+        bound=bound,
+        of_sets="".join(f", {n} of the {inputs[key]} of {key}" for key, n in over.items() if len(inputs) > 1),
+        names=f": {first}{', ...' if len(lost) > 10 else ''}." if lost else ".",
+    )
 
 
 def lost_figures(dropped: Rows) -> dict[str, Any]:
@@ -370,16 +301,16 @@ def lost_outcome(counted: Mapping[str, Any], rows: int, kept_tokens: int, sectio
     share = lost / turns if turns else 1.0
     token_share = lost_tokens / max(1, tokens)
     bound = section.turns_lost
-    by_reason = listed(dict(reasons.most_common()))
-    message = (
-        f"{lost} of {turns} turns lost ({share:.2f}) and {lost_tokens} of {tokens} output tokens "
-        f"({token_share:.2f}), bound {bound:.2f}: {by_reason}."
-    )
-    passed = max(share, token_share) <= bound
-    if not turns:
-        message += " Every selected turn is held out, so nothing is left to train on: select other repositories."
-    elif not passed:
-        remedy = _REMEDIES.get(reasons.most_common(1)[0][0], "see the tables `dropped` for each turn's reason")
-        message += f" The student would train on the rest only: {remedy}, or raise gates.turns_lost."
     figures = {"turns": turns, "turns_lost": lost, "tokens": tokens, "tokens_lost": lost_tokens, **reasons}
-    return CheckOutcome("turns_lost", passed, message, figures=figures)
+    common = reasons.most_common()
+    return outcome(
+        "turns_lost",
+        max(share, token_share) <= bound,
+        figures,
+        case="" if turns else "empty",
+        hint=common[0][0] if common else "",
+        share=share,
+        token_share=token_share,
+        bound=bound,
+        by_reason=listed(dict(common)),
+    )

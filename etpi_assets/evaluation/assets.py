@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from etpi_assets.asset import AssetRun, Input, Produced, asset
+from etpi_assets.checks import CHECKS
 from etpi_assets.curation.gates import apply_overrides
 from etpi_assets.evaluation import blame as blaming
 from etpi_assets.evaluation import metrics, probes
@@ -41,7 +42,6 @@ from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.judging import Judging
 from etpi_assets.scoring.score_checks import every_rollout_scored, one_judge
 from etpi_assets.scoring.structure import structure_of
-from etpi_assets.specs.check_names import PROBES
 from etpi_assets.specs.experiment import BlameSection, EvaluateSection, ExperimentSpec, Threshold
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.families import load_family
@@ -71,7 +71,7 @@ NOTHING = "the experiment trains or evaluates nothing"
     tables=("probes",),
     sections=("serving", "probe", "evaluate.suite", "evaluate.agent", "gates.override"),
     lock="accelerator",
-    checks=PROBES,
+    checks=tuple(CHECKS["serving_probe"]),
     versions=("probes", "chat", "parsing", "prompts", "tasks", "engine.{engine}", "family.{family}"),
     summary="Checks of the served model: it differs from the base, reads its training prompts, and its turns parse.",
 )

@@ -30,6 +30,7 @@ from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import as_written
 from etpi_resources.backend import backend
 from etpi_resources.errors import ExpectedError
+from etpi_resources.lake.check_outcome import shown
 from etpi_resources.lake.files import disk_errors
 from etpi_resources.lake.schemas import TABLES
 from etpi_resources.process.progress import acting_for
@@ -229,7 +230,7 @@ def check_results(definition: AssetDefinition, key: str, outcome: Outcome) -> li
                 check_name=name,
                 passed=check is None or check["passed"],
                 severity=dg.AssetCheckSeverity.ERROR if check and check["blocking"] else dg.AssetCheckSeverity.WARN,
-                description=as_written(check["message"]) if check else "does not apply here",
+                description=as_written(shown(check)) if check else "does not apply here",
                 metadata={label(k, key): _plain(v) for k, v in (check["figures"] if check else {}).items()},
             )
         )
@@ -251,8 +252,8 @@ def _log_outcome(context: dg.AssetExecutionContext, node: Node, key: str, outcom
     name, manifest = label(node.name, key), outcome.manifest
     if not outcome.skipped and outcome.seconds >= CONSOLE_SECONDS:
         rows = ", ".join(f"{n} {table}" for table, n in manifest.rows.items() if n)
-        shown = f"; {rows or 'no rows'}" if node.tables else ""
-        context.log.info(f"{name} computed in {outcome.seconds:.1f} s{shown}")
+        made = f"; {rows or 'no rows'}" if node.tables else ""
+        context.log.info(f"{name} computed in {outcome.seconds:.1f} s{made}")
     for check in manifest.checks:
         if not check["passed"] and not check["blocking"]:
             context.log.warning(as_written(f"{name}: {check['name']}: {check['message']}"))

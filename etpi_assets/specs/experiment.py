@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from etpi_assets.specs.check_names import OVERRIDABLE
+from etpi_assets.checks import OVERRIDABLE
 from etpi_assets.specs.harness import HarnessSection, with_harness
 from etpi_assets.specs.plugins import near
 from etpi_assets.specs.rollout_set import AgentSection, Reading, ScoringSection, Tool

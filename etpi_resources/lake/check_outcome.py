@@ -38,6 +38,7 @@ class CheckOutcome:
         applicable: False if there was nothing to decide: no bound is set, or the data have nothing that it measures.
             Such a check counts as passed, but every display says so.
         figures: the numbers behind the verdict (JSON-serialisable).
+        overridden: {"reason", "passed"} if the spec accepts a failed check: why, and the verdict before.
     """
 
     name: str
@@ -46,6 +47,7 @@ class CheckOutcome:
     blocking: bool = True
     figures: Mapping[str, Any] = field(default_factory=dict)
     applicable: bool = True
+    overridden: Mapping[str, Any] | None = None
 
     @classmethod
     def not_applicable(cls, name: str, reason: str, figures: Mapping[str, Any] | None = None) -> CheckOutcome:
@@ -53,8 +55,16 @@ class CheckOutcome:
         return cls(name, True, f"Not applicable: {reason}", figures=figures or {}, applicable=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields; `applicable` only where it is false."""
+        """Return the fields; `applicable` only where it is false, `overridden` only where it is set."""
         value = {**vars(self), "figures": dict(self.figures)}
         if self.applicable:
             del value["applicable"]
+        if not self.overridden:
+            del value["overridden"]
         return value
+
+
+def shown(check: Mapping[str, Any]) -> str:
+    """Return the message of a manifest's check for people, with the reason if the spec overrides it."""
+    overridden = check.get("overridden")
+    return f"overridden: {overridden['reason']} ({check['message']})" if overridden else check["message"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from etpi_resources.lake.check_outcome import shown
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.manifest import Manifest
 from etpi_resources.lake.schemas import TIME
@@ -40,7 +41,7 @@ _CHECK: Mapping[str, tuple[pa.DataType, Callable[[Mapping[str, Any]], Any]]] = {
     "check_name": (pa.string(), lambda check: check["name"]),
     "passed": (pa.bool_(), lambda check: check["passed"]),
     "blocking": (pa.bool_(), lambda check: check["blocking"]),
-    "message": (pa.string(), lambda check: check["message"]),
+    "message": (pa.string(), shown),
     "figures": (pa.string(), lambda check: json.dumps(check["figures"], ensure_ascii=False)),
     "applicable": (pa.bool_(), lambda check: check.get("applicable", True)),
 }

@@ -366,10 +366,8 @@ def test_first_stop_is_the_first_stage_that_would_block():
 
 
 def test_check_of_amounts_is_not_judged_at_a_small_size(tmp_path):
-    checks = [
-        {"name": name, "passed": True, "blocking": False, "message": f"overridden: {REASON} (no)"}
-        for name in ("validation_rows", "label_syntax")
-    ]
+    accepted = {"passed": True, "blocking": False, "message": "no", "overridden": {"reason": REASON, "passed": False}}
+    checks = [{"name": name, **accepted} for name in ("validation_rows", "label_syntax")]
     manifest: Any = SimpleNamespace(checks=checks)
     stage = judged(Rehearsal("full", tmp_path), Stage("upweighted_dataset", "full", "passes", 1.0), manifest)
     assert (stage.verdict, stage.blocks, stage.unjudged) == (

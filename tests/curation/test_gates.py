@@ -19,7 +19,7 @@ from etpi_assets.specs.experiment import DatasetSection, GatesSection, PairsSect
 from etpi_assets.specs.presets import preset_values
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_lab.worlds.coop_tiny import FAMILY
-from etpi_resources.lake.check_outcome import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome, shown
 from etpi_resources.lake.schemas import TABLES, empty, from_rows
 from tests.support import whole_checks as whole
 from tests.support.datasets import CHAT, HELDOUT, TASKS, dataset, default
@@ -575,7 +575,8 @@ def test_override_passes_a_failed_check_and_keeps_its_message():
     section = GatesSection(override={"role_balance": "one role is what we study", "skip_rate": "never mind"})
     bad, good = gates.apply_overrides([BAD, GOOD], section)
     assert bad.passed and not bad.blocking
-    assert all(part in bad.message for part in ("overridden", "one role is what we study", BAD.message))
+    assert (bad.message, bad.overridden) == (BAD.message, {"reason": "one role is what we study", "passed": False})
+    assert json.loads(json.dumps(bad.to_json()))["overridden"]["reason"] in shown(bad.to_json())
     assert good is GOOD
     assert gates.apply_overrides([BAD], GATES) == [BAD]
 

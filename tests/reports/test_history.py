@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from docs.generate import history
 from etpi_assets.agent.actions import read_actions
 from etpi_assets.asset import asset_definitions
+from etpi_assets.checks import OVERRIDABLE
 from etpi_assets.curation.upweight import loss_by_turn, shares
 from etpi_assets.evaluation.probes import prompt_parity
 from etpi_assets.graph import GRAPH
@@ -25,7 +26,6 @@ from etpi_assets.resources import Resources
 from etpi_assets.rollouts.plan_first.paths import FIXED, choose
 from etpi_assets.rollouts.plan_first.script import PlanFirstAgent, write_turns
 from etpi_assets.scoring.intervals import wilson
-from etpi_assets.specs.check_names import OVERRIDABLE
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.published import figures
 from etpi_assets.specs.rollout_set import ScoringSection, TemplatedSection
