@@ -1,6 +1,6 @@
 """docs/reference/history.md: published experiments, their figures and faults, and the checks that stop each fault.
 
-The page is generated from the specs alone; the lab repeats faults and repairs in miniature (lab/docs/reference/history.md).
+The page is generated from the specs alone; the lab repeats faults and repairs in miniature (lab/docs/history.md).
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def as_row(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class FormatDoc:
-    """The section of a format in docs/reference/formats.md: title, files, the data that are imported and those that are not."""
+    """The section of a format in docs/reference/formats.md: title, files, imported data and lost data."""
 
     title: str
     keeps: str

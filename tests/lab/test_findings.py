@@ -264,7 +264,7 @@ def test_sweeps_are_compared_only_where_they_are_named(tmp_path):
     assert swept and not any({f.more.experiment, f.less.experiment} <= shown for f in swept)
     default = render(Lake(tmp_path), load_specs(), {name: name for name in shown})
     assert not [f.claim for f in swept if f.claim in default]
-    assert not any(f.published for f in swept), "lab/docs/reference/history.md points to findings that results measures"
+    assert not any(f.published for f in swept), "lab/docs/history.md points to findings that results measures"
     names = {name: name for name in (swept[0].more.experiment, swept[0].less.experiment)}
     page = render(Lake(tmp_path), load_specs(), names, complete=False)
     assert swept[0].claim in page and f"\n    etpi lab results {' '.join(names)} --seed 0\n" in page
@@ -289,7 +289,7 @@ def test_first_turns_weights_are_compared_on_equal_terms(turns: int):
 
 def test_every_row_of_the_report_that_the_embedded_worlds_repeat_has_a_finding():
     page = history.page()
-    assert page == (ROOT / "lab/docs/reference/history.md").read_text(encoding="utf-8"), "run python -m etpi_lab.analysis.history"
+    assert page == (ROOT / "lab/docs/history.md").read_text(encoding="utf-8"), "run python -m etpi_lab.analysis.history"
     assert {int(number) for number in re.findall(r"row (\d+)", page)} >= {1, 3, 5, 6, 9, 10, 11}
     sides = {cell.split(",")[0] for line in page.splitlines() if line.count("|") == 5 for cell in line.split(" | ")[2:]}
     assert {name for name in sides if name.endswith("tiny")} <= set(SPECS)
