@@ -128,7 +128,7 @@ rehearse: environment  ## EXPERIMENT=name: run it small on this machine's CPU, t
 status: environment  ## [EXPERIMENT=name]: show what is missing, stale or blocked
 	@$(ETPI) status $(EXPERIMENT)
 
-export: environment  ## EXPERIMENT=name FORMAT=format TO=folder: an experiment's data or models for another program (docs/formats.md)
+export: environment  ## EXPERIMENT=name FORMAT=format TO=folder: an experiment's data or models for another program (docs/reference/formats.md)
 	@[ -n "$(EXPERIMENT)" ] && [ -n "$(FORMAT)" ] && [ -n "$(TO)" ] || { echo "usage: make export EXPERIMENT=name FORMAT=format TO=folder"; $(ETPI) export --help; exit 1; }
 	@$(ETPI) export $(EXPERIMENT) --format $(FORMAT) --to "$(TO)"
 

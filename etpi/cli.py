@@ -240,7 +240,7 @@ _INIT: dict[str, tuple[Any, str]] = {
     "model": ("MODEL", "the student: a folder, REPO@COMMIT of the hub, or tiny"),
     "format": ({"default": "auto", "metavar": "FORMAT"}, "format of the runs (default: recognised)"),
     "train": (True, "train the student on the runs (default: end with a data set)"),
-    "map": ("KEY=PATH,...", "columns of rows of no known format (docs/formats.md)"),
+    "map": ("KEY=PATH,...", "columns of rows of no known format (docs/reference/formats.md)"),
     "ignore": ("KEY,...", "columns and keys (message.NAME) that may stay unread"),
     "secrets": ({"type": click.Choice(["keep", "mask", "quarantine"])}, "what is done with keys in the runs"),
     "json": (True, "print what was seen as JSON, and write nothing"),
@@ -480,11 +480,11 @@ def verify(deep: bool, since: datetime | None, set_aside: bool, as_json: bool) -
     "--format",
     required=True,
     metavar="FORMAT",
-    help="trl, trl_messages, verl_sft, verl_rl, atif, hub, tito or model (docs/formats.md)",
+    help="trl, trl_messages, verl_sft, verl_rl, atif, hub, tito or model (docs/reference/formats.md)",
 )
 @click.option("--to", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="a new or empty folder")
 def export(experiment: str, format: str, to: Path) -> int:
-    """Write an experiment's data or models in another program's format (docs/formats.md)."""
+    """Write an experiment's data or models in another program's format (docs/reference/formats.md)."""
     from etpi_assets.exports import MANIFEST
     from etpi_assets.exports import export as write
     from etpi_assets.resources import Resources

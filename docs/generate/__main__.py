@@ -22,8 +22,9 @@ current.
 | [published.md](published.md) | every number of the published documents and the spec that has it |
 | [checks.md](checks.md) | every check: what it catches, what to do, which published failure it answers |
 | [tables.md](tables.md) | every table and SQL view: columns, types, meaning |
-| [formats.md](../formats.md) | formats that etpi imports and exports |
-| [chat_formats.md](../chat_formats.md) | chat templates: think blocks, tool calls, whether turns extend prompts |
+| [formats.md](formats.md) | formats that etpi imports and exports |
+| [chat_formats.md](chat_formats.md) | chat templates: think blocks, tool calls, whether turns extend prompts |
+| [history.md](history.md) | the experiments of the plan-first report: figures, faults, and the checks that stop them |
 """
 
 PAGES: Mapping[str, Callable[[], str]] = {
@@ -34,9 +35,9 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/checks.md": checks.page,
     "reference/published.md": published.page,
     "reference/tables.md": tables.page,
-    "formats.md": formats.page,
-    "chat_formats.md": chat_formats.page,
-    "history.md": lambda: history.page(load_shipped()),
+    "reference/formats.md": formats.page,
+    "reference/chat_formats.md": chat_formats.page,
+    "reference/history.md": lambda: history.page(load_shipped()),
 }
 
 if __name__ == "__main__":

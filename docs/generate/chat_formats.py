@@ -1,4 +1,4 @@
-"""Write docs/chat_formats.md, which compares chat templates.
+"""Write docs/reference/chat_formats.md, which compares chat templates.
 
 Each cell is a property that matters to token-in/token-out data, measured by rendering small conversations.
 """
@@ -63,7 +63,7 @@ tools that no prompt offers (`gates.turns_lost`). etpi's agent loop parses the t
 parser in the server; other clients of the server do.
 
 What `etpi model MODEL` says about any other template, and which families are tested whole:
-[own_model.md](own_model.md).
+[own_model.md](../own_model.md).
 
 | form | vLLM's parser | a call (⏎ is a line break) |
 | --- | --- | --- |

@@ -1,4 +1,4 @@
-"""Write docs/formats.md from the registries of importers and exports."""
+"""Write docs/reference/formats.md from the registries of importers and exports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ rows, and rows with a program's own columns before rows that only have messages;
 several formats may lie in one folder, and rows of several in one file; session files within the run folders of a format
 are part of its runs. Every input becomes a rollout or a row of `quarantined` with file, row, reason and remedy, files
 that no format claims too; a blocking check compares their sum with the number of inputs. Columns and keys that no
-format reads are counted ([unread](own_data.md#columns-and-keys-that-nothing-reads)).
+format reads are counted ([unread](../own_data.md#columns-and-keys-that-nothing-reads)).
  One process per core reads parts of the files and streams them to
 the lake, so memory does not grow with the input.
 
@@ -155,7 +155,7 @@ def _claims(name: str) -> dict[str, str]:
     claims = [
         " and ".join(f"`{path}`" for path in claim) for spec in load(name) for claim in spec.data.get("claims", ())
     ]
-    of = f"[{name}.toml](../etpi_assets/importers/formats/{name}.toml)"
+    of = f"[{name}.toml](../../etpi_assets/importers/formats/{name}.toml)"
     return {"Data": f"{of}; a row has {', or '.join(claims)}" if claims else of}
 
 

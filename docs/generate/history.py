@@ -1,4 +1,4 @@
-"""docs/history.md: published experiments, their figures and faults, and the checks that stop each fault.
+"""docs/reference/history.md: published experiments, their figures and faults, and the checks that stop each fault.
 
 The page is generated from the specs alone; the lab repeats faults and repairs in miniature (lab/docs/history.md).
 """

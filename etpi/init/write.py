@@ -126,7 +126,7 @@ def announcement(files: Sequence[Path], name: str, export: str = "trl", first: S
             *(f"  etpi run {other}     # how often the untrained student solves the tasks" for other in first),
             f"  etpi run {name}",
             *(
-                [f"  etpi export {name} --format {export} --to out     # docs/formats.md lists the formats"]
+                [f"  etpi export {name} --format {export} --to out     # docs/reference/formats.md lists the formats"]
                 if export
                 else []
             ),

@@ -1,4 +1,4 @@
-"""The description of an export format, which the command and docs/formats.md use, and the writers of parquet files."""
+"""The description of an export format (docs/reference/formats.md), and the writers of parquet files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The description of an importable format, used by the registry, by detection and by docs/formats.md.
+"""The description of an importable format, used by the registry, by detection and by docs/reference/formats.md.
 
 `run_format` makes one with a rollout per file or folder, `row_format` one with a rollout per row.
 """
@@ -82,7 +82,7 @@ def as_row(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class FormatDoc:
-    """The section of a format in docs/formats.md: title, files, the data that are imported and those that are not."""
+    """The section of a format in docs/reference/formats.md: title, files, imported data and lost data."""
 
     title: str
     keeps: str

@@ -325,11 +325,11 @@ class RolloutSetSpec(Section):
     templated: TemplatedSection | None = None
     """The template of `kind = "templated"`."""
     format: str = Field(default="auto", examples=["swe-agent"])
-    """Imported: a format of docs/formats.md, or `auto` to recognise it."""
+    """Imported: a format of docs/reference/formats.md, or `auto` to recognise it."""
     path: str | None = Field(default=None, examples=["${ETPI_TRAJECTORIES}/swe-agent"])
     """Imported: the file or folder to read; `${VARIABLE}` is replaced from the environment."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Imported: the importer's options (docs/formats.md)."""
+    """Imported: the importer's options (docs/reference/formats.md)."""
     license: str = ""
     """Imported: the licence of the data, for the model card."""
     scoring: ScoringSection = ScoringSection()

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
     find_spec("dashscope") is None, reason="dashscope, which ships the Qwen3 ranks, is not installed"
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "chat_formats.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "chat_formats.md"
 TASK = {"role": "user", "content": "fix it"}
 PIECES = ["ls", " -a", "é😀", "\n", " ", "'", '"', "\\", "{", "}", "<", ">", "&&", "你好", "\t"]
 COMMANDS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=8).map("".join).map(str.strip).filter(bool)

@@ -1,4 +1,4 @@
-"""docs/formats.md follows the registries."""
+"""docs/reference/formats.md follows the registries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from etpi_assets.importers import IMPORTERS
 
 
 def test_page_is_current() -> None:
-    written = Path(__file__).parents[2] / "docs/formats.md"
+    written = Path(__file__).parents[2] / "docs/reference/formats.md"
     assert written.read_text() == page(), "run: make docs"
 
 

@@ -474,7 +474,7 @@ def test_report_shows_published_figures_beside_ours():
 
 
 def test_history_page_is_current():
-    page = Path(__file__).parents[2] / "docs" / "history.md"
+    page = Path(__file__).parents[2] / "docs" / "reference" / "history.md"
     assert page.read_text() == history.page(SPECS), "make docs"
     assert all(f"`{name}`" in page.read_text() for name in (*TEMPLATED, *RETOKENISED, *NATIVE))
 

@@ -12,9 +12,9 @@ from etpi_lab.analysis.findings import declared
 
 _HEAD = """# The plan-first report in miniature
 
-Failures and repairs of the published report ([history.md](../../docs/history.md)) on the embedded worlds, a finding
-each; [results.md](results.md) has their figures and verdicts, [first_turns.md](first_turns.md) those of row 9. Row 1
-had two more faults, which cannot happen here: an adapter without effect (`differs_from_base`, and a test of every
+Failures and repairs of the published report ([history.md](../../docs/reference/history.md)) on the embedded worlds,
+a finding each; [results.md](results.md) has their figures, [first_turns.md](first_turns.md) those of row 9.
+Row 1 had two more faults, which cannot happen here: an adapter without effect (`differs_from_base`, and a test of every
 server) and an empty think block in serving alone (`generation_prompt`, planted in a test of rehearsals).
 
 Generated from the findings by `python -m etpi_lab.analysis.history lab/docs/history.md`; do not edit.
