@@ -252,8 +252,8 @@ def _log_outcome(context: dg.AssetExecutionContext, node: Node, key: str, outcom
     name, manifest = label(node.name, key), outcome.manifest
     if not outcome.skipped and outcome.seconds >= CONSOLE_SECONDS:
         rows = ", ".join(f"{n} {table}" for table, n in manifest.rows.items() if n)
-        made = f"; {rows or 'no rows'}" if node.tables else ""
-        context.log.info(f"{name} computed in {outcome.seconds:.1f} s{made}")
+        row_counts = f"; {rows or 'no rows'}" if node.tables else ""
+        context.log.info(f"{name} computed in {outcome.seconds:.1f} s{row_counts}")
     for check in manifest.checks:
         if not check["passed"] and not check["blocking"]:
             context.log.warning(as_written(f"{name}: {check['name']}: {check['message']}"))
