@@ -236,13 +236,15 @@ def read_content(content: Any, what: str, spec: Spec | None = None, unread: Unre
         return Content(content or "")
     spec = spec or base()
     parts = [content] if isinstance(content, dict) else content if isinstance(content, list) else _no_parts(what)
-    responses: list[list[Any]] = [[]] if "turn" in spec.kinds.values() else [parts]
-    for part in parts if responses == [[]] else ():
-        if spec.kinds.get(text_field(part, "type") or "") == "turn":
-            responses.append([])
-        else:
-            responses[-1].append(part)
-    read = [_response(parts, what, spec, unread) for parts in responses if parts]
+    responses: list[list[Any]] = [parts]
+    if "turn" in spec.kinds.values():
+        responses = [[]]
+        for part in parts:
+            if spec.kinds.get(text_field(part, "type") or "") == "turn":
+                responses.append([])
+            else:
+                responses[-1].append(part)
+    read = [_response(response, what, spec, unread) for response in responses if response]
     return read[0]._replace(turns=read[1:]) if len(read) > 1 else read[0] if read else Content()
 
 

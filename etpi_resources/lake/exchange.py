@@ -14,7 +14,7 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -381,7 +381,7 @@ class _Push:
     def _store(
         self, units: Mapping[str, Unit], journals: Mapping[str, Path], collected: str, pool: ThreadPoolExecutor
     ) -> None:
-        """Store the objects of units: files of the lake, and merged journals from elsewhere."""
+        """Store the objects of units: files of the lake, and merged journals from elsewhere. Shuts the pool down."""
         first, *lines = self.sent.read_text().splitlines() if self.sent.exists() else ("",)
         if first != f"collected {collected}" or self.options.again:  # else some may have been removed
             self.sent.write_text(f"collected {collected}\n")
@@ -404,14 +404,11 @@ class _Push:
                 log.write("{}\t{}\t{}\n".format(key, *unit.files[path]))
                 self.options.advance(unit.files[path][0])
 
-            sends = [pool.submit(send, key, *value) for key, value in todo.items()]
             try:
-                for future in sends:
+                for future in [pool.submit(send, key, *value) for key, value in todo.items()]:
                     future.result()
             finally:  # the log stays open for those under way, so that what they stored is not sent again
-                for future in sends:
-                    future.cancel()
-                wait(sends)
+                pool.shutdown(cancel_futures=True)
 
     def _send(self, key: str, unit: Unit, path: str, source: Path) -> None:
         if "/manifest-" in path:  # its name leaves times out, so the bucket may have it with other times

@@ -366,8 +366,8 @@ def test_a_foreign_spelling_stands_in_these_modules_and_no_other(spelling: str, 
     root = Path(__file__).parents[2]
     files = [file for package in ("etpi", "etpi_assets", "etpi_resources") for file in (root / package).rglob("*.py")]
     spelled = [file for file in files if re.search(spelling, file.read_text())]
-    found = {f"{f.parent.name}/{f.stem}" for f in spelled if any(re.search(spelling, text) for text in literals(f))}
-    assert found <= places, "read it with the module that knows it, or name it in a format"
+    modules = {f"{f.parent.name}/{f.stem}" for f in spelled if any(re.search(spelling, text) for text in literals(f))}
+    assert modules <= places, "read it with the module that knows it, or name it in a format"
 
 
 def test_formats_of_data_are_formats(tmp_path: Path) -> None:

@@ -131,10 +131,11 @@ def equal(answer: str, wanted: str, digits: int = 6) -> bool:
     numbers = [Fraction(text) if _NUMBER.fullmatch(text) else None for text in (answer, wanted)]
     if None not in numbers:
         return numbers[0] == numbers[1]
-    readings = dict.fromkeys((_prepared(wanted, one), _prepared(answer, one)) for one in (True, False))
-    if _prepared(wanted) != _prepared(wanted, False) and _DIGITS.findall(wanted) != _DIGITS.findall(answer):
-        readings = dict.fromkeys(list(readings)[:1])  # lists are equal in any order, a number's groups are not
-    return any(_COMPARER.equal(*reading, digits) for reading in readings if not any(map(_BESIDE.search, reading)))
+    readings = [(_prepared(wanted, one), _prepared(answer, one)) for one in (True, False)]
+    if readings[0][0] != readings[1][0] and _DIGITS.findall(wanted) != _DIGITS.findall(answer):
+        del readings[1]  # lists are equal in any order, a number's groups are not
+    readable = (each for each in dict.fromkeys(readings) if not any(map(_BESIDE.search, each)))
+    return any(_COMPARER.equal(*reading, digits) for reading in readable)
 
 
 def _is_same_text(one: str, two: str) -> bool:

@@ -256,11 +256,12 @@ class PolicyTrainer(GRPOTrainer):
 
         Branches of more ids than `pass_tokens` are scored in parts. So that memory holds the activations of one part,
         gradients then stop at the scores, and `compute_loss` scores each part again for its backward pass. Every rank
-        of a sharded model takes as many parts, since each forward pass gathers the weights from all.
+        of a sharded policy takes as many parts, since each forward pass gathers the weights from all. A teacher is
+        whole on each rank.
         """
         trees = self.no_trees is None
         parts, idle = parts_of(branches_of(samples), self.pass_tokens, shared=trees), 0
-        if self.sharded and self.pass_tokens:
+        if self.sharded and self.pass_tokens and model is not self.teacher:
             idle = max(gather_object([len(parts)])) - len(parts)
             parts = [parts[0]] * idle + parts
 
