@@ -173,7 +173,15 @@ def _tree(table: Mapping[str, Sequence[KeyPath]]) -> dict[str | int, Node]:
                 node.known |= slot == "read"
                 if slot != "read":
                     node.slots.append((slot, rank))
+    _mark_below(root, known=False)
     return root
+
+
+def _mark_below(level: Mapping[str | int, Node], *, known: bool) -> None:
+    """Mark what stands below a key of `read`, also where a deeper path leads through it."""
+    for node in level.values():
+        node.known |= known
+        _mark_below(node.below, known=node.known)
 
 
 def _merged(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from etpi_assets.importers.bulk import ImportSource, import_in_bulk
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
 from tests.support import sessions
+from tests.support.recorded_runs import bare_list
 from tests.support.rows import (
     atif_document,
     bedrock_row,
@@ -291,6 +292,24 @@ def test_rows_that_are_understood_leave_nothing_unread(tmp_path: Path) -> None:
     }
     for rows in ([plain], [logged], [vercel_row()], [bedrock_row()], [taubench_row()], vibe_rows(), [completion_row()]):
         assert not [name for name, (_, stops) in unread(tmp_path, rows).items() if stops]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"response": {"choices": [{"message": {"content": "Moored.", "tool_calls": [{}]}, "finish_reason": "stop"}]}},
+        {"response": {"choices": [{"finish_reason": "stop"}], "system_fingerprint": "a text of the server's own"}},
+        {"token_capture": {"prompt": "the whole prompt once more"}},
+    ],
+)
+def test_a_key_that_a_format_reads_is_read_with_all_below_it(tmp_path: Path, extra: dict[str, Any]) -> None:
+    talk = [message | ({"extra": extra} if message["role"] == "assistant" else {}) for message in bare_list()]
+    (tmp_path / "fix.traj.json").write_text(json.dumps(talk))
+    account = Account()
+    (record,) = import_runs("auto", tmp_path, {}, account)
+    assert isinstance(record, RolloutRecord) and len(record.agents[0].turns) == 2
+    assert not findings(account.figures())
+    assert unread(tmp_path, [{"messages": talk}]), "rows of another format are not known to have it"
 
 
 @pytest.mark.parametrize("key", ["image", "images", "video", "audio"])
