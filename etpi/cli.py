@@ -703,7 +703,7 @@ def view(
     if remote:
         from etpi import exchange
 
-        if code := exchange.pull((), remote, exchange.Options(weights=False)):
+        if code := exchange.pull(export[:1] if export else (), remote, exchange.Options(weights=False)):
             return code
     if export:
         return export_view(export[0], Path(export[1]))

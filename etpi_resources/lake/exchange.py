@@ -404,11 +404,8 @@ class _Push:
                 log.write("{}\t{}\t{}\n".format(key, *unit.files[path]))
                 self.options.advance(unit.files[path][0])
 
-            try:
-                for future in [pool.submit(send, key, *value) for key, value in todo.items()]:
-                    future.result()
-            finally:  # the log stays open for those under way, so that what they stored is not sent again
-                pool.shutdown(cancel_futures=True)
+            # The log stays open for those under way, so that what they stored is not sent again.
+            _call_all(pool, [(send, key, *value) for key, value in todo.items()])
 
     def _send(self, key: str, unit: Unit, path: str, source: Path) -> None:
         if "/manifest-" in path:  # its name leaves times out, so the bucket may have it with other times
@@ -424,6 +421,15 @@ class _Push:
                 "the bucket. Push again, or see `etpi verify --deep`"
             )
         self.bucket.put(key, source)
+
+
+def _call_all(pool: ThreadPoolExecutor, calls: Iterable[tuple[Any, ...]]) -> None:
+    """Make calls (function, arguments), and shut the pool down: if one fails, those that wait are not begun."""
+    try:
+        for future in [pool.submit(*call) for call in calls]:
+            future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _merged_journals(
@@ -513,12 +519,8 @@ def pull(lake: Lake, bucket: Bucket, keys: Collection[str] = (), options: Option
             raise LakeError(f"{result.bytes:,} bytes are to be fetched, and the disk of {lake.root} has {free:,} left")
         options.started(result.bytes)
         with ThreadPoolExecutor(THREADS) as pool:
-            futures = [
-                pool.submit(bucket.get, key, area / sha256, size, sha256, options.advance)
-                for sha256, (key, size) in fetched.items()
-            ]
-            for future in futures:
-                future.result()
+            get = [(bucket.get, key, area / sha, size, sha, options.advance) for sha, (key, size) in fetched.items()]
+            _call_all(pool, get)
         replaced = _place(lake, bucket, missing, area, options.check_line, remote, result)
         needs = {n[12:] for name in reached for n in index.units[name].needs if _CHECKPOINT.fullmatch(n)}
         result.left = sorted(name for name in needs if not lake.checkpoint_dir(name).is_dir())

@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import pytest
 from etpi.exchange import bucket_of
 from etpi_resources.lake.audit import audit
 from etpi_resources.lake.bucket import Bucket, Index, Partition
-from etpi_resources.lake.exchange import Diverged, Options, pull, push, state_of
+from etpi_resources.lake.exchange import Diverged, Options, collect, pull, push, state_of
 from etpi_resources.lake.lake import Lake, LakeError, Ref
 from tests.support import buckets
 from tests.support.publications import PAIRS, publish
@@ -65,6 +67,25 @@ def test_a_lake_travels_and_polars_and_pyarrow_read_it_there(address, tmp_path):
     assert polars.read_parquet(f"{address}/{file}").height == 5
     store = pyarrow.fs.S3FileSystem(endpoint_override=os.environ["AWS_ENDPOINT_URL"])
     assert pyarrow.dataset.dataset(f"{address[5:]}/{file}", filesystem=store).count_rows() == 5
+
+
+@pytest.mark.long
+def test_a_lake_travels_over_azure(tmp_path, monkeypatch):
+    if not (program := shutil.which("azurite-blob")):
+        pytest.skip("needs azurite-blob: npm install --global azurite")
+    lake, url = filled(tmp_path / "a"), "az://lakes/team"
+    with buckets.azurite(program, tmp_path / "server") as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        push(lake, Bucket(url))
+        publish(lake, PAIRS, 9, "later", inputs={})
+        index, tag = Bucket(url).index()
+        push(lake, Bucket(url))
+        assert not Bucket(url).swap_index(index, tag)  # it moved
+        pull(copy := Lake(tmp_path / "b"), Bucket(url))
+        assert copy.current(PAIRS) == lake.current(PAIRS) and not audit(copy, deep=True).damages
+        assert collect(Bucket(url), timedelta(0), yes=True)  # the version before
+        assert not collect(Bucket(url), timedelta(0), yes=False)
 
 
 @pytest.mark.slow

@@ -189,6 +189,27 @@ def test_a_damaged_object_is_named_and_nothing_becomes_current(tmp_path, bucket)
     assert not audit(copy, deep=True).damages
 
 
+def test_a_pull_that_fails_begins_nothing_more_and_keeps_what_is_whole(tmp_path, bucket, monkeypatch):
+    lake, asked, whole, get = filled(tmp_path / "a"), list[str](), iter(range(4)), Bucket.get
+    for number in range(20):
+        publish(lake, Ref("tito_pairs", "experiment", f"e{number}"), 1 + number, inputs={})
+    push(lake, bucket)
+
+    def dying(self, key, *arguments):
+        asked.append(key)
+        if next(whole, None) is None:
+            raise LakeError("no more")
+        get(self, key, *arguments)
+
+    monkeypatch.setattr(Bucket, "get", dying)
+    with pytest.raises(LakeError, match="no more"):
+        pull(copy := Lake(tmp_path / "b"), bucket)
+    files = {sha256 for unit in bucket.index()[0].units.values() for _, sha256 in unit.files.values()}
+    assert len(asked) < len(files) and copy.current(PAIRS) is None
+    monkeypatch.setattr(Bucket, "get", get)
+    assert pull(copy, bucket).files == len(files) - 4 and copy.current(PAIRS) == lake.current(PAIRS)
+
+
 def test_a_file_that_is_damaged_here_is_not_pushed(tmp_path, bucket):
     lake = filled(tmp_path / "a")
     path = lake.root / lake.current(PAIRS).tables["turns"]["files"][0]["path"]

@@ -1,15 +1,20 @@
-"""Servers of S3's protocol on the loopback address, from the package index: moto, and SeaweedFS."""
+"""Servers on the loopback address: moto and SeaweedFS of S3's protocol, from PyPI; Azurite of Azure's, from npm."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hmac
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from email.utils import formatdate
 from pathlib import Path
+
+import httpx
 
 from tests.support.container_engine import die_with_parent
 
@@ -44,6 +49,31 @@ def server(kind: str, folder: Path) -> Iterator[Mapping[str, str]]:
             process.wait()
 
 
+@contextlib.contextmanager
+def azurite(program: str, folder: Path) -> Iterator[Mapping[str, str]]:
+    """Run Azurite with an empty container `lakes`, at the emulator's own port; yield the variables that name it."""
+    folder.mkdir(parents=True)
+    with (folder / "server.log").open("wb") as log:
+        line = [program, "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
+        process = subprocess.Popen(line, stdout=log, stderr=log, cwd=folder, preexec_fn=die_with_parent)
+        try:
+            _until(_create_container)
+            yield {"AZURE_STORAGE_USE_EMULATOR": "true"}
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _create_container() -> None:
+    key = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # every emulator's
+    headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-12-02"}
+    lines = [f"{name}:{value}" for name, value in headers.items()]
+    text = "\n".join(["PUT", *[""] * 11, *lines, "/devstoreaccount1/devstoreaccount1/lakes", "restype:container"])
+    signed = base64.b64encode(hmac.digest(base64.b64decode(key), text.encode(), "sha256")).decode()
+    url = "http://127.0.0.1:10000/devstoreaccount1/lakes?restype=container"
+    httpx.put(url, headers={**headers, "Authorization": f"SharedKey devstoreaccount1:{signed}"}).raise_for_status()
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -57,12 +87,19 @@ def _create_bucket(variables: Mapping[str, str]) -> None:
         "s3", endpoint_url=variables["AWS_ENDPOINT_URL"], region_name=variables["AWS_REGION"],
         aws_access_key_id=variables["AWS_ACCESS_KEY_ID"], aws_secret_access_key=variables["AWS_SECRET_ACCESS_KEY"],
     )  # fmt: skip
+
+    def create() -> None:
+        client.create_bucket(Bucket="lakes")
+        client.put_object(Bucket="lakes", Key="ready", Body=b"")
+
+    _until(create)
+
+
+def _until(create: Callable[[], None]) -> None:
     deadline = time.monotonic() + 60
     while True:
         try:
-            client.create_bucket(Bucket="lakes")
-            client.put_object(Bucket="lakes", Key="ready", Body=b"")
-            return
+            return create()
         except Exception:
             if time.monotonic() > deadline:
                 raise
