@@ -102,7 +102,8 @@ def _roll_out_set(run: AssetRun) -> Produced:
     captured = spec.engine.kind != "openai" and not spec.templated
     figures = set_figures(tables, digests, live=captured)
     count_check = tasks_as_asked(spec.tasks, len(tasks), spec.split)
-    result = _result(tables, figures, len(tasks) * spec.k, spec, count_check, live=captured)
+    total = len(tasks) * spec.k + len(proving.rejected)
+    result = _result(tables, figures, total, spec, count_check, live=captured)
     if spec.templated:
         lacking = plan_first.tasks_with_fixed_files(tasks, family, spec)
         text = f"{len(lacking)} of {len(tasks)} tasks: {', '.join(lacking[:5]) or 'none'}"

@@ -22,6 +22,7 @@ memory_gib = 0.5
 disk_gib = 0.0625
 test_seconds = 60
 """
+_NOTE = "--- /dev/null\n+++ b/note.txt\n@@ -0,0 +1 @@\n+nothing\n"
 _SET = """\
 title = "x"
 kind = "live"
@@ -39,10 +40,23 @@ max_model_len = 16000
 """
 
 
-def make(folder: Path, repository: Repository, tasks: int, proof: str = "ahead", used: int | None = None) -> Resources:
-    """Write the specs `suite`, `set_reference` and `set_null` of `used` tasks, and return resources with their lake."""
+def make(
+    folder: Path, repository: Repository, tasks: int, proof: str = "ahead", used: int | None = None, broken: int = 0
+) -> Resources:
+    """Write the specs `suite`, `set_reference` and `set_null` of `used` tasks, and return resources with their lake.
+
+    The first `broken` tasks have a reference solution that solves nothing.
+    """
     row = repository.swe_row()
-    rows = [{**row, "instance_id": f"moor__moor-{n}", "problem_statement": f"Issue {n}."} for n in range(tasks)]
+    rows = [
+        {
+            **row,
+            "instance_id": f"moor__moor-{n}",
+            "problem_statement": f"Issue {n}.",
+            **({"patch": _NOTE} if n < broken else {}),
+        }
+        for n in range(tasks)
+    ]
     data = folder / "rows.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -124,5 +124,17 @@ def test_only_used_tasks_are_proved_ahead_and_more_of_them_keep_the_rollouts(
     assert (state["tasks"], state["raw_rollouts"]) == ("ok", "ok")
 
 
+@pytest.mark.slow
+def test_tasks_that_cannot_be_proved_ahead_are_set_aside_and_the_rest_is_rolled_out(
+    repository: Repository, tmp_path: Path, one_process: None
+) -> None:
+    resources = swe_suite.make(tmp_path, repository, tasks=3, used=2, broken=1)
+    tasks.execute("suite", resources)
+    manifest = raw_rollouts.execute("set_reference", resources).manifest
+    assert not manifest.blocked and manifest.rows["rollouts"] == 2 and manifest.rows["quarantined"] == 1
+    (row,) = resources.lake.read(manifest.ref, "quarantined").to_pylist()
+    assert (row["asset"], row["source"], row["reason"]) == ("tasks", "moor__moor-0", "reference_fails")
+
+
 def _read(resources: Any) -> list[Task]:
     return read_tasks(resources.lake.read(Ref("tasks", "suite", "suite"), "tasks"))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 import re
 import subprocess
+import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -27,7 +29,7 @@ from etpi_assets.worlds.coop_tiny_shared.generate import LAYOUTS, generate_tasks
 from etpi_assets.worlds.coop_tiny_shared.judge import counted
 from etpi_assets.worlds.coop_tiny_shared.merge import LONGEST, MergeConflict, merge_texts, merge_trees
 from etpi_assets.worlds.coop_tiny_shared.policy import CoopTinySharedPolicy, SharedSkill
-from etpi_assets.worlds.names import is_heldout
+from etpi_assets.worlds.names import NameGenerator, is_heldout
 from etpi_assets.worlds.text_engine import TextEngine, UntokenizedChat
 from etpi_lab.tiny_bases.corpora.coop_tiny_shared import SharedSandbox, UnjudgedCoopTinyShared
 from etpi_lab.worlds.coop_tiny.emulated import EmulatedFactory
@@ -325,3 +327,11 @@ def test_hidden_calls_report_integers_under_the_keys_they_were_given():
     assert run_calls({"tree": tree}, {"job": ("tree", calls)}, BubblewrapFactory()) == {
         "job": {'quoted "ü"\n': [-2, 2**69], "text": None, "missing": None, "nested": [3, 1]}
     }
+
+
+def test_no_identifier_is_a_module_of_python():
+    """A task with a module `site` could not be solved: Python's own was imported."""
+    for seed in range(3000):
+        generator = NameGenerator(random.Random(seed), heldout=bool(seed % 2))
+        words = {generator.module(), generator.directory(), generator.word(), generator.word(), generator.word()}
+        assert not words & set(sys.stdlib_module_names)
