@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import fcntl
-import json
 import os
 import pickle
 import signal
@@ -55,7 +54,8 @@ class _Worker:
             self._process.stdin.write(len(data).to_bytes(8, "big") + data)
             self._process.stdin.flush()
             if head := self._process.stdout.read(8):
-                return json.loads(self._process.stdout.read(int.from_bytes(head, "big")))
+                answer = self._process.stdout.read(int.from_bytes(head, "big")).decode("utf-8", "surrogatepass")
+                return answer.split("\n", 1)
         self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1)

@@ -1,7 +1,7 @@
 """The process that renders chat templates of strangers: each is a program, which may loop for ever or fill the memory.
 
 It reads pickled requests (seconds, bytes, characters, template, conversations) from its parent and answers with a
-status and the texts as JSON, so that nothing of a template is unpickled there. The limits bound each request; the
+status, a newline and the text in UTF-8, so that nothing of a template is unpickled there. The limits bound each request; the
 environment is that of `transformers`, whose import takes seconds.
 """
 
@@ -88,7 +88,7 @@ def main() -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + 1 + seconds)
         _limit(resource.RLIMIT_AS, most_bytes)
-        answer = json.dumps(_render(template, pickle.loads(pickled), most)).encode()
+        answer = "\n".join(_render(template, pickle.loads(pickled), most)).encode("utf-8", "surrogatepass")
         answers.write(len(answer).to_bytes(8, "big") + answer)
         answers.flush()
 
