@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -134,6 +139,35 @@ def test_tasks_that_cannot_be_proved_ahead_are_set_aside_and_the_rest_is_rolled_
     assert not manifest.blocked and manifest.rows["rollouts"] == 2 and manifest.rows["quarantined"] == 1
     (row,) = resources.lake.read(manifest.ref, "quarantined").to_pylist()
     assert (row["asset"], row["source"], row["reason"]) == ("tasks", "moor__moor-0", "reference_fails")
+
+
+_RUN = """
+import sys
+from pathlib import Path
+from etpi_assets.resources import Resources
+from etpi_assets.rollouts.assets import raw_rollouts
+from etpi_resources.lake.lake import Lake
+folder = Path(sys.argv[1])
+resources = Resources(lake=Lake(folder / "lake"), specs_folder=folder / "specs", concurrency=2)
+raw_rollouts.execute("set_reference", resources)
+"""
+
+
+@pytest.mark.long
+def test_killed_process_continues_after_its_proofs(repository: Repository, tmp_path: Path) -> None:
+    resources = swe_suite.make(tmp_path, repository, tasks=6)
+    tasks.execute("suite", resources)
+    folder = resources.lake.scratch("proofs")
+    process = subprocess.Popen([sys.executable, "-c", _RUN, str(tmp_path)], start_new_session=True)
+    while len(list(folder.glob("*/*.json"))) < 3 and process.poll() is None:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    proved = {file: file.stat().st_mtime_ns for file in folder.glob("*/*.json")}
+    manifest = raw_rollouts.execute("set_reference", resources).manifest
+    assert not manifest.blocked and manifest.rows["rollouts"] == 6
+    now = {file: file.stat().st_mtime_ns for file in folder.glob("*/*.json")}
+    assert 3 <= len(proved) < 6 == len(now) and proved.items() <= now.items()
 
 
 def _read(resources: Any) -> list[Task]:
