@@ -1,5 +1,5 @@
 #!/bin/sh
-# Write new passwords and Ray's token into deploy/secrets, readable by their owner alone. Nothing that exists is replaced.
+# Write new passwords and Ray's token into deploy/secrets, in a folder of their owner alone. Nothing that exists is replaced.
 #   sh deploy/secrets.sh [FOLDER] [HOST OF POSTGRES]
 set -eu
 umask 077
@@ -9,8 +9,11 @@ mkdir -p "$folder"
 for name in postgres_password etpi_password ray_token; do
   [ -e "$folder/$name" ] || od -An -N32 -tx1 /dev/urandom | tr -d ' \n' > "$folder/$name"
 done
-[ -e "$folder/pgpass" ] || echo "$host:5432:etpi:etpi:$(cat "$folder/etpi_password")" > "$folder/pgpass"
-# The containers' user reads them; libpq refuses a password file that others can read.
+if [ ! -e "$folder/pgpass" ]; then
+  echo "$host:5432:etpi:etpi:$(cat "$folder/etpi_password")" > "$folder/pgpass"
+  chmod 644 "$folder/etpi_password"  # Postgres' user in its container reads it too; here the folder keeps others out
+fi
+# The containers' user reads the others; libpq refuses a password file that others can read.
 if [ "$(id -u)" = 0 ]; then
   chown -R 1000:1000 "$folder"
 elif [ "$(id -u)" != 1000 ]; then

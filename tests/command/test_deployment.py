@@ -75,7 +75,9 @@ def test_secrets_are_written_once_for_their_owner_alone(tmp_path):
     assert len({content["postgres_password"], content["etpi_password"], content["ray_token"]}) == 3
     assert content["pgpass"].strip() == f"db:5432:etpi:etpi:{content['etpi_password']}"
     assert len(content["ray_token"]) == 64
-    assert all(stat.S_IMODE(os.stat(path).st_mode) == 0o600 for path in folder.iterdir())
+    modes = {path.name: stat.S_IMODE(os.stat(path).st_mode) for path in (folder, *folder.iterdir())}
+    # The official image runs role.sh as its user postgres, who is not the containers' user 1000.
+    assert modes == {**dict.fromkeys(content, 0o600), "etpi_password": 0o644, "secrets": 0o700}
 
 
 def test_commands_that_init_prints_ask_for_a_token_and_name_an_address(tmp_path, monkeypatch, capsys):
