@@ -63,8 +63,9 @@ class Backend(Protocol):
         ...
 
     def map_blocks(
-        self, factory: Any, blocks: Iterable[tuple[str, Any]], workers: int, *, reads: Sequence[Path], log: Log | None
-    ) -> Iterator[Any]:
+        self, factory: Any, blocks: Iterable[tuple[str, Any]], workers: int, *, reads: Sequence[Path],
+        sandboxes: bool, log: Log | None,
+    ) -> Iterator[Any]:  # fmt: skip
         """Yield results as `process.pool.ordered_map` does, computed on idle CPUs of all machines."""
         ...
 

@@ -50,11 +50,12 @@ class ClusterBackend:
         return _postgres_locks(self._settings.postgres, self.lake, os.getpid())
 
     def map_blocks(
-        self, factory: Any, blocks: Iterable[tuple[str, Any]], workers: int, *, reads: Sequence[Path], log: Log | None
-    ) -> Iterator[Any]:
+        self, factory: Any, blocks: Iterable[tuple[str, Any]], workers: int, *, reads: Sequence[Path],
+        sandboxes: bool, log: Log | None,
+    ) -> Iterator[Any]:  # fmt: skip
         from etpi_cluster.blocks import map_over_nodes
 
-        return map_over_nodes(factory, blocks, workers, reads=reads, log=log)
+        return map_over_nodes(factory, blocks, workers, reads=reads, sandboxes=sandboxes, log=log)
 
     @contextmanager
     def calls(self, log: Log) -> Iterator[Executor]:

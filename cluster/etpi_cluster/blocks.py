@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from etpi_cluster.code import plugin_packages
 from etpi_cluster.fan_out import ClusterExecutor, WorkerKind, WorkersDied
-from etpi_cluster.session import CPU
+from etpi_cluster.session import CPU, SANDBOXES
 from etpi_resources.process.pool import (
     BLOCKS_AHEAD,
     WORKERS_VARIABLE,
@@ -49,6 +49,7 @@ def map_over_nodes(
     workers: int,
     *,
     reads: Sequence[Path] = (),
+    sandboxes: bool = False,
     log: Log | None = None,
 ) -> Iterator[Result]:
     """Yield the function's result for each (name, block), in their order; arguments and errors as `ordered_map`.
@@ -62,8 +63,9 @@ def map_over_nodes(
         WorkerDied: the worker on this node was killed.
     """
     kind = WorkerKind(
-        CPU, calls=1, most=workers - 1, idle_only=True, linger=LINGER_SECONDS, tries=1, reads=tuple(map(str, reads))
-    )
+        CPU, SANDBOXES if sandboxes else "", calls=1, most=workers - 1, idle_only=True, linger=LINGER_SECONDS, tries=1,
+        reads=tuple(map(str, reads)),
+    )  # fmt: skip
     say = log or logging.getLogger(__name__).info
     executor = ClusterExecutor(kind, plugins=plugin_packages(), log=say)
     try:

@@ -54,6 +54,7 @@ class WorkerKind:
 
     Attributes:
         resource: Ray's resource, of which a call takes one.
+        also: a resource that a node must offer too, of which nothing is taken; "": none.
         calls: slots of one process. A scripted rollout keeps its process busy for less than an eighth of its time.
         most: how many workers may run, all nodes together; None: as many as the nodes offer.
         idle_only: start workers only where the resource is free now, and let calls wait as long as it is nowhere free;
@@ -64,6 +65,7 @@ class WorkerKind:
     """
 
     resource: str = SANDBOXES
+    also: str = ""
     calls: int = 8
     most: int | None = None
     idle_only: bool = False
@@ -124,7 +126,7 @@ class ClusterExecutor(Executor):
         self._functions: dict[int, tuple[Any, Any]] = {}
         self._closing, self._ending, self._waited = False, False, time.monotonic()
         self._started, self._told = time.monotonic(), False
-        offering = [node for node in nodes() if node.offers(self._resource)]
+        offering = self._offering()
         if not offering and not kind.idle_only:
             raise BackendError(
                 f"no node of the Ray cluster offers {self._resource}, as none of the {len(nodes())} nodes says that it "
@@ -135,10 +137,14 @@ class ClusterExecutor(Executor):
         self._thread = threading.Thread(target=self._manage, name="cluster-executor", daemon=True)
         self._thread.start()
 
+    def _offering(self) -> list[RayNode]:
+        names = {self._resource, self._kind.also} - {""}
+        return [node for node in nodes() if all(map(node.offers, names))]
+
     @property
     def places(self) -> dict[str, int]:
         """Slots by node, of the nodes that offer the resource now."""
-        return {node.name: node.offers(self._resource) for node in nodes() if node.offers(self._resource)}
+        return {node.name: node.offers(self._resource) for node in self._offering()}
 
     @property
     def ready(self) -> int:
@@ -201,7 +207,7 @@ class ClusterExecutor(Executor):
 
     def _use_nodes(self) -> None:
         """Start missing workers while calls wait: first one on each node."""
-        offering = [n for n in nodes() if n.offers(self._resource) and n.node_id not in self._refused]
+        offering = [node for node in self._offering() if node.node_id not in self._refused]
         if offering or self._workers:
             self._waited = time.monotonic() if offering else self._waited
         elif time.monotonic() - self._waited > NO_NODE_SECONDS and not self._kind.idle_only:

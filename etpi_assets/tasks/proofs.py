@@ -85,8 +85,9 @@ class Prover:
         size = 1 if self.family.keeps_proofs else BATCH
         workers = min(worker_count(), expected) if self.family.keeps_proofs else workers_for(expected * 0.1)
         for proved in ordered_map(
-            _Proving(self), _blocks(tasks, size), workers=max(1, workers), reads=[self.folder.parent], log=run.log
-        ):
+            _Proving(self), _blocks(tasks, size), workers=max(1, workers), reads=[self.folder.parent], sandboxes=True,
+            log=run.log,
+        ):  # fmt: skip
             yield from proved
 
     def seconds(self) -> float:

@@ -1,8 +1,8 @@
 """The process that renders chat templates of strangers: each is a program, which may loop for ever or fill the memory.
 
 It reads pickled requests (seconds, bytes, characters, template, conversations) from its parent and answers with a
-status, a newline and the text in UTF-8, so that nothing of a template is unpickled there. The limits bound each request; the
-environment is that of `transformers`, whose import takes seconds.
+status, a newline and the text in UTF-8, so that nothing of a template is unpickled there. The limits bound each
+request; the environment is that of `transformers`, whose import takes seconds.
 """
 
 from __future__ import annotations

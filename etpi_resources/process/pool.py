@@ -87,6 +87,7 @@ def ordered_map(
     *,
     workers: int | None = None,
     reads: Sequence[Path] = (),
+    sandboxes: bool = False,
     log: Callable[[str], None] | None = None,
 ) -> Iterator[Result]:
     """Yield the function's result for each (name, block), in their order, for any number of workers and nodes.
@@ -97,6 +98,7 @@ def ordered_map(
     Args:
         workers: number of processes, by default `worker_count`; 1 computes in this process and pickles nothing.
         reads: files and folders that the function uses; a node of the cluster that does not see them is not used.
+        sandboxes: whether the function starts some; a node of the cluster where they do not work is not used.
         log: takes a line when nodes of the cluster join, die or are not used.
 
     Raises:
@@ -115,7 +117,7 @@ def ordered_map(
                 raise
         return
     if elsewhere := backend():
-        yield from elsewhere.map_blocks(factory, blocks, count, reads=reads, log=log)
+        yield from elsewhere.map_blocks(factory, blocks, count, reads=reads, sandboxes=sandboxes, log=log)
         return
     with LocalWorkers(factory, count) as pool:
         waiting: deque[Future[Result]] = deque()

@@ -150,6 +150,19 @@ def test_nodes_that_do_not_see_the_files_are_not_used(on_cluster: RayNodes, tmp_
     assert log[-1] == "0 of 20 blocks were computed on idle CPUs of the nodes"
 
 
+def test_blocks_that_start_sandboxes_stay_on_nodes_where_these_work(on_cluster: RayNodes, tmp_path: Path) -> None:
+    on_cluster.add("four", slots=0, cpus=2, address="127.0.0.7")
+    try:
+        for sandboxes, processes in ((True, WORKERS), (False, WORKERS + 1)):
+            (folder := tmp_path / str(sandboxes)).mkdir()
+            rows = ((f"block {n}", pa.table({"turn": [n]})) for n in range(60))
+            results = ordered_map(Meeting(folder, processes), rows, workers=WORKERS + 2, sandboxes=sandboxes)
+            pids = {pid for _, pid in results}
+            assert (len(pids) == WORKERS) if sandboxes else (len(pids) > WORKERS)
+    finally:
+        on_cluster.end("four")
+
+
 def test_error_names_its_block_and_a_block_that_kills_its_workers_is_one(on_cluster: RayNodes) -> None:
     with pytest.raises(KeyError, match="no such turn") as raised:
         list(ordered_map(Slow(faulty=3), numbered(9), workers=WORKERS))
