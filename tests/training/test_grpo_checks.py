@@ -33,7 +33,7 @@ def samples() -> list[dict[str, Any]]:
         {
             "rollout_id": f"{seed}/{step}/{task}/{place}", "task_id": f"t{task}", "seed": seed, "step": step,
             "reward": reward, "advantage": reward - sum(rewards[task]) / 2, "policy_tokens": 3,
-            "policy_logprobs": [-1.0] * 3,
+            "policy_logprobs": [-1.0] * 3, "version": step,
         }
         for seed in SEEDS for step in range(2) for task in rewards for place, reward in enumerate(rewards[task])
     ]  # fmt: skip
