@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -185,7 +186,7 @@ class Rounds:
     ) -> None:
         self.section, self.environment, self.identity = section, environment, identity
         self.seed, self.folder = seed, folder
-        self._constant = 0
+        self._constant, self._counting = 0, Lock()
         folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, step: int, rows: Sequence[int], engine: Engine) -> list[Sample]:
@@ -280,7 +281,8 @@ class Rounds:
     def _stop_without_variance(self, step: int, groups: Sequence[Sequence[_Attempted]]) -> None:
         """Raise NoVariance if the last groups of the run, `CONSTANT_GROUPS` or more, had equal rewards."""
         varied = any(attempted.varies for group in groups for attempted in group)
-        self._constant = 0 if varied else self._constant + len(groups)
+        with self._counting:  # rounds may run beside each other
+            self._constant = 0 if varied else self._constant + len(groups)
         if self._constant >= CONSTANT_GROUPS and os.environ.get(KEEP_GOING) != "1":
             rewards = sorted({round(attempted.reward, 3) for group in groups for attempted in group})
             raise NoVariance(
