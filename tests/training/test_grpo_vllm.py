@@ -132,7 +132,7 @@ def test_servers_generate_rounds_ahead_from_the_weights_of_their_versions(tmp_pa
     assert not outcome.manifest.blocked, outcome.manifest.failures
     samples = rows(lake, "rl_samples")
     assert [(r["step"], r["version"]) for r in samples[::8]] == [(0, 0), (1, 0), (2, 1), (3, 2)]
-    assert len(samples) == 32 and calls_of_server(lake).count("/v1/completions") == 4
+    assert len(samples) == 32
     loads = "/v1/load_lora_adapter" if tuning else "/collective_rpc"
     assert calls_of_server(lake).count(loads) == 3, "weights are loaded once, also for two rounds"
     assert not list(lake.scratch("reinforce").iterdir()) and not processes(lake, base)

@@ -280,22 +280,27 @@ def test_run_ahead_is_recorded_as_one_that_alternates(tmp_path, base, partial):
 
 
 @pytest.mark.long
-def test_killed_run_ahead_resumes_and_doubles_nothing(tmp_path, base):
-    """SIGKILL to the whole run after its third checkpoint, while later rounds are recorded or run."""
-    lake = prepared(tmp_path, base, steps="20", device_batch="8", ahead="2", save_steps="20", **CORRECTED)
+@pytest.mark.parametrize("partial", ["finish", "continue"])
+def test_killed_run_ahead_resumes_and_doubles_nothing(tmp_path, base, partial):
+    """SIGKILL to the whole run after its third checkpoint, when a later round is recorded, and others run."""
+    several = {"device_batch": "1", "accumulate": "8", "save_steps": "20", "steps": "20"}
+    lake = prepared(tmp_path, base, **several, ahead="2", partial_rollouts=f'"{partial}"', **CORRECTED)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     run = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], env=environment)
-    while not list(tmp_path.glob("data/scratch/reinforce/*/trl/checkpoint-6/whole")):
-        assert run.poll() is None
-        time.sleep(0.02)
+
+    def ahead() -> tuple[int, list[Path]]:
+        """Return the last checkpoint, and the recorded rounds that are later."""
+        steps = [grpo_worker.last_complete_step(path) or 0 for path in tmp_path.glob("data/scratch/reinforce/*")]
+        rounds = tmp_path.glob("data/checkpoints/rounds/*/round-*.jsonl")
+        return max(steps, default=0), [path for path in rounds if int(path.stem[6:]) > max(steps, default=0)]
+
+    while ahead()[0] < 6 or not ahead()[1]:
+        assert run.poll() is None, "no round was ahead of a checkpoint"
+        time.sleep(0.01)
     run.send_signal(signal.SIGKILL)
     run.wait()
-    [folder] = tmp_path.glob("data/checkpoints/rounds/*")
     time.sleep(3)  # the supervisor ends the worker
-    [staging] = tmp_path.glob("data/scratch/reinforce/*")
-    resumed_at = grpo_worker.last_complete_step(staging) or 0
-    recorded = [path for path in folder.glob("round-*.jsonl") if int(path.stem[6:]) > resumed_at]
-    assert resumed_at >= 6 and recorded, "no round was ahead of the checkpoint"
+    resumed_at, _ = ahead()
     outcome = make(tmp_path, lake, "rl_checkpoint")
     assert not outcome.manifest.blocked, outcome.manifest.failures
     assert outcome.metadata["seed 0"]["resumed from step"] == resumed_at
