@@ -301,7 +301,7 @@ class PolicyServer:
         except LinkBroken:
             pass  # the trainer has ended, and its own error says why
         except BaseException as error:
-            self.error = error
+            self.error = self.error or error  # what follows from the first is not its cause
             with suppress(LinkBroken):
                 link.send("stop", f"{type(error).__name__}: {error}")
 
