@@ -84,7 +84,7 @@ def main() -> None:
 
             def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
                 if kept := trainer.statistics.take():
-                    client.record(trainer.generated_at, kept)
+                    client.record(trainer.round_step, kept)
                 seconds[self.measured].append(time.process_time() - self.began)
 
         trainer.add_callback(Timed())

@@ -249,6 +249,7 @@ def reinforcement(spec: ExperimentSpec, shape: Shape) -> Training:
         reference=bool(rl.beta) and rl.tuning == "full",
         length=rl.max_prompt_tokens * (rl.device_batch if rows else 1) + scored,
         scored=scored,
+        copied=rl.ahead > 0 and rl.engine == "transformers",
     )
 
 

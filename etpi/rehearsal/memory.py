@@ -76,6 +76,7 @@ class Training:
         reference: whether the weights before training stay in memory.
         length: tokens of a forward pass.
         scored: those of them whose logits are computed.
+        copied: whether the policy generates from a copy of the trained weights.
     """
 
     full: bool
@@ -87,6 +88,7 @@ class Training:
     reference: bool
     length: int
     scored: int
+    copied: bool = False
 
     @property
     def operations(self) -> int:
@@ -122,7 +124,7 @@ class Training:
         kept = linear / shape.layers + 2 * shape.hidden * shape.layers if self.recomputed else linear
         return {
             "weights": weights,
-            "copies": 2 * number if self.full and shards == 1 else 0.0,
+            "copies": (2 * number if self.full and shards == 1 else 0.0) + 4 * number * self.copied,
             "gradients": 4 * each,
             "optimiser": self.state_bytes * each,
             "logits": 10 * min(self.scored * shape.vocabulary, self.tile or math.inf),

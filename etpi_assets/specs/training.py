@@ -256,6 +256,12 @@ class RLSection(ServerSection):
     """Optimiser steps on one batch of rollouts."""
     steps: int = Field(default=200, ge=1)
     """Optimiser steps of the run."""
+    ahead: Annotated[int, Omitted(0)] = Field(default=0, ge=0)
+    """Rounds that are rolled out while earlier ones are trained on, so by weights that are as many hand-overs old at
+    most; needs `correction`, and `placement = "apart"`. 0: rollouts and updates alternate."""
+    partial_rollouts: Annotated[Literal["finish", "continue"], Omitted("finish")] = "finish"
+    """ahead: rollouts that run when new weights come `finish` with those that they began with, before the next round
+    begins, or `continue` with the new ones from their next turn on, beside the next round."""
     learning_rate: float = Field(default=1e-6, ge=0)
     """Peak learning rate."""
     schedule: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "linear"
@@ -359,6 +365,8 @@ class RLSection(ServerSection):
             raise ValueError("rl.method needs `suite` and at least one entry of `rewards`")
         if self.repeatable and self.engine != "transformers":
             raise ValueError('rl.repeatable needs rl.engine = "transformers": a server decides its batches itself')
+        if self.ahead and (refusal := self._not_ahead):
+            raise ValueError(f"rl.ahead = {self.ahead} {refusal}")
         if self.agent.top_p != 1.0 or self.agent.temperature <= 0:
             raise ValueError(
                 "rl.agent samples with top_p = 1 and a temperature above 0: a truncated distribution is not the one "
@@ -406,6 +414,21 @@ class RLSection(ServerSection):
     def last_step(self) -> int:
         """Return the step that training ends with."""
         return (self.use_step if self.stop_at_used else None) or self.steps
+
+    @property
+    def _not_ahead(self) -> str:
+        """Return why no round can be rolled out ahead; "" if one can."""
+        reasons = {
+            "needs rl.correction: the rollouts are of earlier weights": self.correction == "none",
+            'needs rl.placement = "apart": servers that share the trainer\'s GPUs sleep while it trains': (
+                self.engine == "vllm" and self.placement == "shared"
+            ),
+            "does not take rl.repeatable: a resumed run no longer has the earlier weights": self.repeatable,
+            'does not take rl.method = "opd", whose advantage is that of the policy\'s own rollouts': (
+                self.method == "opd"
+            ),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
 
     @property
     def acting(self) -> AgentSection | None:

@@ -152,8 +152,11 @@ def reinforce_once(
             if request.section.engine == "vllm":
                 publish, generating = _start_servers(stack, lake, request, folder, echo)
             server = stack.enter_context(
-                PolicyServer(rounds, request.identity.teacher or "", rounds.record, generating)
-            )
+                PolicyServer(
+                    rounds, request.identity.teacher or "", rounds.record, generating,
+                    request.section.ahead, request.section.partial_rollouts == "continue",
+                )
+            )  # fmt: skip
             config = worker_config(lake, request, str(server.path), resume, publish)
             try:
                 result = run_worker(
@@ -233,7 +236,8 @@ def _start_servers(
 
     plan = server_plan(lake, request)
     echo(f"{request.label}: starting {len(plan.environments)} x vLLM, which logs to {plan.log}")
-    shared = stack.enter_context(weights_folder(request.key, folder, request.base_folder))
+    versions = request.section.ahead + 1
+    shared = stack.enter_context(weights_folder(request.key, folder, request.base_folder, versions))
     servers = stack.enter_context(PolicyServers(plan, request.environment.chat))
     return PublishConfig(folder=str(shared), probe=tuple(plan.probe), bound=plan.bound), servers.generating
 
@@ -325,12 +329,12 @@ def recorded(lake: Lake, requests: Mapping[int, GrpoRequest], reports: Mapping[i
     samples, rewards = [], []
     for sample, record, statistics in rollouts:
         key = {"rollout_id": record.rollout_id, "task_id": record.task_id, "seed": record.seed, "step": sample.step}
-        version = {"version": sample.step}  # a round is generated from the weights that it is trained on first
+        version = {"version": sample.step if sample.version is None else sample.version}
         columns = (
             "place", "reward", "advantage", "parsed", "solved", "called", "prompt_tokens", "policy_tokens",
             "read_tokens", "left_out", "untrained_tokens",
         )  # fmt: skip
-        lists = ("agents", "agent_branches", "agent_tokens", "agent_rewards", "agent_advantages")
+        lists = ("agents", "agent_branches", "agent_tokens", "agent_rewards", "agent_advantages", "turn_versions")
         columns_of = {name: getattr(sample, name) for name in columns}
         columns_of |= {name: getattr(sample, name) or None for name in lists}
         names, values = ("policy_logprobs", "entropies", "teacher_logprobs"), () if statistics is None else statistics

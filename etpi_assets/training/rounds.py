@@ -1,8 +1,8 @@
 """Rounds of reinforcement: roll the policy out on the tasks that the trainer names, reward, store, return samples.
 
-A round is all rollouts between two updates of the generating weights. It is one file, written when the round is
-complete: a header line with the rewarded samples, then one line per rollout; a second file (`SUFFIX`) is added once it
-was trained on. A resumed run drops the rounds after its checkpoint, because other weights will generate them.
+A round is all rollouts that are trained on together. It is one file, written when the round is complete: a header line
+with the rewarded samples, then one line per rollout; a second file (`SUFFIX`) is added once it was trained on. A
+resumed run drops the rounds after its checkpoint, because other weights will generate them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -33,7 +34,7 @@ from etpi_assets.tasks.family import Family, Task
 from etpi_assets.training.forests import Forest, RolloutsFailed, agents_of, as_forest
 from etpi_assets.training.lock_step import map_in_step
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_resources.engines import Engine
+from etpi_resources.engines import Completion, Engine, Request
 from etpi_resources.errors import ExpectedError
 from etpi_resources.lake.check_outcome import BadData
 from etpi_resources.lake.files import write_atomically
@@ -87,7 +88,7 @@ class RewardedSample:
     """A rollout with its rewards and advantage; columns of the tables `rl_samples` and `rewards`.
 
     Attributes:
-        step: optimiser steps done when it was generated. place: its position in the round.
+        step: optimiser steps done before it was trained on. place: its position in the round.
         reward: the weighted sum of `scores`. called: whether an action ran and returned an observation.
         prompt_tokens, policy_tokens, read_tokens: ids of the first prompt, ids that the policy generated, and ids of
             the observations.
@@ -96,6 +97,8 @@ class RewardedSample:
             branches of its turns and the ids that the policy generated; else empty.
         agent_rewards, agent_advantages: where terms are of agents; else empty.
         untrained_tokens: ids of calls of a harness that are no turns.
+        version: optimiser steps done by the oldest weights that generated a turn; None: `step`.
+        turn_versions: of each turn, in the order of `rl_turns`; empty where all are `version`.
     """
 
     rollout_id: str
@@ -117,15 +120,22 @@ class RewardedSample:
     agent_rewards: Sequence[float] = ()
     agent_advantages: Sequence[float] = ()
     untrained_tokens: int | None = None
+    version: int | None = None
+    turn_versions: Sequence[int] = ()
 
 
 @dataclass
 class _Attempted:
-    """A rollout of a round while it is rewarded; see `RewardedSample`."""
+    """A rollout of a round while it is rewarded; see `RewardedSample`.
+
+    Attributes:
+        versions: of the weights, by the ids of prompt and output of a turn.
+    """
 
     task: Task
     place: int
     record: RolloutRecord
+    versions: Mapping[tuple[int, ...], int]
     left_out: Reason | None = None
     scores: Sequence[Score] = ()
     reward: float = 0.0
@@ -136,6 +146,28 @@ class _Attempted:
     @property
     def varies(self) -> bool:
         return any((self.advantage, *self.agent_advantages.values()))
+
+
+class _Versioned:
+    """An engine that keeps the version of the weights of each completion; of equal ones, the oldest."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.name, self._engine = engine.name, engine
+        self.versions: dict[tuple[int, ...], int] = {}
+
+    def complete(self, requests: Sequence[Request]) -> list[Completion]:
+        completions = self._engine.complete(requests)
+        for completion in completions:
+            if completion.version is not None:
+                ids = (*(completion.prompt_ids or ()), *(completion.output_ids or ()))
+                self.versions.setdefault(ids, completion.version)
+        return completions
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        return self._engine.fingerprint()
+
+    def close(self) -> None:
+        """The engine is its owner's to close."""
 
 
 class Rounds:
@@ -154,7 +186,7 @@ class Rounds:
     ) -> None:
         self.section, self.environment, self.identity = section, environment, identity
         self.seed, self.folder = seed, folder
-        self._constant = 0
+        self._constant, self._counting = 0, Lock()
         folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, step: int, rows: Sequence[int], engine: Engine) -> list[Sample]:
@@ -221,15 +253,16 @@ class Rounds:
 
     def _roll_out_place(self, place: int, task: Task, sample: int, engine: Engine) -> list[_Attempted]:
         """Roll out a sample, again if it breaks (an infrastructure error may pass), and then another in its place."""
-        record = self._roll_out(task, sample, engine)
+        policy = _Versioned(engine)
+        record = self._roll_out(task, sample, policy)
         if record.error is not None:
-            record = self._roll_out(task, sample, engine)
+            record = self._roll_out(task, sample, policy)
         if record.error is None:
-            return [_Attempted(task, place, record)]
-        other = self._roll_out(task, sample + REFILL, engine)
+            return [_Attempted(task, place, record, policy.versions)]
+        other = self._roll_out(task, sample + REFILL, policy)
         return [
-            _Attempted(task, place, record, "replaced"),
-            _Attempted(task, place, other, None if other.error is None else "broken"),
+            _Attempted(task, place, record, policy.versions, "replaced"),
+            _Attempted(task, place, other, policy.versions, None if other.error is None else "broken"),
         ]
 
     def _roll_out(self, task: Task, sample: int, engine: Engine) -> RolloutRecord:
@@ -248,7 +281,8 @@ class Rounds:
     def _stop_without_variance(self, step: int, groups: Sequence[Sequence[_Attempted]]) -> None:
         """Raise NoVariance if the last groups of the run, `CONSTANT_GROUPS` or more, had equal rewards."""
         varied = any(attempted.varies for group in groups for attempted in group)
-        self._constant = 0 if varied else self._constant + len(groups)
+        with self._counting:  # rounds may run beside each other
+            self._constant = 0 if varied else self._constant + len(groups)
         if self._constant >= CONSTANT_GROUPS and os.environ.get(KEEP_GOING) != "1":
             rewards = sorted({round(attempted.reward, 3) for group in groups for attempted in group})
             raise NoVariance(
@@ -299,6 +333,7 @@ class Rounds:
         return Sample(
             forest.prompt, forest.completion, forest.mask, forest.logprobs, a.reward, a.advantage,
             row.parsed, row.solved or 0.0, row.called, forest.forks, forest.ends, advantages, a.left_out, replaced,
+            row.version,
         ), row  # fmt: skip
 
     def _cut(self, record: RolloutRecord) -> bool:
@@ -315,6 +350,13 @@ class Rounds:
             raise RolloutsFailed(
                 f"rollout {a.record.rollout_id}: the policy generated {sum(tokens)} ids, and {sum(forest.mask)} would "
                 "be trained; report this fault"
+            )
+        ids = [(*(turn.prompt_ids or ()), *(turn.output_ids or ())) for turn in turns]
+        versions = [version for turn in ids if (version := a.versions.get(turn)) is not None]
+        if forest is not None and a.versions and len(versions) < len(turns):
+            raise RolloutsFailed(
+                f"rollout {a.record.rollout_id}: {len(turns) - len(versions)} of {len(turns)} turns are none that the "
+                "policy's engine generated; report this fault"
             )
         several = forest is not None and (len(agents) > 1 or bool(forest.forks) or bool(a.agent_rewards))
         capture = ((a.record.outcome or {}).get("details") or {}).get("capture") or {}
@@ -338,6 +380,8 @@ class Rounds:
             agent_rewards=[a.agent_rewards[agent.agent_id] for agent in agents] if a.agent_rewards else (),
             agent_advantages=[a.agent_advantages[agent.agent_id] for agent in agents] if a.agent_advantages else (),
             untrained_tokens=capture.get("untrained_tokens"),
+            version=min(versions, default=None),
+            turn_versions=versions if len(set(versions)) > 1 else (),
         )
 
     def record(self, step: int, statistics: TokenStatistics) -> None:

@@ -87,6 +87,7 @@ class Completion:
         model: the name under which the engine serves the model.
         message: the assistant message of a chat endpoint ({"role", "content", "tool_calls"?, "reasoning"?}), with the
             parts that the server's parsers took out of the text as separate fields; None in token-in mode.
+        version: of a policy in training, the optimiser steps done by the weights that generated it.
     """
 
     prompt_ids: Sequence[int] | None
@@ -96,6 +97,7 @@ class Completion:
     finish_reason: FinishReason
     model: str
     message: Mapping[str, Any] | None = None
+    version: int | None = None
 
 
 @runtime_checkable

@@ -59,7 +59,7 @@ LATER: Mapping[str, frozenset[str]] = {
     ),
     "rl_samples": frozenset(
         {"version", "left_out", "agents", "agent_branches", "agent_tokens", "agent_rewards", "agent_advantages"}
-        | {"untrained_tokens", "teacher_logprobs", "token_advantage"}
+        | {"untrained_tokens", "teacher_logprobs", "token_advantage", "turn_versions"}
     ),
     "rewards": frozenset({"agent_id"}),
     "selected": frozenset({"repeated"}),

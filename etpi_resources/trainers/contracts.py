@@ -311,6 +311,7 @@ class GrpoSettings(LoraSettings):
     accumulate: int
     iterations: int
     steps: int
+    ahead: int
     learning_rate: float
     schedule: str
     warmup_steps: int
@@ -348,6 +349,11 @@ class GrpoSettings(LoraSettings):
     def round_size(self) -> int:
         """Return the number of rollouts of a step."""
         return self.processes * self.device_batch * self.accumulate
+
+    def rounds(self, step: int) -> range:
+        """Return the steps of the rounds that may be rolled out once `step` optimiser steps are done, as far ahead as
+        `ahead` lets them be."""
+        return range(step, min(self.last_step, step + self.ahead * self.iterations + 1), self.iterations)
 
 
 class PublishConfig(WorkerModel):

@@ -4,27 +4,32 @@ Both sides are here, with the standard library alone: the trainer's (`connect`, 
 with tasks, sandboxes and rewards (PolicyServer). They exchange pickled tuples over a Unix socket in a folder that only
 this user can open. The trainer starts every exchange:
 
-    trainer  "roll_out", optimiser steps done, [task row, ...], Published or None
+    trainer  "roll_out", step, [task row, ...], version, Published or None
+    server   "load", number, version                         if None, and rounds are rolled out ahead
     server   "complete", number, requests                    if None: any number, several at the same time
     trainer  "completed", number, completions                or "failed", number, text
-    server   "rolled_out", samples, seconds of publishing    or "stop", text
+    server   "rolled_out", step, samples, seconds            of loading; or "stop", text
+
+where `step` is the optimiser steps done when the round is trained on, and `version` those done by its weights,
 
 and, when the round was trained on for the first time,
 
-    trainer  "trained", step as above, TokenStatistics
-    server   "recorded",                                     or "stop", text
+    trainer  "trained", step, TokenStatistics
+    server   "recorded", step                                or "stop", text
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 import tempfile
 import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -75,6 +80,11 @@ class Link:
         with self._sending:
             self._connection.close()
 
+    def end(self) -> None:
+        """Have both sides' `receive` return None; closing alone leaves a thread here that waits in it."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
+
 
 # --- the side that rolls out -----------------------------------------------------------------------------------------
 
@@ -104,6 +114,7 @@ class Sample:
         advantages: of each id of the completion, where agents have rewards of their own.
         left_out: why the rollout is in no loss; then the mask is 0. None: it is trained on.
         replaced: rollouts that it replaces: they broke, or their group had no variance.
+        version: optimiser steps done by the oldest weights that generated a turn; None: by those it is trained with.
     """
 
     prompt_ids: Sequence[int]
@@ -120,6 +131,7 @@ class Sample:
     advantages: Sequence[float] | None = None
     left_out: str | None = None
     replaced: int = 0
+    version: int | None = None
 
     def branches(self) -> list[tuple[list[int], int]]:
         """Return of each branch the indices of its ids (in the prompt and the completion together), and how many of
@@ -167,13 +179,65 @@ class Published:
 
 
 RollOut = Callable[[int, Sequence[int], Engine], Sequence[Sample]]
-"""(optimiser steps done, rows of tasks, the policy) -> one sample per row, in order."""
+"""(optimiser steps done when the round is trained on, rows of tasks, the policy) -> one sample per row, in order."""
 
 Generate = Callable[[int, Published], AbstractContextManager[Engine]]
 """(optimiser steps done, the weights) -> an engine that generates from them."""
 
 Record = Callable[[int, TokenStatistics], None]
-"""(optimiser steps done when the round was generated, its statistics)."""
+"""(step of the round, its statistics)."""
+
+
+class _Policy:
+    """The policy as an engine of changing weights. They change between turns, while none is generated, and never to
+    older ones; a completion has the version that generated it.
+
+    Args:
+        ahead: whether a round may find its weights, or newer ones, loaded for another.
+    """
+
+    def __init__(self, name: str, ahead: bool) -> None:
+        self.name, self._ahead = name, ahead
+        self._engine: Engine | None = None
+        self._version = self._running = self._loads = 0
+        self._turns = threading.Condition()
+
+    @contextmanager
+    def loaded(self, version: int, opened: Callable[[], AbstractContextManager[Engine]]) -> Iterator[float]:
+        """Have the policy generate from these weights or newer ones; yield the seconds that loading took."""
+        with ExitStack() as stack:
+            with self._turns:
+                self._loads += 1
+                try:
+                    self._turns.wait_for(lambda: self._running == 0)
+                    began = time.monotonic()
+                    if self._engine is None or version > self._version or not self._ahead:
+                        self._engine = None
+                        self._engine, self._version = stack.enter_context(opened()), version
+                finally:
+                    self._loads -= 1
+                    self._turns.notify_all()
+            yield time.monotonic() - began
+
+    def complete(self, requests: Sequence[Request]) -> list[Completion]:
+        with self._turns:
+            self._turns.wait_for(lambda: not self._loads)
+            if self._engine is None:
+                raise LinkBroken("the policy's weights were not loaded")
+            engine, version = self._engine, self._version
+            self._running += 1
+        try:
+            return [replace(completion, version=version) for completion in engine.complete(requests)]
+        finally:
+            with self._turns:
+                self._running -= 1
+                self._turns.notify_all()
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        return {"engine": "policy", "model": self.name}
+
+    def close(self) -> None:
+        """The engines are their owners' to close."""
 
 
 class PolicyServer:
@@ -182,6 +246,9 @@ class PolicyServer:
     Args:
         record: keeps the statistics that the trainer sends; None ignores them.
         generating: opens the engine of published weights; without it, the trainer generates.
+        ahead: rounds that are requested before they are trained on, at most.
+        at_once: whether such rounds run beside each other: then a round that runs when new weights come continues with
+            them from its next turn on. Else the next round, and its weights, wait until it has ended.
 
     Attributes:
         path: the socket, for the trainer's config.
@@ -189,9 +256,11 @@ class PolicyServer:
     """
 
     def __init__(
-        self, roll_out: RollOut, name: str, record: Record | None = None, generating: Generate | None = None
-    ) -> None:
+        self, roll_out: RollOut, name: str, record: Record | None = None, generating: Generate | None = None,
+        ahead: int = 0, at_once: bool = False,
+    ) -> None:  # fmt: skip
         self._roll_out, self._record, self._name, self._generating = roll_out, record, name, generating
+        self._policy, self._rounds, self._ahead = _Policy(name, ahead > 0), ahead + 1 if at_once else 1, ahead > 0
         self._folder = Path(tempfile.mkdtemp(prefix="etpi-policy-"))
         self.path = self._folder / "link"
         self.error: BaseException | None = None
@@ -211,17 +280,19 @@ class PolicyServer:
 
     def _serve(self) -> None:
         link = Link(self._listener.accept())
-        policy = _RemotePolicy(link, self._name)
-        # Closed from right to left: running rollouts fail with the policy, so the pool does not wait for them.
-        with closing(link), ThreadPoolExecutor(1, thread_name_prefix="rollouts") as pool, closing(policy):
+        remote = _RemotePolicy(link, self._name)
+        with closing(link), ExitStack() as stack:
+            pool = ThreadPoolExecutor(self._rounds, thread_name_prefix="rollouts")
+            stack.callback(pool.shutdown, cancel_futures=True)
+            stack.callback(remote.close)  # before the pool, which would wait for rollouts that wait for the trainer
             while (message := link.receive()) is not None:
                 kind, *content = message
                 if kind == "roll_out":
-                    pool.submit(self._answer, link, self._rolled_out, policy, *content)
+                    pool.submit(self._answer, link, self._rolled_out, remote, *content)
                 elif kind == "trained":
                     self._answer(link, self._recorded, *content)
                 else:
-                    policy.receive(kind, *content)
+                    remote.receive(kind, *content)
 
     def _answer(self, link: Link, work: Callable[..., tuple[Any, ...]], *arguments: Any) -> None:
         """Send what `work` returns, or why it failed: the trainer must not wait for ever."""
@@ -230,25 +301,27 @@ class PolicyServer:
         except LinkBroken:
             pass  # the trainer has ended, and its own error says why
         except BaseException as error:
-            self.error = error
+            self.error = self.error or error  # what follows from the first is not its cause
             with suppress(LinkBroken):
                 link.send("stop", f"{type(error).__name__}: {error}")
 
     def _rolled_out(
-        self, policy: _RemotePolicy, step: int, rows: Sequence[int], published: Published | None
+        self, remote: _RemotePolicy, step: int, rows: Sequence[int], version: int, published: Published | None
     ) -> tuple[Any, ...]:
-        began = time.monotonic()
-        opened: AbstractContextManager[Engine] = nullcontext(policy)
-        if published is not None and self._generating is not None:
-            opened = self._generating(step, published)
-        with opened as engine:
-            publish_seconds = time.monotonic() - began
-            return "rolled_out", self._roll_out(step, rows, engine), publish_seconds
+        def opened() -> AbstractContextManager[Engine]:
+            if published is not None and self._generating is not None:
+                return self._generating(version, published)
+            if self._ahead:
+                remote.load(version)
+            return nullcontext(remote)
+
+        with self._policy.loaded(version, opened) as seconds:
+            return "rolled_out", step, self._roll_out(step, rows, self._policy), seconds
 
     def _recorded(self, step: int, statistics: TokenStatistics) -> tuple[Any, ...]:
         if self._record is not None:
             self._record(step, statistics)
-        return ("recorded",)
+        return "recorded", step
 
 
 class _RemotePolicy:
@@ -256,22 +329,30 @@ class _RemotePolicy:
 
     def __init__(self, link: Link, name: str) -> None:
         self.name, self._link = name, link
-        self._waiting: dict[int, Future[list[Completion]]] = {}
+        self._waiting: dict[int, Future[Any]] = {}
         self._lock, self._next, self._closed = threading.Lock(), 0, False
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Return a completion per request. Raises LinkBroken if the trainer is gone, or RuntimeError."""
-        answer: Future[list[Completion]] = Future()
+        completions = self._ask("complete", [_ids_alone(request) for request in requests])
+        return [
+            replace(completion, prompt_ids=list(request.prompt_ids))
+            for request, completion in zip(requests, completions, strict=True)
+        ]
+
+    def load(self, version: int) -> None:
+        """Have the trainer's engine generate from the weights of this version. Raises as `complete`."""
+        self._ask("load", version)
+
+    def _ask(self, kind: str, content: Any) -> Any:
+        answer: Future[Any] = Future()
         with self._lock:
             if self._closed:
                 raise LinkBroken("the trainer is gone")
             number, self._next = self._next, self._next + 1
             self._waiting[number] = answer
-        self._link.send("complete", number, [_ids_alone(request) for request in requests])
-        return [
-            replace(completion, prompt_ids=list(request.prompt_ids))
-            for request, completion in zip(requests, answer.result(), strict=True)
-        ]
+        self._link.send(kind, number, content)
+        return answer.result()
 
     def fingerprint(self) -> Mapping[str, Any]:
         return {"engine": "policy", "model": self.name}
@@ -312,51 +393,100 @@ def connect(path: str) -> Iterator[PolicyClient]:
 
 
 class PolicyClient:
-    """Requests rollouts, and generates their completions meanwhile.
+    """Requests rollouts, and generates their completions meanwhile, also while the trainer trains.
 
     Attributes:
-        publish_seconds: in which the servers loaded the last round's weights.
+        publish_seconds: in which the engine loaded the last round's weights.
     """
 
     def __init__(self, link: Link) -> None:
         self._link, self.publish_seconds = link, 0.0
+        self._engine: Any = None
         self._pool = ThreadPoolExecutor(ENGINE_THREADS, thread_name_prefix="generate")
+        self._lock, self._ended = threading.Lock(), ""
+        self._waiting: dict[tuple[str, int], Future[Any]] = {}
+        self._reader = threading.Thread(target=self._read, name="policy link", daemon=True)
+        self._reader.start()
 
-    def roll_out(self, step: int, rows: Sequence[int], policy: Engine | Published) -> Sequence[Sample]:
+    def roll_out(
+        self,
+        step: int,
+        rows: Sequence[int],
+        policy: Engine | Published,
+        later: Mapping[int, Sequence[int]] | None = None,
+    ) -> Sequence[Sample]:
         """Return a sample per row, generated by an engine here, or by servers from the published weights.
+
+        Args:
+            later: rows of rounds to request besides, by step; one that was requested before, as `step` may have been,
+                is not again.
 
         Raises:
             LinkBroken: the other side stopped; with the reason.
         """
-        self._link.send("roll_out", step, list(rows), policy if isinstance(policy, Published) else None)
-        while (message := self._link.receive()) is not None:
-            kind, *content = message
-            if kind == "complete" and not isinstance(policy, Published):
-                self._pool.submit(self._complete, policy, *content)
-            elif kind == "rolled_out":
-                samples, self.publish_seconds = content
-                return samples
-            else:
-                raise LinkBroken(f"the rollouts stopped at step {step}: {content[0]}")
-        raise LinkBroken(f"the process that rolls out is gone at step {step}")
+        published = policy if isinstance(policy, Published) else None
+        self._engine = None if published else policy
+        for first, of_round in {step: rows, **(later or {})}.items():
+            if ("rolled_out", first) not in self._waiting:
+                self._request(("rolled_out", first), "roll_out", first, list(of_round), step, published)
+        samples, self.publish_seconds = self._answer("rolled_out", step, f"the rollouts of step {step} stopped")
+        return samples
 
     def record(self, step: int, statistics: TokenStatistics) -> None:
         """Send a round's statistics; return once they are kept, so that no checkpoint is without them.
 
         Raises LinkBroken with the reason if the other side cannot keep them.
         """
-        self._link.send("trained", step, statistics)
-        kind, *reason = self._link.receive() or ("stop", "the process that rolls out is gone")
-        if kind != "recorded":
-            raise LinkBroken(f"the statistics of step {step} were not kept: {reason[0]}")
+        self._request(("recorded", step), "trained", step, statistics)
+        self._answer("recorded", step, f"the statistics of step {step} were not kept")
 
-    def _complete(self, engine: Engine, number: int, requests: Sequence[Request]) -> None:
+    def _request(self, answer: tuple[str, int], *message: Any) -> None:
+        with self._lock:
+            self._waiting[answer] = Future()
+            if self._ended:
+                self._waiting[answer].set_exception(LinkBroken(self._ended))
+                return
+        self._link.send(*message)
+
+    def _answer(self, kind: str, step: int, problem: str) -> Any:
         try:
-            completions = [replace(completion, prompt_ids=None) for completion in engine.complete(requests)]
-            self._link.send("completed", number, completions)
+            content = self._waiting[kind, step].result()
+        except LinkBroken as error:
+            raise LinkBroken(f"{problem}: {error}") from None
+        del self._waiting[kind, step]
+        return content
+
+    def _read(self) -> None:
+        """Pass answers to the calls that wait for them, and requests to the engine, until the other side stops."""
+        ended = "the process that rolls out is gone"
+        while (message := self._link.receive()) is not None:
+            kind, number, *content = message
+            if kind == "stop":
+                ended = number
+                break
+            if kind in ("complete", "load"):
+                self._pool.submit(self._work, kind, number, *content)
+            else:
+                self._waiting[kind, number].set_result(content)
+        with self._lock:
+            self._ended = ended
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(LinkBroken(ended))
+
+    def _work(self, kind: str, number: int, content: Any) -> None:
+        try:
+            if kind == "load":
+                result = self._engine.load(content)
+            else:
+                result = [replace(completion, prompt_ids=None) for completion in self._engine.complete(content)]
+            self._link.send("completed", number, result)
         except Exception as error:  # the call that waits must not hang
-            self._link.send("failed", number, f"{type(error).__name__}: {error}")
+            with suppress(LinkBroken):
+                self._link.send("failed", number, f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
+        self._link.end()
+        self._reader.join()
         self._link.close()
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -208,15 +208,16 @@ def stored_dtype_name(base: Path) -> str:
 
 
 @contextmanager
-def weights_folder(name: str, otherwise: Path, base: Path) -> Iterator[Path]:
+def weights_folder(name: str, otherwise: Path, base: Path, versions: int = 1) -> Iterator[Path]:
     """Create a folder that only this user can open, and remove it in the end.
 
-    It is in memory if the weights of `base` fit there (a container often has 64 MB), else below `otherwise`.
+    It is in memory if so many times the weights of `base` fit there (a container often has 64 MB), else below
+    `otherwise`.
     """
     folder_name = f"etpi-policy-{name}"
     shutil.rmtree(MEMORY / folder_name, ignore_errors=True)  # of a run that was killed
     size = sum(path.stat().st_size for path in base.glob("*.safetensors"))
-    fits = MEMORY.is_dir() and ROOM * size <= shutil.disk_usage(MEMORY).free
+    fits = MEMORY.is_dir() and ROOM * size * versions <= shutil.disk_usage(MEMORY).free
     folder = (MEMORY if fits else otherwise) / folder_name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)

@@ -17,7 +17,8 @@ WITH placed AS (
                 ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
             ),
             0
-        )::BIGINT AS start_at
+        )::BIGINT AS start_at,
+        row_number() OVER (PARTITION BY t.experiment, t.rollout_id ORDER BY t.agent_id, t.turn) AS number
     FROM rl_checkpoint.turns AS t
 )
 
@@ -31,6 +32,7 @@ SELECT
     s.task_id,
     s.seed,
     s.step,
+    coalesce(s.turn_versions[p.number], s.version) AS version,
     coalesce(s.agent_advantages[list_position(s.agents, p.agent_id)], s.advantage) AS advantage,
     list_slice(s.policy_logprobs, p.start_at + 1, p.start_at + len(p.output_ids)) AS policy_logprobs,
     list_slice(s.entropies, p.start_at + 1, p.start_at + len(p.output_ids)) AS entropies,

@@ -40,7 +40,7 @@ class FixedLink:
     def __init__(self, samples: list[Sample]) -> None:
         self.samples = samples
 
-    def roll_out(self, step, rows, engine) -> list[Sample]:
+    def roll_out(self, step, rows, engine, later=None) -> list[Sample]:
         return self.samples
 
 

@@ -18,6 +18,7 @@ SECTION = RLSection(
     group_size=2, device_batch=4, accumulate=1, steps=2, scale_advantage=False,
 )  # fmt: skip
 SEEDS = (0, 1)
+OTHER_ROUND = {"step": 7, "version": 7}
 
 
 def report(*gaps: float | None) -> Any:
@@ -33,7 +34,7 @@ def samples() -> list[dict[str, Any]]:
         {
             "rollout_id": f"{seed}/{step}/{task}/{place}", "task_id": f"t{task}", "seed": seed, "step": step,
             "reward": reward, "advantage": reward - sum(rewards[task]) / 2, "policy_tokens": 3,
-            "policy_logprobs": [-1.0] * 3,
+            "policy_logprobs": [-1.0] * 3, "version": step,
         }
         for seed in SEEDS for step in range(2) for task in rewards for place, reward in enumerate(rewards[task])
     ]  # fmt: skip
@@ -73,7 +74,7 @@ def test_whole_run_passes() -> None:
     [
         {"rows": samples()[4:]},
         {"rollouts": [row["rollout_id"] for row in samples()[1:]]},
-        {"rows": [*samples(), *({**row, "rollout_id": f"x{row['rollout_id']}", "step": 7} for row in samples()[:4])]},
+        {"rows": [*samples(), *({**r, "rollout_id": f"x{r['rollout_id']}"} | OTHER_ROUND for r in samples()[:4])]},
         {"rewards": lambda scored: scored[1:]},
         {"rewards": lambda scored: [{**scored[0], "function": "outcome"}, *scored[1:]]},
     ],
@@ -91,6 +92,22 @@ def test_generated_id_that_is_not_trained_once_fails(change: dict[str, Any]) -> 
     alone = {"advantage": 0.0}  # nothing is left to compare it with
     assert failed([{**rows[0], **left_out}, {**rows[1], **alone}, *rows[2:]]) == set()
     assert failed([{**rows[0], **left_out}, *rows[1:]]) == {"advantages_hold"}
+
+
+@pytest.mark.parametrize(
+    ("ahead", "change", "holds"),
+    [
+        (0, {"version": 0}, False),
+        (1, {"version": 0}, True),
+        (1, {"version": 1, "turn_versions": [1, 0]}, True),
+        (1, {"version": -1, "turn_versions": [0, -1]}, False),
+        (1, {"version": 2}, False),
+    ],
+)
+def test_turns_of_older_weights_than_allowed_or_of_later_ones_fail(ahead, change, holds) -> None:
+    rows = [{**row, **change} if row["step"] == 1 and row["seed"] == 0 else row for row in samples()]
+    wrong = failed(rows, section=SECTION.model_copy(update={"ahead": ahead}))
+    assert wrong == (set() if holds else {"weights_recent"})
 
 
 def test_replaced_rollouts_are_recorded_beside_those_in_their_place() -> None:

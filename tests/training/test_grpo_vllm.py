@@ -125,6 +125,19 @@ def test_sharded_policy_is_served_on_the_devices_of_its_trainers_which_it_leaves
     assert all(line["weight_mean"] == pytest.approx(1.0, abs=1e-3) for line in rows(lake, "training_log"))
 
 
+@pytest.mark.parametrize("tuning", [LORA, {}], ids=["an adapter", "all weights"])
+def test_servers_generate_rounds_ahead_from_the_weights_of_their_versions(tmp_path, base, tuning):
+    lake = prepared(tmp_path, base, **BY_VLLM, **tuning, ahead="1", correction='"token_truncate"')
+    outcome = make(tmp_path, lake, "rl_checkpoint")
+    assert not outcome.manifest.blocked, outcome.manifest.failures
+    samples = rows(lake, "rl_samples")
+    assert [(r["step"], r["version"]) for r in samples[::8]] == [(0, 0), (1, 0), (2, 1), (3, 2)]
+    assert len(samples) == 32
+    loads = "/v1/load_lora_adapter" if tuning else "/collective_rpc"
+    assert calls_of_server(lake).count(loads) == 3, "weights are loaded once, also for two rounds"
+    assert not list(lake.scratch("reinforce").iterdir()) and not processes(lake, base)
+
+
 def test_too_few_gpus_are_refused_with_the_keys(tmp_path, monkeypatch):
     monkeypatch.setattr(grpo, "accelerators", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")

@@ -35,7 +35,7 @@ class Policy(ScriptedEngine):
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
         completions = super().complete(requests)
         self.generated += sum(len(completion.output_ids or ()) for completion in completions)
-        return [replace(c, logprobs=[-0.5] * len(c.output_ids or ())) for c in completions]
+        return [replace(c, logprobs=[-0.5] * len(c.output_ids or ()), version=0) for c in completions]
 
 
 def round_in(folder, agent: AgentSection) -> None:
@@ -48,6 +48,7 @@ def round_in(folder, agent: AgentSection) -> None:
     samples = Rounds(section, environment, identity, 0, folder)(0, [0, 0], policy)
     assert sorted(sample.solved for sample in samples) == [0.0, 1.0] and all(sample.advantage for sample in samples)
     rows = [row for row, *_ in read_rounds(folder)]
+    assert {row.version for row in rows} == {0}, "turns are those that the engine generated"
     assert sum(sum(sample.mask) for sample in samples) == sum(row.policy_tokens for row in rows)
     assert policy.generated == sum(row.policy_tokens + (row.untrained_tokens or 0) for row in rows)
 

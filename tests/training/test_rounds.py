@@ -333,7 +333,7 @@ def test_section_that_cannot_be_trained_on_is_refused():
 def test_weights_that_did_not_change_are_put_down_to_equal_rewards(monkeypatch, rewards, cause) -> None:
     monkeypatch.setattr(grpo_checks, "proofs", lambda reports: [CheckOutcome("differs", False, "changed nothing")])
     section = SECTION.model_copy(update={"steps": 1, "group_size": 2})
-    rows = [{"rollout_id": str(n), "task_id": "t", "seed": 0, "step": 0, "reward": r, "advantage": 0.0}
+    rows = [{"rollout_id": str(n), "task_id": "t", "seed": 0, "step": 0, "reward": r, "advantage": 0.0, "version": 0}
             for n, r in enumerate(rewards)]  # fmt: skip
     tables = {"rl_samples": from_rows("rl_samples", rows), "rollouts": from_rows("rollouts", []),
               "rewards": from_rows("rewards", []), "turns": from_rows("turns", [])}  # fmt: skip

@@ -11,7 +11,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,7 +161,7 @@ def build_trainer(
     import_utils.is_vllm_available = lambda min_version=None: False
     from etpi_resources.chat.format import ChatFormat
     from etpi_resources.chat.tokenizer_files import read_tokenizer
-    from etpi_resources.engines.live import LiveEngine
+    from etpi_resources.engines.live import CopyEngine, LiveEngine
     from etpi_resources.trainers.workers.checkpointing import load_model, lora_config, stored_dtype
     from etpi_resources.trainers.workers.policy_trainer import PolicyTrainer
 
@@ -169,7 +169,7 @@ def build_trainer(
     tokenizer = read_tokenizer(Path(config.base))
     adapter = lora_config(rl) if rl.tuning == "lora" else None
 
-    def roll_out(step: int, rows: Any) -> Any:
+    def roll_out(step: int, rows: Sequence[int]) -> Any:
         began = time.monotonic()
         published = publisher.publish(step, worker.is_rank_0) if publisher else None
         if publisher:
@@ -178,10 +178,12 @@ def build_trainer(
             return []
         with engine.generating(step) if engine else nullcontext():
             published_at = time.monotonic()
-            samples = link.roll_out(step, rows, published or engine)
-        loading = link.publish_seconds if published else 0.0
-        rollout = time.monotonic() - published_at - loading
-        trainer.seconds = {"publish": published_at - began + loading, "rollout": rollout}
+            later = {first: trainer.rows_of(first) for first in rl.rounds(step)[1:]}
+            samples = link.roll_out(step, rows, published or engine, later)
+        rollout = time.monotonic() - published_at
+        # Of a round ahead, servers loaded the weights while the trainer trained.
+        loading = link.publish_seconds if published and not rl.ahead else 0.0
+        trainer.seconds = {"publish": published_at - began + loading, "rollout": rollout - loading}
         return samples
 
     trainer = PolicyTrainer(
@@ -208,7 +210,8 @@ def build_trainer(
     elif worker.is_rank_0 and not rl.sharded:  # no rank of a sharded model has all weights
         unwrapped: Any = trainer.accelerator.unwrap_model(trainer.model)
         policy = unwrapped.get_base_model() if adapter else unwrapped
-        engine = LiveEngine(policy, config.base_name, ChatFormat(config.base_name, tokenizer, config.chat_template))
+        chat = ChatFormat(config.base_name, tokenizer, config.chat_template)
+        engine = (CopyEngine if rl.ahead else LiveEngine)(policy, config.base_name, chat)
     return trainer, engine
 
 
@@ -234,6 +237,7 @@ def _publisher(worker: Worker[GrpoWorkerConfig], publish: PublishConfig, trainer
         config.base_name,
         stored_dtype(config.base),
         publish.probe,
+        config.rl.ahead * config.rl.iterations,
     )
 
 
@@ -492,7 +496,7 @@ def statistics_callback(trainer: PolicyTrainer, link: Any) -> Any:
             if trainer.accelerator.is_main_process:
                 names = ("logprobs", "entropies", "teacher")
                 rows = (b"".join(getattr(share, name) for share in shares) for name in names)
-                link.record(trainer.generated_at, TokenStatistics(*rows))
+                link.record(trainer.round_step, TokenStatistics(*rows))
 
     return Callback()
 

@@ -17,13 +17,14 @@ from etpi_resources.trainers.workers.sharding import gather, is_sharded
 
 @dataclass(frozen=True)
 class Publisher:
-    """Writes each version of a policy into a folder of its own below `folder`, and removes the one before.
+    """Writes each version of a policy into a folder of its own below `folder`, and removes those that no round needs.
 
     Attributes:
         model: the policy; a PEFT model has its adapter written alone.
         base, base_name: the checkpoint that training starts from, and its name in an adapter's config.
         dtype: of the weights that are written.
         probe: ids of the prompt; all of their logits are in memory at the same time.
+        ahead: optimiser steps by which a round may be trained on later than its weights were written.
     """
 
     model: Any
@@ -32,6 +33,7 @@ class Publisher:
     base_name: str
     dtype: torch.dtype
     probe: tuple[int, ...]
+    ahead: int = 0
 
     @torch.no_grad()
     def publish(self, step: int, is_rank_0: bool) -> Published | None:
@@ -40,7 +42,8 @@ class Publisher:
         if not is_rank_0:
             return None
         for old in self.folder.glob("step-*"):
-            shutil.rmtree(old)
+            if int(old.name.split("-")[1]) < step - self.ahead:
+                shutil.rmtree(old)
         folder, adapter = self.folder / f"step-{step}", hasattr(model, "peft_config")
         if adapter:
             save_adapter(model, folder, self.base_name)

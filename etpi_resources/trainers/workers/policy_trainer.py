@@ -8,12 +8,14 @@ how far rollout and trainer log-probs differ, and keeps the log-probs and entrop
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ import torch.distributed as dist
 from accelerate.utils import gather_object
 from peft import PeftModel
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.utils import add_fused_lm_head
+from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 
 from etpi_resources.trainers.contracts import ROW_LOSSES
 from etpi_resources.trainers.policy_link import Sample, TokenStatistics
@@ -29,6 +31,9 @@ from etpi_resources.trainers.workers.sample_trees import Branch, branches_of, pa
 from etpi_resources.trainers.workers.sharding import is_sharded, reshard
 from etpi_resources.trainers.workers.states import read_shards, write_shards
 from etpi_resources.trainers.workers.tree_attention import refuses_trees
+
+if TYPE_CHECKING:
+    from trl.trainer.grpo_config import GRPOConfig
 
 BOUND_TOKENS = 256
 """Fewest tokens whose mean gap is compared with the bound: one token of a short rollout may be off by chance."""
@@ -93,9 +98,9 @@ class PolicyTrainer(GRPOTrainer):
     Attributes:
         round: the samples that all ranks train on, in the order of generation.
         share: this rank's, adjacent in the round.
-        generated_at: optimiser steps done when they were generated.
-        gaps: rollout against trainer log-probs, for each pass (sum of absolute differences, largest, tokens, staleness
-            in steps); the log empties it.
+        round_step: optimiser steps done before the first update on them.
+        gaps: rollout against trainer log-probs, for each staleness in a pass (sum of absolute differences, largest,
+            tokens, staleness in steps); the log empties it.
         correction, correction_min, correction_max, pass_tokens: as of an rl section.
         weights: importance weights, for each pass (sum over tokens, tokens above the maximum, tokens); the log empties
             it.
@@ -113,7 +118,8 @@ class PolicyTrainer(GRPOTrainer):
         self._roll_out = roll_out
         self.round: Sequence[Sample] = ()
         self.share: Sequence[Sample] = ()
-        self.generated_at = 0
+        self.round_step = 0
+        self._rows: list[list[int]] = []
         self.gaps: list[tuple[float, float, int, int]] = []
         self.correction, self.correction_min, self.correction_max = "none", 0.0, 0.0
         self.weights: list[tuple[float, int, int]] = []
@@ -142,10 +148,28 @@ class PolicyTrainer(GRPOTrainer):
         for model in bare:
             reshard(model)  # or the optimiser would get the tensors that this pass gathered
 
+    def rows_of(self, step: int) -> list[int]:
+        """Return the rows of tasks of the round that is trained on after `step` optimiser steps, for all ranks.
+
+        TRL's sampler orders them, and has no look ahead: this is its order in a run that was never killed.
+        """
+        number = step // self.num_iterations
+        while len(self._rows) <= number:
+            self._rows.append(next(self._order))
+        return self._rows[number]
+
+    @cached_property
+    def _order(self) -> Iterator[list[int]]:
+        args, tasks = cast("GRPOConfig", self.args), cast(Any, self.train_dataset)
+        size, of_group = cast(int, args.generation_batch_size), cast(int, self.num_generations)
+        sampler = RepeatSampler(tasks, of_group, size // of_group, shuffle=True, seed=args.seed)
+        epochs = (list(sampler) for _ in count())
+        return (rows[at : at + size] for rows in epochs for at in range(0, len(rows), size))
+
     def _rollouts(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
-        self.generated_at = self.state.global_step
-        rows = gather_object([int(prompt) for prompt in prompts])
-        rounds = [self._roll_out(self.generated_at, rows)]
+        self.round_step = self.state.global_step
+        rows = self.rows_of(self.round_step)
+        rounds = [self._roll_out(self.round_step, rows)]
         if self._waiting is not None:
             dist.broadcast_object_list(rounds, src=0, group=self._waiting)
         self.round = rounds[0]
@@ -319,15 +343,20 @@ class PolicyTrainer(GRPOTrainer):
             loss = self._backward_by_parts(model, loss)
         assert self._scores is not None  # set by the call above
         logps, entropies = self._scores
-        staleness = self.state.global_step - self.generated_at
-        if staleness == 0:
+        step, places = self.state.global_step, inputs["places"].tolist()
+        if step == self.round_step:
             self.statistics.add(inputs["places"], inputs["completion_mask"].any(dim=1), logps, entropies)
+        versions = [self.share[place].version for place in places]
+        lags = [step - (self.round_step if version is None else version) for version in versions]
         mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
-        gap = (logps - inputs["sampling_per_token_logps"]).abs()[mask]
-        if gap.numel():
-            self.gaps.append((float(gap.sum()), float(gap.max()), gap.numel(), staleness))
-            if staleness == 0:
-                self._bound_gap(float(gap.sum()), gap.numel())
+        gaps = (logps - inputs["sampling_per_token_logps"]).abs()
+        for lag in sorted(set(lags)):
+            of_lag = torch.tensor([other == lag for other in lags], device=mask.device)[:, None]
+            gap = gaps[mask & of_lag]
+            if gap.numel():
+                self.gaps.append((float(gap.sum()), float(gap.max()), gap.numel(), lag))
+                if lag == 0:
+                    self._bound_gap(float(gap.sum()), gap.numel())
         return loss
 
     def _share_kept(self) -> float:
@@ -363,7 +392,7 @@ class PolicyTrainer(GRPOTrainer):
         self._unchecked = 0.0, 0
         if not total / tokens <= self.largest_gap:
             raise RuntimeError(
-                f"step {self.generated_at}: rollouts were sampled with log-probs that differ from the trainer's by "
+                f"step {self.round_step}: rollouts were sampled with log-probs that differ from the trainer's by "
                 f"{total / tokens:.2g} nats a token (bound {self.largest_gap:g}); the update was not applied. "
                 'Generate in the dtype of training (rl.options.dtype), or set rl.engine = "transformers"'
             )
