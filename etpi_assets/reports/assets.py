@@ -172,7 +172,6 @@ def teacher_ceiling(
     group="reports",
     lock="reports",
     kinds=("duckdb",),
-    checks=catalog_file.check_names(),
     summary="The DuckDB file, with a view of every current table. It is rebuilt each time from the whole lake.",
 )
 def catalog(run: AssetRun) -> Produced:

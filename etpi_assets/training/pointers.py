@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+from etpi_assets.checks import outcome
 from etpi_assets.specs.paths import expand
 from etpi_assets.specs.training import BaseSection
 from etpi_resources.checkpoints import COMMIT
@@ -22,19 +23,15 @@ def package_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
     """Return the checkpoint_id and path of a package's model, which its name pins. Nothing is fetched here."""
     name = base.name_in_package
     row = {"checkpoint_id": hashlib.sha256(name.encode()).hexdigest()[:16], "path": name}
-    return row, CheckOutcome(PINNED, True, f"{base.package}, wheel {base.sha256}, in {base.dtype}")
+    return row, outcome(PINNED, True, case="package", base=base)
 
 
 def hub_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
     """Return the checkpoint_id and path of a hub base, and whether it is pinned. Nothing is downloaded here."""
     row = {"checkpoint_id": hashlib.sha256(base.name_in_hub.encode()).hexdigest()[:16], "path": base.name_in_hub}
-    if COMMIT.fullmatch(base.revision or ""):
-        return row, CheckOutcome(PINNED, True, f"{base.repo} at commit {base.revision}")
-    message = (
-        f"base.revision = {base.revision!r} is a branch or tag, which may change; name the commit (40 hex digits, "
-        f"under 'Files and versions' of {base.repo})"
-    )
-    return row, CheckOutcome(PINNED, False, message, figures={"revision": base.revision})
+    pinned = bool(COMMIT.fullmatch(base.revision or ""))
+    figures = {} if pinned else {"revision": base.revision}
+    return row, outcome(PINNED, pinned, figures, case="commit" if pinned else "branch", base=base)
 
 
 def path_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
@@ -52,7 +49,6 @@ def path_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
         raise LakeError(f"base.path = {base.path!r} ({folder}) holds no config.json; name a folder with a saved model")
     actual = folder_hash(folder)
     row = {"checkpoint_id": actual, "path": str(folder)}
-    if actual == base.sha256:
-        return row, CheckOutcome(PINNED, True, f"{folder} hashes to {actual}")
-    message = f"{folder} hashes to {actual}, the spec says {base.sha256}; put the right files there, or set base.sha256"
-    return row, CheckOutcome(PINNED, False, message, figures={"found": actual, "wanted": base.sha256})
+    pinned = actual == base.sha256
+    figures = {} if pinned else {"found": actual, "wanted": base.sha256}
+    return row, outcome(PINNED, pinned, figures, folder=folder, actual=actual)

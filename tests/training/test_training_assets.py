@@ -13,6 +13,7 @@ import dagster as dg
 import pytest
 
 from etpi_assets.asset import Outcome, asset_definitions
+from etpi_assets.checks import CHECKS
 from etpi_assets.orchestration.materialize import RESOURCE, build_asset
 from etpi_assets.resources import Resources
 from etpi_assets.specs.server import ServerSection
@@ -88,7 +89,7 @@ def test_every_seed_has_checkpoints_log_and_checks(training, monkeypatch):
     assert not training.failures(training.make("base_checkpoint"))
     outcome = training.make("sft_checkpoint")
     assert not outcome.manifest.blocked, training.failures(outcome)
-    assert [check["name"] for check in outcome.manifest.checks] == list(sft_checks.CHECKS)
+    assert [check["name"] for check in outcome.manifest.checks] == list(CHECKS["sft_checkpoint"])
     assert outcome.manifest.seeds == [0, 1]
 
     checkpoints = training.rows("sft_checkpoint", "checkpoints")
