@@ -322,7 +322,7 @@ def _blame_by(
             files=tuple(map(str, upweighted_dataset.stored("sequences").paths)),
             rows=tuple(map(str, upweighted_dataset.stored("dataset_rows").paths)),
             heldout=str(folder / "heldout.parquet"),
-            device="cuda" if run.spec.requires == "gpu" else "auto",
+            device="cuda" if run.spec.requires != "cpu" else "auto",
             micro_tokens=sft.micro_tokens(),
             extremes=blaming.EXTREMES,
         )
