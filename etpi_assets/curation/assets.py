@@ -15,11 +15,16 @@ from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.asset import AssetRun, Input, Produced, asset
 from etpi_assets.curation import gates, integrity, joins, lengths, merge, select, upweight
 from etpi_assets.curation.captured import COLUMNS
-from etpi_assets.curation.dataset_blocks import DatasetFactory
-from etpi_assets.curation.dataset_plan import plan
+from etpi_assets.curation.dataset_blocks import DatasetFactory, plan
 from etpi_assets.curation.default_prompt import student_format, student_prompt
-from etpi_assets.curation.leaks import steering_leaks
-from etpi_assets.curation.pair_blocks import PairFactory, label_checks, label_syntax, of_rollouts, spread
+from etpi_assets.curation.pair_blocks import (
+    PairFactory,
+    label_checks,
+    label_syntax,
+    of_rollouts,
+    spread,
+    steering_leaks,
+)
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.specs.experiment import ExperimentSpec, PairsSection
 from etpi_assets.specs.load import SpecError

@@ -21,7 +21,7 @@ from etpi_assets.tasks.family import Family, Task, is_trusted, weakest
 from etpi_assets.tasks.proofs import Proving
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.tiny_bases import shipped
-from etpi_assets.training import grpo, grpo_checks, pointers, sft, sft_checks
+from etpi_assets.training import checkpoints, grpo, grpo_checks, sft, sft_checks
 from etpi_assets.training.checkpoints import SftReport
 from etpi_assets.training.curriculum import chosen_tasks
 from etpi_assets.training.curves import loss_plot, rollout_shares_plot
@@ -50,7 +50,7 @@ def base_checkpoint(run: AssetRun) -> Produced:
     row = {"experiment": run.key, "role": "base", "step": 0, "final": True, "method": "base"}
     if section.kind == "tiny":
         return _tiny_base(run, row)
-    pointer, pinned = pointers.pointer(section)
+    pointer, pinned = checkpoints.pointer(section)
     return Produced(tables={"checkpoints": from_rows("checkpoints", [row | pointer])}, checks=(pinned,))
 
 
@@ -69,7 +69,7 @@ def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
         "wall_seconds": 0.0,
         "hyperparameters": section.tiny.model_dump_json(),
     }
-    pinned = outcome(pointers.PINNED, True, case="shipped")
+    pinned = outcome(checkpoints.PINNED, True, case="shipped")
     curve = [{"role": "base", "seed": section.tiny.seed, "val_loss": None, **line} for line in recipe.log]
     return Produced(
         tables={"checkpoints": from_rows("checkpoints", [row])},
