@@ -160,11 +160,6 @@ def _remedy(by_default: bool) -> str:
     return f"it was looked for there {chosen}. {other}, or {build_it}"
 
 
-def check_names() -> tuple[str, ...]:
-    """Return the names of the checks of `verify`: the file names in `sql/checks`."""
-    return tuple(_texts("checks"))
-
-
 def verify(path: Path | None = None) -> list[CheckOutcome]:
     """Run each query of `sql/checks` on the catalog; a check passes if its query returns no row.
 
