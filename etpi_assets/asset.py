@@ -389,7 +389,6 @@ def asset(
     summary: str,
     tables: tuple[str, ...] = (),
     sections: tuple[str, ...] = (),
-    checks: tuple[str, ...] = (),
     versions: tuple[str, ...] = (),
     kept: tuple[str, ...] = (),
     expensive: Callable[[Any], bool] = lambda spec: True,
@@ -401,11 +400,11 @@ def asset(
     """Declare the asset that a function computes: it has the function's name and reads the function's parameters.
 
     The first parameter is the run, every other one is an `Input` named after an asset; their order is that of the input
-    key. `Node` describes the arguments. Each check needs an entry in checks.toml.
+    key. `Node` describes the arguments. The asset's checks are those of its name in checks.toml.
 
     Raises:
-        GraphError: a table, section, check or component is unknown, or the asset is declared already. The graph checks
-            the inputs.
+        GraphError: a table, section or component is unknown, or the asset is declared already. The graph checks the
+            inputs.
     """
 
     def declare(function: Callable[..., Produced]) -> AssetDefinition:
@@ -414,14 +413,13 @@ def asset(
         unknown = [section for section in sections if keys.isdisjoint({section, f"{section.rpartition('.')[0]}.*"})]
         _require_known(name, "table", tables, TABLES)
         _require_known(name, f"key of a spec ({set})", unknown, keys)
-        _require_known(name, "check", checks, CHECKS.get(name, {}))
         node = Node(
             name, set, group, tables, summary, function.__module__, upstream, sections, versions, kept, expensive, lock,
             reads_path, kinds, across_seams,
         )  # fmt: skip
         require_components(node)
         GRAPH.declare(node)
-        _DEFINITIONS[name] = AssetDefinition(node, function, checks)
+        _DEFINITIONS[name] = AssetDefinition(node, function, tuple(CHECKS.get(name, {})))
         return _DEFINITIONS[name]
 
     return declare
@@ -431,8 +429,13 @@ _DEFINITIONS: dict[str, AssetDefinition] = {}
 
 
 def asset_definitions() -> dict[str, AssetDefinition]:
-    """Return the definition of every asset by name, in topological order."""
-    return {name: _DEFINITIONS[name] for name in GRAPH.load()}
+    """Return the definition of every asset by name, in topological order.
+
+    Raises:
+        GraphError: checks.toml has checks of an unknown asset, or a declaration is wrong.
+    """
+    _require_known("checks.toml", "asset", CHECKS, nodes := GRAPH.load())
+    return {name: _DEFINITIONS[name] for name in nodes}
 
 
 def _require_known(asset: str, what: str, names: Iterable[str], known: Collection[str]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from etpi_assets.graph import nearest
 from etpi_resources.lake.check_outcome import CheckOutcome
 
 
@@ -29,8 +30,8 @@ class CheckInfo:
         may_warn: whether it only warns in some cases, although it is blocking; `catches` says in which.
         bound: the key of the spec's `gates` that has its floor or bound.
         limit: "floor" or "bound", and the format of its figures: "floor .3f".
-        says: templates of messages, by case: "passes", "fails", "idle" (nothing to decide), or another one of the
-            check's function. A template may name figures, and "{passes}" and "{hint}".
+        says: templates of messages, by case: "passes", "fails" (by default as "passes"), "idle" (nothing to decide), or
+            another one of the check's function. A template may name figures, and "{passes}" and "{hint}".
         hints: what to do, by cause; "" for every other cause.
     """
 
@@ -102,12 +103,17 @@ def outcome(
         passed: None if there is nothing to decide.
         case: the key of `CheckInfo.says`; by default that of the verdict.
         hint: the key of `CheckInfo.hints`.
+
+    Raises:
+        KeyError: there is no such check, or its template names an unknown figure.
     """
+    if name not in _BY_NAME:
+        raise KeyError(f"checks.toml has no check {name!r}{nearest(name, _BY_NAME)}")
     info, figures = _BY_NAME[name], figures or {}
     words = {**figures, **values}
     if info.hints:
         words["hint"] = info.hints.get(hint, info.hints.get("", "")).format_map(words)
-    template = info.says[case or {True: "passes", False: "fails", None: "idle"}[passed]]
+    template = info.says.get(case or {True: "passes", False: "fails", None: "idle"}[passed], info.says["passes"])
     if "{passes}" in template:
         words["passes"] = info.says["passes"].format_map(words)
     message = template.format_map(words)

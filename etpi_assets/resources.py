@@ -142,7 +142,7 @@ def require_hardware(spec: AnySpec | None, experiment: str) -> None:
         return
     if not accelerators():
         raise HardwareMissing(
-            f'experiment {experiment!r} says requires = "gpu", and this machine has no GPU (/dev/nvidia*, /dev/kfd). '
+            f"experiment {experiment!r} requires a GPU, and this machine has none (/dev/nvidia*, /dev/kfd). "
             "Run it on a machine with one. Its dataset can be built here: "
             f"etpi run {experiment} --data-only"
         )

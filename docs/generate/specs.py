@@ -87,7 +87,8 @@ def _keys(section: str, links: Mapping[str, str]) -> list[str]:
         example = f" Example: {code(_toml(schema['examples'][0]))}." if "examples" in schema else ""
         kind = f"[table]({links[inner]})" if inner else code(_type(schema))
         if inner and "$ref" not in schema:
-            kind = f"list of {kind}s" if schema.get("type") == "array" else f"{kind} or {code(_TYPES['null'])}"
+            others = [_type(part) for part in schema.get("anyOf", ()) if "$ref" not in part]
+            kind = f"list of {kind}s" if schema.get("type") == "array" else f"{kind} or {code(' | '.join(others))}"
         rows.append([f"`{name}`", kind, default, prose(meaning) + example])
     return table(["Key", "Type", "Default", "Meaning"], rows)
 

@@ -213,7 +213,7 @@ def _experiment(spec: ExperimentSpec, small: Rehearsal) -> None:
         "serving": _serving(spec, small),
         "probe": {**values["probe"], "prompts": 2},
     }
-    if spec.requires == "gpu":
+    if spec.requires != "cpu":
         small.need("sft_checkpoint", "a GPU (`requires`)")
     if spec.rl.method != "none":
         values["rl"] = _rl(values["rl"], small)

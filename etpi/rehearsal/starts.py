@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from etpi_resources.sandboxes import SandboxUnavailable
 
 State = Literal["proved", "estimated", "not proved", "FAULT"]
 
-_GPUS = re.compile(r"(one|two|three|four|eight|\d+) GPUs? of (\d+)\s*GB")
-_COUNTS = {"one": 1, "two": 2, "three": 3, "four": 4, "eight": 8}
 UTILISED, USABLE = 0.9, 0.97
 """Shares of a GPU's memory: of vLLM (its default), and usable beside the driver. A card of "80 GB" has 80 GiB."""
 
@@ -116,24 +113,24 @@ class Program:
 
 
 def _gpus(spec: ExperimentSpec, specs: Specs) -> Iterator[Start]:
-    """Yield for each program the GPUs that it takes, and whether they are those that the spec's notes ask for."""
+    """Yield for each program the GPUs that it takes, and whether they are those that the spec requires."""
     if spec.requires == "cpu" or spec.base.kind in ("tiny", "none"):
         return
-    shape, stated = costs.model_shape(students.model_name(spec.base)), _GPUS.search(" ".join(spec.notes.split()))
+    shape, stated = costs.model_shape(students.model_name(spec.base)), spec.requires
     if shape is None:
         yield Start("GPUs", "not proved", f"the size of {students.model_name(spec.base)} is not known here")
         return
-    if stated is None:
+    if isinstance(stated, str):
         for program in _programs(spec, specs, shape, None):
-            needs = f"{program.gpus} of {program.needed / GIB:.0f} GiB or more, and the spec's notes name no GPUs"
+            needs = f"{program.gpus} of {program.needed / GIB:.0f} GiB or more, and `requires` names no GPUs"
             yield Start(f"GPUs of {program.name}", "not proved", f"{program.how}; {needs}")
         return
-    count, size = _COUNTS.get(stated[1]) or int(stated[1]), int(stated[2])
+    count, size = stated.gpus, stated.memory_gb
     for program in _programs(spec, specs, shape, size * GIB):
         what, room = f"{program.name} on {program.gpus} of {count} x {size} GB", size * GIB * USABLE
         fits = f"{program.how}; {program.needed / GIB:.0f} GiB of {room / GIB:.0f} GiB on each"
         if program.gpus > count:
-            yield Start(what, "FAULT", f"the spec's notes ask for {count} GPUs, and this takes {program.gpus}")
+            yield Start(what, "FAULT", f"`requires` has gpus = {count}, and this takes {program.gpus}")
         elif program.needed > room:
             yield Start(what, "FAULT", f"{fits}: shard it (shards, tensor-parallel-size), or rent larger GPUs")
         else:

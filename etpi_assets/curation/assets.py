@@ -13,14 +13,18 @@ import pyarrow.compute as pc
 
 from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.asset import AssetRun, Input, Produced, asset
-from etpi_assets.checks import CHECKS
 from etpi_assets.curation import gates, integrity, joins, lengths, merge, select, upweight
 from etpi_assets.curation.captured import COLUMNS
-from etpi_assets.curation.dataset_blocks import DatasetFactory
-from etpi_assets.curation.dataset_plan import plan
+from etpi_assets.curation.dataset_blocks import DatasetFactory, plan
 from etpi_assets.curation.default_prompt import student_format, student_prompt
-from etpi_assets.curation.leaks import steering_leaks
-from etpi_assets.curation.pair_blocks import PairFactory, label_checks, label_syntax, of_rollouts, spread
+from etpi_assets.curation.pair_blocks import (
+    PairFactory,
+    label_checks,
+    label_syntax,
+    of_rollouts,
+    spread,
+    steering_leaks,
+)
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.specs.experiment import ExperimentSpec, PairsSection
 from etpi_assets.specs.load import SpecError
@@ -51,7 +55,6 @@ _COMPARED_PROMPTS = 400
     group="curation",
     tables=("selected", "dropped"),
     sections=("rollout_sets", "select", "base", "gates.override"),
-    checks=tuple(CHECKS["selected_trajectories"]),
     versions=("selection",),
     summary="Rejection sampling: the rollouts that train the student, and the dropped ones with reasons.",
 )
@@ -133,7 +136,6 @@ def _count_tokens(
         "rollout_sets.agent",
         "rollout_sets.options.tokenizer",
     ),
-    checks=tuple(CHECKS["tito_pairs"]),
     versions=("pairs", "chat", "prompts", "tasks"),
     summary="Token-in/token-out pairs, one per assistant turn: no steering, thoughts optionally, other ids unchanged.",
 )
@@ -178,7 +180,7 @@ def _pairs_produced(run: AssetRun, section: PairsSection, counted: Mapping[str, 
     checks = [
         label_syntax(spec).outcome(counted["syntax"]),
         *label_checks(counted, section, chat, spec.gates),
-        integrity.pairs_reconcile_outcome(counted["reconcile"], offered),
+        integrity.reconcile_outcome("pairs_reconcile", counted["reconcile"], offered),
         integrity.capture_outcome(Counter(counted["captures"]), section),
         integrity.history_outcome(counted["history"]),
         integrity.think_outcome(counted["think"], section, chat),
@@ -250,7 +252,6 @@ def _require_same_vocabulary(
         "evaluate.agent.prompt",
         "evaluate.agent.tools",
     ),
-    checks=tuple(CHECKS["upweighted_dataset"]),
     versions=("dataset", "chat", "prompts", "tasks"),
     summary="Weighted rows, split by repository and merged into the sequences that the trainer reads.",
 )
@@ -330,8 +331,11 @@ def _dataset_checks(
     lost_turns = merged([gates.lost_figures(tito_pairs.stored("dropped")), figures["lost"]])
     rows = figures["reconcile"]["kept"]
     return [
-        integrity.dataset_reconciles_outcome(
-            figures["reconcile"], len(tito_pairs.stored("pairs")), figures["splits"].get("train", 0)
+        integrity.reconcile_outcome(
+            "dataset_reconciles",
+            figures["reconcile"],
+            len(tito_pairs.stored("pairs")),
+            figures["splits"].get("train", 0),
         ),
         integrity.validation_outcome(figures["splits"], spec.dataset),
         integrity.label_outcome(figures["labels"]),

@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from etpi_assets.checks import outcome
 from etpi_assets.curation.hits import OnHit, ignore
 from etpi_resources.lake.check_outcome import CheckOutcome, percent
 
-ANSWERED = "calls_answered"
 _COLUMNS = ("rollout_id", "agent_id", "turn", "role", "tool_calls")
 
 
@@ -65,15 +65,6 @@ def _listed(calls: Any) -> list[Any]:
 def results_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     """Judge the figures."""
     calling, wrong = counted["calling"], counted["unanswered"]
+    share, first = percent(wrong / max(1, calling)), next(iter(counted["first"]), "")
     figures = {"calling": calling, "unanswered": wrong}
-    if not calling:
-        return CheckOutcome.not_applicable(ANSWERED, "no rendered conversation has a structured call.", figures)
-    if not wrong:
-        message = f"The calls of all {calling} conversations with structured calls have their results."
-        return CheckOutcome(ANSWERED, True, message, blocking=False, figures=figures)
-    message = (
-        f"{wrong} of {calling} conversations ({percent(wrong / calling)}) have calls without results, or another "
-        f"number of results than calls, first {counted['first'][0]}. The student reads prompts that it never sees "
-        "at inference: import the messages of tools (role `tool`) too, or leave these rollouts out."
-    )
-    return CheckOutcome(ANSWERED, False, message, blocking=False, figures=figures)
+    return outcome("calls_answered", not wrong if calling else None, figures, share=share, first=first)

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.checks import outcome
 from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.curation.merge import expand, turns_of
 from etpi_assets.curation.pairs import label_text
@@ -42,29 +43,19 @@ STEERING_COLUMNS = [*KEY, "prefix_turn", "pair_id", "suffix_ids", "output_ids"]
 """The columns that `steering_figures` reads of the pairs."""
 
 
-def pairs_reconcile_outcome(figures: Mapping[str, Any], offered: int) -> CheckOutcome:
-    """Check that pairs + dropped are the turns of the selected rollouts (`KEY` columns), each once, and that there are
-    pairs."""
-    balance = f"{offered} turns = {figures['kept']} pairs + {figures['dropped']} dropped"
-    return _reconcile("pairs_reconcile", figures, offered, figures["kept"], balance)
-
-
-def dataset_reconciles_outcome(figures: Mapping[str, Any], offered: int, training: int) -> CheckOutcome:
-    """Check that rows + dropped are the pairs, each once, and that there are training rows."""
-    balance = f"{offered} pairs = {figures['kept']} rows + {figures['dropped']} dropped"
-    return _reconcile("dataset_reconciles", figures, offered, training, balance)
-
-
 def validation_outcome(rows: Mapping[str, int], section: DatasetSection) -> CheckOutcome:
     """Warn if `val_fraction` leaves no row for validation, given the number of rows of each split."""
-    count, unit = rows.get("val", 0), {"repository": "repositories"}.get(section.val_by, "conversations")
-    message = f"{count} of {sum(rows.values())} rows validate (dataset.val_fraction = {section.val_fraction:g})"
-    passed = bool(count) or not section.val_fraction
-    if not passed:
-        message += f": that share of so few {unit} rounds to none; raise it, set it to 0" + (
-            ', or set dataset.val_by = "conversation"' if unit == "repositories" else ""
-        )
-    return CheckOutcome("validation_rows", passed, message, blocking=False, figures=dict(rows))
+    units = {"repository": "repositories"}.get(section.val_by, "conversations")
+    return outcome(
+        "validation_rows",
+        bool(rows.get("val")) or not section.val_fraction,
+        dict(rows),
+        hint=section.val_by,
+        validating=rows.get("val", 0),
+        rows=sum(rows.values()),
+        share=section.val_fraction,
+        units=units,
+    )
 
 
 def reconcile_figures(offered: pa.Table, kept: pa.Table, dropped: pa.Table) -> dict[str, Any]:
@@ -79,27 +70,29 @@ def reconcile_figures(offered: pa.Table, kept: pa.Table, dropped: pa.Table) -> d
     }
 
 
-def _reconcile(name: str, counted: Mapping[str, Any], offered: int, training: int, balance: str) -> CheckOutcome:
+def reconcile_outcome(name: str, counted: Mapping[str, Any], offered: int, training: int | None = None) -> CheckOutcome:
+    """Check that kept + dropped are the offered turns (`KEY` columns), each once, and that some are left to train on.
+
+    Args:
+        training: the number of training rows; None: every kept turn.
+    """
     reasons = Counter(counted["reasons"])
-    message = f"{balance} ({listed_with_keys(reasons)})"
+    kept, training = counted["kept"], counted["kept"] if training is None else training
     figures = {
-        "offered": offered, "kept": counted["kept"], "training": training, "dropped": counted["dropped"],
+        "offered": offered, "kept": kept, "training": training, "dropped": counted["dropped"],
         "reasons": dict(reasons),
     }  # fmt: skip
-    missing = offered - counted["kept"] - counted["dropped"]  # also of blocks that nothing read
-    if counted["wrong"] or missing:
-        first = [tuple(key) for key in counted["first_wrong"][:_SHOWN]]
-        message += f": {counted['wrong'] or missing} are missing or duplicated, first {first}; do not use this version"
-        return CheckOutcome(name, False, message, figures=figures)
-    if not training:
-        remedies = {
-            "not_captured": 'the rollouts have no such ids: set pairs.capture = "retokenised", or collect native ones',
-            "over_max_length": "raise dataset.max_length",
-        }
-        commonest = next(iter(dict(reasons.most_common())), "")
-        remedy = remedies.get(commonest, "see the table `dropped` for the reasons")
-        return CheckOutcome(name, False, f"{message}: nothing is left to train on; {remedy}", figures=figures)
-    return CheckOutcome(name, True, message, figures=figures)
+    wrong = counted["wrong"] or offered - kept - counted["dropped"]  # also of blocks that nothing read
+    return outcome(
+        name,
+        bool(training) and not wrong,
+        figures,
+        case="doubled" if wrong else "",
+        hint=reasons.most_common(1)[0][0] if reasons else "",
+        by_reason=listed_with_keys(reasons),
+        wrong=wrong,
+        first=[tuple(key) for key in counted["first_wrong"][:_SHOWN]],
+    )
 
 
 def _unbalanced(offered: pa.Table, *accounted: pa.Table) -> list[Key]:
@@ -115,14 +108,11 @@ def _unbalanced(offered: pa.Table, *accounted: pa.Table) -> list[Key]:
 
 def capture_outcome(captures: Counter[str], section: PairsSection) -> CheckOutcome:
     """Check that every pair is of the capture that the spec asks for."""
-    passed = set(captures) <= {section.capture}
-    message = f"{captures[section.capture]} pairs, all {section.capture}."
-    if not passed:
-        message = (
-            f"Pairs by capture: {listed(captures)}; the spec asks for {section.capture}: native and re-tokenised ids "
-            "in one data set train two spellings. Create an experiment for each, or set pairs.capture."
-        )
-    return CheckOutcome("capture_not_mixed", passed, message, figures=dict(captures))
+    wanted = section.capture
+    passed, by_capture = set(captures) <= {wanted}, listed(captures)
+    return outcome(
+        "capture_not_mixed", passed, dict(captures), of_spec=captures[wanted], wanted=wanted, by_capture=by_capture
+    )
 
 
 def history_figures(pairs: pa.Table, captured: pa.Table, chat: ChatFormat) -> dict[str, Any]:
@@ -152,19 +142,11 @@ def history_figures(pairs: pa.Table, captured: pa.Table, chat: ChatFormat) -> di
 
 def history_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     """Check that prompts re-tokenised from messages have the text of the captured prompts, both edited alike."""
-    compared, total, wrong = (counted[name] for name in ("compared", "pairs", "differing"))
-    figures: dict[str, object] = {"compared": compared, "pairs": total}
-    if not compared:
-        reason = f"none of {total} pairs was rendered again from messages although its ids were captured."
-        return CheckOutcome.not_applicable("history_as_captured", reason, figures)
-    figures["differing"] = wrong
-    message = f"{compared} of {total} prompts were compared with the captured ones; all have the same text."
-    if wrong:
-        message = (
-            f"{wrong} of {compared} prompts are not what the model was given, first {counted['first'][0]}. Only the "
-            'captured ids have a history that was compacted or edited during the rollout: set pairs.capture = "native".'
-        )
-    return CheckOutcome("history_as_captured", not wrong, message, figures=figures)
+    figures = {name: counted[name] for name in ("compared", "pairs", "differing")}
+    if not counted["compared"]:
+        del figures["differing"]
+    passed = not counted["differing"] if counted["compared"] else None
+    return outcome("history_as_captured", passed, figures, first="".join(counted["first"][:1]))
 
 
 def think_figures(
@@ -215,31 +197,22 @@ def _think_tags(text: str) -> int:
 
 def think_outcome(counted: Mapping[str, Any], section: PairsSection, chat: ChatFormat) -> CheckOutcome:
     """Check that no output has think text and no input ends in an open think block, if think is stripped."""
-    tails, thinking, opened = dict(counted["tails"]), counted["thinking"], counted["opened"]
+    tails, thinking, opened, uncut = dict(counted["tails"]), counted["thinking"], counted["opened"], counted["uncut"]
     figures: dict[str, object] = {"tokenizer": chat.name, "prompt_tails": tails}
-    uncut = counted["uncut"]
     figures |= {"histories_with_think": uncut} if uncut else {}
-    left = (
-        f" {uncut} inputs add earlier turns whose think text stays, because a block in them is not closed or not the "
-        "only one."
-        if uncut
-        else ""
+    if section.strip_think:
+        figures |= {"outputs_with_think": thinking, "open_prompts": opened, "quoting_tags": counted["quoting"]}
+    return outcome(
+        "no_think_in_output",
+        not section.strip_think or not thinking and not opened,
+        figures,
+        case="" if section.strip_think else "kept",
+        hint="uncut" if uncut else "",
+        pairs=counted["pairs"],
+        tails=listed(tails),
+        quoting=f" {counted['quoting']} quote think tags in prose, code or calls." if counted["quoting"] else "",
+        first=(counted["first_thinking"] + counted["first_opened"])[:_SHOWN],
     )
-    if not section.strip_think:
-        message = f"Think blocks are kept (pairs.strip_think = false).{left}"
-        return CheckOutcome("no_think_in_output", True, message, figures=figures)
-    figures |= {"outputs_with_think": thinking, "open_prompts": opened, "quoting_tags": counted["quoting"]}
-    if not thinking and not opened:
-        message = f"No think text in {counted['pairs']} outputs; prompt tails of {chat.name}: {listed(tails)}."
-        message += f" {counted['quoting']} quote think tags in prose, code or calls." if counted["quoting"] else ""
-        return CheckOutcome("no_think_in_output", True, message + left, figures=figures)
-    message = (
-        f"{thinking} outputs contain think text and {opened} inputs end in an open think block, first "
-        f"{(counted['first_thinking'] + counted['first_opened'])[:_SHOWN]}; prompt tails of {chat.name}: "
-        f"{listed(tails)}. The strip does not know this tokenizer's form: look at one such turn token by token, "
-        "correct curation/strip_think.py, or set pairs.strip_think = false."
-    )
-    return CheckOutcome("no_think_in_output", False, message, figures=figures)
 
 
 def steering_figures(pairs: pa.Table, steering: SteeringNgrams) -> dict[str, Any]:
@@ -268,16 +241,8 @@ def steering_figures(pairs: pa.Table, steering: SteeringNgrams) -> dict[str, Any
 def steering_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     """Check that no n-gram of steering, of ids or of words, is in any input or output."""
     figures = {name: counted[name] for name in ("pairs", "leaks")}
-    if not counted["leaks"]:
-        message = f"No n-gram of steering in {counted['pairs']} pairs."
-        return CheckOutcome("no_steering_leak", True, message, figures=figures)
-    pair, ngram = counted["first"][0]
-    message = (
-        f"{counted['leaks']} pairs contain steering, first {pair}: {ngram!r}. The student would learn to follow "
-        "a prompt that it never gets. If it is in inputs, the rollout set's messages and its agent section disagree. "
-        "If it is in outputs, the teacher quotes it: drop those rollouts, or change the steering text."
-    )
-    return CheckOutcome("no_steering_leak", False, message, figures=figures)
+    pair, ngram = counted["first"][0] if counted["leaks"] else ("", "")
+    return outcome("no_steering_leak", not counted["leaks"], figures, pair=pair, ngram=ngram)
 
 
 def default_render_figures(
@@ -315,19 +280,8 @@ def default_render_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     If turn 0 was dropped, the first input must begin with that prompt.
     """
     figures = {name: counted[name] for name in ("agents", "compared", "differ")}
-    agents, compared, wrong = figures.values()
-    if wrong:
-        message = (
-            f"{wrong} of {compared} agents' prompts are not the default render, first {counted['first'][:_SHOWN]}: the "
-            "student would train on a prompt that serving never renders. Compare agent.prompt, agent.tools, "
-            "base.tokenizer and base.chat_template with those of the rollouts."
-        )
-        return CheckOutcome("prompt_is_default_render", False, message, figures=figures)
-    if not compared:
-        reason = f"for none of {agents} agents is the default prompt known (imported rollouts)."
-        return CheckOutcome.not_applicable("prompt_is_default_render", reason, figures)
-    message = f"{compared} of {agents} agents' prompts compared with the default render, all equal."
-    return CheckOutcome("prompt_is_default_render", True, message, figures=figures)
+    passed = not counted["differ"] if counted["compared"] else None
+    return outcome("prompt_is_default_render", passed, figures, first=counted["first"][:_SHOWN])
 
 
 def label_figures(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> dict[str, Any]:
@@ -354,18 +308,13 @@ def label_figures(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> dict[
 def label_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     """Check that the labels of the sequences are the outputs of the rows, each after its own input, and that there are
     labels."""
-    labels, weight, wanted = (counted[name] for name in ("labels", "weight", "wanted"))
-    sequences, wrong = counted["sequences"], counted["misplaced"]
-    figures = {"label_tokens": labels, "row_tokens": wanted, "weighted_tokens": weight, "sequences": sequences}
+    labels, wanted, wrong = counted["labels"], counted["wanted"], counted["misplaced"]
+    figures = {
+        "label_tokens": labels, "row_tokens": wanted, "weighted_tokens": counted["weight"],
+        "sequences": counted["sequences"],
+    }  # fmt: skip
     passed = not wrong and labels == wanted > 0  # so no other span has a weight
-    message = f"{labels} label tokens in {sequences} sequences, exactly the outputs of {counted['rows']} rows."
-    if not passed:
-        message = (
-            f"{labels} label tokens in the sequences, {wanted} in the rows, {wrong} rows not at their span with their "
-            f"weight and split, first {counted['first'][:_SHOWN]}: a healthy loss would hide this. Materialize "
-            "upweighted_dataset again; if it stays, the merge is broken."
-        )
-    return CheckOutcome("label_tokens", passed, message, figures=figures)
+    return outcome("label_tokens", passed, figures, rows=counted["rows"], wrong=wrong, first=counted["first"][:_SHOWN])
 
 
 @dataclass(frozen=True)
@@ -471,7 +420,5 @@ def heldout_outcome(
         "repos": {str(repo): "+".join(sorted(splits)) for repo, splits in splits_of.items()},
         "heldout_repos": sorted(heldout_repos),
     }
-    message = (
-        "; ".join(problems) or f"{len(splits_of)} repositories, none of the {len(set(heldout_repos))} held-out ones."
-    )
-    return CheckOutcome("heldout_split", not problems, message, figures=figures)
+    heldout, text = len(set(heldout_repos)), "; ".join(problems)
+    return outcome("heldout_split", not problems, figures, count=len(splits_of), heldout=heldout, problems=text)

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import orjson
 import pyarrow as pa
 
+from etpi_assets.checks import outcome
 from etpi_assets.trajectories.records import UNTRAINED
 from etpi_resources.chat.marks import split_thought
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.token_ids import arrays
 
-ONCE = "turns_trained_once"
 COLUMNS = {
     "rollouts": ("rollout_id", "tools"),
     "turns": ("rollout_id", "agent_id", "turn", "suffix_ids", "output_ids"),
@@ -184,14 +184,4 @@ def once_outcome(selected: pa.Table, paths: Mapping[str, Paths]) -> CheckOutcome
     involved = {name for alone in again for name in rollouts[alone]}
     repeats = sum(len(numbers) for agents in repeated.values() for numbers in agents.values())
     figures = {"joined_turns": repeats, "repeated_turns": turns, "rollouts": len(involved)}
-    if not paths:
-        return CheckOutcome.not_applicable(ONCE, "no selected rollout is imported.", figures)
-    message = f"{repeats} turns are in several rollouts after the same messages; one of them trains each."
-    if turns:
-        message = (
-            f"{turns} long turns of {len(involved)} rollouts are trained again after other messages of the same task, "
-            "so they could not be joined: a harness that rewrites its history (compacted, without thoughts, another "
-            f"system message) saves such rows, first {min(involved)}. {message} Import the last row of each run, or "
-            "leave out the others."
-        )
-    return CheckOutcome(ONCE, not turns, message, blocking=False, figures=figures)
+    return outcome("turns_trained_once", not turns if paths else None, figures, first=min(involved, default=""))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -14,18 +15,23 @@ from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.curation import call_results, integrity, recorded_text
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.default_prompt import DefaultPrompts, student_format
+from etpi_assets.curation.integrity import STEERING_COLUMNS, steering_figures
 from etpi_assets.curation.label_syntax import LabelSyntax
 from etpi_assets.curation.pairs import CapturedAgent, make_pairs
+from etpi_assets.curation.steering import SteeringNgrams
 from etpi_assets.curation.template_check import TemplateCheck, labels_outcome, native_figures
 from etpi_assets.specs.experiment import ExperimentSpec, GatesSection, PairsSection
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.records import UNTRAINED
+from etpi_assets.trajectories.rollout_checks import merged
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.lake.check_outcome import CheckOutcome
+from etpi_resources.lake.parquet import RowRanges
 from etpi_resources.lake.schemas import empty
-from etpi_resources.lake.stored import counts
+from etpi_resources.lake.stored import Stored, counts
+from etpi_resources.process.pool import ordered_map, workers_for
 
 _COMPARED_ROLLOUTS = 100
 """Rollouts of a set whose re-tokenised prompts are compared with the captured ids."""
@@ -189,3 +195,43 @@ def _same_form(rollout_set: RolloutSetSpec, chat: ChatFormat) -> bool:
 def spread(items: Sequence[Any], n: int) -> Sequence[Any]:
     """Return about `n` of the items, evenly spread."""
     return items[:: max(1, len(items) // n)]
+
+
+_ROWS = 4096
+"""Pairs that are searched at a time, at least."""
+_SECONDS_PER_PAIR = 3e-4
+"""Estimated seconds of one core to search a pair."""
+
+
+def steering_leaks(pairs: Stored, figures: Mapping[str, Any], spec: ExperimentSpec) -> dict[str, Any]:
+    """Return `steering_figures` of all pairs, given the figures of their blocks; raises as `SteeringNgrams.build`.
+
+    It reads the pairs again, because only all rollouts together say which texts are steering.
+    """
+    if not figures["steering"]:
+        return {"pairs": len(pairs), "leaks": 0, "first": []}
+    ranges = ((f"pairs {start} to {stop}", (start, stop)) for start, stop in _ranges(figures["rows"]))
+    factory = partial(_searcher, pairs, spec, sorted({*figures["steering"]}), sorted({*figures["systems"]}))
+    workers = workers_for(len(pairs) * _SECONDS_PER_PAIR)
+    return merged(ordered_map(factory, ranges, workers=workers, reads=pairs.paths))
+
+
+def _searcher(
+    pairs: Stored, spec: ExperimentSpec, steering: Sequence[str], systems: Sequence[str]
+) -> Callable[[tuple[int, int]], dict[str, Any]]:
+    """Return the function that searches a range of the pairs for the n-grams of the texts."""
+    ranges = RowRanges(pairs.name, pairs.paths, STEERING_COLUMNS)
+    ngrams = SteeringNgrams.build(steering, systems, student_format(spec))
+    return lambda bounds: steering_figures(ranges.read(*bounds), ngrams)
+
+
+def _ranges(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield ranges of at least `_ROWS` pairs that end with a block; at least one."""
+    start = stop = 0
+    for of_block in rows:
+        stop += of_block
+        if stop - start >= _ROWS:
+            yield start, stop
+            start = stop
+    if stop > start or not stop:
+        yield start, stop

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.checks import outcome
 from etpi_assets.curation.hits import OnHit, ignore
 from etpi_assets.trajectories.calls import flat_calls, stored_call
 from etpi_assets.trajectories.tables import Key, turn_keys
@@ -25,7 +26,6 @@ from etpi_resources.chat.tool_forms import Call, parse_structured
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.token_ids import arrays
 
-TEXT, TOOLS = "recorded_text", "tools_offered"
 _SHOWN = 60
 """Characters shown of a text."""
 _SPLIT = 100
@@ -139,26 +139,12 @@ def _squeezed(text: str) -> str:
 
 def text_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     """Judge the figures."""
-    native, wrong, empty = counted["native"], counted["wrong"], counted["without_text"]
-    if not native:
-        return CheckOutcome.not_applicable(TEXT, "no label has recorded ids.", {"native": 0})
-    figures: dict[str, object] = {name: n for name, n in counted.items() if name != "first"}
-    if not wrong:
-        message = (
-            f"The recorded ids of {native - empty} labels decode to the recorded text, {counted['own_white_space']} of "
-            f"them with other white space. {counted['own_splits']} of {counted['split']} have other ids than the "
-            "tokenizer has for their text; they are trained as recorded."
-        )
-        if empty:
-            message += f" {empty} were recorded without text; {counted['text_unchecked']} of them have ids of a text."
-        return CheckOutcome(TEXT, True, message, figures=figures)
-    message = (
-        f"The recorded ids of {wrong} of {native} labels do not decode to the recorded text, first "
-        f"{counted['first'][0]}. The ids are incomplete, or of another turn or tokenizer: name the "
-        "tokenizer that wrote them (base.tokenizer), or "
-        'set pairs.capture = "retokenised" to train on the recorded text.'
-    )
-    return CheckOutcome(TEXT, False, message, figures=figures)
+    if not counted["native"]:
+        return outcome("recorded_text", None, {"native": 0})
+    empty = counted["without_text"]
+    figures = {name: n for name, n in counted.items() if name != "first"}
+    words = {"with_text": counted["native"] - empty, "first": next(iter(counted["first"]), "")}
+    return outcome("recorded_text", not counted["wrong"], figures, hint="without_text" if empty else "", **words)
 
 
 def tool_figures(
@@ -212,17 +198,7 @@ def tool_figures(
 def tools_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     """Judge the figures."""
     calling, wrong = counted["calling"], counted["unoffered"]
-    names = Counter(counted["names"])
-    figures: dict[str, object] = {"calling": calling, "unoffered": wrong}
-    if not calling:
-        return CheckOutcome.not_applicable(TOOLS, "no label has a structured call.", figures)
-    if not wrong:
-        message = f"The prompts of all {calling} labels with structured calls offer tools."
-        return CheckOutcome(TOOLS, True, message, figures=figures)
-    message = (
-        f"{wrong} of {calling} labels with structured calls have prompts that offer no tools, first "
-        f"{counted['first'][0]} ({', '.join(f'{name} {n}' for name, n in names.most_common(3))}). The student would "
-        "learn to call tools that it is not shown: import their schemas (`tools` in the rows, or options.tools of the "
-        'rollout set), set pairs.tools, or accept it: gates.override.tools_offered = "why".'
-    )
-    return CheckOutcome(TOOLS, False, message, figures=figures)
+    figures = {"calling": calling, "unoffered": wrong}
+    names = ", ".join(f"{name} {n}" for name, n in Counter(counted["names"]).most_common(3))
+    first = next(iter(counted["first"]), "")
+    return outcome("tools_offered", not wrong if calling else None, figures, first=first, names=names)

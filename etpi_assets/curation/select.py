@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.checks import outcome
 from etpi_assets.curation.joins import Joined, Paths, join
 from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.specs.experiment import SelectSection
@@ -281,19 +282,18 @@ def counts_reconcile(
     accounted = Counter(selected["rollout_id"].to_pylist()) + Counter(dropped["rollout_id"].to_pylist())
     reasons = Counter(dropped["reason"].to_pylist())
     figures = {"offered": offered.total(), "selected": len(selected), "dropped": len(dropped), "reasons": dict(reasons)}
-    balance = f"{offered.total()} rollouts = {len(selected)} selected + {len(dropped)} dropped"
-    balance += f" ({listed_with_keys(reasons)})"
-    balance += f"; {rule.text}" if rule else ""
-    if accounted != offered:
-        wrong = sorted((accounted - offered) + (offered - accounted))
-        message = f"{balance}: {len(wrong)} are missing or duplicated, first {wrong[:3]}; do not use this version"
-        return CheckOutcome("selection_reconciles", False, message, figures=figures)
-    if rule is not None and rule.problem:
-        return CheckOutcome("selection_reconciles", False, f"{balance}; {rule.problem}", figures=figures)
-    if not len(selected):
-        remedy = "loosen `select`, or collect rollouts of a better teacher"
-        if not offered:
-            remedy = "every input was refused, with its reason in the table `quarantined`"
-        message = f"{balance}: no rollout is left to train on; {remedy}"
-        return CheckOutcome("selection_reconciles", False, message, figures=figures)
-    return CheckOutcome("selection_reconciles", True, balance, figures=figures)
+    wrong = sorted((accounted - offered) + (offered - accounted))
+    problem = (rule and rule.problem) or ""
+    case = "doubled" if wrong else "rule" if problem else ""
+    return outcome(
+        "selection_reconciles",
+        not case and bool(len(selected)),
+        figures,
+        case=case,
+        hint="" if offered else "refused",
+        by_reason=listed_with_keys(reasons),
+        rule=f"; {rule.text}" if rule else "",
+        wrong=len(wrong),
+        first=wrong[:3],
+        problem=problem,
+    )

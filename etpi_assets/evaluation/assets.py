@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from etpi_assets.asset import AssetRun, Input, Produced, asset
-from etpi_assets.checks import CHECKS
+from etpi_assets.checks import outcome
 from etpi_assets.curation.gates import apply_overrides
 from etpi_assets.evaluation import blame as blaming
 from etpi_assets.evaluation import metrics, probes
@@ -42,7 +42,7 @@ from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.judging import Judging
 from etpi_assets.scoring.score_checks import every_rollout_scored, one_judge
 from etpi_assets.scoring.structure import structure_of
-from etpi_assets.specs.experiment import BlameSection, EvaluateSection, ExperimentSpec, Threshold
+from etpi_assets.specs.experiment import BlameSection, EvaluateSection, ExperimentSpec
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.proofs import Proving
@@ -54,14 +54,12 @@ from etpi_assets.trajectories.tables import to_tables
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.checkpoints import HUB, PACKAGE, checkpoint_folder
 from etpi_resources.engines.serving import Checkpoint, Serving
-from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.older_names import older_folders
 from etpi_resources.lake.schemas import empty, from_rows
 from etpi_resources.trainers.contracts import BlameWorkerConfig, BlameWorkerResult
 from etpi_resources.trainers.pipes import run_worker
 
-THRESHOLDS = tuple(f"{rate}_threshold" for rate in get_args(Threshold))
 NOTHING = "the experiment trains or evaluates nothing"
 
 
@@ -71,7 +69,6 @@ NOTHING = "the experiment trains or evaluates nothing"
     tables=("probes",),
     sections=("serving", "probe", "evaluate.suite", "evaluate.agent", "gates.override"),
     lock="accelerator",
-    checks=tuple(CHECKS["serving_probe"]),
     versions=("probes", "chat", "parsing", "prompts", "tasks", "engine.{engine}", "family.{family}"),
     summary="Checks of the served model: it differs from the base, reads its training prompts, and its turns parse.",
 )
@@ -113,7 +110,6 @@ def serving_probe(
     tables=("rollouts", "agents", "turns", "messages"),
     sections=("evaluate", "serving"),
     lock="accelerator",
-    checks=("every_condition_ran", "infrastructure_held", "harness_as_trained", "budget_exhausted", "tasks_as_asked"),
     versions=("evaluation", "rollouts"),
     kept=("{steps}", "{world}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}"),
     summary="Held-out rollouts of the base, the fine-tuned and the reinforced checkpoints.",
@@ -193,7 +189,6 @@ def _roll_out(
     group="evaluation",
     tables=("metrics", "scores", "agent_scores", "turn_scores", "verdicts"),
     sections=("metrics", "evaluate.agent.grammar", "evaluate.agent.tools", "rollout_sets.agent.grammar"),
-    checks=("every_rollout_scored", "one_judge", *THRESHOLDS),
     across_seams=True,
     versions=("scoring", "metrics", "tasks", "family.{family}", "judge", "judge.{family}"),
     summary="Held-out metrics with n and 95 % intervals clustered by pair, next to the teacher's.",
@@ -243,7 +238,6 @@ def judging(run: AssetRun, eval_rollouts: Input) -> Judging:
     tables=("blame", "blame_tasks"),
     sections=("blame", "seeds", "requires"),
     lock="accelerator",
-    checks=("outcomes_vary", "enough_tasks", "matches_gradients", "every_row_blamed"),
     versions=("blame",),
     summary="How much each training row raised or lowered a held-out metric, token by token, by gradients.",
 )
@@ -275,7 +269,7 @@ def blame(
     checks = [blaming.outcomes_vary(splits, section.metric), blaming.enough_tasks(len(seen), len(tasks - seen))]
     names = ("matches_gradients", "every_row_blamed")
     if not all(check.passed for check in checks):
-        checks += [CheckOutcome.not_applicable(name, "nothing was computed, for the reason above.") for name in names]
+        checks += [outcome(name, None) for name in names]
         return Produced(tables={name: empty(name) for name in run.node.tables}, checks=checks)
     rows = _blamed_checkpoints(section, sft_checkpoint)
     base = base_checkpoint.read("checkpoints").to_pylist()[0]
@@ -328,7 +322,7 @@ def _blame_by(
             files=tuple(map(str, upweighted_dataset.stored("sequences").paths)),
             rows=tuple(map(str, upweighted_dataset.stored("dataset_rows").paths)),
             heldout=str(folder / "heldout.parquet"),
-            device="cuda" if run.spec.requires == "gpu" else "auto",
+            device="cuda" if run.spec.requires != "cpu" else "auto",
             micro_tokens=sft.micro_tokens(),
             extremes=blaming.EXTREMES,
         )

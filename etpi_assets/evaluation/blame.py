@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.checks import outcome
 from etpi_assets.curation.merge import merge
 from etpi_assets.evaluation.rollouts import BUDGET, STEERED
 from etpi_resources.lake.check_outcome import CheckOutcome
@@ -85,23 +86,13 @@ def outcomes_vary(splits: Mapping[int, Sequence[str]], metric: str) -> CheckOutc
         f"seed {seed}": {side: list(s).count(side) for side in ("raised", "lowered")} for seed, s in splits.items()
     }
     bad = [seed for seed, s in splits.items() if {"raised", "lowered"} - set(s)]
-    message = f"held-out sequences on either side of the mean of {metric}: {figures}"
-    if bad:
-        message += (
-            f"; seeds {bad} have none on one side, so no direction raises {metric}. Evaluate more tasks or at "
-            "temperature 1 (evaluate.tasks, evaluate.decodings), or set blame.metric to one that varies"
-        )
-    return CheckOutcome("outcomes_vary", not bad, message, figures=figures)
+    return outcome("outcomes_vary", not bad, figures, sides=figures, metric=metric, bad=bad)
 
 
 def enough_tasks(seen: int, unseen: int) -> CheckOutcome:
     """Check that blame reads MINIMUM_TASKS held-out tasks, and that others are left to judge a retraining."""
     passed = seen >= MINIMUM_TASKS and unseen > 0
-    message = (
-        f"{seen} held-out tasks are read and {unseen} are left to judge a retraining; at least {MINIMUM_TASKS} are read"
-    )
-    message += "" if passed else ": with fewer the order of rollouts is chance. Raise evaluate.tasks, or blame.share"
-    return CheckOutcome("enough_tasks", passed, message, figures={"seen": seen, "unseen": unseen})
+    return outcome("enough_tasks", passed, {"seen": seen, "unseen": unseen}, least=MINIMUM_TASKS)
 
 
 def matches_gradients(exact: Sequence[float], measured: Sequence[float]) -> CheckOutcome:
@@ -109,11 +100,7 @@ def matches_gradients(exact: Sequence[float], measured: Sequence[float]) -> Chec
     largest = max(map(abs, exact), default=0.0)
     error = float(np.abs(np.subtract(exact, measured)).max(initial=0.0)) / (largest or 1.0)
     passed = bool(np.isfinite(error)) and error <= LARGEST_ERROR
-    message = f"influences of {len(exact)} sequences differ from those by gradients by {error:.2g} of the largest"
-    message += (
-        "" if passed else f" (bound {LARGEST_ERROR}): the loss is not smooth enough here; report it with the model"
-    )
-    return CheckOutcome("matches_gradients", passed, message, figures={"error": error})
+    return outcome("matches_gradients", passed, {"error": error}, sequences=len(exact), bound=LARGEST_ERROR)
 
 
 def every_row_blamed(table: pa.Table, rows: int, checkpoints: int) -> CheckOutcome:
@@ -121,6 +108,5 @@ def every_row_blamed(table: pa.Table, rows: int, checkpoints: int) -> CheckOutco
     keys = set(zip(*(table[name].to_pylist() for name in ("seed", "step", "dataset_row_id")), strict=True))
     finite = bool(np.isfinite(table["influence"].to_numpy()).all())
     passed = len(keys) == table.num_rows == rows * checkpoints and finite
-    message = f"{table.num_rows} influences of {rows} training rows by {checkpoints} checkpoints"
-    message += "" if passed else "; some are missing, repeated or not finite: do not use this version"
-    return CheckOutcome("every_row_blamed", passed, message, figures={"rows": rows, "checkpoints": checkpoints})
+    figures = {"rows": rows, "checkpoints": checkpoints}
+    return outcome("every_row_blamed", passed, figures, influences=table.num_rows)

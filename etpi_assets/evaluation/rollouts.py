@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from etpi_assets.agent.harness import run_harness
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
+from etpi_assets.checks import outcome
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, Run, collect
 from etpi_assets.rollouts.executors import rollout_executor
 from etpi_assets.rollouts.journal import Journal
@@ -157,16 +158,8 @@ def every_condition_ran(rollouts: pa.Table, expected: Mapping[tuple[str, int | N
     tasks = Counter(row[:-1] for row in set(rows))
     wrong = {key: (counts[key], n) for key, n in expected.items() if not counts[key] == tasks[key] == n}
     passed = not wrong and len(counts) == len(expected)
-    return CheckOutcome(
-        name="every_condition_ran",
-        passed=passed,
-        message=f"{rollouts.num_rows} rollouts in {len(expected)} conditions"
-        if passed
-        else "missing, repeated or surplus rollouts, (role, seed, decoding, sampler seed) -> (rollouts, expected): "
-        f"{wrong}; "
-        "materialize eval_rollouts again",
-        figures={"rollouts": rollouts.num_rows, "conditions": len(expected)},
-    )
+    figures = {"rollouts": rollouts.num_rows, "conditions": len(expected)}
+    return outcome("every_condition_ran", passed, figures, wrong=wrong)
 
 
 def harness_as_trained(
@@ -174,8 +167,7 @@ def harness_as_trained(
 ) -> CheckOutcome:
     """Warn if the student is evaluated in another harness than its rollouts came from."""
     difference = harness_difference(evaluated, rollout_sets, reinforced)
-    message = f"The student {difference}." if difference else "The harness is that of the rollouts."
-    return CheckOutcome("harness_as_trained", not difference, message, blocking=False)
+    return outcome("harness_as_trained", not difference, difference=difference)
 
 
 def infrastructure_held(rollouts: pa.Table, bound: float = 0.05) -> CheckOutcome:
@@ -184,15 +176,17 @@ def infrastructure_held(rollouts: pa.Table, bound: float = 0.05) -> CheckOutcome
     rows = rollouts.select(["checkpoint_role", "decoding", "error"]).to_pylist()
     failed = [row for row in rows if row["error"] is not None]
     share = len(failed) / max(1, len(rows))
-    message = f"{len(failed)} of {len(rows)} rollouts ended in an infrastructure error (bound {percent(bound)})"
-    passed = share <= bound
     of, errors = (Counter((row["checkpoint_role"], row["decoding"]) for row in group) for group in (rows, failed))
-    for (role, decoding), n in errors.items():
-        if n > 1 and n > bound * of[role, decoding]:
-            passed, message = False, f"{message}, {n} of the {of[role, decoding]} of {role} {decoding}"
-    message += f"; the first: {failed[0]['error']}" if failed else ""
-    figures = {"errors": len(failed), "share": share}
-    return CheckOutcome("infrastructure_held", passed, message, figures=figures)
+    over = {key: n for key, n in errors.items() if n > 1 and n > bound * of[key]}
+    return outcome(
+        "infrastructure_held",
+        share <= bound and not over,
+        {"errors": len(failed), "share": share},
+        rollouts=len(rows),
+        bound=percent(bound),
+        over="".join(f", {n} of the {of[key]} of {' '.join(map(str, key))}" for key, n in over.items()),
+        first=f"; the first: {failed[0]['error']}" if failed else "",
+    )
 
 
 def _under(agent: AgentSection, budget: Budget) -> AgentSection:

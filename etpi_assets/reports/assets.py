@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -14,14 +17,13 @@ from etpi_assets.reports import facts, html
 from etpi_assets.reports import leaderboard as boards
 from etpi_assets.reports import model_card as cards
 from etpi_assets.reports.changes import STORED, changes, changes_table
-from etpi_assets.reports.recorded import recorded_spec
 from etpi_assets.reports.tainted import checkpoint_lines, tainted
 from etpi_assets.specs.experiment import ExperimentSpec
-from etpi_assets.specs.load import part
+from etpi_assets.specs.load import Specs, part
 from etpi_resources.chat.format import token_texts
 from etpi_resources.lake import catalog as catalog_file
 from etpi_resources.lake.files import write_atomically
-from etpi_resources.lake.lake import Manifest, Ref
+from etpi_resources.lake.lake import Lake, Manifest, Ref
 from etpi_resources.lake.schemas import empty, from_rows
 
 
@@ -172,7 +174,6 @@ def teacher_ceiling(
     group="reports",
     lock="reports",
     kinds=("duckdb",),
-    checks=catalog_file.check_names(),
     summary="The DuckDB file, with a view of every current table. It is rebuilt each time from the whole lake.",
 )
 def catalog(run: AssetRun) -> Produced:
@@ -274,3 +275,21 @@ def _write(run: AssetRun, name: str, kind: str, text: str) -> dict:
     write_atomically(run.lake.root / path, data)
     digest = hashlib.sha256(data).hexdigest()
     return {"experiment": run.key, "kind": kind, "path": path, "sha256": digest, "bytes": len(data)}
+
+
+SpecState = Literal["loaded", "invalid", "missing"]
+
+
+def recorded_spec(set: str, name: str, specs: Specs, lake: Lake) -> tuple[Mapping[str, Any], SpecState]:
+    """Return the resolved spec of a suite, a rollout set or an experiment, and whether the loaded specs have it.
+
+    It is the loaded one as JSON values, else the one that the lake recorded; empty if it was never recorded.
+    """
+    state: SpecState = "missing"
+    if name in specs.keys(set):
+        if (spec := specs.entry(set, name).spec) is not None:
+            return spec.model_dump(mode="json"), "loaded"
+        state = "invalid"
+    ref = Ref(f"{set}_spec", set, name)
+    rows = lake.read(ref, "specs", ["spec"]).to_pylist() if lake.current(ref) else []
+    return json.loads(rows[0]["spec"]) if rows else {}, state

@@ -19,7 +19,6 @@ from etpi_assets.curation.merge import merge_savings
 from etpi_assets.curation.upweight import loss_by_turn, shares
 from etpi_assets.reports import answer, changes, data_card, facts, failures, story
 from etpi_assets.reports.facts import ReportTables
-from etpi_assets.reports.queries import run_report
 from etpi_assets.scoring.intervals import clears, wilson
 from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.experiment import ExperimentSpec
@@ -27,6 +26,7 @@ from etpi_assets.specs.published import Published, figures
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources import charts
 from etpi_resources.hidden import with_hidden
+from etpi_resources.lake.catalog import sql_folder
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
@@ -208,3 +208,27 @@ def _verdicts(
             word = _WORDS[clears(row["ci_low"], row["ci_high"], threshold)]
             verdicts.append({**row, "threshold": threshold, "word": word, "worse": worse})
     return verdicts
+
+
+def run_report(report: str, evaluated: Mapping[str, pa.Table], further: Mapping[str, pa.Table]) -> list[dict[str, Any]]:
+    """Run a report and return its rows, in its order.
+
+    Args:
+        report: the name of the file, "failures.sql". Callers write it out, so that the file is part of their code
+            version.
+        evaluated: rollouts, scores, agent_scores of one experiment's evaluation; they get the columns `experiment` (an
+            empty text) and `origin`, which the catalog's views have.
+        further: further tables that the report reads, as they are.
+    """
+    import duckdb
+
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        for name, table in evaluated.items():
+            table = table.drop_columns([c for c in ("experiment", "origin") if c in table.column_names])
+            connection.register(f"{name}_table", table)
+            connection.execute(f"CREATE VIEW {name} AS SELECT *, '' AS experiment, 'eval' AS origin FROM {name}_table")
+        for name, table in further.items():
+            connection.register(name, table)
+        query = (sql_folder() / "reports" / report).read_text(encoding="utf-8")
+        return connection.execute(query).to_arrow_table().to_pylist()

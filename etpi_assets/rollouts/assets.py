@@ -41,15 +41,6 @@ from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.older_names import adopt
 from etpi_resources.sandboxes import SandboxFactory
 
-CHECKS = (
-    "prompts_reconstruct",
-    "native_ids_present",
-    "counts_reconcile",
-    "drift_bounded",
-    "budget_exhausted",
-    "tasks_as_asked",
-)
-
 
 @asset(
     set="rollout_set",
@@ -72,7 +63,6 @@ CHECKS = (
     ),
     lock="sandboxes",
     reads_path=True,
-    checks=CHECKS,
     versions=("rollouts",),
     expensive=lambda spec: spec.is_collected,
     kept=(

@@ -16,8 +16,6 @@ from etpi_resources.lake.lake import Lake
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
 
-MODEL_KINDS = ("transformers", "vllm", "openai")
-
 
 def accelerated(section: EngineSection) -> bool:
     """Return whether the engine computes on this machine and so needs its accelerator alone.
@@ -28,7 +26,7 @@ def accelerated(section: EngineSection) -> bool:
 
 
 def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake, context: int | None = None) -> Engine:
-    """Open the engine of a section whose kind is in MODEL_KINDS; closing it stops the server started for it.
+    """Open the engine of a model ("transformers", "vllm", "openai"); closing it stops the server started for it.
 
     Raises:
         LakeError: the model's files are missing or differ from the spec's; or etpi has no such tiny base.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from etpi_assets.agent.oracle import null_policy, reference_policy
+from etpi_assets.agent.actions import format_action
+from etpi_assets.agent.loop import SUBMIT
 from etpi_assets.rollouts.models import model_engine
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.plugins import plugin
@@ -16,9 +17,30 @@ from etpi_assets.worlds.coop_tiny_shared.policy import CoopTinySharedPolicy, Sha
 from etpi_assets.worlds.repo_fix_tiny.policy import RepoFixPolicy, RepoFixSkill
 from etpi_assets.worlds.running_sum.policy import RunningSumPolicy
 from etpi_assets.worlds.terminal_tiny.policy import TerminalSkill, TerminalTinyPolicy
-from etpi_resources.engines import Engine
+from etpi_resources.engines import Engine, Request
 from etpi_resources.engines.scripted import Policy, ScriptedEngine
 from etpi_resources.lake.lake import Lake
+
+
+def reference_policy(family: Family) -> Policy:
+    """Return a policy that runs the commands of the task's solution, one per turn, then submits.
+
+    The solution is in the text of the turns, so `max_tokens` and `max_model_len` must have room for it.
+    """
+
+    def policy(request: Request) -> str:
+        task, role = request.privileged["task"], request.privileged["role"]
+        commands = [*family.solve(task, role), f"echo {SUBMIT}"]
+        turn = sum(message["role"] == "assistant" for message in request.messages)
+        return str(format_action(commands[min(turn, len(commands) - 1)]))
+
+    return policy
+
+
+def null_policy(request: Request) -> str:
+    """Submit at once."""
+    return str(format_action(f"echo {SUBMIT}"))
+
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat

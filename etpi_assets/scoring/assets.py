@@ -48,7 +48,6 @@ _SHOWN_OF_AGENTS = ("rollout_id", "agent_id", "follow_through")
     group="rollouts",
     tables=("scores", "agent_scores", "turn_scores", "verdicts"),
     sections=("scoring", "agent.grammar", "agent.tools"),
-    checks=("every_rollout_scored", "one_judge"),
     across_seams=True,
     versions=("scoring", "tasks", "family.{scored}", "judge", "judge.{scored}"),
     summary="The present judge's verdict on stored work, the exit status and the three behaviours of every rollout.",

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pyarrow as pa
 
+from etpi_assets.checks import outcome
 from etpi_assets.scoring.judging import Judged
 from etpi_resources.lake.check_outcome import CheckOutcome
 
@@ -19,16 +20,7 @@ def every_rollout_scored(
     errors = sum(scores["infrastructure_error"].to_pylist())
     figures = {"rollouts": len(rollouts), "agents": len(agents), "infrastructure_errors": errors}
     wrong = [str(k) for a, b in zip(expected, scored, strict=True) for k in sorted((a - b) + (b - a))]
-    if wrong:
-        message = (
-            f"{len(wrong)} rollouts or agents are not scored exactly once, first {wrong[:3]}; do not use this version"
-        )
-        return CheckOutcome("every_rollout_scored", False, message, figures=figures)
-    message = (
-        f"{len(rollouts)} rollouts with {len(agents)} agents are scored; "
-        f"{errors} ended in an infrastructure error, so no rate includes them"
-    )
-    return CheckOutcome("every_rollout_scored", True, message, figures=figures)
+    return outcome("every_rollout_scored", not wrong, figures, wrong=len(wrong), first=wrong[:3])
 
 
 def one_judge(verdicts: pa.Table, judged: Judged) -> CheckOutcome:
@@ -36,13 +28,10 @@ def one_judge(verdicts: pa.Table, judged: Judged) -> CheckOutcome:
     last = dict(zip(verdicts["rollout_id"].to_pylist(), verdicts["judge"].to_pylist(), strict=True))
     judges = Counter(last.values())
     figures = {"judges": dict(judges), "judged_again": judged.notes()["judged_again"], **judged.plan.refused}
-    if len(judges) < 2:
-        return CheckOutcome("one_judge", True, f"{len(last)} verdicts of {next(iter(judges), 'no judge')}",
-                            blocking=False, figures=figures)  # fmt: skip
     counts = "; ".join(f"{count} of {judge}" for judge, count in judges.most_common())
-    why = ", ".join(f"{count} {reason}" for reason, count in judged.plan.refused.items())
-    message = f"verdicts of several judges: {counts}; not judged again: {why or 'none'} (docs/verdicts.md)"
-    return CheckOutcome("one_judge", False, message, blocking=False, figures=figures)
+    why = ", ".join(f"{count} {reason}" for reason, count in judged.plan.refused.items()) or "none"
+    only = next(iter(judges), "no judge")
+    return outcome("one_judge", len(judges) < 2, figures, verdicts=len(last), only=only, counts=counts, why=why)
 
 
 def _agents(table: pa.Table) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PlainSerializer, field_validator, model_validator
 
 from etpi_assets.checks import OVERRIDABLE
 from etpi_assets.specs.harness import HarnessSection, with_harness
@@ -301,6 +301,18 @@ class CardSection(Section):
 Preset = Literal["plan_first", "structured_cot", "terminal_rl", "tool_rl", "rejection_sampling"]
 
 
+class GpusSection(Section):
+    """GPUs that an experiment requires. Resolved specs have `requires = "gpu"`, so no number makes anything stale."""
+
+    gpus: int = Field(default=1, ge=1)
+    """Number of GPUs."""
+    memory_gb: int = Field(ge=1)
+    """Memory of each, GB."""
+
+    def __str__(self) -> str:
+        return "gpu"
+
+
 class ExperimentSpec(Section):
     """Dataset build, training and evaluation, from one or more rollout sets. Each section has a hash of its own."""
 
@@ -312,8 +324,9 @@ class ExperimentSpec(Section):
     """Named values that this spec starts from (docs/reference/presets.md); keys of the spec replace them."""
     seeds: tuple[Annotated[int, Field(ge=0, lt=2**32)], ...] = Field(default=(0,), min_length=1)
     """Training seeds; each gives its own checkpoints."""
-    requires: Literal["cpu", "gpu"] = "cpu"
-    """Hardware that training requires; with `cpu` a GPU is used where there is one."""
+    requires: Annotated[Literal["cpu", "gpu"] | GpusSection, PlainSerializer(str)] = "cpu"
+    """Hardware that training requires; with `cpu` a GPU is used where there is one. `{gpus = 2, memory_gb = 80}` also
+    names the GPUs, by which `etpi rehearse` says whether each program fits."""
     variant: bool = False
     """An ablation: one setting differs from another experiment, with which it is compared over seeds. `demo-all`
     leaves it out."""

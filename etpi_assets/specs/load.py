@@ -379,6 +379,9 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any], model: type[BaseMo
 
 # --- validating ------------------------------------------------------------------------------------------------------
 
+_BRANCH = re.compile(r"literal\[.*\]|\w+Section")
+"""A part of a place that is no key, but the branch of a key that takes a word or a table."""
+
 
 def _validate(set_name: str, document: Mapping[str, Any], file: Path) -> AnySpec:
     try:
@@ -395,6 +398,7 @@ def _validate(set_name: str, document: Mapping[str, Any], file: Path) -> AnySpec
 
 
 def _problem(model: type[BaseModel], loc: Sequence[str | int], kind: str, message: str, value: Any) -> str:
+    loc = [part for part in loc if not _BRANCH.fullmatch(str(part))]
     key = ".".join(str(part) for part in loc)
     if kind == "value_error":  # our own messages, which say what a person needs; a value might be a password
         return f"{key or 'the spec'}: {message.removeprefix('Value error, ')}"
@@ -410,7 +414,7 @@ def _problem(model: type[BaseModel], loc: Sequence[str | int], kind: str, messag
     valid = list(level.model_fields)
     close = difflib.get_close_matches(str(loc[-1]), valid, n=1, cutoff=0.6)
     if known := _aliases().get(str(loc[-1])):
-        close, loc = [known] if known in valid else [], (*loc[:-1], known)
+        close, loc = [known] if known in valid else [], [*loc[:-1], known]
     if not close:  # right name, wrong section
         paths = dict(_paths(model))
         close = sorted((path for path, leaf in paths.items() if leaf == loc[-1]), key=lambda path: path.count("."))

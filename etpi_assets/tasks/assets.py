@@ -10,7 +10,7 @@ from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import TRUSTS, WHY_UNPROVEN, RejectedInput, Task, weakest
 from etpi_assets.tasks.proofs import Prover, kept_unproven
 from etpi_assets.tasks.table import rejected_table, task_table
-from etpi_assets.tasks.task_checks import NAMES, check_tasks
+from etpi_assets.tasks.task_checks import check_tasks
 
 
 @asset(
@@ -19,7 +19,6 @@ from etpi_assets.tasks.task_checks import NAMES, check_tasks
     tables=("tasks", "quarantined"),
     sections=("family", "seed", "params", "proof"),
     reads_path=True,
-    checks=NAMES,
     expensive=lambda spec: load_family(spec.family).keeps_proofs,
     kept=("tasks", "{proofs}", "family.{family}", "sandbox.{sandbox}", "{world}"),
     summary="The suite's tasks; proved, unless they are ahead of their use: their reference passes, no change fails.",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
+from etpi_assets.checks import outcome
 from etpi_assets.tasks.family import EXCLUDED, Family, RejectedInput, Task
 from etpi_resources.lake.check_outcome import CheckOutcome, listed, percent
-
-NAMES = ("tasks_accounted", "tasks_valid", "split_by_repo", "heldout_names_unseen")
 
 MAX_REJECTED = 0.1
 """Largest share of rejected inputs, those left out by the params excepted, from two rejected inputs on. Above it the
@@ -22,7 +22,11 @@ MIN_UNSEEN = 0.95
 def check_tasks(
     loaded: int, tasks: Sequence[Task], rejected: Sequence[RejectedInput], family: Family
 ) -> list[CheckOutcome]:
-    """Return the outcomes of NAMES. `loaded` is the number of items that the family yielded, rejected ones included."""
+    """Return the outcomes of all checks.
+
+    Args:
+        loaded: the number of items that the family yielded, rejected ones included.
+    """
     return [
         _accounted(loaded, tasks, rejected),
         _valid(tasks, rejected),
@@ -35,28 +39,24 @@ def _accounted(loaded: int, tasks: Sequence[Task], rejected: Sequence[RejectedIn
     figures = {"found": loaded, "tasks": len(tasks), "quarantined": len(rejected)}
     repeated = [task_id for task_id, n in Counter(task.task_id for task in tasks).items() if n > 1]
     passed = loaded == len(tasks) + len(rejected) and not repeated and bool(tasks)
-    message = f"{loaded} found = {len(tasks)} tasks + {len(rejected)} quarantined."
-    if not tasks:
-        message = f"{message} Nothing can be rolled out: look at the quarantined table and the spec's params."
-    elif not passed:
-        message = f"{message} They do not add up, or ids repeat ({repeated[:5]}): the family is wrong."
-    return CheckOutcome("tasks_accounted", passed, message, figures=figures)
+    case = "" if tasks else "empty"
+    return outcome("tasks_accounted", passed, figures, case=case, repeated=repeated[:5])
 
 
 def _valid(tasks: Sequence[Task], rejected: Sequence[RejectedInput]) -> CheckOutcome:
     faulty = [item for item in rejected if item.reason != EXCLUDED]
     share = len(faulty) / max(1, len(tasks) + len(faulty))
     reasons = dict(Counter(item.reason for item in rejected))
-    message = f"{len(rejected)} of {len(tasks) + len(rejected)} quarantined"
-    message += f": {listed(reasons)}." if reasons else "."
-    passed = len(faulty) < 2 or share <= MAX_REJECTED
-    if not passed:
-        message += (
-            f" More than {percent(MAX_REJECTED)}: the suite is broken, its sandbox, or its list of names is stale."
-        )
-        message += "".join(f"\n{item.source}: {item.detail[:500]}" for item in faulty[:5])
-    figures = {"share": share, "bound": MAX_REJECTED, **reasons}
-    return CheckOutcome("tasks_valid", passed, message, figures=figures)
+    return outcome(
+        "tasks_valid",
+        len(faulty) < 2 or share <= MAX_REJECTED,
+        {"share": share, "bound": MAX_REJECTED, **reasons},
+        rejected=len(rejected),
+        found=len(tasks) + len(rejected),
+        by_reason=f": {listed(reasons)}." if reasons else ".",
+        most=percent(MAX_REJECTED),
+        first="".join(f"\n{item.source}: {item.detail[:500]}" for item in faulty[:5]),
+    )
 
 
 def _split_by_repo(tasks: Sequence[Task]) -> CheckOutcome:
@@ -66,15 +66,9 @@ def _split_by_repo(tasks: Sequence[Task]) -> CheckOutcome:
     shared = [repo for repo, of_repo in by_repo.items() if len({task.split for task in of_repo}) > 1]
     torn = sorted(repo for repo in shared if not _split_by_time(by_repo[repo]))
     by_time = len(shared) - len(torn)
-    message = f"{len(by_repo)} repositories, each in one split"
-    message += f" except {by_time}, whose held-out tasks are later than all others." if by_time else "."
-    if torn:
-        message = (
-            f"In more than one split: {', '.join(torn)}. Give every task of a repository the same split, or hold out "
-            "its latest tasks (`created_at`)."
-        )
     figures = {"repositories": len(by_repo), "by_time": by_time, "torn": len(torn)}
-    return CheckOutcome("split_by_repo", not torn, message, figures=figures)
+    hint = "by_time" if by_time else ""
+    return outcome("split_by_repo", not torn, figures, hint=hint, names=", ".join(torn))
 
 
 def _split_by_time(tasks: Sequence[Task]) -> bool:
@@ -95,15 +89,14 @@ def _heldout_names_unseen(tasks: Sequence[Task], family: Family) -> CheckOutcome
         names[task.split == "heldout"] |= set(family.entities(task))
     unseen = names[True] - names[False]
     share = len(unseen) / len(names[True]) if names[True] else 1.0
-    message = f"{len(unseen)} of {len(names[True])} held-out paths and names occur in no training task."
-    if share < MIN_UNSEEN:
-        seen = sorted(names[True] - unseen)
-        how_many = f"{len(seen)} of {len(names[True])}" if unseen else "All"
-        message = (
-            f"{how_many} held-out paths and names also occur in training tasks ({', '.join(seen[:5])}), so held-out "
-            f"results partly measure memory: at least {percent(MIN_UNSEEN)} should be new."
-        )
-    figures = {"share": share, "floor": MIN_UNSEEN, "heldout": len(names[True]), "train": len(names[False])}
-    return CheckOutcome(
-        "heldout_names_unseen", share >= MIN_UNSEEN, message, blocking=family.invents_names, figures=figures
+    seen = sorted(names[True] - unseen)
+    result = outcome(
+        "heldout_names_unseen",
+        share >= MIN_UNSEEN,
+        {"share": share, "floor": MIN_UNSEEN, "heldout": len(names[True]), "train": len(names[False])},
+        unseen=len(unseen),
+        seen=f"{len(seen)} of {len(names[True])}" if unseen else "All",
+        first=", ".join(seen[:5]),
+        least=percent(MIN_UNSEEN),
     )
+    return replace(result, blocking=family.invents_names)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.asset import AssetRun, Input, Markdown, Produced, asset
+from etpi_assets.checks import outcome
 from etpi_assets.planning.versions import judge_of
 from etpi_assets.scoring.judging import Judging
 from etpi_assets.scoring.rewards import rescore
@@ -20,7 +21,7 @@ from etpi_assets.tasks.family import Family, Task, is_trusted, weakest
 from etpi_assets.tasks.proofs import Proving
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.tiny_bases import shipped
-from etpi_assets.training import grpo, grpo_checks, pointers, sft, sft_checks
+from etpi_assets.training import checkpoints, grpo, grpo_checks, sft, sft_checks
 from etpi_assets.training.checkpoints import SftReport
 from etpi_assets.training.curriculum import chosen_tasks
 from etpi_assets.training.curves import loss_plot, rollout_shares_plot
@@ -28,7 +29,6 @@ from etpi_assets.training.device import dtype_here
 from etpi_assets.training.rounds import RLEnvironment, with_prompts_that_fit
 from etpi_assets.trajectories.tables import from_tables
 from etpi_resources.checkpoints import checkpoint_folder
-from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.schemas import from_rows
 
@@ -40,7 +40,6 @@ from etpi_resources.lake.schemas import from_rows
     sections=("base",),
     lock="accelerator",
     kinds=("safetensors",),
-    checks=(pointers.PINNED,),
     versions=("base",),
     summary="The model that training starts from: a pinned hub revision, a local path with its hash, or a tiny base.",
 )
@@ -51,7 +50,7 @@ def base_checkpoint(run: AssetRun) -> Produced:
     row = {"experiment": run.key, "role": "base", "step": 0, "final": True, "method": "base"}
     if section.kind == "tiny":
         return _tiny_base(run, row)
-    pointer, pinned = pointers.pointer(section)
+    pointer, pinned = checkpoints.pointer(section)
     return Produced(tables={"checkpoints": from_rows("checkpoints", [row | pointer])}, checks=(pinned,))
 
 
@@ -70,7 +69,7 @@ def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
         "wall_seconds": 0.0,
         "hyperparameters": section.tiny.model_dump_json(),
     }
-    pinned = CheckOutcome(pointers.PINNED, passed=True, message="its id is the hash of its content")
+    pinned = outcome(checkpoints.PINNED, True, case="shipped")
     curve = [{"role": "base", "seed": section.tiny.seed, "val_loss": None, **line} for line in recipe.log]
     return Produced(
         tables={"checkpoints": from_rows("checkpoints", [row])},
@@ -86,7 +85,6 @@ def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
     sections=("train", "seeds", "requires", "base"),
     lock="accelerator",
     kinds=("trl", "safetensors"),
-    checks=sft_checks.CHECKS,
     versions=("training",),
     kept=("trainer.sft", "chat"),
     summary="Supervised fine-tuning through TRL in its own process; one adapter and one merged checkpoint per seed.",
@@ -117,7 +115,7 @@ def sft_checkpoint(run: AssetRun, base_checkpoint: Input, upweighted_dataset: In
             seed=seed,
             chat_template=chat.template,
             end_ids=tuple(sorted(chat.end_ids)),
-            gpu=spec.requires == "gpu",
+            gpu=spec.requires != "cpu",
             dtype=dtype_here(spec.train.dtype, spec.train.shards),
             code=run.stored_name,
             older_codes=run.older_codes,
@@ -169,7 +167,6 @@ def _figures(reports: dict[int, SftReport]) -> dict[str, Any]:
     sections=("rl", "seeds", "requires", "base", "serving.template_kwargs"),
     lock="accelerator",
     kinds=("trl", "safetensors"),
-    checks=grpo_checks.CHECKS,
     versions=("training", "rollouts"),
     kept=(
         *("trainer.grpo", "{steps}", "{world}", "engine.{engine}", "sandbox.{sandbox}", "family.{family}"),
@@ -194,7 +191,7 @@ def rl_checkpoint(run: AssetRun, base_checkpoint: Input, sft_checkpoint: Input, 
             seed=seed,
             environment=environment,
             teacher_folder=teacher,
-            gpu=spec.requires == "gpu",
+            gpu=spec.requires != "cpu",
             dtype=dtype_here(spec.rl.dtype),
             code=run.stored_name,
             older_codes=run.older_codes,
@@ -301,7 +298,6 @@ def judging(run: AssetRun, rl_checkpoint: Input) -> Judging:
     group="training",
     tables=("rewards", "verdicts"),
     sections=("rl.rewards",),
-    checks=("rewards_as_applied", "one_judge"),
     across_seams=True,
     versions=("rewards", "{reward}", "parsing", "tasks", "judge", "judge.{family}"),
     summary="Rewards and verdicts of the recorded GRPO rollouts, under the current functions and judge; no model runs.",

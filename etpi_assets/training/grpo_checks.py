@@ -12,23 +12,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.checks import outcome
 from etpi_assets.scoring.rewards.rescore import UNREWARDED
 from etpi_assets.specs.training import RLSection
 from etpi_assets.training.rounds import ASIDE, advantages_of
-from etpi_assets.training.sft_checks import PROOFS, Judgement, outcomes_of_seeds, proofs
+from etpi_assets.training.sft_checks import outcomes_of_seeds, proofs
 from etpi_resources.lake.check_outcome import CheckOutcome, percent
 from etpi_resources.trainers.contracts import GrpoFigures
 from etpi_resources.trainers.policy_link import largest_gap
-
-CHECKS = (
-    "rollouts_recorded",
-    "advantages_hold",
-    "weights_recent",
-    "logprobs_agree",
-    "prompts_fit",
-    "groups_vary",
-    *PROOFS,
-)
 
 CONSTANT_SHARE = 0.95
 """Above this share of groups with equal rewards, almost no rollout has an advantage."""
@@ -41,7 +32,7 @@ def checks(
     tasks: int,
     left_out: Sequence[str],
 ) -> list[CheckOutcome]:
-    """Run every check of `CHECKS` on all seeds; `prompts_fit` and `groups_vary` only warn.
+    """Return the outcomes of `rl_checkpoint` for all seeds; `prompts_fit` and `groups_vary` only warn.
 
     Args:
         tasks: the number of tasks that were trained on.
@@ -55,7 +46,7 @@ def checks(
         _rollouts_recorded(section, list(reports), tables, samples),
         _advantages_hold(section, samples),
         _weights_recent(section, samples),
-        *outcomes_of_seeds({"logprobs_agree": partial(_gap, section)}, reports),
+        *outcomes_of_seeds([partial(_gap, section)], reports),
         prompts_fit(section, tasks, left_out),
         varied,
         *proved,
@@ -64,14 +55,9 @@ def checks(
 
 def prompts_fit(section: RLSection, kept: int, left_out: Sequence[str]) -> CheckOutcome:
     """Warn of tasks that were left out because their first prompt is longer than `max_prompt_tokens`."""
-    message = f"{kept} tasks; every first prompt has at most {section.max_prompt_tokens} ids (rl.max_prompt_tokens)."
-    if left_out:
-        message = (
-            f"{len(left_out)} of {kept + len(left_out)} tasks were left out, because their first prompt is longer than "
-            f"rl.max_prompt_tokens ({section.max_prompt_tokens}): {', '.join(left_out[:5])}. Raise it to train on them."
-        )
     figures = {"tasks": kept, "left_out": len(left_out)}
-    return CheckOutcome("prompts_fit", not left_out, message, blocking=False, figures=figures)
+    words = {"most": section.max_prompt_tokens, "found": kept + len(left_out), "first": ", ".join(left_out[:5])}
+    return outcome("prompts_fit", not left_out, figures, **words)
 
 
 def _rollouts_recorded(
@@ -106,13 +92,16 @@ def _rollouts_recorded(
         if row["left_out"]:
             untrained[row["left_out"]] += tokens
         untrained["no turn"] += row["untrained_tokens"] or 0
-    message = f"{len(samples)} rollouts of {len(expected)} rounds, each with {len(section.rewards)} rewards"
-    if left := +untrained:
-        message += f"; ids that were not trained on: {', '.join(f'{n} {reason}' for reason, n in left.items())}"
-    if problems:
-        message = f"{'; '.join(problems[:5])}. Remove the run's folder below checkpoints/rounds and train again"
-    figures = {"rollouts": len(samples), "ids": generated.total(), "untrained_ids": dict(+untrained)}
-    return CheckOutcome("rollouts_recorded", not problems, message, figures=figures)
+    left = ", ".join(f"{n} {reason}" for reason, n in (+untrained).items())
+    return outcome(
+        "rollouts_recorded",
+        not problems,
+        {"rollouts": len(samples), "ids": generated.total(), "untrained_ids": dict(+untrained)},
+        rounds=len(expected),
+        rewards=len(section.rewards),
+        untrained=f"; ids that were not trained on: {left}" if left else "",
+        problems="; ".join(problems[:5]),
+    )
 
 
 def _ids_generated(turns: pa.Table) -> Counter[str]:
@@ -145,11 +134,9 @@ def _advantages_hold(section: RLSection, samples: list[dict[str, Any]]) -> Check
                 compared = zip(group, of_group, values, strict=True)
                 wrong += [row["rollout_id"] for row, (_, advantage), value in compared if advantage != value]
     wrong += [row["rollout_id"] for row in samples if row["left_out"] in UNREWARDED | ASIDE and row["advantage"]]
-    message = f"{len(samples)} advantages follow from their groups' rewards"
-    if mixed or wrong:
-        message = f"{len(mixed)} groups mix tasks, {len(wrong)} advantages differ, first {[*mixed, *wrong][0]}"
     figures = {"samples": len(samples), "largest": max((abs(row["advantage"]) for row in samples), default=0.0)}
-    return CheckOutcome("advantages_hold", not mixed and not wrong, message, figures=figures)
+    words = {"mixed": len(mixed), "wrong": len(wrong), "first": next(iter([*mixed, *wrong]), "")}
+    return outcome("advantages_hold", not mixed and not wrong, figures, **words)
 
 
 def _weights_recent(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutcome:
@@ -160,11 +147,9 @@ def _weights_recent(section: RLSection, samples: list[dict[str, Any]]) -> CheckO
     ]  # fmt: skip
     bound, largest = section.ahead * section.iterations, max(lags, default=(0, ""))[0]
     wrong = [(lag, name) for lag, name in lags if not 0 <= lag <= bound]
-    message = f"weights that generated a turn are at most {largest} optimiser steps older than those that it trained"
-    if wrong:
-        message = f"{len(wrong)} turns are of weights {wrong[0][0]} optimiser steps older than those that they trained"
-        message += f" (rl.ahead allows {bound}), first in rollout {wrong[0][1]}"
-    return CheckOutcome("weights_recent", not wrong, message, figures={"largest": largest, "bound": bound})
+    lag, rollout = wrong[0] if wrong else (0, "")
+    figures = {"largest": largest, "bound": bound}
+    return outcome("weights_recent", not wrong, figures, turns=len(wrong), lag=lag, rollout=rollout)
 
 
 def _own(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
@@ -175,18 +160,13 @@ def _own(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
     return dict(zip(row["agents"], pairs, strict=True))
 
 
-def _gap(section: RLSection, report: GrpoFigures) -> Judgement:
+def _gap(section: RLSection, report: GrpoFigures) -> CheckOutcome:
     served = [section.options["dtype"]] if "dtype" in section.options else []
     bound = largest_gap(*served, report.dtype, report.saved.dtype)
     gaps = [line.logprob_gap for line in report.log if line.logprob_gap is not None]
     mean = sum(gaps) / len(gaps) if gaps else None
-    message = "no log-prob was compared"
-    if mean is not None:
-        message = f"rollout and trainer log-probs differ by {mean:.2g} nats a token (bound {bound})"
-    passed = mean is not None and mean <= bound
-    if not passed:
-        message += "; the policy is rolled out with other weights, temperature or template than it is trained with"
-    return passed, message, {"mean": mean, "bound": bound}
+    figures, case = {"mean": mean, "bound": bound}, "none" if mean is None else ""
+    return outcome("logprobs_agree", mean is not None and mean <= bound, figures, case=case)
 
 
 def _groups_vary(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutcome:
@@ -196,14 +176,10 @@ def _groups_vary(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutc
             len({(row["reward"], *(row["agent_rewards"] or ())) for row in group if row["left_out"] != "broken"}) <= 1
         )
     share, seed = max(((sum(groups) / len(groups), seed) for seed, groups in equal.items()), default=(0.0, None))
-    bound = percent(CONSTANT_SHARE)
     if section.method == "opd" and not section.outcome_weight:
-        why = "tokens have their advantages from the teacher (rl.outcome_weight = 0)."
-        return CheckOutcome.not_applicable("groups_vary", why, {"share": 0.0})
-    message = f"seed {seed}: {percent(share)} of its groups have equal rewards and so no advantage (bound {bound})"
-    if share > CONSTANT_SHARE:
-        message += "; use tasks that the start checkpoint solves sometimes, larger groups, or a finer reward"
-    return CheckOutcome("groups_vary", share <= CONSTANT_SHARE, message, blocking=False, figures={"share": share})
+        return outcome("groups_vary", None, {"share": 0.0})
+    words = {"seed": seed, "percent": percent(share), "bound": percent(CONSTANT_SHARE)}
+    return outcome("groups_vary", share <= CONSTANT_SHARE, {"share": share}, **words)
 
 
 def _groups(samples: list[dict[str, Any]], section: RLSection) -> list[list[dict[str, Any]]]:

@@ -4,23 +4,18 @@ and the saved checkpoint is the trained one."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from etpi_assets.checks import outcome
 from etpi_assets.training.checkpoints import SftReport
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.lake.lake import Lake, LakeError
 from etpi_resources.trainers.contracts import TrainingFigures
 
-PROOFS = ("weights_differ_from_base", "adapter_not_zero", "reload_equals_saved")
-"""The checks of a checkpoint that SFT and GRPO have in common."""
-
-CHECKS = ("label_tokens_match", "no_sequence_cut", "loss_finite_and_falls", *PROOFS)
-
-Judgement = tuple[bool, str, dict[str, Any]]
-"""(whether the check passes, the message, the figures)."""
 Report = TypeVar("Report", bound=TrainingFigures)
 
 SAME_IN_FLOAT32 = 1e-4
@@ -59,46 +54,44 @@ def training_split(lake: Lake, files: Sequence[Path]) -> TrainingSplit:
 
 
 def checks(reports: Mapping[int, SftReport], split: TrainingSplit) -> list[CheckOutcome]:
-    """Run every check of `CHECKS` on the reports of all seeds; all are blocking."""
-    judges: dict[str, Callable[[SftReport], Judgement]] = {
-        "label_tokens_match": lambda r: _labels(r, split),
-        "no_sequence_cut": lambda r: _counts(r, "tokens", split.tokens, split.sequences),
-        "loss_finite_and_falls": _loss,
-    }
+    """Return the outcomes of `sft_checkpoint` for the reports of all seeds; all are blocking."""
+    judges = (partial(_labels, split=split), partial(_tokens, split=split), _loss)
     return [*outcomes_of_seeds(judges, reports), *proofs(reports)]
 
 
 def proofs(reports: Mapping[int, TrainingFigures]) -> list[CheckOutcome]:
-    """Run every check of `PROOFS` on the reports of all seeds; all are blocking."""
-    judges = {"weights_differ_from_base": _differs, "adapter_not_zero": _adapter, "reload_equals_saved": _reload}
-    return outcomes_of_seeds(judges, reports)
+    """Run the checks of a checkpoint, which SFT and GRPO have in common, on the reports of all seeds."""
+    return outcomes_of_seeds((_differs, _adapter, _reload), reports)
 
 
 def outcomes_of_seeds(
-    judges: Mapping[str, Callable[[Report], Judgement]], reports: Mapping[int, Report]
+    judges: Iterable[Callable[[Report], CheckOutcome]], reports: Mapping[int, Report]
 ) -> list[CheckOutcome]:
     """Return one outcome per check; its message has the seeds that failed, or all seeds if none did."""
     outcomes = []
-    for name, judge in judges.items():
-        judgements = {seed: judge(report) for seed, report in reports.items()}
-        failed = {seed: message for seed, (passed, message, _) in judgements.items() if not passed}
-        messages = failed or {seed: message for seed, (_, message, _) in judgements.items()}
-        message = "; ".join(f"seed {seed}: {text}" for seed, text in messages.items())
-        figures = {str(seed): figures for seed, (_, _, figures) in judgements.items()}
-        outcomes.append(CheckOutcome(name, not failed, message, figures=figures))
+    for judge in judges:
+        of_seeds = {seed: judge(report) for seed, report in reports.items()}
+        failed = {seed: o for seed, o in of_seeds.items() if not o.passed}
+        message = "; ".join(f"seed {seed}: {o.message}" for seed, o in (failed or of_seeds).items())
+        figures = {str(seed): o.figures for seed, o in of_seeds.items()}
+        outcomes.append(CheckOutcome(next(iter(of_seeds.values())).name, not failed, message, figures=figures))
     return outcomes
 
 
-def _labels(report: SftReport, split: TrainingSplit) -> Judgement:
+def _labels(report: SftReport, split: TrainingSplit) -> CheckOutcome:
     """Compare the labels of the first pass with the dataset's table, and then their weights."""
-    judgement = _counts(report, "labels", split.labels, split.sequences)
-    if judgement[0] and report.counted.weights is not None:
-        weights = _counts(report, "weights", split.weights, split.sequences)
-        return judgement if weights[0] else weights
-    return judgement
+    labels = _counts("label_tokens_match", report, "labels", split.labels, split.sequences)
+    if not labels.passed or report.counted.weights is None:
+        return labels
+    weights = _counts("label_tokens_match", report, "weights", split.weights, split.sequences)
+    return labels if weights.passed else weights
 
 
-def _counts(report: SftReport, what: str, in_dataset: float, sequences: int) -> Judgement:
+def _tokens(report: SftReport, split: TrainingSplit) -> CheckOutcome:
+    return _counts("no_sequence_cut", report, "tokens", split.tokens, split.sequences)
+
+
+def _counts(name: str, report: SftReport, what: str, in_dataset: float, sequences: int) -> CheckOutcome:
     """Compare the labels, their weights (which are added in another order) or the tokens of the first pass with the
     dataset's table.
 
@@ -108,19 +101,17 @@ def _counts(report: SftReport, what: str, in_dataset: float, sequences: int) -> 
     seen, complete = getattr(counted, what), counted.complete
     expected = in_dataset if complete else getattr(counted, f"{what}_planned")
     read = report.plan.sequences
-    figures = {"seen": seen, "expected": expected, "whole_pass": complete, "sequences": read}
-    where = "one pass" if complete else "the part of a pass that was trained"
-    if math.isclose(seen, expected, rel_tol=1e-5 if what == "weights" else 0) and read == sequences:
-        return True, f"{seen} {what} entered the loss in {where}", figures
-    return (
-        False,
-        f"{seen} {what} entered the loss in {where}, and the dataset has {expected} ({read} of {sequences} sequences "
-        "were read); the trainer ignores or cuts data: look at collate and compute_loss",
-        figures,
+    return outcome(
+        name,
+        math.isclose(seen, expected, rel_tol=1e-5 if what == "weights" else 0) and read == sequences,
+        {"seen": seen, "expected": expected, "whole_pass": complete, "sequences": read},
+        what=what,
+        where="one pass" if complete else "the part of a pass that was trained",
+        wanted=sequences,
     )
 
 
-def _loss(report: SftReport) -> Judgement:
+def _loss(report: SftReport) -> CheckOutcome:
     """Check that the last validation loss until the checkpoint that is used, or else the first after it, is below the
     one before the first step.
 
@@ -134,17 +125,12 @@ def _loss(report: SftReport) -> Judgement:
     ]
     first, last = values[0], values[-1]
     figures = {"kind": kind, "first": first, "last": last}
-    change = f"{kind} loss {first:.3f} -> {last:.3f}"
-    if not all(math.isfinite(value) for value in values):
-        return False, f"{change}: not finite; lower train.learning_rate", figures
-    if len(values) == 1:
-        return True, f"{change}: one step and no validation split, nothing to compare", figures
-    if last < first:
-        return True, change, figures
-    return False, f"{change}: it does not fall; look at train.learning_rate, the labels and the base", figures
+    finite = all(math.isfinite(value) for value in values)
+    case = "infinite" if not finite else "alone" if len(values) == 1 else ""
+    return outcome("loss_finite_and_falls", finite and (bool(case) or last < first), figures, case=case)
 
 
-def _differs(report: TrainingFigures) -> Judgement:
+def _differs(report: TrainingFigures) -> CheckOutcome:
     saved = report.saved
     unchanged, share = saved.unchanged or (), saved.changed_share
     figures = {
@@ -153,33 +139,22 @@ def _differs(report: TrainingFigures) -> Judgement:
         "unchanged": list(unchanged[:10]),
         "trained": saved.trained,
     }
-    if share > 0 and not unchanged:
-        return True, f"{share:.2%} of the entries of trained weights differ from the base's as saved", figures
-    if unchanged:
-        reason = f"{len(unchanged)} of {saved.trained} trained tensors equal the base's ({unchanged[0]} ...)"
-    else:
-        reason = f"rounded to {saved.dtype}, the trained weights equal the base's"
-    return False, f"{reason}: training changed nothing; is train.learning_rate zero or a part frozen?", figures
+    case = "" if share > 0 and not unchanged else "equal" if unchanged else "rounded"
+    words = {"equal": len(unchanged), "first": next(iter(unchanged), ""), "dtype": saved.dtype}
+    return outcome("weights_differ_from_base", not case, figures, case=case, **words)
 
 
-def _adapter(report: TrainingFigures) -> Judgement:
+def _adapter(report: TrainingFigures) -> CheckOutcome:
     saved = report.saved
     if saved.adapters is None:
-        return True, "full fine-tuning: there is no adapter", {}
+        return outcome("adapter_not_zero", True, case="full")
     zero, count = saved.zero_adapters or (), saved.adapters
     figures = {"adapters": count, "zero": list(zero[:10])}
-    if count and not zero:
-        return True, f"none of {count} lora_B is zero", figures
     first = f" ({zero[0]} ...)" if zero else ""
-    return (
-        False,
-        f"{len(zero)} of {count} lora_B are zero{first}: the adapter adds nothing there; is train.learning_rate zero, "
-        "or does train.target_modules name modules that are not used?",
-        figures,
-    )
+    return outcome("adapter_not_zero", bool(count) and not zero, figures, zeros=len(zero), first=first)
 
 
-def _reload(report: TrainingFigures) -> Judgement:
+def _reload(report: TrainingFigures) -> CheckOutcome:
     """Judge tensors exactly, and logits of equal weights; of a merge in 16 bits, whose rounding is part of the result,
     the logits are only reported."""
     saved = report.saved
@@ -187,10 +162,11 @@ def _reload(report: TrainingFigures) -> Judgement:
     bound = SAME_IN_FLOAT32 if exact else SAME_IN_HALF
     measured = {"reload_difference": saved.reload_difference, "merge_difference": saved.merge_difference}
     differences = {name: value for name, value in measured.items() if value is not None}
-    figures = {**differences, "bound": bound, "compared_in": saved.compared_in, "differing": list(saved.differing[:10])}
     judged = {name: value for name, value in differences.items() if exact or name != "merge_difference"}
-    compared = f"logits within {max(judged.values()):.1g}" if judged else "logits were not compared"
-    if not saved.differing and all(value <= bound for value in judged.values()):
-        return True, f"the files read back equal the trained weights ({compared})", figures
-    reason = f"tensors that read back otherwise: {list(saved.differing[:3])}" if saved.differing else str(judged)
-    return False, f"the saved checkpoint is not the trained one: {reason}, bound {bound}; do not serve it", figures
+    return outcome(
+        "reload_equals_saved",
+        not saved.differing and all(value <= bound for value in judged.values()),
+        {**differences, "bound": bound, "compared_in": saved.compared_in, "differing": list(saved.differing[:10])},
+        compared=f"logits within {max(judged.values()):.1g}" if judged else "logits were not compared",
+        reason=f"tensors that read back otherwise: {list(saved.differing[:3])}" if saved.differing else judged,
+    )

@@ -15,6 +15,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.checks import outcome
 from etpi_assets.trajectories.tables import iter_prompts, prompts_digest
 from etpi_resources.lake.check_outcome import CheckOutcome, percent
 
@@ -91,15 +92,13 @@ def prompt_figures(digests: Mapping[str, str], tables: Mapping[str, pa.Table]) -
 
 def prompts_outcome(figures: Mapping[str, Any]) -> CheckOutcome:
     """Judge the figures."""
-    total, bad, stored, whole = figures["total"], figures["bad"], figures["stored"], figures["whole"]
-    message = f"{total} prompts read back as captured; {stored} ids are stored for {whole}."
-    if bad:
-        message = (
-            f"Prompts of {len(bad)} rollouts do not read back as captured, first {bad[:_SHOWN]}: the prefix "
-            "encoding is broken; do not use this version."
-        )
-    shown = {"prompts": total, "broken_rollouts": len(bad), "stored_ids": stored, "prompt_ids": whole}
-    return CheckOutcome("prompts_reconstruct", not bad, message, figures=shown)
+    shown = {
+        "prompts": figures["total"],
+        "broken_rollouts": len(figures["bad"]),
+        "stored_ids": figures["stored"],
+        "prompt_ids": figures["whole"],
+    }
+    return outcome("prompts_reconstruct", not figures["bad"], shown, first=figures["bad"][:_SHOWN])
 
 
 def capture_figures(tables: Mapping[str, pa.Table], *, live: bool) -> dict[str, Any]:
@@ -122,15 +121,8 @@ def captures_outcome(figures: Mapping[str, Any], *, live: bool, errors: Sequence
     shown = {"captures": dict(captures), "turns_without_ids": len(without)}
     if live and not captures:
         why = f"the first rollout's error is: {errors[0].strip()[:_ERROR]}" if errors else "no rollout has an error"
-        message = f"No turn was captured at all, and an empty capture is a failure; {why}"
-        return CheckOutcome("native_ids_present", False, message, figures=shown)
-    message = (
-        f"{captures['native']} native turns, all with ids."
-        if not without
-        else f"{len(without)} turns have no token ids, first {without[:_SHOWN]}: the engine did not return them; use "
-        "one that captures natively, or import the rollouts and re-tokenise."
-    )
-    return CheckOutcome("native_ids_present", not without, message, figures=shown)
+        return outcome("native_ids_present", False, shown, case="empty", why=why)
+    return outcome("native_ids_present", not without, shown, native=captures["native"], first=without[:_SHOWN])
 
 
 def count_figures(tables: Mapping[str, pa.Table]) -> dict[str, Any]:
@@ -184,10 +176,7 @@ def counts_outcome(figures: Mapping[str, Any], *, total: int, quarantined: int) 
         "turns": figures["turns"],
         **stored,
     }
-    message = "; ".join(problems) or f"{total} found = {len(ids)} rollouts + {quarantined} quarantined."
-    if problems:
-        message += ". Rows were lost or doubled on the way here; do not use this version."
-    return CheckOutcome("counts_reconcile", not problems, message, figures=shown)
+    return outcome("counts_reconcile", not problems, shown, problems="; ".join(problems))
 
 
 def tasks_as_asked(requested: int | None, had: int, split: str) -> CheckOutcome:
@@ -197,15 +186,9 @@ def tasks_as_asked(requested: int | None, had: int, split: str) -> CheckOutcome:
         requested: number of tasks in the spec; None: no limit, as for imports.
         had: number of tasks used.
     """
+    case = "unlimited" if requested is None else ""
     figures = {"asked": requested, "had": had}
-    if requested is None or had >= requested:
-        message = f"The spec sets no number; {had} tasks used." if requested is None else f"{had} tasks, as requested."
-        return CheckOutcome("tasks_as_asked", True, message, blocking=False, figures=figures)
-    message = (
-        f"The spec requests {requested} tasks, the suite has {had} of split {split!r}: every rate is over fewer tasks. "
-        f"Add tasks, repair those that the suite quarantined, or set tasks = {had}."
-    )
-    return CheckOutcome("tasks_as_asked", False, message, blocking=False, figures=figures)
+    return outcome("tasks_as_asked", requested is None or had >= requested, figures, case=case, split=split)
 
 
 LIMITS = ("LimitsExceeded", "ContextWindowExceeded")
@@ -227,14 +210,9 @@ def budget_exhausted(exits: Mapping[str, Mapping[str, int]], budgets: str) -> Ch
         figures[name] = {"ended_in_limits": ended, "rollouts": total}
         if total and ended / total > MOST_EXHAUSTED:
             problems.append(f"{ended} of {total} rollouts of {name}")
-    message = "; ".join(f"{name} {f['ended_in_limits']} of {f['rollouts']}" for name, f in figures.items())
-    message = f"Rollouts that ended in a limit: {message or 'none'}."
-    if problems:
-        message = (
-            f"{'; '.join(problems)} ended in a limit of turns, time or context before they submitted: their rates "
-            f"measure the budget. Raise {budgets}, or report the budget with every rate."
-        )
-    return CheckOutcome("budget_exhausted", not problems, message, blocking=False, figures=figures)
+    ended = "; ".join(f"{name} {f['ended_in_limits']} of {f['rollouts']}" for name, f in figures.items()) or "none"
+    problems = "; ".join(problems)
+    return outcome("budget_exhausted", not problems, figures, ended=ended, problems=problems, budgets=budgets)
 
 
 def drift_figures(turns: pa.Table) -> dict[str, int]:
@@ -248,12 +226,8 @@ def drift_outcome(figures: Mapping[str, Any]) -> CheckOutcome:
     """Warn if many turns drift."""
     drifted, later = figures["drifted"], figures["later"]
     share = drifted / max(1, later)
-    message = (
-        f"{drifted} of {later} later turns drift: their prompt does not repeat the turn before id for id "
-        f"(bound {percent(MOST_DRIFT)})."
-    )
     shown = {"later_turns": later, "with_drift": drifted, "share": share}
-    return CheckOutcome("drift_bounded", share <= MOST_DRIFT, message, blocking=False, figures=shown)
+    return outcome("drift_bounded", share <= MOST_DRIFT, shown, bound=percent(MOST_DRIFT))
 
 
 def merged(figures: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

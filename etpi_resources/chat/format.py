@@ -260,17 +260,6 @@ class ChatFormat:
         text, stand_ins = self._render(messages, tools, template_kwargs)
         return self._structured(text, stand_ins)
 
-    def prefix_prompt_ids(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        ends: Sequence[int],
-        *,
-        tools: Sequence[Any] | None = None,
-        **template_kwargs: Any,
-    ) -> list[list[int]]:
-        """Return `prompt_ids(messages[:end])` for each of `ends`, for little more than the cost of the longest."""
-        return self.prefix_prompts(messages, ends, tools=tools, **template_kwargs)[0]
-
     def prefix_prompts(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -279,7 +268,7 @@ class ChatFormat:
         tools: Sequence[Any] | None = None,
         **template_kwargs: Any,
     ) -> tuple[list[list[int]], bool]:
-        """Return `prefix_prompt_ids`, and whether the template is append-only for these prompts.
+        """Return `prompt_ids(messages[:end])` for each of `ends`, and whether the template is append-only for them.
 
         The part that a prompt shares with the previous one, up to its generation prompt, is encoded once. If the
         template is append-only (`renders_once`), the conversation is also rendered once; otherwise every prompt is

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from etpi_resources.engines.slot_table import SlotTable
@@ -219,3 +219,27 @@ def slot_attention(
 
 
 AttentionInterface.register(ATTENTION, slot_attention)
+
+
+class ModelCaches(SlotTable):
+    """`count` slots, each with a cache as the model's configuration asks for: one row per forward pass.
+
+    It serves the models that `Slots` cannot hold, with sliding windows, attention sinks or shared keys, because the
+    model itself computes its attention. Throughput does not grow with the number of conversations.
+    """
+
+    def __init__(self, count: int, config: Any) -> None:
+        super().__init__(count, can_cut=False)
+        self._config = config
+        self._caches: dict[int, DynamicCache] = {}
+
+    def reset(self, slot: int) -> None:
+        self._caches.pop(slot, None)
+
+    def last_logits(self, model: Any, slot: int, ids: Sequence[int]) -> torch.Tensor:
+        """Append the ids to the slot's cache; return the logits after the last one, (1, vocabulary), float32."""
+        cache = self._caches.get(slot)
+        if cache is None:
+            cache = self._caches[slot] = DynamicCache(config=self._config)
+        new = torch.tensor([list(ids)], device=model.device)
+        return model(input_ids=new, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].float()

@@ -24,8 +24,7 @@ from etpi_resources.chat.format import ChatFormat
 from etpi_resources.cuda import avoid_cudnn_attention, cumulative_sums
 from etpi_resources.engines import Completion, FinishReason, Request, Sampler
 from etpi_resources.engines.decode_steps import DecodeSteps
-from etpi_resources.engines.model_caches import ModelCaches
-from etpi_resources.engines.slots import ATTENTION, RECURRENT, Slots, SlotView, layer_kinds
+from etpi_resources.engines.slots import ATTENTION, RECURRENT, ModelCaches, Slots, SlotView, layer_kinds
 
 if TYPE_CHECKING:
     from etpi_resources.engines.masks import GrammarMasks, GrammarState

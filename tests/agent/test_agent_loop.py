@@ -6,7 +6,7 @@ import pytest
 
 from etpi_assets.agent.actions import NO_ACTION
 from etpi_assets.agent.loop import RolloutJob, RolloutRuntime, rollout_id, run_rollout
-from etpi_assets.agent.oracle import null_policy, reference_policy
+from etpi_assets.rollouts.teachers import null_policy, reference_policy
 from etpi_assets.specs.rollout_set import AgentSection, GrammarSection
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.tables import to_tables

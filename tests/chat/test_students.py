@@ -102,7 +102,7 @@ def test_appended_ids_equal_rendering_the_whole_conversation(name: str) -> None:
 def test_prompts_of_turns_equal_each_rendered_by_itself(name: str) -> None:
     chat, call = chat_of(name), Call("execute_bash", {"command": "ls"})
     conversation = [*history(chat, call, "a.py"), {"role": "assistant", "content": "Done."}]
-    prompts = chat.prefix_prompt_ids(conversation, [2, 4], tools=[TOOL])
+    prompts = chat.prefix_prompts(conversation, [2, 4], tools=[TOOL])[0]
     assert prompts == [chat.prompt_ids(conversation[:end], tools=[TOOL]) for end in (2, 4)]
 
 

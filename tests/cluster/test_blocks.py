@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from etpi_assets.curation import dataset_plan, leaks
+from etpi_assets.curation import dataset_blocks, pair_blocks
 from etpi_assets.importers import bulk
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
 from etpi_assets.trajectories import blocks as trajectory_blocks
@@ -198,8 +198,8 @@ def test_versions_and_imports_over_nodes_are_those_of_one_process(
     started = blocks._Window.__post_init__
     monkeypatch.setattr(blocks._Window, "__post_init__", lambda self: windows.append(self) or started(self))
     monkeypatch.setattr(trajectory_blocks, "_ROLLOUTS", 3)
-    monkeypatch.setattr(dataset_plan, "BLOCK_ROWS", 8)
-    monkeypatch.setattr(leaks, "_ROWS", 8)
+    monkeypatch.setattr(dataset_blocks, "BLOCK_ROWS", 8)
+    monkeypatch.setattr(pair_blocks, "_ROWS", 8)
     monkeypatch.setattr(bulk, "_PART_UNITS", 2)
     monkeypatch.setattr(pool, "START_SECONDS", 1e-9)  # as if there were a lot of work
     # The workers of the nodes get every block, though the worker here would be faster.

@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from docs.generate import published, specs
 from docs.generate.__main__ import PAGES
-from etpi_assets.asset import asset_definitions
 from etpi_assets.checks import CHECKS
 from etpi_assets.specs.load import MODELS, inner_section, load_shipped
 
@@ -82,25 +81,6 @@ def _fields() -> Iterator[tuple[type[BaseModel], str, object]]:
 
     for model in MODELS.values():
         yield from walk(model)
-
-
-def test_every_declared_check_is_described_in_order():
-    declared = {
-        definition.node.name: definition.checks for definition in asset_definitions().values() if definition.checks
-    }
-    assert {asset: tuple(infos) for asset, infos in CHECKS.items()} == declared
-
-
-def test_checks_that_never_block_are_described_as_warnings():
-    """A name beside `blocking=False` in the sources is a warning on the page."""
-    calls = [
-        match[1]
-        for path in _sources()
-        for match in re.finditer(r"CheckOutcome\(\s*(?:name=)?([\"\w]+)[^)]*?blocking=False", path.read_text("utf-8"))
-    ]
-    names = {call.strip('"') for call in calls if call.startswith('"')}
-    warnings = {name for infos in CHECKS.values() for name, info in infos.items() if not info.blocking}
-    assert names <= warnings and len(names) > 1
 
 
 def test_every_environment_variable_is_documented():

@@ -311,8 +311,8 @@ def start_lines(name: str, specs: Specs = SHIPPED, *, docker: bool = True) -> di
         return {line.what: line for line in starts.starts(name, specs, [Stage("tasks", "s", "passes", 1.0)], {})}
 
 
-@pytest.mark.parametrize("name", [n for n, s in SHIPPED.experiments.items() if s.requires == "gpu"])
-def test_every_full_size_experiment_fits_the_gpus_that_its_notes_name(name):
+@pytest.mark.parametrize("name", [n for n, s in SHIPPED.experiments.items() if s.requires != "cpu"])
+def test_every_full_size_experiment_fits_the_gpus_that_it_requires(name):
     lines = start_lines(name)
     assert starts.faults(list(lines.values())) == [], name
     assert all(line.why for line in lines.values())
@@ -328,9 +328,8 @@ def test_no_engine_for_a_suite_in_containers_is_a_fault_with_the_alternatives():
 
 def test_what_does_not_fit_or_asks_for_more_gpus_than_named_is_a_fault(tmp_path):
     (tmp_path / "experiments").mkdir()
-    text = 'extends = "plan_first_9b"\nnotes = "Needs NUMBER GPU of SIZE GB."\n'
-    for name, number, size in (("few", "one", "141"), ("small", "four", "24")):
-        written = text.replace("NUMBER", number).replace("SIZE", size)
+    for name, number, size in (("few", 1, 141), ("small", 4, 24)):
+        written = f'extends = "plan_first_9b"\nrequires = {{gpus = {number}, memory_gb = {size}}}\n'
         (tmp_path / "experiments" / f"{name}.toml").write_text(written)
     specs = load_specs(tmp_path)
     (few,) = starts.faults(list(start_lines("few", specs).values()))
@@ -342,16 +341,16 @@ def test_what_does_not_fit_or_asks_for_more_gpus_than_named_is_a_fault(tmp_path)
 
 
 def test_gpu_of_a_teacher_that_etpi_serves_is_checked(tmp_path):
-    write_spec(tmp_path, "experiments", "small", 'extends = "tito_native_v4c"\nnotes = "Needs one GPU of 48 GB."\n')
+    write_spec(tmp_path, "experiments", "small", 'extends = "tito_native_v4c"\nrequires.memory_gb = 48\n')
     (fault,) = starts.faults(list(start_lines("small", load_specs(tmp_path)).values()))
     assert fault.what.startswith("teacher of cooperbench_qwen3_5_27b_prompted")
 
 
 def test_servers_of_a_policy_need_all_gpus_of_their_tensor_parallelism(tmp_path):
     rl = 'placement = "apart"\nservers = 1\noptions = { tensor-parallel-size = 2 }\n'
-    for name, number in (("few", "three"), ("enough", "four")):
-        notes = f'notes = "Needs {number} GPUs of 80 GB."\n'
-        write_spec(tmp_path, "experiments", name, f'extends = "grpo_tcr_4b"\n{notes}[rl]\n{rl}')
+    for name, number in (("few", 3), ("enough", 4)):
+        required = f"requires.gpus = {number}\n"
+        write_spec(tmp_path, "experiments", name, f'extends = "grpo_tcr_4b"\n{required}[rl]\n{rl}')
     specs = load_specs(tmp_path)
     enough = start_lines("enough", specs)
     assert not starts.faults(list(enough.values())) and "servers of the policy on 2 of 4 x 80 GB" in enough

@@ -100,9 +100,9 @@ def test_pairs_reconcile_fails_on_a_missing_and_on_a_duplicate_pair():
 def test_blocks_that_were_never_read_fail_although_the_others_balance():
     created = dataset()
     figures = integrity.reconcile_figures(created.pairs, created.rows, created.dropped)
-    assert integrity.dataset_reconciles_outcome(figures, len(created.pairs), 60).passed
-    fails(integrity.dataset_reconciles_outcome(figures, 70, 60), "6 are missing")
-    fails(integrity.pairs_reconcile_outcome(figures, 70), "6 are missing")
+    assert integrity.reconcile_outcome("dataset_reconciles", figures, len(created.pairs), 60).passed
+    fails(integrity.reconcile_outcome("dataset_reconciles", figures, 70, 60), "6 are missing")
+    fails(integrity.reconcile_outcome("pairs_reconcile", figures, 70), "6 are missing")
 
 
 def test_rollouts_without_the_capture_fail_and_name_the_option():

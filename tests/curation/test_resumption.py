@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from etpi_assets.curation import dataset_plan, integrity, merge
+from etpi_assets.curation import dataset_blocks, integrity, merge
 from etpi_assets.scoring import assets as scoring
 from etpi_assets.trajectories import blocks
 from etpi_resources.lake.lake import Ref
@@ -34,12 +34,12 @@ KILLED = f"""
 import json, os, signal, sys
 from pathlib import Path
 from etpi_assets import asset as asset_module
-from etpi_assets.curation import dataset_plan
+from etpi_assets.curation import dataset_blocks
 from etpi_resources.process import pool
 from etpi_resources.process.supervise import descendants
 from tests.support.curation import CurationLake
 
-dataset_plan.BLOCK_ROWS, pool.START_SECONDS = {BLOCK_ROWS}, 1e-9
+dataset_blocks.BLOCK_ROWS, pool.START_SECONDS = {BLOCK_ROWS}, 1e-9
 
 def killed_at_the_third_block(*arguments, **options):
     for number, part in enumerate(pool.ordered_map(*arguments, **options)):
@@ -79,7 +79,7 @@ def test_interrupted_asset_continues_with_the_next_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asset: str, module: Any, name: str
 ) -> None:
     monkeypatch.setattr(blocks, "_ROLLOUTS", 4)
-    monkeypatch.setattr(dataset_plan, "BLOCK_ROWS", BLOCK_ROWS)
+    monkeypatch.setattr(dataset_blocks, "BLOCK_ROWS", BLOCK_ROWS)
     counted = Counted(getattr(module, name))
     monkeypatch.setattr(module, name, counted)
     whole = CurationLake(tmp_path / "whole")
@@ -110,7 +110,7 @@ def test_interrupted_asset_continues_with_the_next_block(
 def test_data_set_killed_by_sigkill_continues_with_the_blocks_that_its_workers_had_not_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dataset_plan, "BLOCK_ROWS", BLOCK_ROWS)
+    monkeypatch.setattr(dataset_blocks, "BLOCK_ROWS", BLOCK_ROWS)
     whole = CurationLake.with_rollouts(tmp_path / "whole")
     for asset, key in STEPS[2:4]:
         whole.make(asset, key)

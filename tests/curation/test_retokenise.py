@@ -91,9 +91,9 @@ def test_prompts_equal_rendering_each_prefix(
         expected = [chat.prompt_ids(messages[:end], tools=tools, **kwargs) for end in ends]
     except Exception as error:  # some templates refuse some conversations; then both ways do
         with pytest.raises(type(error)):
-            chat.prefix_prompt_ids(messages, ends, tools=tools, **kwargs)
+            chat.prefix_prompts(messages, ends, tools=tools, **kwargs)[0]
         return
-    assert chat.prefix_prompt_ids(messages, ends, tools=tools, **kwargs) == expected
+    assert chat.prefix_prompts(messages, ends, tools=tools, **kwargs)[0] == expected
 
 
 CALLS = [{"type": "function", "function": {"name": "bash", "arguments": {"command": "ls é"}}}]
@@ -128,7 +128,7 @@ def test_renders_once_is_true_only_if_each_prompt_extends_the_last(
     following = data.draw(st.lists(st.sampled_from(data.draw(KINDS)), min_size=2, max_size=12))
     messages = [*start, *following, {"role": "assistant", "content": "Done."}]
     ends = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
-    prompts = chat.prefix_prompt_ids(messages, ends, tools=tools, **kwargs)
+    prompts = chat.prefix_prompts(messages, ends, tools=tools, **kwargs)[0]
     assert prompts == [chat.prompt_ids(messages[:end], tools=tools, **kwargs) for end in ends]
     # A prompt without its generation prompt: what the next one must begin with, if the template only appends.
     heads = [prompt[: len(prompt) - 1 - prompt[::-1].index(chat.turn_id)] for prompt in prompts]
@@ -150,7 +150,7 @@ def test_every_template_renders_a_trajectory_of_tool_results_once(monkeypatch: p
         rendered: list[int] = []
         apply = chat._apply
         monkeypatch.setattr(chat, "_apply", lambda m, *rest, a=apply, r=rendered: r.append(len(m)) or a(m, *rest))
-        chat.prefix_prompt_ids(messages, range(1, 41, 2))
+        chat.prefix_prompts(messages, range(1, 41, 2))
         assert rendered == [39, 21], "the whole, and one prompt to hold against it"
 
 
@@ -166,7 +166,7 @@ def test_template_that_rewrites_history_is_detected() -> None:
         {"role": "user", "content": "and now?"},
         {"role": "assistant", "content": "three"},
     ]
-    first, second, third = chat.prefix_prompt_ids(messages, [1, 3, 5])
+    first, second, third = chat.prefix_prompts(messages, [1, 3, 5])[0]
     assert chat.think_open_id in second and chat.think_open_id not in third
     assert [second, third] == [chat.prompt_ids(messages[:3]), chat.prompt_ids(messages[:5])]
     assert not chat.renders_once(messages)
@@ -174,7 +174,7 @@ def test_template_that_rewrites_history_is_detected() -> None:
     assert all(turn.appended for turn in retokenise(rows(messages[:4]), chat))
     # Its variant for training keeps them.
     assert load_chat_format("qwen3", "qwen3_training").renders_once(messages)
-    assert chat.prefix_prompt_ids(messages, []) == []
+    assert chat.prefix_prompts(messages, [])[0] == []
 
 
 # --- turns ----------------------------------------------------------------------------------------------------------

@@ -20,8 +20,7 @@ from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
 from etpi_resources.engines import Completion, Engine, Request, Sampler
 from etpi_resources.engines.decode_steps import DecodeSteps
-from etpi_resources.engines.model_caches import ModelCaches
-from etpi_resources.engines.slots import ATTENTION, Slots, attention_by_products
+from etpi_resources.engines.slots import ATTENTION, ModelCaches, Slots, attention_by_products
 from etpi_resources.engines.transformers import TransformersEngine, _BatchRow, _sample
 from tests.support.students import make_student
 

@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.agent.oracle import reference_policy
 from etpi_assets.evaluation.rollouts import EvaluationSetting, conditions, roll_out
+from etpi_assets.rollouts.teachers import reference_policy
 from etpi_assets.specs.experiment import EvaluateSection
 from etpi_assets.tasks.family import Task
 from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from etpi_assets import asset as asset_module
 from etpi_assets.asset import AssetRun, Input, Produced, asset
+from etpi_assets.checks import CHECKS, outcome
 from etpi_assets.graph import GRAPH, STAGES, Graph, GraphError
 from etpi_resources.lake.lake import LakeError
 from tests.support.graph import World
@@ -58,7 +61,6 @@ def test_parameters_are_the_edges_in_their_order(graph):
         ({"tables": ("task",)}, "table 'task'", "'tasks'"),
         ({"sections": ("famly",)}, "'famly'", "'family'"),
         ({"sections": ("path.x",)}, "'path.x'", "'"),
-        ({"checks": ("tasks_acounted",)}, "check 'tasks_acounted'", "'tasks_accounted'"),
         ({"set": "experiment", "sections": ("evaluate.suit",)}, "'evaluate.suit'", "'evaluate.suite'"),
     ],
 )
@@ -66,6 +68,26 @@ def test_an_unknown_name_is_refused_with_the_nearest_right_one(graph, changed, f
     with pytest.raises(GraphError) as error:
         _suite_asset(tasks, **changed)
     assert all(part in str(error.value) for part in ("tasks ", fault, right)), error.value
+
+
+def test_checks_of_an_unknown_asset_are_refused_with_the_nearest_right_one(monkeypatch):
+    monkeypatch.setattr(asset_module, "CHECKS", {**CHECKS, "tito_pair": {}})
+    with pytest.raises(GraphError, match=r"checks\.toml .*'tito_pair'.*'tito_pairs'"):
+        asset_module.asset_definitions()
+
+
+def test_a_misspelt_check_is_refused_with_the_nearest_right_one():
+    with pytest.raises(KeyError, match=r"'tasks_acounted'.*'tasks_accounted'"):
+        outcome("tasks_acounted", True)
+
+
+def test_checks_that_the_stages_name_are_those_of_the_table():
+    """A misspelt name in a function would fail only when that function runs."""
+    calls = re.compile(r'\b(?:outcome|measured|CheckOutcome|CheckOutcome\.not_applicable|_counts)\(\s*"(\w+)"')
+    sources = [path.read_text("utf-8") for path in Path(asset_module.__file__).parent.rglob("*.py")]
+    named = {name for text in sources for name in calls.findall(text)}
+    described = {name for asset, checks in CHECKS.items() for name in checks}
+    assert named <= described and len(named) > 40
 
 
 def test_keys_below_a_dictionary_of_a_spec_are_free(graph):

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.agent.prompts import render_prompts, steering_text
+from etpi_assets.checks import CHECKS
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.families import known_families, load_family
 from etpi_assets.tasks.family import RejectedInput, Task, Verdict
 from etpi_assets.tasks.table import read_tasks, rejected_table, task_table
-from etpi_assets.tasks.task_checks import NAMES, check_tasks
+from etpi_assets.tasks.task_checks import check_tasks
 from etpi_assets.worlds.coop_tiny_shared.features import OPERATIONS, Formula
 from etpi_assets.worlds.names import is_heldout
 from etpi_lab.worlds.coop_tiny import FAMILY
@@ -208,7 +209,7 @@ def test_validate_rejects_tasks_with_the_reason():
     assert [o.reason for o in outcomes[1:-1] if isinstance(o, RejectedInput)] == list(broken)
     refusals = [o for o in outcomes if isinstance(o, RejectedInput)]
     checks = {c.name: c for c in check_tasks(5, [other, good], refusals, FAMILY)}
-    assert set(checks) == set(NAMES)
+    assert set(checks) == set(CHECKS["tasks"])
     assert not checks["tasks_valid"].passed and good.task_id in checks["tasks_valid"].message
     assert checks["tasks_accounted"].passed
 

@@ -12,7 +12,7 @@ import pytest
 
 from etpi_assets.reports import answer, changes, data_card, facts, failures, story
 from etpi_assets.reports.changes import Change
-from etpi_assets.reports.queries import run_report
+from etpi_assets.reports.html import run_report
 from etpi_assets.scoring.intervals import paired_difference
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources.lake.schemas import empty, from_rows

@@ -21,7 +21,6 @@ from etpi_assets.curation.gates import (
 from etpi_assets.curation.integrity import (
     AgentKey,
     capture_outcome,
-    dataset_reconciles_outcome,
     default_render_figures,
     default_render_outcome,
     heldout_figures,
@@ -30,8 +29,8 @@ from etpi_assets.curation.integrity import (
     history_outcome,
     label_figures,
     label_outcome,
-    pairs_reconcile_outcome,
     reconcile_figures,
+    reconcile_outcome,
     steering_figures,
     steering_outcome,
     think_figures,
@@ -47,12 +46,12 @@ from etpi_resources.lake.stored import counts
 
 
 def pairs_reconcile(turns: pa.Table, pairs: pa.Table, dropped: pa.Table) -> CheckOutcome:
-    return pairs_reconcile_outcome(reconcile_figures(turns, pairs, dropped), len(turns))
+    return reconcile_outcome("pairs_reconcile", reconcile_figures(turns, pairs, dropped), len(turns))
 
 
 def dataset_reconciles(pairs: pa.Table, rows: pa.Table, dropped: pa.Table) -> CheckOutcome:
     figures = reconcile_figures(pairs, rows, dropped)
-    return dataset_reconciles_outcome(figures, len(pairs), counts(rows, "split")["train"])
+    return reconcile_outcome("dataset_reconciles", figures, len(pairs), counts(rows, "split")["train"])
 
 
 def capture_not_mixed(pairs: pa.Table, section: PairsSection) -> CheckOutcome:

@@ -12,8 +12,8 @@ from unittest.mock import Mock
 import pytest
 
 from etpi_assets.agent.loop import SUBMIT, Identity, RolloutJob, RolloutRuntime, run_rollout
-from etpi_assets.agent.oracle import null_policy, reference_policy
 from etpi_assets.resources import Resources
+from etpi_assets.rollouts.teachers import null_policy, reference_policy
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.assets import tasks

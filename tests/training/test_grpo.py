@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 import torch
 
+from etpi_assets.checks import CHECKS
 from etpi_assets.graph import GRAPH
-from etpi_assets.training import assets, grpo, grpo_checks
+from etpi_assets.training import assets, grpo
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.slots import Slots
 from etpi_resources.lake.catalog import build, connect
@@ -50,7 +51,7 @@ def test_every_rollout_is_recorded_and_in_the_checkpoint_s_lineage(tmp_path, bas
     lake = prepared(tmp_path, base)
     outcome = make(tmp_path, lake, "rl_checkpoint")
     assert not outcome.manifest.blocked, outcome.manifest.failures
-    assert [check["name"] for check in outcome.manifest.checks] == list(grpo_checks.CHECKS)
+    assert [check["name"] for check in outcome.manifest.checks] == list(CHECKS["rl_checkpoint"])
     checkpoints = rows(lake, "checkpoints")
     assert [(r["role"], r["step"], r["final"]) for r in checkpoints] == [("rl", 2, False), ("rl", 4, True)]
     assert {r["parent_id"] for r in checkpoints} == {folder_hash(base)}

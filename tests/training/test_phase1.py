@@ -11,7 +11,7 @@ from etpi_assets.asset import AssetDefinition
 from etpi_assets.planning.planner import plan
 from etpi_assets.resources import HardwareMissing, Resources, require_hardware
 from etpi_assets.specs.load import load_specs
-from etpi_assets.training import pointers
+from etpi_assets.training import checkpoints
 from etpi_assets.training.assets import sft_checkpoint
 from etpi_assets.training.sft import settings
 from etpi_resources.chat.grammars import SLOTS
@@ -39,7 +39,7 @@ def test_rollouts_come_from_the_base_under_the_grammar_four_per_task():
 
 def test_experiment_resolves_and_its_base_is_pinned(tmp_path: Path):
     assert {step.state for step in plan(NAME, SPECS, Lake(tmp_path))} == {"missing"}
-    row, pinned = pointers.hub_pointer(SPEC.base)
+    row, pinned = checkpoints.hub_pointer(SPEC.base)
     assert pinned.passed and row["path"] == f"hub:Qwen/Qwen3.6-27B@{SPEC.base.revision}"
 
 
@@ -79,7 +79,7 @@ def test_trainer_gets_the_cards_hyper_parameters(tmp_path: Path):
 
 def test_missing_gpu_is_reported_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("etpi_assets.resources.ACCELERATORS", ())
-    with pytest.raises(HardwareMissing, match=f"'{NAME}' says requires = \"gpu\""):
+    with pytest.raises(HardwareMissing, match=f"'{NAME}' requires a GPU"):
         require_hardware(SPEC, NAME)
     assert isinstance(sft_checkpoint, AssetDefinition)
     with pytest.raises(HardwareMissing):

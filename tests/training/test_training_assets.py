@@ -13,11 +13,12 @@ import dagster as dg
 import pytest
 
 from etpi_assets.asset import Outcome, asset_definitions
+from etpi_assets.checks import CHECKS
 from etpi_assets.orchestration.materialize import RESOURCE, build_asset
 from etpi_assets.resources import Resources
 from etpi_assets.specs.server import ServerSection
 from etpi_assets.specs.training import BaseSection, RLSection, TrainSection
-from etpi_assets.training import pointers, sft, sft_checks
+from etpi_assets.training import checkpoints, sft, sft_checks
 from etpi_assets.training.checkpoints import SftReport
 from etpi_assets.training.curves import loss_plot
 from etpi_resources.checkpoints import checkpoint_folder
@@ -88,7 +89,7 @@ def test_every_seed_has_checkpoints_log_and_checks(training, monkeypatch):
     assert not training.failures(training.make("base_checkpoint"))
     outcome = training.make("sft_checkpoint")
     assert not outcome.manifest.blocked, training.failures(outcome)
-    assert [check["name"] for check in outcome.manifest.checks] == list(sft_checks.CHECKS)
+    assert [check["name"] for check in outcome.manifest.checks] == list(CHECKS["sft_checkpoint"])
     assert outcome.manifest.seeds == [0, 1]
 
     checkpoints = training.rows("sft_checkpoint", "checkpoints")
@@ -248,7 +249,8 @@ def test_reinforcement_without_method_is_not_applicable(training):
 def test_local_base_with_other_files_than_the_specs_hash_is_refused(training):
     training.experiment(base=f'kind = "path"\npath = "{training.base}"\nsha256 = "0123456789abcdef"')
     failures = training.failures(training.make("base_checkpoint"))
-    assert folder_hash(training.base) in failures[pointers.PINNED] and "0123456789abcdef" in failures[pointers.PINNED]
+    message = failures[checkpoints.PINNED]
+    assert folder_hash(training.base) in message and "0123456789abcdef" in message
     training.experiment(base='kind = "path"\npath = "/nowhere"\nsha256 = "0"')
     with pytest.raises(LakeError, match="/nowhere.*config.json"):
         training.make("base_checkpoint")
@@ -267,7 +269,7 @@ def test_a_hub_base_is_a_pinned_pointer_that_is_fetched_only_when_needed(trainin
         checkpoint_folder(training.lake.root, row["path"])
 
     training.experiment(base='kind = "hub"\nrepo = "Qwen/Qwen3-0.6B"\nrevision = "main"')
-    assert "name the commit" in training.failures(training.make("base_checkpoint"))[pointers.PINNED]
+    assert "name the commit" in training.failures(training.make("base_checkpoint"))[checkpoints.PINNED]
 
 
 def test_hub_models_folder_is_the_hub_clients(monkeypatch, tmp_path):
@@ -278,7 +280,7 @@ def test_hub_models_folder_is_the_hub_clients(monkeypatch, tmp_path):
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    row, _ = pointers.hub_pointer(BaseSection(kind="hub", repo="a/b", revision="c" * 40))
+    row, _ = checkpoints.hub_pointer(BaseSection(kind="hub", repo="a/b", revision="c" * 40))
     assert checkpoint_folder(tmp_path, row["path"]) == tmp_path
     assert asked["repo"] == "a/b" and asked["revision"] == "c" * 40
     assert not any(p.endswith((".bin", ".pt", ".pkl")) for p in asked["patterns"]), "pickled weights run code"

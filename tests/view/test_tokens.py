@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etpi.view.pages.tokens import ratios, shade_class
-from etpi.view.token_diff import CELLS, diff
+from etpi.view.pages.tokens import CELLS, diff, ratios, shade_class
 from etpi_resources.lake import catalog
 from etpi_resources.links import tokens_page
 from tests.support.viewed_lake import NAMES, SET, STUDY, WORDS

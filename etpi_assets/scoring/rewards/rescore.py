@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
+from etpi_assets.checks import outcome
 from etpi_assets.scoring.rewards.functions import score_rollout
 from etpi_assets.specs.training import RewardTerm
 from etpi_assets.tasks.family import Task
@@ -49,8 +50,5 @@ def rewards_as_applied(applied: pa.Table, rescored: pa.Table) -> CheckOutcome:
     columns = ["rollout_id", "function", "weight", "value", "agent_id"]
     before, now = ({tuple(row.values()) for row in rows.select(columns).to_pylist()} for rows in (applied, rescored))
     changed = Counter(function for _, function in sorted({row[:2] for row in before ^ now}))
-    message = f"{rescored.num_rows} rewards have the values that training used"
-    if changed:
-        counts = ", ".join(f"{name} on {n} rollouts" for name, n in changed.items())
-        message = f"rewards changed since training: {counts}; materialize rl_checkpoint again to train on them"
-    return CheckOutcome("rewards_as_applied", not changed, message, blocking=False, figures=changed)
+    counts = ", ".join(f"{name} on {n} rollouts" for name, n in changed.items())
+    return outcome("rewards_as_applied", not changed, changed, rewards=rescored.num_rows, counts=counts)

@@ -17,11 +17,11 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
+from string import Template
 from typing import Any
 
 from etpi_assets.tasks.family import Task
 from etpi_assets.worlds.coop_tiny_shared.features import Formula, sample_formula
-from etpi_assets.worlds.coop_tiny_shared.texts import InstructionFields, write_text
 from etpi_assets.worlds.names import NameGenerator
 
 AGENTS = ("agent1", "agent2")
@@ -146,3 +146,38 @@ def divided_solution(task: Task, feature_id: str) -> dict[str, str]:
 def wanted_formula(feature: Mapping[str, Any]) -> Formula:
     """Return the formula of a feature's function."""
     return Formula(feature["operation"], feature["number"])
+
+
+@dataclass(frozen=True)
+class InstructionFields:
+    """Fields of one agent's instruction.
+
+    Attributes:
+        code: the expression that the function returns.
+        tells_overlap: the instruction says that the partner exports from the shared file too.
+    """
+
+    function: str
+    path: str
+    code: str
+    shared: str
+    partner: str
+    tells_overlap: bool
+
+
+_TEMPLATES = (
+    "Task: add $fn to $path: return $code\nExport: $shared$overlap\nPartner: $partner",
+    "Add the function $fn to $path. It should return $code\nThen export it in $shared$overlap\n"
+    "Your partner is $partner.",
+    "# New function $fn\n\nThe function $fn in $path should return $code\n\n"
+    "$partner works here too. Export: $shared$overlap",
+)
+_OVERLAP = " ($partner exports there too)"
+
+
+def write_text(fields: InstructionFields, rng: random.Random) -> str:
+    """Write the instruction."""
+    template = rng.choice(_TEMPLATES).replace("$overlap", _OVERLAP if fields.tells_overlap else "")
+    return Template(template).substitute(
+        fn=fields.function, path=fields.path, code=fields.code, shared=fields.shared, partner=fields.partner
+    )

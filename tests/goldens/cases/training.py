@@ -19,8 +19,7 @@ from etpi_assets.specs.experiment import BaseSection
 from etpi_assets.specs.training import TrainSection
 from etpi_assets.tiny_bases.shipped import shipped
 from etpi_assets.training import curves, sft
-from etpi_assets.training.checkpoints import LakeCheckpoint, SftReport
-from etpi_assets.training.pointers import pointer
+from etpi_assets.training.checkpoints import LakeCheckpoint, SftReport, pointer
 from etpi_resources.lake.schemas import from_rows
 from etpi_resources.trainers.contracts import FirstPass, PhaseSeconds, PlanSummary, SavedFigures, SftLogLine
 from etpi_resources.trainers.workers import grpo_worker, influence, sft_worker
