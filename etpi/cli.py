@@ -209,9 +209,7 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 
 @etpi.command()
 @click.argument("source", metavar="PATH")
-@click.option(
-    "--model", "--student", "model", required=True, metavar="MODEL", help="the model to train, as for `etpi init`"
-)
+@click.option("--model", "--student", "model", metavar="MODEL", help="the model to train, as for `etpi init`")
 @click.option("--heldout", metavar="PATH", help="tasks of the evaluation, which no row may have")
 @click.option("--format", default="auto", metavar="FORMAT", help="format of the rows (default: recognised)")
 @click.option(
@@ -219,20 +217,30 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
     help="exit with 1 if a finding of this level (error, warning, note, never) hits more of the label tokens",
 )  # fmt: skip
 @click.option("--page", metavar="FILE", help="write the findings with their tokens as one HTML page")
+@click.option("--base", metavar="MODEL", help="PATH is a checkpoint or an adapter that was trained from this model")
+@click.option("--server", metavar="URL", help="with --base: a server of the checkpoint, as http://127.0.0.1:8000")
+@click.option("--name", metavar="NAME", help="with --server: the checkpoint's name there")
+@click.option("--api-key-env", "key_env", metavar="VARIABLE", help="environment variable with the server's key")
 @JSON
 def audit(
-    source: str, model: str, heldout: str | None, format: str, fail_on: str, page: str | None, as_json: bool
-) -> int:
-    """Find what is wrong with a training file, before it is trained: no lake, no specs (docs/audit.md).
+    source: str, model: str | None, heldout: str | None, format: str, fail_on: str, page: str | None,
+    base: str | None, server: str | None, name: str | None, key_env: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Find what is wrong with a training file or a checkpoint: no lake, no specs (docs/audit.md).
 
-    PATH is a file or folder in any format that etpi reads, or rows of ids and labels. Exit status 0: nothing above
-    the bound; 1: findings; 2: the file, the model or an option cannot be read.
+    PATH is a file or folder in any format that etpi reads, or rows of ids and labels; with --base, a checkpoint. Exit
+    status 0: nothing above the bound; 1: findings; 2: the file, the model or an option cannot be read.
     """
     import time
 
     from etpi.audit import command
 
     start = time.monotonic()
+    if bool(model) == bool(base) or bool(server) != bool(name) or (server and not base):
+        raise click.UsageError("write FILE --model MODEL, or CHECKPOINT --base MODEL [--server URL --name NAME]")
+    if base:
+        return command.show_checks(command.of_checkpoint(source, base, server, name, key_env), source, base, as_json)
+    assert model
     return command.show(command.of_file(source, model, heldout, format), start, fail_on, as_json, page)
 
 

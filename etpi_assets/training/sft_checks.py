@@ -70,8 +70,7 @@ def checks(reports: Mapping[int, SftReport], split: TrainingSplit) -> list[Check
 
 def proofs(reports: Mapping[int, TrainingFigures]) -> list[CheckOutcome]:
     """Run every check of `PROOFS` on the reports of all seeds; all are blocking."""
-    judges = {"weights_differ_from_base": _differs, "adapter_not_zero": _adapter, "reload_equals_saved": _reload}
-    return outcomes_of_seeds(judges, reports)
+    return outcomes_of_seeds(JUDGES, reports)
 
 
 def outcomes_of_seeds(
@@ -194,3 +193,9 @@ def _reload(report: TrainingFigures) -> Judgement:
         return True, f"the files read back equal the trained weights ({compared})", figures
     reason = f"tensors that read back otherwise: {list(saved.differing[:3])}" if saved.differing else str(judged)
     return False, f"the saved checkpoint is not the trained one: {reason}, bound {bound}; do not serve it", figures
+
+
+JUDGES: Mapping[str, Callable[[TrainingFigures], Judgement]] = dict(
+    zip(PROOFS, (_differs, _adapter, _reload), strict=True)
+)
+"""`PROOFS` with their functions, which read `saved` alone."""
