@@ -486,17 +486,18 @@ def verify(deep: bool, since: datetime | None, set_aside: bool, as_json: bool) -
 @click.argument("experiment")
 @click.option(
     "--format",
-    required=True,
     metavar="FORMAT",
     help="trl, trl_messages, verl_sft, verl_rl, atif, hub, tito or model (docs/reference/formats.md)",
 )
 @click.option("--to", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="a new or empty folder")
-def export(experiment: str, format: str, to: Path) -> int:
+def export(experiment: str, format: str | None, to: Path) -> int:
     """Write an experiment's data or models in another program's format (docs/reference/formats.md)."""
-    from etpi_assets.exports import MANIFEST
+    from etpi_assets.exports import EXPORTS, MANIFEST
     from etpi_assets.exports import export as write
     from etpi_assets.resources import Resources
 
+    if format is None:
+        raise click.UsageError(f"--format is missing; it is one of {', '.join(EXPORTS)}")
     manifest = write(experiment, format, to, Resources())
     for file in manifest["files"][:8]:
         rows = f"{file['rows']:,} rows, " if file["rows"] > 1 else ""
