@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -273,7 +273,7 @@ _NAMES = {"model": ("--model", "--student", "student"), "map": ("--map", "column
 _OF_ALL = ("preset", "name", "yes", "force")
 
 
-def _init_options(*names: str, hidden: bool = False) -> Callable[[Callable[..., int]], Callable[..., int]]:
+def _init_options(*names: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Return the decorator with these options of `_INIT`."""
 
     def decorated(command: Callable[..., int]) -> Callable[..., int]:
@@ -282,48 +282,33 @@ def _init_options(*names: str, hidden: bool = False) -> Callable[[Callable[..., 
             settings: dict[str, Any] = (
                 {"is_flag": True} if kind is True else kind if isinstance(kind, dict) else {"metavar": kind}
             )
-            command = click.option(*_NAMES.get(name, (f"--{name}",)), **settings, help=text, hidden=hidden)(command)
+            command = click.option(*_NAMES.get(name, (f"--{name}",)), **settings, help=text)(command)
         return command
 
     return decorated
 
 
-@etpi.group(invoke_without_command=True)
-@click.option("--from", "source", hidden=True)
-@click.option("--endpoint", hidden=True)
-@click.option("--tasks", hidden=True)
-@click.option("--model", "model", hidden=True)
-@click.option("--student", "student", hidden=True)
-@_init_options(*(name for name in _INIT if name != "model"), hidden=True)
-@click.pass_context
-def init(
-    ctx: click.Context, source: str | None, endpoint: str | None, tasks: str | None, suite: str | None, **options: Any
-) -> int:
+class _Init(click.Group):
+    """A group that reads `--from PATH`, `--tasks PATH` and `--endpoint URL` of the release before as its commands."""
+
+    _OLD: ClassVar = {"--from": "runs", "--tasks": "tasks", "--endpoint": "endpoint"}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = [w for arg in args for w in (arg.split("=", 1) if arg.partition("=")[0] in self._OLD else [arg])]
+        if len(at := [n for n, word in enumerate(words) if word in self._OLD]) > 1 or at == [len(words) - 1]:
+            raise click.UsageError("name one beginning: init runs PATH, init tasks PATH or init endpoint URL")
+        if at:
+            args = [self._OLD[words[at[0]]], words[at[0] + 1], *words[: at[0]], *words[at[0] + 2 :]]
+        return super().parse_args(ctx, args)
+
+
+@etpi.group(cls=_Init)
+def init() -> None:
     """Write specs into ./specs for your own recorded runs, your own tasks, or a teacher behind an endpoint.
 
     docs/own_data.md and docs/own_tasks.md show it. The options of one command, `etpi init --from PATH`, `--tasks PATH`
     and `--endpoint URL`, work until the next release.
     """
-    from etpi.init import command
-
-    if ctx.invoked_subcommand:
-        return 0
-    if sum(start is not None for start in (source, endpoint, tasks)) != 1:
-        raise click.UsageError(
-            "say what to begin with: etpi init runs PATH, etpi init tasks PATH, etpi init endpoint URL"
-        )
-    if options["train"] and source is None or options["rl"] and tasks is None:
-        raise click.UsageError("--train belongs to runs, and --rl to tasks")
-    if options["harness"] and not options["rl"]:
-        raise click.UsageError("--harness belongs to --rl")
-    answers = command.Answers(**options)
-    if tasks is not None:
-        return command.from_tasks(tasks, answers)
-    if source is not None:
-        return command.from_trajectories(source, answers)
-    if not suite:
-        raise click.UsageError("--endpoint needs --suite SUITE; `etpi status --all` and docs/reference list suites")
-    return command.from_endpoint(str(endpoint), suite, answers)
 
 
 @init.command("runs")
