@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -209,9 +209,7 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 
 @etpi.command()
 @click.argument("source", metavar="PATH")
-@click.option(
-    "--model", "--student", "model", required=True, metavar="MODEL", help="the model to train, as for `etpi init`"
-)
+@click.option("--model", "--student", "model", metavar="MODEL", help="the model to train, as for `etpi init`")
 @click.option("--heldout", metavar="PATH", help="tasks of the evaluation, which no row may have")
 @click.option("--format", default="auto", metavar="FORMAT", help="format of the rows (default: recognised)")
 @click.option(
@@ -219,20 +217,30 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
     help="exit with 1 if a finding of this level (error, warning, note, never) hits more of the label tokens",
 )  # fmt: skip
 @click.option("--page", metavar="FILE", help="write the findings with their tokens as one HTML page")
+@click.option("--base", metavar="MODEL", help="PATH is a checkpoint or an adapter that was trained from this model")
+@click.option("--server", metavar="URL", help="with --base: a server of the checkpoint, as http://127.0.0.1:8000")
+@click.option("--name", metavar="NAME", help="with --server: the checkpoint's name there")
+@click.option("--api-key-env", "key_env", metavar="VARIABLE", help="environment variable with the server's key")
 @JSON
 def audit(
-    source: str, model: str, heldout: str | None, format: str, fail_on: str, page: str | None, as_json: bool
-) -> int:
-    """Find what is wrong with a training file, before it is trained: no lake, no specs (docs/audit.md).
+    source: str, model: str | None, heldout: str | None, format: str, fail_on: str, page: str | None,
+    base: str | None, server: str | None, name: str | None, key_env: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Find what is wrong with a training file or a checkpoint: no lake, no specs (docs/audit.md).
 
-    PATH is a file or folder in any format that etpi reads, or rows of ids and labels. Exit status 0: nothing above
-    the bound; 1: findings; 2: the file, the model or an option cannot be read.
+    PATH is a file or folder in any format that etpi reads, or rows of ids and labels; with --base, a checkpoint. Exit
+    status 0: nothing above the bound; 1: findings; 2: the file, the model or an option cannot be read.
     """
     import time
 
     from etpi.audit import command
 
     start = time.monotonic()
+    if bool(model) == bool(base) or bool(server) != bool(name) or (server and not base):
+        raise click.UsageError("write FILE --model MODEL, or CHECKPOINT --base MODEL [--server URL --name NAME]")
+    if base:
+        return command.show_checks(command.of_checkpoint(source, base, server, name, key_env), source, base, as_json)
+    assert model
     return command.show(command.of_file(source, model, heldout, format), start, fail_on, as_json, page)
 
 
@@ -265,7 +273,7 @@ _NAMES = {"model": ("--model", "--student", "student"), "map": ("--map", "column
 _OF_ALL = ("preset", "name", "yes", "force")
 
 
-def _init_options(*names: str, hidden: bool = False) -> Callable[[Callable[..., int]], Callable[..., int]]:
+def _init_options(*names: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Return the decorator with these options of `_INIT`."""
 
     def decorated(command: Callable[..., int]) -> Callable[..., int]:
@@ -274,48 +282,33 @@ def _init_options(*names: str, hidden: bool = False) -> Callable[[Callable[..., 
             settings: dict[str, Any] = (
                 {"is_flag": True} if kind is True else kind if isinstance(kind, dict) else {"metavar": kind}
             )
-            command = click.option(*_NAMES.get(name, (f"--{name}",)), **settings, help=text, hidden=hidden)(command)
+            command = click.option(*_NAMES.get(name, (f"--{name}",)), **settings, help=text)(command)
         return command
 
     return decorated
 
 
-@etpi.group(invoke_without_command=True)
-@click.option("--from", "source", hidden=True)
-@click.option("--endpoint", hidden=True)
-@click.option("--tasks", hidden=True)
-@click.option("--model", "model", hidden=True)
-@click.option("--student", "student", hidden=True)
-@_init_options(*(name for name in _INIT if name != "model"), hidden=True)
-@click.pass_context
-def init(
-    ctx: click.Context, source: str | None, endpoint: str | None, tasks: str | None, suite: str | None, **options: Any
-) -> int:
+class _Init(click.Group):
+    """A group that reads `--from PATH`, `--tasks PATH` and `--endpoint URL` of the release before as its commands."""
+
+    _OLD: ClassVar = {"--from": "runs", "--tasks": "tasks", "--endpoint": "endpoint"}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = [w for arg in args for w in (arg.split("=", 1) if arg.partition("=")[0] in self._OLD else [arg])]
+        if len(at := [n for n, word in enumerate(words) if word in self._OLD]) > 1 or at == [len(words) - 1]:
+            raise click.UsageError("name one beginning: init runs PATH, init tasks PATH or init endpoint URL")
+        if at:
+            args = [self._OLD[words[at[0]]], words[at[0] + 1], *words[: at[0]], *words[at[0] + 2 :]]
+        return super().parse_args(ctx, args)
+
+
+@etpi.group(cls=_Init)
+def init() -> None:
     """Write specs into ./specs for your own recorded runs, your own tasks, or a teacher behind an endpoint.
 
     docs/own_data.md and docs/own_tasks.md show it. The options of one command, `etpi init --from PATH`, `--tasks PATH`
     and `--endpoint URL`, work until the next release.
     """
-    from etpi.init import command
-
-    if ctx.invoked_subcommand:
-        return 0
-    if sum(start is not None for start in (source, endpoint, tasks)) != 1:
-        raise click.UsageError(
-            "say what to begin with: etpi init runs PATH, etpi init tasks PATH, etpi init endpoint URL"
-        )
-    if options["train"] and source is None or options["rl"] and tasks is None:
-        raise click.UsageError("--train belongs to runs, and --rl to tasks")
-    if options["harness"] and not options["rl"]:
-        raise click.UsageError("--harness belongs to --rl")
-    answers = command.Answers(**options)
-    if tasks is not None:
-        return command.from_tasks(tasks, answers)
-    if source is not None:
-        return command.from_trajectories(source, answers)
-    if not suite:
-        raise click.UsageError("--endpoint needs --suite SUITE; `etpi status --all` and docs/reference list suites")
-    return command.from_endpoint(str(endpoint), suite, answers)
 
 
 @init.command("runs")
@@ -478,17 +471,18 @@ def verify(deep: bool, since: datetime | None, set_aside: bool, as_json: bool) -
 @click.argument("experiment")
 @click.option(
     "--format",
-    required=True,
     metavar="FORMAT",
     help="trl, trl_messages, verl_sft, verl_rl, atif, hub, tito or model (docs/reference/formats.md)",
 )
 @click.option("--to", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="a new or empty folder")
-def export(experiment: str, format: str, to: Path) -> int:
+def export(experiment: str, format: str | None, to: Path) -> int:
     """Write an experiment's data or models in another program's format (docs/reference/formats.md)."""
-    from etpi_assets.exports import MANIFEST
+    from etpi_assets.exports import EXPORTS, MANIFEST
     from etpi_assets.exports import export as write
     from etpi_assets.resources import Resources
 
+    if format is None:
+        raise click.UsageError(f"--format is missing; it is one of {', '.join(EXPORTS)}")
     manifest = write(experiment, format, to, Resources())
     for file in manifest["files"][:8]:
         rows = f"{file['rows']:,} rows, " if file["rows"] > 1 else ""

@@ -13,6 +13,7 @@ from etpi.audit.file import audit_file
 from etpi.audit.report import Report
 from etpi.init.student import read_student
 from etpi_assets.specs.load import SpecError
+from etpi_resources.lake.check_outcome import CheckOutcome
 
 
 def of_file(source: str, model: str, heldout: str | None, format: str) -> Report:
@@ -21,9 +22,39 @@ def of_file(source: str, model: str, heldout: str | None, format: str) -> Report
         student = read_student(model)
         if student.chat is None:
             raise SpecError(f"model {model}: {student.unknown}")
+        if any((Path(source) / name).is_file() for name in ("config.json", "adapter_config.json")):
+            raise SpecError(f"{source} is a checkpoint: write --base MODEL, the model it was trained from")
         return audit_file(Path(source), student, Path(heldout) if heldout else None, format)
     except (SpecError, ValueError, FileNotFoundError) as error:
         raise click.UsageError(str(error)) from error
+
+
+def of_checkpoint(source: str, base: str, url: str | None, name: str | None, key_env: str | None) -> list[CheckOutcome]:
+    """Audit a checkpoint. Raises UsageError: its files or its base cannot be read."""
+    from etpi.audit.checkpoint import audit_checkpoint
+
+    try:
+        student = read_student(base)
+        if student.folder is None:
+            raise SpecError(f"base {base}: {student.unknown}")
+        server = (url, name, key_env) if url and name else None
+        return list(audit_checkpoint(Path(source), student.folder, server))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise click.UsageError(str(error)) from error
+
+
+def show_checks(outcomes: list[CheckOutcome], source: str, base: str, as_json: bool) -> int:
+    """Print the checks of a checkpoint; return 1 if one failed, else 0."""
+    failed = [outcome.name for outcome in outcomes if not outcome.passed]
+    if as_json:
+        checks = [{"name": one.name, "passed": one.passed, "message": one.message} for one in outcomes]
+        click.echo(
+            json.dumps({"version": 1, "path": source, "base": base, "failed": failed, "checks": checks}, indent=1)
+        )
+    for one in () if as_json else outcomes:
+        mark = click.style("ok   ", fg="green") if one.passed else click.style("FAULT", fg="red", bold=True)
+        click.echo(f"{mark}  {click.style(one.name, bold=not one.passed)}: {one.message}")
+    return 1 if failed else 0
 
 
 def show(report: Report, start: float, fail_on: str, as_json: bool, page: str | None) -> int:

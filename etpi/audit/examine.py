@@ -131,10 +131,8 @@ class Examiner:
             try:
                 if raw.format == "trl" and isinstance(row, Mapping) and "input_ids" in row:
                     ids, labels = _unpadded(*ids_and_labels(row, f"{raw.source}, row {raw.number}"), self._chat)
-                    if max(ids, default=0) >= self._chat.vocab_size:
-                        raise Unreadable(
-                            "foreign_ids", f"id {max(ids)} is beyond the {self._chat.vocab_size} of the model"
-                        )
+                    if (last := max(ids, default=0)) >= self._chat.vocab_size:
+                        raise Unreadable("foreign_ids", f"id {last} is beyond the {self._chat.vocab_size} of the model")
                     faults = list(mask_faults(ids, labels, self._chat))
                     row = {k: row[k] for k in ("tools", "id") if k in row} | {"input_ids": ids, "labels": labels}
             except Unreadable as refused:
@@ -235,9 +233,7 @@ class Examiner:
                     chained.append((int.from_bytes(digest.digest(), "big"), len(pair[1])))
                     length = len(pair[0]) + len(pair[1])
                     if self._context and length > self._context:
-                        block.hit(
-                            place, "too_long", f"{length:,} tokens, the context of the model is {self._context:,}"
-                        )
+                        block.hit(place, "too_long", f"{length:,} tokens, the model's context is {self._context:,}")
             if messages and messages[-1].role == "user" and agent.turns and name not in block.structural:
                 block.hit(f"{name}/{agent.agent_id}", "no_answer", repr(messages[-1].content[:80]))
             yield Chain(record.source or name, int.from_bytes(digest.digest(), "big"), chained)
@@ -257,12 +253,8 @@ class Examiner:
             block.hit(place, "syntax", f"a {CALL} that no parser reads as a call: {text[:60]!r}", CALL)
         names = (stored_call(call).name for call in message.tool_calls or ())
         if strange := [name for name in names if name and offered and name not in offered]:
-            block.hit(
-                place,
-                "not_offered",
-                f"calls {strange[0]}, the row offers {', '.join(map(str, offered))}"[:200],
-                strange[0],
-            )
+            detail = f"calls {strange[0]}, the row offers {', '.join(map(str, offered))}"[:200]
+            block.hit(place, "not_offered", detail, strange[0])
 
     def _count(self, turns: Mapping[Key, Any], block: _Block, names: set[str]) -> None:
         """Add the tokens of the turns to the report, and the hits with those that they hit."""
@@ -337,16 +329,11 @@ def _tools_in_text(agent: CapturedAgent) -> list[Any] | None:
 
 def _unpadded(ids: list[int], labels: list[int], chat: ChatFormat) -> tuple[list[int], list[int]]:
     """Return the ids and labels without padding that no attention mask names; one end of a turn is left."""
-    keep = 1 if chat.pad_id in chat.end_ids else 0
-    padded = [
-        i
-        for i, (token, label) in enumerate(zip(ids, labels, strict=True))
-        if token != chat.pad_id or label != IGNORE_INDEX
-    ]
-    if not padded:
+    used = np.flatnonzero((np.asarray(ids) != chat.pad_id) | (np.asarray(labels) != IGNORE_INDEX))
+    if not len(used):
         return ids, labels
-    start, stop = padded[0], min(len(ids), padded[-1] + 1 + keep)
-    return ids[start:stop], labels[start:stop]
+    chosen = slice(int(used[0]), int(used[-1]) + 1 + (chat.pad_id in chat.end_ids))
+    return ids[chosen], labels[chosen]
 
 
 def _schema_fault(row: Any, record: RolloutRecord, padded: bool) -> str | None:

@@ -91,7 +91,7 @@ def _blocks(items: Iterator[Any]) -> Iterator[tuple[str, list[Any]]]:
 
 @dataclass
 class _Repeats:
-    """The conversations of all rows, in 20 bytes for each turn and 12 for each row."""
+    """The conversations of all rows, in 16 bytes for each turn and 12 for each row."""
 
     places: list[tuple[int, str]] = field(default_factory=list)
     """(number of the first conversation, file) where the file changes."""

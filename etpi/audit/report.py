@@ -20,6 +20,7 @@ SHOWN = 3
 _HERE = Path(__file__).parent
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 _TURNS, _WIDTH = 8, 150
+_SUMMED = ("rows", "tokens", "label_tokens", "labels", "compared", "call_tokens", "offered", "calling")
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Report:
 
     def add(self, part: Report) -> None:
         """Add the figures and findings of further rows."""
-        for name in ("rows", "tokens", "label_tokens", "labels", "compared", "call_tokens", "offered", "calling"):
+        for name in _SUMMED:
             setattr(self, name, getattr(self, name) + getattr(part, name))
         self.offering = (self.offering[0] + part.offering[0], self.offering[1] + part.offering[1])
         self.longest = max(self.longest, part.longest)
@@ -167,21 +168,9 @@ def _coloured(spans: Sequence[tuple[str, str, bool]]) -> Iterator[str]:
 
 def as_json(report: Report, failed: Sequence[str]) -> dict[str, Any]:
     """Return the report as JSON of a version; rows are counted from 0."""
-    figures = (
-        "path",
-        "format",
-        "rows",
-        "tokens",
-        "label_tokens",
-        "labels",
-        "compared",
-        "call_tokens",
-        "longest",
-        "notes",
-    )
     return {
         "version": 1,
-        **{name: getattr(report, name) for name in figures},
+        **{name: getattr(report, name) for name in ("path", "format", *_SUMMED[:6], "longest", "notes")},
         "label_share_by_turn": {turn: round(share, 6) for turn, share in report.by_turn()},
         "failed": list(failed),
         "findings": [

@@ -51,10 +51,10 @@ def _crawl(client: TestClient, experiment: str, folder: Path) -> dict[str, str]:
     """Write the experiment's pages as the server sends them; return {address: file}."""
     start = links.experiment_page(experiment)
     names: dict[str, str] = {}
-    waiting = dict.fromkeys([start])
+    lists, rollouts = dict.fromkeys([start]), dict[str, None]()  # all lists first: then the total is known
     gone: set[str] = set()
     shown = time.monotonic()
-    while waiting:
+    while waiting := lists or rollouts:
         address = next(iter(waiting))
         del waiting[address]
         response = client.get(address)
@@ -66,13 +66,14 @@ def _crawl(client: TestClient, experiment: str, folder: Path) -> dict[str, str]:
         names[address] = _file_name(address) if address != start else "index.html"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / names[address]).write_text(response.text, encoding="utf-8")
-        if not address.startswith("/rollout/"):  # those beside it come from the lists
-            targets = (urljoin(address, unescape(target)) for _, target, _ in _LINK.findall(response.text))
-            new = (target for target in targets if _belongs(target, experiment) and target not in gone)
-            waiting |= dict.fromkeys(target for target in new if target not in names)
+        for _, link, _ in () if waiting is rollouts else _LINK.findall(response.text):  # a rollout's come from lists
+            target = urljoin(address, unescape(link))
+            if _belongs(target, experiment) and target not in gone and target not in names:
+                (rollouts if target.startswith("/rollout/") else lists)[target] = None
         if time.monotonic() - shown > SHOWN_SECONDS:
             shown = time.monotonic()
-            say(f"{len(names):,} pages, {len(waiting):,} more known")
+            total = len(names) + len(lists) + len(rollouts)
+            say(f"{len(names):,} of {total:,} pages{' or more' if lists else ''}")
     return names
 
 

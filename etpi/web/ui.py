@@ -21,6 +21,9 @@ from dagster._core.workspace.load_target import WorkspaceFileTarget
 from dagster._utils.log import configure_loggers
 from dagster_webserver import cli, version
 from dagster_webserver.app import create_app_from_workspace_process_context
+from starlette.applications import Starlette
+from starlette.responses import RedirectResponse
+from starlette.routing import Route
 
 from etpi.web.serve import serve
 from etpi_resources.process.supervise import supervised
@@ -46,10 +49,16 @@ def serve_dagster(host: str, port: int, names: Sequence[str], home: Path) -> int
         )
         target = WorkspaceFileTarget(paths=[str(workspace)])
         with WorkspaceProcessContext(instance, target, version=version.__version__) as context:
-            app = create_app_from_workspace_process_context(context, "", _POLL_MS)
+            app = opening_on_graph(create_app_from_workspace_process_context(context, "", _POLL_MS))
             with suppress(KeyboardInterrupt):
                 serve(app, "etpi ui", host, port, names, home)
         return 0 if daemon.poll() is None else 1
+
+
+def opening_on_graph(app: Starlette) -> Starlette:
+    """Return Dagster's app, whose first page is then the graph of all assets and not its first job."""
+    app.router.routes.insert(0, Route("/", lambda request: RedirectResponse("/asset-groups")))
+    return app
 
 
 @contextmanager

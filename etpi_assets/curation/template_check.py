@@ -31,8 +31,9 @@ from etpi_assets.curation.retokenise import conversation
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.trajectories.tables import Key, iter_turns
-from etpi_resources.chat.format import DATE, ChatFormat
+from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.marks import split_thought
+from etpi_resources.chat.template_worker import DATE
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.token_ids import begins_with, common_prefix
 

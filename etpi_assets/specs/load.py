@@ -298,6 +298,7 @@ _NOT_TOML = {
     "Unterminated string": "a quote is not closed",
     'Expected "\'"': "a quote is not closed",
     "Cannot overwrite a value": "a key is written twice",
+    "Cannot declare": "a table is written twice",
     "Expected '=' after a key": "a key without `=`",
 }
 """The beginning of an error of tomllib -> its cause in words of TOML."""
@@ -322,9 +323,9 @@ def _read_document(file: Path) -> dict[str, Any]:
     except RecursionError as error:
         raise SpecError(f"{file}: its tables or lists are nested too deep") from error
     except ValueError as error:  # also not UTF-8, and an integer with more digits than Python converts
-        reason, _, place = str(error).partition(" (")
+        reason, _, place = str(error).rpartition(" (at ") if " (at " in str(error) else (str(error), "", "")
         reason = next((fault for begin, fault in _NOT_TOML.items() if reason.startswith(begin)), reason)
-        raise SpecError(f"{file}: not TOML: {reason} {place.rstrip(')')}".rstrip()) from error
+        raise SpecError(f"{file}: not TOML: {reason}{place and f' at {place[:-1]}'}") from error
     if _depth(document) > _MOST_NESTED:
         raise SpecError(f"{file}: its tables or lists are nested more than {_MOST_NESTED} deep")
     return document
@@ -414,7 +415,7 @@ def _problem(model: type[BaseModel], loc: Sequence[str | int], kind: str, messag
     valid = list(level.model_fields)
     close = difflib.get_close_matches(str(loc[-1]), valid, n=1, cutoff=0.6)
     if known := _aliases().get(str(loc[-1])):
-        close, loc = [known] if known in valid else [], [*loc[:-1], known]
+        close, loc = [key for key in known if key in valid], [*loc[:-1], known[0]]
     if not close:  # right name, wrong section
         paths = dict(_paths(model))
         close = sorted((path for path, leaf in paths.items() if leaf == loc[-1]), key=lambda path: path.count("."))
@@ -425,10 +426,11 @@ def _problem(model: type[BaseModel], loc: Sequence[str | int], kind: str, messag
 
 
 @cache
-def _aliases() -> Mapping[str, str]:
-    """Return another tool's name of a key -> the key."""
+def _aliases() -> Mapping[str, list[str]]:
+    """Return another tool's name of a key -> the key; where sections differ, their keys."""
     tables = tomllib.loads(Path(__file__).with_name("aliases.toml").read_text(encoding="utf-8"))
-    return {name: key for key, names in tables.items() for name in names}
+    names = dict.fromkeys(name for of_key in tables.values() for name in of_key)
+    return {name: [key for key, of_key in tables.items() if name in of_key] for name in names}
 
 
 def _meaning(model: type[BaseModel], path: str) -> str:

@@ -61,7 +61,7 @@ def checks(reports: Mapping[int, SftReport], split: TrainingSplit) -> list[Check
 
 def proofs(reports: Mapping[int, TrainingFigures]) -> list[CheckOutcome]:
     """Run the checks of a checkpoint, which SFT and GRPO have in common, on the reports of all seeds."""
-    return outcomes_of_seeds((_differs, _adapter, _reload), reports)
+    return outcomes_of_seeds(JUDGES, reports)
 
 
 def outcomes_of_seeds(
@@ -170,3 +170,7 @@ def _reload(report: TrainingFigures) -> CheckOutcome:
         compared=f"logits within {max(judged.values()):.1g}" if judged else "logits were not compared",
         reason=f"tensors that read back otherwise: {list(saved.differing[:3])}" if saved.differing else judged,
     )
+
+
+JUDGES = (_differs, _adapter, _reload)
+"""Checks of a checkpoint, which read `saved` alone."""

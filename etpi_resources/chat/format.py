@@ -29,7 +29,7 @@ from etpi_resources.chat.markers import END, PAD, TURN, TurnMarkers, ends_of_nex
 from etpi_resources.chat.marks import CALL, CALL_END, THINK, THINK_END, contains
 from etpi_resources.chat.prefixes import AppendOnlyProbe, tags
 from etpi_resources.chat.roles import Roles
-from etpi_resources.chat.template_worker import DATE
+from etpi_resources.chat.template_worker import compiled
 from etpi_resources.chat.tokenizer_files import CHAT_TEMPLATE, TOKENIZER_CONFIG, pad_id, read_tokenizer
 from etpi_resources.chat.tool_forms import FORMS, Call, ToolForm, message_calls
 from etpi_resources.chat.tool_forms.template import TemplateForm, UnknownToolForm
@@ -53,6 +53,8 @@ _TAGS = frozenset({THINK, THINK_END, CALL, CALL_END, "<tool_response>", "</tool_
 _BRACKETED = re.compile(r"\W.*\w.*\W", re.DOTALL)
 _WORTH_SHARING = 4_000
 """Number of characters from which encoding on all cores is faster."""
+_MOST_KEPT = 500_000
+"""Number of characters whose ids are kept: the labels of a conversation are pieces of its prompts too."""
 
 
 class Label(NamedTuple):
@@ -74,10 +76,7 @@ class Label(NamedTuple):
     @property
     def plain(self) -> str:
         """The text without stand-ins."""
-        text = self.text
-        for stand_in, control in self.stand_ins.items():
-            text = text.replace(stand_in, control)
-        return text
+        return _unmasked(self.text, self.stand_ins)
 
 
 class TokenizerUnavailable(ExpectedError, OSError):
@@ -124,6 +123,8 @@ class ChatFormat:
         self.tool_open_id, self.tool_close_id = map(self.inline_id, (CALL, CALL_END))
         self._stripping = {t.content: (t.lstrip, t.rstrip) for t in self._added.values() if t.lstrip or t.rstrip}
         self._openings: dict[str, str] = {}
+        self._encoded: dict[tuple[str, bool], list[int]] = {}
+        self._kept = 0
 
     def __reduce__(self) -> tuple[type[ChatFormat], tuple[str, PreTrainedTokenizerFast, str]]:
         """Pickle as the constructor's arguments: a pickled tokenizer would parse control tokens in text."""
@@ -436,8 +437,14 @@ class ChatFormat:
             UnknownToolForm: a message has calls, and the template writes none, or in a form that is not in `FORMS`.
         """
 
+        heads: dict[str, str] = {}
+
         def apply(shown: list[Any], offered: list[Any] | None, prompt: bool) -> str:
-            return self._apply(shown, offered, template_kwargs, prompt)
+            if not prompt:
+                return self._apply(shown, offered, template_kwargs, prompt)
+            if (key := repr((shown, offered))) not in heads:
+                heads[key] = self._apply(shown, offered, template_kwargs, prompt)
+            return heads[key]
 
         labels = []
         for message in messages:
@@ -609,23 +616,25 @@ class ChatFormat:
 
     def _structured_all(self, texts: Sequence[str], stand_ins: Mapping[str, str]) -> list[list[int]]:
         """Return `_structured` of each text; encode a repeated piece once."""
-        split = [self._pieces(text) for text in texts]
-        ids: dict[tuple[str, bool], list[int]] = {}
+        control = self._control
+        split = [[(piece, at == 0) for at, piece in enumerate(self._pieces(text))] for text in texts]
+        plain = {piece: (_unmasked(piece[0], stand_ins), piece[1]) for text in split for piece in text}
+        known = self._encode_pieces([text for piece, text in plain.items() if piece[0] not in control])
+        ids = {piece: [control[piece[0]]] if piece[0] in control else known[text] for piece, text in plain.items()}
+        return [[number for piece in text for number in ids[piece]] for text in split]
+
+    def _encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> dict[tuple[str, bool], list[int]]:
+        """Return the ids of each (text without structure, whether it begins a whole text); the last ones are kept."""
+        kept = self._encoded  # replaced, never emptied: other threads read it
+        ids = {piece: kept[piece] for piece in pieces if piece in kept}
         for core, starts in ((self._core, True), (self._inner, False)):
-            pieces = list(
-                dict.fromkeys(
-                    piece
-                    for text in split
-                    for at, piece in enumerate(text)
-                    if (at == 0) == starts and piece not in self._control
-                )
-            )
-            plain = pieces
-            for stand_in, control in stand_ins.items():
-                plain = [piece.replace(stand_in, control) for piece in plain]
-            ids |= zip(((piece, starts) for piece in pieces), _encode_all(core, plain), strict=True)
-        ids |= {(control, starts): [number] for control, number in self._control.items() for starts in (True, False)}
-        return [[number for at, piece in enumerate(text) for number in ids[piece, at == 0]] for text in split]
+            fresh = list(dict.fromkeys(piece for piece in pieces if piece[1] == starts and piece not in ids))
+            ids |= zip(fresh, _encode_all(core, [text for text, _ in fresh]), strict=True)
+            self._kept += sum(len(text) for text, _ in fresh)
+        if self._kept > _MOST_KEPT:
+            self._encoded, self._kept = {}, sum(len(text) for text, _ in ids)
+        self._encoded |= ids
+        return ids
 
     def _following(self, before: str, texts: Sequence[str], stand_ins: Mapping[str, str]) -> list[list[int]]:
         """Return the ids of texts that follow another text, as the tokenizer reads both together.
@@ -789,18 +798,19 @@ def render_template(
 ) -> str:
     """Return what `apply_chat_template` does; only templates that etpi or TRL ships are rendered in this process.
 
+    These need no sandbox either, which takes a third of a rendering.
+
     Raises:
         TemplateUnbounded: the template does not keep within the bounds of `bounds`.
         Exception: the template's own, of any class.
     """
     from etpi_resources.chat.tokenizers import qwen3
 
-    if template in _own_templates() or template in qwen3.chat_templates():
-        variables = {"add_generation_prompt": generation_prompt, "strftime_now": DATE.strftime, **kwargs}
-        text = tokenizer.apply_chat_template(messages, tools=tools, chat_template=template, tokenize=False, **variables)
-        return str(text)
     variables = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": generation_prompt}
-    return bounds.render(template, {**tokenizer.special_tokens_map, **variables, **kwargs})
+    variables = {**tokenizer.special_tokens_map, **variables, **kwargs}
+    if template in _own_templates() or template in qwen3.chat_templates():
+        return compiled(template, trusted=True).render(variables)
+    return bounds.render(template, variables)
 
 
 @lru_cache(maxsize=1)
@@ -823,6 +833,13 @@ def _template(name: str) -> str:
     from etpi_resources.chat.tokenizers import qwen3
 
     return qwen3.chat_template(name)
+
+
+def _unmasked(text: str, stand_ins: Mapping[str, str]) -> str:
+    """Return a text with its control tokens in place of {stand-in: control token}."""
+    for stand_in, control in stand_ins.items():
+        text = text.replace(stand_in, control)
+    return text
 
 
 def _texts(value: Any) -> Iterable[str]:

@@ -141,7 +141,8 @@ def contains(ids: Sequence[int] | np.ndarray, markers: Sequence[str], chat: Chat
     tokens = [chat.inline_id(marker) for marker in markers]
     numbers = [token for token in tokens if token is not None]
     if len(numbers) == len(tokens):
-        return bool(np.isin(np.asarray(ids), numbers).any())
+        among = np.asarray(ids)
+        return any((among == number).any() for number in numbers)
     text = chat.decode([int(number) for number in ids])
     return any(marker in text for marker in markers)
 

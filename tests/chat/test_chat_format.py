@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from etpi_resources.chat import format as chat_format
 from etpi_resources.chat.format import ChatFormat, TokenizerUnavailable, load_chat_format
 
 # Text that tries to be structure, beside ordinary and odd text.
@@ -185,3 +186,15 @@ def test_tokenizer_that_cannot_be_downloaded_names_the_remedy(monkeypatch) -> No
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
     with pytest.raises(TokenizerUnavailable, match="hf download some/model --revision abc"):
         load_chat_format("hub:some/model@abc", "tiny")
+
+
+@pytest.mark.parametrize("most", [0, 40, 1_000_000])
+def test_ids_that_are_kept_are_those_of_a_format_that_kept_none(most, monkeypatch):
+    monkeypatch.setattr(chat_format, "_MOST_KEPT", most)
+    texts = ["Print <|im_end|> now.", "<|im_end|>", "Moor.", "Print <|im_end|> now.", "user\nMoor.", "<|im_end|>"]
+    used = load_chat_format("tiny", "qwen3")
+    for text in texts:
+        messages = [{"role": "user", "content": text}, {"role": "assistant", "content": text}]
+        fresh = ChatFormat(used.name, used.tokenizer, used.template)
+        ids = used.prompt_ids(messages)
+        assert ids == fresh.prompt_ids(messages) and ids.count(used.end_id) == 2

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from etpi import cli
+from etpi.init.student import read_student
+from etpi.init.trajectories import facts, survey
 from etpi_assets.exports import export
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import load_shipped
@@ -48,6 +51,25 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for words in commands():
             assert cli.main([STUDENT if "$COMMIT" in word else word for word in words]) == 0, words
     return folder
+
+
+def test_preview_is_what_the_run_trains(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(exported)
+    student = read_student(STUDENT)
+    seen = survey("runs.jsonl", "auto", student)
+    assert seen.first is not None
+    parts = facts(seen, student, None)["first"]["parts"]
+    lake = Lake(exported / "data")
+    chosen = lake.read(Ref("selected_trajectories", "experiment", "runs"), "selected")["rollout_id"].to_pylist()
+    pairs = lake.read(Ref("tito_pairs", "experiment", "runs"), "pairs")
+    trained = [(turn, prompt, output) for (name, _, turn), prompt, output in iter_turns(pairs) if name == chosen[0]]
+    assert seen.first.rollout_id == chosen[0] and len(trained) == sum(part["trained"] for part in parts) > 1
+    chat = load_chat_format(str(exported / STUDENT))
+    before = {label["turn"]: part["text"] for part, label in pairwise(parts) if label["trained"]}
+    labels = {part["turn"]: part["text"] for part in parts if part["trained"]}
+    for turn, prompt, output in trained:
+        assert prompt is not None and output is not None
+        assert labels[turn] == chat.decode(output) and chat.decode(prompt).endswith(before[turn])
 
 
 def test_every_turn_of_every_run_is_in_the_data_set(exported: Path) -> None:

@@ -18,7 +18,8 @@ from etpi_assets.curation.student_form import StudentForm, format_call, observat
 from etpi_assets.importers import import_runs
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
-from etpi_resources.chat.format import DATE, ChatFormat, TemplateRefuses, load_chat_format
+from etpi_resources.chat.format import ChatFormat, TemplateRefuses, load_chat_format
+from etpi_resources.chat.template_worker import DATE
 from tests.support.recorded_runs import PAIR_OPTIONS, bare_list, pair_run, windowed_history, write
 from tests.support.students import chat_of
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,14 @@ import pytest
 from etpi.run.metrics_table import METRICS, metrics_table
 from etpi_assets.evaluation.metrics import measure
 from etpi_assets.graph import GRAPH
+from etpi_assets.reports import facts, html
 from etpi_assets.reports.changes import STORED, changes, changes_table, sign_test
 from etpi_assets.scoring.intervals import wilson
+from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.presets import preset_values
 from etpi_resources.lake import catalog
 from etpi_resources.lake.lake import Lake, Ref
-from etpi_resources.lake.schemas import from_rows
+from etpi_resources.lake.schemas import empty, from_rows
 from tests.support import small_lake, viewed_lake
 
 SAMPLES = 2
@@ -133,3 +137,35 @@ def test_pages_of_the_viewer_show_the_stored_figures(evaluated: Lake) -> None:
     of = rates["solved"]
     whole = [f"{100 * of[name]:+.0f}" for name in ("difference", "ci_low", "ci_high")]
     assert f"({whole[0]} points [{whole[1]}, {whole[2]}], {of['tasks']} tasks)" in page["/experiment/e"]
+
+
+def test_every_figure_of_the_report_is_that_of_sql(evaluated: Lake) -> None:
+    read = {"metrics": "metrics", "eval_scores": "scores", "eval_agent_scores": "agent_scores"}
+    stored = {name: evaluated.read(Ref("eval_metrics", "experiment", "e"), table) for name, table in read.items()}
+    stored["eval_rollouts"] = evaluated.read(Ref("eval_rollouts", "experiment", "e"), "rollouts")
+    others = {field.name: field.name.removeprefix("eval_") for field in fields(facts.ReportTables)} | {
+        "rl_log": "training_log"
+    }
+    tables = facts.ReportTables(**{name: stored.get(name, empty(table)) for name, table in others.items()})
+    values = {**preset_values("plan_first"), "title": "E", "rollout_sets": ["s"], "base": {"kind": "tiny"}}
+    page, _ = html.render(html.ReportedExperiment("e", ExperimentSpec.model_validate(values), {}, []), tables)
+    text = re.sub(r"(\s|<[^>]+>)+", " ", page).replace("−", "-")
+    cells = re.findall(r"(\d+\.\d) % \[(\d+), (\d+)\] n = (\d+)", text)
+    in_sql = {row["metric"]: [] for row in ask(evaluated, "FROM metrics WHERE value <= 1")}
+    for row in ask(evaluated, "FROM metrics WHERE value <= 1"):
+        percents = [f"{100 * row['value']:.1f}", *(f"{100 * row[name]:.0f}" for name in ("ci_low", "ci_high"))]
+        in_sql[row["metric"]].append((*percents, str(row["n"])))
+    assert len(cells) >= 21 and {*cells} <= {cell for of in in_sql.values() for cell in of}
+    for metric in ("solved", *METRICS):
+        assert {*in_sql.get(metric, ())} <= {*cells}, metric
+    lines = re.findall(
+        r"(\w+) greedy (\w+) ([\d.]+) % → (\w+) ([\d.]+) % (\S+) \[(\S+), (\S+)\] (\d+) (\d+) / (\d+)", text
+    )
+    names = ("difference", "ci_low", "ci_high")
+    for row in report(evaluated, "paired_by_metric"):
+        (line,) = [
+            line for line in lines if (line[0], line[1], line[3]) == (row["metric"], row["before"], row["after"])
+        ]
+        assert (line[2], line[4]) == tuple(f"{100 * row[f'value_{end}']:.1f}" for end in ("before", "after"))
+        assert [float(value) for value in line[5:8]] == [round(100 * row[name]) for name in names]
+        assert [int(value) for value in line[8:]] == [row["tasks"], row["higher"], row["lower"]]

@@ -55,6 +55,9 @@ def test_reference_at_full_size_resolves_and_names_its_hardware(name, tmp_path, 
         ("[train]\nmin_reward = 1", "train.min_reward", "'select.min_reward'"),
         ("[train]\nlr = 1", "train.lr", "'train.learning_rate'"),
         ("[rl]\nlr = 1", "rl.lr", "'rl.learning_rate'"),
+        ("[train]\ngrad_accum = 1", "train.grad_accum", "'train.batch_tokens'"),
+        ("[rl]\ngrad_accum = 1", "rl.grad_accum", "'rl.accumulate'"),
+        ('model = "x"', "model", "'base'"),
         ("[train]\nlora_r = 1", "train.lora_r", "'train.lora_rank'"),
         ("[train]\nmax_seq_length = 1", "train.max_seq_length", "'dataset.max_length'"),
         ("num_train_epochs = 1", "num_train_epochs", "'train.epochs'"),
@@ -67,6 +70,19 @@ def test_unknown_key_names_file_key_and_nearest(folder, text, key, near):
     assert entry.spec is None
     assert f"experiments/mine.toml: {key}: unknown key" in message
     assert near in message
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("[train]\nepochs = 1\n[train]\nepochs = 2", "line 5, column 7"),
+        ("[train]\nepochs 1", "line 4, column 8"),
+        ('notes = "x\n', "line 3, column 11"),
+    ],
+)
+def test_error_of_toml_names_file_line_and_column(folder, text, place):
+    message = str(_experiment(folder, 'title = "e"\nrollout_sets = ["few"]\n' + text).error)
+    assert "experiments/mine.toml: not TOML: " in message and message.endswith(f" at {place}")
 
 
 def test_unknown_key_shows_the_meaning_of_the_nearest(folder):

@@ -26,13 +26,13 @@ def make_base(folder: Path, chat: ChatFormat, positions: int = 4096) -> Path:
     return folder
 
 
-def make_adapter(base: Path, folder: Path, *, zeros: bool = False) -> Path:
+def make_adapter(base: Path, folder: Path, *, zeros: bool = False, seed: int = 1) -> Path:
     """An adapter that changes what the base says; with `zeros` one that changes nothing."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     model: Any = AutoModelForCausalLM.from_pretrained(base)
     model = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=RANK, target_modules="all-linear"))
     if not zeros:

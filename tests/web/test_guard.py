@@ -179,3 +179,12 @@ def test_page_that_others_can_reach_needs_the_token(
 def test_loopback_addresses() -> None:
     assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.0.0.2", "::1")))
     assert not any(map(is_loopback, ("", "0.0.0.0", "::", "10.0.0.5", "head", "localhost.example")))
+
+
+def test_dagsters_page_opens_on_the_graph_and_keeps_its_other_pages() -> None:
+    from etpi.web.ui import opening_on_graph
+
+    dagster = Starlette(routes=[Route("/{rest:path}", lambda request: PlainTextResponse(request.url.path))])
+    with TestClient(opening_on_graph(dagster)) as client:
+        assert client.get("/").url.path == "/asset-groups"
+        assert client.get("/jobs").text == "/jobs"
