@@ -16,9 +16,8 @@ from typing import Any
 
 from etpi_assets.tasks import places
 from etpi_assets.tasks.calibration import TestRun
-from etpi_assets.tasks.commands import write_commands
 from etpi_assets.tasks.family import Role, Task
-from etpi_assets.tasks.frozen import RUNNER_FILE, TEST_FILE
+from etpi_assets.tasks.frozen import RUNNER_FILE, TEST_FILE, write_commands
 from etpi_assets.tasks.reports import equal_outcomes, plain
 from etpi_assets.tasks.repository import RepositoryFamily, make_task
 from etpi_resources.sandboxes import Sandbox

@@ -20,12 +20,11 @@ from etpi_assets.tasks.family import (
     Verdict,
     named_path,
     require_heldout,
-    unreadable,
     with_defaults,
 )
 from etpi_assets.tasks.patches import PatchTrial, judge_patches, must, start_tests
 from etpi_assets.tasks.proof import TestedFamily, identity_of
-from etpi_assets.tasks.rows import read_rows
+from etpi_assets.tasks.rows import tasks_of
 from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
@@ -102,32 +101,21 @@ class RepositoryFamily(TestedFamily, ABC):
         """
         chosen = with_defaults(suite, self.name, params, self.params)
         path = named_path(suite, chosen, "the data set's rows (.jsonl, .json, .parquet)")
-        seen: dict[str, str] = {}
         repos: set[str] = set()
-        taken = 0
-        for source, row in read_rows(path):
-            if chosen["rows"] is not None and taken >= chosen["rows"]:
-                return
-            if isinstance(row, str):
-                yield RejectedInput(source, "unreadable_row", row)
-                continue
+
+        def read(source: str, row: Mapping[str, Any]) -> Task | RejectedInput | None:
             if (repo := self.repo_of(row)) in chosen["exclude_repos"]:
-                yield RejectedInput(source, EXCLUDED, f"params.exclude_repos names {repo}")
-                continue
-            try:
-                task = self.read(suite, row, chosen)
-            except (KeyError, TypeError, ValueError, IndexError) as error:
-                yield unreadable(source, error)
-                continue
+                return RejectedInput(source, EXCLUDED, f"params.exclude_repos names {repo}")
+            task = self.read(suite, row, chosen)
             repos.add(task.repo)
-            if chosen["repos"] and task.repo not in chosen["repos"]:
-                continue
-            taken += 1
-            if task.task_id in seen:
-                yield RejectedInput(source, "repeated_task", f"{task.task_id} is at {seen[task.task_id]} already")
-                continue
-            seen[task.task_id] = source
-            yield task
+            return task if not chosen["repos"] or task.repo in chosen["repos"] else None
+
+        taken = 0
+        for item in tasks_of(path, read):
+            yield item
+            taken += isinstance(item, Task) or item.reason == "repeated_task"
+            if taken == chosen["rows"]:
+                return
         require_heldout(suite, chosen["heldout_repos"], repos)
 
     def needs(self, task: Task) -> SandboxNeeds:

@@ -17,9 +17,8 @@ from typing import Any
 
 from etpi_assets.tasks import places
 from etpi_assets.tasks.calibration import TestRun
-from etpi_assets.tasks.commands import apply_command
 from etpi_assets.tasks.family import Role, Task
-from etpi_assets.tasks.patches import apply_patch
+from etpi_assets.tasks.patches import apply_command, apply_patch
 from etpi_assets.tasks.reports import Outcomes, unittest_outcomes
 from etpi_assets.tasks.repository import PARAMS, RepositoryFamily, make_task
 from etpi_resources.sandboxes import Sandbox

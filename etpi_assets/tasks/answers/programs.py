@@ -121,6 +121,7 @@ class CheckTrial(Trial):
     limits: Limits
     key = "check"
     nothing = "pass"
+    place = needs = None
 
     def tests(self, sandboxes: SandboxFactory) -> Tests:
         return Tests({_FILE: str(self.truth["test"])}, {})
@@ -130,7 +131,9 @@ class CheckTrial(Trial):
             return program
         raise Rejected("no_reference", "there is no reference program")
 
-    def run(self, work: str, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool) -> GradedRun:
+    def run(
+        self, work: str, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool, downloads: bool = False
+    ) -> GradedRun:
         mark, recorder = secrets.token_hex(8), f"recorder_{secrets.token_hex(6)}"
         entry = self.truth["entry_point"]
         check = _CHECK.format(test=tests.files[_FILE], entry=entry, mark=mark, recorder=recorder, node=_NODE)

@@ -107,7 +107,8 @@ class Harbor(TestedFamily):
         return solution_commands(task)
 
     def trials(self, task: Task) -> list[MachineTrial]:
-        return [MachineTrial(identity_of(task), task)]
+        needs = task.content_hash if solution_commands(task) else None
+        return [MachineTrial(identity_of(task), task, task.payload["place"], needs)]
 
 
 FAMILY = Harbor()

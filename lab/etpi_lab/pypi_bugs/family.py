@@ -16,8 +16,8 @@ from typing import Any
 
 from etpi_assets.tasks import places
 from etpi_assets.tasks.calibration import TestRun
-from etpi_assets.tasks.commands import write_commands
 from etpi_assets.tasks.family import Role, Task
+from etpi_assets.tasks.frozen import write_commands
 from etpi_assets.tasks.reports import equal_outcomes
 from etpi_assets.tasks.repository import PARAMS, RepositoryFamily, make_task
 from etpi_resources.hashes import json_hash
