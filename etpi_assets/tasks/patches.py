@@ -18,7 +18,7 @@ from etpi_assets.tasks.family import CHEATED, Rejected, Task, Verdict, weakest
 from etpi_assets.tasks.frozen import TEST_FILE, Changes, counted_changes, put_changes, refused_changes
 from etpi_assets.tasks.graded_run import GradedRun, installed_plugins, run_graded
 from etpi_assets.tasks.grading import is_of_machine
-from etpi_assets.tasks.proof import Tests, Trial, calibration_of, judge_trial, read_tests
+from etpi_assets.tasks.proof import Tests, Trial, judge_trial, read_tests
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 INBOX = ".etpi-in"
@@ -158,7 +158,7 @@ def judge_patches(
             return Verdict(0.0, "merge_conflict", details)
     reports: dict[str, Any] = {}
     for trial in trials:
-        passed, report = judge_trial(trial, calibration_of(task, trial, sandboxes), merged, sandboxes)
+        passed, report = judge_trial(trial, task.payload, merged, sandboxes)
         reports[trial.key] = {"passed": passed, **report}
     solved = all(report["passed"] for report in reports.values())
     cheated = any(CHEATED in report for report in reports.values())

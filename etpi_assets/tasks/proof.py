@@ -173,7 +173,7 @@ _KEPT: OrderedDict[str, Tests] = OrderedDict()
 
 
 def judge_trial(
-    trial: Trial, calibration: Calibration, changes: Any, sandboxes: SandboxFactory
+    trial: Trial, proved: Mapping[str, Any], work: Any, sandboxes: SandboxFactory
 ) -> tuple[bool, dict[str, Any]]:
     """Return (whether work passes a trial, details: those of `Trial.passes`, `trust` and `verdict_trust`).
 
@@ -181,13 +181,14 @@ def judge_trial(
     and `reward` if it is neither 0 nor 1.
 
     Args:
-        changes: the work.
+        proved: the payload of the task.
     """
+    calibration = calibration_of(proved, trial, sandboxes)
     reversed_ = [name for name, trust in calibration.trust.items() if trust == REVERSED]
     first = {name for name in reversed_ if secrets.randbelow(2)}
     reward, details = 0.0, dict[str, Any]()
     for reverse in (first, set(reversed_) - first) if reversed_ else (set(),):
-        reward, details = _result(trial, _run(trial, calibration, changes, sandboxes, reverse))
+        reward, details = _result(trial, _run(trial, calibration, work, sandboxes, reverse))
         if reward < 1:
             if reverse is first and CHEATED in details:  # wrong work passes them too, and was not seen to pass others
                 details["passed_reversed"] = details.pop(CHEATED)
@@ -196,11 +197,11 @@ def judge_trial(
     return reward == 1, details if reward in (0, 1) else {**details, "reward": reward}
 
 
-def calibration_of(task: Task, trial: Trial, sandboxes: SandboxFactory) -> Calibration:
-    """Return a trial's calibration: the proved task's, or one that is made now and kept, for tasks proved before.
+def calibration_of(proved: Mapping[str, Any], trial: Trial, sandboxes: SandboxFactory) -> Calibration:
+    """Return a trial's calibration: that of the task's payload; for tasks proved before, one that is made now and kept.
 
     Tests are not recorded if there is no reference solution, or if their runner is unknown and it does not pass."""
-    if stored := task.payload.get(CALIBRATIONS, {}).get(trial.key):
+    if stored := proved.get(CALIBRATIONS, {}).get(trial.key):
         return Calibration.model_validate(stored)
     key = f"{trial.identity}/{trial.key}/{sandboxes.name}"
     if key not in _MADE:
