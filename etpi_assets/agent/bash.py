@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from tree_sitter import Node
 
-from etpi_assets.agent.bash_tree import Heredoc, heredocs, text_of, tree_of, words_of
+from etpi_assets.agent.bash_tree import Heredoc, edited, heredocs, text_of, tree_of, words_of
 
 _CHARACTER = re.compile(r"[^\n]")
 _MOST_NODES = 50_000
@@ -58,7 +58,7 @@ def split_command(command: str, names: Collection[str] = ("send_message",)) -> S
     edits = [(start, start + 2, "< ") for start in held]
     edits += [(start + 2, start + 3, " ") for start in held if command.startswith("<<-", start)]
     edits += [(*each.lines, _CHARACTER.sub(" ", command[slice(*each.lines)])) for each in held.values()]
-    text = _edited(command, edits)
+    text = edited(command, edits)
     # A quote that is not closed runs to the end of the text.
     roots = (root for end in ("", "'", '"') if (root := tree_of(text + end)) is not None)
     root = next((root for root in roots if not root.has_error), None) or tree_of(text)
@@ -81,16 +81,7 @@ def split_command(command: str, names: Collection[str] = ("send_message",)) -> S
             cuts.extend((*each.lines, "") for each in bodies.values() if each)
     if not sent:
         return SplitCommand((), command, False)
-    return SplitCommand(tuple(sent), "" if pure else _edited(command, cuts), leads)
-
-
-def _edited(text: str, edits: list[tuple[int, int, str]]) -> str:
-    """Return a text with (start, end, other text) put into it."""
-    parts, position = [], 0
-    for start, end, put in sorted(edits):
-        parts.append(text[position:start] + put)
-        position = max(position, end)
-    return "".join(parts) + text[position:]
+    return SplitCommand(tuple(sent), "" if pure else edited(command, cuts), leads)
 
 
 def _top_level(root: Node) -> tuple[list[tuple[Node, list[Node]]], bool]:

@@ -75,11 +75,8 @@ def parse(text: str) -> Node | None:
     None if that takes more than _SECONDS: the time to recover from errors may grow with the square of their number."""
     root = tree_of(text)
     if root is not None and root.has_error and "<<" in text:
-        for heredoc in sorted(heredocs(text), key=lambda each: -each.operator[0]):
-            (start, end), (first, last) = heredoc.operator, heredoc.lines
-            here = f"<<< {shlex.quote(f'{heredoc.text}{chr(10)}')}"
-            text = text[:start] + here + text[end:first] + text[last:]
-        other = tree_of(text)
+        edits = [(*each.operator, f"<<< {shlex.quote(f'{each.text}{chr(10)}')}") for each in heredocs(text)]
+        other = tree_of(edited(text, [*edits, *((*each.lines, "") for each in heredocs(text))]))
         return other if other is not None and not other.has_error else root
     return root
 
@@ -106,6 +103,15 @@ def heredocs(text: str) -> list[Heredoc]:
                 read.append(Heredoc("\n".join(held), operator.span(), (start, at)))
             waiting = []
     return [*read, *(Heredoc("", each.span(), (len(text), len(text))) for each in waiting)]
+
+
+def edited(text: str, edits: list[tuple[int, int, str]]) -> str:
+    """Return a text with (start, end, other text) put into it."""
+    parts, position = [], 0
+    for start, end, put in sorted(edits):
+        parts.append(text[position:start] + put)
+        position = max(position, end)
+    return "".join(parts) + text[position:]
 
 
 def tree_of(text: str) -> Node | None:
