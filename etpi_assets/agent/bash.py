@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -18,6 +18,7 @@ from etpi_assets.agent.bash_tree import Heredoc, edited, heredocs, text_of, tree
 _CHARACTER = re.compile(r"[^\n]")
 _MOST_NODES = 50_000
 """Nodes of a tree; a larger command sends no messages."""
+_HERE = "herestring_redirect"
 _STRINGS = frozenset(("raw_string", "string", "ansi_c_string", "translated_string"))
 
 
@@ -72,7 +73,7 @@ def split_command(command: str, names: Collection[str] = ("send_message",)) -> S
     for number, (node, redirects) in enumerate(statements):
         bodies = {each: held.get(bisect_right(ends, each.start_byte)) for each in redirects}
         message = _message(node, bodies, names)
-        pure = pure and message is not None and all(b or r.type == "herestring_redirect" for r, b in bodies.items())
+        pure = pure and message is not None and all(b or r.type == _HERE for r, b in bodies.items())
         if message is not None:
             leads = leads or number == 0
             sent.append(message)
@@ -112,21 +113,20 @@ def _message(node: Node, redirects: Mapping[Node, Heredoc | None], names: Collec
     if _word(name) not in names:
         return None
     told = [each for each in operands if text_of(each) != "--wait"]
-    texts = [body.text if body else _word(r.named_children[-1]) for r, body in redirects.items() if body or _is_text(r)]
+    texts = [
+        body.text if body else _word(r.named_children[-1]) for r, body in redirects.items() if body or r.type == _HERE
+    ]
     to, wait = _word(told[0]) if told else None, len(told) < len(operands)
     if texts:
         return SentMessage(to, texts[-1], wait)
-    if len(told) == 1 and _is_quoted(told):
+    if len(told) == 1 and _is_quoted(told[0]):
         return SentMessage(None, to or "", wait)
     return SentMessage(to, " ".join(map(_word, told[1:])), wait) if len(told) > 1 else None
 
 
-def _is_text(redirect: Node) -> bool:
-    return redirect.type == "herestring_redirect"
-
-
-def _is_quoted(nodes: Sequence[Node]) -> bool:
-    return any(each.type in _STRINGS or _is_quoted(each.children) for each in nodes)
+def _is_quoted(word: Node) -> bool:
+    parts = word.children if word.type == "concatenation" else [word]
+    return any(each.type in _STRINGS for each in parts)
 
 
 def _word(node: Node) -> str:
