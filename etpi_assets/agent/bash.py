@@ -88,20 +88,20 @@ def split_command(command: str, names: Collection[str] = ("send_message",)) -> S
 def _top_level(root: Node) -> tuple[list[tuple[Node, list[Node]]], bool]:
     """Return the statements of a tree that are in no other one, each with its redirections, and whether a pipe or `&`
     joins some."""
-    found, joined = list[tuple[Node, list[Node]]](), False
+    statements, joined = list[tuple[Node, list[Node]]](), False
     waiting: list[tuple[Node, list[Node]]] = [(root, [])]
     while waiting:
         node, redirects = waiting.pop()
         if node.type == "redirected_statement":
-            own = node.children_by_field_name("redirect")
-            waiting.append((node.child_by_field_name("body") or node.children[0], [*own, *redirects]))
+            behind = node.children_by_field_name("redirect")
+            waiting.append((node.child_by_field_name("body") or node.children[0], [*behind, *redirects]))
         elif node.type in ("program", "list", "pipeline"):
             joined = joined or any(each.type in ("|", "|&", "&") for each in node.children)
             inner = [each for each in node.named_children if each.type != "comment"]
             waiting += [(each, redirects if each is inner[-1] else []) for each in reversed(inner)]
         else:
-            found.append((node, [*(each for each in node.children if each.type.endswith("_redirect")), *redirects]))
-    return found, joined
+            statements.append((node, [*(each for each in node.children if each.type.endswith("_redirect")), *redirects]))
+    return statements, joined
 
 
 def _message(node: Node, redirects: Mapping[Node, Heredoc | None], names: Collection[str]) -> SentMessage | None:
@@ -112,16 +112,16 @@ def _message(node: Node, redirects: Mapping[Node, Heredoc | None], names: Collec
     name, *operands = sorted(words, key=lambda each: each.start_byte)
     if _word(name) not in names:
         return None
-    told = [each for each in operands if text_of(each) != "--wait"]
+    plain = [each for each in operands if text_of(each) != "--wait"]
     texts = [
         body.text if body else _word(r.named_children[-1]) for r, body in redirects.items() if body or r.type == _HERE
     ]
-    to, wait = _word(told[0]) if told else None, len(told) < len(operands)
+    to, wait = _word(plain[0]) if plain else None, len(plain) < len(operands)
     if texts:
         return SentMessage(to, texts[-1], wait)
-    if len(told) == 1 and _is_quoted(told[0]):
+    if len(plain) == 1 and _is_quoted(plain[0]):
         return SentMessage(None, to or "", wait)
-    return SentMessage(to, " ".join(map(_word, told[1:])), wait) if len(told) > 1 else None
+    return SentMessage(to, " ".join(map(_word, plain[1:])), wait) if len(plain) > 1 else None
 
 
 def _is_quoted(word: Node) -> bool:
