@@ -100,7 +100,8 @@ def _top_level(root: Node) -> tuple[list[tuple[Node, list[Node]]], bool]:
             inner = [each for each in node.named_children if each.type != "comment"]
             waiting += [(each, redirects if each is inner[-1] else []) for each in reversed(inner)]
         else:
-            statements.append((node, [*(each for each in node.children if each.type.endswith("_redirect")), *redirects]))
+            inside = [each for each in node.children if each.type.endswith("_redirect")]
+            statements.append((node, [*inside, *redirects]))
     return statements, joined
 
 
