@@ -16,7 +16,7 @@ from etpi_assets.specs.load import SpecError
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.tasks.harbor.folder import MIGRATE, TASK_FILE
-from etpi_assets.tasks.repository import read_rows
+from etpi_assets.tasks.rows import read_rows
 from etpi_resources.lake.lake import Lake, Ref
 
 HELD_OUT = 0.2

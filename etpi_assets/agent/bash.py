@@ -1,24 +1,25 @@
-"""Split bash commands into the messages that they send and the rest; `bash_tree` reads all else.
+"""Split bash commands into the messages that they send and the rest, by the tree of `bash_tree`. Nothing here raises.
 
-It knows enough of bash's grammar (quotes, heredocs, separators, redirections) to separate message commands from the
-commands around them, in one pass that never raises. A message's text is literal: the harness delivers it, no shell
-expands it.
+A message's text is literal: the harness delivers it, no shell expands it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
 
-_PLAIN_WORD = re.compile(r"""[^'"\\ \t\r\n<>;&|()`]+""")
-_PLAIN_QUOTED = re.compile(r'[^"\\]+')
-"""Runs of literal characters: in a word, and between double quotes."""
+from tree_sitter import Node
 
-_AFTER_WORD = frozenset(["", *" \t\r\n<>;&|"])
+from etpi_assets.agent.bash_tree import Heredoc, edited, heredocs, text_of, tree_of, words_of
 
-_OTHER = r"""(?:[ \t\r]*(?!{names})[^'"\\ \t\r\n<>;&|()`#][^'"\\\n<>;&|()`#]*(?:&&|\|\||[;|\n]|&(?![&>]))){{1,1000}}"""
-"""Up to 1,000 commands of plain words that do not begin with `names`, each with its operator."""
+_CHARACTER = re.compile(r"[^\n]")
+_MOST_NODES = 50_000
+"""Nodes of a tree; a larger command sends no messages."""
+_HERE = "herestring_redirect"
+_STRINGS = frozenset(("raw_string", "string", "ansi_c_string", "translated_string"))
 
 
 @dataclass(frozen=True)
@@ -44,26 +45,6 @@ class SplitCommand:
     leads: bool
 
 
-@dataclass(slots=True)
-class _SimpleCommand:
-    """One simple command.
-
-    Attributes:
-        start, end: its span in the text.
-        words: (word without quotes, whether any of it was quoted).
-        text: its here-string or heredoc.
-        redirected: it has other redirections.
-        bodies: spans of its heredocs.
-    """
-
-    start: int
-    end: int = 0
-    words: list[tuple[str, bool]] = field(default_factory=list)
-    text: str | None = None
-    redirected: bool = False
-    bodies: list[tuple[int, int]] = field(default_factory=list)
-
-
 def split_command(command: str, names: Collection[str] = ("send_message",)) -> SplitCommand:
     """Split a bash command into the messages that its top-level simple commands send and the rest.
 
@@ -73,223 +54,81 @@ def split_command(command: str, names: Collection[str] = ("send_message",)) -> S
     """
     if not any(name in command for name in names):
         return SplitCommand((), command, False)
-    lexer = _Lexer(command, names)
+    held = {each.operator[0]: each for each in heredocs(command)}
+    # The grammar reads a heredoc as the input from a file: offsets stay.
+    edits = [(start, start + 2, "< ") for start in held]
+    edits += [(start + 2, start + 3, " ") for start in held if command.startswith("<<-", start)]
+    edits += [(*each.lines, _CHARACTER.sub(" ", command[slice(*each.lines)])) for each in held.values()]
+    text = edited(command, edits)
+    # A quote that is not closed runs to the end of the text.
+    roots = (root for end in ("", "'", '"') if (root := tree_of(text + end)) is not None)
+    root = next((root for root in roots if not root.has_error), None) or tree_of(text)
+    if root is None or root.descendant_count > _MOST_NODES:
+        return SplitCommand((), command, False)
+    ends = list(accumulate(len(character.encode(errors="replace")) for character in text))
     sent: list[SentMessage] = []
     cuts: list[tuple[int, int, str]] = []
-    pure, leads = True, False
-    for simple in lexer.run():
-        message = _message(simple)
-        if message is None:
-            pure = False
-            continue
-        leads = leads or simple.start == lexer.first
-        pure = pure and not simple.redirected
-        sent.append(message)
-        cuts.append((simple.start, simple.end, ":"))
-        cuts.extend((start, end, "") for start, end in simple.bodies)
+    statements, joined = _top_level(root)
+    pure, leads = not joined, False
+    for number, (node, redirects) in enumerate(statements):
+        bodies = {each: held.get(bisect_right(ends, each.start_byte)) for each in redirects}
+        message = _message(node, bodies, names)
+        pure = pure and message is not None and all(b or r.type == _HERE for r, b in bodies.items())
+        if message is not None:
+            leads = leads or number == 0
+            sent.append(message)
+            start, end = node.start_byte, max(each.end_byte for each in (node, *redirects))
+            cuts.append((bisect_right(ends, start), bisect_right(ends, end), ":"))
+            cuts.extend((*each.lines, "") for each in bodies.values() if each)
     if not sent:
         return SplitCommand((), command, False)
-    rest, position = [], 0
-    for start, end, put in sorted(cuts):
-        rest.append(command[position:start] + put)
-        position = max(position, end)
-    left = "".join(rest) + command[position:]
-    return SplitCommand(tuple(sent), "" if pure and not lexer.joined and not lexer.others else left, leads)
+    return SplitCommand(tuple(sent), "" if pure else edited(command, cuts), leads)
 
 
-def _message(simple: _SimpleCommand) -> SentMessage | None:
-    operands = [(word, quoted) for word, quoted in simple.words[1:] if quoted or word != "--wait"]
-    wait = len(operands) < len(simple.words) - 1
-    if simple.text is not None:
-        return SentMessage(operands[0][0] if operands else None, simple.text, wait)
-    if len(operands) == 1 and operands[0][1]:
-        return SentMessage(None, operands[0][0], wait)
-    if len(operands) < 2:
-        return None
-    return SentMessage(operands[0][0], " ".join(word for word, _ in operands[1:]), wait)
-
-
-class _Lexer:
-    """Lexer of a command in one pass.
-
-    Attributes:
-        joined: the command has a pipe or a `&`, so its messages are not pure.
-        first: where its first simple command starts.
-        others: with `names`, there are commands that do not begin with one of them; these are not returned.
-    """
-
-    def __init__(self, text: str, names: Collection[str] | None = None) -> None:
-        self.s, self.n, self.i = text, len(text), 0
-        self.depth, self.ticked = 0, False
-        self.out: list[_SimpleCommand] = []
-        self.simple: _SimpleCommand | None = None
-        self.pending: list[tuple[str, bool, _SimpleCommand]] = []
-        self.last = 0
-        self.joined = False
-        self.first: int | None = None
-        self.names, self.others = names, False
-        self.skip = re.compile(_OTHER.format(names="|".join(map(re.escape, names)))) if names else None
-
-    def run(self) -> list[_SimpleCommand]:
-        while self.i < self.n:
-            c = self.s[self.i]
-            if c == "\n":
-                self.i += 1
-                if self._top():
-                    self._close()
-                self._bodies()
-            elif c in " \t\r":
-                self.i += 1
-            elif c == "\\" and self.s.startswith("\\\n", self.i):
-                self.i += 2
-            elif c == "#":
-                end = self.s.find("\n", self.i)
-                self.i = self.n if end < 0 else end
-            elif c in "<>" or (c == "&" and self.s.startswith("&>", self.i)):
-                self._redirect()
-            elif c in ";&|" and self._top():
-                self._close()
-                doubled = self.s[self.i : self.i + 2] in ("&&", "||")
-                self.joined = self.joined or (c != ";" and not doubled)
-                self.i += 2 if doubled else 1
-            elif c in ";&|":
-                self.i += 1
-            elif not self._skipped():
-                simple = self._open()
-                word, quoted = self._word()
-                if not (word.isdigit() and not quoted and self.i < self.n and self.s[self.i] in "<>"):
-                    simple.words.append((word, quoted))
-                self.last = self.i
-        self._close()
-        return self.out
-
-    def _top(self) -> bool:
-        return self.depth == 0 and not self.ticked
-
-    def _skipped(self) -> bool:
-        """Pass over commands that are not to be returned, and return whether there were any."""
-        if self.skip is None or self.simple is not None or self.pending or not self._top():
-            return False
-        other = self.skip.match(self.s, self.i)
-        if other is None:
-            return False
-        self.first = self.i if self.first is None else self.first
-        self.i, self.others = other.end(), True
-        return True
-
-    def _open(self) -> _SimpleCommand:
-        if self.simple is None:
-            self.first = self.i if self.first is None else self.first
-            self.simple = _SimpleCommand(self.i)
-            self.last = self.i
-        return self.simple
-
-    def _close(self) -> None:
-        if self.simple is not None:
-            self.simple.end = self.last
-            words = self.simple.words
-            if self.names is None or words and words[0][0] in self.names:
-                self.out.append(self.simple)
-            else:
-                self.others = True
-            self.simple = None
-
-    def _word(self) -> tuple[str, bool]:
-        """Return the word at `i` without quotes, and whether any of it was quoted; always advances `i`."""
-        plain = _PLAIN_WORD.match(self.s, self.i)
-        if plain and self.s[plain.end() : plain.end() + 1] in _AFTER_WORD:
-            self.i = plain.end()
-            return plain[0], False
-        parts: list[str] = []
-        quoted = False
-        while self.i < self.n:
-            plain = _PLAIN_WORD.match(self.s, self.i)
-            if plain:
-                parts.append(plain[0])
-                self.i = plain.end()
-                continue
-            c = self.s[self.i]
-            if c == "'":
-                end = self.s.find("'", self.i + 1)
-                end = self.n if end < 0 else end
-                parts.append(self.s[self.i + 1 : end])
-                self.i, quoted = end + 1, True
-            elif c == '"':
-                parts.append(self._double())
-                quoted = True
-            elif c == "\\":
-                if self.s[self.i + 1 : self.i + 2] != "\n":
-                    parts.append(self.s[self.i + 1 : self.i + 2])
-                self.i += 2
-            elif c in " \t\r\n<>;&|":
-                break
-            else:
-                if c == "(":
-                    self.depth += 1
-                elif c == ")":
-                    self.depth = max(0, self.depth - 1)
-                elif c == "`":
-                    self.ticked = not self.ticked
-                parts.append(c)
-                self.i += 1
-        self.i = min(self.i, self.n)
-        return "".join(parts), quoted
-
-    def _double(self) -> str:
-        parts: list[str] = []
-        self.i += 1
-        while self.i < self.n:
-            plain = _PLAIN_QUOTED.match(self.s, self.i)
-            if plain:
-                parts.append(plain[0])
-                self.i = plain.end()
-                continue
-            c = self.s[self.i]
-            if c == '"':
-                self.i += 1
-                break
-            if c == "\\" and self.s[self.i + 1 : self.i + 2] in ("\\", '"', "$", "`", "\n"):
-                parts.append(self.s[self.i + 1].replace("\n", ""))
-                self.i += 2
-            else:
-                parts.append(c)
-                self.i += 1
-        return "".join(parts)
-
-    def _blank(self) -> None:
-        while self.i < self.n and self.s[self.i] in " \t":
-            self.i += 1
-
-    def _redirect(self) -> None:
-        simple = self._open()
-        start = self.i
-        while self.i < self.n and self.s[self.i] in "<>&|-":
-            self.i += 1
-        operator = self.s[start : self.i]
-        self._blank()
-        word, _ = self._word()
-        self.last = self.i
-        if operator in ("<<", "<<-"):
-            self.pending.append((word, operator == "<<-", simple))
-        elif operator == "<<<":
-            simple.text = word
+def _top_level(root: Node) -> tuple[list[tuple[Node, list[Node]]], bool]:
+    """Return the statements of a tree that are in no other one, each with its redirections, and whether a pipe or `&`
+    joins some."""
+    statements, joined = list[tuple[Node, list[Node]]](), False
+    waiting: list[tuple[Node, list[Node]]] = [(root, [])]
+    while waiting:
+        node, redirects = waiting.pop()
+        if node.type == "redirected_statement":
+            behind = node.children_by_field_name("redirect")
+            waiting.append((node.child_by_field_name("body") or node.children[0], [*behind, *redirects]))
+        elif node.type in ("program", "list", "pipeline"):
+            joined = joined or any(each.type in ("|", "|&", "&") for each in node.children)
+            inner = [each for each in node.named_children if each.type != "comment"]
+            waiting += [(each, redirects if each is inner[-1] else []) for each in reversed(inner)]
         else:
-            simple.redirected = True
+            inside = [each for each in node.children if each.type.endswith("_redirect")]
+            statements.append((node, [*inside, *redirects]))
+    return statements, joined
 
-    def _bodies(self) -> None:
-        """Read the heredocs that the last line opened; one without an end mark runs to the end of the text."""
-        for mark, tabs, simple in self.pending:
-            start = self.i
-            lines: list[str] = []
-            while self.i < self.n:
-                end = self.s.find("\n", self.i)
-                end = self.n if end < 0 else end
-                line = self.s[self.i : end]
-                self.i = min(end + 1, self.n)
-                line = line.lstrip("\t") if tabs else line
-                if line.rstrip() == mark:
-                    break
-                lines.append(line)
-            simple.text = "\n".join(lines)
-            simple.bodies.append((start, self.i))
-        self.pending.clear()
+
+def _message(node: Node, redirects: Mapping[Node, Heredoc | None], names: Collection[str]) -> SentMessage | None:
+    if node.type != "command" or node.has_error or node.children[0].type != "command_name":
+        return None
+    words = [each for each in node.children if not each.type.endswith("_redirect")]
+    words += [each for redirect in redirects for each in redirect.children_by_field_name("destination")[1:]]
+    name, *operands = sorted(words, key=lambda each: each.start_byte)
+    if _word(name) not in names:
+        return None
+    plain = [each for each in operands if text_of(each) != "--wait"]
+    texts = [
+        body.text if body else _word(r.named_children[-1]) for r, body in redirects.items() if body or r.type == _HERE
+    ]
+    to, wait = _word(plain[0]) if plain else None, len(plain) < len(operands)
+    if texts:
+        return SentMessage(to, texts[-1], wait)
+    if len(plain) == 1 and _is_quoted(plain[0]):
+        return SentMessage(None, to or "", wait)
+    return SentMessage(to, " ".join(map(_word, plain[1:])), wait) if len(plain) > 1 else None
+
+
+def _is_quoted(word: Node) -> bool:
+    parts = word.children if word.type == "concatenation" else [word]
+    return any(each.type in _STRINGS for each in parts)
+
+
+def _word(node: Node) -> str:
+    return "".join(words_of(node)[:1])

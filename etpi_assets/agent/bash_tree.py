@@ -17,9 +17,16 @@ import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
 _BASH = Language(tree_sitter_bash.language())
-_HEREDOC = re.compile(r"(?<!<)<<(-?)[ \t]*([\"']?)([\w.-]{1,100})\2")
+_TOKEN = re.compile(
+    r"""^[ \t]*\)"|'[^']*'?|"(?!\$\([^"\n]*<<)(?:\\.|[^"\\])*"?|\\.|(?<![^\s;&|(])\#[^\n]*|\(\([^\n()]{0,200}\)\)|<<<"""
+    r"""|(?P<line>\n)|<<(?P<tabs>-?)[ \t]*(?P<mark>(?:'[^'\n]*'|"[^"\n]*"|\\.|[^\s<>;&|()'"\\])+)""",
+    re.DOTALL | re.MULTILINE,
+)
+"""Ends of lines, beginnings of heredocs (also in "$(…)"), and texts in which neither stands."""
+_QUOTES = re.compile(r"['\"]|\\(?=.)")
 _SECONDS = 0.5
-_CHUNK = 1 << 16
+_CHUNK = 1 << 10
+"""Bytes that the parser, and each text of a node, reads at once."""
 _MOST_COMMANDS = 1000
 """Simple commands of a text, at most, that are read."""
 _MOST_WORDS = 100
@@ -51,37 +58,64 @@ Values = Mapping[str, Sequence[str]]
 """Variable of a loop -> the words that it stands for."""
 
 
+@dataclass(frozen=True)
+class Heredoc:
+    """A heredoc: its text, the span of its operator and end mark, and the span of its lines."""
+
+    text: str
+    operator: tuple[int, int]
+    lines: tuple[int, int]
+
+
 def parse(text: str) -> Node | None:
     """Return the root of a text's tree. If the grammar refuses it, its heredocs are read as here-strings.
 
     The grammar knows no heredoc without an end, no two in a line, and no list after one.
 
     None if that takes more than _SECONDS: the time to recover from errors may grow with the square of their number."""
-    root = _parse(text)
+    root = tree_of(text)
     if root is not None and root.has_error and "<<" in text:
-        other = _parse(_with_here_strings(text))
+        edits = [(*each.operator, f"<<< {shlex.quote(f'{each.text}{chr(10)}')}") for each in heredocs(text)]
+        other = tree_of(edited(text, [*edits, *((*each.lines, "") for each in heredocs(text))]))
         return other if other is not None and not other.has_error else root
     return root
 
 
-def _with_here_strings(text: str) -> str:
-    lines, read = iter(text.split("\n")), []
-    for line in lines:
-        bodies: list[str] = []
-        for match in _HEREDOC.finditer(line):
-            held = []
-            for each in lines:
-                if (each.lstrip("\t") if match[1] else each) == match[3]:
-                    break
-                held.append(f"{each}\n")
-            bodies.append(f"<<< {shlex.quote(''.join(held) or chr(10))}")
-        rest = iter(bodies)
-        read.append(_HEREDOC.sub(lambda _, rest=rest: next(rest), line))
-    return "\n".join(read)
+def heredocs(text: str) -> list[Heredoc]:
+    """Return the heredocs of a text; one without an end mark runs to the end of the text."""
+    read: list[Heredoc] = []
+    waiting: list[re.Match[str]] = []
+    at = 0
+    while match := _TOKEN.search(text, at):
+        at = match.end()
+        if match["mark"]:
+            waiting.append(match)
+        elif match["line"]:
+            for operator in waiting:
+                start, held, mark = at, list[str](), _QUOTES.sub("", operator["mark"])
+                while at < len(text):
+                    end = text.find("\n", at) % (len(text) + 1)
+                    line = text[at:end].lstrip("\t") if operator["tabs"] else text[at:end]
+                    at = min(end + 1, len(text))
+                    if line.rstrip() == mark:
+                        break
+                    held.append(line)
+                read.append(Heredoc("\n".join(held), operator.span(), (start, at)))
+            waiting = []
+    return [*read, *(Heredoc("", each.span(), (len(text), len(text))) for each in waiting)]
 
 
-def _parse(text: str) -> Node | None:
-    source, end = text.encode(errors="replace"), time.thread_time() + _SECONDS
+def edited(text: str, edits: list[tuple[int, int, str]]) -> str:
+    """Return a text with (start, end, other text) put into it."""
+    parts, position = [], 0
+    for start, end, put in sorted(edits):
+        parts.append(text[position:start] + put)
+        position = max(position, end)
+    return "".join(parts) + text[position:]
+
+
+def tree_of(text: str) -> Node | None:
+    source, end = text.encode(errors="replace").replace(b"\0", b"?"), time.thread_time() + _SECONDS
 
     def late(*_: object) -> bool:
         return time.thread_time() > end

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.exports.experiment_data import DATASET, ExportSource
-from etpi_assets.tasks.licences import data_sources
+from etpi_assets.tasks.table import data_sources
 from etpi_resources.lake.lake import Ref
 from etpi_resources.lake.schemas import empty
 

@@ -14,7 +14,7 @@ from etpi_assets.reports.html import TEMPLATES
 from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.rollout_set import RolloutSetSpec
-from etpi_assets.tasks.licences import data_sources
+from etpi_assets.tasks.table import data_sources
 from etpi_resources.frames import to_frame
 
 

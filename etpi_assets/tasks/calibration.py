@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from etpi_assets.tasks.family import BLIND, REFERENCE_RUNS, REVERSED, UNCHALLENGED, weakest
 from etpi_assets.tasks.graded_run import GradedRun
-from etpi_assets.tasks.holes import Holed, Mode, dig, source_of
+from etpi_assets.tasks.holes import Holed, dig, source_of
 from etpi_assets.tasks.reports import Outcomes
 
 _VALUES = Path(__file__).with_name("values.py")
@@ -35,7 +35,7 @@ class Calibration(BaseModel):
     """Facts that a reference solution shows about a trial's tests. Functions are named "path::Class::test".
 
     Attributes:
-        modes: path -> place -> how to replace an assertion that a plain hole does not fit.
+        kept: path -> places of assertions that keep their literals, since a hole does not fit them.
         whole: paths of files that stay without holes.
         names: node id with holes -> node id without.
         other: node id -> its kind with the reference, if that is not "passed".
@@ -46,7 +46,7 @@ class Calibration(BaseModel):
         trust: function that had to turn -> its trust.
     """
 
-    modes: dict[str, dict[str, Mode]] = {}
+    kept: dict[str, list[str]] = {}
     whole: list[str] = []
     names: dict[str, str] = {}
     other: dict[str, str] = {}
@@ -143,7 +143,7 @@ def dig_files(files: Mapping[str, str], calibration: Calibration, reverse: Colle
     for path, text in files.items():
         if path.endswith(".py") and path not in calibration.whole:
             chosen = [name.removeprefix(f"{path}::") for name in reverse if name.startswith(f"{path}::")]
-            dug[path] = dig(text, f"k{secrets.token_hex(5)}_", calibration.modes.get(path, {}), chosen)
+            dug[path] = dig(text, f"k{secrets.token_hex(5)}_", calibration.kept.get(path, ()), chosen)
     return dug
 
 
@@ -271,25 +271,23 @@ def _renamed(before: Sequence[str], after: Sequence[str]) -> tuple[dict[str, str
 
 def _fit(calibration: Calibration, test: TestRun, good: set[str], torn: set[str]) -> bool:
     """Note the assertions that the reference does not satisfy with holes. Returns whether there are any."""
-    before = calibration.model_dump_json(include={"modes", "whole"})
-    function_of = _function_of(test.dug)
+    kept = {path: set(places) for path, places in calibration.kept.items()}
+    whole, function_of = set(calibration.whole), _function_of(test.dug)
     for (node, key, _, _), reason in zip(test.run.records, test.reasons, strict=True):
         at = test.place_of(key)
-        if reason is None or at is None or calibration.names.get(node, node) not in good:
-            continue
-        path, (place, item, _) = at[0], at[1].partition("i")
-        modes = calibration.modes.setdefault(path, {})
-        modes[place] = "items" if reason.startswith("opaque") and place not in modes and not item else "kept"
+        if reason is not None and at is not None and calibration.names.get(node, node) in good:
+            kept.setdefault(at[0], set()).add(at[1])
     passed = {calibration.names.get(node, node) for node in test.run.of_kind("passed")}
     for function in {function_of(node) for node in good - passed} | {function_of(node) for node in torn}:
         path, _, name = function.partition("::")
         if path in test.dug:
-            modes = calibration.modes.setdefault(path, {})
-            places: dict[str, Mode] = {each.place: "kept" for each in test.dug[path].tests.get(name, [])}
-            if all(modes.get(place) == "kept" for place in places) and path not in calibration.whole:
-                calibration.whole.append(path)
-            modes.update(places)
-    return before != calibration.model_dump_json(include={"modes", "whole"})
+            places = {each.place for each in test.dug[path].tests.get(name, [])}
+            if places <= kept.setdefault(path, set()):
+                whole.add(path)
+            kept[path] |= places
+    before = calibration.kept, calibration.whole
+    calibration.kept, calibration.whole = {path: sorted(kept[path]) for path in sorted(kept)}, sorted(whole)
+    return before != (calibration.kept, calibration.whole)
 
 
 def _counts(test: TestRun) -> dict[str, dict[str, int]]:
@@ -305,8 +303,8 @@ def _counts(test: TestRun) -> dict[str, dict[str, int]]:
 
 
 def _assertion(place: str) -> str:
-    """Return the place of the assertion that a hole, with cells or an item, is in."""
-    return place.partition(" ")[0].partition("i")[0]
+    """Return the place of the assertion that a hole, with cells, is in."""
+    return place.partition(" ")[0]
 
 
 def _lengths(test: TestRun) -> dict[str, dict[str, int]]:

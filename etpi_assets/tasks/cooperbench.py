@@ -1,8 +1,14 @@
-"""CooperBench task folders: `<repo>/task<id>/feature<n>/{feature.md, feature.patch, tests.patch}`.
+"""CooperBench: task folders `<repo>/task<id>/feature<n>/{feature.md, feature.patch, tests.patch}`, and their verdict.
 
 A task is a pair of features of one task folder, named as CooperBench names the folder of its run:
 `<repo>/<id>/f<a>_f<b>` with a < b. If params.sandbox is set, the tasks can be run and judged, each in its image or a
-checkout (`cooperbench_verdict`); else imported runs can only be compared with them.
+checkout; else imported runs can only be compared with them.
+
+The verdict is CooperBench's: test files are removed from both patches; git merges them, equal ones need no merge; a
+clean merge is tested with each feature's tests; if the merge conflicts, the first agent's patch alone is tested with
+both; there is no union merge. The runner of the task's folder or image (`runner.sh <tests> <work>`, patches in
+/patches) runs the tests. A feature passes if the runner exits with 0 and at least one test passed. Each feature's tests
+are one `PatchTrial`.
 """
 
 from __future__ import annotations
@@ -12,14 +18,16 @@ import hashlib
 import json
 import keyword
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.tasks import cooperbench_verdict, downloads, places
-from etpi_assets.tasks.commands import apply_command
+from etpi_assets.tasks import downloads, places
+from etpi_assets.tasks.calibration import TestRun
 from etpi_assets.tasks.family import (
     RejectedInput,
     Role,
@@ -30,11 +38,16 @@ from etpi_assets.tasks.family import (
     require_heldout,
     with_defaults,
 )
-from etpi_assets.tasks.proof import TestedFamily, Trial
+from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
+from etpi_assets.tasks.patches import INBOX, PatchTrial, apply_command, apply_patch, judge_patches, must, put_tests
+from etpi_assets.tasks.proof import TestedFamily, Tests, identity_of
+from etpi_assets.tasks.reports import counts
 from etpi_resources.hashes import json_hash
 from etpi_resources.inside import is_file_inside, read_inside
-from etpi_resources.sandboxes import SandboxFactory
+from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
+WORKDIR = "/workspace/repo"
+PATCHES = "/patches"
 PARAMS: Mapping[str, Any] = {
     **places.PARAMS,
     "grading": {"network": "index"},
@@ -67,6 +80,11 @@ _DEFINED = re.compile(
 )
 _LANGUAGE = frozenset({*dir(builtins), *keyword.kwlist, "self", "null", "undefined", "func", "string", "number"})
 
+_PYTHON_FILE = re.compile(r"^\+\+\+ b/\S+\.py\s*$", re.MULTILINE)
+_GIT = "git -c user.name=etpi -c user.email=etpi@localhost -c core.hooksPath=/dev/null"
+_CLEAN = "git reset -q --hard && git clean -fdq"
+_FORGET = f"rm -f .git/index.lock; {_CLEAN} && {places.FORGET_HISTORY}"
+
 _Place = tuple[str, str]
 """(repository, task id): one folder of features."""
 
@@ -91,18 +109,10 @@ class CooperBench(TestedFamily):
         if not root.is_dir():
             raise FileNotFoundError(f"suite {suite}: params.path: {root} is no folder")
         wanted = _wanted(root, chosen)
-        only = set(chosen["repos"])
         require_heldout(suite, chosen["heldout_repos"], {repo for repo, _ in _places(root)})
         for place in sorted(set(_places(root)) | set(wanted or ()), key=lambda p: (p[0], p[1].zfill(12))):
-            if only and place[0] not in only:
-                continue
-            split = "heldout" if place[0] in chosen["heldout_repos"] else "train"
-            pairs = None if wanted is None else wanted.get(place, [])
-            for item in _tasks_of(root, suite, place, split, pairs, chosen["pairs_per_task"]):
-                if isinstance(item, RejectedInput):
-                    yield item
-                    continue
-                yield _with_live_payload(item, root, place, chosen) if chosen["sandbox"] else item
+            if not chosen["repos"] or place[0] in chosen["repos"]:
+                yield from _tasks_of(root, suite, place, None if wanted is None else wanted.get(place, []), chosen)
 
     def roles(self, task: Task) -> Sequence[Role]:
         first, second = task.payload["features"]
@@ -115,7 +125,9 @@ class CooperBench(TestedFamily):
         return places.needs(_live_payload(task)["place"], places.FORGET_HISTORY)
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
-        return cooperbench_verdict.judge(task, _live_payload(task), final, sandboxes)
+        """See `judge_patches`."""
+        runs = self.trials(task)
+        return judge_patches(task, runs, final, sandboxes, partial(_merge, runs[0], sandboxes))
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         """Return the command that applies the folder's combined patch if it exists, else the feature's patch.
@@ -124,8 +136,20 @@ class CooperBench(TestedFamily):
         live = _live_payload(task)
         return [apply_command(live["combined"] or live["patches"][role.feature_id])]
 
-    def trials(self, task: Task) -> Sequence[Trial]:
-        return cooperbench_verdict.trials(task, _live_payload(task))
+    def trials(self, task: Task) -> list[PatchTrial]:
+        """Return the run of each feature's tests. The runner may install what it needs with the feature's own patch."""
+        live = _live_payload(task)
+        return [
+            PatchTrial(
+                number, identity_of(task), live["place"], _FORGET, folders=(PATCHES,),
+                put_tests=lambda sandbox, tests=tests: apply_patch(sandbox, tests, index=True),
+                solve=partial(_solve, live), start=partial(_start, live, number), outcome=_passes,
+                patches=True, pytest=_PYTHON_FILE.search(tests) is not None, autoload=True,
+                needs=[live["place"]["image"], live["runner"], tests, live["patches"][number]],
+                downloads_for=partial(apply_patch, patch=live["patches"][number]),
+            )
+            for number, tests in live["tests"].items()
+        ]  # fmt: skip
 
 
 FAMILY = CooperBench()
@@ -161,12 +185,7 @@ def _with_live_payload(task: Task, root: Path, place: _Place, chosen: Mapping[st
     except (OSError, UnicodeDecodeError) as error:
         return RejectedInput(task.task_id, "unreadable_patch", str(error))
     machine = places.make_place(
-        task.suite,
-        chosen,
-        key=below,
-        workdir=cooperbench_verdict.WORKDIR,
-        image=None if build else image,
-        build=folder if build else None,
+        task.suite, chosen, key=below, workdir=WORKDIR, image=None if build else image, build=folder if build else None
     )
     digest = json_hash([task.content_hash, live, image, *downloads.identity(machine)])
     return replace(task, payload={**task.payload, "live": {**live, "place": machine}}, content_hash=digest)
@@ -200,14 +219,14 @@ def _wanted(root: Path, chosen: Mapping[str, Any]) -> dict[_Place, list[tuple[in
 
 
 def _tasks_of(
-    root: Path, suite: str, place: _Place, split: str, wanted: Sequence[tuple[int, int]] | None, most: int | None
+    root: Path, suite: str, place: _Place, wanted: Sequence[tuple[int, int]] | None, chosen: Mapping[str, Any]
 ) -> Iterator[Task | RejectedInput]:
     repo, number = place
     folder = root / repo / f"task{number}"
-    numbers = sorted(
-        int(match[1]) for p in folder.glob("feature*") if p.is_dir() and (match := _FEATURE.fullmatch(p.name))
-    )
-    pairs = list(combinations(numbers, 2))[:most] if wanted is None else sorted(set(wanted))
+    split = "heldout" if repo in chosen["heldout_repos"] else "train"
+    folders = (path for path in folder.glob("feature*") if path.is_dir())
+    numbers = sorted(int(match[1]) for path in folders if (match := _FEATURE.fullmatch(path.name)))
+    pairs = list(combinations(numbers, 2))[: chosen["pairs_per_task"]] if wanted is None else sorted(set(wanted))
     features: dict[int, dict[str, Any]] = {}
     unreadable: dict[int, str] = {}
     for feature in numbers:
@@ -219,16 +238,14 @@ def _tasks_of(
         yield RejectedInput(f"{repo}/task{number}", "too_few_features", f"{len(numbers)} feature(s); a pair needs two")
     for a, b in pairs:
         task_id = f"{repo}/{number}/f{a}_f{b}"
-        if absent := [str(n) for n in (a, b) if n not in numbers]:
-            yield RejectedInput(
-                task_id,
-                "missing_feature",
-                f"asked for, but there is no feature {' and '.join(absent)} in {folder.name}",
-            )
+        if absent := " and ".join(str(n) for n in (a, b) if n not in numbers):
+            detail = f"asked for, but there is no feature {absent} in {folder.name}"
+            yield RejectedInput(task_id, "missing_feature", detail)
         elif faults := [unreadable[n] for n in (a, b) if n in unreadable]:
             yield RejectedInput(task_id, "unreadable_feature", "; ".join(faults))
         else:
-            yield _task(suite, task_id, repo, split, {str(n): features[n] for n in (a, b)})
+            task = _task(suite, task_id, repo, split, {str(n): features[n] for n in (a, b)})
+            yield _with_live_payload(task, root, place, chosen) if chosen["sandbox"] else task
 
 
 def _feature(root: Path, folder: Path) -> dict[str, Any]:
@@ -276,3 +293,69 @@ def _entities(text: str, patch: str) -> set[str]:
             if len(name) > 2 and not name.isdigit():
                 names.add(name)
     return {entity for entity in names if entity not in _LANGUAGE}
+
+
+# --- the verdict ---
+
+
+def _solve(live: Mapping[str, Any], sandbox: Sandbox) -> None:
+    """Apply the task's combined patch (upstream's also changes tests), or merge those of the features."""
+    if live["combined"]:
+        return apply_patch(sandbox, live["combined"])
+    base = must(sandbox, "git rev-parse HEAD").strip()
+    for number, patch in live["patches"].items():
+        _branch(sandbox, base, f"reference{number}")
+        apply_patch(sandbox, patch)
+        _commit(sandbox, number)
+    first, second = live["patches"]
+    merged = sandbox.run(f"git checkout -q reference{second} && {_GIT} merge -q --no-edit reference{first}")
+    if merged.exit_code:
+        raise OSError(f"the features' own patches conflict: {merged.output[-500:]}")
+    return None
+
+
+def _start(live: Mapping[str, Any], number: str, sandbox: Sandbox, changes: Changes, tests: Tests) -> str:
+    """Write the patches of the work and of the tests, and return the runner's command on the clean base."""
+    put_changes(sandbox, changes)
+    must(sandbox, f"git add -A && git diff --cached --binary > {PATCHES}/work.patch && {_CLEAN}")
+    put_tests(sandbox, tests)
+    names = " ".join(map(shlex.quote, sorted(tests.paths)))
+    ignored = f'for file in {names}; do [ ! -e "$file" ] || git add -f -- "$file"; done'
+    must(sandbox, f"git add -A && {ignored} && git diff --cached --binary > {PATCHES}/tests{number}.patch && {_CLEAN}")
+    if live["runner"]:
+        sandbox.write_files({f"{INBOX}/runner.sh": live["runner"]})
+        must(sandbox, f"mv -f {INBOX}/runner.sh {PATCHES}/ && rmdir {INBOX}")
+    runner = f"{PATCHES}/runner.sh" if live["runner"] else "/usr/local/bin/runner.sh"
+    words = [runner, f"tests{number}.patch", *(["work.patch"] if changes else [])]
+    return downloads.command_with_downloads(live["place"], f"bash {shlex.join(words)}")
+
+
+def _passes(test: TestRun) -> tuple[bool, Mapping[str, Any]]:
+    passed, failed = counts(test.output)
+    failed -= len(test.turned_over)
+    report = {"exit_code": test.exit_code, "tests_passed": passed + len(test.turned_over), "tests_failed": failed}
+    return test.exit_code == 0 and report["tests_passed"] > 0 and not test.failed, report
+
+
+def _merge(
+    trial: PatchTrial, sandboxes: SandboxFactory, work: list[Changes], before: Mapping[str, str]
+) -> tuple[str, Changes]:
+    if work[0] == work[-1]:
+        return "identical", work[0]
+    with trial.tree(sandboxes) as sandbox:
+        base = must(sandbox, "git rev-parse HEAD").strip()
+        for number, changes in enumerate(work, 1):
+            _branch(sandbox, base, f"agent{number}")
+            put_changes(sandbox, changes)
+            _commit(sandbox, f"agent{number}")
+        if sandbox.run(f"git checkout -q agent2 && {_GIT} merge -q --no-edit --no-ff agent1").exit_code:
+            return "conflicts", work[0]
+        return "clean", counted_changes(before, sandbox.read_files())
+
+
+def _branch(sandbox: Sandbox, base: str, name: str) -> None:
+    must(sandbox, f"git checkout -q --force {base} && git clean -fdq && git checkout -q -b {name}")
+
+
+def _commit(sandbox: Sandbox, message: str) -> None:
+    must(sandbox, f"git add -A && {_GIT} commit -q --allow-empty --no-verify -m {shlex.quote(message)}")

@@ -133,11 +133,6 @@ class Rejected(ValueError):
         self.reason = reason
 
 
-def unreadable(source: str, error: Exception) -> RejectedInput:
-    """Return the rejection of a row that an error says is none; the text of a KeyError is the name of a field."""
-    return RejectedInput(source, "unreadable_row", f"no field {error}" if isinstance(error, KeyError) else str(error))
-
-
 def with_defaults(suite: str, family: str, params: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a suite's params merged over its family's defaults. Raises ValueError for an unknown param."""
     if unknown := sorted(set(params) - set(defaults)):

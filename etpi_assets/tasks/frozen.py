@@ -114,3 +114,17 @@ def put_changes(sandbox: Sandbox, changes: Changes) -> None:
     for at in range(0, len(removed), 500):
         sandbox.run("rm -f -- " + " ".join(map(shlex.quote, removed[at : at + 500])))
     sandbox.write_files({path: text for path, text in changes.items() if text is not None})
+
+
+def write_commands(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return bash commands, one for each changed file, that turn `before` into `after` (path -> text)."""
+    commands = []
+    for path in sorted(before.keys() | after.keys()):
+        name = shlex.quote(path)
+        text = after.get(path)
+        if text is None:
+            commands.append(f"rm -f -- {name}")
+        elif text != before.get(path):
+            folder = f"mkdir -p -- {shlex.quote(path.rpartition('/')[0])} && " if "/" in path else ""
+            commands.append(f"{folder}printf %s {shlex.quote(text)} > {name}")
+    return commands

@@ -47,6 +47,7 @@ class GradedRun:
         outcomes: node id -> kind (see `pytest_recorder`).
         records: (node id, key of a hole, recorded values, number) each.
         problem: why the run cannot count; None: it can.
+        rewards: name of a reward file that the tests left -> its text (the family `harbor`).
     """
 
     output: str
@@ -56,6 +57,7 @@ class GradedRun:
     outcomes: Mapping[str, str] = field(default_factory=dict)
     records: Sequence[tuple[str, str, list[Any], int]] = ()
     problem: str | None = None
+    rewards: Mapping[str, str] = field(default_factory=dict)
 
     def of_kind(self, *kinds: str) -> set[str]:
         return {node for node, kind in self.outcomes.items() if kind in kinds}

@@ -16,12 +16,9 @@ import tokenize
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-Mode = Literal["items", "kept"]
-"""How an assertion that the reference could not satisfy with a plain hole is replaced: holes for the plain items of a
-displayed container ("items"), or not at all ("kept")."""
 
 _CONSTRUCTORS = frozenset(
     """
@@ -100,16 +97,16 @@ class Holed:
         return any(each.strong for each in assertions) and all(each.kind != "kept" for each in assertions)
 
 
-def dig(text: str, tag: str, modes: Mapping[str, Mode], reverse: Collection[str] = ()) -> Holed:
+def dig(text: str, tag: str, kept: Collection[str] = (), reverse: Collection[str] = ()) -> Holed:
     """Return a test file with holes; as it is, if Python cannot parse it.
 
     Args:
         tag: a random word, the start of all keys.
-        modes: place -> how to replace an assertion that a plain hole does not fit.
+        kept: places of assertions that keep their literals, since a hole does not fit them.
         reverse: test functions of `Holed.reversible` in which an assertion is to be reversed.
     """
     try:
-        return _Digger(text, tag, modes, reverse).result()
+        return _Digger(text, tag, kept, reverse).result()
     except (SyntaxError, ValueError, RecursionError, tokenize.TokenError):
         return Holed(text)
 
@@ -149,8 +146,8 @@ class _Sides:
 
 
 class _Digger:
-    def __init__(self, text: str, tag: str, modes: Mapping[str, Mode], reverse: Collection[str]) -> None:
-        self.text, self.data, self.tag, self.modes, self.reverse = text, text.encode(), tag, modes, reverse
+    def __init__(self, text: str, tag: str, kept: Collection[str], reverse: Collection[str]) -> None:
+        self.text, self.data, self.tag, self.kept, self.reverse = text, text.encode(), tag, kept, reverse
         self.lines = [0]
         for line in self.data.split(b"\n"):
             self.lines.append(self.lines[-1] + len(line) + 1)
@@ -242,14 +239,13 @@ class _Digger:
     def _replace(self, site: _Site, cells: Mapping[str, tuple[str, int]], literal: Collection[str]) -> Assertion:
         """Replace a site. `cells`: names that become cells; `literal`: all names that are bound to literals."""
         place, key = f"{site.at.lineno}_{site.at.col_offset}", self._key(site.at)
-        sides, mode = self._sides(site, cells), self.modes.get(place)
-        often = self._is_often(site.at)
-        if sides.kind == "kept" or mode == "kept":
+        sides, often = self._sides(site, cells), self._is_often(site.at)
+        if sides.kind == "kept" or place in self.kept:
             return Assertion(place, "kept" if sides.kind in ("value", "kept") else sides.kind)
         if site.op == "raises":
             return self._replace_raises(site, key, place, often=often)
         method = isinstance(site.at, ast.Call) and _last(site.at.func) in _METHODS
-        if (sides.kind == "bit" and len(site.sides) == 2) or (sides.kind == "pair" and mode == "items"):
+        if sides.kind == "bit" and len(site.sides) == 2:
             if method or not isinstance(site.at, ast.Compare):
                 return Assertion(place, "bit")
             self.out.holes[key] = {"op": "true", "bit": True}
@@ -263,8 +259,6 @@ class _Digger:
             return Assertion(place, "bit", often=often)
         assert sides.expected is not None
         flip = sides.got is not site.sides[0]
-        if mode == "items":
-            return self._replace_items(site, sides, key, place, often=often)
         if sides.kind == "pair":
             expression = "_l[0]"
         else:
@@ -306,34 +300,6 @@ class _Digger:
         self._put(call, f"__raises__({key!r}, {unit}", ")")
         return Assertion(place, "value", match is not None and _is_long(match), often)
 
-    def _replace_items(self, site: _Site, sides: _Sides, key: str, place: str, *, often: bool) -> Assertion:
-        """Replace the literals in a displayed container whose other items are no plain values."""
-        shown = sides.expected
-        items = list(self._items(shown)) if isinstance(shown, ast.List | ast.Tuple | ast.Dict) else []
-        if site.op != "==" or not items or not isinstance(site.at, ast.Compare):
-            return Assertion(place, "kept")
-        assert shown is not None and sides.got is not None
-        text, (start, _) = self.data[slice(*self._span(shown))], self._span(shown)
-        for number, item in sorted(enumerate(items), key=lambda pair: -self._span(pair[1])[0]):
-            item_key, item_place = f"{key}i{number}", f"{place}i{number}"
-            self.out.holes[item_key] = {"op": "==", "expected": ast.unparse(item), "flip": False}
-            self.out.places[item_key] = item_place
-            first, last = (at - start for at in self._span(item))
-            text = text[:first] + f"__item__({item_key!r})".encode() + text[last:]
-        self.out.holes[key] = {"op": "true", "bit": True}
-        self._call(site.at, f"__items__({key!r}", sides.got, [f"({text.decode()})"])
-        return Assertion(place, "value", _is_strong("==", items), often)
-
-    def _items(self, node: ast.expr) -> Iterator[ast.expr]:
-        if self._is_literal(node, ()):
-            yield node
-        elif isinstance(node, ast.List | ast.Tuple):
-            for item in node.elts:
-                yield from self._items(item)
-        elif isinstance(node, ast.Dict):
-            for item in node.values:
-                yield from self._items(item)
-
     # --- reversal ---
 
     def _reversal(
@@ -343,7 +309,7 @@ class _Digger:
         open_ = {}
         for site in sites:
             sides = self._sides(site, cells)
-            kept = self.modes.get(f"{site.at.lineno}_{site.at.col_offset}") == "kept"
+            kept = f"{site.at.lineno}_{site.at.col_offset}" in self.kept
             open_[site.at] = site.op != "raises" and (sides.kind != "value" or kept or self._is_guessable(sides))
         for statement in _reached(function.body):
             if isinstance(statement, ast.Assert) and all(open_.get(part) for part in _conjuncts(statement.test)):
@@ -431,7 +397,7 @@ class _Digger:
             for _, function, sites in tests:
                 cells = {name for name, bound in self.names[function].items() if bound not in banned}
                 for site in sites:
-                    if self.modes.get(f"{site.at.lineno}_{site.at.col_offset}") is None:
+                    if f"{site.at.lineno}_{site.at.col_offset}" not in self.kept:
                         sides = self._sides(site, cells)
                         expected.update(sides.leaves if sides.kind == "value" else ())
             more = {bound for bound, reads in self.reads.items() if any(read not in expected for read in reads)}

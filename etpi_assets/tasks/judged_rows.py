@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from etpi_assets.tasks.batch_validation import validate_in_batches
-from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict, named_path, unreadable, with_defaults
-from etpi_assets.tasks.rows import read_rows
+from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict, named_path, with_defaults
+from etpi_assets.tasks.rows import tasks_of
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"path": None, "sandbox": "bubblewrap"}
@@ -40,17 +40,13 @@ class JudgedRows(Family):
     params = PARAMS
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
-        """Yield a task or a rejection for each row. `seed` has no effect.
+        """Return a task or a rejection for each row. `seed` has no effect.
 
         Raises:
             ValueError: unknown params, or no path. FileNotFoundError: no rows at the path.
         """
         chosen = with_defaults(suite, self.name, params, PARAMS)
-        for source, row in read_rows(named_path(suite, chosen, "a file of rows")):
-            try:
-                yield _task(suite, row)
-            except (KeyError, TypeError, ValueError) as error:
-                yield unreadable(source, error)
+        return tasks_of(named_path(suite, chosen, "a file of rows"), lambda _, row: _task(suite, row))
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return dict(task.payload["files"])
@@ -77,10 +73,8 @@ class JudgedRows(Family):
         return validate_in_batches(self, tasks, sandboxes)
 
 
-def _task(suite: str, row: Mapping[str, Any] | str) -> Task:
+def _task(suite: str, row: Mapping[str, Any]) -> Task:
     """Return the task of a row. Raises KeyError, TypeError or ValueError for a row that is none."""
-    if isinstance(row, str):
-        raise ValueError(row)
     name, instruction = str(row["id"]), str(row["instruction"]).strip()
     files, solution = dict(row["files"]), list(row["solution"])
     if not instruction or not solution:

@@ -14,12 +14,11 @@ from typing import Any
 
 from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.calibration import TestRun
-from etpi_assets.tasks.commands import apply_command
 from etpi_assets.tasks.family import CHEATED, Rejected, Task, Verdict, weakest
 from etpi_assets.tasks.frozen import TEST_FILE, Changes, counted_changes, put_changes, refused_changes
 from etpi_assets.tasks.graded_run import GradedRun, installed_plugins, run_graded
 from etpi_assets.tasks.grading import is_of_machine
-from etpi_assets.tasks.proof import Tests, Trial, calibration_of, judge_trial, read_tests
+from etpi_assets.tasks.proof import Tests, Trial, judge_trial, read_tests
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 INBOX = ".etpi-in"
@@ -39,8 +38,7 @@ class PatchTrial(Trial):
         pytest: whether the command runs pytest; other runners are judged by their output.
         autoload: whether pytest loads the plugins that the runner installs.
         roots: folders of the tree, besides its root, that the code under test is imported from.
-        needs: decides which downloads the tests need, JSON-serialisable.
-        shown: applies the solution whose tests may download; None: `solve`.
+        downloads_for: applies the solution whose tests may download; None: `solve`.
     """
 
     key: str
@@ -54,7 +52,7 @@ class PatchTrial(Trial):
     needs: object
     files: Mapping[str, str] = field(default_factory=dict)
     folders: tuple[str, ...] = ()
-    shown: Callable[[Sandbox], None] | None = None
+    downloads_for: Callable[[Sandbox], None] | None = None
     patches: bool = False
     pytest: bool | None = True
     autoload: bool = False
@@ -103,9 +101,14 @@ class PatchTrial(Trial):
             return changes
         raise Rejected("no_reference", "the reference solution changes no file that counts")
 
-    def run(self, work: Changes, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool) -> GradedRun:
+    def shown(self, sandboxes: SandboxFactory) -> Changes:
+        return self.changes(self.downloads_for or self.solve, sandboxes)
+
+    def run(
+        self, work: Changes, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool, downloads: bool = False
+    ) -> GradedRun:
         counted = {path: text for path, text in work.items() if path not in tests.paths}
-        with self.tree(sandboxes) as sandbox:
+        with self.tree(sandboxes, record=downloads) as sandbox:
             command = self.start(sandbox, counted, tests)
             if recorded:
                 return run_graded(sandbox, command, roots=self.roots, plugins=tests.plugins)
@@ -115,17 +118,6 @@ class PatchTrial(Trial):
     def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
         passed, details = self.outcome(test)
         return float(passed), details
-
-    def record(self, sandboxes: SandboxFactory) -> None:
-        def run() -> bool:
-            changes, tests = self.changes(self.shown or self.solve, sandboxes), read_tests(self, sandboxes)
-            with self.tree(sandboxes, record=True) as sandbox:
-                return not sandbox.run(self.start(sandbox, changes, tests)).timed_out
-
-        downloads.recorded(self.place, self.needs, run)
-
-    def refusals(self) -> str:
-        return downloads.refusals(self.place)
 
 
 Merge = Callable[[list[Changes], Mapping[str, str]], tuple[str, Changes]]
@@ -166,7 +158,7 @@ def judge_patches(
             return Verdict(0.0, "merge_conflict", details)
     reports: dict[str, Any] = {}
     for trial in trials:
-        passed, report = judge_trial(trial, calibration_of(task, trial, sandboxes), merged, sandboxes)
+        passed, report = judge_trial(trial, task.payload, merged, sandboxes)
         reports[trial.key] = {"passed": passed, **report}
     solved = all(report["passed"] for report in reports.values())
     cheated = any(CHEATED in report for report in reports.values())
@@ -197,6 +189,11 @@ def start_tests(place: Mapping[str, Any], command: str, sandbox: Sandbox, change
     put_changes(sandbox, changes)
     put_tests(sandbox, tests)
     return downloads.command_with_downloads(place, command)
+
+
+def apply_command(patch: str, *, index: bool = False) -> str:
+    """Return the command that applies a unified diff to the repository in the working directory, and to its index."""
+    return f"printf %s {shlex.quote(patch)} | git apply {'--index ' if index else ''}--whitespace=nowarn -"
 
 
 def apply_patch(sandbox: Sandbox, patch: str, *, index: bool = False) -> None:

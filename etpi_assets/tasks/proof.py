@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from etpi_assets.tasks import downloads
 from etpi_assets.tasks.calibration import (
     PLAIN,
     Calibration,
@@ -82,6 +83,8 @@ class Trial(ABC):
         reversible: whether a run in which a reversed assertion fails says what the other tests do.
         fixed: a text that is equal for trials whose tests and solved trees are; "": no other trial's are.
         nothing: the work of an agent that does nothing.
+        place: where it runs (`places`); None if nothing can be downloaded there.
+        needs: decides which downloads the tests need, JSON-serialisable; None: there is no solution that could show it.
     """
 
     key: str
@@ -90,6 +93,8 @@ class Trial(ABC):
     reversible: bool = True
     fixed: str = ""
     nothing: Any = ""
+    place: Any
+    needs: object
 
     @abstractmethod
     def tests(self, sandboxes: SandboxFactory) -> Tests:
@@ -100,19 +105,30 @@ class Trial(ABC):
         """Return the reference solution as work. Raises Rejected if there is none."""
 
     @abstractmethod
-    def run(self, work: Any, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool) -> GradedRun:
-        """Run the tests on work in a fresh sandbox, with the recorder of pytest if `recorded`."""
+    def run(
+        self, work: Any, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool, downloads: bool = False
+    ) -> GradedRun:
+        """Run the tests on work in a fresh sandbox, with the recorder of pytest if `recorded`.
+
+        `downloads`: what it downloads may be fetched and is kept; only for the suite's own code."""
 
     @abstractmethod
     def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
         """Return the reward of a run from 0 to 1, which passes, and details for a reader."""
 
-    def record(self, sandboxes: SandboxFactory) -> None:  # noqa: B027 - most trials download nothing
+    def shown(self, sandboxes: SandboxFactory) -> Any:
+        """Return the work whose tests may download."""
+        return self.reference(sandboxes)
+
+    def record(self, sandboxes: SandboxFactory) -> None:
         """Let the suite's own code download what grading will need, once."""
 
-    def refusals(self) -> str:
-        """Return a sentence about downloads that were refused; "" without any."""
-        return ""
+        def run() -> bool:
+            work, tests = self.shown(sandboxes), read_tests(self, sandboxes)
+            return not self.run(work, tests, sandboxes, recorded=False, downloads=True).timed_out
+
+        if self.place and self.needs is not None:
+            downloads.recorded(self.place, self.needs, run)
 
 
 class TestedFamily(Family):
@@ -157,7 +173,7 @@ _KEPT: OrderedDict[str, Tests] = OrderedDict()
 
 
 def judge_trial(
-    trial: Trial, calibration: Calibration, changes: Any, sandboxes: SandboxFactory
+    trial: Trial, proved: Mapping[str, Any], work: Any, sandboxes: SandboxFactory
 ) -> tuple[bool, dict[str, Any]]:
     """Return (whether work passes a trial, details: those of `Trial.passes`, `trust` and `verdict_trust`).
 
@@ -165,13 +181,14 @@ def judge_trial(
     and `reward` if it is neither 0 nor 1.
 
     Args:
-        changes: the work.
+        proved: the payload of the task.
     """
+    calibration = calibration_of(proved, trial, sandboxes)
     reversed_ = [name for name, trust in calibration.trust.items() if trust == REVERSED]
     first = {name for name in reversed_ if secrets.randbelow(2)}
     reward, details = 0.0, dict[str, Any]()
     for reverse in (first, set(reversed_) - first) if reversed_ else (set(),):
-        reward, details = _result(trial, _run(trial, calibration, changes, sandboxes, reverse))
+        reward, details = _result(trial, _run(trial, calibration, work, sandboxes, reverse))
         if reward < 1:
             if reverse is first and CHEATED in details:  # wrong work passes them too, and was not seen to pass others
                 details["passed_reversed"] = details.pop(CHEATED)
@@ -180,11 +197,11 @@ def judge_trial(
     return reward == 1, details if reward in (0, 1) else {**details, "reward": reward}
 
 
-def calibration_of(task: Task, trial: Trial, sandboxes: SandboxFactory) -> Calibration:
-    """Return a trial's calibration: the proved task's, or one that is made now and kept, for tasks proved before.
+def calibration_of(proved: Mapping[str, Any], trial: Trial, sandboxes: SandboxFactory) -> Calibration:
+    """Return a trial's calibration: that of the task's payload; for tasks proved before, one that is made now and kept.
 
     Tests are not recorded if there is no reference solution, or if their runner is unknown and it does not pass."""
-    if stored := task.payload.get(CALIBRATIONS, {}).get(trial.key):
+    if stored := proved.get(CALIBRATIONS, {}).get(trial.key):
         return Calibration.model_validate(stored)
     key = f"{trial.identity}/{trial.key}/{sandboxes.name}"
     if key not in _MADE:
@@ -250,7 +267,8 @@ def prove(task: Task, trials: Sequence[Trial], sandboxes: SandboxFactory) -> Tas
             calibration = prove_trial(trial, reference, sandboxes)
             calibrations[trial.key] = calibration.model_dump(exclude_defaults=True)
     except Rejected as error:
-        refused = trials[0].refusals() if error.reason == "reference_fails" else ""
+        place = trials[0].place if error.reason == "reference_fails" else None
+        refused = downloads.refusals(place) if place else ""
         return RejectedInput(task.task_id, error.reason, f"{error}{refused}")
     except EnvironmentUnavailable as error:
         return RejectedInput(task.task_id, "no_environment", str(error))

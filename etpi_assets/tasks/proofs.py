@@ -7,8 +7,9 @@ and suites that have the task share it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -50,8 +51,9 @@ class Prover:
         folder = run.lake.scratch("proofs") / versions[:16]
         return cls(family, run.resources.sandboxes(kind), folder)
 
-    def __call__(self) -> Prover:
-        return self
+    def __call__(self) -> Callable[[Sequence[Task]], list[Task | RejectedInput]]:
+        """Return the function of a worker process."""
+        return self.prove
 
     def finished(self, task: Task) -> Task | RejectedInput | None:
         """Return the outcome of a finished proof; None if there is none."""
@@ -85,7 +87,7 @@ class Prover:
         size = 1 if self.family.keeps_proofs else BATCH
         workers = min(worker_count(), expected) if self.family.keeps_proofs else workers_for(expected * 0.1)
         for proved in ordered_map(
-            _Proving(self), _blocks(tasks, size), workers=max(1, workers), reads=[self.folder.parent], sandboxes=True,
+            self, _blocks(tasks, size), workers=max(1, workers), reads=[self.folder.parent], sandboxes=True,
             log=run.log,
         ):  # fmt: skip
             yield from proved
@@ -99,22 +101,9 @@ class Prover:
         return self.folder / f"{json_hash([task.task_id, task.content_hash])[:32]}.json"
 
 
-@dataclass(frozen=True)
-class _Proving:
-    prover: Prover
-
-    def __call__(self):
-        return self.prover.prove
-
-
 def _blocks(tasks: Iterable[Task], size: int) -> Iterator[tuple[str, list[Task]]]:
-    block: list[Task] = []
-    for task in tasks:
-        block.append(task)
-        if len(block) == size:
-            yield block[0].task_id, block
-            block = []
-    if block:
+    rest = iter(tasks)
+    while block := list(islice(rest, size)):
         yield block[0].task_id, block
 
 

@@ -90,19 +90,6 @@ def _date(value, kind):
     return [kind.__name__, [[getattr(value, name) for name in names], zone is not None]]
 
 
-class Item:
-    """A plain item of a container that a test displays; equal to everything, and recorded."""
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
-
-    def __init__(self, recorder, key):
-        self.recorder, self.key = recorder, key
-
-    def __eq__(self, other):
-        self.recorder.record(self.key, other)
-        return True
-
-
 class Raises:
     """`pytest.raises` or `assertRaises` of any exception; its class and text are recorded."""
 
@@ -143,7 +130,7 @@ class Recorder:
     def __init__(self):
         self.collected, self.phases, self.records, self.node = [], {}, {}, ""
         self.root = self.start = ""
-        for name in ("cell", "hole", "bit", "items", "item", "raises"):
+        for name in ("cell", "hole", "bit", "raises"):
             setattr(builtins, f"__{name}__", getattr(self, "_" + name))
 
     def name(self, node):
@@ -172,13 +159,6 @@ class Recorder:
     def _bit(self, key, is_none, got):
         self.record(key, got is None if is_none else bool(got))
         return True
-
-    def _items(self, key, got, shown):
-        self.record(key, bool(shown == got))
-        return True
-
-    def _item(self, key):
-        return Item(self, key)
 
     def _raises(self, key, unit):
         return Raises(self, key, unit)

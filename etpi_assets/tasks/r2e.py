@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from etpi_assets.tasks import places
 from etpi_assets.tasks.calibration import TestRun
-from etpi_assets.tasks.commands import write_commands
 from etpi_assets.tasks.family import Role, Task
-from etpi_assets.tasks.frozen import RUNNER_FILE, TEST_FILE
+from etpi_assets.tasks.frozen import RUNNER_FILE, TEST_FILE, write_commands
+from etpi_assets.tasks.patches import PatchTrial
 from etpi_assets.tasks.reports import equal_outcomes, plain
 from etpi_assets.tasks.repository import RepositoryFamily, make_task
 from etpi_resources.sandboxes import Sandbox
@@ -73,18 +74,8 @@ class R2E(RepositoryFamily):
         )
         return make_task(suite, f"{repo}/{commit[:12]}", repo, instruction, chosen, payload=payload, place=place)
 
-    def put_tests(self, task: Task, sandbox: Sandbox) -> None:
-        sandbox.run(f"rm -rf {TESTS}")
-        sandbox.write_files({f"{TESTS}/{name}": code for name, code in task.payload["tests"].items()})
-
-    def test_command(self, task: Task) -> str:
-        return _COMMAND
-
-    def passes(self, task: Task, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
-        names = {name: ".".join(name.split("::")[1:]) or name for name in run.outcomes()}
-        outcomes = {names[name].split(" - ")[0]: outcome for name, outcome in run.outcomes().items()}
-        wanted = {name.split(" - ")[0]: outcome for name, outcome in task.payload["expected"].items()}
-        return equal_outcomes(outcomes, wanted)
+    def trials(self, task: Task) -> list[PatchTrial]:
+        return [self.trial_of(task, _COMMAND, partial(_put_tests, task), partial(_passes, task))]
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         after = {path: text for path, text in task.payload["solution"].items() if text is not None}
@@ -92,6 +83,18 @@ class R2E(RepositoryFamily):
 
 
 FAMILY = R2E()
+
+
+def _put_tests(task: Task, sandbox: Sandbox) -> None:
+    sandbox.run(f"rm -rf {TESTS}")
+    sandbox.write_files({f"{TESTS}/{name}": code for name, code in task.payload["tests"].items()})
+
+
+def _passes(task: Task, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
+    names = {name: ".".join(name.split("::")[1:]) or name for name in run.outcomes()}
+    outcomes = {names[name].split(" - ")[0]: outcome for name, outcome in run.outcomes().items()}
+    wanted = {name.split(" - ")[0]: outcome for name, outcome in task.payload["expected"].items()}
+    return equal_outcomes(outcomes, wanted)
 
 
 def _issue(statement: str) -> str:

@@ -6,7 +6,7 @@ Subclasses define a data set's fields and which test outcomes pass; `patches` ju
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,12 +20,11 @@ from etpi_assets.tasks.family import (
     Verdict,
     named_path,
     require_heldout,
-    unreadable,
     with_defaults,
 )
 from etpi_assets.tasks.patches import PatchTrial, judge_patches, must, start_tests
 from etpi_assets.tasks.proof import TestedFamily, identity_of
-from etpi_assets.tasks.rows import read_rows
+from etpi_assets.tasks.rows import tasks_of
 from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
@@ -50,10 +49,8 @@ class RepositoryFamily(TestedFamily, ABC):
     params: Mapping[str, Any] = PARAMS
     name: str
     feature_id = "issue"
-    hides: str
+    hides: str = "true"
     """Bash command that removes hidden tests from an agent's workspace."""
-    patches: bool = False
-    """Whether the hidden tests are a patch."""
     hides_from_code: str = "true"
     """Bash command that removes copies of the hidden tests that an image has, before code under test runs."""
 
@@ -66,32 +63,8 @@ class RepositoryFamily(TestedFamily, ABC):
         return str(row.get("repo", ""))
 
     @abstractmethod
-    def put_tests(self, task: Task, sandbox: Sandbox) -> None:
-        """Write the suite's own hidden tests into a tree."""
-
-    @abstractmethod
-    def test_command(self, task: Task) -> str: ...
-
-    def roots(self, task: Task) -> Sequence[str]:
-        """Return the folders of the workspace, besides its root, that the code under test is imported from."""
-        return ()
-
-    def runs_pytest(self, task: Task) -> bool:
-        """Return whether `test_command` runs pytest; other runners are judged by their output."""
-        return True
-
-    def fixed(self, task: Task) -> str:
-        """Return a text that tasks with equal tests and equal solved trees share; "" if none does."""
-        return ""
-
-    @abstractmethod
-    def passes(self, task: Task, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
-        """Return whether a run of the tests passes, and details for a reader."""
-
-    def solution(self, task: Task, sandbox: Sandbox) -> None:
-        """Apply the reference solution to a workspace, without its tests. Raises OSError if it cannot be applied."""
-        for command in self.solve(task, self.roles(task)[0]):
-            must(sandbox, command)
+    def trials(self, task: Task) -> list[PatchTrial]:
+        """Return the one run of tests that judges a task (`trial_of`)."""
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """Yield a task or a rejection for each row, in order. `seed` has no effect.
@@ -102,32 +75,21 @@ class RepositoryFamily(TestedFamily, ABC):
         """
         chosen = with_defaults(suite, self.name, params, self.params)
         path = named_path(suite, chosen, "the data set's rows (.jsonl, .json, .parquet)")
-        seen: dict[str, str] = {}
         repos: set[str] = set()
-        taken = 0
-        for source, row in read_rows(path):
-            if chosen["rows"] is not None and taken >= chosen["rows"]:
-                return
-            if isinstance(row, str):
-                yield RejectedInput(source, "unreadable_row", row)
-                continue
+
+        def read(source: str, row: Mapping[str, Any]) -> Task | RejectedInput | None:
             if (repo := self.repo_of(row)) in chosen["exclude_repos"]:
-                yield RejectedInput(source, EXCLUDED, f"params.exclude_repos names {repo}")
-                continue
-            try:
-                task = self.read(suite, row, chosen)
-            except (KeyError, TypeError, ValueError, IndexError) as error:
-                yield unreadable(source, error)
-                continue
+                return RejectedInput(source, EXCLUDED, f"params.exclude_repos names {repo}")
+            task = self.read(suite, row, chosen)
             repos.add(task.repo)
-            if chosen["repos"] and task.repo not in chosen["repos"]:
-                continue
-            taken += 1
-            if task.task_id in seen:
-                yield RejectedInput(source, "repeated_task", f"{task.task_id} is at {seen[task.task_id]} already")
-                continue
-            seen[task.task_id] = source
-            yield task
+            return task if not chosen["repos"] or task.repo in chosen["repos"] else None
+
+        taken = 0
+        for item in tasks_of(path, read):
+            yield item
+            taken += isinstance(item, Task) or item.reason == "repeated_task"
+            if taken == chosen["rows"]:
+                return
         require_heldout(suite, chosen["heldout_repos"], repos)
 
     def needs(self, task: Task) -> SandboxNeeds:
@@ -137,19 +99,32 @@ class RepositoryFamily(TestedFamily, ABC):
         """See `judge_patches`."""
         return judge_patches(task, self.trials(task), final, sandboxes)
 
-    def trials(self, task: Task) -> list[PatchTrial]:
-        """Return the one run of tests that judges a task."""
-        place, command = task.payload["place"], self.test_command(task)
-        return [PatchTrial(
-            "tests", identity_of(task), place, f"{self.hides_from_code}; {places.FORGET_HISTORY}",
-            files=self.workspace(task, self.roles(task)[0]),
-            put_tests=partial(self.put_tests, task),
-            solve=partial(self.solution, task),
-            start=partial(start_tests, place, command),
-            outcome=partial(self.passes, task),
-            needs=[task.content_hash, command],
-            patches=self.patches, pytest=self.runs_pytest(task), roots=self.roots(task), fixed=self.fixed(task),
-        )]  # fmt: skip
+    def trial_of(
+        self,
+        task: Task,
+        command: str,
+        put_tests: Callable[[Sandbox], None],
+        passes: Callable[[TestRun], tuple[bool, Mapping[str, Any]]],
+        **more: Any,
+    ) -> PatchTrial:
+        """Return a run of tests; `more` are fields of `PatchTrial`.
+
+        Args:
+            command: runs the tests.
+            put_tests: writes the suite's own hidden tests into a tree.
+            passes: whether a run passes, and details for a reader.
+        """
+
+        def solve(sandbox: Sandbox) -> None:
+            for each in self.solve(task, self.roles(task)[0]):
+                must(sandbox, each)
+
+        place = task.payload["place"]
+        return PatchTrial(
+            "tests", identity_of(task), place, f"{self.hides_from_code}; {places.FORGET_HISTORY}", put_tests, solve,
+            partial(start_tests, place, command), passes, needs=[task.content_hash, command],
+            files=self.workspace(task, self.roles(task)[0]), **more,
+        )  # fmt: skip
 
 
 def make_task(

@@ -1,13 +1,39 @@
-"""Rows of data sets: .jsonl, .json and .parquet files."""
+"""Rows of data sets (.jsonl, .json and .parquet files), and the tasks of rows."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+
+from etpi_assets.tasks.family import RejectedInput, Task
+
+
+def tasks_of(
+    path: Path, read: Callable[[str, Mapping[str, Any]], Task | RejectedInput | None]
+) -> Iterator[Task | RejectedInput]:
+    """Yield the task or the rejection of each row in order, one task an id; raise as `read_rows` does.
+
+    Args:
+        read: ("file:row", row) -> its task or rejection; None: the params leave it out. KeyError, TypeError, ValueError
+            and IndexError reject the row.
+    """
+    seen: dict[str, str] = {}
+    for source, row in read_rows(path):
+        try:
+            if isinstance(row, str):
+                raise ValueError(row)
+            item = read(source, row)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            detail = f"no field {error}" if isinstance(error, KeyError) else str(error)
+            item = RejectedInput(source, "unreadable_row", detail)
+        if isinstance(item, Task) and seen.setdefault(item.task_id, source) != source:
+            item = RejectedInput(source, "repeated_task", f"{item.task_id} is at {seen[item.task_id]} already")
+        if item is not None:
+            yield item
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:

@@ -13,16 +13,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from etpi_assets.tasks import places
 from etpi_assets.tasks.calibration import TestRun
-from etpi_assets.tasks.commands import apply_command
 from etpi_assets.tasks.family import Role, Task
-from etpi_assets.tasks.patches import apply_patch
+from etpi_assets.tasks.patches import PatchTrial, apply_command, apply_patch
 from etpi_assets.tasks.reports import Outcomes, unittest_outcomes
 from etpi_assets.tasks.repository import PARAMS, RepositoryFamily, make_task
-from etpi_resources.sandboxes import Sandbox
 
 WORKDIR = "/testbed"
 DJANGO = "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1"
@@ -45,8 +44,6 @@ class SWEBench(RepositoryFamily):
     name = "swe_bench"
     params: Mapping[str, Any] = {**PARAMS, "images": "swebench/sweb.eval.x86_64.{instance}:latest"}
     """images: name of an instance's image; {instance} is its id in lower case with `_1776_` for `__`."""
-    hides = "true"
-    patches = True
 
     def read(self, suite: str, row: Mapping[str, Any], chosen: Mapping[str, Any]) -> Task:
         instance, repo = str(row["instance_id"]), str(row["repo"])
@@ -74,14 +71,11 @@ class SWEBench(RepositoryFamily):
         instruction = str(row["problem_statement"]).strip()
         return make_task(suite, instance, repo, instruction, chosen, payload=payload, place=place)
 
-    def put_tests(self, task: Task, sandbox: Sandbox) -> None:
-        apply_patch(sandbox, task.payload["test_patch"], index=True)
-
-    def roots(self, task: Task) -> Sequence[str]:
-        return task.payload.get("roots", ())
-
-    def runs_pytest(self, task: Task) -> bool:
-        return TEST_COMMANDS.get(task.repo) != DJANGO
+    def trials(self, task: Task) -> list[PatchTrial]:
+        tests = partial(apply_patch, patch=task.payload["test_patch"], index=True)
+        pytest, roots = TEST_COMMANDS.get(task.repo) != DJANGO, task.payload.get("roots", ())
+        passes = partial(_passes, task, pytest)
+        return [self.trial_of(task, self.test_command(task), tests, passes, patches=True, pytest=pytest, roots=roots)]
 
     def test_command(self, task: Task) -> str:
         changed = sorted(_changed(task.payload["test_patch"]).items())
@@ -94,20 +88,19 @@ class SWEBench(RepositoryFamily):
         names = " ".join(map(shlex.quote, files))
         return f"{_ACTIVATE}; {_PYTHON}; $PYTHON -m pytest -rA -p no:cacheprovider {names}"
 
-    def passes(self, task: Task, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
-        outcomes = _with_cut_names(run.outcomes() if self.runs_pytest(task) else unittest_outcomes(run.output))
-        missed = {
-            key: [name for name in names if outcomes.get(name) != "PASSED"]
-            for key, names in task.payload["wanted"].items()
-        }
-        shown = {key: names[:20] for key, names in missed.items() if names}
-        return bool(outcomes) and not any(missed.values()), {"tests": len(outcomes), "not_passed": shown}
-
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         return [apply_command(task.payload["patch"])]
 
 
 FAMILY = SWEBench()
+
+
+def _passes(task: Task, pytest: bool, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
+    outcomes = _with_cut_names(run.outcomes() if pytest else unittest_outcomes(run.output))
+    wanted = task.payload["wanted"]
+    missed = {key: [n for n in names if outcomes.get(n) != "PASSED"][:20] for key, names in wanted.items()}
+    missed = {key: names for key, names in missed.items() if names}
+    return bool(outcomes) and not missed, {"tests": len(outcomes), "not_passed": missed}
 
 
 def _changed(patch: str) -> dict[str, bool]:

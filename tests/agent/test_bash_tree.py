@@ -21,7 +21,7 @@ from etpi_assets.scoring.rewards.shell import sure_pipelines
             [Command(["cat"], [], ["$x\n"]), Command(["tee", "b"], ["a"]), Command([":"], [], ["q"])],
         ),
         ("cat <<E\nx", [Command(["cat"], [], ["x\n"])]),
-        ("cat <<A <<-B\n1\nA\n\t2\n\tB\nls", [Command(["cat"], [], ["1\n", "\t2\n"]), Command(["ls"])]),
+        ("cat <<A <<-B\n1\nA\n\t2\n\tB\nls", [Command(["cat"], [], ["1\n", "2\n"]), Command(["ls"])]),
         ("for f in a b; do cp $f \"$f\".c; done > log", [
             Command([], ["log"]), Command(["cp", "a", "b", "a.c", "b.c"])
         ]),

@@ -81,6 +81,18 @@ HARBOR_ATTACKS = [
     ("program", "printf 'echo \"echo 1 > /logs/verifier/reward.txt\" >> /tests/test.sh\\n' > prog.sh"),
     ("program", "printf 'kill -9 $PPID\\n' > prog.sh"),
     ("module", "printf 'import os\\nos._exit(0)\\n' > solution.py"),
+    (
+        "module",
+        "printf 'import atexit, os\\natexit.register(lambda: os._exit(0))\\ndef f(n): return 1\\n' > solution.py",
+    ),
+    ("module", "printf 'import builtins\\nbuiltins.__hole__ = lambda *a: True\\ndef f(n): return 1\\n' > solution.py"),
+    (
+        "module",
+        "printf 'import os, time\\nif os.fork() == 0:\\n    os.setsid()\\n    for _ in range(300):\\n"
+        '        open("/logs/verifier/reward.txt", "w").write("1"); time.sleep(.05)\\n'
+        "    os._exit(0)\\ndef f(n): return 1\\n' > solution.py",
+    ),
+    ("program", "ln -s /tests/wanted.txt wanted; printf 'cat wanted /app/wanted\\n' > prog.sh"),
     ("module", "printf 'class E:\\n    def __eq__(s, o): return True\\ndef f(n): return E()\\n' > solution.py"),
 ]
 
@@ -126,6 +138,13 @@ def test_harbor_attack_earns_nothing(name: str, command: str) -> None:
 
 
 CHECK = "def check(candidate):\n    assert candidate(3) == 61\n    assert candidate(5) == 75\n"
+READ_MARK = "import re\ntext = open('check.py').read()\nmark = re.findall(r\"print\\('(\\w{16})'\\)\", text)[0]\n"
+FORGED_REPORT = r"""
+import json, os
+keys = re.findall(r"__hole__\('(\w+)'", text)
+records = [["check.py::check", key, [["int", hex(6 + at)]], 1] for at, key in enumerate(keys)]
+json.dump({"collected": [], "outcomes": {}, "exit": 0, "records": records}, open("report-1", "w"))
+"""
 CHECK_HONEST = "def double(n):\n    return 7 * n + 40\n"
 
 
@@ -139,6 +158,8 @@ CHECK_HONEST = "def double(n):\n    return 7 * n + 40\n"
         ("import builtins\nbuiltins.__hole__ = lambda *a: True\ndef double(n): return 0", 0.0),
         ("import re\ndef double(n): return int(re.findall(r'== (\\d+)', open('check.py').read() + '== 0')[0])", 0.0),
         ("def double(n): return 61", 0.0),
+        (f"{READ_MARK}print(); print(mark, flush=True)\nimport os; os._exit(0)", 0.0),
+        (f"{READ_MARK}{FORGED_REPORT}print(); print(mark, flush=True)\nos._exit(0)", 0.0),
     ],
 )
 def test_check_of_a_program_has_holes(program: str, earned: float, tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ def test_comparison_that_never_ends_is_wrong_and_the_next_one_is_judged():
 def test_comparer_ends_a_comparison_after_its_time():
     comparer = Comparer(seconds=1)
     with pytest.raises(Undecided, match="takes more than 1 s"):
-        comparer.equal("1", ENDLESS)
+        comparer.ask("equal", "1", ENDLESS, 6)
 
 
 ENDLESS = "\\int_0^1 \\sin(x^{x^x}) \\cos(x^{x}) e^{x^{x}} dx"
@@ -298,11 +298,11 @@ ENDLESS = "\\int_0^1 \\sin(x^{x^x}) \\cos(x^{x}) e^{x^{x}} dx"
 def endless_comparison(seconds: int = 60) -> Iterator[tuple[Future[bool], psutil.Process]]:
     """Yield an endless comparison and its process, once it computes."""
     comparer = Comparer(seconds)
-    assert comparer.equal("2\\sqrt{2}", "\\sqrt{8}") and comparer._process
+    assert comparer.ask("equal", "2\\sqrt{2}", "\\sqrt{8}", 6) and comparer._process
     process = psutil.Process(comparer._process.pid)
     used = process.cpu_times().user
     with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(comparer.equal, "1", ENDLESS)
+        answer = threads.submit(comparer.ask, "equal", "1", ENDLESS, 6)
         while process.cpu_times().user == used:
             time.sleep(0.01)
         yield answer, process
@@ -333,7 +333,7 @@ def test_comparison_that_is_ended_from_outside_is_an_error_and_no_verdict(number
 def test_comparer_that_cannot_run_is_an_error_and_no_verdict(monkeypatch, tmp_path):
     monkeypatch.setattr("etpi_assets.tasks.answers.comparer._PROGRAM", tmp_path / "absent.py")
     with pytest.raises(RuntimeError, match="math-verify does not run"):
-        Comparer().equal("1", "2")
+        Comparer().ask("equal", "1", "2", 6)
 
 
 def test_grader_of_a_suite_reaches_its_tasks_and_an_unknown_one_is_refused(tmp_path):

@@ -12,7 +12,6 @@ from typing import Any
 
 from etpi_assets.tasks.answers import maths, programs
 from etpi_assets.tasks.answers.rows import balanced, read_questions
-from etpi_assets.tasks.calibration import PLAIN
 from etpi_assets.tasks.family import (
     ANSWER,
     BLIND,
@@ -26,7 +25,7 @@ from etpi_assets.tasks.family import (
     named_path,
     with_defaults,
 )
-from etpi_assets.tasks.proof import calibration_of, identity_of, prove
+from etpi_assets.tasks.proof import prove
 from etpi_resources.sandboxes import Limits, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
@@ -117,17 +116,14 @@ def judge_text(task: Task, text: str, sandboxes: SandboxFactory) -> Verdict:
     if task.payload["kind"] != "program":
         verdict = maths.judge(task.payload["answer"], text, task.payload.get("grader", "hardened"), task.instruction)
         return replace(verdict, details={**verdict.details, "verdict_trust": BLIND})
-    trial = _check_of(task)
-    calibration = calibration_of(task, trial, sandboxes) if trial else PLAIN
-    return programs.judge(task.payload["tests"], text, limits_of(task), sandboxes, calibration)
+    return programs.judge(task.payload["tests"], text, limits_of(task), sandboxes, task.payload)
 
 
 def _check_of(task: Task) -> programs.CheckTrial | None:
     """Return the trial of a program's `check`; None for other tasks."""
     if task.payload["kind"] != "program" or "test" not in task.payload["tests"]:
         return None
-    tests, reference = task.payload["tests"], task.payload["reference"]
-    return programs.CheckTrial(identity_of(task), tests, reference, limits_of(task))
+    return programs.check_of(task.payload["tests"], task.payload, limits_of(task))
 
 
 def limits_of(task: Task) -> Limits:

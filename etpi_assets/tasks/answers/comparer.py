@@ -32,40 +32,23 @@ class Comparer:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
-    def equal(self, wanted: str, answer: str, digits: int = 6) -> bool:
-        """Return whether an answer's LaTeX is mathematically equal to the expected one.
-
-        Decimal numbers are compared to `digits` after the point; six are math-verify's default.
-
-        Raises:
-            As `rewrites`.
-        """
-        return self._ask("equal", wanted, answer, digits)
-
-    def leaves_work(self, wanted: str, answer: str) -> bool:
-        """Return whether a right answer leaves its value to compute (`equality.leaves_work`).
-
-        Raises:
-            As `rewrites`.
-        """
-        return self._ask("leaves", wanted, answer)
-
-    def rewrites(self, wanted: str, answer: str, expression: str) -> bool:
-        """Return whether a right answer is an expression of its question in another form (`equality.rewrites`).
+    def ask(self, question: str, *texts: str | int) -> bool:
+        """Return the answer to a question of `equality`: equal, leaves or rewrites.
 
         Raises:
             Undecided: math-verify took too long, needed too much memory, or failed on the texts.
             RuntimeError: it does not run on this machine, or was ended from outside, as when a run is stopped.
         """
-        return self._ask("rewrites", wanted, answer, expression)
-
-    def _ask(self, *request: str | int) -> bool:
         with self._lock:
             if self._process is None or self._process.poll() is not None:
-                self._process = _start(self.seconds)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", str(_PROGRAM), str(self.seconds)],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                    env={"OMP_NUM_THREADS": "1"}, cwd="/", text=True,
+                )  # fmt: skip
             assert self._process.stdin is not None and self._process.stdout is not None
             try:
-                self._process.stdin.write(json.dumps(request) + "\n")
+                self._process.stdin.write(json.dumps([question, *texts]) + "\n")
                 self._process.stdin.flush()
                 line = self._process.stdout.readline()
             except BrokenPipeError:
@@ -81,15 +64,3 @@ class Comparer:
         if not isinstance(result, bool):
             raise Undecided(f"the comparison failed: {result}")
         return result
-
-
-def _start(seconds: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-I", str(_PROGRAM), str(seconds)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={"OMP_NUM_THREADS": "1"},
-        cwd="/",
-        text=True,
-    )

@@ -111,7 +111,7 @@ def _refusal(answer: str, expected: str, question: str, *, right: bool) -> str |
     if not right or _is_same_text(answer, expected) or (_NUMBER.fullmatch(answer) and _NUMBER.fullmatch(expected)):
         return None
     operators, known = ({match[0] for match in _OPERATORS.finditer(text)} for text in (answer, expected))
-    if operators - known or _COMPARER.leaves_work(_prepared(expected), _prepared(answer)):
+    if operators - known or _COMPARER.ask("leaves", _prepared(expected), _prepared(answer)):
         return "equal, but the answer leaves its value to compute"
     if approximates(answer, expected, question):
         return "equal to a few digits, and an exact answer is expected"
@@ -135,7 +135,7 @@ def equal(answer: str, wanted: str, digits: int = 6) -> bool:
     if readings[0][0] != readings[1][0] and _DIGITS.findall(wanted) != _DIGITS.findall(answer):
         del readings[1]  # lists are equal in any order, a number's groups are not
     readable = (each for each in dict.fromkeys(readings) if not any(map(_BESIDE.search, each)))
-    return any(_COMPARER.equal(*reading, digits) for reading in readable)
+    return any(_COMPARER.ask("equal", *reading, digits) for reading in readable)
 
 
 def _is_same_text(one: str, two: str) -> bool:
@@ -206,7 +206,7 @@ def copies(answer: str, wanted: str, question: str) -> bool:
         )
     for expression in expressions_of(question):
         try:
-            if _COMPARER.rewrites(expected, text, expression):
+            if _COMPARER.ask("rewrites", expected, text, expression):
                 return True
         except Undecided:
             continue  # it cannot be proved that this expression is to be brought into another form

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from etpi_assets.tasks.calibration import PLAIN, Calibration, TestRun
+from etpi_assets.tasks.calibration import TestRun
 from etpi_assets.tasks.family import BLIND, Rejected, Verdict
 from etpi_assets.tasks.graded_run import RECORDER, GradedRun, read_reports, unpacked
 from etpi_assets.tasks.proof import Tests, Trial, judge_trial
@@ -86,24 +86,28 @@ def program_of(text: str) -> str | None:
 
 
 def judge(
-    tests: Mapping[str, Any], text: str, limits: Limits, sandboxes: SandboxFactory, calibration: Calibration = PLAIN
+    tests: Mapping[str, Any], text: str, limits: Limits, sandboxes: SandboxFactory, proved: Mapping[str, Any] = {}
 ) -> Verdict:
     """Return passed, failed_tests (with the first failed test) or no_answer. Only inputs enter the sandbox.
 
     Args:
-        calibration: of `check`.
+        proved: the task's payload, with the reference of a `check`; {}: there is none.
     """
     program = program_of(text)
     if program is None:
         return Verdict(0.0, "no_answer", {"tests": 0})
     if "test" in tests:
-        trial = CheckTrial(json_hash(tests), tests, None, limits)
-        passed, details = judge_trial(trial, calibration, program, sandboxes)
+        passed, details = judge_trial(check_of(tests, proved, limits), proved, program, sandboxes)
     else:
         with sandboxes.create({"solution.py": program + "\n"}, replace(limits, output_bytes=4 << 20)) as sandbox:
             problem = _compared(tests, sandbox)
         passed, details = problem is None, {**(problem or {}), "verdict_trust": BLIND}
     return Verdict(float(passed), "passed" if passed else "failed_tests", details)
+
+
+def check_of(tests: Mapping[str, Any], proved: Mapping[str, Any], limits: Limits) -> CheckTrial:
+    reference = proved.get("reference")
+    return CheckTrial(json_hash([tests, reference]), tests, reference, limits)
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,7 @@ class CheckTrial(Trial):
     limits: Limits
     key = "check"
     nothing = "pass"
+    place = needs = None
 
     def tests(self, sandboxes: SandboxFactory) -> Tests:
         return Tests({_FILE: str(self.truth["test"])}, {})
@@ -130,7 +135,9 @@ class CheckTrial(Trial):
             return program
         raise Rejected("no_reference", "there is no reference program")
 
-    def run(self, work: str, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool) -> GradedRun:
+    def run(
+        self, work: str, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool, downloads: bool = False
+    ) -> GradedRun:
         mark, recorder = secrets.token_hex(8), f"recorder_{secrets.token_hex(6)}"
         entry = self.truth["entry_point"]
         check = _CHECK.format(test=tests.files[_FILE], entry=entry, mark=mark, recorder=recorder, node=_NODE)

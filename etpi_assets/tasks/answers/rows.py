@@ -22,35 +22,26 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.tasks.answers import maths, programs
-from etpi_assets.tasks.family import RejectedInput, Task, unreadable
-from etpi_assets.tasks.rows import read_rows
+from etpi_assets.tasks.family import RejectedInput, Task
+from etpi_assets.tasks.rows import tasks_of
 
 
 def read_questions(suite: str, path: Path, chosen: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
-    """Yield a task or a rejection for each row, in order; skip rows of sources that params.sources leaves out.
+    """Return a task or a rejection for each row, in order; skip rows of sources that params.sources leaves out.
 
     Raises FileNotFoundError and ValueError as `read_rows`."""
-    seen: dict[str, str] = {}
-    for place, row in read_rows(path):
-        if isinstance(row, str):
-            yield RejectedInput(place, "unreadable_row", row)
-            continue
-        try:
-            source = str(row.get("data_source") or row.get("source") or path.stem)
-            if chosen["sources"] and source not in chosen["sources"]:
-                continue
-            task = _task(suite, source, place, row, chosen)
-        except (KeyError, TypeError, ValueError) as error:
-            yield unreadable(place, error)
-            continue
-        if not task.payload["license"]:
-            remedy = f'state it in the row, or in params.licenses."{source}"'
-            yield RejectedInput(place, "no_licence", f"the licence of {source} is not stated; {remedy}")
-        elif task.task_id in seen:
-            yield RejectedInput(place, "repeated_task", f"{task.task_id} is at {seen[task.task_id]} already")
-        else:
-            seen[task.task_id] = place
-            yield task
+
+    def read(place: str, row: Mapping[str, Any]) -> Task | RejectedInput | None:
+        source = str(row.get("data_source") or row.get("source") or path.stem)
+        if chosen["sources"] and source not in chosen["sources"]:
+            return None
+        task = _task(suite, source, place, row, chosen)
+        if task.payload["license"]:
+            return task
+        remedy = f'state it in the row, or in params.licenses."{source}"'
+        return RejectedInput(place, "no_licence", f"the licence of {source} is not stated; {remedy}")
+
+    return tasks_of(path, read)
 
 
 _NO_NUMBERS = ("nan", "none", "null", "<na>")

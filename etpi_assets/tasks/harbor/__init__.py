@@ -27,7 +27,7 @@ from etpi_assets.tasks.frozen import put_changes
 from etpi_assets.tasks.harbor import snapshot
 from etpi_assets.tasks.harbor.folder import MIGRATE, TASK_FILE, read_folder
 from etpi_assets.tasks.harbor.verifier import PLACES, MachineTrial, Unpacked, solution_commands
-from etpi_assets.tasks.proof import TestedFamily, calibration_of, identity_of, judge_trial
+from etpi_assets.tasks.proof import TestedFamily, identity_of, judge_trial
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
@@ -87,7 +87,7 @@ class Harbor(TestedFamily):
         (trial,) = self.trials(task)
         trial.record(sandboxes)
         try:
-            passed, details = judge_trial(trial, calibration_of(task, trial, sandboxes), answer, sandboxes)
+            passed, details = judge_trial(trial, task.payload, answer, sandboxes)
         except Unpacked as error:
             return Verdict(0.0, "no_answer", {"problem": str(error)})
         file, reward = details.pop("reward_file", ""), details.pop("reward", float(passed))
@@ -107,7 +107,8 @@ class Harbor(TestedFamily):
         return solution_commands(task)
 
     def trials(self, task: Task) -> list[MachineTrial]:
-        return [MachineTrial(identity_of(task), task)]
+        needs = task.content_hash if solution_commands(task) else None
+        return [MachineTrial(identity_of(task), task, task.payload["place"], needs)]
 
 
 FAMILY = Harbor()

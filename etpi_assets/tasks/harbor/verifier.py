@@ -13,7 +13,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from etpi_assets.tasks import downloads, places
@@ -22,7 +22,7 @@ from etpi_assets.tasks.family import Rejected, Task
 from etpi_assets.tasks.frozen import RESERVED
 from etpi_assets.tasks.graded_run import GradedRun, run_graded
 from etpi_assets.tasks.harbor import snapshot
-from etpi_assets.tasks.proof import Tests, Trial, read_tests
+from etpi_assets.tasks.proof import Tests, Trial
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 TESTS, SOLUTION, LOGS = "/tests", "/solution", "/logs"
@@ -42,13 +42,6 @@ _INLINED = 20_000
 """Characters of a text, at most, that becomes a literal."""
 
 
-@dataclass(frozen=True)
-class MachineRun(GradedRun):
-    """A run of a machine's tests. `rewards`: name of a reward file that the tests left -> its text."""
-
-    rewards: Mapping[str, str] = field(default_factory=dict)
-
-
 class Unpacked(ValueError):
     """An agent's archive cannot be unpacked."""
 
@@ -61,26 +54,11 @@ class MachineTrial(Trial):
 
     identity: str
     task: Task
+    place: Mapping[str, Any]
+    needs: object
     key = "tests"
     pytest = None
     reversible = False
-
-    @property
-    def place(self) -> Mapping[str, Any]:
-        return self.task.payload["place"]
-
-    def record(self, sandboxes: SandboxFactory) -> None:
-        """Record on the machine that the reference solution leaves."""
-
-        def run() -> bool:
-            answer, tests = self.reference(sandboxes), read_tests(self, sandboxes)
-            return not self.run(answer, tests, sandboxes, recorded=False, record=True).timed_out
-
-        if solution_commands(self.task):
-            downloads.recorded(self.place, self.task.content_hash, run)
-
-    def refusals(self) -> str:
-        return downloads.refusals(self.place)
 
     def tests(self, sandboxes: SandboxFactory) -> Tests:
         return Tests(python_tests(self.task), {})
@@ -98,14 +76,14 @@ class MachineTrial(Trial):
         raise Rejected("reference_fails", f"its machine did not give its files out: {outputs[-1].output[-500:]}")
 
     def run(
-        self, work: str, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool, record: bool = False
-    ) -> MachineRun:
-        with places.test_sandbox(self.place, sandboxes, {}, PLACES, record=record) as sandbox:
+        self, work: str, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool, downloads: bool = False
+    ) -> GradedRun:
+        with places.test_sandbox(self.place, sandboxes, {}, PLACES, record=downloads) as sandbox:
             if work and (problem := snapshot.put(sandbox, work, _reserved(self.task))):
                 raise Unpacked(problem)
             return self._run(sandbox, tests, recorded=recorded)
 
-    def _run(self, sandbox: Sandbox, tests: Tests, *, recorded: bool) -> MachineRun:
+    def _run(self, sandbox: Sandbox, tests: Tests, *, recorded: bool) -> GradedRun:
         task = self.task
         holed = {path: text for path, text in tests.files.items() if recorded}
         files = {**task.payload["tests"], **{path: _encoded(task, path, text) for path, text in holed.items()}}
@@ -126,13 +104,11 @@ class MachineTrial(Trial):
         else:
             done = sandbox.run(command, timeout=task.payload["seconds"])
             run = GradedRun(done.output, done.exit_code, done.timed_out)
-        shown = {**vars(run), "output": sandbox.run(f"tail -c {_SHOWN} {log}").output}
-        return MachineRun(**shown, rewards=_rewards(sandbox))
+        return replace(run, output=sandbox.run(f"tail -c {_SHOWN} {log}").output, rewards=_rewards(sandbox))
 
     def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
         """Return the reward that the tests left, 0 if they left no readable one: nobody must gain by breaking them."""
         run = test.run
-        assert isinstance(run, MachineRun)
         reward, problem, file = _reward(run.rewards, test.calibration.reward)
         if reward is None:
             return 0.0, {"problem": problem, "timed_out": run.timed_out}

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from etpi_assets.tasks.commands import write_commands
 from etpi_assets.tasks.family import BLIND, Family, RejectedInput, Role, Task, Verdict, with_defaults
+from etpi_assets.tasks.frozen import write_commands
 from etpi_assets.worlds.coop_tiny_shared import judge as verdicts
 from etpi_assets.worlds.coop_tiny_shared.generate import divided_solution, generate_tasks
 from etpi_resources.sandboxes import SandboxFactory

@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Any
 
 from etpi_assets.tasks.batch_validation import validate_in_batches
-from etpi_assets.tasks.commands import write_commands
 from etpi_assets.tasks.family import (
     BLIND,
     WHY_UNPROVEN,
@@ -21,6 +20,7 @@ from etpi_assets.tasks.family import (
     Verdict,
     with_defaults,
 )
+from etpi_assets.tasks.frozen import write_commands
 from etpi_assets.worlds.terminal_tiny import judge as verdicts
 from etpi_assets.worlds.terminal_tiny.generate import KINDS, PUBLISHED_KINDS, generate_tasks
 from etpi_resources.sandboxes import Sandbox, SandboxFactory

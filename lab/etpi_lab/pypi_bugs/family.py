@@ -15,13 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etpi_assets.tasks import places
-from etpi_assets.tasks.calibration import TestRun
-from etpi_assets.tasks.commands import write_commands
 from etpi_assets.tasks.family import Role, Task
+from etpi_assets.tasks.frozen import write_commands
+from etpi_assets.tasks.patches import PatchTrial
 from etpi_assets.tasks.reports import equal_outcomes
 from etpi_assets.tasks.repository import PARAMS, RepositoryFamily, make_task
 from etpi_resources.hashes import json_hash
-from etpi_resources.sandboxes import Sandbox
 
 ETPI_VERSION = 1
 """The number of this family's code: raise it where tasks, rollouts or verdicts differ."""
@@ -34,7 +33,6 @@ class PypiBugs(RepositoryFamily):
 
     name = "pypi_bugs"
     params: Mapping[str, Any] = {**PARAMS, "sandbox": "bubblewrap", "test_seconds": 600, "memory_gib": 1}
-    hides = "true"  # nothing to hide: a workspace is made of the files that an agent may see
 
     def read(self, suite: str, row: Mapping[str, Any], chosen: Mapping[str, Any]) -> Task:
         repo, path = str(row["repo"]), str(row["path"])
@@ -62,28 +60,20 @@ class PypiBugs(RepositoryFamily):
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return dict(task.payload["files"])
 
-    def put_tests(self, task: Task, sandbox: Sandbox) -> None:
-        sandbox.write_files(task.payload["tests"])
-
-    def roots(self, task: Task) -> Sequence[str]:
-        match = _ROOTS.match(task.payload["command"])
-        return match["roots"].split(":") if match else ()
-
-    def test_command(self, task: Task) -> str:
-        """Return the row's command without PYTHONPATH: the recorder adds the roots after pytest is imported."""
-        return _ROOTS.sub("", task.payload["command"])
-
-    def passes(self, task: Task, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
-        return equal_outcomes(run.outcomes(), task.payload["expected"])
+    def trials(self, task: Task) -> list[PatchTrial]:
+        """Run the row's command without PYTHONPATH: the recorder adds the roots once pytest is imported."""
+        payload, match = task.payload, _ROOTS.match(task.payload["command"])
+        files = {**payload["files"], payload["path"]: payload["fixed"]}
+        return [self.trial_of(
+            task, _ROOTS.sub("", payload["command"]), lambda sandbox: sandbox.write_files(payload["tests"]),
+            lambda run: equal_outcomes(run.outcomes(), payload["expected"]),
+            roots=match["roots"].split(":") if match else (),
+            fixed=json_hash([files, payload["tests"], payload["command"], payload["expected"]]),
+        )]  # fmt: skip
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         path = task.payload["path"]
         return write_commands({path: task.payload["files"][path]}, {path: task.payload["fixed"]})
-
-    def fixed(self, task: Task) -> str:
-        payload = task.payload
-        files = {**payload["files"], payload["path"]: payload["fixed"]}
-        return json_hash([files, payload["tests"], payload["command"], payload["expected"]])
 
 
 FAMILY = PypiBugs()
