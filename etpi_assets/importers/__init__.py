@@ -26,7 +26,7 @@ from etpi_assets.specs.plugins import near, plugin, plugin_names, unknown
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
 
-IMPORTERS: Mapping[str, Format] = {**data.shipped(), "mapped": data.MAPPED}
+IMPORTERS: Mapping[str, Format] = data.shipped()
 
 
 class UnknownFormat(ValueError):
@@ -148,7 +148,7 @@ def plan(format: str, path: Path) -> Plan:
     if not owners:
         source = DetectionInput(path)
         names = ", ".join(importer.name for importer in importers)
-        known_names = f". Known: {names}; name one in `format`" if source.row is not None else ""
+        known_names = f". Known: {names}; name one in `format`" if source.rows else ""
         raise UnknownFormat(f"{path} holds no known format: {unknown_row(source)}{known_names}")
     for file in row_files(files_below(path)):  # a damaged file of rows: the reader of the others says what is wrong
         reader = next((each for each in companions if file in known[each.name]), None)
@@ -193,7 +193,7 @@ def _claimant(file: Path, importers: Sequence[Format]) -> Format | None:
 
 def _may_be_run(file: Path) -> bool:
     """Return whether the first rows of a file cannot be read, or hold messages."""
-    return any(isinstance(row, Unreadable) or holds_conversation(row) for row in DetectionInput(file).first_values())
+    return any(isinstance(row, Unreadable) or holds_conversation(row) for row in DetectionInput(file).values)
 
 
 def _unread(path: Path, owners: Mapping[Path, Format], importers: Sequence[Format]) -> list[RejectedInput]:
@@ -205,7 +205,7 @@ def _unread(path: Path, owners: Mapping[Path, Format], importers: Sequence[Forma
     for file in left if path.is_dir() else ():
         if (claimant := _claimant(file, importers)) is not None and not claimant.of_folders:
             continue  # it belongs to another file's run, as requests belong to their answers
-        rows = DetectionInput(file).first_values() if file.stat().st_size else []
+        rows = DetectionInput(file).values if file.stat().st_size else []
         fault = next((row for row in rows if isinstance(row, Unreadable)), None)
         if any(map(holds_conversation, rows)):
             reason, detail = (
