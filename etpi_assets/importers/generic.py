@@ -125,10 +125,11 @@ def solo(
     answers: Answers = "answered",
     bare_calls: bool = True,
 ) -> RolloutRecord:
-    """Build the rollout of one agent. Raises Unreadable: `empty`, `no_prompt`."""
+    """Build the rollout of one agent. Raises Unreadable: `errored` or `empty` without a turn, `no_prompt`."""
     spoken = [message for message in messages if message.role == "assistant" and message.trained]
     if not spoken:
-        raise Unreadable("empty", f"{where}: {len(messages)} message(s), none that the assistant is to learn from")
+        reason, why = ("errored", f"; {info.error[:300]}") if info.error else ("empty", "")
+        raise Unreadable(reason, f"{where}: {len(messages)} message(s), none that the assistant is to learn from{why}")
     if info.truncated:
         spoken[-1].finish = "length"
     _drop_padding(spoken, info.tools)

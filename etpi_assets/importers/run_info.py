@@ -102,6 +102,7 @@ def run_info(
         truncated=truncated,
         tools=next((tools for key, value in values("tools") if (tools := read_tools(value, key, spec))), None),
         numbered=numbered,
+        error=first("error"),
         settings={key: value for held in settings for key, value in held.items()} or None,
         usage=spec.first("run", "usage", row),
         seed=int32_field(at_first("seed"), ""),
@@ -178,6 +179,7 @@ def build_rollout(agents: list[AgentRecord], info: RunInfo, where: str) -> Rollo
         started_at=info.started_at or next((turn.at for agent in agents for turn in agent.turns if turn.at), None),
         tools=info.tools,
         sampler=sampler_of(info.settings or {}, info.usage),
+        error=info.error and info.error[:500],
         sample_seed=info.seed,
         wall_seconds=info.seconds,
     )

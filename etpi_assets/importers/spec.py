@@ -22,7 +22,8 @@ SHIPPED = Path(__file__).parent / "formats"
 BASE = "messages"
 TABLES = {
     "run": ("messages", "context", "system", "tools", "task", "numbered", "repo", "model", "reward", "flag", "patch")
-    + ("exit", "truncated", "within", "scope", "finish", "settings", "usage", "seed", "started", "seconds", "read"),
+    + ("exit", "truncated", "within", "scope", "finish", "settings", "usage", "seed", "started", "seconds")
+    + ("error", "read"),
     "message": ("role", "text", "thought", "calls", "result_of", "time", "trained", "untrained", "partly", "finish")
     + ("exit_code", "command", "prompt_ids", "output_ids", "tools", "media", "wrapper", "context", "usage", "read"),
     "part": ("kind", "text", "call", "result", "result_of", "read"),
@@ -32,21 +33,8 @@ TABLES = {
 """Tables of paths -> their slots."""
 _CONSTANTS = ("roles", "kinds", "exits")
 _TOP = (
-    *(
-        "title",
-        "keeps",
-        "loses",
-        "inputs",
-        "extends",
-        "claims",
-        "files",
-        "rank",
-        "rows",
-        "answers",
-        "bare_calls",
-        "dialect",
-    ),
-    *("reader", "suffixes", "greeting", "skip", "form", "refuse", *_CONSTANTS, *TABLES),
+    *("title", "keeps", "loses", "inputs", "extends", "claims", "files", "rank", "rows", "answers", "bare_calls"),
+    *("dialect", "reader", "suffixes", "greeting", "skip", "form", "refuse", *_CONSTANTS, *TABLES),
 )
 
 KeyPath = tuple[str | int, ...]
