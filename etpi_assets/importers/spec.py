@@ -73,9 +73,12 @@ class Spec:
         """Return whether a row has all paths of one of the format's claims."""
         return type(row) is dict and any(all(has(row, p) is want for want, p in paths) for paths in self.claimed)
 
-    def first(self, table: str, slot: str, value: Any) -> Any:
-        """Return what the first present path of a slot leads to; None if none is there."""
-        return next((v for path in self.paths[table].get(slot, ()) if (v := at(value, path)) is not None), None)
+    def first(self, table: str, slot: str, value: Any, kind: Any = object) -> Any:
+        """Return what the first present path of a slot leads to, if it is of a kind; None if none is there."""
+        for path in self.paths[table].get(slot, ()):
+            if (found := at(value, path)) is not None and isinstance(found, kind):
+                return found
+        return None
 
 
 def parse_path(text: str) -> KeyPath:
