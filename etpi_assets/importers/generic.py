@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
+from itertools import takewhile
 from typing import Any
 
 from etpi_assets.importers.calls import (
@@ -24,7 +25,7 @@ from etpi_assets.importers.conversation import Answers, Options, fill_agent, fin
 from etpi_assets.importers.normal import Message, Role, RunInfo
 from etpi_assets.importers.responses import response_messages
 from etpi_assets.importers.run_info import add_usage, build_rollout, exit_by_action, run_info
-from etpi_assets.importers.source import Unreadable, field, text_field, to_utc, without_padding
+from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, text_field, to_utc, without_padding
 from etpi_assets.importers.spec import Node, Spec, at, base, json_value
 from etpi_assets.importers.token_rows import labelled_ids
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
@@ -58,17 +59,22 @@ def read_run(
     system = next((v for path in spec.paths["run"].get("system", ()) if (v := at(row, path))), None)
     if system and not (messages and messages[0].role == "system"):
         messages.insert(0, Message("system", read_content(system, f"{where}, system", spec).text))
-    if (finish := text_field({"": spec.first("run", "finish", row)}, "")) and messages:
+    if (finish := text_field(spec.first("run", "finish", row))) and messages:
         messages[-1].finish = finish_of(finish)
     if spec.data.get("greeting") == "context":
-        for message in messages:
-            if message.role == "user":
-                break
+        for message in takewhile(lambda message: message.role != "user", messages):
             message.trained = False
+    listed = spec.first("run", "messages", row, list)
+    listed = [message for message in listed or () if isinstance(message, dict)]
     if info.tools is None:
-        info = replace(info, tools=_tools_in_messages(row, spec, where))
-    if (usage := _summed_usage(row, spec)) is not None:
-        info = replace(info, usage=usage)
+        paths = spec.paths["message"].get("tools", ())
+        offered = (read_tools(v, where, spec) for m in listed for p in paths if (v := at(m, p)))
+        info = replace(info, tools=next(filter(None, offered), None))
+    if spec.paths["message"].get("usage"):
+        total = Counter[str]()
+        for message in listed:
+            add_usage(total, spec.first("message", "usage", message) if message.get("role") == "assistant" else None)
+        info = replace(info, usage=dict(total))
     return solo(messages, info, where, options, spec.data.get("answers", "answered"), spec.data.get("bare_calls", True))
 
 
@@ -78,10 +84,9 @@ def _conversation(row: Any, spec: Spec, where: str, options: Options) -> list[Me
     messages: list[Message] = []
     slots: tuple[tuple[str, Role], ...] = (("context", "user"), ("messages", "assistant"))
     for slot, role in slots:
-        if not (paths := spec.paths["run"].get(slot)):
+        if not spec.paths["run"].get(slot):
             continue
-        value = next((v for path in paths if (v := at(row, path)) is not None), None)
-        if value is None:
+        if (value := spec.first("run", slot, row)) is None:
             keys = ", ".join(map(str, list(row)[:12])) or "no keys"
             names = " or ".join(map(repr, spec.data["run"][slot]))
             raise Unreadable("unknown_form", f"{where} has nothing at {names}; it has {keys}")
@@ -93,28 +98,6 @@ def _conversation(row: Any, spec: Spec, where: str, options: Options) -> list[Me
             read = read[len(messages) :]  # the history again
         messages += read
     return messages
-
-
-def _listed_messages(row: Any, spec: Spec) -> Iterator[Mapping[str, Any]]:
-    value = spec.first("run", "messages", row)
-    yield from (m for m in value if isinstance(m, dict)) if isinstance(value, list) else ()
-
-
-def _tools_in_messages(row: Any, spec: Spec, where: str) -> list[dict[str, Any]] | None:
-    paths = spec.paths["message"].get("tools", ())
-    listed = (read_tools(v, where, spec) for m in _listed_messages(row, spec) for p in paths if (v := at(m, p)))
-    return next(filter(None, listed), None)
-
-
-def _summed_usage(row: Any, spec: Spec) -> dict[str, Any] | None:
-    """Return the sum of the usage of the assistant's messages, if the format has it there."""
-    if not spec.paths["message"].get("usage"):
-        return None
-    total = Counter[str]()
-    for message in _listed_messages(row, spec):
-        if message.get("role") == "assistant":
-            add_usage(total, spec.first("message", "usage", message))
-    return dict(total)
 
 
 def solo(
@@ -177,8 +160,7 @@ def read_messages(
         return [Message(text_role, str(value))]
     elif isinstance(value, dict) and not spec.trees["message"].keys().isdisjoint(value):
         value = [value]
-    if not isinstance(value, list):
-        raise Unreadable("unknown_form", f"{what} is {type(value).__name__}, expected an array of messages")
+    value = as_list(value, what)
     if spec.data.get("dialect") == "responses":
         return response_messages(value, what)
     if [m for m in value if type(m) is dict and m.get("role") == "user" and m.get("tool_calls", m) is None]:
@@ -223,15 +205,15 @@ def _reader(spec: Spec) -> Callable[[Any, list[Message], str, int, Unread], None
         return list(zip(filling, slots, strict=True)) if len(set(slots)) == len(filling) else None
 
     def read(raw: Any, out: list[Message], what: str, index: int, unread: Unread) -> None:
-        if not isinstance(raw, dict):
-            raise Unreadable("unknown_form", f"{what}[{index}] is {type(raw).__name__}, expected an object")
+        if type(raw) is not dict:
+            as_mapping(raw, f"{what}[{index}]")  # raises with the type that it has
         for key in wrappers:
             if role_key not in raw and isinstance(raw.get(key), dict):
                 raw = {**raw[key], **{k: v for k, v in raw.items() if k != key}}
         if (slots := plain_slots(tuple(raw))) is not None:  # nearly all
             got = {slot: value for key, slot in slots if (value := raw[key]) is not None}
         else:
-            got = _Slots(tree, unread).filled(raw)
+            got = _filled(raw, tree, unread)
         sender, text = got.get("role"), got.get("text", "")
         role = roles.get(sender) if type(sender) is str else None
         if type(text) is str and role in _SPOKEN and (text or "calls" in got) and "media" not in got:  # nearly all
@@ -252,42 +234,34 @@ def _reader(spec: Spec) -> Callable[[Any, list[Message], str, int, Unread], None
     return read
 
 
-class _Slots:
-    """The values of a message by slot; of several paths with a value, the first in the format's order counts."""
+def _filled(message: Mapping[str, Any], tree: Mapping[Any, Node], unread: Unread) -> dict[str, Any]:
+    """Return slot -> value of a message; of several paths with a value, the first in the format's order counts.
 
-    def __init__(self, tree: Mapping[Any, Node], unread: Unread) -> None:
-        self.got: dict[str, Any] = {}
-        self.ranks: dict[str, int] = {}
-        self._tree, self._unread = tree, unread
+    Keys that fill no slot are counted.
+    """
+    got: dict[str, Any] = {}
+    ranks: dict[str, int] = {}
 
-    def filled(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return slot -> value; keys that fill none are counted."""
-        for key, value in message.items():
-            if value is not None and (node := self._tree.get(key)) is not None:
-                self.walk(node, value, f"{key}.")
-            elif value is not None:
-                self._unread("message", key, value)
-        return self.got
-
-    def _fill(self, slot: str, rank: int, key: str, value: Any) -> None:
-        if slot in _LISTED:
-            self.got.setdefault(slot, []).append((key, value))
-        elif (
-            slot not in self.got or (self.got[slot] == "" and value != "") or (rank < self.ranks[slot] and value != "")
-        ):
-            self.got[slot], self.ranks[slot] = value, rank
-
-    def walk(self, node: Node, value: Any, prefix: str) -> None:
+    def walk(node: Node, value: Any, name: str) -> None:
         for slot, rank in node.slots:
-            self._fill(slot, rank, prefix.removesuffix("."), value)
+            if slot in _LISTED:
+                got.setdefault(slot, []).append((name, value))
+            elif slot not in got or (value != "" and (got[slot] == "" or rank < ranks[slot])):
+                got[slot], ranks[slot] = value, rank
         if isinstance(value, dict) and node.below:
-            for key, inner in value.items():
-                if inner is not None and (below := node.below.get(key)) is not None:
-                    self.walk(below, inner, f"{prefix}{key}.")
-                elif inner is not None and not node.slots and not node.known:
-                    self._unread("message", prefix + str(key), inner)
+            descend(value, node.below, f"{name}.", counted=not node.slots and not node.known)
         elif isinstance(value, list) and len(value) == 1 and 0 in node.below:
-            self.walk(node.below[0], value[0], prefix)
+            walk(node.below[0], value[0], name)
+
+    def descend(held: Mapping[str, Any], below: Mapping[Any, Node], prefix: str, *, counted: bool) -> None:
+        for key, value in held.items():
+            if value is not None and (node := below.get(key)) is not None:
+                walk(node, value, f"{prefix}{key}")
+            elif value is not None and counted:
+                unread("message", f"{prefix}{key}", value)
+
+    descend(message, tree, "", counted=True)
+    return got
 
 
 def _printed_code(text: str) -> int | None:

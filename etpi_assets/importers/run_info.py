@@ -61,20 +61,19 @@ def run_info(
     """
     counted = options.unread is not silent and isinstance(row, Mapping) and spec is not None
     spec = spec or base()
-    paths, tree = spec.paths["run"], spec.trees["run"]
-    within = [_object(at(row, path)) for path in paths.get("within", ())]
-    facts = [_facts(held, tree) for held in (row, *within) if isinstance(held, Mapping)]
+    paths, places = spec.paths["run"], [row]
+    places += [held for path in paths.get("within", ()) if (held := _object(at(row, path))) is not None]
 
     def values(slot: str) -> Iterator[tuple[str, Any]]:
-        yield from (fact[1:] for of in facts for fact in sorted(of.get(slot, ()), key=lambda fact: fact[0]))
+        for held in places:
+            for path in paths.get(slot, ()):
+                if path and path[0] in held and (value := at(held, path)) is not None and value != "":
+                    yield ".".join(map(str, path)), value
 
     def first(slot: str) -> str | None:
-        texts = (text_field({"": value}, "") for _, value in values(slot))
+        texts = (text_field(value) for _, value in values(slot))
         names = (place[str(p[0])] for p in paths.get(slot, ()) if place and p and p[0] in place)
         return next(filter(None, texts), None) or next(iter(names), None)
-
-    def at_first(slot: str) -> dict[str, Any]:
-        return {"": spec.first("run", slot, row)}
 
     reward, ended, numbered = None, first("exit"), False
     for slot in ("reward", "flag"):  # others use a `flag` for an answer or a class
@@ -105,31 +104,10 @@ def run_info(
         error=first("error"),
         settings={key: value for held in settings for key, value in held.items()} or None,
         usage=spec.first("run", "usage", row),
-        seed=int32_field(at_first("seed"), ""),
+        seed=int32_field(spec.first("run", "seed", row)),
         started_at=to_utc(spec.first("run", "started", row)),
-        seconds=number_field(at_first("seconds"), ""),
+        seconds=number_field(spec.first("run", "seconds", row)),
     )
-
-
-_Facts = dict[str, list[tuple[int, str, Any]]]
-"""Slot -> (rank of the path, key, value) of each path that has a value."""
-
-
-def _facts(held: Mapping[str, Any], tree: Mapping[Any, Node]) -> _Facts:
-    facts: _Facts = {}
-    for key, value in held.items():
-        if (node := tree.get(key)) is not None and value is not None:
-            _fill(facts, node, value, str(key))
-    return facts
-
-
-def _fill(facts: _Facts, node: Node, value: Any, key: str) -> None:
-    for slot, rank in node.slots:
-        if value != "":
-            facts.setdefault(slot, []).append((rank, key, value))
-    for inner, below in node.below.items() if node.below else ():
-        if (value_there := at(value, (inner,))) is not None:
-            _fill(facts, below, value_there, f"{key}.{inner}")
 
 
 def _count_unread(row: Mapping[str, Any], spec: Spec, unread: Unread, shown: Sequence[Message]) -> None:
@@ -144,19 +122,17 @@ def _count_unread(row: Mapping[str, Any], spec: Spec, unread: Unread, shown: Seq
             texts = "\n".join(message.text for message in shown) if texts is None else texts
             if value.strip()[:_COMPARED] in texts:
                 continue
-        below = {**tree, **(node.below if node else {})} if key in within else node.below if node else {}
-        if below and isinstance(inner := _object(value), Mapping):
-            _count_below(inner, below, f"{key}.", unread)
-        else:
-            unread("row", str(key), value)
+        below = {**(tree if key in within else {}), **(node.below if node else {})}
+        _count_below(value, below, str(key), unread)
 
 
-def _count_below(value: Mapping[str, Any], tree: Mapping[Any, Node], prefix: str, unread: Unread) -> None:
-    for key, inner in value.items():
-        if (node := tree.get(key)) is None:
-            unread("row", f"{prefix}{key}", inner)
-        elif node.below and not node.slots and isinstance(inner, Mapping):
-            _count_below(inner, node.below, f"{prefix}{key}.", unread)
+def _count_below(value: Any, tree: Mapping[Any, Node], name: str, unread: Unread) -> None:
+    if not tree or (inner := _object(value)) is None:
+        unread("row", name, value)
+        return
+    for key, held in inner.items():
+        if (node := tree.get(key)) is None or (node.below and not node.slots and isinstance(held, Mapping)):
+            _count_below(held, node.below if node else {}, f"{name}.{key}", unread)
 
 
 _LONG, _COMPARED = 40, 2000
@@ -249,7 +225,7 @@ def reward_of(name: str, value: Any) -> float | None:
     text = value.strip().lower().replace("_", " ") if isinstance(value, str) else None
     if value is None or text in _NO_REWARD:
         return None
-    number = number_field({"": value}, "") if text is None else _TEXTS[text] if text in _TEXTS else _number(text)
+    number = number_field(value) if text is None else _TEXTS[text] if text in _TEXTS else _number(text)
     if number is None and name == "reward":
         raise Unreadable("bad_reward", f"reward is {str(value)[:40]!r}; write a number, true or false, or no reward")
     return number
@@ -257,6 +233,6 @@ def reward_of(name: str, value: Any) -> float | None:
 
 def _number(text: str) -> float | None:
     try:
-        return number_field({"": float(text)}, "")
+        return number_field(float(text))
     except ValueError:
         return None
