@@ -18,10 +18,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from etpi_assets.importers.calls import content_text, count_keys, read_calls
-from etpi_assets.importers.conversation import Options, fill_agent, finish_of, joined, token_ids
+from etpi_assets.importers.conversation import Options, fill_agent, finish_of, joined, set_ids
 from etpi_assets.importers.format import source_of
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.rows import files_below
@@ -45,8 +43,6 @@ from etpi_resources.inside import is_file_inside
 
 _VERSION = re.compile(r"ATIF-v1\.(\d+)")
 _NEWEST = 8
-_MOST_LOGPROB = 1e6
-"""Engines report impossible tokens as -9999 or so; beyond this, a float32 column would hold infinity."""
 _JSON = (".json", ".json.gz", ".json.zst")
 _NO_MODEL = "<synthetic>"
 """Model of the messages that Claude Code writes itself, such as the errors of the provider."""
@@ -291,8 +287,13 @@ def _step(raw: Any, name: str) -> Iterator[Message]:
             or text_field(step, "extra", EXPORT_KEY, "finish_reason")
             or text_field(step, "extra", "stop_reason")
         )
-        if not (type(calls) is int and calls > 1):  # metrics of several calls are sums, so their ids are not one turn's
-            _read_token_ids(entry, step.get("metrics"), name)
+        metrics = step.get("metrics")
+        prompt, output = field(metrics, "prompt_token_ids"), field(metrics, "completion_token_ids")
+        # Metrics of several calls are sums, so their ids are not one turn's.
+        if prompt and output is not None and not (type(calls) is int and calls > 1):
+            set_ids(entry, prompt, output, field(metrics, "logprobs"), f"{name}.metrics")
+            if text_field(metrics, "extra", EXPORT_KEY, "capture") == "retokenised":
+                entry.capture = "retokenised"
         yield entry
     else:
         raise Unreadable("unknown_role", f"{name} has source {source!r}; known are system, user, agent")
@@ -360,29 +361,3 @@ def _exported_inbox(value: Any) -> list[dict[str, str]] | None:
 def _calls(value: Any, name: str) -> list[ToolCall]:
     calls = as_list(value or [], f"{name}.tool_calls")
     return read_calls([field(c, "extra", EXPORT_KEY, "call") or c for c in calls], name, load("atif")[0])
-
-
-def _read_token_ids(entry: Message, metrics: Any, name: str) -> None:
-    """Set the ids of a turn if its metrics have both prompt and completion ids."""
-    prompt, output = field(metrics, "prompt_token_ids"), field(metrics, "completion_token_ids")
-    if not prompt or output is None:
-        return
-    entry.prompt_ids = token_ids(prompt, f"{name}.metrics.prompt_token_ids")
-    entry.output_ids = token_ids(output, f"{name}.metrics.completion_token_ids")
-    entry.logprobs = logprobs(field(metrics, "logprobs"), len(entry.output_ids), f"{name}.metrics.logprobs")
-    if text_field(metrics, "extra", EXPORT_KEY, "capture") == "retokenised":
-        entry.capture = "retokenised"
-
-
-def logprobs(value: Any, count: int, name: str) -> list[float] | None:
-    """Return one log-probability per output id, as a float32 column holds it; None if there are none.
-
-    Raises Unreadable: `bad_logprobs`."""
-    if not value:
-        return None
-    numbers = value if isinstance(value, list) else []
-    if len(numbers) != count or not all(
-        isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= _MOST_LOGPROB for x in numbers
-    ):
-        raise Unreadable("bad_logprobs", f"{name}: not one log-probability for each of the {count} output ids")
-    return np.asarray(numbers, np.float32).tolist()

@@ -9,13 +9,9 @@ from typing import Any
 
 from etpi_assets.importers.calls import count_keys, read_tools
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.responses import instructed, response_messages
-from etpi_assets.importers.sessions import (
-    Session,
-    folder_name,
-    session_lines,
-    session_rollout,
-)
+from etpi_assets.importers.normal import Message
+from etpi_assets.importers.responses import response_messages
+from etpi_assets.importers.sessions import Session, folder_name, session_lines, session_rollout
 from etpi_assets.importers.source import field as field_of
 from etpi_assets.importers.source import text_field
 from etpi_assets.trajectories.records import RolloutRecord
@@ -70,12 +66,10 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     for part in parts:
         context, later = part.items[: part.inherited], part.items[part.inherited :]
         count_keys(later, "codex", options.unread)
-        entries = [
-            *response_messages(context, unit.name, is_context=True),
-            *response_messages(later, unit.name, is_context=part.is_lost),
-        ]
-        role = "subagent" if "/" in session.id else part.role
-        session.begin(role, instructed(system, entries), session.agent_id(part.role))
+        entries = [Message("system", system)] if system else []
+        entries += response_messages(context, unit.name, is_context=True)
+        entries += response_messages(later, unit.name, is_context=part.is_lost)
+        session.begin("subagent" if "/" in session.id else part.role, entries, session.agent_id(part.role))
     return session_rollout(session, unit, options)
 
 

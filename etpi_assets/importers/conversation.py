@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+import numpy as np
+
 from etpi_assets.agent.actions import NO_ACTION, read_actions
 from etpi_assets.importers.calls import Unread, silent
 from etpi_assets.importers.normal import Message as Entry
@@ -32,6 +34,8 @@ _FINISHES = {
     **dict.fromkeys(("content_filter", "SAFETY", "RECITATION", "abort", "error"), "length"),  # cut too
 }
 _DECODER = json.JSONDecoder(strict=False)
+_MOST_LOGPROB = 1e6
+"""Engines report impossible tokens as -9999 or so; beyond this, a float32 column would hold infinity."""
 
 
 @dataclass(frozen=True)
@@ -257,14 +261,29 @@ def _inbox(entry: Entry, receives: bool) -> list[dict[str, str]]:
 
 
 def token_ids(value: Any, name: str) -> list[int]:
-    """Return `value` if it is a non-empty list of token ids (non-negative int32).
-
-    Raises:
-        Unreadable: `bad_token_ids`.
-    """
+    """Return a non-empty list of token ids (non-negative int32) as it is. Raises Unreadable: `bad_token_ids`."""
     if not isinstance(value, list) or not value or not all(type(i) is int and 0 <= i < 2**31 for i in value):
         raise Unreadable("bad_token_ids", f"{name} is not a non-empty list of token ids")
     return value
+
+
+def set_ids(turn: Entry | Turn, prompt: Any, output: Any, logprobs: Any, name: str) -> None:
+    """Set a turn's prompt and output ids, and a log-probability for each output id as a float32 column holds it.
+
+    Raises:
+        Unreadable: `bad_token_ids`, `bad_logprobs`.
+    """
+    turn.prompt_ids = token_ids(prompt, f"{name}, ids of the prompt")
+    turn.output_ids = token_ids(output, f"{name}, ids of the output")
+    turn.logprobs = None
+    if logprobs:
+        numbers = logprobs if isinstance(logprobs, list) else []
+        if len(numbers) != len(turn.output_ids) or not all(
+            type(x) in (int, float) and abs(x) <= _MOST_LOGPROB for x in numbers
+        ):
+            short = f"not one log-probability for each of the {len(turn.output_ids)} output ids"
+            raise Unreadable("bad_logprobs", f"{name}, logprobs: {short}")
+        turn.logprobs = np.asarray(numbers, np.float32).tolist()
 
 
 def finish_of(reason: str | None) -> str | None:

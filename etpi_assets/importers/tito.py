@@ -50,20 +50,12 @@ def _agent(name: str, rows: list[Row], where: str, options: Options) -> AgentRec
     for at, turn in zip(reversed(shown), reversed(turns[:-1]), strict=False):
         entries[at] = turn
     if len(turns) - 1 > len(shown):
-        raise Unreadable(
-            "unknown_form",
-            f"{where}, {name}: {len(turns)} turns, but the last prompt shows {len(shown)}: they are no one "
-            f"conversation; leave `rollout_id` out of `metadata` to import each as a row of its own",
-        )
-    metadata = field(rows[0], "metadata")
-    agent = AgentRecord(
-        agent_id=name,
-        feature_id=text_field(metadata, "feature_id") or "",
-        role=text_field(metadata, "role") or "solo",
-        exit_status=text_field(metadata, "exit_status") or "unknown",
-    )
-    entries = [*entries, turns[-1]]
-    fill_agent(agent, entries, options, answers="last")
+        found = f"{len(turns)} turns, but the last prompt shows {len(shown)}: they are no one conversation"
+        remedy = "leave `rollout_id` out of `metadata` to import each as a row of its own"
+        raise Unreadable("unknown_form", f"{where}, {name}: {found}; {remedy}")
+    defaults = {"feature_id": "", "role": "solo", "exit_status": "unknown"}
+    facts = {key: text_field(rows[0], "metadata", key) or default for key, default in defaults.items()}
+    agent = fill_agent(AgentRecord(name, **facts), [*entries, turns[-1]], options, answers="last")
     numbers = [number if type(number := field(row, "metadata", "turn")) is int else i for i, row in enumerate(rows)]
     if numbers == sorted(set(numbers)):
         mapping = dict(enumerate(numbers))

@@ -27,9 +27,8 @@ def chat_format(options: Options, where: str) -> ChatFormat:
     from etpi_resources.chat.format import load_chat_format
 
     if options.tokenizer is None:
-        raise Unreadable(
-            "needs_tokenizer", f'{where} holds token ids; name their chat format: options.tokenizer = "qwen3"'
-        )
+        remedy = 'name their chat format: options.tokenizer = "qwen3"'
+        raise Unreadable("needs_tokenizer", f"{where} holds token ids; {remedy}")
     try:
         return load_chat_format(options.tokenizer)
     except (FileNotFoundError, ValueError) as error:
@@ -50,25 +49,18 @@ def entries_of(
     """
     chat = chat_format(options, where)
     if max(ids, default=0) >= chat.vocab_size:
-        raise Unreadable(
-            "bad_token_ids", f"{where}: id {max(ids)} is beyond the {chat.vocab_size} of {options.tokenizer}"
-        )
+        beyond = f"id {max(ids)} is beyond the {chat.vocab_size} of {options.tokenizer}"
+        raise Unreadable("bad_token_ids", f"{where}: {beyond}")
     entries: list[Message] = []
     at = 0
     for start, end in spans:
         entries += _context(ids[at:start], chat)
         output = list(ids[start:end])
         text = chat.without_end(output)
-        entries.append(
-            Message(
-                "assistant",
-                chat.decode(text),
-                prompt_ids=list(ids[:start]),
-                output_ids=output,
-                capture="native" if capture == "native" else "retokenised",
-                finish="stop" if len(text) < len(output) else None,
-            )
-        )
+        turn = Message("assistant", chat.decode(text), prompt_ids=list(ids[:start]), output_ids=output)
+        turn.capture = "native" if capture == "native" else "retokenised"
+        turn.finish = "stop" if len(text) < len(output) else None
+        entries.append(turn)
         at = end
     return entries + _context(ids[at:], chat)
 
@@ -117,11 +109,8 @@ def ids_and_labels(row: Any, where: str) -> tuple[list[int], list[int]]:
     wrong += [f"labels[{i}]" for i, (t, w) in enumerate(zip(ids, labels, strict=False)) if w not in (IGNORE_INDEX, t)]
     wrong += [name for name, mask in masks.items() if not all(m in (0, 1) for m in mask)]
     if wrong:
-        raise Unreadable(
-            "bad_token_ids",
-            f"{where}: {wrong[0]} does not fit the {len(ids)} ids; labels are unshifted, an id or -100 each, and masks "
-            "are 0 and 1",
-        )
+        form = "labels are unshifted, an id or -100 each, and masks are 0 and 1"
+        raise Unreadable("bad_token_ids", f"{where}: {wrong[0]} does not fit the {len(ids)} ids; {form}")
     seen = masks.pop("attention_mask", None) or [1] * len(ids)
     labels = [t if all(of_id) else IGNORE_INDEX for t, *of_id in zip(labels, *masks.values(), strict=True)]
     return [t for t, s in zip(ids, seen, strict=True) if s], [w for w, s in zip(labels, seen, strict=True) if s]
