@@ -89,8 +89,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
         agents,
         f"{repo}/{task}/{unit.name}",
         repo,
-        teacher=options.teacher
-        or next(filter(None, (text_field(d, "model") for d in (result, *files.values()))), None),
+        teacher=options.teacher or next(filter(None, models), None),
         outcome=None if verdict is None else outcome(verdict),
         started_at=to_utc(field(result, "started_at")),
         wall_seconds=number_field(result, "duration_seconds"),
