@@ -30,7 +30,7 @@ class CheckInfo:
         bound: the key of the spec's `gates` that has its floor or bound.
         limit: "floor" or "bound", and the format of its figures: "floor .3f".
         says: templates of messages, by case: "passes", "fails", "idle" (nothing to decide), or another one of the
-            check's function. A template may name figures, and "{passes}" and "{hint}".
+            check's function. A template may name figures, and "{passes}", "{fails}" and "{hint}".
         hints: what to do, by cause; "" for every other cause.
     """
 
@@ -108,8 +108,9 @@ def outcome(
     if info.hints:
         words["hint"] = info.hints.get(hint, info.hints.get("", "")).format_map(words)
     template = info.says[case or {True: "passes", False: "fails", None: "idle"}[passed]]
-    if "{passes}" in template:
-        words["passes"] = info.says["passes"].format_map(words)
+    for part in ("passes", "fails"):
+        if f"{{{part}}}" in template:
+            words[part] = info.says[part].format_map(words)
     message = template.format_map(words)
     if passed is None:
         return CheckOutcome.not_applicable(name, message, figures)

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets import checks
 from etpi_assets.curation.hits import OnHit, ignore
 from etpi_assets.trajectories.calls import flat_calls, stored_call
 from etpi_assets.trajectories.tables import Key, turn_keys
@@ -139,26 +140,12 @@ def _squeezed(text: str) -> str:
 
 def text_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     """Judge the figures."""
-    native, wrong, empty = counted["native"], counted["wrong"], counted["without_text"]
-    if not native:
-        return CheckOutcome.not_applicable(TEXT, "no label has recorded ids.", {"native": 0})
-    figures: dict[str, object] = {name: n for name, n in counted.items() if name != "first"}
-    if not wrong:
-        message = (
-            f"The recorded ids of {native - empty} labels decode to the recorded text, {counted['own_white_space']} of "
-            f"them with other white space. {counted['own_splits']} of {counted['split']} have other ids than the "
-            "tokenizer has for their text; they are trained as recorded."
-        )
-        if empty:
-            message += f" {empty} were recorded without text; {counted['text_unchecked']} of them have ids of a text."
-        return CheckOutcome(TEXT, True, message, figures=figures)
-    message = (
-        f"The recorded ids of {wrong} of {native} labels do not decode to the recorded text, first "
-        f"{counted['first'][0]}. The ids are incomplete, or of another turn or tokenizer: name the "
-        "tokenizer that wrote them (base.tokenizer), or "
-        'set pairs.capture = "retokenised" to train on the recorded text.'
-    )
-    return CheckOutcome(TEXT, False, message, figures=figures)
+    if not counted["native"]:
+        return checks.outcome(TEXT, None, {"native": 0})
+    figures = {name: n for name, n in counted.items() if name != "first"}
+    words = {"first": "".join(counted["first"]), "with_text": counted["native"] - counted["without_text"]}
+    case = "empty" if counted["without_text"] and not counted["wrong"] else ""
+    return checks.outcome(TEXT, not counted["wrong"], figures, case=case, **words)
 
 
 def tool_figures(
@@ -211,18 +198,7 @@ def tool_figures(
 
 def tools_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     """Judge the figures."""
-    calling, wrong = counted["calling"], counted["unoffered"]
-    names = Counter(counted["names"])
-    figures: dict[str, object] = {"calling": calling, "unoffered": wrong}
-    if not calling:
-        return CheckOutcome.not_applicable(TOOLS, "no label has a structured call.", figures)
-    if not wrong:
-        message = f"The prompts of all {calling} labels with structured calls offer tools."
-        return CheckOutcome(TOOLS, True, message, figures=figures)
-    message = (
-        f"{wrong} of {calling} labels with structured calls have prompts that offer no tools, first "
-        f"{counted['first'][0]} ({', '.join(f'{name} {n}' for name, n in names.most_common(3))}). The student would "
-        "learn to call tools that it is not shown: import their schemas (`tools` in the rows, or options.tools of the "
-        'rollout set), set pairs.tools, or accept it: gates.override.tools_offered = "why".'
-    )
-    return CheckOutcome(TOOLS, False, message, figures=figures)
+    figures = {"calling": counted["calling"], "unoffered": counted["unoffered"]}
+    names = ", ".join(f"{name} {n}" for name, n in Counter(counted["names"]).most_common(3))
+    passed = not counted["unoffered"] if counted["calling"] else None
+    return checks.outcome(TOOLS, passed, figures, first="".join(counted["first"]), names=names)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from etpi_assets import checks
 from etpi_assets.curation.hits import OnHit, ignore
 from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn
@@ -361,42 +362,23 @@ def labels_outcome(counted: Mapping[str, Any], chat: ChatFormat, bound: float, *
     Args:
         bound: the most that may be refused, as a share of the labels (gates.turns_lost).
     """
-    compared, total, wrong = counted["compared"], counted["labels"], counted["wrong"]
     differences, skipped = Counter(counted["asked"]), Counter(counted["skipped"])
-    figures: dict[str, object] = {"labels": total, "compared": compared, "wrong": wrong, **differences}
+    figures: dict[str, Any] = {name: counted[name] for name in ("labels", "compared", "wrong")} | differences
     figures |= {f"skipped_{name}": n for name, n in skipped.items()}
     if native:
-        message = (
-            f"The labels are recorded ids, which recorded_text compares with the recorded text. {compared} of {total} "
-            f"turns were rendered again: {differences['own_history']} have another history, as captured, and "
-            f"{differences['own_label']} another label than the template writes; both are trained as recorded."
-        )
-        return CheckOutcome(NAME, True, message, figures=figures)
-    listed = ", ".join(f"{name} {n}" for name, n in sorted(differences.items())) or "none"
-    left_out = f" Not compared: {listed_with_keys(skipped)}." if skipped else ""
-    refused = sum(skipped.values()) - skipped["not_sampled"]
-    if wrong or refused > bound * total:
-        advice = (
-            " A student would train on text that serving never renders: compare base.tokenizer, base.chat_template and "
-            "serving.template_kwargs with the model's own, and report it with that turn."
-        )
-        message = (
-            f"{wrong} of {compared} compared turns are not what the chat template of {chat.name} writes for the same "
-            f"messages{', first ' if wrong else ''}{''.join(counted['first'][:1])}. Differences that the spec asks "
-            f"for: {listed}.{advice if wrong > counted['contradicting'] else ''}{left_out}"
-        )
-        if refused > bound * total:
-            message += (
-                f" At most {bound:.2f} of the labels may be refused (gates.turns_lost): use another chat template."
-            )
-        return CheckOutcome(NAME, False, message, figures=figures)
-    if not compared:
-        return CheckOutcome.not_applicable(NAME, f"none of {total} turns was compared.{left_out}", figures)
-    message = (
-        f"{compared} of {total} turns, prompt and label, are what the chat template of {chat.name} writes; differences "
-        f"that the spec asks for: {listed}.{left_out}"
-    )
-    return CheckOutcome(NAME, True, message, figures=figures)
+        histories, own = differences["own_history"], differences["own_label"]
+        return checks.outcome(NAME, True, figures, case="native", own_history=histories, own_label=own)
+    wrong, refused = counted["wrong"], skipped.total() - skipped["not_sampled"] > bound * counted["labels"]
+    words: dict[str, Any] = {
+        "chat": chat.name,
+        "listed": ", ".join(f"{name} {n}" for name, n in sorted(differences.items())) or "none",
+        "left_out": f" Not compared: {listed_with_keys(skipped)}." if skipped else "",
+        "first": f", first {counted['first'][0]}" if counted["first"] else "",
+        "hint": "template" if wrong > counted["contradicting"] else "",
+    }
+    if refused:
+        return checks.outcome(NAME, False, figures, case="refused", bound=bound, **words)
+    return checks.outcome(NAME, not wrong if counted["compared"] else None, figures, **words)
 
 
 def _hash(key: Key) -> bytes:
