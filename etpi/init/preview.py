@@ -44,8 +44,7 @@ def parts(rollout: RolloutRecord, student: Student, *, native: bool, strips_thin
         native: recorded ids are trained.
         strips_think: outputs are trained without their think blocks.
 
-    Raises:
-        ValueError: the template does not take the conversation.
+    Raises ValueError: the template does not take the conversation.
     """
     agent = rollout.agents[0]
     if student.chat is None:

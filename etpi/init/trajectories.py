@@ -142,8 +142,7 @@ def survey(
         ignore: columns and keys that may stay unread (`options.ignore`).
         keys: what is done with keys and tokens; None: they are masked if there are any, or in sessions of assistants.
 
-    Raises:
-        SpecError: there is nothing at the path, its format is not recognised, or a bad map.
+    Raises SpecError: there is nothing at the path, its format is not recognised, or a bad map.
     """
     path = expand(source)
     try:

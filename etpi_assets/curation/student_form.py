@@ -90,8 +90,7 @@ class StudentForm:
     def text(self, message: Mapping[str, Any]) -> str:
         """Return the text that the student writes for a message from `message`, without the end-of-turn token.
 
-        Raises:
-            UnknownToolForm: the message has calls, and the template writes none.
+        Raises UnknownToolForm: the message has calls, and the template writes none.
         """
         return self.labels([message])[0].plain
 
@@ -101,8 +100,7 @@ class StudentForm:
         It follows the generation prompt. Thoughts that the template does not write are a block of text, and an empty
         block that it adds to a turn without thoughts is left out, unless the prompt opens it.
 
-        Raises:
-            UnknownToolForm: a message has calls, and the template writes none.
+        Raises UnknownToolForm: a message has calls, and the template writes none.
         """
         rendered = iter(
             self.chat.label_texts(
@@ -267,8 +265,7 @@ def _flattened_calls(content: str) -> Iterator[tuple[int, int, Call]]:
 def _unreadable(raw: Any) -> tuple[str, str]:
     """Return the name of a call whose arguments cannot be read, and their text as captured.
 
-    Raises:
-        TemplateRefuses: it has no name.
+    Raises TemplateRefuses: it has no name.
     """
     call = stored_call(raw)
     if not call.name:

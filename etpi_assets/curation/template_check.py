@@ -190,11 +190,7 @@ class TemplateCheck:
             return None
 
     def _expected(self, talk: _Conversation, tools: Any, turn: CapturedTurn) -> _Expected:
-        """Render the messages up to a turn, and through it.
-
-        Raises:
-            _Refused, _Contradiction: as the classes say.
-        """
+        """Render the messages up to a turn, and through it. Raises _Refused, _Contradiction: as the classes say."""
         position = talk.positions[turn.turn]
         before = talk.history[:position]
         head, plain = self._render(before, tools, prompt=True), self._render(before, tools)
@@ -249,8 +245,7 @@ class TemplateCheck:
     def _render(self, messages: list[Any], tools: Any, prompt: bool = False, **more: Any) -> str:
         """Call the tokenizer's template with the messages in roles that it takes.
 
-        Raises:
-            _Refused: it raises an error.
+        Raises _Refused: it raises an error.
         """
         try:
             text = self.chat.tokenizer.apply_chat_template(

@@ -162,8 +162,7 @@ def _conversations(part: Mapping[str, Any], file: Path) -> Iterator[Mapping[str,
     A system step refers to the three sub-agents that summarised. The turns after it read the task, the questions
     that the second of them asked, and the answers, but not the steps before.
 
-    Raises:
-        Unreadable: `missing_trajectory` without the file of the questions.
+    Raises Unreadable: `missing_trajectory` without the file of the questions.
     """
     steps = part.get("steps")
     steps = steps if isinstance(steps, list) else []

@@ -133,8 +133,7 @@ def read_tools(value: Any, what: str, spec: Spec | None = None) -> list[dict[str
 
     Runs of one program offer the same tools, so equal values give the same list.
 
-    Raises:
-        Unreadable: `unknown_form` for text that is not JSON, and for anything but schemas.
+    Raises Unreadable: `unknown_form` for text that is not JSON, and for anything but schemas.
     """
     if not value:
         return None
@@ -225,8 +224,7 @@ def content_text(content: Any, what: str, spec: Spec | None = None) -> str:
 def read_content(content: Any, what: str, spec: Spec | None = None, unread: Unread = silent) -> Content:
     """Read a message's content: a string, nothing, or parts of text, thoughts, calls and results.
 
-    Raises:
-        Unreadable: `non_text_content` for images and the like, `unknown_form` for anything else.
+    Raises Unreadable: `non_text_content` for images and the like, `unknown_form` for anything else.
     """
     if isinstance(content, str) or content is None:
         return Content(content or "")

@@ -87,8 +87,7 @@ def fill_agent(
         bare_calls: `<function=NAME>` without a `<tool_call>` around it is a call; some harnesses accept it.
         answers: which texts without a call are answers, not malformed calls.
 
-    Raises:
-        Unreadable: `no_prompt` if the conversation begins with the assistant.
+    Raises Unreadable: `no_prompt` if the conversation begins with the assistant.
     """
     turns: list[list[Entry]] = []
     results: list[list[Entry]] = []
@@ -270,8 +269,7 @@ def token_ids(value: Any, name: str) -> list[int]:
 def set_ids(turn: Entry | Turn, prompt: Any, output: Any, logprobs: Any, name: str) -> None:
     """Set a turn's prompt and output ids, and a log-probability for each output id as a float32 column holds it.
 
-    Raises:
-        Unreadable: `bad_token_ids`, `bad_logprobs`.
+    Raises Unreadable: `bad_token_ids`, `bad_logprobs`.
     """
     turn.prompt_ids = token_ids(prompt, f"{name}, ids of the prompt")
     turn.output_ids = token_ids(output, f"{name}, ids of the output")

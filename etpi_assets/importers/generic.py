@@ -46,8 +46,7 @@ def read_run(
     Args:
         place: "@file" and "@folder" -> names of the file and its folder, for ids.
 
-    Raises:
-        Unreadable: a reason of the format's `refuse`, `empty`, `no_prompt`, or as `read_messages` and `run_info`.
+    Raises Unreadable: a reason of the format's `refuse`, `empty`, `no_prompt`, or as `read_messages` and `run_info`.
     """
     for path, rule in spec.refused:
         if (value := at(row, path)) and isinstance(value, str | list | dict):
@@ -372,8 +371,7 @@ def _thought(value: Any, name: str, spec: Spec) -> str | None:
 def is_trained(got: Mapping[str, Any], name: str) -> bool:
     """Return whether the flags of a message let it be trained: of `trained` all, of `untrained` none.
 
-    Raises:
-        Unreadable: `partly_trained` for values other than yes and no, and for flags of parts of the message.
+    Raises Unreadable: `partly_trained` for values other than yes and no, and for flags of parts of the message.
     """
     trained = True
     for slot, means in (("trained", True), ("untrained", False)):

@@ -42,8 +42,7 @@ def units(root: Path) -> list[Path]:
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read one trial folder as a rollout.
 
-    Raises:
-        Unreadable: `errored`, `missing_trajectory`, `multi_step`, or as the trajectory's reader.
+    Raises Unreadable: `errored`, `missing_trajectory`, `multi_step`, or as the trajectory's reader.
     """
     result = as_mapping(read_json(unit / "result.json"), "result.json") if (unit / "result.json").exists() else {}
     raised = text_field(result, "exception_info", "exception_type")

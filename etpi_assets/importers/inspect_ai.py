@@ -178,8 +178,7 @@ def _message(raw: Any, name: str) -> dict[str, Any]:
 def _readable(part: Any, name: str) -> Any:
     """Return a part of a message; of encrypted reasoning its summary, None if it has none.
 
-    Raises:
-        Unreadable: `unknown_form` for a call that the provider ran within the response.
+    Raises Unreadable: `unknown_form` for a call that the provider ran within the response.
     """
     if field(part, "type") == "tool_use":
         raise Unreadable("unknown_form", f"{name} has a call whose result the provider added to the same response")

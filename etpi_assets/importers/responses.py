@@ -30,8 +30,7 @@ def response_messages(items: Iterable[Any], what: str, *, is_context: bool = Fal
     Args:
         is_context: no item is a turn.
 
-    Raises:
-        Unreadable: `unknown_form`, `unknown_role`, `non_text_content`, `bad_token_ids` or `bad_logprobs`.
+    Raises Unreadable: `unknown_form`, `unknown_role`, `non_text_content`, `bad_token_ids` or `bad_logprobs`.
     """
     entries: list[Message] = []
     is_open = False

@@ -56,8 +56,7 @@ def run_info(
         place: "@file" and "@folder" -> names of the file and its folder.
         shown: the messages; a column whose text they have is not counted as unread. Without a format none is.
 
-    Raises:
-        Unreadable: `unknown_form` if a column of tool schemas holds something else, `bad_reward` if a reward does.
+    Raises Unreadable: `unknown_form` if a column of tool schemas holds something else, `bad_reward` if a reward does.
     """
     counted = options.unread is not silent and isinstance(row, Mapping) and spec is not None
     spec = spec or base()
@@ -217,8 +216,7 @@ def _object(value: Any) -> Mapping[str, Any] | None:
 def reward_of(name: str, value: Any) -> float | None:
     """Return a number or a flag, which may be text; None for a value that is neither.
 
-    Raises:
-        Unreadable: `bad_reward` for a `reward` that is neither, and not empty.
+    Raises Unreadable: `bad_reward` for a `reward` that is neither, and not empty.
     """
     if isinstance(value, bool):
         return float(value)

@@ -123,8 +123,7 @@ def paths(parents: Mapping[str, str | None], turns: Set[str]) -> Iterator[list[s
         parents: node -> the node before it, in the order of the file. A path begins after a node that is not recorded.
         turns: the nodes that a model wrote.
 
-    Raises:
-        Unreadable: `too_large` if the paths repeat far more messages than a session has.
+    Raises Unreadable: `too_large` if the paths repeat far more messages than a session has.
     """
     inner, seen, copied = set(parents.values()), set[str](), 0
     for leaf in reversed([node for node in parents if node not in inner]):

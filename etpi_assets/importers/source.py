@@ -46,8 +46,7 @@ class Unreadable(Exception):
 def read_json(path: Path) -> Any:
     """Parse a JSON file, which may be compressed with gzip or zstd.
 
-    Raises:
-        Unreadable: `unreadable` (the file system), `empty`, `bad_gzip`, `bad_zstd`, `too_large`, or as `parse_json`.
+    Raises Unreadable: `unreadable` (the file system), `empty`, `bad_gzip`, `bad_zstd`, `too_large`, or as `parse_json`.
     """
     with read_errors(path), open_bytes(path) as file:
         data = file.read(MOST_ROW_BYTES + 1)
@@ -64,8 +63,7 @@ def too_large(name: str) -> Unreadable:
 def parse_json(data: bytes, name: str) -> Any:
     """Parse JSON; `name` is the source in error messages.
 
-    Raises:
-        Unreadable: `empty`, `not_utf8`, `truncated_json`, `bad_json` or `lone_surrogate`.
+    Raises Unreadable: `empty`, `not_utf8`, `truncated_json`, `bad_json` or `lone_surrogate`.
     """
     try:
         return orjson.loads(data)
@@ -171,8 +169,7 @@ def read_errors(path: Path) -> Iterator[None]:
 def text_inside(folder: Path, name: str) -> str | None:
     """Return the text of a file of a run's folder, by a name that the run states; None if there is none.
 
-    Raises:
-        Unreadable: `link_outside` if the name leads out of the folder, `unreadable`.
+    Raises Unreadable: `link_outside` if the name leads out of the folder, `unreadable`.
     """
     try:
         return read_inside(folder, name).decode("utf-8", errors="replace")

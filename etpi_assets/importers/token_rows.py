@@ -44,8 +44,7 @@ def entries_of(
         ids: one conversation in the chat template's form, (n,).
         spans: (start, end) of the trained ids, in order, not overlapping.
 
-    Raises:
-        Unreadable: `needs_tokenizer`; `bad_token_ids` if an id is beyond the vocabulary.
+    Raises Unreadable: `needs_tokenizer`; `bad_token_ids` if an id is beyond the vocabulary.
     """
     chat = chat_format(options, where)
     if max(ids, default=0) >= chat.vocab_size:
@@ -98,8 +97,7 @@ _RESULT = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
 def ids_and_labels(row: Any, where: str) -> tuple[list[int], list[int]]:
     """Return a row's ids without padding, and its labels: as in TRL, an id is trained if no mask leaves it out.
 
-    Raises:
-        Unreadable: `bad_token_ids`.
+    Raises Unreadable: `bad_token_ids`.
     """
     ids = token_ids(row.get("input_ids"), f"{where}, input_ids")
     columns = (*_MASKS, "attention_mask")
@@ -119,8 +117,7 @@ def ids_and_labels(row: Any, where: str) -> tuple[list[int], list[int]]:
 def labelled_ids(row: Any, where: str, options: Options) -> list[Message]:
     """Read TRL's rows of `input_ids` with labels or masks; calls and results become those of messages.
 
-    Raises:
-        Unreadable: `bad_token_ids`, `empty`, or as `entries_of`.
+    Raises Unreadable: `bad_token_ids`, `empty`, or as `entries_of`.
     """
     ids, labels = ids_and_labels(row, where)
     spans = spans_of(labels)

@@ -35,8 +35,7 @@ def _is_trace(value: Mapping[str, Any]) -> bool:
 def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read an episode, or a trace alone.
 
-    Raises:
-        Unreadable: `errored` or `empty` if no model answered, `bad_reward`, or as `read_messages`.
+    Raises Unreadable: `errored` or `empty` if no model answered, `bad_reward`, or as `read_messages`.
     """
     traces = _listed({"traces": [row], **row}, "traces", where)
     errors = "; ".join(text for t in (row, *traces) for e in _listed(t, "errors", where) if (text := _error(e)))
