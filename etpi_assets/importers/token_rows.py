@@ -1,18 +1,22 @@
-"""Decode the token ids of a ChatML conversation to messages and turns, with the tokenizer of the options."""
+"""Decode token ids to messages and turns with the tokenizer of the options: TRL's labelled rows, and pairs of ids."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from etpi_assets.importers.conversation import Options, token_ids
+from etpi_assets.importers.calls import listed
+from etpi_assets.importers.conversation import Options, fill_agent, token_ids
+from etpi_assets.importers.format import Row
 from etpi_assets.importers.normal import Message
-from etpi_assets.importers.source import Unreadable, as_list, text_field
+from etpi_assets.importers.run_info import build_rollout, run_info
+from etpi_assets.importers.source import Unreadable, as_list, field, text_field
 from etpi_assets.importers.spec import base
 from etpi_assets.trajectories.calls import ToolCall
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 from etpi_resources.chat.marks import CALL
 from etpi_resources.chat.tool_forms import Call
 from etpi_resources.chat.tool_forms.template import UnknownToolForm
@@ -145,3 +149,54 @@ def _with_calls(entries: Sequence[Message], chat: ChatFormat) -> Iterator[Messag
             yield replace(entry, text=entry.text[: min(at, default=0)].rstrip("\n"), calls=structured)
         else:
             yield entry
+
+
+# --- pairs of ids, `{input_ids, output_ids, metadata}`, one row per turn ------------
+
+
+def group(row: Row) -> Any:
+    """Return the rollout that the row belongs to; None: the row is a rollout of its own."""
+    return text_field(row, "metadata", "rollout_id")
+
+
+def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
+    """Join the turns of one rollout. Raises Unreadable: `bad_token_ids`, `needs_tokenizer`, `unknown_form`."""
+    by_agent: dict[str, list[Row]] = {}
+    for row in rows:
+        if not isinstance(row.get("metadata"), Mapping | None):
+            listed(row["metadata"], f"{where}, metadata")  # raises with the type that it has
+        by_agent.setdefault(text_field(row, "metadata", "agent_id") or "agent1", []).append(row)
+    agents = [_agent(name, turns, where, options) for name, turns in by_agent.items()]
+    return build_rollout(agents, run_info(rows[0], options), where)
+
+
+def _agent(name: str, rows: list[Row], where: str, options: Options) -> AgentRecord:
+    turns: list[Message] = []
+    conversation: list[Message] = []
+    for number, row in enumerate(rows):
+        what = f"{where}, {name}, turn {number}"
+        prompt = token_ids(row.get("input_ids"), f"{what}, input_ids")
+        output = token_ids(row.get("output_ids"), f"{what}, output_ids")
+        capture = text_field(row, "metadata", "capture") or options.capture
+        conversation = entries_of(
+            [*prompt, *output], [(len(prompt), len(prompt) + len(output))], options, what, capture
+        )
+        turns.append(conversation[-1])
+    # The last prompt shows the earlier turns as its last assistant messages; replace these by the turns with their ids.
+    entries = conversation[:-1]
+    shown = [i for i, entry in enumerate(entries) if entry.role == "assistant"]
+    for at, turn in zip(reversed(shown), reversed(turns[:-1]), strict=False):
+        entries[at] = turn
+    if len(turns) - 1 > len(shown):
+        found = f"{len(turns)} turns, but the last prompt shows {len(shown)}: they are no one conversation"
+        remedy = "leave `rollout_id` out of `metadata` to import each as a row of its own"
+        raise Unreadable("unknown_form", f"{where}, {name}: {found}; {remedy}")
+    defaults = {"feature_id": "", "role": "solo", "exit_status": "unknown"}
+    facts = {key: text_field(rows[0], "metadata", key) or default for key, default in defaults.items()}
+    agent = fill_agent(AgentRecord(name, **facts), [*entries, turns[-1]], options, answers="last")
+    numbers = [number if type(number := field(row, "metadata", "turn")) is int else i for i, row in enumerate(rows)]
+    if numbers == sorted(set(numbers)):
+        mapping = dict(enumerate(numbers))
+        agent.turns = [replace(turn, turn=mapping[turn.turn]) for turn in agent.turns]
+        agent.messages = [replace(m, turn=None if m.turn is None else mapping[m.turn]) for m in agent.messages]
+    return agent
