@@ -70,7 +70,7 @@ class StudentForm:
         if self.chat.calls_in_content:
             return {"role": "assistant", "content": block + turn_text(thought.rest, tool_calls)}
         if not tool_calls and next(_flattened_calls(thought.rest), None) is None:
-            return self._message(block + thought.rest, [], inside)
+            return self.chat.words.message(block + thought.rest, [], inside or "")
         prose, calls = _split_flattened(thought.rest)
         texts: dict[int, str] = {}  # arguments that cannot be read, by the number of their call
         for raw in tool_calls or ():
@@ -80,7 +80,8 @@ class StudentForm:
                 call = Call(name, {})
             calls.append(call)
         calls = [Call(self._name(call.name), call.arguments) for call in calls]
-        message = self._message(block + prose, calls, inside)
+        form = self.chat.template_form if calls else self.chat.words
+        message = form.message(block + prose, calls, inside or "")
         for number, text in texts.items():
             message["tool_calls"][number]["function"]["arguments"] = text
         if block and not message["content"]:  # the template leaves out text beside calls
@@ -102,11 +103,8 @@ class StudentForm:
 
         Raises UnknownToolForm: a message has calls, and the template writes none.
         """
-        rendered = iter(
-            self.chat.label_texts(
-                [m for m in messages if not self._is_verbatim(m)], tools=self.tools, **self.template_kwargs
-            )
-        )
+        written = [m for m in messages if not self._is_verbatim(m)]
+        rendered = iter(self.chat.label_texts(written, tools=self.tools, **self.template_kwargs))
         return [Label(m["content"]) if self._is_verbatim(m) else self._with_block(m, next(rendered)) for m in messages]
 
     def _is_verbatim(self, message: Mapping[str, Any]) -> bool:
@@ -175,11 +173,6 @@ class StudentForm:
         prose, _ = _split_flattened(split_thought(content).rest)
         return bool(prose.strip())
 
-    def _message(self, prose: str, calls: Sequence[Call], thought: str | None) -> dict[str, Any]:
-        """Return the message for the template, with its thoughts where the template reads them."""
-        form = self.chat.template_form if calls else self.chat.words
-        return form.message(prose, calls, thought or "")
-
     def _name(self, name: str) -> str:
         """Return the tool's name as the prompt offers it: any shell tool is `bash` if the prompt offers `bash`."""
         offered = {tool_name(tool) for tool in self.tools or ()}
@@ -194,14 +187,12 @@ def _tail(chat: ChatFormat, template_kwargs: str) -> str:
 
 def calls_of(message: Mapping[str, Any]) -> list[Call]:
     """Return the calls of a message from `StudentForm.message`."""
-    parsed = [parse_structured(raw) for raw in message.get("tool_calls") or ()]
-    return [call for call in parsed if isinstance(call, Call)]
+    return [call for raw in message.get("tool_calls") or () if isinstance(call := parse_structured(raw), Call)]
 
 
 def tool_name(tool: Any) -> str | None:
     """Return the name in a tool's schema, None if it has none."""
-    schema = function_schema(tool)
-    function = schema.get("function") if isinstance(schema, Mapping) else None
+    function = function_schema(tool).get("function") if isinstance(tool, Mapping) else None
     return function.get("name") if isinstance(function, Mapping) else None
 
 

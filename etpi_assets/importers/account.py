@@ -130,7 +130,7 @@ def _is_call(value: Mapping[str, Any]) -> bool:
 
 def _judged(where: str, name: str, counts: Counter[str]) -> tuple[str, bool]:
     """Return the kind of a key's values, and whether it stops the import."""
-    count = counts["count"]
+    count, of_message = counts["count"], where == "message"
     named = next((kind for kind, words in _NAMED.items() if words.search(name)), None)
     flags = counts["flag"] + counts["digit"] + counts["verdict"]
     varies = bool(counts["true"] and counts["false"])
@@ -139,14 +139,12 @@ def _judged(where: str, name: str, counts: Counter[str]) -> tuple[str, bool]:
     if counts["system"] and where == "row":
         return "system", True
     if flags >= count:
-        if where == "message":
+        if of_message:
             return named or "flag", named in ("loss", "media") or (varies and named is None)
         stops = varies and (named in ("verdict", "loss") or not counts["digit"])
         return "verdict" if named != "loss" else "loss", stops or (named == "verdict" and bool(counts["false"]))
-    if where == "message" and (counts["share"] or flags) and named == "loss":
-        return "loss", True
-    if where == "message" and counts["calls"]:
-        return "calls", True
+    if of_message and ((named == "loss" and (counts["share"] or flags)) or counts["calls"]):
+        return "loss" if named == "loss" and (counts["share"] or flags) else "calls", True
     if 2 * counts["words"] >= count:
-        return ("system" if named == "system" else "text"), where == "message" or (where == "row" and named == "system")
+        return ("system" if named == "system" else "text"), of_message or (where == "row" and named == "system")
     return named or ("number" if counts["number"] + counts["share"] >= count else "other"), False

@@ -47,6 +47,7 @@ _NO_MODEL = "<synthetic>"
 """Model of the messages that Claude Code writes itself, such as the errors of the provider."""
 EXPORT_KEY = "etpi"
 """Key of `extra` under which etpi's exports keep values that the format has no field for."""
+_FINISHES = ("metrics.extra.finish_reason", f"extra.{EXPORT_KEY}.finish_reason", "extra.stop_reason")
 
 
 def claims(value: Any) -> bool:
@@ -279,11 +280,11 @@ def _step(raw: Any, name: str) -> Iterator[Message]:
         entry.actions = _exported_actions(field(step, "extra", EXPORT_KEY, "actions"))
         entry.trained = not copied and not (type(calls) is int and calls == 0) and step.get("model_name") != _NO_MODEL
         entry.kind = "prompt" if copied else kind
-        places = (
+        places = [
             ("metrics", "extra", "finish_reason"),
             ("extra", EXPORT_KEY, "finish_reason"),
             ("extra", "stop_reason"),
-        )
+        ]
         entry.finish = finish_of(next(filter(None, (text_field(step, *place) for place in places)), None))
         metrics = step.get("metrics")
         prompt, output = field(metrics, "prompt_token_ids"), field(metrics, "completion_token_ids")

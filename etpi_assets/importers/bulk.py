@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -117,8 +117,7 @@ def import_in_bulk(
     return BulkImport(tables, whole, sum(f["found"] for f in figures))
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """Units of a format that are read together, and their bytes as far as they are files."""
 
     format: str
@@ -181,8 +180,7 @@ def _read_part(source: ImportSource, part: _Part, number: int, spill: Path) -> d
     return rollout_checks.merged([*figures, {"unread": account.figures()}])
 
 
-@dataclass(frozen=True)
-class _InputRows:
+class _InputRows(NamedTuple):
     """The rows of one rollout or refusal by table, the digest of its ids, and its numbers of messages and calls."""
 
     source: str
@@ -220,11 +218,11 @@ def _tables(inputs: list[_InputRows]) -> dict[str, pa.Table]:
 
     try:
         return tables(inputs)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+    except Exception:  # Arrow's, and those of values that a column does not hold
         for number, rows in enumerate(inputs):
             try:
                 tables([rows])
-            except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            except Exception as error:
                 inputs[number] = _refusal_row(unconvertible(rows.source, error))
         return tables(inputs)
 
@@ -288,12 +286,12 @@ def _with_task_columns(batches: Iterator[pa.RecordBatch], hashes: Mapping[str, s
     """Set the columns that need the whole set: `sample`, which numbers the rollouts of a task, and `task_hash`."""
     samples: Counter[str | None] = Counter()
     for batch in batches:
-        task_ids = batch.column("task_id").to_pylist()
-        numbers = []
-        for task_id in task_ids:
-            numbers.append(samples[task_id])
+        columns: dict[str, list[Any]] = {"sample": [], "task_hash": []}
+        for task_id in batch.column("task_id").to_pylist():
+            columns["sample"].append(samples[task_id])
+            columns["task_hash"].append(hashes.get(task_id or ""))  # None for tasks that the suite lacks
             samples[task_id] += 1
-        task_hashes = [hashes.get(task_id or "") for task_id in task_ids]  # None for tasks that the suite lacks
-        for name, values, kind in (("sample", numbers, pa.int32()), ("task_hash", task_hashes, pa.string())):
-            batch = batch.set_column(batch.schema.get_field_index(name), name, pa.array(values, kind))
+        for name, values in columns.items():
+            at = batch.schema.get_field_index(name)
+            batch = batch.set_column(at, name, pa.array(values, batch.schema.field(at).type))
         yield batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from etpi_assets.importers.calls import (
     silent,
     tool_name,
 )
-from etpi_assets.importers.conversation import Answers, Options, fill_agent, finish_of, token_ids
+from etpi_assets.importers.conversation import Options, fill_agent, finish_of, token_ids
 from etpi_assets.importers.normal import Message, Role, RunInfo
 from etpi_assets.importers.responses import response_messages
 from etpi_assets.importers.run_info import add_usage, build_rollout, exit_by_action, run_info
@@ -35,7 +36,8 @@ _SPOKEN = frozenset(("system", "user", "assistant", "tool"))
 _LISTED = frozenset(("trained", "untrained", "partly", "media"))
 """Slots of a message that every path may fill."""
 _FLAGS = frozenset(("trained", "untrained", "partly"))
-_RETURNCODE = "<returncode>"
+_RETURNCODE = re.compile(r"\s*<returncode>(-?\d{1,7})</")
+"""How mini-swe-agent prints the code of a command."""
 
 
 def read_run(
@@ -74,7 +76,7 @@ def read_run(
         for message in listed:
             add_usage(total, spec.first("message", "usage", message) if message.get("role") == "assistant" else None)
         info = replace(info, usage=dict(total))
-    return solo(messages, info, where, options, spec.data.get("answers", "answered"), spec.data.get("bare_calls", True))
+    return solo(messages, info, where, options, spec.data)
 
 
 def _conversation(row: Any, spec: Spec, where: str, options: Options) -> list[Message]:
@@ -100,14 +102,13 @@ def _conversation(row: Any, spec: Spec, where: str, options: Options) -> list[Me
 
 
 def solo(
-    messages: Sequence[Message],
-    info: RunInfo,
-    where: str,
-    options: Options,
-    answers: Answers = "answered",
-    bare_calls: bool = True,
+    messages: Sequence[Message], info: RunInfo, where: str, options: Options, form: Mapping[str, Any] | None = None
 ) -> RolloutRecord:
-    """Build the rollout of one agent. Raises Unreadable: `errored` or `empty` without a turn, `no_prompt`."""
+    """Build the rollout of one agent. Raises Unreadable: `errored` or `empty` without a turn, `no_prompt`.
+
+    Args:
+        form: `answers` and `bare_calls` of a format.
+    """
     spoken = [message for message in messages if message.role == "assistant" and message.trained]
     if not spoken:
         reason, why = ("errored", f"; {info.error[:300]}") if info.error else ("empty", "")
@@ -116,7 +117,8 @@ def solo(
         spoken[-1].finish = "length"
     _drop_padding(spoken, info.tools)
     agent = AgentRecord("agent1", "", "solo", info.exit_status or "unknown", patch=info.patch)
-    fill_agent(agent, messages, options, bare_calls=bare_calls, answers=answers)
+    form = form or base().data
+    fill_agent(agent, messages, options, bare_calls=form["bare_calls"], answers=form["answers"])
     if agent.exit_status == "unknown":
         agent.exit_status = exit_by_action(agent.turns[-1].actions)
     return build_rollout([agent], info, where)
@@ -133,10 +135,9 @@ def _drop_padding(spoken: Sequence[Message], tools: Sequence[Any] | None) -> Non
     declared = {tool_name(tool): parameters_of(tool) for tool in tools}
     names = {name for parameters in declared.values() for name in parameters or ()}
     for call in padded:
-        if (parameters := declared.get(call.name)) is not None and call.arguments:
-            call.arguments = {
-                k: v for k, v in call.arguments.items() if v is not None or k in parameters or k not in names
-            }
+        if (own := declared.get(call.name)) is not None and call.arguments:
+            held = call.arguments.items()
+            call.arguments = {k: v for k, v in held if v is not None or k in own or k not in names}
 
 
 def read_messages(
@@ -167,7 +168,8 @@ def read_messages(
     out: list[Message] = []
     read, rules = _reader(spec), spec.data.get("skip", ())
     for index, raw in enumerate(value):
-        if not (rules and _is_skipped(raw, rules)):
+        # A rule skips messages whose keys have its constants, "*" for any.
+        if not any(all(bool(field(raw, k)) if v == "*" else field(raw, k) == v for k, v in r.items()) for r in rules):
             read(raw, out, what, index, unread)
     return out
 
@@ -177,13 +179,6 @@ def _written(text: str) -> list[Any] | None:
     items = json_value(text)
     is_list = isinstance(items, list) and items and all(isinstance(item, dict) and len(item) > 1 for item in items)
     return items if is_list else None
-
-
-def _is_skipped(message: Any, rules: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a rule leaves the message out: each key has the constant that the rule names, "*" for any."""
-    return any(
-        all(bool(field(message, k)) if v == "*" else field(message, k) == v for k, v in r.items()) for r in rules
-    )
 
 
 @cache
@@ -225,7 +220,7 @@ def _reader(spec: Spec) -> Callable[[Any, list[Message], str, int, Unread], None
                     _add_calls(out, got["calls"], f"{what}[{index}]", spec, unread)
                 else:
                     message.calls = read_calls(got["calls"], f"{what}[{index}]", spec, unread)
-            if besides > 1 or (role != "assistant" and _RETURNCODE in text[:40]):
+            if besides > 1 or (role != "assistant" and "<returncode>" in text[:40]):
                 _set_keys(message, got, what, index, spec)
             return
         _read_rest(raw, got, out, what, index, spec, unread)
@@ -263,20 +258,8 @@ def _filled(message: Mapping[str, Any], tree: Mapping[Any, Node], unread: Unread
     return got
 
 
-def _printed_code(text: str) -> int | None:
-    """Return the code of `<returncode>N</returncode>` at the beginning of a text (mini-swe-agent)."""
-    number = text.lstrip().removeprefix(_RETURNCODE).partition("</")[0] if text.lstrip().startswith(_RETURNCODE) else ""
-    return int(number) if len(number) < 8 and number.removeprefix("-").isdecimal() else None
-
-
 def _read_rest(
-    raw: Mapping[str, Any],
-    got: Mapping[str, Any],
-    out: list[Message],
-    what: str,
-    index: int,
-    spec: Spec,
-    unread: Unread,
+    raw: Any, got: Mapping[str, Any], out: list[Message], what: str, index: int, spec: Spec, unread: Unread
 ) -> None:
     """Read a message that is not plain text with calls."""
     name = f"{what}[{index}]"
@@ -326,9 +309,8 @@ def _add_calls(out: list[Message], value: Any, name: str, spec: Spec, unread: Un
 
 
 def _result(call_id: str | None, value: Any) -> Message:
-    return Message(
-        "tool", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), result_of=call_id
-    )
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return Message("tool", text, result_of=call_id)
 
 
 def _set_keys(message: Message, got: Mapping[str, Any], what: str, index: int, spec: Spec) -> None:
@@ -344,8 +326,8 @@ def _set_keys(message: Message, got: Mapping[str, Any], what: str, index: int, s
     if message.role != "assistant":
         if message.role == "tool":
             message.result_of = text_field(got, "result_of")
-        if message.exit_code is None and _RETURNCODE in message.text[:40]:
-            message.exit_code = _printed_code(message.text)
+        if message.exit_code is None and (printed := _RETURNCODE.match(message.text)):
+            message.exit_code = int(printed[1])
         return
     if not _FLAGS.isdisjoint(got):
         message.trained = message.trained and is_trained(got, f"{what}[{index}]")
@@ -378,11 +360,8 @@ def is_trained(got: Mapping[str, Any], name: str) -> bool:
         for key, value in got.get(slot, ()):
             flags = {_TRUTH.get(str(v).lower()) for v in (value if isinstance(value, list) and value else [value])}
             if flags not in ({True}, {False}):
-                raise Unreadable(
-                    "partly_trained",
-                    f"{name} has {key} = {str(value)[:40]}; a message is trained (1) or context (0), so write one of "
-                    "them, or remove the key",
-                )
+                remedy = "a message is trained (1) or context (0), so write one of them, or remove the key"
+                raise Unreadable("partly_trained", f"{name} has {key} = {str(value)[:40]}; {remedy}")
             trained = trained and flags == {means}
     if keys := [key for key, value in got.get("partly", ()) if value]:
         raise Unreadable("partly_trained", f"{name} has {keys[0]}; only whole messages can be left out")

@@ -45,8 +45,8 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     Raises Unreadable: `errored`, `missing_trajectory`, `multi_step`, or as the trajectory's reader.
     """
     result = as_mapping(read_json(unit / "result.json"), "result.json") if (unit / "result.json").exists() else {}
-    raised = text_field(result, "exception_info", "exception_type")
-    error = f"{raised}: {text_field(result, 'exception_info', 'exception_message') or ''}"[:500] if raised else None
+    raised, said = (text_field(result, "exception_info", f"exception_{key}") for key in ("type", "message"))
+    error = f"{raised}: {said or ''}"[:500] if raised else None
     file = _trajectory(unit, error)
     document = as_mapping(read_json(file), file.name)
     rollout = atif.rollout_of(document, file, options, unit.name)
@@ -62,9 +62,8 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     if ended and rollout.started_at:
         rollout.wall_seconds = (ended - rollout.started_at).total_seconds()
     rollout.error = error
-    if error:
-        for agent in rollout.agents[:1]:
-            agent.exit_status = "LimitsExceeded" if "Timeout" in (raised or "") else "Error"
+    if raised:
+        rollout.agents[0].exit_status = "LimitsExceeded" if "Timeout" in raised else "Error"
     other_files = [file for name in ("result.json", *_REWARDS) if (file := unit / name).is_file()]
     rollout.rollout_id = content_hash(source_of(unit, root), [file, *atif.documents_beside(file), *other_files])
     return rollout

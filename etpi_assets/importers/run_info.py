@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from etpi_assets.importers.calls import Unread, read_tools, silent
@@ -32,15 +33,13 @@ _INSTANCE = re.compile(
 _SUBMITS = re.compile(r"\becho\s+['\"]?(?:COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT|MINI_SWE_AGENT_FINAL_OUTPUT)")
 _SUBMITTED_ON_EXIT = re.compile(r"submitted \((\w+)\)")
 _EXITS = {
-    "submitted": "Submitted", "submit": "Submitted", "agent": "Submitted", "finish": "Submitted",
-    "finished": "Submitted",
-    "exit_cost": "LimitsExceeded", "max_step_limit": "LimitsExceeded", "agent_max_step_limit": "LimitsExceeded",
-    "abs_step_limit": "LimitsExceeded", "traj_time_limit": "LimitsExceeded", "max_iterations": "LimitsExceeded",
-    "exit_context": "ContextWindowExceeded", "token_limit": "ContextWindowExceeded",
+    **dict.fromkeys(("submitted", "submit", "agent", "finish", "finished"), "Submitted"),
+    **dict.fromkeys(("exit_cost", "max_step_limit", "agent_max_step_limit", "abs_step_limit"), "LimitsExceeded"),
+    **dict.fromkeys(("traj_time_limit", "max_iterations"), "LimitsExceeded"),
+    **dict.fromkeys(("exit_context", "token_limit"), "ContextWindowExceeded"),
+    **dict.fromkeys(("exit_error", "exit_environment_error", "exit_api", "llm_query_error", "env_exception"), "Error"),
     "exit_format": "FormatError",
-    "exit_error": "Error", "exit_environment_error": "Error", "exit_api": "Error", "llm_query_error": "Error",
-    "env_exception": "Error",
-}  # fmt: skip
+}
 
 
 def run_info(
@@ -167,18 +166,14 @@ def outcome_of(reward: float | None) -> dict[str, Any] | None:
 
 def exit_name(status: str | None) -> str | None:
     """Map an exit status to etpi's name; an unknown status stays as written."""
-    if status is None:
-        return None
-    match = _SUBMITTED_ON_EXIT.fullmatch(status)
-    return _EXITS.get(match[1] if match else status, status)
+    match = _SUBMITTED_ON_EXIT.fullmatch(status or "")
+    return _EXITS.get(match[1] if match else status or "", status)
 
 
 def exit_by_action(last_actions: Sequence[Action]) -> str:
     """Derive an exit status from the last turn's commands, for runs that do not record one."""
-    submits = any(
-        _SUBMITS.search(action.command) or action.command.split()[:1] in (["submit"], ["finish"], [TASK_COMPLETE])
-        for action in last_actions
-    )
+    commands = [action.command for action in last_actions]
+    submits = any(_SUBMITS.search(c) or c.split()[:1] in (["submit"], ["finish"], [TASK_COMPLETE]) for c in commands)
     return "Submitted" if submits else "unknown"
 
 
@@ -223,14 +218,9 @@ def reward_of(name: str, value: Any) -> float | None:
     text = value.strip().lower().replace("_", " ") if isinstance(value, str) else None
     if value is None or text in _NO_REWARD:
         return None
-    number = number_field(value) if text is None else _TEXTS[text] if text in _TEXTS else _number(text)
+    number = number_field(value) if text is None else _TEXTS.get(text)
+    with suppress(ValueError):
+        number = number_field(float(text)) if number is None and text is not None else number
     if number is None and name == "reward":
         raise Unreadable("bad_reward", f"reward is {str(value)[:40]!r}; write a number, true or false, or no reward")
     return number
-
-
-def _number(text: str) -> float | None:
-    try:
-        return number_field(float(text))
-    except ValueError:
-        return None

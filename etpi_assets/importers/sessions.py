@@ -18,7 +18,7 @@ from etpi_assets.importers.conversation import Options, fill_agent
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.rows import files_below, iter_rows
 from etpi_assets.importers.run_info import add_usage, imported, sampler_of
-from etpi_assets.importers.source import Unreadable
+from etpi_assets.importers.source import Unreadable, as_mapping
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 
 _LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -99,19 +99,13 @@ def jsonl_units(root: Path) -> list[Path]:
 
 def session_lines(unit: Path, format: str, options: Options) -> list[Mapping[str, Any]]:
     """Return the lines of a file; one that a crash cut at the end is dropped. Raises Unreadable: as `read_json`."""
-    lines: list[Mapping[str, Any]] = []
-    cut: Unreadable | None = None
-    for number, line in iter_rows(unit):
-        if cut is not None or (isinstance(line, Unreadable) and line.reason != "truncated_json"):
-            raise cut or line
+    lines = [line for _, line in iter_rows(unit)]
+    if len(lines) > 1 and isinstance(lines[-1], Unreadable) and lines[-1].reason == "truncated_json":
+        lines.pop()
+    for number, line in enumerate(lines):
         if isinstance(line, Unreadable):
-            cut = line
-        elif isinstance(line, Mapping):
-            lines.append(line)
-        else:
-            raise Unreadable("unknown_form", f"{unit.name}, line {number + 1} is no object")
-    if cut is not None and not lines:
-        raise cut
+            raise line
+        as_mapping(line, f"{unit.name}, line {number + 1}")
     count_keys(lines, format, options.unread)
     return lines
 

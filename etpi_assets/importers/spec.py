@@ -195,7 +195,10 @@ def forms(name: str, table: Mapping[str, Any]) -> list[Spec]:
     each = of.pop("form", [{}])
     if any(not isinstance(of.get(key, {}), Mapping) for key in (*TABLES, *_CONSTANTS)):
         raise ValueError(f"the format {name}: {', '.join((*TABLES, *_CONSTANTS))} are tables")
-    base = {} if name == BASE else {k: v for k, v in _data(of.get("extends", BASE)).items() if k not in _OWN}
+    extended, known = of.get("extends", BASE), sorted(file.stem for file in SHIPPED.glob("*.toml"))
+    if extended not in known:
+        raise ValueError(f"extends = {extended!r} is none of {', '.join(known)}")
+    base = {} if name == BASE else {k: v for k, v in load(extended)[0].data.items() if k not in _OWN}
     return [compiled(name, _merged(_merged(base, of), form)) for form in each]
 
 
@@ -212,12 +215,6 @@ def load(name: str) -> tuple[Spec, ...]:
 def base() -> Spec:
     """Return the format `messages`, with the names that most programs use."""
     return load(BASE)[0]
-
-
-def _data(name: str) -> Mapping[str, Any]:
-    if not (SHIPPED / f"{name}.toml").is_file():
-        raise ValueError(f"extends = {name!r} is none of {', '.join(sorted(f.stem for f in SHIPPED.glob('*.toml')))}")
-    return load(name)[0].data
 
 
 def load_user(file: Path) -> list[Spec]:
