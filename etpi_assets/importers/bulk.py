@@ -79,7 +79,6 @@ def import_in_bulk(
         hashes: task id -> content hash, if the suite is known.
         workers: processes that read, 1 for this one alone; None: `workers_for` the size of the input.
         advance: called with the number of units read.
-        log: as for `ordered_map`.
 
     Raises:
         FileNotFoundError, ValueError: as `import_runs` does; or a column or key that no format reads stops the import.

@@ -40,17 +40,13 @@ _GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 _ATTACHED = "attachment://"
 
 
-def claims(value: Any) -> bool:
-    return field(value, "status") is not None and field(value, "eval", "task") is not None
-
-
 def iter_rows(unit: Path) -> Iterator[tuple[int, Any]]:
     """Yield (number, {"log": the head, "sample": ...}) of each sample, or an Unreadable. Raises Unreadable."""
     if unit.suffix == _ARCHIVE:
         yield from _archived(unit)
         return
     log = as_mapping(read_json(unit), unit.name)
-    if not claims(log):
+    if not load("inspect")[0].claims(log):
         raise no_run(log, f"{unit.name} is no log of Inspect")
     head = {key: value for key, value in log.items() if key not in ("samples", "reductions")}
     samples = as_list(log.get("samples") or [], f"{unit.name}.samples")

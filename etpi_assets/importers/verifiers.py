@@ -23,15 +23,6 @@ from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 _LINKS = {"subagent_call": "subagent", "compaction": "continuation"}
 
 
-def claims(row: Row) -> bool:
-    traces = row.get("traces")
-    return _is_trace(row) or (isinstance(traces, list) and all(isinstance(t, dict) and _is_trace(t) for t in traces))
-
-
-def _is_trace(value: Mapping[str, Any]) -> bool:
-    return "nodes" in value and "task" in value and "rewards" in value
-
-
 def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read an episode, or a trace alone.
 
