@@ -18,15 +18,14 @@ from typing import Any
 
 from etpi_assets.trajectories.calls import flat_calls, stored_call
 from etpi_resources.chat.format import ChatFormat, Label, TemplateRefuses
-from etpi_resources.chat.marks import THINK, THINK_END, split_thought, think_block
+from etpi_resources.chat.marks import EMPTY_BLOCK, THINK, THINK_END, split_thought, think_block
 from etpi_resources.chat.tool_forms import Call, parse_structured
 from etpi_resources.chat.tool_forms.call import SHELLS, function_schema
 from etpi_resources.chat.tool_forms.tagged import hermes_call, xml_call
 
 _RESULT = re.compile(r"\A\[tool_result\] ?")
 _CLOSING = ("</parameter>", "</function>", "</tool_call>")
-_EMPTY = re.compile(r"\A\s*<think>\s*</think>[\r\n]*")
-_OPENED, _CLOSED = re.compile(r"\A\s*<think>\n?"), re.compile(r"\A\s*</think>[\r\n]*")
+_OPENED, _CLOSED = re.compile(rf"\A\s*{THINK}\n?"), re.compile(rf"\A\s*{THINK_END}[\r\n]*")
 _THOUGHT = "reasoning_content"
 """Holds thoughts that a template without a key for them would drop; the template does not read it."""
 
@@ -127,7 +126,7 @@ class StudentForm:
         if not self.opened:
             if lost:
                 body = label.masked(think_block(thought or "")) + body
-            return label.replaced(body if thought is not None else _EMPTY.sub("", body, count=1))
+            return label.replaced(body if thought is not None else EMPTY_BLOCK.sub("", body, count=1))
         body = _OPENED.sub("", body, count=1)
         if not self.thoughts:
             return label.replaced(_CLOSED.sub("", body, count=1))

@@ -33,7 +33,7 @@ from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.trajectories.tables import Key, iter_turns
 from etpi_resources.chat.format import DATE, ChatFormat
-from etpi_resources.chat.marks import split_thought
+from etpi_resources.chat.marks import EMPTY_BLOCK, THINK, THINK_END, split_thought, think_block
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.token_ids import begins_with, common_prefix
 
@@ -42,7 +42,6 @@ ENCODED, RENDERED = 250_000, 2_000_000
 """Characters of prompts in a block of rollouts whose turns are rendered one by one: compared as ids, and as texts."""
 _TEXT = 48
 """Characters shown of each side from the first difference on."""
-_EMPTY = re.compile(r"^\s*<think>\s*</think>[\r\n]*")
 
 
 class _Refused(Exception):
@@ -115,7 +114,7 @@ class TemplateCheck:
             return None
         if self.chat.decode(ids).rstrip() == text.rstrip():
             return "other_split", f"token {at}: other ids than the tokenizer has for {left[:12]!r}", at
-        kind = "think_history" if left.lstrip().startswith("<think>") and "</think>" in text else "differs"
+        kind = "think_history" if left.lstrip().startswith(THINK) and THINK_END in text else "differs"
         return kind, f"token {at}: {left!r} is trained, the template writes {right!r}", at
 
     def figures(self, agents: Sequence[CapturedAgent], pairs: pa.Table, hit: OnHit = ignore) -> dict[str, Any]:
@@ -190,8 +189,8 @@ class TemplateCheck:
         before = talk.history[:position]
         head, plain = self._render(before, tools, prompt=True), self._render(before, tools)
         plain = plain if head.startswith(plain) else os.path.commonprefix([plain, head])
-        header, opened, tail = head[len(plain) :].partition("<think>")
-        open_tail = bool(opened) and "</think>" not in tail
+        header, opened, tail = head[len(plain) :].partition(THINK)
+        open_tail = bool(opened) and THINK_END not in tail
         strips = self.section.strip_think and not (self.section.strip_rule == "opened" and open_tail)
         thought = "" if strips else talk.thoughts[turn.turn]
         message = (talk.bare if strips else talk.spoken)[position]
@@ -217,7 +216,7 @@ class TemplateCheck:
         if strips and open_tail:
             expected.prompt = head = self._render(before, tools, prompt=True, enable_thinking=False)
         added = head[len(os.path.commonprefix([plain + header, head])) :]
-        body = body.removeprefix(added) if "</think>" in added else body
+        body = body.removeprefix(added) if THINK_END in added else body
         expected.label = self._label(body, thought, opened + tail if open_tail and not strips else "", strips, expected)
         return expected
 
@@ -228,13 +227,13 @@ class TemplateCheck:
             opening: the open think block at the end of the prompt, if there is one.
         """
         if not (thought or opening):
-            label = _EMPTY.sub("", body, count=1)
+            label = EMPTY_BLOCK.sub("", body, count=1)
             expected.differences += ["empty_block_omitted"] if label != body and not strips else []
             return label
         if (thought and thought.strip() not in body) or (opening and not thought and not body.startswith(opening)):
             expected.differences.append("thoughts_as_text")
             body = body.lstrip("\r\n") if thought else body
-            return f"{'' if opening else '<think>' + chr(10)}{thought}\n</think>\n\n{body}"
+            return think_block(thought).removeprefix(f"{THINK}\n" if opening else "") + body
         return body.removeprefix(opening)
 
     def _render(self, messages: list[Any], tools: Any, prompt: bool = False, **more: Any) -> str:

@@ -371,11 +371,8 @@ def literals(file: Path) -> list[str]:
         # `trajectories/calls.py` reads it; CooperBench's reader takes it apart; the others strip or colour a line.
         (r"\\?\[tool_use ", {"trajectories/calls", "importers/cooperbench", "agent/actions", "view/conversation"}),
         (r"\\?\[tool_result", {"curation/student_form", "importers/cooperbench"}),
-        # `chat/marks.py` finds thoughts; the others write them, strip an empty block, or check what the first does.
-        (r"</think>", {"chat/marks", "curation/student_form", "curation/template_check", "agent/actions",
-                       "exports/conversations", "scoring/structure", "view/conversation", "engines/scripted",
-                       "chat/grammars", "chat/tokenizer_files", "tokenizers/qwen3", "tool_forms/template",
-                       "coop_tiny_shared/policy", "repo_fix_tiny/policy"}),
+        # `chat/marks.py` has the tags for all others; the two below list tokens of a vocabulary.
+        (r"</think>", {"chat/marks", "chat/tokenizer_files", "tokenizers/qwen3"}),
         (r"execute_bash|run_command", {"tool_forms/call", "importers/openhands"}),
         (r"tool_use_id|toolCallId|toolInvocations|input_schema|inputSchema|functionDeclarations|kto_tag",
          {"importers/atif", "importers/claude_code", "capture/dialects", "exports/conversations", "tool_forms/call"}),
