@@ -19,7 +19,7 @@ from etpi_assets.agent.actions import NO_ACTION, read_actions
 from etpi_assets.importers.calls import Unread, silent
 from etpi_assets.importers.normal import Message as Entry
 from etpi_assets.importers.source import Unreadable, text_field
-from etpi_assets.trajectories.records import AgentRecord, Message, Turn
+from etpi_assets.trajectories.records import AgentRecord, Message, Turn, exit_kind
 
 Answers = Literal["none", "last", "answered", "all"]
 """Which texts of a conversation are answers: none, the last message, also those before a message of the user (not where
@@ -141,7 +141,7 @@ def _accept_answers(record: AgentRecord, entries: Sequence[Entry], answers: Answ
     A final answer is assistant text without a call, not truncated. A model trained without them does not learn to stop.
     """
     spoken = [(e, of) for e, of in pairwise([*entries, None]) if e and e.role == "assistant" and e.trained]
-    ended = bool(record.turns) and record.exit_status in ("unknown", "Submitted")
+    ended = bool(record.turns) and exit_kind(record.exit_status) == "ended"
     if ended := ended and entries[-1] is spoken[-1][0] and _accept(record.turns[-1], entries[-1]):
         record.exit_status = "Submitted"
     if answers == "all" or (ended and answers == "answered"):

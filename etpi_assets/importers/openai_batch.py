@@ -33,8 +33,8 @@ def units(root: Path) -> list[Path]:
 def _holds_answers(file: Path) -> bool:
     """Return whether the first readable row is an answer, or no row of a file with rows is readable."""
     read = [row for _, row in islice(rows.iter_rows(file), rows.FIRST_ROWS)]
-    first = next((row for row in read if not isinstance(row, Unreadable)), None)
-    return _is_answer(first) if first is not None else any(row.reason != "empty" for row in read)
+    readable = [row for row in read if not isinstance(row, Unreadable)]
+    return _is_answer(readable[0]) if readable else any(row.reason != "empty" for row in read)
 
 
 def iter_rows(unit: Path) -> Iterator[tuple[int, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 from etpi_assets.importers.calls import Unread, read_tools, silent
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.normal import Message, RunInfo
-from etpi_assets.importers.source import Unreadable, int32_field, number_field, text_field, to_utc
+from etpi_assets.importers.source import Unreadable, field, int32_field, number_field, text_field, to_utc
 from etpi_assets.importers.spec import Node, Spec, at, base, json_value
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 
@@ -116,9 +116,10 @@ def _count_unread(row: Mapping[str, Any], spec: Spec, unread: Unread, shown: Seq
         node = tree.get(key)
         if value in (None, "", [], {}) or (node is not None and (node.slots or node.known) and key not in within):
             continue
-        if isinstance(value, str) and len(value) > _LONG:
+        said = [field(m, "content") for m in (value if isinstance(value, list) else [value]) if field(m, "role")]
+        if said or (isinstance(value, str) and len(value) > _LONG):  # messages or a text that were read elsewhere
             texts = "\n".join(message.text for message in shown) if texts is None else texts
-            if value.strip()[:_COMPARED] in texts:
+            if all(isinstance(text, str) and text.strip()[:_COMPARED] in texts for text in said or [value]):
                 continue
         below = {**(tree if key in within else {}), **(node.below if node else {})}
         _count_below(value, below, str(key), unread)
