@@ -75,7 +75,10 @@ class Spec:
 
     def first(self, table: str, slot: str, value: Any, kind: Any = object) -> Any:
         """Return what the first present path of a slot leads to, if it is of a kind; None if none is there."""
+        is_dict = type(value) is dict
         for path in self.paths[table].get(slot, ()):
+            if is_dict and path and path[0] not in value and type(path[0]) is str:
+                continue  # nearly all
             if (found := at(value, path)) is not None and isinstance(found, kind):
                 return found
         return None
