@@ -189,7 +189,7 @@ def _schemas(tool: dict[str, Any], spec: Spec) -> Iterable[dict[str, Any]]:
     parameters = next((v for path in paths["parameters"] if isinstance(v := at(inner, path), dict)), None)
     if parameters is None:  # under a key of the program's own
         own = next((key for key, v in inner.items() if isinstance(field(v, "properties"), dict)), None)
-        parameters, drop = inner.get(own), [*drop, own]
+        parameters, drop = inner.get(own or ""), [*drop, own]
     function = {key: v for key, v in inner.items() if key not in drop}
     if parameters is not None:
         function["parameters"] = parameters

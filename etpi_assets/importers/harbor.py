@@ -117,6 +117,6 @@ def _add_token_ids(rollout: RolloutRecord, result: Mapping[str, Any]) -> None:
         return
     logprobs = field(first, "logprobs")
     logprobs = logprobs if isinstance(logprobs, list) and len(logprobs) == len(turns) else [None] * len(turns)
-    for i, (turn, *ids) in enumerate(zip(turns, prompts, outputs, logprobs, strict=True)):
-        set_ids(turn, *ids, f"result.json, rollout_details[0], turn {i}")
+    for i, (turn, prompt, output, scores) in enumerate(zip(turns, prompts, outputs, logprobs, strict=True)):
+        set_ids(turn, prompt, output, scores, f"result.json, rollout_details[0], turn {i}")
         turn.capture = "native"

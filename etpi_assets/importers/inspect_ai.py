@@ -185,7 +185,7 @@ def _readable(part: Any, name: str) -> Any:
 
 def _messages(sample: Mapping[str, Any]) -> Any:
     """Return the messages with their attachments put in."""
-    attachments = sample.get("attachments")
+    attachments: Any = sample.get("attachments")
 
     def resolved(value: Any) -> Any:
         if isinstance(value, str) and value.startswith(_ATTACHED):

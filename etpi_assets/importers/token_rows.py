@@ -191,9 +191,9 @@ def _agent(name: str, rows: list[Row], where: str, options: Options) -> AgentRec
         found = f"{len(turns)} turns, but the last prompt shows {len(shown)}: they are no one conversation"
         remedy = "leave `rollout_id` out of `metadata` to import each as a row of its own"
         raise Unreadable("unknown_form", f"{where}, {name}: {found}; {remedy}")
-    defaults = {"feature_id": "", "role": "solo", "exit_status": "unknown"}
-    facts = {key: text_field(rows[0], "metadata", key) or default for key, default in defaults.items()}
-    agent = fill_agent(AgentRecord(name, **facts), [*entries, turns[-1]], options, answers="last")
+    feature, role, status = (text_field(rows[0], "metadata", key) for key in ("feature_id", "role", "exit_status"))
+    agent = AgentRecord(name, feature or "", role or "solo", status or "unknown")
+    fill_agent(agent, [*entries, turns[-1]], options, answers="last")
     numbers = [number if type(number := field(row, "metadata", "turn")) is int else i for i, row in enumerate(rows)]
     if numbers == sorted(set(numbers)):
         mapping = dict(enumerate(numbers))
