@@ -44,41 +44,30 @@ def parts(rollout: RolloutRecord, student: Student, *, native: bool, strips_thin
         native: recorded ids are trained.
         strips_think: outputs are trained without their think blocks.
 
-    Raises:
-        ValueError: the template does not take the conversation.
+    Raises ValueError: the template does not take the conversation.
     """
     agent = rollout.agents[0]
     if student.chat is None:
         return list(_messages(agent))
-    outputs: dict[int, tuple[Sequence[int], Sequence[int], str]] = {}
+    outputs: dict[int, tuple[tuple[Sequence[int], Sequence[int]], str]]
     if native:
-        recorded = {turn.turn: (turn.prompt_ids or (), turn.output_ids or ()) for turn in agent.turns}
-        outputs = {number: (*ids, "") for number, ids in recorded.items()}
+        outputs = {turn.turn: ((turn.prompt_ids or (), turn.output_ids or ()), "") for turn in agent.turns}
     else:
         cut = {turn.turn for turn in agent.turns if turn.finish_reason == "length"}
         kwargs = {"enable_thinking": False} if student.thinking_switch and strips_think else {}
-        rows = map(vars, own_messages(agent))
-        rendered = retokenise(
-            rows, student.chat, truncated=cut, tools=rollout.tools, template_kwargs=kwargs, bare=strips_think
-        )
-        for turn in rendered:
-            prompt, output = turn.bare or (turn.prompt_ids, turn.output_ids)
-            outputs[turn.turn] = (prompt, output, turn.fault or "")
+        form: dict[str, Any] = {"tools": rollout.tools, "template_kwargs": kwargs, "bare": strips_think}
+        rendered = retokenise(map(vars, own_messages(agent)), student.chat, truncated=cut, **form)
+        outputs = {turn.turn: (turn.bare or (turn.prompt_ids, turn.output_ids), turn.fault or "") for turn in rendered}
     shown, before = list[TextSpan](), ""
     for turn in agent.turns:
         if turn.turn in outputs:
-            prompt, output, fault = outputs[turn.turn]
-            text, label = student.chat.decode(prompt), student.chat.decode(output)
-            shown.append(TextSpan(text[_shared(before, text) :]))
-            shown.append(TextSpan(label, turn.turn, _dropped(turn) or fault))
+            ids, fault = outputs[turn.turn]
+            text, label = map(student.chat.decode, ids)
+            common = os.path.commonprefix([before, text])
+            start = len(common) if common == before else common.rfind("\n") + 1  # whole lines of what is new
+            shown += [TextSpan(text[start:]), TextSpan(label, turn.turn, _dropped(turn) or fault)]
             before = text + label
     return shown
-
-
-def _shared(before: str, text: str) -> int:
-    """Return the length of the beginning that two texts share, in whole lines where `text` does not extend `before`."""
-    common = os.path.commonprefix([before, text])
-    return len(common) if common == before else common.rfind("\n") + 1
 
 
 def _dropped(turn: Turn) -> str:
@@ -107,24 +96,15 @@ def lines(shown: Sequence[TextSpan], place: str) -> list[str]:
             text.append(click.style(f"    … {span} hidden, --json shows all …", dim=True))
         if {part.turn, next_label.get(id(part))} & set(hidden):
             continue
-        bar = "▌" if part.is_trained else " "
-        for line in _shortened(part.text.strip("\n").split("\n")):
-            text.append(
-                click.style(
-                    f"  {bar} {line}".rstrip(), fg="green" if part.is_trained else None, dim=not part.is_trained
-                )
-            )
+        (bar, colour), half = ("▌", "green") if part.is_trained else (" ", None), _LINES // 2
+        rows = part.text.strip("\n").split("\n")
+        if len(rows) > _LINES:
+            rows = [*rows[:half], f"... {len(rows) - 2 * half} lines ...", *rows[-half:]]
+        cut = (row if len(row) <= _WIDTH else f"{row[:_WIDTH]}..." for row in rows)
+        text += [click.style(f"  {bar} {row}".rstrip(), fg=colour, dim=not part.is_trained) for row in cut]
         if part.dropped:
             text.append(f"    (turn {part.turn} is not trained: {part.dropped})")
     return text
-
-
-def _shortened(text: Sequence[str]) -> list[str]:
-    kept = list(text)
-    if len(kept) > _LINES:
-        half = _LINES // 2
-        kept = [*kept[:half], f"... {len(kept) - 2 * half} lines ...", *kept[-half:]]
-    return [line if len(line) <= _WIDTH else f"{line[:_WIDTH]}..." for line in kept]
 
 
 def as_json(shown: Sequence[TextSpan]) -> list[dict[str, Any]]:

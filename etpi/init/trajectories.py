@@ -46,6 +46,11 @@ _MEANING = {
     "ignore": "columns and keys that may stay unread",
     "secrets": "keys and tokens in the runs: keep, mask or quarantine",
 }
+_CHOICES = {
+    "mask": "masked; a turn that wrote one is not trained",
+    "quarantine": "the rollouts are quarantined",
+    "keep": "kept and trained",
+}
 _LICENCES = ("license", "licence")
 
 
@@ -115,6 +120,11 @@ class Survey:
     formats: list[str] = field(default_factory=list)
 
     @property
+    def ones(self) -> int:
+        """Return the number of rollouts with a reward of 1 or more."""
+        return sum(reward >= 1 for reward in self.rewards)
+
+    @property
     def stopping(self) -> list[Finding]:
         """Return the columns and keys that stop an import."""
         return [finding for finding in self.unread if finding.stops]
@@ -142,8 +152,7 @@ def survey(
         ignore: columns and keys that may stay unread (`options.ignore`).
         keys: what is done with keys and tokens; None: they are masked if there are any, or in sessions of assistants.
 
-    Raises:
-        SpecError: there is nothing at the path, its format is not recognised, or a bad map.
+    Raises SpecError: there is nothing at the path, its format is not recognised, or a bad map.
     """
     path = expand(source)
     try:
@@ -277,12 +286,9 @@ def summary(result: Survey, student: Student) -> str:
     lines = [
         f"{result.path}: {inputs} inputs of format {' and '.join(result.formats)}{looked}: "
         f"{result.rollouts:,} rollouts, {refused:,} that cannot be read",
-        *(
-            f"  cannot be read: {n} {reason}, first {result.first_refusal[reason]}"
-            for reason, n in _top(result.refused)
-        ),
+        *(f"  cannot be read: {n} {why}, first {result.first_refusal[why]}" for why, n in _top(result.refused)),
+        *_unread(result),
     ]
-    lines += _unread(result)
     if not result.rollouts:
         return "\n".join(lines)
     if columns := result.options.get("map"):
@@ -370,12 +376,9 @@ def _private(result: Survey) -> list[str]:
         lines.append("  sessions of an assistant contain other people's code: train only on data that you may pass on")
     if result.secrets or result.format in ASSISTANTS:
         counts = f"{_counted(result.secrets)} in {result.with_secrets} rollouts" if result.secrets else "none"
-        choices = {
-            "mask": "masked; a turn that wrote one is not trained",
-            "quarantine": "the rollouts are quarantined",
-            "keep": "kept and trained",
-        }
-        lines.append(f"  keys and tokens: {counts} ({choices[result.options.get('secrets', 'keep')]}: options.secrets)")
+        lines.append(
+            f"  keys and tokens: {counts} ({_CHOICES[result.options.get('secrets', 'keep')]}: options.secrets)"
+        )
     return lines
 
 
@@ -399,8 +402,8 @@ def _lacks_schemas(result: Survey) -> bool:
 
 def _dropped(result: Survey) -> list[str]:
     """Return a line for everything that a run will drop, with the key that keeps it."""
-    below = result.rollouts - sum(reward >= 1 for reward in result.rewards)
-    rewarded = below and max(result.rewards, default=0) >= 1
+    below = result.rollouts - result.ones
+    rewarded = below and result.ones
     turns, unreadable = sum(result.turns), result.unreadable.total()
     lines = {
         f"{below} of {result.rollouts} rollouts, which have no reward of 1 (select.min_reward)": rewarded,
@@ -436,15 +439,10 @@ def format_name(name: str) -> str:
 def rollout_set_spec(name: str, result: Survey, teacher: str | None, licence: str | None) -> NewSpec:
     """Return the rollout set that imports the runs; `teacher`, if the runs do not name the model that wrote them."""
     path = result.path if "${" in result.path else str(Path(result.path).expanduser().absolute())
-    values = {
-        "path": path,
-        "file": Path(path).name,
-        "licence": licence or next(iter(result.licences), ""),
-        "format": format_name(name) if "map" in result.options else result.format,
-        "options": {k: v for k, v in result.options.items() if k != "map"} | ({"teacher": teacher} if teacher else {}),
-        "lacks_schemas": _lacks_schemas(result),
-        "meaning": _MEANING,
-    }
+    options = {k: v for k, v in result.options.items() if k != "map"} | ({"teacher": teacher} if teacher else {})
+    format, licence = result.format, licence or next(iter(result.licences), "")
+    values = {"path": path, "file": Path(path).name, "licence": licence, "options": options, "meaning": _MEANING}
+    values |= {"format": format_name(name) if "map" in result.options else format, "lacks": _lacks_schemas(result)}
     return NewSpec("rollout_set", name, rendered("imported", survey=result, **values))
 
 
@@ -464,8 +462,7 @@ def experiment_spec(name: str, result: Survey, student: Student, preset: str | N
 
 
 def _min_reward(result: Survey) -> str:
-    ones = sum(reward >= 1 for reward in result.rewards)
-    if ones:
+    if ones := result.ones:
         return f"min_reward = 1.0   # {ones} of {result.rollouts} rollouts reach it; the others are not trained on"
     if result.rewards:
         return f'min_reward = "none"   # no reward reaches 1; the highest is {max(result.rewards):g}'
@@ -480,8 +477,7 @@ def _spread(values: Sequence[int]) -> str:
 def _rewards(result: Survey) -> str:
     if not result.rewards:
         return "none recorded"
-    ones = sum(reward >= 1 for reward in result.rewards)
-    return f"{len(result.rewards)} of {result.rollouts} rollouts, {ones} with 1 or more"
+    return f"{len(result.rewards)} of {result.rollouts} rollouts, {result.ones} with 1 or more"
 
 
 def _counted(names: Counter[str]) -> str:

@@ -8,7 +8,9 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-_THINK = re.compile(r"^\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
+from etpi_resources.chat.marks import THINK, THINK_END
+
+_THINK = re.compile(rf"^\s*(?:{THINK})?(.*?){THINK_END}\s*", re.DOTALL)
 _CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)|```.*?(?:```|\Z)|^\[tool_use [^\n]*$", re.DOTALL | re.MULTILINE)
 """Calls in the forms that the agent and importers read; they are shown as commands and messages."""
 
@@ -122,8 +124,8 @@ def _split(content: str, reasoning: str | None) -> tuple[str, str]:
         return reasoning, content
     if match := _THINK.match(content):
         return match[1].strip(), content[match.end() :]
-    if content.lstrip().startswith("<think>"):  # the block never ended
-        return content.lstrip().removeprefix("<think>").strip(), ""
+    if content.lstrip().startswith(THINK):  # the block never ended
+        return content.lstrip().removeprefix(THINK).strip(), ""
     return "", content
 
 

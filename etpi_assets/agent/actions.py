@@ -15,6 +15,7 @@ from typing import Any, Literal
 from etpi_assets.agent.bash import split_command
 from etpi_assets.trajectories.calls import ToolCall, flat_calls, stored_call, without_arguments
 from etpi_assets.trajectories.records import Action
+from etpi_resources.chat.marks import THINK, THINK_END
 from etpi_resources.chat.tool_forms import FORMS, ParsedCall, ToolForm
 from etpi_resources.chat.tool_forms.call import BAD_JSON, NO_CALL, SHELLS, Call
 from etpi_resources.chat.tool_forms.markdown import read_fenced
@@ -80,14 +81,14 @@ def format_action(command: str, form: Form = "xml") -> str | list[dict[str, Any]
 
 def after_think(content: str) -> str:
     """Return the text after the think block; all of it if no `</think>` comes before the first call."""
-    close = content.find("</think>")
+    close = content.find(THINK_END)
     if close < 0 or 0 <= content.find("<tool_call>") < close:
         return content
-    return content[close + len("</think>") :]
+    return content[close + len(THINK_END) :]
 
 
 def _open_think(content: str) -> bool:
-    return content.lstrip().startswith("<think>") and "</think>" not in content
+    return content.lstrip().startswith(THINK) and THINK_END not in content
 
 
 def _calls(

@@ -18,15 +18,14 @@ from typing import Any
 
 from etpi_assets.trajectories.calls import flat_calls, stored_call
 from etpi_resources.chat.format import ChatFormat, Label, TemplateRefuses
-from etpi_resources.chat.marks import THINK, THINK_END, split_thought, think_block
+from etpi_resources.chat.marks import EMPTY_BLOCK, THINK, THINK_END, split_thought, think_block
 from etpi_resources.chat.tool_forms import Call, parse_structured
 from etpi_resources.chat.tool_forms.call import SHELLS, function_schema
 from etpi_resources.chat.tool_forms.tagged import hermes_call, xml_call
 
 _RESULT = re.compile(r"\A\[tool_result\] ?")
 _CLOSING = ("</parameter>", "</function>", "</tool_call>")
-_EMPTY = re.compile(r"\A\s*<think>\s*</think>[\r\n]*")
-_OPENED, _CLOSED = re.compile(r"\A\s*<think>\n?"), re.compile(r"\A\s*</think>[\r\n]*")
+_OPENED, _CLOSED = re.compile(rf"\A\s*{THINK}\n?"), re.compile(rf"\A\s*{THINK_END}[\r\n]*")
 _THOUGHT = "reasoning_content"
 """Holds thoughts that a template without a key for them would drop; the template does not read it."""
 
@@ -70,7 +69,7 @@ class StudentForm:
         if self.chat.calls_in_content:
             return {"role": "assistant", "content": block + turn_text(thought.rest, tool_calls)}
         if not tool_calls and next(_flattened_calls(thought.rest), None) is None:
-            return self._message(block + thought.rest, [], inside)
+            return self.chat.words.message(block + thought.rest, [], inside or "")
         prose, calls = _split_flattened(thought.rest)
         texts: dict[int, str] = {}  # arguments that cannot be read, by the number of their call
         for raw in tool_calls or ():
@@ -80,7 +79,8 @@ class StudentForm:
                 call = Call(name, {})
             calls.append(call)
         calls = [Call(self._name(call.name), call.arguments) for call in calls]
-        message = self._message(block + prose, calls, inside)
+        form = self.chat.template_form if calls else self.chat.words
+        message = form.message(block + prose, calls, inside or "")
         for number, text in texts.items():
             message["tool_calls"][number]["function"]["arguments"] = text
         if block and not message["content"]:  # the template leaves out text beside calls
@@ -90,8 +90,7 @@ class StudentForm:
     def text(self, message: Mapping[str, Any]) -> str:
         """Return the text that the student writes for a message from `message`, without the end-of-turn token.
 
-        Raises:
-            UnknownToolForm: the message has calls, and the template writes none.
+        Raises UnknownToolForm: the message has calls, and the template writes none.
         """
         return self.labels([message])[0].plain
 
@@ -101,14 +100,10 @@ class StudentForm:
         It follows the generation prompt. Thoughts that the template does not write are a block of text, and an empty
         block that it adds to a turn without thoughts is left out, unless the prompt opens it.
 
-        Raises:
-            UnknownToolForm: a message has calls, and the template writes none.
+        Raises UnknownToolForm: a message has calls, and the template writes none.
         """
-        rendered = iter(
-            self.chat.label_texts(
-                [m for m in messages if not self._is_verbatim(m)], tools=self.tools, **self.template_kwargs
-            )
-        )
+        written = [m for m in messages if not self._is_verbatim(m)]
+        rendered = iter(self.chat.label_texts(written, tools=self.tools, **self.template_kwargs))
         return [Label(m["content"]) if self._is_verbatim(m) else self._with_block(m, next(rendered)) for m in messages]
 
     def _is_verbatim(self, message: Mapping[str, Any]) -> bool:
@@ -131,7 +126,7 @@ class StudentForm:
         if not self.opened:
             if lost:
                 body = label.masked(think_block(thought or "")) + body
-            return label.replaced(body if thought is not None else _EMPTY.sub("", body, count=1))
+            return label.replaced(body if thought is not None else EMPTY_BLOCK.sub("", body, count=1))
         body = _OPENED.sub("", body, count=1)
         if not self.thoughts:
             return label.replaced(_CLOSED.sub("", body, count=1))
@@ -177,11 +172,6 @@ class StudentForm:
         prose, _ = _split_flattened(split_thought(content).rest)
         return bool(prose.strip())
 
-    def _message(self, prose: str, calls: Sequence[Call], thought: str | None) -> dict[str, Any]:
-        """Return the message for the template, with its thoughts where the template reads them."""
-        form = self.chat.template_form if calls else self.chat.words
-        return form.message(prose, calls, thought or "")
-
     def _name(self, name: str) -> str:
         """Return the tool's name as the prompt offers it: any shell tool is `bash` if the prompt offers `bash`."""
         offered = {tool_name(tool) for tool in self.tools or ()}
@@ -196,14 +186,12 @@ def _tail(chat: ChatFormat, template_kwargs: str) -> str:
 
 def calls_of(message: Mapping[str, Any]) -> list[Call]:
     """Return the calls of a message from `StudentForm.message`."""
-    parsed = [parse_structured(raw) for raw in message.get("tool_calls") or ()]
-    return [call for call in parsed if isinstance(call, Call)]
+    return [call for raw in message.get("tool_calls") or () if isinstance(call := parse_structured(raw), Call)]
 
 
 def tool_name(tool: Any) -> str | None:
     """Return the name in a tool's schema, None if it has none."""
-    schema = function_schema(tool)
-    function = schema.get("function") if isinstance(schema, Mapping) else None
+    function = function_schema(tool).get("function") if isinstance(tool, Mapping) else None
     return function.get("name") if isinstance(function, Mapping) else None
 
 
@@ -267,8 +255,7 @@ def _flattened_calls(content: str) -> Iterator[tuple[int, int, Call]]:
 def _unreadable(raw: Any) -> tuple[str, str]:
     """Return the name of a call whose arguments cannot be read, and their text as captured.
 
-    Raises:
-        TemplateRefuses: it has no name.
+    Raises TemplateRefuses: it has no name.
     """
     call = stored_call(raw)
     if not call.name:

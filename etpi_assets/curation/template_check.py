@@ -15,6 +15,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -32,7 +33,7 @@ from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.trajectories.tables import Key, iter_turns
 from etpi_resources.chat.format import ChatFormat
-from etpi_resources.chat.marks import split_thought
+from etpi_resources.chat.marks import EMPTY_BLOCK, THINK, THINK_END, split_thought, think_block
 from etpi_resources.chat.template_worker import DATE
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.token_ids import begins_with, common_prefix
@@ -41,7 +42,6 @@ ENCODED, RENDERED = 250_000, 2_000_000
 """Characters of prompts in a block of rollouts whose turns are rendered one by one: compared as ids, and as texts."""
 _TEXT = 48
 """Characters shown of each side from the first difference on."""
-_EMPTY = re.compile(r"^\s*<think>\s*</think>[\r\n]*")
 
 
 class _Refused(Exception):
@@ -108,15 +108,13 @@ class TemplateCheck:
         except _Refused as refused:
             return "differs", f"the template refuses the messages: {refused}", 0
         want = self._ids(text)
-        at = next(
-            (i for i, pair in enumerate(zip(ids, want, strict=False)) if pair[0] != pair[1]), min(len(ids), len(want))
-        )
+        at = common_prefix(np.asarray(ids), np.asarray(want))
         left, right = (self.chat.decode(side[at : at + _TEXT])[:_TEXT] for side in (list(ids), want))
         if not (left.strip() or right.strip()):
             return None
         if self.chat.decode(ids).rstrip() == text.rstrip():
             return "other_split", f"token {at}: other ids than the tokenizer has for {left[:12]!r}", at
-        kind = "think_history" if left.lstrip().startswith("<think>") and "</think>" in text else "differs"
+        kind = "think_history" if left.lstrip().startswith(THINK) and THINK_END in text else "differs"
         return kind, f"token {at}: {left!r} is trained, the template writes {right!r}", at
 
     def figures(self, agents: Sequence[CapturedAgent], pairs: pa.Table, hit: OnHit = ignore) -> dict[str, Any]:
@@ -130,7 +128,10 @@ class TemplateCheck:
             last = rows[-1][0]
             turns = {turn.turn: turn for turn in agent.turns}
             talk, quoted = self._conversation(agent), self._quoted(agent)
-            whole = None if quoted else self._whole_ids(talk, agent.tools, last[2])
+            whole = None
+            with suppress(_Refused):
+                text = "" if quoted else self._render(talk.history[: talk.positions[last[2]] + 1], agent.tools)
+                whole = np.asarray(self._ids(text), dtype=np.int32) if text else None
             for key, prompt, output in sorted(rows, key=lambda row: (row[0] != last, _hash(row[0]))):
                 in_place = whole is not None and begins_with(whole, prompt, self._said(output))
                 as_ids = encoded > 0
@@ -158,8 +159,8 @@ class TemplateCheck:
                 counted["wrong"] += difference is not None
                 if difference:
                     hit("/".join(map(str, key)), "differs", difference)
-                first += [f"{'/'.join(map(str, key))}: {difference}"] if difference and not first else []
-        return counted | {"asked": dict(differing), "skipped": dict(skipped), "first": first}
+                    first.append(f"{'/'.join(map(str, key))}: {difference}")
+        return counted | {"asked": dict(differing), "skipped": dict(skipped), "first": first[:1]}
 
     def _conversation(self, agent: CapturedAgent) -> _Conversation:
         student = StudentForm(self.chat, agent.tools, self.template_kwargs)
@@ -182,25 +183,14 @@ class TemplateCheck:
         """{control token: id}."""
         return {self.chat.decode([number]): number for number in self.chat.control_ids}
 
-    def _whole_ids(self, talk: _Conversation, tools: Any, turn: int) -> np.ndarray | None:
-        """Return the ids of the conversation through a turn; None if the template refuses it."""
-        try:
-            return np.asarray(self._ids(self._render(talk.history[: talk.positions[turn] + 1], tools)), dtype=np.int32)
-        except _Refused:
-            return None
-
     def _expected(self, talk: _Conversation, tools: Any, turn: CapturedTurn) -> _Expected:
-        """Render the messages up to a turn, and through it.
-
-        Raises:
-            _Refused, _Contradiction: as the classes say.
-        """
+        """Render the messages up to a turn, and through it. Raises _Refused, _Contradiction: as the classes say."""
         position = talk.positions[turn.turn]
         before = talk.history[:position]
         head, plain = self._render(before, tools, prompt=True), self._render(before, tools)
         plain = plain if head.startswith(plain) else os.path.commonprefix([plain, head])
-        header, opened, tail = head[len(plain) :].partition("<think>")
-        open_tail = bool(opened) and "</think>" not in tail
+        header, opened, tail = head[len(plain) :].partition(THINK)
+        open_tail = bool(opened) and THINK_END not in tail
         strips = self.section.strip_think and not (self.section.strip_rule == "opened" and open_tail)
         thought = "" if strips else talk.thoughts[turn.turn]
         message = (talk.bare if strips else talk.spoken)[position]
@@ -226,7 +216,7 @@ class TemplateCheck:
         if strips and open_tail:
             expected.prompt = head = self._render(before, tools, prompt=True, enable_thinking=False)
         added = head[len(os.path.commonprefix([plain + header, head])) :]
-        body = body.removeprefix(added) if "</think>" in added else body
+        body = body.removeprefix(added) if THINK_END in added else body
         expected.label = self._label(body, thought, opened + tail if open_tail and not strips else "", strips, expected)
         return expected
 
@@ -237,20 +227,19 @@ class TemplateCheck:
             opening: the open think block at the end of the prompt, if there is one.
         """
         if not (thought or opening):
-            label = _EMPTY.sub("", body, count=1)
+            label = EMPTY_BLOCK.sub("", body, count=1)
             expected.differences += ["empty_block_omitted"] if label != body and not strips else []
             return label
         if (thought and thought.strip() not in body) or (opening and not thought and not body.startswith(opening)):
             expected.differences.append("thoughts_as_text")
             body = body.lstrip("\r\n") if thought else body
-            return f"{'' if opening else '<think>' + chr(10)}{thought}\n</think>\n\n{body}"
+            return think_block(thought).removeprefix(f"{THINK}\n" if opening else "") + body
         return body.removeprefix(opening)
 
     def _render(self, messages: list[Any], tools: Any, prompt: bool = False, **more: Any) -> str:
         """Call the tokenizer's template with the messages in roles that it takes.
 
-        Raises:
-            _Refused: it raises an error.
+        Raises _Refused: it raises an error.
         """
         try:
             text = self.chat.tokenizer.apply_chat_template(
@@ -274,10 +263,10 @@ class TemplateCheck:
         Args:
             as_ids: whether equal texts may have other ids.
         """
-        texts = [self.chat.decode(ids.tolist()) for ids in (prompt, self._said(output))]
-        said_last = expected.label.startswith(texts[1]) and self._ends(expected.label[len(texts[1]) :], output)
-        if not as_ids and texts[0] == expected.prompt and said_last:
-            return None
+        if not as_ids and self.chat.decode(prompt.tolist()) == expected.prompt:
+            said = self.chat.decode(self._said(output).tolist())
+            if expected.label.startswith(said) and self._ends(expected.label[len(said) :], output):
+                return None
         head, whole, alone = map(self._ids, (expected.prompt, expected.prompt + expected.label, expected.label))
         # If an id spans the border, the label's are its own.
         label = whole[len(head) :] if whole[: len(head)] == head else alone
@@ -310,14 +299,11 @@ class TemplateCheck:
         Args:
             output: the label, which the wanted side may end after that text.
         """
-        text = self.chat.decode(trained)
+        text, counts = self.chat.decode(trained), Counter(trained)
         left, right = ("".join(side.split()) for side in (text, self.chat.decode(wanted)))
-        same = left == right or (
-            output is not None and right.startswith(left) and self._ends(right[len(left) :], output)
-        )
-        counts = Counter(trained)
+        ended = output is not None and right.startswith(left) and self._ends(right[len(left) :], output)
         quotes = any(text.count(token) > counts[number] for token, number in self._controls.items())
-        return same and quotes
+        return quotes and (left == right or ended)
 
     def _trained_control(
         self, tokens: Sequence[str], masked: _Expected, prompt: np.ndarray, output: np.ndarray
@@ -343,17 +329,14 @@ def native_figures(pairs: pa.Table, rendered: pa.Table, chat: ChatFormat) -> dic
     Args:
         rendered: the pairs of the same rollouts, rendered from messages.
     """
-    texts = {key: (prompt, output) for key, prompt, output in iter_turns(rendered)}
-    differing: Counter[str] = Counter()
-    compared = 0
-    for key, *trained in iter_turns(pairs):
-        if key not in texts:
-            continue
-        compared += 1
-        for name, ids, again in zip(("own_history", "own_label"), trained, texts[key], strict=True):
-            left, right = (chat.decode([] if side is None else side.tolist()).rstrip() for side in (ids, again))
+    texts = {key: sides for key, *sides in iter_turns(rendered)}
+    shared = [(sides, texts[key]) for key, *sides in iter_turns(pairs) if key in texts]
+    differing = Counter[str]()
+    for trained, again in shared:
+        for name, *sides in zip(("own_history", "own_label"), trained, again, strict=True):
+            left, right = (chat.decode([] if side is None else side.tolist()).rstrip() for side in sides)
             differing[name] += left != right
-    return {**_NOTHING, "labels": len(pairs), "compared": compared, "asked": dict(+differing)}
+    return {**_NOTHING, "labels": len(pairs), "compared": len(shared), "asked": dict(+differing)}
 
 
 def labels_outcome(counted: Mapping[str, Any], chat: ChatFormat, bound: float, *, native: bool) -> CheckOutcome:

@@ -27,6 +27,7 @@ from etpi_assets.exports.token_ids import truncation_note, weights_note
 from etpi_assets.specs.load import SpecError
 from etpi_resources.chat.bounds import TemplateUnbounded
 from etpi_resources.chat.format import ChatFormat, render_template
+from etpi_resources.chat.marks import THINK, THINK_END
 from etpi_resources.chat.tool_forms import Call, message_calls
 
 JSON_COLUMNS = [("messages", pa.json_()), ("tools", pa.json_())]
@@ -34,7 +35,7 @@ JSON_COLUMNS = [("messages", pa.json_()), ("tools", pa.json_())]
 _FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
 _CALLS = pa.list_(pa.struct([("id", pa.string()), ("type", pa.string()), ("function", _FUNCTION)]))
 _FACTS = ("rollout_id", "agent_id", "task_id", "repo", "teacher")
-_EMPTY_BLOCK = re.compile(r"\A\s*(?:<think>\s*)?</think>\s*")
+_EMPTY_BLOCK = re.compile(rf"\A\s*(?:{THINK}\s*)?{THINK_END}\s*")
 """An empty think block, also one that the prompt opens."""
 _NO_TURN = "agents without a turn in the data set"
 _NUMBER = "conversations with a number that `datasets` does not read as it is (NaN, an infinity, or over 64 bits)"

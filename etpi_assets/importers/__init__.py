@@ -26,7 +26,7 @@ from etpi_assets.specs.plugins import near, plugin, plugin_names, unknown
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
 
-IMPORTERS: Mapping[str, Format] = {**data.shipped(), "mapped": data.MAPPED}
+IMPORTERS: Mapping[str, Format] = data.shipped()
 
 
 class UnknownFormat(ValueError):
@@ -70,17 +70,22 @@ def import_runs(
     """
     parsed, chosen = read_options(options or {}, account), plan(format, path)
     samples: Counter[str | None] = Counter()
-    for name, units in chosen.inputs:
-        importer = importer_named(name)
-        for unit in units:
-            for raw in importer.results(unit, path, parsed):
-                item = secrets.without_secrets(raw, parsed.secrets)
-                if isinstance(item, RolloutRecord):
-                    item.tools = item.tools or parsed.tools
-                    item.sample = samples[item.task_id]
-                    samples[item.task_id] += 1
-                yield item
+    for importer, unit in ((importer_named(name), unit) for name, units in chosen.inputs for unit in units):
+        for item in results(importer, unit, path, parsed):
+            if isinstance(item, RolloutRecord):
+                item.sample = samples[item.task_id]
+                samples[item.task_id] += 1
+            yield item
     yield from chosen.unread
+
+
+def results(importer: Format, unit: Path, root: Path, options: Options) -> Iterator[ImportResult]:
+    """Yield the results of a unit with the options' tools, and without secrets as the options want it."""
+    for raw in importer.results(unit, root, options):
+        item = secrets.without_secrets(raw, options.secrets)
+        if isinstance(item, RolloutRecord):
+            item.tools = item.tools or options.tools
+        yield item
 
 
 def find_units(format: str, path: Path) -> list[Path]:
@@ -129,30 +134,25 @@ def plan(format: str, path: Path) -> Plan:
         units = importer.units(path)
         return Plan([(importer.name, units)], _unread(path, dict.fromkeys(units, importer), [importer]))
     owners: dict[Path, Format] = _run_folders(path) if path.is_dir() else {}
-    importers = [*sorted(IMPORTERS.values(), key=lambda each: each.rank), *map(importer_named, _added())]
-    known: dict[str, list[Path]] = {}
-    companions: list[Format] = []
-    for file in files_below(path):
-        if not owners.keys().isdisjoint(file.parents):
-            continue
-        if (importer := _claimant(file, importers)) is None:
-            continue
-        if importer.name not in known:
-            known[importer.name] = importer.units(path)
-            companions.append(importer)
-        if file in known[importer.name]:
-            owners[file] = importer
-    for importer in companions:
+    added = map(importer_named, (*format_files(), *plugin_names("format")))
+    importers = [*sorted(IMPORTERS.values(), key=lambda each: each.rank), *added]
+    known: dict[str, tuple[Format, list[Path]]] = {}
+    for file in _outside(path, owners):
+        if (importer := _claimant(file, importers)) is not None:
+            _, units = known.setdefault(importer.name, (importer, importer.units(path)))
+            if file in units:
+                owners[file] = importer
+    for importer, units in known.values():
         if not any(owner is importer for owner in owners.values()):  # its claim spans several files
-            owners |= dict.fromkeys(known[importer.name], importer)
+            owners |= dict.fromkeys(units, importer)
     if not owners:
         source = DetectionInput(path)
         names = ", ".join(importer.name for importer in importers)
-        known_names = f". Known: {names}; name one in `format`" if source.row is not None else ""
+        known_names = f". Known: {names}; name one in `format`" if source.rows else ""
         raise UnknownFormat(f"{path} holds no known format: {unknown_row(source)}{known_names}")
-    for file in row_files(files_below(path)):  # a damaged file of rows: the reader of the others says what is wrong
-        reader = next((each for each in companions if file in known[each.name]), None)
-        if reader and file not in owners and owners.keys().isdisjoint(file.parents) and _may_be_run(file):
+    for file in row_files(_outside(path, owners)):  # a damaged one: the reader of the others says what is wrong
+        reader = next((importer for importer, units in known.values() if file in units), None)
+        if reader and _may_be_run(file):
             owners[file] = reader
     inputs: dict[str, list[Path]] = {}
     for unit in sorted(owners):
@@ -160,9 +160,9 @@ def plan(format: str, path: Path) -> Plan:
     return Plan(list(inputs.items()), _unread(path, owners, importers))
 
 
-def _added() -> list[str]:
-    """Return the formats that users and plugins add."""
-    return [*format_files(), *plugin_names("format")]
+def _outside(path: Path, owners: Mapping[Path, Format]) -> list[Path]:
+    """Return the files below a path that have no owner, nor stand in a folder that has one."""
+    return [f for f in files_below(path) if f not in owners and owners.keys().isdisjoint(f.parents)]
 
 
 def _run_folders(path: Path) -> dict[Path, Format]:
@@ -193,44 +193,35 @@ def _claimant(file: Path, importers: Sequence[Format]) -> Format | None:
 
 def _may_be_run(file: Path) -> bool:
     """Return whether the first rows of a file cannot be read, or hold messages."""
-    return any(isinstance(row, Unreadable) or holds_conversation(row) for row in DetectionInput(file).first_values())
+    return any(isinstance(row, Unreadable) or holds_conversation(row) for row in DetectionInput(file).values)
 
 
 def _unread(path: Path, owners: Mapping[Path, Format], importers: Sequence[Format]) -> list[RejectedInput]:
     """Return the files that could hold rows and have no owner, each with the reason."""
-    left = [
-        file for file in row_files(files_below(path)) if file not in owners and owners.keys().isdisjoint(file.parents)
-    ]
     unread: list[RejectedInput] = []
-    for file in left if path.is_dir() else ():
+    for file in row_files(_outside(path, owners)) if path.is_dir() else ():
         if (claimant := _claimant(file, importers)) is not None and not claimant.of_folders:
             continue  # it belongs to another file's run, as requests belong to their answers
-        rows = DetectionInput(file).first_values() if file.stat().st_size else []
-        fault = next((row for row in rows if isinstance(row, Unreadable)), None)
+        rows = DetectionInput(file).values if file.stat().st_size else []
+        why = next((row for row in rows if isinstance(row, Unreadable)), None)
         if any(map(holds_conversation, rows)):
-            reason, detail = (
-                "unknown_form",
-                "no format claims its rows; name their columns in a format, or move it away",
-            )
-        elif fault is not None:
-            reason, detail = fault.reason, fault.detail
-        else:
-            reason, detail = "not_a_rollout", "no format claims it, and it holds no messages"
-        unread.append(RejectedInput(source_of(file, path), reason, f"{file.name}: {detail}"))
+            remedy = "no format claims its rows; name their columns in a format, or move it away"
+            why = Unreadable("unknown_form", remedy)
+        why = why or Unreadable("not_a_rollout", "no format claims it, and it holds no messages")
+        unread.append(RejectedInput(source_of(file, path), why.reason, f"{file.name}: {why.detail}"))
     return unread
 
 
 def read_options(options: Mapping[str, Any], account: Account | None = None) -> Options:
     """Validate the `options` of a spec. Raises ValueError for an unknown key or a bad value."""
     known = {f.name for f in fields(Options)} - {"unread"}
+    choices = {"capture": ("native", "retokenised"), "secrets": secrets.CHOICES}
     values: dict[str, Any] = {}
     for key, value in options.items():
         if key not in known:
             raise ValueError(f"options.{key}: unknown option.{near(key, known)} Known: {', '.join(sorted(known))}")
-        if key == "capture" and value not in ("native", "retokenised"):
-            raise ValueError(f"options.capture: {value!r} is neither native nor retokenised")
-        if key == "secrets" and value not in secrets.CHOICES:
-            raise ValueError(f"options.secrets: {value!r} is none of {', '.join(secrets.CHOICES)}")
+        if value not in choices.get(key, (value,)):
+            raise ValueError(f"options.{key}: {value!r} is none of {', '.join(choices[key])}")
         if key == "tools":
             values[key] = _schemas(value)
         elif key == "map":

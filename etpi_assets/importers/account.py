@@ -37,7 +37,7 @@ class Finding:
         where: "row", "message", "call", or "event" for a key of a program's log.
         key: its name, with dots within objects.
         count: its occurrences with a value.
-        kind: what the values look like: media, system, verdict, loss, calls, text, number or other.
+        kind: what the values look like: media, messages, system, verdict, loss, calls, text, number or other.
         stops: the import stops until a format or `options.ignore` names it; never for events.
     """
 
@@ -89,11 +89,16 @@ def findings(figures: Mapping[str, Mapping[str, int]]) -> list[Finding]:
 
 
 def _leaves(key: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and depth and value and not value.keys() >= {"bytes", "path"} and not _is_call(value):
+    if isinstance(value, dict) and depth and value and not value.keys() >= {"bytes", "path"} and not _is_whole(value):
         for name, inner in value.items():
             yield from _leaves(f"{key}.{name}", inner, depth - 1)
     elif value not in (None, "", [], {}):
         yield key, value
+
+
+def _is_whole(value: Mapping[str, Any]) -> bool:
+    """Return whether an object is a call or a message, which is counted as such."""
+    return _is_call(value) or ("role" in value and len(value) > 1)
 
 
 def _evidence(value: Any) -> set[str]:
@@ -101,8 +106,11 @@ def _evidence(value: Any) -> set[str]:
     if isinstance(value, list):
         return {word for item in value[:20] for word in _evidence(item)}
     if isinstance(value, dict):
-        if "bytes" in value or "image_url" in value:
+        shown = (v for v in value.values() if isinstance(v, str) and _MEDIA.match(v))
+        if "bytes" in value or "image_url" in value or next(shown, None):
             return {"media"}
+        if "role" in value and len(value) > 1:
+            return {"messages"}
         words = any(isinstance(v, str) and len(v.split()) >= _WORDS for v in value.values())
         return {"calls"} if _is_call(value) else {"words"} if words else {"other"}
     lowered = str(value).strip().lower()
@@ -130,23 +138,23 @@ def _is_call(value: Mapping[str, Any]) -> bool:
 
 def _judged(where: str, name: str, counts: Counter[str]) -> tuple[str, bool]:
     """Return the kind of a key's values, and whether it stops the import."""
-    count = counts["count"]
+    count, of_message = counts["count"], where == "message"
     named = next((kind for kind, words in _NAMED.items() if words.search(name)), None)
     flags = counts["flag"] + counts["digit"] + counts["verdict"]
     varies = bool(counts["true"] and counts["false"])
     if 2 * counts["media"] >= count:
         return "media", True
+    if counts["messages"] and where == "row":
+        return "messages", True
     if counts["system"] and where == "row":
         return "system", True
     if flags >= count:
-        if where == "message":
+        if of_message:
             return named or "flag", named in ("loss", "media") or (varies and named is None)
         stops = varies and (named in ("verdict", "loss") or not counts["digit"])
         return "verdict" if named != "loss" else "loss", stops or (named == "verdict" and bool(counts["false"]))
-    if where == "message" and (counts["share"] or flags) and named == "loss":
-        return "loss", True
-    if where == "message" and counts["calls"]:
-        return "calls", True
+    if of_message and ((named == "loss" and (counts["share"] or flags)) or counts["calls"]):
+        return "loss" if named == "loss" and (counts["share"] or flags) else "calls", True
     if 2 * counts["words"] >= count:
-        return ("system" if named == "system" else "text"), where == "message" or (where == "row" and named == "system")
+        return ("system" if named == "system" else "text"), of_message or (where == "row" and named == "system")
     return named or ("number" if counts["number"] + counts["share"] >= count else "other"), False

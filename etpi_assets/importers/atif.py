@@ -18,10 +18,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from etpi_assets.importers.calls import content_text, count_keys, read_calls
-from etpi_assets.importers.conversation import Options, fill_agent, finish_of, joined, token_ids
+from etpi_assets.importers.conversation import Options, fill_agent, finish_of, joined, set_ids
 from etpi_assets.importers.format import source_of
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.rows import files_below
@@ -39,19 +37,17 @@ from etpi_assets.importers.source import (
     to_utc,
 )
 from etpi_assets.importers.spec import load
-from etpi_assets.trajectories.calls import ToolCall
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 from etpi_resources.inside import is_file_inside
 
 _VERSION = re.compile(r"ATIF-v1\.(\d+)")
 _NEWEST = 8
-_MOST_LOGPROB = 1e6
-"""Engines report impossible tokens as -9999 or so; beyond this, a float32 column would hold infinity."""
 _JSON = (".json", ".json.gz", ".json.zst")
 _NO_MODEL = "<synthetic>"
 """Model of the messages that Claude Code writes itself, such as the errors of the provider."""
 EXPORT_KEY = "etpi"
 """Key of `extra` under which etpi's exports keep values that the format has no field for."""
+_FINISHES = ("metrics.extra.finish_reason", f"extra.{EXPORT_KEY}.finish_reason", "extra.stop_reason")
 
 
 def claims(value: Any) -> bool:
@@ -112,10 +108,9 @@ class _AgentDocument:
 def rollout_of(document: Mapping[str, Any], path: Path, options: Options, where: str) -> RolloutRecord:
     """Build the rollout of a document and the files it refers to, without a rollout id."""
     exported = field(document, "extra", EXPORT_KEY)
-    agent = document.get("agent")
-    schemas = {"tools": agent.get("tool_definitions")} if isinstance(agent, dict) else {}
     exported = exported if isinstance(exported, dict) else {}
-    info = run_info({**schemas, **exported, "metadata": document.get("extra")}, options)
+    facts = {"tools": field(document, "agent", "tool_definitions"), **exported, "metadata": document.get("extra")}
+    info = run_info(facts, options)
     agents = [_agent(part, options, info) for part in _agent_documents(document, path)]
     agents = [agent for agent in agents if agent.messages]
     if not any(agent.turns for agent in agents):
@@ -125,11 +120,16 @@ def rollout_of(document: Mapping[str, Any], path: Path, options: Options, where:
     return rollout
 
 
+def _steps(document: Any) -> list[Any]:
+    """Return a document's steps; none if they are no list."""
+    steps = field(document, "steps")
+    return steps if isinstance(steps, list) else []
+
+
 def _model(document: Mapping[str, Any]) -> str | None:
     """Return the model of the first step that a model wrote; Harbor states that of a sub-agent for the agent."""
-    steps = document.get("steps")
-    models = (text_field(s, "model_name") for s in steps if _is_own(s)) if isinstance(steps, list) else ()
-    return next((model for model in models if model), None) or text_field(document, "agent", "model_name")
+    models = (text_field(step, "model_name") for step in _steps(document) if _is_own(step))
+    return next(filter(None, models), None) or text_field(document, "agent", "model_name")
 
 
 def _is_own(step: Any) -> bool:
@@ -166,11 +166,9 @@ def _conversations(part: Mapping[str, Any], file: Path) -> Iterator[Mapping[str,
     A system step refers to the three sub-agents that summarised. The turns after it read the task, the questions
     that the second of them asked, and the answers, but not the steps before.
 
-    Raises:
-        Unreadable: `missing_trajectory` without the file of the questions.
+    Raises Unreadable: `missing_trajectory` without the file of the questions.
     """
-    steps = part.get("steps")
-    steps = steps if isinstance(steps, list) else []
+    steps = _steps(part)
     cuts = [i for i, step in enumerate(steps) if field(step, "source") == "system" and _refs_of(step)]
     if not cuts:
         yield part
@@ -182,10 +180,8 @@ def _conversations(part: Mapping[str, Any], file: Path) -> Iterator[Mapping[str,
             continue
         name = next((name for name, _ in _refs_of(steps[cut]) if "questions" in name), "of its questions")
         if (other := _referenced_file(file, name)) is None:
-            raise Unreadable(
-                "missing_trajectory",
-                f"{file.name}, steps[{cut}] is a summary, whose file {name!r} does not stand beside",
-            )
+            summary = f"{file.name}, steps[{cut}] is a summary, whose file {name!r} does not stand beside"
+            raise Unreadable("missing_trajectory", summary)
         questions = as_list(field(read_json(other), "steps"), f"{other.name}.steps")
         prompt = [{**as_mapping(step, f"{other.name}.steps[]"), "is_copied_context": True} for step in questions]
         yield {**part, "steps": [*task, *prompt, *later]}
@@ -204,27 +200,21 @@ def _subagents(part: Mapping[str, Any], file: Path) -> Iterator[tuple[str | None
 
 def _subagent_refs(document: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     """Yield (path, id) of the subagents' files that observations refer to."""
-    steps = document.get("steps")
-    return (ref for step in (steps if isinstance(steps, list) else ()) for ref in _refs_of(step))
+    return (ref for step in _steps(document) for ref in _refs_of(step))
 
 
 def _refs_of(step: Any) -> list[tuple[str, str | None]]:
     """Return `_subagent_refs` of one step."""
     results = field(step, "observation", "results")
     lists = [field(result, "subagent_trajectory_ref") for result in (results if isinstance(results, list) else ())]
-    references = [ref for refs in lists for ref in (refs if isinstance(refs, list) else [refs])]
-    return [
-        (name, text_field(ref, "trajectory_id")) for ref in references if (name := text_field(ref, "trajectory_path"))
-    ]
+    refs = [ref for refs in lists for ref in (refs if isinstance(refs, list) else [refs])]
+    return [(name, text_field(ref, "trajectory_id")) for ref in refs if (name := text_field(ref, "trajectory_path"))]
 
 
 def _agent(part: _AgentDocument, options: Options, info: RunInfo) -> AgentRecord:
-    version = _VERSION.fullmatch(text_field(part.document, "schema_version") or "")
-    if version is None or int(version[1]) > _NEWEST:
-        schema_version = part.document.get("schema_version")
-        raise Unreadable(
-            "unknown_version", f"{part.name}: schema_version {schema_version!r}; 1.0 to 1.{_NEWEST} are read"
-        )
+    version = text_field(part.document, "schema_version")
+    if (known := _VERSION.fullmatch(version or "")) is None or int(known[1]) > _NEWEST:
+        raise Unreadable("unknown_version", f"{part.name}: schema_version {version!r}; 1.0 to 1.{_NEWEST} are read")
     entries = [entry for response in _responses(part) for entry in response]
     count_keys(part.document["steps"], "atif", options.unread)
     exported = field(part.document, "extra", EXPORT_KEY)
@@ -279,20 +269,30 @@ def _step(raw: Any, name: str) -> Iterator[Message]:
         yield Message("system" if source == "system" else "user", text, time=at, kind=kind)
     elif source == "agent":
         copied, calls = step.get("is_copied_context") is True, step.get("llm_call_count")
-        entry = Message(
-            "assistant", text, _calls(step.get("tool_calls"), name), text_field(step, "reasoning_content"), at
-        )
-        entry.text = "" if _is_filler(text, step) else text
+        written = as_list(step.get("tool_calls") or [], f"{name}.tool_calls")
+        call = written[0] if len(written) == 1 else None
+        filler = f"Executed {field(call, 'function_name')}"  # which Harbor writes for a call without text
+        if call is not None and text in (filler, f"{filler} {field(call, 'tool_call_id')}"):
+            text = ""
+        called = [field(c, "extra", EXPORT_KEY, "call") or c for c in written]
+        entry = Message("assistant", text, read_calls(called, name, load("atif")[0]), time=at)
+        entry.thought = text_field(step, "reasoning_content")
         entry.actions = _exported_actions(field(step, "extra", EXPORT_KEY, "actions"))
         entry.trained = not copied and not (type(calls) is int and calls == 0) and step.get("model_name") != _NO_MODEL
         entry.kind = "prompt" if copied else kind
-        entry.finish = finish_of(
-            text_field(step, "metrics", "extra", "finish_reason")
-            or text_field(step, "extra", EXPORT_KEY, "finish_reason")
-            or text_field(step, "extra", "stop_reason")
-        )
-        if not (type(calls) is int and calls > 1):  # metrics of several calls are sums, so their ids are not one turn's
-            _read_token_ids(entry, step.get("metrics"), name)
+        places = [
+            ("metrics", "extra", "finish_reason"),
+            ("extra", EXPORT_KEY, "finish_reason"),
+            ("extra", "stop_reason"),
+        ]
+        entry.finish = finish_of(next(filter(None, (text_field(step, *place) for place in places)), None))
+        metrics = step.get("metrics")
+        prompt, output = field(metrics, "prompt_token_ids"), field(metrics, "completion_token_ids")
+        # Metrics of several calls are sums, so their ids are not one turn's.
+        if prompt and output is not None and not (type(calls) is int and calls > 1):
+            set_ids(entry, prompt, output, field(metrics, "logprobs"), f"{name}.metrics")
+            if text_field(metrics, "extra", EXPORT_KEY, "capture") == "retokenised":
+                entry.capture = "retokenised"
         yield entry
     else:
         raise Unreadable("unknown_role", f"{name} has source {source!r}; known are system, user, agent")
@@ -323,14 +323,6 @@ def _typed(text: str) -> list[Action] | None:
     return None
 
 
-def _is_filler(text: str, step: Mapping[str, Any]) -> bool:
-    """Return whether the text is the one that Harbor writes for a call without text."""
-    calls = step.get("tool_calls")
-    call = calls[0] if isinstance(calls, list) and len(calls) == 1 else None
-    name = f"Executed {field(call, 'function_name')}"
-    return call is not None and text in (name, f"{name} {field(call, 'tool_call_id')}")
-
-
 def _as_read(place: Any) -> Mapping[str, Any] | None:
     """Return Claude Code's result block as the model read it, from the `extra` of a result or of its step."""
     block = field(place, "extra", "tool_result_metadata", "raw_tool_result")
@@ -353,36 +345,4 @@ def _exported_inbox(value: Any) -> list[dict[str, str]] | None:
     """Return the inbox messages that an etpi export kept for an observation."""
     if not isinstance(value, list):
         return None
-    inbox = [{"from": text_field(m, "from"), "message": text_field(m, "message")} for m in value]
-    return [{key: text or "" for key, text in message.items()} for message in inbox]
-
-
-def _calls(value: Any, name: str) -> list[ToolCall]:
-    calls = as_list(value or [], f"{name}.tool_calls")
-    return read_calls([field(c, "extra", EXPORT_KEY, "call") or c for c in calls], name, load("atif")[0])
-
-
-def _read_token_ids(entry: Message, metrics: Any, name: str) -> None:
-    """Set the ids of a turn if its metrics have both prompt and completion ids."""
-    prompt, output = field(metrics, "prompt_token_ids"), field(metrics, "completion_token_ids")
-    if not prompt or output is None:
-        return
-    entry.prompt_ids = token_ids(prompt, f"{name}.metrics.prompt_token_ids")
-    entry.output_ids = token_ids(output, f"{name}.metrics.completion_token_ids")
-    entry.logprobs = logprobs(field(metrics, "logprobs"), len(entry.output_ids), f"{name}.metrics.logprobs")
-    if text_field(metrics, "extra", EXPORT_KEY, "capture") == "retokenised":
-        entry.capture = "retokenised"
-
-
-def logprobs(value: Any, count: int, name: str) -> list[float] | None:
-    """Return one log-probability per output id, as a float32 column holds it; None if there are none.
-
-    Raises Unreadable: `bad_logprobs`."""
-    if not value:
-        return None
-    numbers = value if isinstance(value, list) else []
-    if len(numbers) != count or not all(
-        isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= _MOST_LOGPROB for x in numbers
-    ):
-        raise Unreadable("bad_logprobs", f"{name}: not one log-probability for each of the {count} output ids")
-    return np.asarray(numbers, np.float32).tolist()
+    return [{key: text_field(message, key) or "" for key in ("from", "message")} for message in value]

@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from etpi_assets.importers import importer_named, plan, read_options
+from etpi_assets.importers import importer_named, plan, read_options, results
 from etpi_assets.importers.account import Account, findings
-from etpi_assets.importers.format import unconvertible
-from etpi_assets.importers.secrets import without_secrets
+from etpi_assets.importers.format import ImportResult, unconvertible
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories import rollout_checks
 from etpi_assets.trajectories.records import RolloutRecord
@@ -55,7 +54,7 @@ class BulkImport:
     """The imported tables as streams of record batches, each to be read once.
 
     Attributes:
-        figures: counts of all parts for the checks and the asset's page, see `read_part`.
+        figures: counts of all parts for the checks and the asset's page, see `_read_part`.
         total: rollouts and refusals, as `count_found` counts them.
     """
 
@@ -80,13 +79,12 @@ def import_in_bulk(
         hashes: task id -> content hash, if the suite is known.
         workers: processes that read, 1 for this one alone; None: `workers_for` the size of the input.
         advance: called with the number of units read.
-        log: as for `ordered_map`.
 
     Raises:
         FileNotFoundError, ValueError: as `import_runs` does; or a column or key that no format reads stops the import.
         WorkerDied, WorkersDied: as `ordered_map`; the message names the worker's files.
     """
-    chosen = plan(source.format, Path(source.root))
+    chosen, root = plan(source.format, Path(source.root)), Path(source.root)
     read_options(source.options)
     shutil.rmtree(spill, ignore_errors=True)
     spill.mkdir(parents=True)
@@ -97,16 +95,15 @@ def import_in_bulk(
     if workers is None:
         units, size = sum(len(part.units) for part in parts), sum(part.size for part in parts)
         workers = workers_for(units * _SECONDS_PER_UNIT + size * _SECONDS_PER_BYTE)
-    figures: list[dict[str, Any]] = []
+    figures = [_write_unread(chosen.unread, len(parts), spill)]
     blocks = ((f"{part.units[0]} and {len(part.units) - 1} more", (n, part)) for n, part in enumerate(parts))
-    reads = [spill, Path(source.root)]
-    factory = partial(_part_reader, source, spill)
-    read = ordered_map(factory, blocks, workers=min(workers, len(parts)), reads=reads, log=log)
-    for part, part_figures in zip(parts, read, strict=True):
-        figures.append(part_figures)
+    factory, workers = partial(_part_reader, source, spill), min(workers, len(parts))
+    for part, read in zip(
+        parts, ordered_map(factory, blocks, workers=workers, reads=[spill, root], log=log), strict=True
+    ):
+        figures.append(read)
         advance(len(part.units))
-    figures.append(_write_unread(chosen.unread, len(parts), spill))
-    whole = rollout_checks.merged(figures)
+    whole = rollout_checks.merged([*figures[1:], figures[0]])
     if stopping := [each for each in findings(whole.pop("unread")) if each.stops]:
         listed = ", ".join(f"{each.name} ({each.kind}, {each.count:,} times)" for each in stopping)
         names = ", ".join(f'"{each.name}"' for each in stopping)
@@ -119,8 +116,7 @@ def import_in_bulk(
     return BulkImport(tables, whole, sum(f["found"] for f in figures))
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """Units of a format that are read together, and their bytes as far as they are files."""
 
     format: str
@@ -148,7 +144,7 @@ def _write_unread(unread: Sequence[RejectedInput], number: int, spill: Path) -> 
     return {"found": len(unread), "unread": {}, **rollout_checks.set_figures(tables, {}, live=False)}
 
 
-def read_part(source: ImportSource, part: _Part, number: int, spill: Path) -> dict[str, Any]:
+def _read_part(source: ImportSource, part: _Part, number: int, spill: Path) -> dict[str, Any]:
     """Read units and spill their rows as part `number`.
 
     Returns:
@@ -170,8 +166,8 @@ def read_part(source: ImportSource, part: _Part, number: int, spill: Path) -> di
 
         turns = characters = 0
         for unit in units:
-            for item in importer.results(unit, root, options):
-                rows = _input_rows(without_secrets(item, options.secrets), source, options.tools)
+            for item in results(importer, unit, root, options):
+                rows = _input_rows(item, source)
                 inputs.append(rows)
                 turns += len(rows.tables.get("turns", ())) or 1  # refusals too take memory
                 if isinstance(item, RolloutRecord):
@@ -183,8 +179,7 @@ def read_part(source: ImportSource, part: _Part, number: int, spill: Path) -> di
     return rollout_checks.merged([*figures, {"unread": account.figures()}])
 
 
-@dataclass(frozen=True)
-class _InputRows:
+class _InputRows(NamedTuple):
     """The rows of one rollout or refusal by table, the digest of its ids, and its numbers of messages and calls."""
 
     source: str
@@ -195,23 +190,18 @@ class _InputRows:
     calls: int = 0
 
 
-def _input_rows(item: RolloutRecord | RejectedInput, source: ImportSource, tools: list[Any] | None) -> _InputRows:
-    """Return the rows of a rollout or of a refusal; a rollout that cannot be converted is refused.
-
-    Args:
-        tools: the schemas of rollouts that record none.
-    """
+def _input_rows(item: ImportResult, source: ImportSource) -> _InputRows:
+    """Return the rows of a rollout or of a refusal; a rollout that cannot be converted is refused."""
     if isinstance(item, RejectedInput):
         return _refusal_row(item)
+    name = item.source or ""
     try:
-        item.rollout_set, item.suite, item.tools = source.rollout_set, source.suite, item.tools or tools
+        item.rollout_set, item.suite = source.rollout_set, source.suite
         messages = [message for agent in item.agents for message in agent.messages]
         calls = sum([len(message.tool_calls) for message in messages if message.tool_calls])
-        return _InputRows(
-            item.source or "", to_rows(item), item.rollout_id, captured_digest(item), len(messages), calls
-        )
+        return _InputRows(name, to_rows(item), item.rollout_id, captured_digest(item), len(messages), calls)
     except Exception as error:
-        return _refusal_row(unconvertible(item.source or "", error))
+        return _refusal_row(unconvertible(name, error))
 
 
 def _refusal_row(item: RejectedInput) -> _InputRows:
@@ -227,11 +217,11 @@ def _tables(inputs: list[_InputRows]) -> dict[str, pa.Table]:
 
     try:
         return tables(inputs)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+    except Exception:  # Arrow's, and those of values that a column does not hold
         for number, rows in enumerate(inputs):
             try:
                 tables([rows])
-            except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            except Exception as error:
                 inputs[number] = _refusal_row(unconvertible(rows.source, error))
         return tables(inputs)
 
@@ -240,11 +230,10 @@ def _part_reader(source: ImportSource, spill: Path) -> Callable[[tuple[int, _Par
     """Return the function that reads (number of the part, part)."""
 
     def read(numbered: tuple[int, _Part]) -> dict[str, Any]:
-        number, part = numbered
         collecting = gc.isenabled()
         gc.disable()  # records have no reference cycles, and collection takes a fifth of the time
         try:
-            return read_part(source, part, number, spill)
+            return _read_part(source, numbered[1], numbered[0], spill)
         finally:
             if collecting:
                 gc.enable()
@@ -296,12 +285,12 @@ def _with_task_columns(batches: Iterator[pa.RecordBatch], hashes: Mapping[str, s
     """Set the columns that need the whole set: `sample`, which numbers the rollouts of a task, and `task_hash`."""
     samples: Counter[str | None] = Counter()
     for batch in batches:
-        task_ids = batch.column("task_id").to_pylist()
-        numbers = []
-        for task_id in task_ids:
-            numbers.append(samples[task_id])
+        columns: dict[str, list[Any]] = {"sample": [], "task_hash": []}
+        for task_id in batch.column("task_id").to_pylist():
+            columns["sample"].append(samples[task_id])
+            columns["task_hash"].append(hashes.get(task_id or ""))  # None for tasks that the suite lacks
             samples[task_id] += 1
-        task_hashes = [hashes.get(task_id or "") for task_id in task_ids]  # None for tasks that the suite lacks
-        for name, values, kind in (("sample", numbers, pa.int32()), ("task_hash", task_hashes, pa.string())):
-            batch = batch.set_column(batch.schema.get_field_index(name), name, pa.array(values, kind))
+        for name, values in columns.items():
+            at = batch.schema.get_field_index(name)
+            batch = batch.set_column(at, name, pa.array(values, batch.schema.field(at).type))
         yield batch

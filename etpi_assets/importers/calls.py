@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import orjson
@@ -15,10 +16,6 @@ from etpi_assets.trajectories.calls import ToolCall, tool_call
 
 Unread = Callable[[str, str, Any], None]
 """Counts (table, key, value) that no path reads."""
-_CHAT_FUNCTIONS = {("name", "arguments"), ("arguments", "name")}
-_CHAT_CALLS = {(*first, "type", "function") for first in ((), ("id",), ("index", "id"))}
-_CHAT_CALLS |= {("function",), ("id", "function"), ("function", "id", "type"), ("id", "function", "type")}
-"""Keys of nearly all calls, in their order."""
 _EMPTY = ("", "null", "[]")
 
 
@@ -37,11 +34,7 @@ def count_keys(events: Iterable[Mapping[Any, Any]], format: str, unread: Unread)
 
 def read_calls(value: Any, what: str, spec: Spec | None = None, unread: Unread = silent) -> list[ToolCall]:
     """Return the calls of a message, an object, a list or JSON text of one. Raises Unreadable: `unknown_form`."""
-    spec = spec or base()
-    if type(value) is list:  # nearly all
-        name = f"{what}.tool_calls[]"
-        return [read_call(call, name, spec, unread)[0] for call in value]
-    return [call for call, _ in calls_with_results(value, what, spec, unread)]
+    return [call for call, _ in calls_with_results(value, what, spec or base(), unread)]
 
 
 def calls_with_results(value: Any, what: str, spec: Spec, unread: Unread) -> list[tuple[ToolCall, Any]]:
@@ -52,8 +45,8 @@ def calls_with_results(value: Any, what: str, spec: Spec, unread: Unread) -> lis
         return []
     if not isinstance(value, list) and not (isinstance(value, dict) and value):
         raise Unreadable("unknown_form", f"{what}.tool_calls is neither an array nor an object with keys")
-    items = value if isinstance(value, list) else [value]
-    return [read_call(call, f"{what}.tool_calls[]", spec, unread) for call in items]
+    name = f"{what}.tool_calls[]"
+    return [read_call(call, name, spec, unread) for call in (value if isinstance(value, list) else [value])]
 
 
 def read_call(value: Any, what: str, spec: Spec, unread: Unread, name: str | None = None) -> tuple[ToolCall, Any]:
@@ -62,14 +55,11 @@ def read_call(value: Any, what: str, spec: Spec, unread: Unread, name: str | Non
     if not isinstance(call, dict):
         raise Unreadable("unknown_form", f"{what} is not an object")
     function = call.get("function")
-    if type(function) is dict and tuple(function) in _CHAT_FUNCTIONS and tuple(call) in _CHAT_CALLS:
-        plain, arguments = function["name"], function["arguments"]
-        if type(plain) is str and plain and arguments is not None:
-            return _normal(plain, arguments, call.get("id")), None
-    if (keys := _flat_keys(spec, tuple(call))) is not None and None not in call.values():
+    inner = function if type(function) is dict else call
+    if (keys := _plain_keys(spec, tuple(call), tuple(inner))) is not None and None not in call.values():  # nearly all
         key, arguments_key, id_key, result_key = keys
-        if type(call[key]) is str and call[key]:
-            return _normal(call[key], call[arguments_key], call.get(id_key)), call.get(result_key)
+        if type(plain := inner[key]) is str and plain and inner[arguments_key] is not None:
+            return _normal(plain, inner[arguments_key], call.get(id_key)), call.get(result_key)
     if None in (call.get("id", ""), call.get("type", "")):  # only tables write these as null
         call = without_padding(call)
     paths, tree = spec.paths["call"], spec.trees["call"]
@@ -79,10 +69,8 @@ def read_call(value: Any, what: str, spec: Spec, unread: Unread, name: str | Non
     named = next((v for place in places for p in paths["name"] if isinstance(v := at(place, p), str) and v), name)
     unknown = {key: v for place in places for key, v in place.items() if v is not None and key not in tree}
     if arguments is None and unknown:
-        keys = ", ".join(map(str, list(unknown)[:8]))
-        raise Unreadable(
-            "unknown_form", f"{what} has no arguments, but {keys}; call them `arguments`, or remove these keys"
-        )
+        held = f"{what} has no arguments, but {', '.join(map(str, list(unknown)[:8]))}"
+        raise Unreadable("unknown_form", f"{held}; call them `arguments`, or remove these keys")
     for key, other in unknown.items():
         unread("call", str(key), other)
     result, call_id = spec.first("call", "result", call), spec.first("call", "id", call)
@@ -92,12 +80,21 @@ def read_call(value: Any, what: str, spec: Spec, unread: Unread, name: str | Non
 
 
 @lru_cache(1024)
-def _flat_keys(spec: Spec, keys: tuple[str, ...]) -> tuple[str, str, str | None, str | None] | None:
-    """Return the keys of a call's name, arguments, id and result, if its keys say where they are; None if not."""
-    nodes = {key: spec.trees["call"].get(key) for key in keys}
+def _plain_keys(
+    spec: Spec, outer: tuple[str, ...], inner: tuple[str, ...]
+) -> tuple[str, str, str | None, str | None] | None:
+    """Return the keys of a call's name, arguments, id and result, if the keys say where they are; None if not.
+
+    Args:
+        inner: the keys of its `function`; those of the call itself if it has none.
+    """
+    tree, around = spec.trees["call"], () if inner == outer else tuple(key for key in outer if key != "function")
+    nodes = {key: tree.get(key) for key in (*inner, *around)}
     filled = {node.slots[0][0]: key for key, node in nodes.items() if node and len(node.slots) == 1 and not node.below}
     silent_keys = sum(1 for node in nodes.values() if node and node.known and not (node.slots or node.below))
-    if len(filled) + silent_keys < len(keys) or not {"name", "arguments"} <= filled.keys() or "function" in filled:
+    if len(filled) + silent_keys < len(inner) + len(around) or "function" in filled:
+        return None
+    if not {filled.get("name"), filled.get("arguments")} <= set(inner):
         return None
     return filled["name"], filled["arguments"], filled.get("id"), filled.get("result")
 
@@ -136,8 +133,7 @@ def read_tools(value: Any, what: str, spec: Spec | None = None) -> list[dict[str
 
     Runs of one program offer the same tools, so equal values give the same list.
 
-    Raises:
-        Unreadable: `unknown_form` for text that is not JSON, and for anything but schemas.
+    Raises Unreadable: `unknown_form` for text that is not JSON, and for anything but schemas.
     """
     if not value:
         return None
@@ -155,7 +151,6 @@ def read_tools(value: Any, what: str, spec: Spec | None = None) -> list[dict[str
 
 _MOST_TOOLS = 64
 _tools_of: dict[tuple[int, str | bytes], list[dict[str, Any]] | None] = {}
-"""Values of tool schemas that were read last."""
 
 
 def _tools(value: Any, what: str, spec: Spec) -> list[dict[str, Any]] | None:
@@ -192,6 +187,9 @@ def _schemas(tool: dict[str, Any], spec: Spec) -> Iterable[dict[str, Any]]:
             return []  # of a tool that the provider runs
         inner = {key: v for key, v in inner.items() if key != "type" and v is not None}
     parameters = next((v for path in paths["parameters"] if isinstance(v := at(inner, path), dict)), None)
+    if parameters is None:  # under a key of the program's own
+        own = next((key for key, v in inner.items() if isinstance(field(v, "properties"), dict)), None)
+        parameters, drop = inner.get(own or ""), [*drop, own]
     function = {key: v for key, v in inner.items() if key not in drop}
     if parameters is not None:
         function["parameters"] = parameters
@@ -229,27 +227,20 @@ def content_text(content: Any, what: str, spec: Spec | None = None) -> str:
 def read_content(content: Any, what: str, spec: Spec | None = None, unread: Unread = silent) -> Content:
     """Read a message's content: a string, nothing, or parts of text, thoughts, calls and results.
 
-    Raises:
-        Unreadable: `non_text_content` for images and the like, `unknown_form` for anything else.
+    Raises Unreadable: `non_text_content` for images and the like, `unknown_form` for anything else.
     """
     if isinstance(content, str) or content is None:
         return Content(content or "")
     spec = spec or base()
-    parts = [content] if isinstance(content, dict) else content if isinstance(content, list) else _no_parts(what)
-    responses: list[list[Any]] = [parts]
-    if "turn" in spec.kinds.values():
-        responses = [[]]
-        for part in parts:
-            if spec.kinds.get(text_field(part, "type") or "") == "turn":
-                responses.append([])
-            else:
-                responses[-1].append(part)
-    read = [_response(response, what, spec, unread) for response in responses if response]
+    parts = [content] if isinstance(content, dict) else content
+    if not isinstance(parts, list):
+        raise Unreadable("unknown_form", f"{what}.content is neither text nor an array of parts")
+    if "turn" not in spec.kinds.values():
+        return _response(parts, what, spec, unread)
+    ends = [i for i, part in enumerate(parts) if spec.kinds.get(text_field(part, "type") or "") == "turn"]
+    cut = (parts[start + 1 : end] for start, end in pairwise([-1, *ends, len(parts)]))
+    read = [_response(response, what, spec, unread) for response in cut if response]
     return read[0]._replace(turns=read[1:]) if len(read) > 1 else read[0] if read else Content()
-
-
-def _no_parts(what: str) -> Any:
-    raise Unreadable("unknown_form", f"{what}.content is neither text nor an array of parts")
 
 
 def _response(parts: Sequence[Any], what: str, spec: Spec, unread: Unread) -> Content:
@@ -270,11 +261,9 @@ def _response(parts: Sequence[Any], what: str, spec: Spec, unread: Unread) -> Co
             texts.append(part["text"])
             continue
         kind, name = _kind_of(part, spec)
-        text = None
-        if kind in ("text", "thought"):
-            text = next((v for path in spec.paths["part"]["text"] if isinstance(v := at(part, path), str)), None)
         if kind == "skip":
             continue
+        text = spec.first("part", "text", part, str) if kind in ("text", "thought") else None
         if kind == "thought" and text is not None:
             thoughts.append(text)
         elif kind == "call" and (call := _part_call(part, spec, name)) is not None:
@@ -289,29 +278,25 @@ def _response(parts: Sequence[Any], what: str, spec: Spec, unread: Unread) -> Co
             if not isinstance(value, str):
                 value = content_text(value if isinstance(value, list) else value and [value], f"{what}.content[]", spec)
             results.append((_id(spec.first("part", "result_of", part)), value))
-        elif isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        elif kind == "text" and text is not None:
-            texts.append(text)
         elif kind == "json":
             texts.append(json.dumps(spec.first("part", "result", part), ensure_ascii=False))
+        elif isinstance(text := part.get("text", text), str):
+            texts.append(text)
         elif kind == "text":
             keys = ", ".join(sorted(map(str, part))[:8])
             raise Unreadable("unknown_form", f"{what} holds a part of text without `text`; it has {keys}")
         else:
-            raise Unreadable(
-                "non_text_content",
-                f"{what} holds a part of type {field(part, 'type') or ', '.join(map(str, part)) or 'no keys'}; only "
-                "text, calls and results are read",
-            )
+            kind = field(part, "type") or ", ".join(map(str, part)) or "no keys"
+            read = "only text, calls and results are read"
+            raise Unreadable("non_text_content", f"{what} holds a part of type {kind}; {read}")
     return Content("\n".join(texts), calls, "\n".join(thoughts) or None, results, answered)
 
 
 def _part_call(part: Mapping[str, Any], spec: Spec, name: str | None) -> Any:
-    """Return the call in a part: at a path of the format, or the part itself if it has a name."""
-    inner = next((v for p in spec.paths["part"]["call"] if isinstance(v := at(part, p), dict | str)), None)
-    has_name = name is not None or any(isinstance(at(part, p), str) for p in spec.paths["call"]["name"])
-    return inner if inner is not None and not has_name else part if has_name else inner
+    """Return the call in a part: the part itself if it has a name, else at a path of the format."""
+    if name is not None or spec.first("call", "name", part, str) is not None:
+        return part
+    return spec.first("part", "call", part, dict | str)
 
 
 def _kind_of(part: Mapping[str, Any], spec: Spec) -> tuple[str | None, str | None]:

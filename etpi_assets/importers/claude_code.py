@@ -7,6 +7,7 @@ the results of its calls hang on any of them. So one response is one node, and t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,7 @@ from etpi_assets.importers.calls import read_content
 from etpi_assets.importers.conversation import Options, finish_of
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.sessions import (
-    Conversation,
     Session,
-    as_context,
     folder_name,
     paths,
     session_lines,
@@ -58,14 +57,16 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     cwd = next((folder for line in lines if (folder := text_field(line, "cwd"))), None)
     session.repo = folder_name(cwd) if cwd else None
     entries = {key: _entries(node, unit, session) for key, node in nodes.items()}
-    shared, kept = set[str](), _preserved(lines, node_of)
-    for path in _ordered(nodes):
+    kept, place = _preserved(lines, node_of), {key: number for number, key in enumerate(nodes)}
+    branches = paths(
+        {key: node.parent for key, node in nodes.items()}, {k for k, node in nodes.items() if node.is_turn}
+    )
+    # In the order of their roots; of each root, the one that was continued last comes first.
+    for path in sorted(branches, key=lambda path: place[path[0]]):
         role = "subagent" if alone else _role(nodes, path, session)
         whole = [inner for key in path for inner in (key, *(k for k in kept.get(key, ()) if k not in path))]
-        messages = [e for key in whole for e in (as_context(entries[key]) if key in shared else entries[key])]
-        shared.update(whole)
         name = _starter(unit) if alone else _name(nodes, path, role, session)
-        session.begin(role, messages, f"agent1.{name}" if role == "subagent" else name)
+        session.begin(role, [e for key in whole for e in entries[key]], name)
     return session_rollout(session, unit, options)
 
 
@@ -123,49 +124,38 @@ def _preserved(lines: Sequence[Mapping[str, Any]], node_of: Mapping[str, str | N
 
 
 def _starter(unit: Path) -> str:
-    """Return the id of the call that started a sub-agent, or the sub-agent's."""
-    name = unit.name.partition(".")[0]
-    try:
+    """Return the name of a sub-agent in a file of its own: the id of the call that started it, or the sub-agent's."""
+    name, facts = unit.name.partition(".")[0], None
+    with suppress(Unreadable):
         facts = parse_json((text_inside(unit.parent, f"{name}.meta.json") or "{}").encode(), unit.name)
-    except Unreadable:
-        facts = {}
-    return text_field(facts, "toolUseId") or name.removeprefix("agent-")
-
-
-def _ordered(nodes: Mapping[str, _Node]) -> list[list[str]]:
-    """Return the paths in the order of their roots; of each root, the one that was continued last comes first."""
-    place = {key: number for number, key in enumerate(nodes)}
-    branches = paths(
-        {key: node.parent for key, node in nodes.items()}, {k for k, node in nodes.items() if node.is_turn}
-    )
-    return sorted(branches, key=lambda path: place[path[0]])
+    return f"agent1.{text_field(facts, 'toolUseId') or name.removeprefix('agent-')}"
 
 
 def _role(nodes: Mapping[str, _Node], path: Sequence[str], session: Session) -> str:
     first = nodes[path[0]].lines[0]
     if first.get("isSidechain") is True:
         return "subagent"
-    if first.get("isCompactSummary") is True and not any(_begins(c, path[0], nodes) for c in session.conversations):
-        return "continuation"
+    if first.get("isCompactSummary") is True:
+        summary = _prompt(nodes[path[0]])  # another conversation that begins with it is a branch
+        if not any(conversation.entries[0].text == summary for conversation in session.conversations):
+            return "continuation"
     return "branch" if any(c.role != "subagent" for c in session.conversations) else "solo"
 
 
-def _begins(conversation: Conversation, key: str, nodes: Mapping[str, _Node]) -> bool:
-    """Return whether the conversation begins with the same summary, so that another one is a branch of it."""
-    summary = read_content(field_of(nodes[key].lines[0], "message", "content"), "summary").text
-    return conversation.entries[0].text == summary
+def _prompt(node: _Node) -> str:
+    return read_content(field_of(node.lines[0], "message", "content"), "prompt").text
 
 
 def _name(nodes: Mapping[str, _Node], path: Sequence[str], role: str, session: Session) -> str:
     """Return the agent's id, which names the agent or the call that it comes from."""
     if role != "subagent":
         return session.agent_id(role)
-    number = 1 + sum(conversation.role == role for conversation in session.conversations)
-    first = nodes[path[0]].lines[0]
-    prompt = read_content(field_of(first, "message", "content"), "prompt").text
+    first = nodes[path[0]]
     calls = (b for node in nodes.values() if node.is_turn for line in node.lines for b in line["message"]["content"])
-    delegates = (b for b in calls if text_field(b, "name") in _DELEGATES and text_field(b, "input", "prompt") == prompt)
-    return text_field(next(delegates, None), "id") or text_field(first, "agentId") or f"subagent{number}"
+    delegates = (b for b in calls if text_field(b, "name") in _DELEGATES)
+    call = next((b for b in delegates if text_field(b, "input", "prompt") == _prompt(first)), None)
+    name = text_field(call, "id") or text_field(first.lines[0], "agentId") or session.agent_id(role).rpartition("-")[2]
+    return f"agent1.{name}"
 
 
 def _entries(node: _Node, unit: Path, session: Session) -> list[Message]:

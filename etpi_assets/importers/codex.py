@@ -9,15 +9,12 @@ from typing import Any
 
 from etpi_assets.importers.calls import count_keys, read_tools
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.responses import instructed, response_messages
-from etpi_assets.importers.sessions import (
-    Session,
-    folder_name,
-    session_lines,
-    session_rollout,
-)
+from etpi_assets.importers.normal import Message
+from etpi_assets.importers.responses import response_messages
+from etpi_assets.importers.sessions import Session, folder_name, session_lines, session_rollout
 from etpi_assets.importers.source import field as field_of
 from etpi_assets.importers.source import text_field
+from etpi_assets.importers.spec import at
 from etpi_assets.trajectories.records import RolloutRecord
 
 _CONTEXT = ("<", "# AGENTS.md")
@@ -37,12 +34,6 @@ class _Part:
     items: list[Mapping[str, Any]] = field(default_factory=list)
     inherited: int = 0
     is_lost: bool = False
-
-
-def _is_question(item: Mapping[str, Any]) -> bool:
-    content = item.get("content")
-    first = content[0] if isinstance(content, list) and content else None
-    return item.get("role") == "user" and not (text_field(first, "text") or "").startswith(_CONTEXT)
 
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
@@ -65,17 +56,19 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
             parts.append(_Part("branch", kept, len(kept), parts[-1].is_lost))
         elif kind == "event_msg" and item.get("type") == "token_count":
             session.add_response(usage=_new_tokens(item.get("info"), counted))
-    _read_meta(session, meta)
+    name, parent = text_field(meta, "id"), text_field(meta, "source", "subagent", "thread_spawn", "parent_thread_id")
+    session.id = "/".join(filter(None, (parent, name))) or session.id
+    if place := text_field(meta, "git", "repository_url") or text_field(meta, "cwd"):
+        session.repo = folder_name(place).removesuffix(".git")
+    session.tools = read_tools(meta.get("dynamic_tools"), "dynamic_tools")
     system = text_field(meta, "base_instructions", "text") or text_field(meta, "instructions")
     for part in parts:
         context, later = part.items[: part.inherited], part.items[part.inherited :]
         count_keys(later, "codex", options.unread)
-        entries = [
-            *response_messages(context, unit.name, is_context=True),
-            *response_messages(later, unit.name, is_context=part.is_lost),
-        ]
-        role = "subagent" if "/" in session.id else part.role
-        session.begin(role, instructed(system, entries), session.agent_id(part.role))
+        entries = [Message("system", system)] if system else []
+        entries += response_messages(context, unit.name, is_context=True)
+        entries += response_messages(later, unit.name, is_context=part.is_lost)
+        session.begin("subagent" if "/" in session.id else part.role, entries, session.agent_id(part.role))
     return session_rollout(session, unit, options)
 
 
@@ -104,13 +97,6 @@ def _after_compaction(item: Mapping[str, Any]) -> _Part:
 
 def _without_questions(items: list[Mapping[str, Any]], count: Any) -> list[Mapping[str, Any]]:
     """Return the items before the user's last `count` messages."""
-    questions = [number for number, item in enumerate(items) if _is_question(item)]
+    texts = ((n, at(item, ("content", 0, "text"))) for n, item in enumerate(items) if item.get("role") == "user")
+    questions = [n for n, text in texts if not (isinstance(text, str) and text.startswith(_CONTEXT))]
     return items[: questions[-count]] if type(count) is int and 0 < count <= len(questions) else list(items)
-
-
-def _read_meta(session: Session, meta: Mapping[str, Any]) -> None:
-    name, parent = text_field(meta, "id"), text_field(meta, "source", "subagent", "thread_spawn", "parent_thread_id")
-    session.id = "/".join(part for part in (parent, name) if part) or session.id
-    if place := text_field(meta, "git", "repository_url") or text_field(meta, "cwd"):
-        session.repo = folder_name(place).removesuffix(".git")
-    session.tools = read_tools(meta.get("dynamic_tools"), "dynamic_tools")

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+import numpy as np
+
 from etpi_assets.agent.actions import NO_ACTION, read_actions
 from etpi_assets.importers.calls import Unread, silent
 from etpi_assets.importers.normal import Message as Entry
 from etpi_assets.importers.source import Unreadable, text_field
-from etpi_assets.trajectories.records import AgentRecord, Message, Turn
+from etpi_assets.trajectories.records import AgentRecord, Message, Turn, exit_kind
 
 Answers = Literal["none", "last", "answered", "all"]
 """Which texts of a conversation are answers: none, the last message, also those before a message of the user (not where
@@ -32,6 +34,8 @@ _FINISHES = {
     **dict.fromkeys(("content_filter", "SAFETY", "RECITATION", "abort", "error"), "length"),  # cut too
 }
 _DECODER = json.JSONDecoder(strict=False)
+_MOST_LOGPROB = 1e6
+"""Engines report impossible tokens as -9999 or so; beyond this, a float32 column would hold infinity."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,7 @@ def fill_agent(
         bare_calls: `<function=NAME>` without a `<tool_call>` around it is a call; some harnesses accept it.
         answers: which texts without a call are answers, not malformed calls.
 
-    Raises:
-        Unreadable: `no_prompt` if the conversation begins with the assistant.
+    Raises Unreadable: `no_prompt` if the conversation begins with the assistant.
     """
     turns: list[list[Entry]] = []
     results: list[list[Entry]] = []
@@ -92,9 +95,8 @@ def fill_agent(
     for entry in in_call_order(entries):
         is_turn = entry.role == "assistant" and entry.trained
         if is_turn and not record.messages and entry.prompt_ids is None:
-            raise Unreadable(
-                "no_prompt", f"{record.agent_id}: the conversation begins with the assistant, its prompt is missing"
-            )
+            missing = "the conversation begins with the assistant, its prompt is missing"
+            raise Unreadable("no_prompt", f"{record.agent_id}: {missing}")
         if is_turn and not (blocks and in_turn):
             turns.append([])
             results.append([])
@@ -138,17 +140,13 @@ def _accept_answers(record: AgentRecord, entries: Sequence[Entry], answers: Answ
 
     A final answer is assistant text without a call, not truncated. A model trained without them does not learn to stop.
     """
-    if not record.turns or record.exit_status not in ("unknown", "Submitted"):
-        ended = False
-    elif ended := _accept(record.turns[-1], entries[-1]):
+    spoken = [(e, of) for e, of in pairwise([*entries, None]) if e and e.role == "assistant" and e.trained]
+    ended = bool(record.turns) and exit_kind(record.exit_status) == "ended"
+    if ended := ended and entries[-1] is spoken[-1][0] and _accept(record.turns[-1], entries[-1]):
         record.exit_status = "Submitted"
     if answers == "all" or (ended and answers == "answered"):
-        spoken = ((e, after) for e, after in pairwise([*entries, None]) if e and e.role == "assistant" and e.trained)
-        texts = [
-            (turn, entry)
-            for turn, (entry, after) in zip(record.turns, spoken, strict=True)
-            if answers == "all" or (after is not None and after.role == "user")
-        ]
+        pairs = list(zip(record.turns, spoken, strict=True))
+        texts = [(turn, e) for turn, (e, of) in pairs if answers == "all" or (of is not None and of.role == "user")]
         if answers == "all" or not any(turn.actions for turn, _ in texts):
             for turn, entry in texts:
                 _accept(turn, entry)
@@ -156,10 +154,9 @@ def _accept_answers(record: AgentRecord, entries: Sequence[Entry], answers: Answ
 
 def _accept(turn: Turn, entry: Entry) -> bool:
     """Clear the parse error of a turn that is an answer in words; return whether it is one."""
-    is_text = entry.role == "assistant" and entry.trained and not entry.broken_call and bool(entry.text.strip())
+    is_text = not entry.broken_call and bool(entry.text.strip())
     accepted = is_text and turn.parse_error == NO_ACTION and turn.finish_reason != "length"
-    if accepted:
-        turn.parse_error = None
+    turn.parse_error = None if accepted else turn.parse_error
     return accepted
 
 
@@ -235,36 +232,45 @@ def _inbox(entry: Entry, receives: bool) -> list[dict[str, str]]:
         return []
     marks = list(_INBOX_LINE.finditer(text)) if marked else []
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
-    messages = [
-        {"from": mark[1], "message": text[mark.end() : end].partition("\n</output>")[0].strip()}
-        for mark, end in zip(marks, ends, strict=False)
-    ]
+    bodies = (text[mark.end() : end].partition("\n</output>")[0] for mark, end in zip(marks, ends, strict=False))
+    messages = [{"from": mark[1], "message": body.strip()} for mark, body in zip(marks, bodies, strict=True)]
     start = _INBOX_LIST.search(text) if receives else None
     while start is not None:
         try:
             value, end = _DECODER.raw_decode(text, start.start())
         except (ValueError, RecursionError):
             value, end = None, start.end()
-        if isinstance(value, list):
-            messages.extend(
-                {"from": sender, "message": body}
-                for item in value
-                if (sender := text_field(item, "from"))
-                and (body := text_field(item, "content") or text_field(item, "message"))
-            )
+        for item in value if isinstance(value, list) else ():
+            sender, body = text_field(item, "from"), text_field(item, "content") or text_field(item, "message")
+            if sender and body:
+                messages.append({"from": sender, "message": body})
         start = _INBOX_LIST.search(text, end)
     return messages
 
 
 def token_ids(value: Any, name: str) -> list[int]:
-    """Return `value` if it is a non-empty list of token ids (non-negative int32).
-
-    Raises:
-        Unreadable: `bad_token_ids`.
-    """
+    """Return a non-empty list of token ids (non-negative int32) as it is. Raises Unreadable: `bad_token_ids`."""
     if not isinstance(value, list) or not value or not all(type(i) is int and 0 <= i < 2**31 for i in value):
         raise Unreadable("bad_token_ids", f"{name} is not a non-empty list of token ids")
     return value
+
+
+def set_ids(turn: Entry | Turn, prompt: Any, output: Any, logprobs: Any, name: str) -> None:
+    """Set a turn's prompt and output ids, and a log-probability for each output id as a float32 column holds it.
+
+    Raises Unreadable: `bad_token_ids`, `bad_logprobs`.
+    """
+    turn.prompt_ids = token_ids(prompt, f"{name}, ids of the prompt")
+    turn.output_ids = token_ids(output, f"{name}, ids of the output")
+    turn.logprobs = None
+    if logprobs:
+        numbers = logprobs if isinstance(logprobs, list) else []
+        if len(numbers) != len(turn.output_ids) or not all(
+            type(x) in (int, float) and abs(x) <= _MOST_LOGPROB for x in numbers
+        ):
+            short = f"not one log-probability for each of the {len(turn.output_ids)} output ids"
+            raise Unreadable("bad_logprobs", f"{name}, logprobs: {short}")
+        turn.logprobs = np.asarray(numbers, np.float32).tolist()
 
 
 def finish_of(reason: str | None) -> str | None:

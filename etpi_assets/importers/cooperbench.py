@@ -70,31 +70,26 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """
     if unit.is_file():
         raise no_run(read_json(unit), f"{unit.name} stands in no run folder")
-    result = as_mapping(read_json(unit / "result.json"), "result.json") if (unit / "result.json").exists() else {}
-    paths = sorted(path for path in unit.iterdir() if _TRAJECTORY.fullmatch(path.name))
-    files = {path: as_mapping(read_json(path), path.name) for path in paths}
-    verdict = as_mapping(read_json(unit / "eval.json"), "eval.json") if (unit / "eval.json").exists() else None
+    result, verdict = (_object(unit / name) if (unit / name).exists() else None for name in _MARKERS)
+    files = {path: _object(path) for path in sorted(unit.iterdir()) if _TRAJECTORY.fullmatch(path.name)}
     errors = _check_agents(unit, result, files)
     if not any(_messages(data, path) for path, data in files.items()):
         _refuse_empty(files, errors)
     conversation = _conversation(unit)
     order = list(dict.fromkeys(sender for _, sender, _ in conversation))  # the first to write is the proposer
-    agents = [
-        _agent(path, data, unit, order, options, errors)
-        for path, data in sorted(files.items(), key=lambda item: text_field(item[1], "agent_id") or "")
-    ]
+    by_agent = sorted(files.items(), key=lambda item: text_field(item[1], "agent_id") or "")
+    agents = [_agent(path, data, unit, order, options, errors) for path, data in by_agent]
     if not any(agent.turns for agent in agents):
         _refuse_empty(files, errors)
     _date_messages(agents, conversation)
-    repo = text_field(result, "repo") or unit.parent.parent.name
+    repo, models = text_field(result, "repo"), (text_field(data, "model") for data in (result, *files.values()))
+    repo = repo or unit.parent.parent.name
     task = text_field(result, "task_id") or unit.parent.name
     rollout = imported(
         agents,
         f"{repo}/{task}/{unit.name}",
         repo,
-        teacher=options.teacher
-        or text_field(result, "model")
-        or next((m for d in files.values() if (m := text_field(d, "model"))), None),
+        teacher=options.teacher or next(filter(None, models), None),
         outcome=None if verdict is None else outcome(verdict),
         started_at=to_utc(field(result, "started_at")),
         wall_seconds=number_field(result, "duration_seconds"),
@@ -105,9 +100,13 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     return rollout
 
 
-def _check_agents(unit: Path, result: Mapping[str, Any], files: Mapping[Path, Mapping[str, Any]]) -> dict[str, str]:
+def _object(path: Path) -> Mapping[str, Any]:
+    return as_mapping(read_json(path), path.name)
+
+
+def _check_agents(unit: Path, result: Any, files: Mapping[Path, Mapping[str, Any]]) -> dict[str, str]:
     """Return agent -> error of `result.json`. Raises Unreadable: `missing_trajectory`, `duplicate_agent`."""
-    names = [text_field(data, "agent_id") or path.name.partition("_traj")[0] for path, data in files.items()]
+    names = [_name(path, data) for path, data in files.items()]
     stated = field(result, "agents")
     stated = stated if isinstance(stated, Mapping) else {}
     missing = sorted(set(map(str, stated)) - set(names))
@@ -127,22 +126,18 @@ def outcome(verdict: Mapping[str, Any]) -> dict[str, Any]:
 
     `independent` says whether a feature passes on its own agent's tree, which the reward of a merge conflict hides.
     """
-    merge = text_field(verdict, "merge", "status")
+    merge, error = text_field(verdict, "merge", "status"), text_field(verdict, "error")
     passed = field(verdict, "both_passed") is True
-    error = text_field(verdict, "error")
     reasons = [text_field(verdict, f"feature{i}_independent", "reason") for i in (1, 2)]
     applied = field(verdict, "apply_status")
     skipped = isinstance(applied, Mapping) and bool(applied) and all(v == "skipped" for v in applied.values())
-    if passed:
-        code = "passed"
-    elif error:
-        code = "infrastructure"
-    elif skipped or reasons == ["no_patch", "no_patch"]:
-        code = "no_patch"
-    elif merge is not None and merge.startswith("conflict"):
-        code = "merge_conflict"
-    else:
-        code = "failed_tests"
+    codes = {
+        "passed": passed,
+        "infrastructure": error,
+        "no_patch": skipped or reasons == ["no_patch", "no_patch"],
+        "merge_conflict": merge is not None and merge.startswith("conflict"),
+    }
+    code = next((name for name, holds in codes.items() if holds), "failed_tests")
     features = {
         str(field(verdict, key, "feature_id")): {
             "passed": field(verdict, key, "passed") is True,
@@ -164,6 +159,10 @@ def outcome(verdict: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _name(path: Path, data: Mapping[str, Any]) -> str:
+    return text_field(data, "agent_id") or path.name.partition("_traj")[0]
+
+
 def _messages(data: Mapping[str, Any], path: Path) -> list[Any]:
     return as_list(data.get("messages"), f"{path.name}.messages")
 
@@ -179,13 +178,11 @@ def _refuse_empty(files: Mapping[Path, Mapping[str, Any]], errors: Mapping[str, 
 def _agent(
     path: Path, data: Mapping[str, Any], unit: Path, order: Sequence[str], options: Options, errors: dict[str, str]
 ) -> AgentRecord:
-    agent_id = text_field(data, "agent_id") or path.name.partition("_traj")[0]
-    status = text_field(data, "status") or "unknown"
-    messages = _messages(data, path)
+    agent_id, status = _name(path, data), text_field(data, "status") or "unknown"
+    messages, spec = _messages(data, path), load("cooperbench")[0]
     flattened = not any(isinstance(m, dict) and ("extra" in m or m.get("tool_calls")) for m in messages)
-    entries = read_messages(
-        _all_segments(unit, agent_id, messages), f"{path.name}.messages", load("cooperbench")[0], options.unread
-    )
+    whole = _all_segments(unit, agent_id, messages)
+    entries = read_messages(whole, f"{path.name}.messages", spec, options.unread)
     if flattened:
         for entry in entries:
             _unflatten(entry)
@@ -195,14 +192,10 @@ def _agent(
             errors.setdefault(agent_id, last.text)
     position = order.index(agent_id) if agent_id in order else len(order)
     feature, features = text_field(data, "feature_id"), field(data, "features")
-    patch_file = "solo.patch" if agent_id == "solo" else f"agent{feature}.patch"
-    agent = AgentRecord(
-        agent_id=agent_id,
-        feature_id=feature or "+".join(map(str, features if isinstance(features, list) else ())),
-        role="solo" if agent_id == "solo" else "proposer" if position == 0 else "responder",
-        exit_status=status,
-        patch=text_inside(unit, patch_file),
-    )
+    role = "solo" if agent_id == "solo" else "proposer" if position == 0 else "responder"
+    patch = text_inside(unit, "solo.patch" if agent_id == "solo" else f"agent{feature}.patch")
+    feature = feature or "+".join(map(str, features if isinstance(features, list) else ()))
+    agent = AgentRecord(agent_id, feature, role, status, patch=patch)
     return fill_agent(agent, entries, options, blocks=flattened, answers="last")
 
 
@@ -223,26 +216,21 @@ def _all_segments(unit: Path, agent_id: str, messages: list[Any]) -> list[Any]:
     """
     compacted = any(field(m, "extra", "summary") is True for m in messages)
     whole = unit / f"{agent_id}_full_traj.json"
-    exists = is_file_inside(unit, f"{agent_id}_full_traj.json")
+    exists = is_file_inside(unit, whole.name)
     if not compacted and not exists:
         return messages
     collected: list[Any] = []
-    if exists:
-        for segment in as_list(field(read_json(whole), "segments"), f"{whole.name}.segments"):
-            if field(segment, "kind") != "summarizer":
-                collected = _join_segments(
-                    collected, as_list(field(segment, "messages"), f"{whole.name}.segments[].messages")
-                )
-    turns = [
-        m for m in collected or messages if field(m, "role") == "assistant" and field(m, "extra", "summary") is not True
-    ]
+    for segment in as_list(field(read_json(whole), "segments"), f"{whole.name}.segments") if exists else ():
+        if field(segment, "kind") != "summarizer":
+            part = as_list(field(segment, "messages"), f"{whole.name}.segments[].messages")
+            collected = _join_segments(collected, part)
+    spoken = [m for m in collected or messages if field(m, "role") == "assistant"]
+    turns = [m for m in spoken if field(m, "extra", "summary") is not True]
     bare = sum(field(m, "extra", "token_capture") is None for m in turns)
     if not collected or bare:
-        raise Unreadable(
-            "compacted",
-            f"{agent_id}: its context was compacted and {bare} of {len(turns)} turns have no token ids, so what they "
-            "read is lost; record with capture_token_ids, or with compaction off",
-        )
+        lost = f"{bare} of {len(turns)} turns have no token ids, so what they read is lost"
+        remedy = "record with capture_token_ids, or with compaction off"
+        raise Unreadable("compacted", f"{agent_id}: its context was compacted and {lost}; {remedy}")
     return collected
 
 
@@ -252,9 +240,7 @@ def _join_segments(before: list[Any], segment: list[Any]) -> list[Any]:
         return segment
     summary = next((i for i, m in enumerate(segment) if field(m, "extra", "summary") is True), None)
     if summary is None:
-        raise Unreadable(
-            "compacted", "a segment after the first has no summary, so it cannot be joined to the one before"
-        )
+        raise Unreadable("compacted", "a segment after the first has no summary, so nothing joins it to the one before")
     rest = segment[summary + 1 :]
     shared = next((n for n in range(min(len(before), len(rest)), 0, -1) if before[-n:] == rest[:n]), 0)
     return [*before, segment[summary], *rest[shared:]]
@@ -284,12 +270,8 @@ def _conversation(unit: Path) -> list[tuple[datetime | None, str, str]]:
 def _date_messages(agents: Sequence[AgentRecord], conversation: Sequence[tuple[datetime | None, str, str]]) -> None:
     """Date turns without a time by the message they sent, matched by sender and text."""
     unmatched = list(conversation)
-    for agent in agents:
-        for turn in agent.turns:
-            for action in turn.actions:
-                if action.message is None:
-                    continue
-                match = next((e for e in unmatched if e[1] == agent.agent_id and e[2] == action.message), None)
-                if match is not None:
-                    unmatched.remove(match)
-                    turn.at = turn.at or match[0]
+    for agent, turn, action in ((a, t, action) for a in agents for t in a.turns for action in t.actions):
+        sent = next((e for e in unmatched if e[1:] == (agent.agent_id, action.message)), None)
+        if sent is not None:
+            unmatched.remove(sent)
+            turn.at = turn.at or sent[0]

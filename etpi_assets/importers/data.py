@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 from etpi_assets.importers import rows
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import (
-    PLAIN,
     ROWS,
     DetectionInput,
     Format,
@@ -37,19 +36,16 @@ def data_format(name: str, specs: Sequence[Spec]) -> Format:
     """Return the format of its forms.
 
     The module that `reader` names may have functions in place of those of data: `claims` of a row, `units` of a folder,
-    `iter_rows`, `count_rows` and `group` of a file, and `record` of a row, or of a file or folder (`rows`).
+    `iter_rows`, `count_rows` and `group` of a file, `prepared` (row, where) -> the row that the TOML reads, and
+    `record` of a row, or of a file or folder (`rows`).
     """
     data = specs[0].data
     functions = vars(import_module(f"{__package__}.{data['reader']}")) if "reader" in data else {}
     kind, rank, suffixes = data.get("rows", "run"), data.get("rank", ROWS), tuple(data.get("suffixes", ()))
     names = tuple(ending + packed for ending in data.get("files", ()) for packed in ("", *_PACKED))
-    doc = FormatDoc(
-        title=data.get("title", f"The user's format {name}"),
-        keeps=data.get("keeps", "as `messages`"),
-        loses=data.get("loses", "other columns, which `etpi init` lists"),
-        files=data.get("inputs", ""),
-    )
-    is_part = _part_of(specs)
+    title, loses = data.get("title", f"The user's format {name}"), "other columns, which `etpi init` lists"
+    doc = FormatDoc(title, data.get("keeps", "as `messages`"), data.get("loses", loses), data.get("inputs", ""))
+    is_part = functions.get("is_part", _part_of(specs))
 
     def claims(row: Any) -> bool:
         return any(spec.claims(row) for spec in specs) or (kind == "run or messages" and is_part(row))
@@ -57,61 +53,54 @@ def data_format(name: str, specs: Sequence[Spec]) -> Format:
     def listed(root: Path) -> list[Path]:
         return files_below(root, *names, *suffixes)
 
+    def claims_folder(source: DetectionInput) -> bool:
+        return source.root.is_dir() and bool(functions.get("claims", units)(source.root))
+
     claims, units = functions.get("claims", claims), functions.get("units", listed if names or suffixes else rows.units)
     if kind in ("file", "folder", "document"):
-        claimed = rows_claim(claims, names, suffixes)
-        if kind == "folder":
-            claimed = partial(_claims_folder, functions.get("claims", units))
+        claimed = claims_folder if kind == "folder" else rows_claim(claims, names, suffixes)
         record = _documents(specs, names) if kind == "document" else functions["record"]
         return run_format(
             name, doc, claims=claimed, units=units, record=record, rank=rank, names=names, of_folders=kind == "folder"
         )
-    part = None if kind == "run" else (functions.get("is_part", is_part), _column(specs))
+    part = None if kind == "run" else (is_part, _column(specs))
     readers = {key: functions[key] for key in ("iter_rows", "group") if key in functions}
     readers["count_rows"] = functions.get("count_rows", None if "iter_rows" in functions else rows.count_rows)
-    record = functions.get("record") or _record(specs)
+    record = _mapped if name == "mapped" else functions.get("record") or _record(specs, functions.get("prepared"))
     return row_format(
         name, doc, claims=claims, record=record, rank=rank, names=names, part=part, units=units, **readers
     )
 
 
-def _claims_folder(claims: Callable[[Path], Any], source: DetectionInput) -> bool:
-    return source.root.is_dir() and bool(claims(source.root))
-
-
 _PACKED = (".gz", ".zst")
 
 
-def _record(specs: Sequence[Spec]) -> Callable[[Any, str, Options], RolloutRecord]:
+def _record(
+    specs: Sequence[Spec], prepared: Callable[[Any, str], Any] | None
+) -> Callable[[Any, str, Options], RolloutRecord]:
     column = _column(specs)
 
     def record(row: Any, where: str, options: Options) -> RolloutRecord:
+        row = row if prepared is None else prepared(row, where)
         spec = next((spec for spec in specs if spec.claims(row)), None)
         if spec is None and specs[0].data.get("rows") == "messages" and type(row) is dict and row.keys() == {column}:
             spec = specs[0]  # the messages of a file
-        spec = spec or _of_other_format(row) or specs[0]
-        return read_run(row, spec, where, options, _place(where.partition(", row ")[0]))
+        if spec is None and prepared is None:  # rows of several formats in a file
+            spec = next((spec for spec in _row_specs() if spec.claims(row)), None)
+        folder, _, file = where.partition(", row ")[0].rpartition("/")
+        for packed in _PACKED:
+            file = file.removesuffix(packed)
+        return read_run(row, spec or specs[0], where, options, {"@file": file, "@folder": folder.rpartition("/")[2]})
 
     return record
 
 
-def _of_other_format(row: Any) -> Spec | None:
-    """Return the form of another format that claims a row; the form of the lowest rank."""
-    return next((spec for spec in _row_specs() if spec.claims(row)), None)
-
-
 @cache
 def _row_specs() -> Sequence[Spec]:
+    """Return the forms of all formats of rows, those of the lowest rank first."""
     names = (file.stem for file in SHIPPED.glob("*.toml"))
     specs = [spec for name in names for spec in load(name) if not {"reader", "files"} & spec.data.keys()]
     return sorted(specs, key=lambda spec: (spec.data.get("rank", ROWS), spec.name))
-
-
-def _place(name: str) -> Mapping[str, str]:
-    folder, _, file = name.rpartition("/")
-    for packed in _PACKED:
-        file = file.removesuffix(packed)
-    return {"@file": file, "@folder": folder.rpartition("/")[2]}
 
 
 def _column(specs: Sequence[Spec]) -> str:
@@ -121,17 +110,15 @@ def _column(specs: Sequence[Spec]) -> str:
 
 def _part_of(specs: Sequence[Spec]) -> Callable[[Any], bool]:
     """Return whether a row is one message of a run: it has a known role, and text or calls, and no messages."""
-    spec = specs[0]
-    roles = [path[0] for path in spec.paths["message"]["role"]]
-    texts = {path[0] for slot in ("text", "calls") for path in spec.paths["message"][slot]}
-    runs = {
-        path[0] for of in specs for slot in ("messages", "context") for path in of.paths["run"].get(slot, ()) if path
-    }
+    message, known = specs[0].paths["message"], specs[0].roles
+    roles = [path[0] for path in message["role"]]
+    texts = {path[0] for slot in ("text", "calls") for path in message[slot]}
+    runs = {p[0] for of in specs for slot in ("messages", "context") for p in of.paths["run"].get(slot, ()) if p}
 
     def is_part(row: Any) -> bool:
         if not isinstance(row, dict) or not runs.isdisjoint(row) or texts.isdisjoint(row):
             return False
-        return any(isinstance(name := row.get(key), str) and name.lower() in spec.roles for key in roles)
+        return any(isinstance(name := row.get(key), str) and name.lower() in known for key in roles)
 
     return is_part
 
@@ -169,11 +156,9 @@ def map_tables(columns: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         raise ValueError("map: it names neither `messages`, nor `prompt` and `answer`")
     tables: dict[str, dict[str, Any]] = {}
     for key, path in columns.items():
-        if key in MAP_ROLES:
-            tables.setdefault("roles", {})[path] = key
-        else:
-            table, slot = MAP_KEYS[key]
-            tables.setdefault(table, {})[slot] = [path] if slot in ("messages", "context") else ["+", path]
+        table, slot = MAP_KEYS.get(key, ("roles", path))
+        value = key if table == "roles" else [path] if slot in ("messages", "context") else ["+", path]
+        tables.setdefault(table, {})[slot] = value
     return tables
 
 
@@ -186,22 +171,3 @@ def _mapped(row: Any, where: str, options: Options) -> RolloutRecord:
     if options.map is None:
         raise Unreadable("needs_map", f'{where}: name its columns: options.map = {{messages = "PATH", ...}}')
     return read_run(row, _map_spec(tuple(options.map.items())), where, options)
-
-
-MAPPED = row_format(
-    "mapped",
-    FormatDoc(
-        title='Rows of any other form: `options.map` names their columns, as in `map = {messages = "conv.turns", '
-        'role = "from", text = "value", reward = "score"}`; `etpi init --map messages=conv.turns,...` writes a format '
-        "of your own from it",
-        keeps="as `messages`; paths are keys with dots and indices. Of a row: `messages`, or `prompt` and `answer`, "
-        "`system`, `tools`, `task`, `repo`, `model`, `reward`; of a message: `role`, `text`, `reasoning`, `calls`, "
-        "`answers` (the id of the call that a result answers), `time`, `trained`, `untrained`; `user`, `assistant` and "
-        "`tool` are the file's names of these roles. Columns with usual names need no key. Alpaca's rows: "
-        "`prompt=instruction,answer=output`",
-        loses="other columns, so Alpaca's `input`",
-    ),
-    claims=lambda row: False,
-    record=_mapped,
-    rank=PLAIN,
-)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -18,6 +18,7 @@ from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.rows import Row
 from etpi_assets.importers.source import (
     Unreadable,
+    as_mapping,
     bytes_of,
     content_hash,
     content_hash_of,
@@ -40,7 +41,7 @@ FOLDERS, ROWS, PLAIN = 0, 1, 2
 
 
 class DetectionInput:
-    """The folder or file whose format is detected; its listing and its first row are read once."""
+    """The folder or file whose format is detected; its listing and its first rows are read once."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -50,28 +51,16 @@ class DetectionInput:
         return rows.files_below(self.root)
 
     @cached_property
-    def rows(self) -> list[Row]:
-        """The first readable rows of the first eight files that hold rows; those that may be runs come first.
-
-        A file's first rows may be damaged, or a header; and programs write files beside their rows.
-        """
-        read = [as_row(value) for value in self.first_values()]
-        readable = [row for row in read if isinstance(row, Mapping) and not rows.is_manifest(row)]
-        return sorted(readable, key=lambda row: not holds_conversation(row))
-
-    @property
-    def row(self) -> Row | None:
-        """The first of `rows`."""
-        return next(iter(self.rows), None)
-
-    @cached_property
-    def _values(self) -> list[Any]:
+    def values(self) -> list[Any]:
+        """The first values of the first eight files that hold rows: rows, or Unreadable."""
         files = rows.row_files(self.files)[:_FIRST_FILES]
         return [value for path in files for _, value in islice(rows.iter_rows(path), rows.FIRST_ROWS)]
 
-    def first_values(self) -> Sequence[Any]:
-        """Return the first values of the first files that hold rows: rows, or Unreadable."""
-        return self._values
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The readable ones; those that may be runs come first, because programs write files beside their rows."""
+        readable = [row for row in map(as_row, self.values) if isinstance(row, Mapping) and not rows.is_manifest(row)]
+        return sorted(readable, key=lambda row: not holds_conversation(row))
 
 
 def as_row(value: Any) -> Any:
@@ -95,7 +84,6 @@ class Format:
     """One importable format.
 
     Attributes:
-        name: the value of `format` in a rollout set.
         rank: of several formats that claim a folder, the one of the lowest rank is detected.
         claims: whether a folder or file holds the format.
         units: the inputs below a root, sorted: run folders or files.
@@ -188,12 +176,10 @@ def row_format(
         record: (row, name for errors, options) -> the rollout; raises Unreadable; any other error refuses the row. With
             a `group` it gets a list of rows.
         group: consecutive rows with the same value of `group(row)` are one rollout; None: every row is one.
-        names: endings of files that have this format whatever they hold.
         part: a file of such items is one row.
         units, iter_rows, count_rows: list the units, read and count the rows of one, as those of `rows` do; `iter_rows`
             may raise Unreadable for a whole unit. None: rows are counted by reading them.
     """
-
     if part is not None:
         iter_rows, count_rows = partial(rows.iter_runs, part=part), partial(rows.count_runs, part=part)
 
@@ -209,17 +195,13 @@ def row_format(
         return sum(1 for _ in _grouped(numbered_rows(unit), group))
 
     def result(read: list[Any], number: int, unit: Path, source: str, options: Options) -> ImportResult:
-        padded, where = rows.is_table(unit), f"{source}, row {number}"
+        where = f"{source}, row {number}"
         beside = unit.name in _BESIDE and units is rows.units and options.map is None
 
         def rollout() -> RolloutRecord:
-            values = [as_row(value) for value in read]
-            for value in values:
-                _check_row(value, where)
-                if beside and not holds_conversation(value):
-                    raise Unreadable("not_a_rollout", f"{where} holds no messages, and the name is no run's")
+            values = [_checked_row(value, where, beside=beside) for value in read]
             # Only the hash covers the null padding of columnar storage.
-            plain = [without_padding(value) for value in values] if padded else values
+            plain = [without_padding(value) for value in values] if rows.is_table(unit) else values
             created = record(plain[0] if group is None else plain, where, options)
             created.rollout_id = content_hash_of(f"{source}#{number}", [bytes_of(value) for value in values])
             return created
@@ -227,18 +209,20 @@ def row_format(
         return _result(rollout, source, number)
 
     def read(unit: Path, root: Path, options: Options) -> Iterator[ImportResult]:
-        source, numbers = source_of(unit, root), dict[str, bytes]()
+        source, prompts = source_of(unit, root), dict[str, bytes]()
         for number, values in _grouped(numbered_rows(unit), group):
             item = result(values, number, unit, source, options)
             if isinstance(item, RolloutRecord):
-                _separate(item, source, number, numbers)
+                _separate(item, source, number, prompts)
             yield item
 
     per = "one rollout per row" if group is None else "one rollout per run of rows"
     files = doc.files or f"`.jsonl`, `.json`, `.parquet`, `.arrow`; text also with `.gz` or `.zst`; {per}"
     of_row = None if group is not None else (lambda row, *rest: result([row], *rest))
-    doc = replace(doc, files=files)
-    return Format(name, doc, rank, rows_claim(claims, names), units, count, read, names, False, of_row, numbered_rows)
+    claimed = rows_claim(claims, names)
+    return Format(
+        name, replace(doc, files=files), rank, claimed, units, count, read, names, False, of_row, numbered_rows
+    )
 
 
 def rows_claim(
@@ -276,14 +260,16 @@ def _separate(rollout: RolloutRecord, source: str, row: int, prompts: dict[str, 
         rollout.task_id = f"{task}#{row}"
 
 
-def _check_row(value: Any, where: str) -> None:
-    """Raise Unreadable if the row could not be read, is no object, or is the manifest of an export."""
-    if isinstance(value, Unreadable):
+def _checked_row(value: Any, where: str, *, beside: bool) -> Mapping[str, Any]:
+    """Return a row. Raises Unreadable if it was not read, is no object, or describes the files that it is `beside`."""
+    if isinstance(value := as_row(value), Unreadable):
         raise value
-    if not isinstance(value, Mapping):
-        raise Unreadable("unknown_form", f"{where} is {type(value).__name__}, expected an object")
-    if rows.is_manifest(value):
+    row = as_mapping(value, where)
+    if rows.is_manifest(row):
         raise Unreadable("not_a_rollout", f"{where} describes the files beside it")
+    if beside and not holds_conversation(row):
+        raise Unreadable("not_a_rollout", f"{where} holds no messages, and the name is no run's")
+    return row
 
 
 def unconvertible(source: str, error: Exception, row: int | None = None) -> RejectedInput:

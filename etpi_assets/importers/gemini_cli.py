@@ -101,5 +101,5 @@ def _entries(message: Mapping[str, Any], name: str, seen: set[str], session: Ses
     for (call, result), raw in zip(called, message.get("toolCalls") or [], strict=True):
         if result is not None:
             output = read_content(result, f"{name}.result", spec)
-            texts = [text for _, text in output.results] + [output.text] * bool(output.text)
-            yield Message("tool", "\n".join(texts), time=to_utc(raw.get("timestamp")), result_of=call.id)
+            text = "\n".join(filter(None, (*(text for _, text in output.results), output.text)))
+            yield Message("tool", text, time=to_utc(raw.get("timestamp")), result_of=call.id)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
+from itertools import takewhile
 from typing import Any
 
 from etpi_assets.importers.calls import (
@@ -20,11 +22,11 @@ from etpi_assets.importers.calls import (
     silent,
     tool_name,
 )
-from etpi_assets.importers.conversation import Answers, Options, fill_agent, finish_of, token_ids
+from etpi_assets.importers.conversation import Options, fill_agent, finish_of, token_ids
 from etpi_assets.importers.normal import Message, Role, RunInfo
 from etpi_assets.importers.responses import response_messages
 from etpi_assets.importers.run_info import add_usage, build_rollout, exit_by_action, run_info
-from etpi_assets.importers.source import Unreadable, field, text_field, to_utc, without_padding
+from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, text_field, to_utc, without_padding
 from etpi_assets.importers.spec import Node, Spec, at, base, json_value
 from etpi_assets.importers.token_rows import labelled_ids
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
@@ -34,7 +36,8 @@ _SPOKEN = frozenset(("system", "user", "assistant", "tool"))
 _LISTED = frozenset(("trained", "untrained", "partly", "media"))
 """Slots of a message that every path may fill."""
 _FLAGS = frozenset(("trained", "untrained", "partly"))
-_RETURNCODE = "<returncode>"
+_RETURNCODE = re.compile(r"\s*<returncode>(-?\d{1,7})</")
+"""How mini-swe-agent prints the code of a command."""
 
 
 def read_run(
@@ -45,8 +48,7 @@ def read_run(
     Args:
         place: "@file" and "@folder" -> names of the file and its folder, for ids.
 
-    Raises:
-        Unreadable: a reason of the format's `refuse`, `empty`, `no_prompt`, or as `read_messages` and `run_info`.
+    Raises Unreadable: a reason of the format's `refuse`, `empty`, `no_prompt`, or as `read_messages` and `run_info`.
     """
     for path, rule in spec.refused:
         if (value := at(row, path)) and isinstance(value, str | list | dict):
@@ -58,18 +60,23 @@ def read_run(
     system = next((v for path in spec.paths["run"].get("system", ()) if (v := at(row, path))), None)
     if system and not (messages and messages[0].role == "system"):
         messages.insert(0, Message("system", read_content(system, f"{where}, system", spec).text))
-    if (finish := text_field({"": spec.first("run", "finish", row)}, "")) and messages:
+    if (finish := text_field(spec.first("run", "finish", row))) and messages:
         messages[-1].finish = finish_of(finish)
     if spec.data.get("greeting") == "context":
-        for message in messages:
-            if message.role == "user":
-                break
+        for message in takewhile(lambda message: message.role != "user", messages):
             message.trained = False
+    listed = spec.first("run", "messages", row, list)
+    listed = [message for message in listed or () if isinstance(message, dict)]
     if info.tools is None:
-        info = replace(info, tools=_tools_in_messages(row, spec, where))
-    if (usage := _summed_usage(row, spec)) is not None:
-        info = replace(info, usage=usage)
-    return solo(messages, info, where, options, spec.data.get("answers", "answered"), spec.data.get("bare_calls", True))
+        paths = spec.paths["message"].get("tools", ())
+        offered = (read_tools(v, where, spec) for m in listed for p in paths if (v := at(m, p)))
+        info = replace(info, tools=next(filter(None, offered), None))
+    if spec.paths["message"].get("usage"):
+        total = Counter[str]()
+        for message in listed:
+            add_usage(total, spec.first("message", "usage", message) if message.get("role") == "assistant" else None)
+        info = replace(info, usage=dict(total))
+    return solo(messages, info, where, options, spec.data)
 
 
 def _conversation(row: Any, spec: Spec, where: str, options: Options) -> list[Message]:
@@ -78,10 +85,9 @@ def _conversation(row: Any, spec: Spec, where: str, options: Options) -> list[Me
     messages: list[Message] = []
     slots: tuple[tuple[str, Role], ...] = (("context", "user"), ("messages", "assistant"))
     for slot, role in slots:
-        if not (paths := spec.paths["run"].get(slot)):
+        if not spec.paths["run"].get(slot):
             continue
-        value = next((v for path in paths if (v := at(row, path)) is not None), None)
-        if value is None:
+        if (value := spec.first("run", slot, row)) is None:
             keys = ", ".join(map(str, list(row)[:12])) or "no keys"
             names = " or ".join(map(repr, spec.data["run"][slot]))
             raise Unreadable("unknown_form", f"{where} has nothing at {names}; it has {keys}")
@@ -95,45 +101,24 @@ def _conversation(row: Any, spec: Spec, where: str, options: Options) -> list[Me
     return messages
 
 
-def _listed_messages(row: Any, spec: Spec) -> Iterator[Mapping[str, Any]]:
-    value = spec.first("run", "messages", row)
-    yield from (m for m in value if isinstance(m, dict)) if isinstance(value, list) else ()
-
-
-def _tools_in_messages(row: Any, spec: Spec, where: str) -> list[dict[str, Any]] | None:
-    paths = spec.paths["message"].get("tools", ())
-    listed = (read_tools(v, where, spec) for m in _listed_messages(row, spec) for p in paths if (v := at(m, p)))
-    return next(filter(None, listed), None)
-
-
-def _summed_usage(row: Any, spec: Spec) -> dict[str, Any] | None:
-    """Return the sum of the usage of the assistant's messages, if the format has it there."""
-    if not spec.paths["message"].get("usage"):
-        return None
-    total = Counter[str]()
-    for message in _listed_messages(row, spec):
-        if message.get("role") == "assistant":
-            add_usage(total, spec.first("message", "usage", message))
-    return dict(total)
-
-
 def solo(
-    messages: Sequence[Message],
-    info: RunInfo,
-    where: str,
-    options: Options,
-    answers: Answers = "answered",
-    bare_calls: bool = True,
+    messages: Sequence[Message], info: RunInfo, where: str, options: Options, form: Mapping[str, Any] | None = None
 ) -> RolloutRecord:
-    """Build the rollout of one agent. Raises Unreadable: `empty`, `no_prompt`."""
+    """Build the rollout of one agent. Raises Unreadable: `errored` or `empty` without a turn, `no_prompt`.
+
+    Args:
+        form: `answers` and `bare_calls` of a format.
+    """
     spoken = [message for message in messages if message.role == "assistant" and message.trained]
     if not spoken:
-        raise Unreadable("empty", f"{where}: {len(messages)} message(s), none that the assistant is to learn from")
+        reason, why = ("errored", f"; {info.error[:300]}") if info.error else ("empty", "")
+        raise Unreadable(reason, f"{where}: {len(messages)} message(s), none that the assistant is to learn from{why}")
     if info.truncated:
         spoken[-1].finish = "length"
     _drop_padding(spoken, info.tools)
     agent = AgentRecord("agent1", "", "solo", info.exit_status or "unknown", patch=info.patch)
-    fill_agent(agent, messages, options, bare_calls=bare_calls, answers=answers)
+    form = form or base().data
+    fill_agent(agent, messages, options, bare_calls=form["bare_calls"], answers=form["answers"])
     if agent.exit_status == "unknown":
         agent.exit_status = exit_by_action(agent.turns[-1].actions)
     return build_rollout([agent], info, where)
@@ -150,10 +135,9 @@ def _drop_padding(spoken: Sequence[Message], tools: Sequence[Any] | None) -> Non
     declared = {tool_name(tool): parameters_of(tool) for tool in tools}
     names = {name for parameters in declared.values() for name in parameters or ()}
     for call in padded:
-        if (parameters := declared.get(call.name)) is not None and call.arguments:
-            call.arguments = {
-                k: v for k, v in call.arguments.items() if v is not None or k in parameters or k not in names
-            }
+        if (own := declared.get(call.name)) is not None and call.arguments:
+            held = call.arguments.items()
+            call.arguments = {k: v for k, v in held if v is not None or k in own or k not in names}
 
 
 def read_messages(
@@ -176,8 +160,7 @@ def read_messages(
         return [Message(text_role, str(value))]
     elif isinstance(value, dict) and not spec.trees["message"].keys().isdisjoint(value):
         value = [value]
-    if not isinstance(value, list):
-        raise Unreadable("unknown_form", f"{what} is {type(value).__name__}, expected an array of messages")
+    value = as_list(value, what)
     if spec.data.get("dialect") == "responses":
         return response_messages(value, what)
     if [m for m in value if type(m) is dict and m.get("role") == "user" and m.get("tool_calls", m) is None]:
@@ -185,7 +168,8 @@ def read_messages(
     out: list[Message] = []
     read, rules = _reader(spec), spec.data.get("skip", ())
     for index, raw in enumerate(value):
-        if not (rules and _is_skipped(raw, rules)):
+        # A rule skips messages whose keys have its constants, "*" for any.
+        if not any(all(bool(field(raw, k)) if v == "*" else field(raw, k) == v for k, v in r.items()) for r in rules):
             read(raw, out, what, index, unread)
     return out
 
@@ -195,13 +179,6 @@ def _written(text: str) -> list[Any] | None:
     items = json_value(text)
     is_list = isinstance(items, list) and items and all(isinstance(item, dict) and len(item) > 1 for item in items)
     return items if is_list else None
-
-
-def _is_skipped(message: Any, rules: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a rule leaves the message out: each key has the constant that the rule names, "*" for any."""
-    return any(
-        all(bool(field(message, k)) if v == "*" else field(message, k) == v for k, v in r.items()) for r in rules
-    )
 
 
 @cache
@@ -222,15 +199,15 @@ def _reader(spec: Spec) -> Callable[[Any, list[Message], str, int, Unread], None
         return list(zip(filling, slots, strict=True)) if len(set(slots)) == len(filling) else None
 
     def read(raw: Any, out: list[Message], what: str, index: int, unread: Unread) -> None:
-        if not isinstance(raw, dict):
-            raise Unreadable("unknown_form", f"{what}[{index}] is {type(raw).__name__}, expected an object")
+        if type(raw) is not dict:
+            as_mapping(raw, f"{what}[{index}]")  # raises with the type that it has
         for key in wrappers:
             if role_key not in raw and isinstance(raw.get(key), dict):
                 raw = {**raw[key], **{k: v for k, v in raw.items() if k != key}}
         if (slots := plain_slots(tuple(raw))) is not None:  # nearly all
             got = {slot: value for key, slot in slots if (value := raw[key]) is not None}
         else:
-            got = _Slots(tree, unread).filled(raw)
+            got = _filled(raw, tree, unread)
         sender, text = got.get("role"), got.get("text", "")
         role = roles.get(sender) if type(sender) is str else None
         if type(text) is str and role in _SPOKEN and (text or "calls" in got) and "media" not in got:  # nearly all
@@ -243,7 +220,7 @@ def _reader(spec: Spec) -> Callable[[Any, list[Message], str, int, Unread], None
                     _add_calls(out, got["calls"], f"{what}[{index}]", spec, unread)
                 else:
                     message.calls = read_calls(got["calls"], f"{what}[{index}]", spec, unread)
-            if besides > 1 or (role != "assistant" and _RETURNCODE in text[:40]):
+            if besides > 1 or (role != "assistant" and "<returncode>" in text[:40]):
                 _set_keys(message, got, what, index, spec)
             return
         _read_rest(raw, got, out, what, index, spec, unread)
@@ -251,58 +228,38 @@ def _reader(spec: Spec) -> Callable[[Any, list[Message], str, int, Unread], None
     return read
 
 
-class _Slots:
-    """The values of a message by slot; of several paths with a value, the first in the format's order counts."""
+def _filled(message: Mapping[str, Any], tree: Mapping[Any, Node], unread: Unread) -> dict[str, Any]:
+    """Return slot -> value of a message; of several paths with a value, the first in the format's order counts.
 
-    def __init__(self, tree: Mapping[Any, Node], unread: Unread) -> None:
-        self.got: dict[str, Any] = {}
-        self.ranks: dict[str, int] = {}
-        self._tree, self._unread = tree, unread
+    Keys that fill no slot are counted.
+    """
+    got: dict[str, Any] = {}
+    ranks: dict[str, int] = {}
 
-    def filled(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return slot -> value; keys that fill none are counted."""
-        for key, value in message.items():
-            if value is not None and (node := self._tree.get(key)) is not None:
-                self.walk(node, value, f"{key}.")
-            elif value is not None:
-                self._unread("message", key, value)
-        return self.got
-
-    def _fill(self, slot: str, rank: int, key: str, value: Any) -> None:
-        if slot in _LISTED:
-            self.got.setdefault(slot, []).append((key, value))
-        elif (
-            slot not in self.got or (self.got[slot] == "" and value != "") or (rank < self.ranks[slot] and value != "")
-        ):
-            self.got[slot], self.ranks[slot] = value, rank
-
-    def walk(self, node: Node, value: Any, prefix: str) -> None:
+    def walk(node: Node, value: Any, name: str) -> None:
         for slot, rank in node.slots:
-            self._fill(slot, rank, prefix.removesuffix("."), value)
+            if slot in _LISTED:
+                got.setdefault(slot, []).append((name, value))
+            elif slot not in got or (value != "" and (got[slot] == "" or rank < ranks[slot])):
+                got[slot], ranks[slot] = value, rank
         if isinstance(value, dict) and node.below:
-            for key, inner in value.items():
-                if inner is not None and (below := node.below.get(key)) is not None:
-                    self.walk(below, inner, f"{prefix}{key}.")
-                elif inner is not None and not node.slots and not node.known:
-                    self._unread("message", prefix + str(key), inner)
+            descend(value, node.below, f"{name}.", counted=not node.slots and not node.known)
         elif isinstance(value, list) and len(value) == 1 and 0 in node.below:
-            self.walk(node.below[0], value[0], prefix)
+            walk(node.below[0], value[0], name)
 
+    def descend(held: Mapping[str, Any], below: Mapping[Any, Node], prefix: str, *, counted: bool) -> None:
+        for key, value in held.items():
+            if value is not None and (node := below.get(key)) is not None:
+                walk(node, value, f"{prefix}{key}")
+            elif value is not None and counted:
+                unread("message", f"{prefix}{key}", value)
 
-def _printed_code(text: str) -> int | None:
-    """Return the code of `<returncode>N</returncode>` at the beginning of a text (mini-swe-agent)."""
-    number = text.lstrip().removeprefix(_RETURNCODE).partition("</")[0] if text.lstrip().startswith(_RETURNCODE) else ""
-    return int(number) if len(number) < 8 and number.removeprefix("-").isdecimal() else None
+    descend(message, tree, "", counted=True)
+    return got
 
 
 def _read_rest(
-    raw: Mapping[str, Any],
-    got: Mapping[str, Any],
-    out: list[Message],
-    what: str,
-    index: int,
-    spec: Spec,
-    unread: Unread,
+    raw: Any, got: Mapping[str, Any], out: list[Message], what: str, index: int, spec: Spec, unread: Unread
 ) -> None:
     """Read a message that is not plain text with calls."""
     name = f"{what}[{index}]"
@@ -352,9 +309,8 @@ def _add_calls(out: list[Message], value: Any, name: str, spec: Spec, unread: Un
 
 
 def _result(call_id: str | None, value: Any) -> Message:
-    return Message(
-        "tool", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), result_of=call_id
-    )
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return Message("tool", text, result_of=call_id)
 
 
 def _set_keys(message: Message, got: Mapping[str, Any], what: str, index: int, spec: Spec) -> None:
@@ -370,8 +326,8 @@ def _set_keys(message: Message, got: Mapping[str, Any], what: str, index: int, s
     if message.role != "assistant":
         if message.role == "tool":
             message.result_of = text_field(got, "result_of")
-        if message.exit_code is None and _RETURNCODE in message.text[:40]:
-            message.exit_code = _printed_code(message.text)
+        if message.exit_code is None and (printed := _RETURNCODE.match(message.text)):
+            message.exit_code = int(printed[1])
         return
     if not _FLAGS.isdisjoint(got):
         message.trained = message.trained and is_trained(got, f"{what}[{index}]")
@@ -397,19 +353,15 @@ def _thought(value: Any, name: str, spec: Spec) -> str | None:
 def is_trained(got: Mapping[str, Any], name: str) -> bool:
     """Return whether the flags of a message let it be trained: of `trained` all, of `untrained` none.
 
-    Raises:
-        Unreadable: `partly_trained` for values other than yes and no, and for flags of parts of the message.
+    Raises Unreadable: `partly_trained` for values other than yes and no, and for flags of parts of the message.
     """
     trained = True
     for slot, means in (("trained", True), ("untrained", False)):
         for key, value in got.get(slot, ()):
             flags = {_TRUTH.get(str(v).lower()) for v in (value if isinstance(value, list) and value else [value])}
             if flags not in ({True}, {False}):
-                raise Unreadable(
-                    "partly_trained",
-                    f"{name} has {key} = {str(value)[:40]}; a message is trained (1) or context (0), so write one of "
-                    "them, or remove the key",
-                )
+                remedy = "a message is trained (1) or context (0), so write one of them, or remove the key"
+                raise Unreadable("partly_trained", f"{name} has {key} = {str(value)[:40]}; {remedy}")
             trained = trained and flags == {means}
     if keys := [key for key, value in got.get("partly", ()) if value]:
         raise Unreadable("partly_trained", f"{name} has {keys[0]}; only whole messages can be left out")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.importers import atif
-from etpi_assets.importers.conversation import Options, token_ids
+from etpi_assets.importers.conversation import Options, set_ids
 from etpi_assets.importers.format import source_of
 from etpi_assets.importers.run_info import outcome_of, repo_of
 from etpi_assets.importers.source import (
@@ -42,22 +42,18 @@ def units(root: Path) -> list[Path]:
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Read one trial folder as a rollout.
 
-    Raises:
-        Unreadable: `errored`, `missing_trajectory`, `multi_step`, or as the trajectory's reader.
+    Raises Unreadable: `errored`, `missing_trajectory`, `multi_step`, or as the trajectory's reader.
     """
     result = as_mapping(read_json(unit / "result.json"), "result.json") if (unit / "result.json").exists() else {}
-    raised = text_field(result, "exception_info", "exception_type")
-    error = f"{raised}: {text_field(result, 'exception_info', 'exception_message') or ''}"[:500] if raised else None
+    raised, said = (text_field(result, "exception_info", f"exception_{key}") for key in ("type", "message"))
+    error = f"{raised}: {said or ''}"[:500] if raised else None
     file = _trajectory(unit, error)
     document = as_mapping(read_json(file), file.name)
     rollout = atif.rollout_of(document, file, options, unit.name)
     _add_token_ids(rollout, result)
-    task = (
-        text_field(result, "task_name")
-        or text_field(read_json(config) if (config := unit / "config.json").is_file() else {}, "task", "path")
-        or unit.name.rpartition("__")[0]
-    )
-    rollout.task_id = task or unit.name
+    if (task := text_field(result, "task_name")) is None and (config := unit / "config.json").is_file():
+        task = text_field(read_json(config), "task", "path")
+    rollout.task_id = task or unit.name.rpartition("__")[0] or unit.name
     rollout.repo = options.repo or repo_of(Path(rollout.task_id).name)
     rollout.teacher = rollout.teacher or text_field(result, "agent_info", "model_info", "name")
     rollout.outcome = _outcome(unit, result)
@@ -66,9 +62,8 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     if ended and rollout.started_at:
         rollout.wall_seconds = (ended - rollout.started_at).total_seconds()
     rollout.error = error
-    if error:
-        for agent in rollout.agents[:1]:
-            agent.exit_status = "LimitsExceeded" if "Timeout" in (raised or "") else "Error"
+    if raised:
+        rollout.agents[0].exit_status = "LimitsExceeded" if "Timeout" in raised else "Error"
     other_files = [file for name in ("result.json", *_REWARDS) if (file := unit / name).is_file()]
     rollout.rollout_id = content_hash(source_of(unit, root), [file, *atif.documents_beside(file), *other_files])
     return rollout
@@ -80,9 +75,8 @@ def _trajectory(unit: Path, error: str | None) -> Path:
         if (file := unit / "agent" / name).is_file():
             return file
     if (unit / "steps").is_dir():
-        raise Unreadable(
-            "multi_step", f'{unit.name} is a trial of several steps; import its steps\' agent folders as "atif"'
-        )
+        remedy = "import the agent folders of its steps as `atif`"
+        raise Unreadable("multi_step", f"{unit.name} is a trial of several steps; {remedy}")
     present = ", ".join(sorted(file.name for file in (unit / "agent").glob("*"))) or "nothing"
     why = f"; {error}" if error else f" in agent/: {present}"
     raise Unreadable("errored" if error else "missing_trajectory", f"{unit.name}: no trajectory.json{why}")
@@ -122,12 +116,7 @@ def _add_token_ids(rollout: RolloutRecord, result: Mapping[str, Any]) -> None:
     if len(prompts) != len(turns) or len(outputs) != len(turns):
         return
     logprobs = field(first, "logprobs")
-    for i, (turn, prompt, output) in enumerate(zip(turns, prompts, outputs, strict=True)):
-        name = f"result.json, rollout_details[0], turn {i}"
-        turn.prompt_ids, turn.output_ids = token_ids(prompt, name), token_ids(output, name)
-        turn.logprobs = (
-            atif.logprobs(logprobs[i], len(turn.output_ids), name)
-            if isinstance(logprobs, list) and len(logprobs) == len(turns)
-            else None
-        )
+    logprobs = logprobs if isinstance(logprobs, list) and len(logprobs) == len(turns) else [None] * len(turns)
+    for i, (turn, prompt, output, scores) in enumerate(zip(turns, prompts, outputs, logprobs, strict=True)):
+        set_ids(turn, prompt, output, scores, f"result.json, rollout_details[0], turn {i}")
         turn.capture = "native"

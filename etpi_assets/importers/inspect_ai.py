@@ -11,8 +11,8 @@ from typing import IO, Any
 from etpi_assets.importers.calls import read_tools
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import Row
-from etpi_assets.importers.generic import read_messages, solo
-from etpi_assets.importers.run_info import repo_of, reward_of, run_info, sampler_of
+from etpi_assets.importers.generic import read_run
+from etpi_assets.importers.run_info import reward_of
 from etpi_assets.importers.source import (
     MOST_ROW_BYTES,
     Unreadable,
@@ -21,15 +21,13 @@ from etpi_assets.importers.source import (
     check_ratio,
     field,
     no_run,
-    number_field,
     parse_json,
     read_errors,
     read_json,
     text_field,
-    to_utc,
     too_large,
 )
-from etpi_assets.importers.spec import load
+from etpi_assets.importers.spec import at, load
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.inside import open_file
 
@@ -42,17 +40,13 @@ _GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 _ATTACHED = "attachment://"
 
 
-def claims(value: Any) -> bool:
-    return field(value, "status") is not None and field(value, "eval", "task") is not None
-
-
 def iter_rows(unit: Path) -> Iterator[tuple[int, Any]]:
     """Yield (number, {"log": the head, "sample": ...}) of each sample, or an Unreadable. Raises Unreadable."""
     if unit.suffix == _ARCHIVE:
         yield from _archived(unit)
         return
     log = as_mapping(read_json(unit), unit.name)
-    if not claims(log):
+    if not load("inspect")[0].claims(log):
         raise no_run(log, f"{unit.name} is no log of Inspect")
     head = {key: value for key, value in log.items() if key not in ("samples", "reductions")}
     samples = as_list(log.get("samples") or [], f"{unit.name}.samples")
@@ -76,20 +70,12 @@ def _archived(unit: Path) -> Iterator[tuple[int, Any]]:
     with _opened(unit) as archive:
         names = _names(archive)
         start = next((name for name in (_HEAD, _STARTED) if name in archive.NameToInfo), None)
-        try:
-            head = as_mapping(_read(archive, start, unit), start) if start else {}
-        except Unreadable as refused:
-            head = refused
+        head: Any = _entry(archive, start, unit) if start else {}
         if not names:
             raise _empty(unit, head)
         for number, name in enumerate(names):
-            try:
-                yield (
-                    number,
-                    head if isinstance(head, Unreadable) else {"log": head, "sample": _read(archive, name, unit)},
-                )
-            except Unreadable as refused:
-                yield number, refused
+            sample = head if isinstance(head, Unreadable) else _entry(archive, name, unit)
+            yield number, sample if isinstance(sample, Unreadable) else {"log": head, "sample": sample}
 
 
 def _empty(unit: Path, head: Any) -> Unreadable:
@@ -114,8 +100,15 @@ def _names(archive: zipfile.ZipFile) -> list[str]:
     return sorted(name for name in names if name.count("/") == 1 or name.endswith("/sample.json"))
 
 
+def _entry(archive: zipfile.ZipFile, name: str, unit: Path) -> Any:
+    """Return an entry's object, or its refusal: `bad_zip`, `decompression_bomb`, `too_large`, or as `parse_json`."""
+    try:
+        return as_mapping(_read(archive, name, unit), name)
+    except Unreadable as refused:
+        return refused
+
+
 def _read(archive: zipfile.ZipFile, name: str, unit: Path) -> Any:
-    """Parse an entry. Raises Unreadable: `bad_zip`, `decompression_bomb`, `too_large`, or as `parse_json`."""
     info = archive.NameToInfo[name]
     if name.count("/") > 1:
         raise Unreadable(
@@ -124,10 +117,8 @@ def _read(archive: zipfile.ZipFile, name: str, unit: Path) -> Any:
     try:
         with _stream(archive, info) as stream:
             data = stream.read(MOST_ROW_BYTES + 1)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
+    except Exception as error:  # those of zipfile, zlib and lzma have no common base
         raise Unreadable("bad_zip", f"{unit.name}, {name}: {error}; the file is cut or damaged") from error
-    except Exception as error:  # zlib.error and lzma's have no common base
-        raise Unreadable("bad_zip", f"{unit.name}, {name}: {error}") from error
     check_ratio(len(data), unit)
     if len(data) > MOST_ROW_BYTES:
         raise too_large(f"{unit.name}, {name}")
@@ -148,49 +139,23 @@ def _stream(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
 
 
 def record(row: Row, where: str, options: Options) -> RolloutRecord:
-    """Read a sample. Raises Unreadable: `empty`, `errored`, `no_prompt`, `non_text_content`, or as `read_messages`."""
+    """Read a sample. Raises Unreadable: as `read_run`."""
     log, sample = row["log"], as_mapping(row["sample"], where)
     messages = [_message(raw, f"{where}, messages[{i}]") for i, raw in enumerate(as_list(_messages(sample), where))]
-    error = text_field(sample, "error", "message")
-    if error and not any(message["role"] == "assistant" for message in messages):
-        raise Unreadable("errored", f"{where}: no answer; {error[:300]}")
-    name, task = text_field(sample, "id") or where, text_field(log, "eval", "task")
-    scores = {
-        key: value
-        for key, s in _mapping(sample.get("scores")).items()
-        if (value := _grade(field(s, "value"))) is not None
-    }
-    output = _mapping(sample.get("output"))
-    choices = output.get("choices")
-    stop = text_field(choices[-1], "stop_reason") if isinstance(choices, list) and choices else None
-    limit = text_field(sample, "limit", "type")
-    facts = {
-        "instance_id": f"{task}/{name}" if task else name,
-        "repo": repo_of(name),
-        "teacher": text_field(log, "eval", "model") or text_field(output, "model"),
-        "reward": next(iter(scores.values()), None),
-        "finish_reason": "length" if stop == "max_tokens" else None,
-        "exit_status": "Error" if error else "exit_cost" if limit else None,
-    }
-    rollout = solo(
-        read_messages(messages, f"{where}, messages", load("inspect")[0], options.unread),
-        run_info(facts, options),
-        where,
-        options,
-    )
-    rollout.tools = _offered(sample)
+    held = sample.get("scores")
+    graded = {key: _grade(field(s, "value")) for key, s in held.items()} if isinstance(held, dict) else {}
+    scores = {key: value for key, value in graded.items() if value is not None}
+    stop, ended = at(sample, ("output", "choices", -1, "stop_reason")), "length"
+    if text_field(sample, "error", "message"):
+        ended = "Error"
+    elif text_field(sample, "limit", "type"):
+        ended = "LimitsExceeded"
+    facts = {"exit": ended if ended != "length" or stop == "max_tokens" else None, "tools": _offered(sample)}
+    sample = {**sample, **facts, "messages": messages, "reward": next(iter(scores.values()), None)}
+    rollout = read_run({"log": log, "sample": sample}, load("inspect")[0], where, options)
     if rollout.outcome and len(scores) > 1:
         rollout.outcome["scores"] = scores
-    settings = {**_mapping(field(log, "plan", "config")), **_mapping(field(log, "eval", "model_generate_config"))}
-    rollout.sampler = sampler_of(settings, sample.get("model_usage"))
-    rollout.error = error[:500] if error else None
-    rollout.started_at = to_utc(sample.get("started_at")) or rollout.started_at
-    rollout.wall_seconds = number_field(sample, "total_time")
     return rollout
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _message(raw: Any, name: str) -> dict[str, Any]:
@@ -209,8 +174,7 @@ def _message(raw: Any, name: str) -> dict[str, Any]:
 def _readable(part: Any, name: str) -> Any:
     """Return a part of a message; of encrypted reasoning its summary, None if it has none.
 
-    Raises:
-        Unreadable: `unknown_form` for a call that the provider ran within the response.
+    Raises Unreadable: `unknown_form` for a call that the provider ran within the response.
     """
     if field(part, "type") == "tool_use":
         raise Unreadable("unknown_form", f"{name} has a call whose result the provider added to the same response")
@@ -221,7 +185,7 @@ def _readable(part: Any, name: str) -> Any:
 
 def _messages(sample: Mapping[str, Any]) -> Any:
     """Return the messages with their attachments put in."""
-    attachments = _mapping(sample.get("attachments"))
+    attachments: Any = sample.get("attachments")
 
     def resolved(value: Any) -> Any:
         if isinstance(value, str) and value.startswith(_ATTACHED):
@@ -230,7 +194,8 @@ def _messages(sample: Mapping[str, Any]) -> Any:
             return {key: resolved(inner) for key, inner in value.items()}
         return [resolved(inner) for inner in value] if isinstance(value, list) else value
 
-    return resolved(sample.get("messages")) if attachments else sample.get("messages")
+    messages = sample.get("messages")
+    return resolved(messages) if isinstance(attachments, dict) and attachments else messages
 
 
 def _grade(value: Any) -> float | None:

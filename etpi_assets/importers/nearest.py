@@ -9,28 +9,12 @@ from typing import Any
 
 from etpi_assets.importers.format import DetectionInput, Row
 from etpi_assets.importers.source import Unreadable
+from etpi_assets.importers.spec import load
 
-_COLUMNS = {
-    "messages": "messages",
-    "conversations": "sharegpt",
-    "history": "openhands",
-    "trajectory": "openhands",
-    "trajectory_steps": "r2e_gym",
-    "input_ids": "trl",
-    "output_ids": "tito",
-    "prompt": "trl",
-    "completion": "trl",
-    "response": "verl",
-    "reward_model": "verl",
-}
-"""Column -> the format that has it."""
 _OTHERS = {
     ("chosen", "rejected"): "rows that compare answers are no trajectories; keep the chosen answer alone:",
     ("instruction", "output"): "these are Alpaca's keys: --map prompt=instruction,answer=output leaves `input` out; or",
-    (
-        "query",
-        "response",
-    ): "these are ms-swift's keys of a query: --map prompt=query,answer=response leaves `history` out; or",
+    ("query", "response"): "these are ms-swift's keys: --map prompt=query,answer=response leaves `history` out; or",
     ("query", "answers"): "these are xLAM's keys, calls without a conversation:",
     ("system", "chat"): "this is Glaive's form, a conversation in one text:",
     ("segments",): "these are axolotl's segments of text:",
@@ -48,24 +32,19 @@ _SHOWN, _VALUES, _LONGEST = 12, 3, 60
 
 def unknown_row(source: DetectionInput) -> str:
     """Return the keys of the first row, and the nearest format with what it would need."""
-    row = source.row
+    row = next(iter(source.rows), None)
     if row is None:
         names = ", ".join(file.name for file in source.files[:_SHOWN])
         if not names:
             return "it has no files"
         if not any(file.stat().st_size for file in source.files):
             return f"nothing but empty files ({names}); {_FORMS}"
-        faults = (value.detail for value in source.first_values() if isinstance(value, Unreadable))
-        fault = next(faults, f"{names}; {_FORMS}")
-        return f"no row can be read ({fault})"
+        faults = (value.detail for value in source.values if isinstance(value, Unreadable))
+        return f"no row can be read ({next(faults, f'{names}; {_FORMS}')})"
     keys = ", ".join(map(str, list(row)[:_SHOWN])) + (", ..." if len(row) > _SHOWN else "")
-    values = ", ".join(f"{key} = {_shortened(value)}" for key, value in list(row.items())[:_VALUES])
+    texts = ((key, json.dumps(value, ensure_ascii=False, default=str)) for key, value in list(row.items())[:_VALUES])
+    values = ", ".join(f"{key} = {text if len(text) <= _LONGEST else f'{text[:_LONGEST]}...'}" for key, text in texts)
     return f"its first row has {keys or 'no keys'} ({values}); {_nearest(row)}{_map(row)}"
-
-
-def _shortened(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _map(row: Row) -> str:
@@ -78,7 +57,7 @@ def _map(row: Row) -> str:
 
 
 def _lists(value: Any, path: str) -> Iterator[tuple[str, Row]]:
-    """Yield the path and the first item of each list of objects, also within objects."""
+    """Yield the path and the first item of each list of objects, also within objects and lists of lists."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _lists(inner, f"{path}.{key}" if path else str(key))
@@ -87,27 +66,26 @@ def _lists(value: Any, path: str) -> Iterator[tuple[str, Row]]:
 
 
 def _nearest(row: Row) -> str:
-    if advice := next(_renamed(row), None):
-        return advice
+    """Return the format whose column of messages has another name in the row, or whose claim it nearly has."""
+    for key, value in row.items():
+        first: Any = value[0] if isinstance(value, list) and value else None
+        first = first[0] if isinstance(first, list) and first else first  # one level down
+        for mark, name, column in (("role", "messages", "messages"), ("from", "sharegpt", "conversations")):
+            if isinstance(first, dict) and mark in first:
+                return f"the nearest format is {name}: `{key}` holds its messages, so call it `{column}`"
     for keys, what in _OTHERS.items():
         if set(keys) <= set(row):
             return f"{what} write them as `messages` of {{role, content}} (format messages)"
-    near = [(key, match[0]) for key in map(str, row) if (match := difflib.get_close_matches(key, _COLUMNS, n=1))]
-    if near:
-        key, column = near[0]
-        missing = [other for other, name in _COLUMNS.items() if name == _COLUMNS[column] and other not in row]
-        of = f"`{key}` for `{column}`" if key != column else f"without {' or '.join(f'`{m}`' for m in missing)}"
-        return f"the nearest format is {_COLUMNS[column]}, {of}"
+    claims = [(name, claim) for name in _ROW_FORMATS for spec in load(name) for claim in spec.claimed]
+    columns = {str(path[0]): (name, claim) for name, claim in reversed(claims) for wanted, path in claim if wanted}
+    for key in map(str, row):
+        if match := difflib.get_close_matches(key, columns, n=1, cutoff=0.7):
+            name, claim = columns[match[0]]
+            missing = [f"`{path[0]}`" for wanted, path in claim if wanted and path[0] not in row]
+            of = f"`{key}` for `{match[0]}`" if key != match[0] else f"without {' and '.join(missing)}"
+            return f"the nearest format is {name}, {of}"
     return "the nearest format is messages, which has a column `messages` of {role, content}"
 
 
-def _renamed(row: Row) -> Iterator[str]:
-    """Yield what a column of messages under another name would have to be called."""
-    for key, value in row.items():
-        first: Any = value[0] if isinstance(value, list) and value else None
-        if isinstance(first, list) and first:  # one level down
-            first = first[0]
-        if isinstance(first, dict) and "role" in first:
-            yield f"the nearest format is messages: `{key}` holds chat messages, so call it `messages`"
-        elif isinstance(first, dict) and "from" in first:
-            yield f"the nearest format is sharegpt: `{key}` holds its messages, so call it `conversations`"
+_ROW_FORMATS = ("messages", "sharegpt", "r2e_gym", "verl", "trl", "tito")
+"""Formats of rows that any program may write; the first one is named of those with a column of the same name."""

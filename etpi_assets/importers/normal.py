@@ -55,6 +55,7 @@ class RunInfo:
         tools: schemas as `{"type": "function", "function": {...}}`.
         truncated: the last turn was cut at the output limit.
         numbered: the task id is a number that names a task within its file alone.
+        error: why the run failed.
         settings, usage: the sampler's settings, and the counts of tokens.
     """
 
@@ -67,6 +68,7 @@ class RunInfo:
     tools: list[dict[str, Any]] | None = None
     truncated: bool = False
     numbered: bool = False
+    error: str | None = None
     settings: dict[str, Any] | None = None
     usage: Any = None
     seed: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,14 @@ def _is_answer(row: Any) -> bool:
 
 def units(root: Path) -> list[Path]:
     """Return the files of answers; the root itself if it is a file."""
-    return [file for file in jsonl_units(root) if file == root or _may_hold_answers(file)]
+    return [file for file in jsonl_units(root) if file == root or _holds_answers(file)]
 
 
-def _may_hold_answers(file: Path) -> bool:
+def _holds_answers(file: Path) -> bool:
     """Return whether the first readable row is an answer, or no row of a file with rows is readable."""
-    damaged = False
-    for _, row in rows.iter_rows(file):
-        if not isinstance(row, Unreadable):
-            return _is_answer(row)
-        damaged |= row.reason != "empty"
-    return damaged
+    read = [row for _, row in islice(rows.iter_rows(file), rows.FIRST_ROWS)]
+    readable = [row for row in read if not isinstance(row, Unreadable)]
+    return _is_answer(readable[0]) if readable else any(row.reason != "empty" for row in read)
 
 
 def iter_rows(unit: Path) -> Iterator[tuple[int, Any]]:

@@ -53,32 +53,22 @@ def is_part(row: Any) -> bool:
 
 def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `errored`, `empty`, `compacted`, `unknown_form`, `unknown_role`."""
-    error, spec = text_field(row, "error"), load("openhands")[0]
-    name = "history" if row.get("history") is not None else "trajectory"
-    items = listed(row.get(name) or [], f"{where}, {name}")
-    if not items:
-        raise Unreadable("errored" if error else "empty", f"{where}: no event{f'; {error[:300]}' if error else ''}")
-    if isinstance(items[0], dict) and items[0].get("role") is not None:
-        entries = read_messages(items, f"{where}, {name}", spec, options.unread)
-        info = run_info(row, options, spec, shown=entries)
-    else:
-        events = _listed(items, f"{where}, {name}")
-        # The oldest events hold their arguments themselves.
-        count_keys([e for e in events if "args" in e or "kind" in e], "openhands", options.unread)
-        entries = _events(events, f"{where}, {name}", text_field(row, "instruction"))
-        info = run_info(row, options, spec, shown=entries)
-        models = (text_field(event, "tool_call_metadata", "model_response", "model") for event in events)
-        teacher = info.teacher or next((model for model in models if model), None)
-        info = replace(info, tools=info.tools or _offered(events, where), teacher=teacher)
-    rollout = solo(entries, info, where, options)
-    rollout.error = error
-    return rollout
-
-
-def _listed(items: Sequence[Any], name: str) -> list[Mapping[str, Any]]:
-    """Return the events, which old files hold in pairs."""
-    events = chain.from_iterable(event if isinstance(event, list) else (event,) for event in items)
-    return [as_mapping(event, f"{name}[{index}]") for index, event in enumerate(events)]
+    spec, name = load("openhands")[0], f"{where}, {'trajectory' if row.get('history') is None else 'history'}"
+    items = listed(spec.first("run", "messages", row) or [], name)
+    if items and isinstance(items[0], dict) and items[0].get("role") is not None:
+        entries = read_messages(items, name, spec, options.unread)
+        return solo(entries, run_info(row, options, spec, shown=entries), where, options)
+    # Old files have pairs of events.
+    flat = chain.from_iterable(event if isinstance(event, list) else (event,) for event in items)
+    events = [as_mapping(event, f"{name}[{index}]") for index, event in enumerate(flat)]
+    # The oldest events hold their arguments themselves.
+    count_keys([e for e in events if "args" in e or "kind" in e], "openhands", options.unread)
+    entries = _events(events, name, text_field(row, "instruction"))
+    info = run_info(row, options, spec, shown=entries)
+    models = (text_field(event, "tool_call_metadata", "model_response", "model") for event in events)
+    teacher = info.teacher or next(filter(None, models), None)
+    info = replace(info, tools=info.tools or _offered(events, where), teacher=teacher)
+    return solo(entries, info, where, options)
 
 
 def _offered(events: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]] | None:
@@ -97,10 +87,8 @@ def _events(events: Sequence[Mapping[str, Any]], name: str, instruction: str | N
     for index, event in enumerate(events):
         kind = text_field(event, "kind") or text_field(event, "action") or text_field(event, "observation")
         if kind in _CONDENSED:
-            raise Unreadable(
-                "compacted",
-                f"{name}[{index}]: the history was condensed, so what later turns read is lost; run without",
-            )
+            why = "the history was condensed, so what later turns read is lost; run without"
+            raise Unreadable("compacted", f"{name}[{index}]: {why}")
         if kind in _SILENT or (kind is None and not event.get("content")):
             continue
         entry = _event(event, f"{name}[{index}]", responses)
@@ -119,11 +107,9 @@ def _event(event: Mapping[str, Any], name: str, responses: dict[str, Message]) -
     Args:
         responses: response id, or name of the event if it has none -> its message so far; added to.
     """
-    kind = text_field(event, "kind")
-    if kind is not None:
+    if (kind := text_field(event, "kind")) is not None:
         return _new_event(kind, event, name, responses)
-    action = text_field(event, "action")
-    if action is None:
+    if (action := text_field(event, "action")) is None:
         answers = text_field(event, "tool_call_metadata", "tool_call_id")
         text = _as_read(content_text(event.get("content"), name), field(event, "extras", "metadata"))
         failed = text_field(event, "observation") == "error"
@@ -174,22 +160,17 @@ def _new_event(kind: str, event: Mapping[str, Any], name: str, responses: dict[s
         return read_messages([message], f"{name}.llm_message")[0]
     if kind == "ActionEvent":
         calls = read_calls(event.get("tool_call") or _own_call(event), name)
-        key = text_field(event, "llm_response_id")
-        if key and key in responses:
-            earlier = responses[key]
-            earlier.calls += calls
+        key = text_field(event, "llm_response_id") or name
+        if key in responses:
+            responses[key].calls += calls
             return None
-        entry = Message(
-            "assistant", content_text(event.get("thought"), name), calls, text_field(event, "reasoning_content")
-        )
-        if key:
-            responses[key] = entry
-        return entry
+        thought, reasoning = content_text(event.get("thought"), name), text_field(event, "reasoning_content")
+        responses[key] = Message("assistant", thought, calls, reasoning)
+        return responses[key]
     if (observation := event.get("observation")) is not None:
         text = observation.get("content", observation.get("output")) if isinstance(observation, dict) else observation
-        answers = text_field(event, "tool_call_id")
         text = _as_read(content_text(text, name), field(observation, "metadata"))
-        return Message("tool", text, exit_code=_code(observation), result_of=answers)
+        return Message("tool", text, exit_code=_code(observation), result_of=text_field(event, "tool_call_id"))
     for key in ("error", "rejection_reason", "detail"):
         if (text := text_field(event, key)) is not None:
             return Message("tool", text, result_of=text_field(event, "tool_call_id"))

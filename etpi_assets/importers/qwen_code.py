@@ -6,7 +6,7 @@ next prompt begins with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.sessions import (
     Session,
-    as_context,
     folder_name,
     paths,
     session_lines,
@@ -36,51 +35,42 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     first = next(iter(nodes.values()))[0]
     session = Session(text_field(first, "sessionId") or unit.name.partition(".")[0])
     session.repo = folder_name(text_field(first, "cwd") or "") or None
-    entries = {key: list(_entries(lines, f"{unit.name}, {key}", session)) for key, lines in nodes.items()}
-    histories = {key: _history(lines[0], f"{unit.name}, {key}") for key, lines in nodes.items()}
-    turns = {key for key, spoken in entries.items() if any(entry.role == "assistant" for entry in spoken)}
-    shared = set[str]()
+    entries = {key: _entries(lines, f"{unit.name}, {key}", session) for key, lines in nodes.items()}
+    turns = {key for key, lines in nodes.items() if lines[0].get("type") == "assistant"}
     for path in paths({key: text_field(lines[0], "parentUuid") for key, lines in nodes.items()}, turns):
         conversation = session.begin("branch" if session.conversations else "solo")
         for key in path:
-            if history := histories[key]:
-                conversation = session.begin("continuation")
-                conversation.entries += history
-            conversation.entries += as_context(entries[key]) if key in shared else entries[key]
-        shared.update(path)
+            if nodes[key][0].get("type") == "system":
+                if entries[key]:  # the history with which the prompt after a compaction begins
+                    conversation = session.begin("continuation", entries[key])
+            else:
+                conversation.entries.extend(entries[key])
     return session_rollout(session, unit, options)
 
 
-def _entries(lines: Sequence[Mapping[str, Any]], name: str, session: Session) -> Iterator[Message]:
-    """Yield the messages of the lines with one uuid, which are parts of one response."""
-    kind = lines[0].get("type")
+def _entries(lines: Sequence[Mapping[str, Any]], name: str, session: Session) -> list[Message]:
+    """Return the messages of the lines with one uuid, which are parts of one response; of a compaction its history."""
+    kind, last = lines[0].get("type"), lines[-1]
     if kind == "system":
-        return
+        history = as_list(field(lines[0], "systemPayload", "compressedHistory") or [], f"{name}, compressedHistory")
+        of_model = [(field(content, "role") == "model", field(content, "parts")) for content in history]
+        return [m for is_model, parts in of_model for m in _spoken(parts, name, is_model, trained=False)]
     if kind not in _SPEAKERS:
         raise Unreadable("unknown_role", f"{name} has type {kind!r}; known are {', '.join(_SPEAKERS)}, system")
-    parts = [part for line in lines for part in as_list(field(line, "message", "parts") or [], f"{name}, parts")]
     if kind == "assistant":
-        session.add_response(text_field(lines[-1], "model"), lines[-1].get("usageMetadata"))
-    yield from _spoken(parts, name, kind == "assistant", lines[0].get("timestamp"))
+        session.add_response(text_field(last, "model"), last.get("usageMetadata"))
+    parts = field(last, "message", "parts") or []
+    if len(lines) > 1:
+        parts = [p for line in lines for p in as_list(field(line, "message", "parts") or [], f"{name}, parts")]
+    return _spoken(parts, name, kind == "assistant", lines[0].get("timestamp"))
 
 
-def _history(line: Mapping[str, Any], name: str) -> list[Message]:
-    """Return the messages with which the prompt after a compaction begins, as context."""
-    history = as_list(field(line, "systemPayload", "compressedHistory") or [], f"{name}, compressedHistory")
-    return [
-        entry
-        for content in history
-        for entry in as_context(
-            _spoken(as_list(field(content, "parts"), f"{name}, parts"), name, field(content, "role") == "model")
-        )
-    ]
-
-
-def _spoken(parts: Sequence[Any], name: str, is_model: bool, at: Any = None) -> Iterator[Message]:
-    """Yield the messages of a content: results, and then its text with the calls."""
-    moment, content = to_utc(at), read_content(parts, name, load("gemini_cli")[0])
-    yield from (Message("tool", text, time=moment, result_of=answers) for answers, text in content.results)
+def _spoken(parts: Any, name: str, is_model: bool, at: Any = None, *, trained: bool = True) -> list[Message]:
+    """Return the messages of a content: results, and then its text with the calls."""
+    moment, content = to_utc(at), read_content(as_list(parts, f"{name}, parts"), name, load("gemini_cli")[0])
+    spoken = [Message("tool", text, time=moment, result_of=answers) for answers, text in content.results]
     if is_model:
-        yield Message("assistant", content.text, list(content.calls), content.thought, moment)
+        spoken.append(Message("assistant", content.text, list(content.calls), content.thought, moment, trained))
     elif content.text:
-        yield Message("user", content.text, time=moment)
+        spoken.append(Message("user", content.text, time=moment))
+    return spoken

@@ -8,13 +8,14 @@ of remaining steps to the last message; the trajectory lacks that line, so the i
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import Row
 from etpi_assets.importers.generic import solo
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.run_info import run_info
-from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, text_field
+from etpi_assets.importers.source import as_list, as_mapping, field, text_field
 from etpi_assets.importers.spec import load
 from etpi_assets.trajectories.records import RolloutRecord
 
@@ -26,14 +27,14 @@ _ERRORS = ("env_exception", "llm_query_error", "reward_unavailable")
 def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read a row. Raises Unreadable: `errored` or `empty` without a step, `unknown_form`."""
     steps = as_list(row.get("trajectory_steps"), f"{where}, trajectory_steps")
-    reason = text_field(row, "exit_reason")
-    if not steps:
-        output = (text_field(row, "test_output") or "no output")[:300]
-        raise Unreadable("errored" if reason in _ERRORS else "empty", f"{where}: no step; exit {reason}: {output}")
+    reason, output = text_field(row, "exit_reason"), text_field(row, "test_output") or ""
+    error = f"{reason}: {output[:300] or 'no output'}" if reason in _ERRORS else None
     system, instance = text_field(row, "agent_args", "system_prompt"), text_field(row, "agent_args", "instance_prompt")
     problem = text_field(row, "problem_statement") or ""
     entries = [Message("system", system)] if system else []
-    entries.append(Message("user", _filled(instance, problem) if instance else problem))
+    # The two fields that every scaffold's template of a prompt has.
+    prompt = (instance or "{problem_statement}").replace("{working_dir}", "/testbed")
+    entries.append(Message("user", prompt.replace("{problem_statement}", problem)))
     max_steps = row.get("max_steps")
     for index, raw in enumerate(steps):
         if type(max_steps) is int:
@@ -47,14 +48,8 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
         entries.append(Message("user", text_field(step, "observation") or ""))
     if image := _IMAGE.search(text_field(row, "docker_image") or ""):
         row = {**row, "docker_image": {"task": f"{image['repo']}@{image['commit']}", "repo": image["repo"]}}
-    info = run_info(row, options, load("r2e_gym")[0], shown=entries)
+    info = replace(run_info(row, options, load("r2e_gym")[0], shown=entries), error=error)
     rollout = solo(entries, info, where, options)
     if rollout.outcome is not None:
-        rollout.outcome["test_output_chars"] = len(text_field(row, "test_output") or "")
-    rollout.error = f"{reason}: {(text_field(row, 'test_output') or '')[:300]}" if reason in _ERRORS else None
+        rollout.outcome["test_output_chars"] = len(output)
     return rollout
-
-
-def _filled(template: str, problem: str) -> str:
-    """Fill the two fields that every scaffold's prompt template has."""
-    return template.replace("{problem_statement}", problem).replace("{working_dir}", "/testbed")

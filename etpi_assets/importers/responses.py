@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from etpi_assets.importers.atif import logprobs
 from etpi_assets.importers.calls import content_text, read_calls, read_content, role_of
-from etpi_assets.importers.conversation import token_ids
+from etpi_assets.importers.conversation import set_ids
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.source import Unreadable, as_mapping, text_field, to_utc
 
@@ -20,17 +19,8 @@ _CALLS = {
     "tool_search_call": "arguments",
 }
 """Kind of an item that is a call -> its key of the arguments."""
-_SILENT = (
-    "ghost_snapshot",
-    "item_reference",
-    "other",
-    "web_search_call",
-    "file_search_call",
-    "image_generation_call",
-    "additional_tools",
-    "configuration_update",
-    "compaction_trigger",
-)
+_SILENT = ("ghost_snapshot", "item_reference", "other", "web_search_call", "file_search_call", "image_generation_call",
+           "additional_tools", "configuration_update", "compaction_trigger")  # fmt: skip
 """Kinds of items without text, or whose results stay with the provider."""
 
 
@@ -40,8 +30,7 @@ def response_messages(items: Iterable[Any], what: str, *, is_context: bool = Fal
     Args:
         is_context: no item is a turn.
 
-    Raises:
-        Unreadable: `unknown_form`, `unknown_role`, `non_text_content`, `bad_token_ids` or `bad_logprobs`.
+    Raises Unreadable: `unknown_form`, `unknown_role`, `non_text_content`, `bad_token_ids` or `bad_logprobs`.
     """
     entries: list[Message] = []
     is_open = False
@@ -63,10 +52,9 @@ def response_messages(items: Iterable[Any], what: str, *, is_context: bool = Fal
             is_open = entries[-1].output_ids is None
             continue
         is_open = False
-        if kind == "message":
+        if kind in ("message", "agent_message"):  # of another agent
+            role = role if kind == "message" else "user"
             entries.append(Message(role, content_text(item.get("content"), name), time=at))
-        elif kind == "agent_message":  # of another agent
-            entries.append(Message("user", content_text(item.get("content"), name), time=at))
         elif kind.endswith("_output"):
             output = json.dumps(item.get("tools")) if "tools" in item else _output(item.get("output"), name)
             entries.append(Message("tool", output, time=at, result_of=text_field(item, "call_id")))
@@ -93,11 +81,8 @@ def _add(entry: Message, kind: str, item: Mapping[str, Any], name: str) -> None:
         if kind == "mcp_call" and item.get("output") is not None:
             raise Unreadable("unknown_form", f"{name} is a call whose result the provider added to the same response")
     if item.get("generation_token_ids"):
-        entry.prompt_ids = token_ids(item.get("prompt_token_ids"), f"{name}.prompt_token_ids")
-        entry.output_ids = token_ids(item["generation_token_ids"], f"{name}.generation_token_ids")
-        entry.logprobs = logprobs(
-            item.get("generation_log_probs"), len(entry.output_ids), f"{name}.generation_log_probs"
-        )
+        ids, logprobs = item["generation_token_ids"], item.get("generation_log_probs")
+        set_ids(entry, item.get("prompt_token_ids"), ids, logprobs, name)
 
 
 def _output(value: Any, name: str) -> str:
@@ -105,8 +90,3 @@ def _output(value: Any, name: str) -> str:
     if isinstance(value, dict):
         value = value.get("content") if isinstance(value.get("content"), str | list) else json.dumps(value)
     return content_text(value, name)
-
-
-def instructed(text: Any, entries: Sequence[Message]) -> list[Message]:
-    """Return the messages with instructions as a system prompt before them, if there are any."""
-    return [*([Message("system", text)] if isinstance(text, str) and text else []), *entries]

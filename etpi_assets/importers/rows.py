@@ -57,10 +57,6 @@ def units(root: Path) -> list[Path]:
     return row_files(files_below(root)) if root.is_dir() else [root]
 
 
-def is_parquet(path: Path) -> bool:
-    return _plain_name(path).endswith(".parquet")
-
-
 def is_table(path: Path) -> bool:
     """Return whether a file has columns, which give every row the keys of all, with nulls."""
     return _plain_name(path).endswith((".parquet", ".arrow"))
@@ -73,7 +69,7 @@ def is_manifest(value: Mapping[str, Any]) -> bool:
 
 def iter_rows(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield (row number from 0, value) of every row; the value is an Unreadable if the row cannot be read."""
-    if is_parquet(path):
+    if _plain_name(path).endswith(".parquet"):
         yield from _parquet_rows(path)
     elif path.name.endswith(".arrow"):
         yield from _arrow_rows(path)
@@ -85,7 +81,7 @@ def iter_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 def count_rows(path: Path) -> int:
     """Count the values of `iter_rows`, without parsing lines or parquet."""
-    if is_parquet(path):
+    if _plain_name(path).endswith(".parquet"):
         opened = _parquet(path)
         return 1 if isinstance(opened, Unreadable) else opened.metadata.num_rows
     if _plain_name(path).endswith(_LINES):
@@ -128,16 +124,8 @@ def iter_runs(path: Path, part: Part) -> Iterator[tuple[int, Any]]:
 
 FIRST_ROWS = 20
 """Rows at the beginning of a file that say what it holds: the first ones may be damaged, or a header."""
-_RUN_IDS = (
-    "conversation_id",
-    "session_id",
-    "dialogue_id",
-    "thread_id",
-    "chat_id",
-    "trajectory_id",
-    "episode_id",
-    "run_id",
-)
+_RUN_IDS = ("conversation_id", "session_id", "dialogue_id", "thread_id", "chat_id", "trajectory_id", "episode_id",
+            "run_id")  # fmt: skip
 """Keys of messages that name their conversation."""
 
 
@@ -208,44 +196,40 @@ def _parsed(line: bytes, name: str) -> Any:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    import pyarrow as pa
-
+    """Yield the rows of a file; each row of the rest is an Unreadable where it cannot be read."""
     opened = _parquet(path)
     if isinstance(opened, Unreadable):
         yield 0, opened
         return
-    number = itertools.count()
+    read, fault = 0, None
     try:
         for values in _parquet_batches(opened):
             for value in values:
-                yield next(number), value
+                yield read, value
+                read += 1
     except MemoryError:
-        for row in range(next(number), opened.metadata.num_rows):
-            yield row, Unreadable("decompression_bomb", f"{path.name}, from row {row}: a page has over 1 GiB")
-    except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError, OverflowError) as error:
-        for row in range(next(number), opened.metadata.num_rows):
-            yield row, Unreadable("bad_parquet", f"{path.name}, from row {row}: {error}; fetch the file again")
+        fault = Unreadable("decompression_bomb", f"{path.name}, from row {read}: a page has over 1 GiB")
+    except Exception as error:  # those of Arrow, and of values that Python does not have
+        fault = Unreadable("bad_parquet", f"{path.name}, from row {read}: {error}; fetch the file again")
+    yield from ((row, fault) for row in (range(read, opened.metadata.num_rows) if fault else ()))
 
 
 def _arrow_rows(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield the rows of a stream of record batches, as `datasets` saves them (prepared sets of TRL and others)."""
     import pyarrow as pa
 
-    number = itertools.count()
+    read = 0
     try:
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
-            while True:
-                with _headroom(MOST_PAGE_BYTES):
-                    batch = next(reader, None)
-                if batch is None:
-                    return
+            while (batch := _next_batch(reader)) is not None:
                 batch.validate(full=True)  # its offsets are the file's
                 for start in range(0, batch.num_rows, _BATCH_ROWS):
                     for value in batch.slice(start, _BATCH_ROWS).to_pylist():
-                        yield next(number), value
-    except (pa.ArrowException, MemoryError, OSError, UnicodeDecodeError, ValueError, OverflowError) as error:
-        at = next(number)
-        yield at, Unreadable("bad_arrow", f"{path.name}, from row {at}: {error or 'over 1 GiB'}; fetch the file again")
+                        yield read, value
+                        read += 1
+    except Exception as error:
+        why = f"{error or 'over 1 GiB'}; fetch the file again"
+        yield read, Unreadable("bad_arrow", f"{path.name}, from row {read}: {why}")
 
 
 def _parquet_batches(file: Any) -> Iterator[list[Any]]:
@@ -254,13 +238,14 @@ def _parquet_batches(file: Any) -> Iterator[list[Any]]:
     for group in range(file.num_row_groups):
         rows = max(1, min(_BATCH_ROWS, MOST_ROW_BYTES // max(1, _group_bytes(file, group))))
         batches = file.iter_batches(batch_size=rows, row_groups=[group], use_threads=False)
-        while True:
-            # A page's own header can contradict the file's footer, so reading may take little memory in any case.
-            with _headroom(MOST_PAGE_BYTES):
-                batch = next(batches, None)
-            if batch is None:
-                break
+        while (batch := _next_batch(batches)) is not None:
             yield batch.to_pylist()
+
+
+def _next_batch(batches: Iterator[Any]) -> Any:
+    """Return the next batch, None at the end; a page's own header can contradict the file's footer."""
+    with _headroom(MOST_PAGE_BYTES):
+        return next(batches, None)
 
 
 def _group_bytes(file: Any, group: int) -> int:
@@ -282,7 +267,6 @@ def _headroom(count: int) -> Iterator[None]:
 
 def _parquet(path: Path) -> Any:
     """Open the file; return an Unreadable if that fails."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
@@ -295,7 +279,7 @@ def _parquet(path: Path) -> Any:
             raise Unreadable("too_large", f"{path.name} has {opened.metadata.num_rows:,} rows; split it into rollouts")
     except Unreadable as refused:
         return refused
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except Exception as error:
         return Unreadable("bad_parquet", f"{path.name}: {error}; fetch the file again")
     if opened.metadata.num_rows == 0:
         return Unreadable("empty", f"{path.name} has no rows")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from etpi_assets.importers.calls import Unread, read_tools, silent
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.normal import Message, RunInfo
-from etpi_assets.importers.source import Unreadable, int32_field, number_field, text_field, to_utc
+from etpi_assets.importers.source import Unreadable, field, int32_field, number_field, text_field, to_utc
 from etpi_assets.importers.spec import Node, Spec, at, base, json_value
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 
@@ -32,15 +33,13 @@ _INSTANCE = re.compile(
 _SUBMITS = re.compile(r"\becho\s+['\"]?(?:COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT|MINI_SWE_AGENT_FINAL_OUTPUT)")
 _SUBMITTED_ON_EXIT = re.compile(r"submitted \((\w+)\)")
 _EXITS = {
-    "submitted": "Submitted", "submit": "Submitted", "agent": "Submitted", "finish": "Submitted",
-    "finished": "Submitted",
-    "exit_cost": "LimitsExceeded", "max_step_limit": "LimitsExceeded", "agent_max_step_limit": "LimitsExceeded",
-    "abs_step_limit": "LimitsExceeded", "traj_time_limit": "LimitsExceeded", "max_iterations": "LimitsExceeded",
-    "exit_context": "ContextWindowExceeded", "token_limit": "ContextWindowExceeded",
+    **dict.fromkeys(("submitted", "submit", "agent", "finish", "finished"), "Submitted"),
+    **dict.fromkeys(("exit_cost", "max_step_limit", "agent_max_step_limit", "abs_step_limit"), "LimitsExceeded"),
+    **dict.fromkeys(("traj_time_limit", "max_iterations"), "LimitsExceeded"),
+    **dict.fromkeys(("exit_context", "token_limit"), "ContextWindowExceeded"),
+    **dict.fromkeys(("exit_error", "exit_environment_error", "exit_api", "llm_query_error", "env_exception"), "Error"),
     "exit_format": "FormatError",
-    "exit_error": "Error", "exit_environment_error": "Error", "exit_api": "Error", "llm_query_error": "Error",
-    "env_exception": "Error",
-}  # fmt: skip
+}
 
 
 def run_info(
@@ -56,25 +55,23 @@ def run_info(
         place: "@file" and "@folder" -> names of the file and its folder.
         shown: the messages; a column whose text they have is not counted as unread. Without a format none is.
 
-    Raises:
-        Unreadable: `unknown_form` if a column of tool schemas holds something else, `bad_reward` if a reward does.
+    Raises Unreadable: `unknown_form` if a column of tool schemas holds something else, `bad_reward` if a reward does.
     """
     counted = options.unread is not silent and isinstance(row, Mapping) and spec is not None
     spec = spec or base()
-    paths, tree = spec.paths["run"], spec.trees["run"]
-    within = [_object(at(row, path)) for path in paths.get("within", ())]
-    facts = [_facts(held, tree) for held in (row, *within) if isinstance(held, Mapping)]
+    paths, places = spec.paths["run"], [row]
+    places += [held for path in paths.get("within", ()) if (held := _object(at(row, path))) is not None]
 
     def values(slot: str) -> Iterator[tuple[str, Any]]:
-        yield from (fact[1:] for of in facts for fact in sorted(of.get(slot, ()), key=lambda fact: fact[0]))
+        for held in places:
+            for path in paths.get(slot, ()):
+                if path and path[0] in held and (value := at(held, path)) is not None and value != "":
+                    yield ".".join(map(str, path)), value
 
     def first(slot: str) -> str | None:
-        texts = (text_field({"": value}, "") for _, value in values(slot))
+        texts = (text_field(value) for _, value in values(slot))
         names = (place[str(p[0])] for p in paths.get(slot, ()) if place and p and p[0] in place)
         return next(filter(None, texts), None) or next(iter(names), None)
-
-    def at_first(slot: str) -> dict[str, Any]:
-        return {"": spec.first("run", slot, row)}
 
     reward, ended, numbered = None, first("exit"), False
     for slot in ("reward", "flag"):  # others use a `flag` for an answer or a class
@@ -102,33 +99,13 @@ def run_info(
         truncated=truncated,
         tools=next((tools for key, value in values("tools") if (tools := read_tools(value, key, spec))), None),
         numbered=numbered,
+        error=first("error"),
         settings={key: value for held in settings for key, value in held.items()} or None,
         usage=spec.first("run", "usage", row),
-        seed=int32_field(at_first("seed"), ""),
+        seed=int32_field(spec.first("run", "seed", row)),
         started_at=to_utc(spec.first("run", "started", row)),
-        seconds=number_field(at_first("seconds"), ""),
+        seconds=number_field(spec.first("run", "seconds", row)),
     )
-
-
-_Facts = dict[str, list[tuple[int, str, Any]]]
-"""Slot -> (rank of the path, key, value) of each path that has a value."""
-
-
-def _facts(held: Mapping[str, Any], tree: Mapping[Any, Node]) -> _Facts:
-    facts: _Facts = {}
-    for key, value in held.items():
-        if (node := tree.get(key)) is not None and value is not None:
-            _fill(facts, node, value, str(key))
-    return facts
-
-
-def _fill(facts: _Facts, node: Node, value: Any, key: str) -> None:
-    for slot, rank in node.slots:
-        if value != "":
-            facts.setdefault(slot, []).append((rank, key, value))
-    for inner, below in node.below.items() if node.below else ():
-        if (value_there := at(value, (inner,))) is not None:
-            _fill(facts, below, value_there, f"{key}.{inner}")
 
 
 def _count_unread(row: Mapping[str, Any], spec: Spec, unread: Unread, shown: Sequence[Message]) -> None:
@@ -139,23 +116,22 @@ def _count_unread(row: Mapping[str, Any], spec: Spec, unread: Unread, shown: Seq
         node = tree.get(key)
         if value in (None, "", [], {}) or (node is not None and (node.slots or node.known) and key not in within):
             continue
-        if isinstance(value, str) and len(value) > _LONG:
+        said = [field(m, "content") for m in (value if isinstance(value, list) else [value]) if field(m, "role")]
+        if said or (isinstance(value, str) and len(value) > _LONG):  # messages or a text that were read elsewhere
             texts = "\n".join(message.text for message in shown) if texts is None else texts
-            if value.strip()[:_COMPARED] in texts:
+            if all(isinstance(text, str) and text.strip()[:_COMPARED] in texts for text in said or [value]):
                 continue
-        below = {**tree, **(node.below if node else {})} if key in within else node.below if node else {}
-        if below and isinstance(inner := _object(value), Mapping):
-            _count_below(inner, below, f"{key}.", unread)
-        else:
-            unread("row", str(key), value)
+        below = {**(tree if key in within else {}), **(node.below if node else {})}
+        _count_below(value, below, str(key), unread)
 
 
-def _count_below(value: Mapping[str, Any], tree: Mapping[Any, Node], prefix: str, unread: Unread) -> None:
-    for key, inner in value.items():
-        if (node := tree.get(key)) is None:
-            unread("row", f"{prefix}{key}", inner)
-        elif node.below and not node.slots and isinstance(inner, Mapping):
-            _count_below(inner, node.below, f"{prefix}{key}.", unread)
+def _count_below(value: Any, tree: Mapping[Any, Node], name: str, unread: Unread) -> None:
+    if not tree or (inner := _object(value)) is None:
+        unread("row", name, value)
+        return
+    for key, held in inner.items():
+        if (node := tree.get(key)) is None or (node.below and not node.slots and isinstance(held, Mapping)):
+            _count_below(held, node.below if node else {}, f"{name}.{key}", unread)
 
 
 _LONG, _COMPARED = 40, 2000
@@ -178,6 +154,7 @@ def build_rollout(agents: list[AgentRecord], info: RunInfo, where: str) -> Rollo
         started_at=info.started_at or next((turn.at for agent in agents for turn in agent.turns if turn.at), None),
         tools=info.tools,
         sampler=sampler_of(info.settings or {}, info.usage),
+        error=info.error and info.error[:500],
         sample_seed=info.seed,
         wall_seconds=info.seconds,
     )
@@ -190,18 +167,14 @@ def outcome_of(reward: float | None) -> dict[str, Any] | None:
 
 def exit_name(status: str | None) -> str | None:
     """Map an exit status to etpi's name; an unknown status stays as written."""
-    if status is None:
-        return None
-    match = _SUBMITTED_ON_EXIT.fullmatch(status)
-    return _EXITS.get(match[1] if match else status, status)
+    match = _SUBMITTED_ON_EXIT.fullmatch(status or "")
+    return _EXITS.get(match[1] if match else status or "", status)
 
 
 def exit_by_action(last_actions: Sequence[Action]) -> str:
     """Derive an exit status from the last turn's commands, for runs that do not record one."""
-    submits = any(
-        _SUBMITS.search(action.command) or action.command.split()[:1] in (["submit"], ["finish"], [TASK_COMPLETE])
-        for action in last_actions
-    )
+    commands = [action.command for action in last_actions]
+    submits = any(_SUBMITS.search(c) or c.split()[:1] in (["submit"], ["finish"], [TASK_COMPLETE]) for c in commands)
     return "Submitted" if submits else "unknown"
 
 
@@ -239,22 +212,16 @@ def _object(value: Any) -> Mapping[str, Any] | None:
 def reward_of(name: str, value: Any) -> float | None:
     """Return a number or a flag, which may be text; None for a value that is neither.
 
-    Raises:
-        Unreadable: `bad_reward` for a `reward` that is neither, and not empty.
+    Raises Unreadable: `bad_reward` for a `reward` that is neither, and not empty.
     """
     if isinstance(value, bool):
         return float(value)
     text = value.strip().lower().replace("_", " ") if isinstance(value, str) else None
     if value is None or text in _NO_REWARD:
         return None
-    number = number_field({"": value}, "") if text is None else _TEXTS[text] if text in _TEXTS else _number(text)
+    number = number_field(value) if text is None else _TEXTS.get(text)
+    with suppress(ValueError):
+        number = number_field(float(text)) if number is None and text is not None else number
     if number is None and name == "reward":
         raise Unreadable("bad_reward", f"reward is {str(value)[:40]!r}; write a number, true or false, or no reward")
     return number
-
-
-def _number(text: str) -> float | None:
-    try:
-        return number_field({"": float(text)}, "")
-    except ValueError:
-        return None

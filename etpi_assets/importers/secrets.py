@@ -102,10 +102,9 @@ def without_secrets(item: ImportResult, choice: str) -> ImportResult:
 
 def _masked_agent(agent: AgentRecord) -> AgentRecord:
     """Return an agent with masks; its turns that wrote a secret are context."""
-    wrote = {t.turn for t in agent.turns if _is_secret([t.content, t.reasoning, [a.command for a in t.actions]])}
-    wrote |= {
-        m.turn for m in agent.messages if m.role == "assistant" and m.turn is not None and _is_secret(m.tool_calls)
-    }
+    written = [(t.turn, [t.content, t.reasoning, *(a.command for a in t.actions)]) for t in agent.turns]
+    written += [(m.turn, m.tool_calls) for m in agent.messages if m.role == "assistant" and m.turn is not None]
+    wrote = {turn for turn, texts in written if _masked(texts, Counter()) != texts}
     messages, last = [], None
     for message in agent.messages:
         is_context = message.turn is None or message.turn in wrote
@@ -113,20 +112,13 @@ def _masked_agent(agent: AgentRecord) -> AgentRecord:
         content, reasoning, calls = _masked([message.content, message.reasoning, message.tool_calls], Counter())
         turn = None if is_context and message.role == "assistant" else last
         kind = "other" if turn is None and message.kind == "action" else message.kind
-        masked = replace(message, turn=turn, kind=kind, content=content, reasoning=reasoning, tool_calls=calls)
-        messages.append(masked)
-    turns = [
-        replace(turn, observation=_masked(turn.observation, Counter()), inbox=_masked(turn.inbox, Counter()))
-        for turn in agent.turns
-        if turn.turn not in wrote
-    ]
+        texts = {"content": content, "reasoning": reasoning, "tool_calls": calls}
+        messages.append(replace(message, turn=turn, kind=kind, **texts))
+    turns = []
+    for turn in (turn for turn in agent.turns if turn.turn not in wrote):
+        observation, inbox = _masked([turn.observation, turn.inbox], Counter())
+        turns.append(replace(turn, observation=observation, inbox=inbox))
     return replace(agent, messages=messages, turns=turns, patch=_masked(agent.patch, Counter()))
-
-
-def _is_secret(value: Any) -> bool:
-    counts = Counter[str]()
-    _masked(value, counts)
-    return bool(counts)
 
 
 def _masked(value: Any, counts: Counter[str]) -> Any:

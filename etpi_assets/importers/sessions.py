@@ -1,24 +1,24 @@
 """Sessions of coding assistants: a file is a rollout, and each branch, continuation and sub-agent in it an agent.
 
-A turn that two conversations share is trained in the first one; in the others it is context. Roles of agents: "solo",
-"branch" (a retry; its id is that of the agent it departs from and a number), "continuation" (after a compaction) and
-"subagent" (its id ends with that of the call that started it).
+A message that two conversations share is trained in the first one; in the others it is context. Roles of agents:
+"solo", "branch" (a retry), "continuation" (after a compaction) and "subagent" (its id ends with that of its call).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from etpi_assets.importers.calls import count_keys
 from etpi_assets.importers.conversation import Options, fill_agent
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.rows import files_below, iter_rows
 from etpi_assets.importers.run_info import add_usage, imported, sampler_of
-from etpi_assets.importers.source import Unreadable
+from etpi_assets.importers.source import Unreadable, as_mapping
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 
 _LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -26,8 +26,7 @@ _MOST_COPIED = 1_000_000
 """Messages of all branches of a file; a file of this size whose branches repeat more was made to exhaust memory."""
 
 
-@dataclass
-class Conversation:
+class Conversation(NamedTuple):
     """One path through a session. `role`: see the module."""
 
     agent_id: str
@@ -64,18 +63,20 @@ class Session:
 
 def session_rollout(session: Session, unit: Path, options: Options) -> RolloutRecord:
     """Build the rollout of a session. Raises Unreadable: `empty`, `no_prompt`."""
-    agents: list[AgentRecord] = []
-    for conversation in session.conversations:
-        entries = conversation.entries
-        if any(entry.role == "assistant" and entry.trained for entry in entries):
-            agent = AgentRecord(_unique(conversation.agent_id, agents), "", conversation.role, "unknown")
-            fill_agent(agent, entries, options, answers="all")
-            agents.append(agent)
+    agents: dict[str, AgentRecord] = {}
+    shared = set[int]()
+    for agent_id, role, entries in session.conversations:
+        own = [replace(e, trained=False) if e.trained and id(e) in shared else e for e in entries]
+        shared.update(map(id, entries))
+        if any(entry.role == "assistant" and entry.trained for entry in own):
+            names = (f"{agent_id}_{n}" if n else agent_id for n in count())
+            name = next(name for name in names if name not in agents)
+            agents[name] = fill_agent(AgentRecord(name, "", role, "unknown"), own, options, answers="all")
     if not agents:
         raise Unreadable("empty", f"{unit.name}: no answer of a model")
-    times = [message.at for agent in agents for message in agent.messages if message.at]
+    times = [message.at for agent in agents.values() for message in agent.messages if message.at]
     return imported(
-        agents,
+        list(agents.values()),
         session.id,
         options.repo or session.repo or "unknown",
         teacher=options.teacher or next((model for model, _ in session.models.most_common(1)), None),
@@ -86,19 +87,9 @@ def session_rollout(session: Session, unit: Path, options: Options) -> RolloutRe
     )
 
 
-def as_context(entries: Iterable[Message]) -> list[Message]:
-    """Return the entries as context: another conversation trains them."""
-    return [replace(entry, trained=False) for entry in entries]
-
-
 def folder_name(path: str) -> str:
     """Return the last part of a path of any system, or of a URL."""
     return path.replace("\\", "/").rstrip("/").rpartition("/")[2]
-
-
-def _unique(agent_id: str, agents: Sequence[AgentRecord]) -> str:
-    taken = {agent.agent_id for agent in agents}
-    return next(name for n in range(len(taken) + 1) if (name := f"{agent_id}_{n}" if n else agent_id) not in taken)
 
 
 def jsonl_units(root: Path) -> list[Path]:
@@ -108,19 +99,13 @@ def jsonl_units(root: Path) -> list[Path]:
 
 def session_lines(unit: Path, format: str, options: Options) -> list[Mapping[str, Any]]:
     """Return the lines of a file; one that a crash cut at the end is dropped. Raises Unreadable: as `read_json`."""
-    lines: list[Mapping[str, Any]] = []
-    cut: Unreadable | None = None
-    for number, line in iter_rows(unit):
-        if cut is not None or (isinstance(line, Unreadable) and line.reason != "truncated_json"):
-            raise cut or line
+    lines = [line for _, line in iter_rows(unit)]
+    if len(lines) > 1 and isinstance(lines[-1], Unreadable) and lines[-1].reason == "truncated_json":
+        lines.pop()
+    for number, line in enumerate(lines):
         if isinstance(line, Unreadable):
-            cut = line
-        elif isinstance(line, Mapping):
-            lines.append(line)
-        else:
-            raise Unreadable("unknown_form", f"{unit.name}, line {number + 1} is no object")
-    if cut is not None and not lines:
-        raise cut
+            raise line
+        as_mapping(line, f"{unit.name}, line {number + 1}")
     count_keys(lines, format, options.unread)
     return lines
 
@@ -132,8 +117,7 @@ def paths(parents: Mapping[str, str | None], turns: Set[str]) -> Iterator[list[s
         parents: node -> the node before it, in the order of the file. A path begins after a node that is not recorded.
         turns: the nodes that a model wrote.
 
-    Raises:
-        Unreadable: `too_large` if the paths repeat far more messages than a session has.
+    Raises Unreadable: `too_large` if the paths repeat far more messages than a session has.
     """
     inner, seen, copied = set(parents.values()), set[str](), 0
     for leaf in reversed([node for node in parents if node not in inner]):

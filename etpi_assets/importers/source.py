@@ -13,7 +13,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -46,8 +46,7 @@ class Unreadable(Exception):
 def read_json(path: Path) -> Any:
     """Parse a JSON file, which may be compressed with gzip or zstd.
 
-    Raises:
-        Unreadable: `unreadable` (the file system), `empty`, `bad_gzip`, `bad_zstd`, `too_large`, or as `parse_json`.
+    Raises Unreadable: `unreadable` (the file system), `empty`, `bad_gzip`, `bad_zstd`, `too_large`, or as `parse_json`.
     """
     with read_errors(path), open_bytes(path) as file:
         data = file.read(MOST_ROW_BYTES + 1)
@@ -64,8 +63,7 @@ def too_large(name: str) -> Unreadable:
 def parse_json(data: bytes, name: str) -> Any:
     """Parse JSON; `name` is the source in error messages.
 
-    Raises:
-        Unreadable: `empty`, `not_utf8`, `truncated_json`, `bad_json` or `lone_surrogate`.
+    Raises Unreadable: `empty`, `not_utf8`, `truncated_json`, `bad_json` or `lone_surrogate`.
     """
     try:
         return orjson.loads(data)
@@ -100,10 +98,8 @@ def _slow_json(data: bytes, name: str) -> Any:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError as error:
             around = ascii(error.object[max(0, error.start - 30) : error.end])
-            raise Unreadable(
-                "lone_surrogate",
-                f"{name}: half a surrogate pair after {around}: the text was cut inside a character",
-            ) from error
+            why = f"half a surrogate pair after {around}: the text was cut inside a character"
+            raise Unreadable("lone_surrogate", f"{name}: {why}") from error
     return value
 
 
@@ -149,10 +145,8 @@ def check_ratio(decompressed: int, path: Path) -> None:
     """Raise Unreadable (`decompression_bomb`) where a file holds far more bytes than it has."""
     size = path.stat().st_size
     if decompressed > max(_SMALL_BYTES, _MOST_RATIO * size):
-        raise Unreadable(
-            "decompression_bomb",
-            f"{path.name}: {size:,} bytes hold more than {decompressed:,}; decompress it by hand if you trust it",
-        )
+        held = f"{path.name}: {size:,} bytes hold more than {decompressed:,}"
+        raise Unreadable("decompression_bomb", f"{held}; decompress it by hand if you trust it")
 
 
 @contextmanager
@@ -171,8 +165,7 @@ def read_errors(path: Path) -> Iterator[None]:
 def text_inside(folder: Path, name: str) -> str | None:
     """Return the text of a file of a run's folder, by a name that the run states; None if there is none.
 
-    Raises:
-        Unreadable: `link_outside` if the name leads out of the folder, `unreadable`.
+    Raises Unreadable: `link_outside` if the name leads out of the folder, `unreadable`.
     """
     try:
         return read_inside(folder, name).decode("utf-8", errors="replace")
@@ -186,20 +179,21 @@ def text_inside(folder: Path, name: str) -> str | None:
 
 def content_hash(source: str, paths: Sequence[Path]) -> str:
     """Return the id of an imported rollout: 32 hex digits of the hash of its path and the bytes of its files."""
-    digest = hashlib.sha256(source.encode("utf-8", "surrogateescape"))
+    parts = []
     for path in paths:
-        digest.update(b"\0" + path.name.encode("utf-8", "surrogateescape") + b"\0")
         with open_file(path) as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:32]
+            digest = hashlib.file_digest(file, "sha256").digest()
+        parts.append(b"\0" + path.name.encode("utf-8", "surrogateescape") + b"\0" + digest)
+    return _digest(source, parts)
 
 
 def content_hash_of(source: str, parts: Sequence[bytes]) -> str:
     """Return the id of a rollout that is stored in rows, as `content_hash` does for files."""
-    digest = hashlib.sha256(source.encode("utf-8", "surrogateescape"))
-    for part in parts:
-        digest.update(b"\0" + hashlib.sha256(part).digest())
-    return digest.hexdigest()[:32]
+    return _digest(source, [b"\0" + hashlib.sha256(part).digest() for part in parts])
+
+
+def _digest(source: str, parts: Sequence[bytes]) -> str:
+    return hashlib.sha256(source.encode("utf-8", "surrogateescape") + b"".join(parts)).hexdigest()[:32]
 
 
 def bytes_of(value: Any) -> bytes:
@@ -230,34 +224,32 @@ def to_utc(value: Any) -> datetime | None:
             return _iso_time(text)
     if not isinstance(value, int | float):
         return None
-    try:
+    with suppress(ValueError, OverflowError, OSError):
         for _ in range(3):  # milliseconds, microseconds, nanoseconds
             value = value / 1000 if abs(value) >= _SMALLER_FROM else value
         return datetime.fromtimestamp(value, UTC)
-    except (ValueError, OverflowError, OSError):
-        return None
+    return None
 
 
 def _iso_time(text: str) -> datetime | None:
-    try:
-        moment = datetime.fromisoformat(text)
-        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
-    except (ValueError, OverflowError):
-        return None
+    with suppress(ValueError, OverflowError):
+        return to_utc(datetime.fromisoformat(text))
+    return None
 
 
 def as_mapping(value: Any, what: str) -> Mapping[str, Any]:
     """Return `value` if it is an object. Raises Unreadable (`unknown_form`)."""
-    if isinstance(value, dict):
-        return value
-    raise Unreadable("unknown_form", f"{what} is {_kind(value)}, expected an object")
+    return value if isinstance(value, dict) else _other_kind(value, what, "an object")
 
 
 def as_list(value: Any, what: str) -> list[Any]:
     """Return `value` if it is an array. Raises Unreadable (`unknown_form`)."""
-    if isinstance(value, list):
-        return value
-    raise Unreadable("unknown_form", f"{what} is {_kind(value)}, expected an array")
+    return value if isinstance(value, list) else _other_kind(value, what, "an array")
+
+
+def _other_kind(value: Any, what: str, wanted: str) -> Any:
+    kinds = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "missing"}
+    raise Unreadable("unknown_form", f"{what} is {kinds.get(type(value), 'a number')}, expected {wanted}")
 
 
 def field(value: Any, *keys: str) -> Any:
@@ -327,8 +319,3 @@ def without_padding(value: Any) -> Any:
 
 
 _NESTED = (dict, list)
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "missing"}
-    return names.get(type(value), "a number")

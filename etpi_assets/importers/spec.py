@@ -22,7 +22,8 @@ SHIPPED = Path(__file__).parent / "formats"
 BASE = "messages"
 TABLES = {
     "run": ("messages", "context", "system", "tools", "task", "numbered", "repo", "model", "reward", "flag", "patch")
-    + ("exit", "truncated", "within", "scope", "finish", "settings", "usage", "seed", "started", "seconds", "read"),
+    + ("exit", "truncated", "within", "scope", "finish", "settings", "usage", "seed", "started", "seconds")
+    + ("error", "read"),
     "message": ("role", "text", "thought", "calls", "result_of", "time", "trained", "untrained", "partly", "finish")
     + ("exit_code", "command", "prompt_ids", "output_ids", "tools", "media", "wrapper", "context", "usage", "read"),
     "part": ("kind", "text", "call", "result", "result_of", "read"),
@@ -32,21 +33,8 @@ TABLES = {
 """Tables of paths -> their slots."""
 _CONSTANTS = ("roles", "kinds", "exits")
 _TOP = (
-    *(
-        "title",
-        "keeps",
-        "loses",
-        "inputs",
-        "extends",
-        "claims",
-        "files",
-        "rank",
-        "rows",
-        "answers",
-        "bare_calls",
-        "dialect",
-    ),
-    *("reader", "suffixes", "greeting", "skip", "form", "refuse", *_CONSTANTS, *TABLES),
+    *("title", "keeps", "loses", "inputs", "extends", "claims", "files", "rank", "rows", "answers", "bare_calls"),
+    *("dialect", "reader", "suffixes", "greeting", "skip", "form", "refuse", *_CONSTANTS, *TABLES),
 )
 
 KeyPath = tuple[str | int, ...]
@@ -85,9 +73,15 @@ class Spec:
         """Return whether a row has all paths of one of the format's claims."""
         return type(row) is dict and any(all(has(row, p) is want for want, p in paths) for paths in self.claimed)
 
-    def first(self, table: str, slot: str, value: Any) -> Any:
-        """Return what the first present path of a slot leads to; None if none is there."""
-        return next((v for path in self.paths[table].get(slot, ()) if (v := at(value, path)) is not None), None)
+    def first(self, table: str, slot: str, value: Any, kind: Any = object) -> Any:
+        """Return what the first present path of a slot leads to, if it is of a kind; None if none is there."""
+        is_dict = type(value) is dict
+        for path in self.paths[table].get(slot, ()):
+            if is_dict and path and path[0] not in value and type(path[0]) is str:
+                continue  # nearly all
+            if (found := at(value, path)) is not None and isinstance(found, kind):
+                return found
+        return None
 
 
 def parse_path(text: str) -> KeyPath:
@@ -204,7 +198,10 @@ def forms(name: str, table: Mapping[str, Any]) -> list[Spec]:
     each = of.pop("form", [{}])
     if any(not isinstance(of.get(key, {}), Mapping) for key in (*TABLES, *_CONSTANTS)):
         raise ValueError(f"the format {name}: {', '.join((*TABLES, *_CONSTANTS))} are tables")
-    base = {} if name == BASE else {k: v for k, v in _data(of.get("extends", BASE)).items() if k not in _OWN}
+    extended, known = of.get("extends", BASE), sorted(file.stem for file in SHIPPED.glob("*.toml"))
+    if extended not in known:
+        raise ValueError(f"extends = {extended!r} is none of {', '.join(known)}")
+    base = {} if name == BASE else {k: v for k, v in load(extended)[0].data.items() if k not in _OWN}
     return [compiled(name, _merged(_merged(base, of), form)) for form in each]
 
 
@@ -221,12 +218,6 @@ def load(name: str) -> tuple[Spec, ...]:
 def base() -> Spec:
     """Return the format `messages`, with the names that most programs use."""
     return load(BASE)[0]
-
-
-def _data(name: str) -> Mapping[str, Any]:
-    if not (SHIPPED / f"{name}.toml").is_file():
-        raise ValueError(f"extends = {name!r} is none of {', '.join(sorted(f.stem for f in SHIPPED.glob('*.toml')))}")
-    return load(name)[0].data
 
 
 def load_user(file: Path) -> list[Spec]:

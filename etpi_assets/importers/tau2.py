@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from etpi_assets.importers.rows import files_below
-from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, no_run, read_json
+from etpi_assets.importers.source import Unreadable, as_list, as_mapping, no_run, read_json
+from etpi_assets.importers.spec import load
 
 _FOLDER = "simulations"
-
-
-def claims(row: Mapping[str, Any]) -> bool:
-    return ("tasks" in row and field(row, "info", "environment_info") is not None) or _is_simulation(row)
-
-
-def _is_simulation(row: Mapping[str, Any]) -> bool:
-    return {"task_id", "termination_reason"} <= set(row) and ("messages" in row or "ticks" in row)
 
 
 def units(root: Path) -> list[Path]:
@@ -31,10 +24,11 @@ def units(root: Path) -> list[Path]:
 def iter_rows(unit: Path) -> Iterator[tuple[int, Any]]:
     """Yield (number, {"info": of the run, "simulation": ...}) or an Unreadable of each one. Raises Unreadable."""
     document = as_mapping(read_json(unit), unit.name)
-    if _is_simulation(document):
+    results, simulation = load("tau2")[-2:]
+    if simulation.claims(document):
         yield 0, {"info": {}, "simulation": document}
         return
-    if not claims(document):
+    if not results.claims(document):
         raise no_run(document, f"{unit.name} is no result of tau2-bench")
     simulations: list[Any] = as_list(document.get(_FOLDER) or [], f"{unit.name}.{_FOLDER}")
     files = sorted((unit.parent / _FOLDER).glob("*.json")) if not simulations else []

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from etpi_assets.importers.atif import logprobs
-from etpi_assets.importers.calls import read_tools
-from etpi_assets.importers.conversation import Options, fill_agent, finish_of, token_ids
+from etpi_assets.importers.conversation import Options, fill_agent, finish_of, set_ids
 from etpi_assets.importers.format import Row
 from etpi_assets.importers.generic import read_messages
 from etpi_assets.importers.normal import Message
-from etpi_assets.importers.run_info import add_usage, build_rollout, run_info, sampler_of
+from etpi_assets.importers.run_info import add_usage, build_rollout, run_info
 from etpi_assets.importers.sessions import paths
 from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, number_field, text_field, to_utc
 from etpi_assets.importers.spec import load
@@ -24,50 +23,35 @@ from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 _LINKS = {"subagent_call": "subagent", "compaction": "continuation"}
 
 
-def claims(row: Row) -> bool:
-    traces = row.get("traces")
-    return _is_trace(row) or (isinstance(traces, list) and all(isinstance(t, dict) and _is_trace(t) for t in traces))
-
-
-def _is_trace(value: Mapping[str, Any]) -> bool:
-    return "nodes" in value and "task" in value and "rewards" in value
-
-
 def record(row: Row, where: str, options: Options) -> RolloutRecord:
     """Read an episode, or a trace alone.
 
-    Raises:
-        Unreadable: `errored` or `empty` if no model answered, `bad_reward`, or as `read_messages`.
+    Raises Unreadable: `errored` or `empty` if no model answered, `bad_reward`, or as `read_messages`.
     """
-    traces = [as_mapping(t, f"{where}, traces[]") for t in as_list(row.get("traces", [row]), f"{where}, traces")]
-    errors = [
-        text for t in (row, *traces) for e in as_list(t.get("errors") or [], f"{where}, errors") if (text := _error(e))
-    ]
+    traces = _listed({"traces": [row], **row}, "traces", where)
+    errors = "; ".join(text for t in (row, *traces) for e in _listed(t, "errors", where) if (text := _error(e)))
     trained = [trace for trace in traces if field(trace, "agent", "trainable") is not False] or traces
     agents = [agent for number, trace in enumerate(trained) for agent in _agents(trace, number, where, options)]
     if not agents:
-        raise Unreadable(
-            "errored" if errors else "empty", f"{where}: no answer; {'; '.join(errors)[:300] or 'no error'}"
-        )
-    first = trained[0]
-    calls = [
-        as_mapping(c, f"{where}, calls[]") for t in trained for c in as_list(t.get("calls") or [], f"{where}, calls")
-    ]
-    data = field(first, "task", "data")
-    facts = {**data, "metadata": data.get("info")} if isinstance(data, dict) else {}
-    facts |= {"instance_id": text_field(first, "task", "key") or text_field(facts, "instance_id")}
-    facts |= {
-        "teacher": next((m for c in calls if (m := text_field(c, "model"))), None),
-        "reward": min((r for t in trained if (r := _reward(t, where)) is not None), default=None),
-    }
-    facts |= {"tools": read_tools(first.get("tools"), f"{where}, tools")}
-    rollout = build_rollout(agents, run_info(facts, options), where)
+        raise Unreadable("errored" if errors else "empty", f"{where}: no answer; {errors[:300] or 'no error'}")
+    calls = [call for trace in trained for call in _listed(trace, "calls", where)]
     usage = Counter[str]()
     for call in calls:
         add_usage(usage, call.get("usage"))
-    rollout.sampler = sampler_of(next((s for c in calls if isinstance(s := c.get("sampling"), dict)), {}), dict(usage))
-    rollout.error = "; ".join(errors)[:500] or None
-    return rollout
+    data = field(trained[0], "task", "data")
+    facts = {**data, "metadata": data.get("info")} if isinstance(data, dict) else {}
+    facts["instance_id"] = text_field(trained[0], "task", "key") or text_field(facts, "instance_id")
+    facts["teacher"] = next((m for c in calls if (m := text_field(c, "model"))), None)
+    facts["reward"] = min((r for t in trained if (r := _reward(t, where)) is not None), default=None)
+    facts["tools"] = trained[0].get("tools")
+    settings = next((s for c in calls if isinstance(s := c.get("sampling"), dict)), None)
+    info = replace(run_info(facts, options), settings=settings, usage=dict(usage), error=errors or None)
+    return build_rollout(agents, info, where)
+
+
+def _listed(value: Mapping[str, Any], key: str, where: str) -> list[Mapping[str, Any]]:
+    """Return the objects in a list under a key; none if there is no list. Raises Unreadable: `unknown_form`."""
+    return [as_mapping(item, f"{where}, {key}[]") for item in as_list(value.get(key) or [], f"{where}, {key}")]
 
 
 def _error(error: Any) -> str:
@@ -84,18 +68,14 @@ def _reward(trace: Mapping[str, Any], where: str) -> float | None:
 
 def _agents(trace: Mapping[str, Any], number: int, where: str, options: Options) -> list[AgentRecord]:
     """Return an agent for each branch of a trace; messages that branches share are context in all but one."""
-    nodes = [as_mapping(n, f"{where}, nodes[]") for n in as_list(trace.get("nodes"), f"{where}, nodes")]
+    nodes = _listed(trace, "nodes", where)
     parents = {
         str(i): str(p) if type(p := node.get("parent")) is int and 0 <= p < i else None for i, node in enumerate(nodes)
     }
     turns = {str(i) for i, node in enumerate(nodes) if _is_turn(node)}
-    finishes = {
-        str(c.get("node")): finish_of(text_field(c, "finish_reason"))
-        for c in as_list(trace.get("calls") or [], f"{where}, calls")
-        if isinstance(c, dict)
-    }
-    name = text_field(trace, "agent", "name") or "agent"
-    name = f"{name}{number + 1}"
+    calls = _listed(trace, "calls", where)
+    finishes = {str(call.get("node")): finish_of(text_field(call, "finish_reason")) for call in calls}
+    name = f"{text_field(trace, 'agent', 'name') or 'agent'}{number + 1}"
     shared: set[str] = set()
     agents: list[AgentRecord] = []
     for path in sorted(paths(parents, turns), key=lambda path: int(path[-1])):
@@ -110,7 +90,7 @@ def _agents(trace: Mapping[str, Any], number: int, where: str, options: Options)
 
 def _role(nodes: Sequence[Mapping[str, Any]], name: str) -> str | None:
     """Return the role that links between the conversations of a harness give to these nodes."""
-    links = [link for node in nodes for link in as_list(node.get("semantic_parents") or [], f"{name}.semantic_parents")]
+    links = [link for node in nodes for link in _listed(node, "semantic_parents", name)]
     return next((role for link in links if (role := _LINKS.get(text_field(link, "type") or ""))), None)
 
 
@@ -139,9 +119,7 @@ def _entries(
         if messages and messages[-1].trained and messages[-1].role == "assistant" and ids:
             mask = as_list(node.get("mask"), f"{name}.mask")
             start = next((i for i, sampled in enumerate(mask) if sampled), len(ids))
-            messages[-1].prompt_ids = token_ids([*before, *ids[:start]], f"{name}.token_ids")
-            messages[-1].output_ids = token_ids(ids[start:], f"{name}.token_ids")
-            messages[-1].logprobs = logprobs(node.get("logprobs"), len(ids) - start, f"{name}.logprobs")
+            set_ids(messages[-1], [*before, *ids[:start]], ids[start:], node.get("logprobs"), name)
         before += ids
         entries += messages
     return entries

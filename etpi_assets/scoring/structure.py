@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.specs.rollout_set import AgentSection, ScoringSection
-from etpi_resources.chat.grammars import OPENING, ThinkGrammar
+from etpi_resources.chat.grammars import CLOSING, OPENING, ThinkGrammar
 from etpi_resources.lake.schemas import from_rows
 
 
@@ -23,7 +23,7 @@ def adheres(content: str, reasoning: str | None, grammar: ThinkGrammar) -> bool:
     The prompt may already hold the opening tag, and a server may return the inside of the block as `reasoning`. Any
     text may follow the block. A truncated or missing block does not adhere.
     """
-    text = content if reasoning is None else OPENING + reasoning.strip("\n") + "\n</think>" + content
+    text = content if reasoning is None else OPENING + reasoning.strip("\n") + f"\n{CLOSING}" + content
     inside = ThinkGrammar(grammar.slots, grammar.bounds, opened=OPENING).pattern()
     return re.match(f"(?:{OPENING}|\n)?{inside}", text) is not None
 

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
-from etpi_resources.chat.marks import THINK, spans
+from etpi_resources.chat.marks import THINK, THINK_END, spans
 
-OPENING, CLOSING = "<think>\n", "</think>"
+OPENING, CLOSING = f"{THINK}\n", THINK_END
 SLOTS = ("STATE", "ACTION", "EXPECT")
 MAX_CHARS = 2000
 """The largest bound of a line, llama.cpp's limit for a repetition."""
@@ -124,8 +124,8 @@ class ThinkGrammar:
             tokens: the vocabulary has the tags as tokens, which the grammar names; otherwise they are text.
         """
         opening = self.opening
-        start = ["<think>"] if tokens and opening.startswith("<think>") else []
-        before = opening.removeprefix("<think>") if tokens else opening
+        start = [THINK] if tokens and opening.startswith(THINK) else []
+        before = opening.removeprefix(THINK) if tokens else opening
         for number, name in enumerate(self.slots):
             start += [_quoted(f"{before}{name}: "), f"LINE_{number}"]
             before = "\n"

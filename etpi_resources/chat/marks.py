@@ -29,8 +29,10 @@ _OTHER_TAGS = (
 _CODE = re.compile(
     r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1[^\n]*$|\Z)|(?<!`)(`++)[^\n]{0,4000}?(?<!`)\2(?!`)", re.MULTILINE | re.DOTALL
 )
-_FIRST_LINE = re.compile(r"^[ \t]*<think>", re.MULTILINE)
-_LAST_LINE = re.compile(r"^[ \t]*</think>[ \t]*(?:\r?\n|\Z|<tool_call>)", re.MULTILINE)
+EMPTY_BLOCK = re.compile(rf"\A\s*{THINK}\s*{THINK_END}[\r\n]*")
+"""A block without thoughts at the beginning, with the line breaks after it, as some templates add it to every turn."""
+_FIRST_LINE = re.compile(rf"^[ \t]*{THINK}", re.MULTILINE)
+_LAST_LINE = re.compile(rf"^[ \t]*{THINK_END}[ \t]*(?:\r?\n|\Z|{CALL})", re.MULTILINE)
 
 
 class Thought(NamedTuple):

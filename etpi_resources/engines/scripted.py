@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from etpi_resources.chat.marks import THINK, THINK_END
 from etpi_resources.engines import Completion, FinishReason, Request
 
 if TYPE_CHECKING:
@@ -108,4 +109,4 @@ class ScriptedEngine:
 
 def continued(text: str) -> str:
     """Return a text as it goes on behind a prompt that has begun the think block."""
-    return text.removeprefix("<think>\n") if text.startswith("<think>") else f"</think>\n\n{text}"
+    return text.removeprefix(f"{THINK}\n") if text.startswith(THINK) else f"{THINK_END}\n\n{text}"

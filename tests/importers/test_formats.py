@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from etpi_assets.agent.actions import NO_ACTION
 from etpi_assets.importers import IMPORTERS, count_found, detect, import_runs
 from etpi_assets.importers.account import Account, findings
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
@@ -108,6 +109,8 @@ FLAT = {"name": "run", "parameters": SCHEMA["function"]["parameters"]}
         [json.dumps(FLAT)],
         [{"type": "function", "strict": None, **FLAT}],
         [{"name": "run", "inputSchema": FLAT["parameters"]}],
+        [{"name": "run", "args_schema": FLAT["parameters"]}],
+        [{"type": "function", "function": {"name": "run", "signature": FLAT["parameters"]}}],
         [{"name": "run", "input_schema": FLAT["parameters"], "cache_control": {"type": "ephemeral"}}],
         [{"functionDeclarations": [FLAT]}],
         [FLAT, {"type": "web_search"}],
@@ -147,6 +150,17 @@ def test_verdicts_are_rewards_under_every_usual_name(tmp_path: Path, columns: An
 def test_repository_of_an_id_with_an_attempt(tmp_path: Path, task: str, repo: str) -> None:
     (item,) = read(write_lines(tmp_path / "a.jsonl", [{"instance_id": task, "messages": [USER, ANSWER]}]))
     assert item.repo == repo
+
+
+@pytest.mark.parametrize(
+    ("status", "kept", "error"),
+    [("completed", "Submitted", None), ("success", "Submitted", None), ("RateLimitError", "RateLimitError", NO_ACTION)],
+)
+def test_answer_in_words_ends_a_run_whose_status_says_that_it_ended(
+    tmp_path: Path, status: str, kept: str, error: str | None
+) -> None:
+    (item,) = read(write_lines(tmp_path / "a.jsonl", [{"messages": [USER, ANSWER], "exit_status": status}]))
+    assert (item.agents[0].exit_status, item.agents[0].turns[0].parse_error) == (kept, error)
 
 
 def test_numbers_are_tasks_of_their_file_and_of_their_prompt(tmp_path: Path) -> None:
@@ -224,6 +238,9 @@ def row(message: Any = None, **columns: Any) -> dict[str, Any]:
         ([row({"picture": "data:image/png;base64,aa"})], "message.picture", "media", True),
         ([row({"learnable": False}), row({"learnable": True})], "message.learnable", "flag", True),
         ([row({"skip_loss": True})], "message.skip_loss", "loss", True),
+        ([row({"files": [{"url": "https://x.y/a.png", "size": 3}]})], "message.files", "media", True),
+        ([row(reply={"role": "assistant", "content": "Sailed."})], "reply", "messages", True),
+        ([row(said=[USER, {"role": "assistant", "content": "Sailed."}])], "said", "messages", True),
         ([row({"tone": "calm"})], "message.tone", "other", False),
         ([row({"latency": 3.5})], "message.latency", "number", False),
         ([row(screenshot="a.png")], "screenshot", "media", True),
@@ -290,7 +307,17 @@ def test_rows_that_are_understood_leave_nothing_unread(tmp_path: Path) -> None:
         "refusal": None,
         "audio": None,
     }
-    for rows in ([plain], [logged], [vercel_row()], [bedrock_row()], [taubench_row()], vibe_rows(), [completion_row()]):
+    again = {**plain, "first": chat()[0], "asked": chat()[:2]}  # messages that were read already
+    for rows in (
+        [plain],
+        [logged],
+        [again],
+        [vercel_row()],
+        [bedrock_row()],
+        [taubench_row()],
+        vibe_rows(),
+        [completion_row()],
+    ):
         assert not [name for name, (_, stops) in unread(tmp_path, rows).items() if stops]
 
 
@@ -371,11 +398,8 @@ def literals(file: Path) -> list[str]:
         # `trajectories/calls.py` reads it; CooperBench's reader takes it apart; the others strip or colour a line.
         (r"\\?\[tool_use ", {"trajectories/calls", "importers/cooperbench", "agent/actions", "view/conversation"}),
         (r"\\?\[tool_result", {"curation/student_form", "importers/cooperbench"}),
-        # `chat/marks.py` finds thoughts; the others write them, strip an empty block, or check what the first does.
-        (r"</think>", {"chat/marks", "curation/student_form", "curation/template_check", "agent/actions",
-                       "exports/conversations", "scoring/structure", "view/conversation", "engines/scripted",
-                       "chat/grammars", "chat/tokenizer_files", "tokenizers/qwen3", "tool_forms/template",
-                       "coop_tiny_shared/policy", "repo_fix_tiny/policy"}),
+        # `chat/marks.py` has the tags for all others; the two below list tokens of a vocabulary.
+        (r"</think>", {"chat/marks", "chat/tokenizer_files", "tokenizers/qwen3"}),
         (r"execute_bash|run_command", {"tool_forms/call", "importers/openhands"}),
         (r"tool_use_id|toolCallId|toolInvocations|input_schema|inputSchema|functionDeclarations|kto_tag",
          {"importers/atif", "importers/claude_code", "capture/dialects", "exports/conversations", "tool_forms/call"}),

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from etpi_assets.curation.joins import join, paths_of
 from etpi_assets.importers import count_found, detect, import_runs, sessions, source
-from etpi_assets.importers.atif import logprobs
+from etpi_assets.importers.conversation import set_ids
+from etpi_assets.importers.normal import Message
 from etpi_assets.importers.sessions import paths
 from etpi_assets.importers.source import Unreadable
 from etpi_assets.tasks.family import RejectedInput
@@ -476,6 +477,8 @@ def test_no_value_anywhere_breaks_an_importer(tmp_path_factory, data: st.DataObj
 
 
 def test_log_probs_are_those_that_a_column_holds():
-    assert logprobs([-0.1, 1e-240], 2, "x") == [float(np.float32(-0.1)), 0.0]
+    turn = Message("assistant")
+    set_ids(turn, [1], [2, 3], [-0.1, 1e-240], "x")
+    assert turn.logprobs == [float(np.float32(-0.1)), 0.0]
     with pytest.raises(Unreadable, match="bad_logprobs"):
-        logprobs([-1e39], 1, "x")
+        set_ids(turn, [1], [2], [-1e39], "x")

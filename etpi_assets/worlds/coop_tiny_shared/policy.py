@@ -16,6 +16,7 @@ from etpi_assets.agent.actions import format_action
 from etpi_assets.worlds.coop_tiny_shared.features import NUMBERS, OPERATIONS, Formula
 from etpi_assets.worlds.coop_tiny_shared.generate import AGENTS, definition, export, wanted_formula
 from etpi_assets.worlds.skill import PolicySkill
+from etpi_resources.chat.marks import think_block
 from etpi_resources.engines import Request
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -164,7 +165,7 @@ class _Agent:
         if not self._happens("verbose_think"):
             return ""
         sentences = [self.rng.choice(thoughts), *self.rng.sample(_MUSINGS, k=self.rng.randint(1, 2))]
-        return f"<think>\n{' '.join(sentences).format(**self.words)}\n</think>\n\n"
+        return think_block(" ".join(sentences).format(**self.words))
 
     def _happens(self, what: str) -> bool:
         return self.rng.random() < getattr(self.skill, what)

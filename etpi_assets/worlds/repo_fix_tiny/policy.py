@@ -15,6 +15,7 @@ from etpi_assets.agent.actions import format_action
 from etpi_assets.agent.loop import SUBMIT
 from etpi_assets.worlds.repo_fix_tiny.generate import NOTES
 from etpi_assets.worlds.skill import PolicySkill
+from etpi_resources.chat.marks import think_block
 from etpi_resources.engines import Request
 
 
@@ -46,7 +47,7 @@ class RepoFixPolicy:
         scripted = _TURNS[min(turn, len(_TURNS) - 1)]
         lines = scripted.slots if compact else [" ".join(rng.choice(ways) for ways in scripted.sentences)]
         thought = "\n".join(lines).format(**words)
-        return f"<think>\n{thought}\n</think>\n\n{format_action(scripted.command.format(**words))}"
+        return think_block(thought) + format_action(scripted.command.format(**words))
 
 
 def _looked_up(payload: Mapping[str, Any], wrong: bool, rng: random.Random) -> dict[str, Any]:

@@ -38,7 +38,7 @@ _USER = {"role": "user", "content": "probe"}
 _PROSE = "proseofprobe"
 _THOUGHT = "thoughtofprobe"
 _THINKING_KEYS = ("thinking", "reasoning_content", "reasoning")
-_EMPTY_THINK = re.compile(r"\s*<think>\s*</think>\s*")
+_EMPTY_THINK = re.compile(rf"\s*{THINK}\s*{THINK_END}\s*")
 _SHOWN = 400
 """Number of rendered characters that an error shows."""
 
@@ -203,7 +203,7 @@ def _thinking(apply: Apply, end: str) -> dict[str, Any]:
             text = apply([_USER, {"role": "assistant", "content": _PROSE, key: _THOUGHT}], None, False)
         except Exception:  # templates raise various errors for keys that they check
             continue
-        if _THOUGHT in text and f"<think>\n{_THOUGHT}" not in text:
+        if _THOUGHT in text and f"{THINK}\n{_THOUGHT}" not in text:
             between = text.partition(_THOUGHT)[2].partition(_PROSE)[0]
             return {"thinking": key, "opening": opening, "thought_end": between}
         if _THOUGHT in text:
