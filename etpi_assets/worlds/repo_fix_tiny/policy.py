@@ -47,7 +47,7 @@ class RepoFixPolicy:
         scripted = _TURNS[min(turn, len(_TURNS) - 1)]
         lines = scripted.slots if compact else [" ".join(rng.choice(ways) for ways in scripted.sentences)]
         thought = "\n".join(lines).format(**words)
-        return think_block(thought) + format_action(scripted.command.format(**words))
+        return f"{think_block(thought)}{format_action(scripted.command.format(**words))}"
 
 
 def _looked_up(payload: Mapping[str, Any], wrong: bool, rng: random.Random) -> dict[str, Any]:
