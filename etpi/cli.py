@@ -298,7 +298,7 @@ class _Init(click.Group):
         if len(at := [n for n, word in enumerate(words) if word in self._OLD]) > 1 or at == [len(words) - 1]:
             raise click.UsageError("name one beginning: init runs PATH, init tasks PATH or init endpoint URL")
         if at:
-            args = [self._OLD[words[at[0]]], words[at[0] + 1], *words[: at[0]], *words[at[0] + 2 :]]
+            args = [self._OLD[words[at[0]]], *words[: at[0]], *words[at[0] + 2 :], "--", words[at[0] + 1]]
         return super().parse_args(ctx, args)
 
 

@@ -127,13 +127,13 @@ def _of_server(
             scores = cp.logits_of(scorer, torch.tensor([[*(turn.prompt_ids or ()), *(turn.output_ids or ())]]))
             expected = scores[0, -len(output) - 1 : -1].log_softmax(-1).gather(-1, output)[:, 0]
             gaps[of] += float((expected - torch.tensor(turn.logprobs)).abs().mean()) / len(turns)
-    own, of_base = gaps
-    apart = f"log-probabilities differ by {own:.2g} nats a token from the files', by {of_base:.2g} from the base's"
-    if max(own, of_base) < probes.LEAST_GAP:
+    of_files, of_base = gaps
+    apart = f"log-probabilities differ by {of_files:.2g} nats a token from the files', by {of_base:.2g} from the base's"
+    if max(of_files, of_base) < probes.LEAST_GAP:
         apart += ": the checkpoint answers as its base does; it was trained too little to tell which one is served"
-    elif NEARER * of_base < own:
+    elif NEARER * of_base < of_files:
         apart += ": the base answers. The adapter was not loaded, or sleeps: load it again, and request its name"
-    elif NEARER * own > of_base:
+    elif NEARER * of_files > of_base:
         apart += ": other weights are served. Unload the name, and load these files under a new one"
     if whole:
-        yield CheckOutcome("differs_from_base", NEARER * own <= of_base and of_base >= probes.LEAST_GAP, apart)
+        yield CheckOutcome("differs_from_base", NEARER * of_files <= of_base and of_base >= probes.LEAST_GAP, apart)

@@ -264,8 +264,8 @@ class TemplateCheck:
             as_ids: whether equal texts may have other ids.
         """
         if not as_ids and self.chat.decode(prompt.tolist()) == expected.prompt:
-            said = self.chat.decode(self._said(output).tolist())
-            if expected.label.startswith(said) and self._ends(expected.label[len(said) :], output):
+            text = self.chat.decode(self._said(output).tolist())
+            if expected.label.startswith(text) and self._ends(expected.label[len(text) :], output):
                 return None
         head, whole, alone = map(self._ids, (expected.prompt, expected.prompt + expected.label, expected.label))
         # If an id spans the border, the label's are its own.

@@ -188,8 +188,8 @@ def _schemas(tool: dict[str, Any], spec: Spec) -> Iterable[dict[str, Any]]:
         inner = {key: v for key, v in inner.items() if key != "type" and v is not None}
     parameters = next((v for path in paths["parameters"] if isinstance(v := at(inner, path), dict)), None)
     if parameters is None:  # under a key of the program's own
-        own = next((key for key, v in inner.items() if isinstance(field(v, "properties"), dict)), None)
-        parameters, drop = inner.get(own or ""), [*drop, own]
+        key_of_schema = next((key for key, v in inner.items() if isinstance(field(v, "properties"), dict)), None)
+        parameters, drop = inner.get(key_of_schema or ""), [*drop, key_of_schema]
     function = {key: v for key, v in inner.items() if key not in drop}
     if parameters is not None:
         function["parameters"] = parameters

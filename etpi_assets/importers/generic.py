@@ -135,9 +135,9 @@ def _drop_padding(spoken: Sequence[Message], tools: Sequence[Any] | None) -> Non
     declared = {tool_name(tool): parameters_of(tool) for tool in tools}
     names = {name for parameters in declared.values() for name in parameters or ()}
     for call in padded:
-        if (own := declared.get(call.name)) is not None and call.arguments:
+        if (of_tool := declared.get(call.name)) is not None and call.arguments:
             held = call.arguments.items()
-            call.arguments = {k: v for k, v in held if v is not None or k in own or k not in names}
+            call.arguments = {k: v for k, v in held if v is not None or k in of_tool or k not in names}
 
 
 def read_messages(

@@ -45,8 +45,8 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     Raises Unreadable: `errored`, `missing_trajectory`, `multi_step`, or as the trajectory's reader.
     """
     result = as_mapping(read_json(unit / "result.json"), "result.json") if (unit / "result.json").exists() else {}
-    raised, said = (text_field(result, "exception_info", f"exception_{key}") for key in ("type", "message"))
-    error = f"{raised}: {said or ''}"[:500] if raised else None
+    raised, message = (text_field(result, "exception_info", f"exception_{key}") for key in ("type", "message"))
+    error = f"{raised}: {message or ''}"[:500] if raised else None
     file = _trajectory(unit, error)
     document = as_mapping(read_json(file), file.name)
     rollout = atif.rollout_of(document, file, options, unit.name)

@@ -116,10 +116,10 @@ def _count_unread(row: Mapping[str, Any], spec: Spec, unread: Unread, shown: Seq
         node = tree.get(key)
         if value in (None, "", [], {}) or (node is not None and (node.slots or node.known) and key not in within):
             continue
-        said = [field(m, "content") for m in (value if isinstance(value, list) else [value]) if field(m, "role")]
-        if said or (isinstance(value, str) and len(value) > _LONG):  # messages or a text that were read elsewhere
+        contents = [field(m, "content") for m in (value if isinstance(value, list) else [value]) if field(m, "role")]
+        if contents or (isinstance(value, str) and len(value) > _LONG):  # messages or a text that were read elsewhere
             texts = "\n".join(message.text for message in shown) if texts is None else texts
-            if all(isinstance(text, str) and text.strip()[:_COMPARED] in texts for text in said or [value]):
+            if all(isinstance(text, str) and text.strip()[:_COMPARED] in texts for text in contents or [value]):
                 continue
         below = {**(tree if key in within else {}), **(node.below if node else {})}
         _count_below(value, below, str(key), unread)

@@ -66,12 +66,12 @@ def session_rollout(session: Session, unit: Path, options: Options) -> RolloutRe
     agents: dict[str, AgentRecord] = {}
     shared = set[int]()
     for agent_id, role, entries in session.conversations:
-        own = [replace(e, trained=False) if e.trained and id(e) in shared else e for e in entries]
+        messages = [replace(e, trained=False) if e.trained and id(e) in shared else e for e in entries]
         shared.update(map(id, entries))
-        if any(entry.role == "assistant" and entry.trained for entry in own):
+        if any(entry.role == "assistant" and entry.trained for entry in messages):
             names = (f"{agent_id}_{n}" if n else agent_id for n in count())
             name = next(name for name in names if name not in agents)
-            agents[name] = fill_agent(AgentRecord(name, "", role, "unknown"), own, options, answers="all")
+            agents[name] = fill_agent(AgentRecord(name, "", role, "unknown"), messages, options, answers="all")
     if not agents:
         raise Unreadable("empty", f"{unit.name}: no answer of a model")
     times = [message.at for agent in agents.values() for message in agent.messages if message.at]

@@ -79,8 +79,8 @@ class Spec:
         for path in self.paths[table].get(slot, ()):
             if is_dict and path and path[0] not in value and type(path[0]) is str:
                 continue  # nearly all
-            if (found := at(value, path)) is not None and isinstance(found, kind):
-                return found
+            if (item := at(value, path)) is not None and isinstance(item, kind):
+                return item
         return None
 
 

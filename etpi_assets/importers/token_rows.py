@@ -188,9 +188,9 @@ def _agent(name: str, rows: list[Row], where: str, options: Options) -> AgentRec
     for at, turn in zip(reversed(shown), reversed(turns[:-1]), strict=False):
         entries[at] = turn
     if len(turns) - 1 > len(shown):
-        found = f"{len(turns)} turns, but the last prompt shows {len(shown)}: they are no one conversation"
+        problem = f"{len(turns)} turns, but the last prompt shows {len(shown)}: they are no one conversation"
         remedy = "leave `rollout_id` out of `metadata` to import each as a row of its own"
-        raise Unreadable("unknown_form", f"{where}, {name}: {found}; {remedy}")
+        raise Unreadable("unknown_form", f"{where}, {name}: {problem}; {remedy}")
     feature, role, status = (text_field(rows[0], "metadata", key) for key in ("feature_id", "role", "exit_status"))
     agent = AgentRecord(name, feature or "", role or "solo", status or "unknown")
     fill_agent(agent, [*entries, turns[-1]], options, answers="last")

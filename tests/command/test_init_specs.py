@@ -57,4 +57,5 @@ def test_editors_find_the_schema(written, tmp_path: Path) -> None:
 
 def test_options_of_another_start_are_refused(capsys) -> None:
     assert main(["init", "--tasks", "x", "--train"]) == 2 and main(["init", "--from", "x", "--rl"]) == 2
-    assert "--train belongs to runs" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "'--train'" in error and "'--rl'" in error

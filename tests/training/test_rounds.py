@@ -7,6 +7,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -337,5 +339,6 @@ def test_weights_that_did_not_change_are_put_down_to_equal_rewards(monkeypatch, 
             for n, r in enumerate(rewards)]  # fmt: skip
     tables = {"rl_samples": from_rows("rl_samples", rows), "rollouts": from_rows("rollouts", []),
               "rewards": from_rows("rewards", []), "turns": from_rows("turns", [])}  # fmt: skip
-    outcomes = {outcome.name: outcome for outcome in grpo_checks.checks(section, {}, tables, 1, [])}
+    report: Any = SimpleNamespace(dtype="float32", saved=SimpleNamespace(dtype="float32"), log=[])
+    outcomes = {outcome.name: outcome for outcome in grpo_checks.checks(section, {0: report}, tables, 1, [])}
     assert not outcomes["differs"].passed and cause in outcomes["differs"].message
