@@ -151,4 +151,5 @@ def test_exit_status_and_json(base, adapter, checkpoint, capsys):
     _base_weights(checkpoint, base)
     assert cli.main(command) == 1 and json.loads(capsys.readouterr().out)["failed"] == ["reload_equals_saved"]
     assert cli.main([*command, "--model", str(base)]) == cli.main([*command, "--name", "tuned"]) == 2
+    assert cli.main([*command, "--page", "x.html"]) == 2
     assert cli.main(["audit", str(adapter.parents[1]), "--base", str(base)]) == 2
