@@ -239,7 +239,9 @@ def audit(
     if bool(model) == bool(base) or bool(server) != bool(name) or (server and not base):
         raise click.UsageError("write FILE --model MODEL, or CHECKPOINT --base MODEL [--server URL --name NAME]")
     if base and (heldout or page or format != "auto"):
-        raise click.UsageError("--heldout, --page and --format are of files; a checkpoint has --server, --name and --json")
+        raise click.UsageError(
+            "a checkpoint takes --server, --name and --json; --heldout, --page and --format are of files"
+        )
     if base:
         return command.show_checks(command.of_checkpoint(source, base, server, name, key_env), source, base, as_json)
     assert model
