@@ -37,7 +37,7 @@ _LISTED = frozenset(("trained", "untrained", "partly", "media"))
 """Slots of a message that every path may fill."""
 _FLAGS = frozenset(("trained", "untrained", "partly"))
 _RETURNCODE = re.compile(r"\s*<returncode>(-?\d{1,7})</")
-"""How mini-swe-agent prints the code of a command."""
+"""The exit code of a command, as mini-swe-agent prints it."""
 
 
 def read_run(

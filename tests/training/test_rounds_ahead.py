@@ -237,8 +237,8 @@ def test_next_round_ends_before_the_update_and_is_corrected_by_the_ratio_of_both
             ids = torch.tensor([[*sample.prompt_ids, *sample.completion_ids]])
             with torch.no_grad():
                 logits = policy(input_ids=ids).logits[0, len(sample.prompt_ids) - 1 : -1] / 0.7
-            own = logits.log_softmax(-1).gather(1, torch.tensor(sample.completion_ids)[:, None])[:, 0]
-            assert list(sample.logprobs) == pytest.approx(own.tolist(), abs=1e-4), step
+            of_version = logits.log_softmax(-1).gather(1, torch.tensor(sample.completion_ids)[:, None])[:, 0]
+            assert list(sample.logprobs) == pytest.approx(of_version.tolist(), abs=1e-4), step
     total, _, tokens = (sum(column) for column in zip(*trainer.weights, strict=True))
     wanted = [
         (logps - inputs["sampling_per_token_logps"]).exp().clamp(max=3.0)[inputs["completion_mask"].bool()].sum()
