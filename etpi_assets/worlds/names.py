@@ -14,9 +14,6 @@ SYLLABLES = tuple(c + v for c in "bdfgklmnprstvz" for v in "aeiou")
 HELDOUT_SHARE = 5
 """One in this many identifiers belongs to the held-out pool."""
 
-_OF_PYTHON = ("site", "time", "tokenize")
-"""Modules of Python that syllables spell: one of a task's own with such a name might not be the one imported."""
-
 
 def is_heldout(identifier: str) -> bool:
     """Return whether the identifier belongs to the held-out pool."""
@@ -56,6 +53,6 @@ class NameGenerator:
             chosen = self._rng.sample(self._unused, k=sum(syllables))
             rest = iter(chosen)
             name = "_".join("".join(itertools.islice(rest, count)) for count in syllables)
-            if is_heldout(name) is self._heldout and name not in _OF_PYTHON:
+            if is_heldout(name) is self._heldout:
                 self._unused = [syllable for syllable in self._unused if syllable not in chosen]
                 return name

@@ -7,6 +7,7 @@ Agents that agree who edits that file, and keep to it, avoid the conflict. `gene
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -31,7 +32,8 @@ class CoopTinyShared(Family):
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         chosen = with_defaults(suite, "coop_tiny_shared", params, PARAMS)
         for split in ("train", "heldout"):
-            yield from islice(generate_tasks(suite, seed, split), int(chosen[split]))
+            importable = (task for task in generate_tasks(suite, seed, split) if not _hides_python(task))
+            yield from islice(importable, int(chosen[split]))
 
     def roles(self, task: Task) -> Sequence[Role]:
         return [
@@ -61,6 +63,11 @@ class CoopTinyShared(Family):
         return verdicts.validate(
             tasks, sandboxes, lambda task: [self.reference(task, role) for role in self.roles(task)]
         )
+
+
+def _hides_python(task: Task) -> bool:
+    """Return whether a module has a name of Python's, such as `site`: Python's own would be imported instead."""
+    return any(path.removesuffix(".py") in sys.stdlib_module_names for path in task.payload["files"])
 
 
 FAMILY = CoopTinyShared()
