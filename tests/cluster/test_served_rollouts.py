@@ -1,6 +1,6 @@
 """Rollouts, the serving probe and evaluation with vLLM servers that etpi starts on the nodes' GPUs.
 
-A program with vLLM's protocol serves a real small model (`tests.support.vllm_stand_in`).
+A program with vLLM's protocol serves a real small model (`tests.support.fake_vllm`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def servers_left(cluster: RayNodes) -> list[int]:
-    return [pid for name in NODES for pid in cluster.pids(name, "vllm_stand_in")]
+    return [pid for name in NODES for pid in cluster.pids(name, "fake_vllm")]
 
 
 def test_rollouts_on_nodes_ask_the_servers_on_nodes(on_cluster: RayNodes, models: Models, tmp_path: Path) -> None:

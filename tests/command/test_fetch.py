@@ -7,53 +7,35 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from etpi.fetch import needed
 from etpi_assets.specs.load import load_shipped
+from tests.support.web_server import Handler, WebServer
 
 pytestmark = pytest.mark.slow
 COMMIT = "a" * 40
 FILES = {"README.md": b"# rows\n", "rows.jsonl": b'{"prompt": "?"}\n'}
 
 
-class _Hub(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        name = self.path.partition("?")[0].rpartition("/")[2]
-        if self.path.startswith("/api/datasets/"):
-            body = json.dumps(
-                {"id": "y-ohtani/open_agentrl_grpo_2k", "sha": COMMIT, "siblings": [{"rfilename": f} for f in FILES]}
-                if "/tree/" not in self.path
-                else [{"type": "file", "path": f, "size": len(d), "oid": "0" * 40} for f, d in FILES.items()]
-            ).encode()
-        else:
-            body = FILES[name]
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    do_HEAD = do_GET
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Log nothing."""
+def answer(handler: Handler) -> None:
+    path = handler.path.partition("?")[0]
+    body: Any = FILES.get(path.rpartition("/")[2])
+    if path.startswith("/api/datasets/"):
+        files = [{"type": "file", "path": f, "size": len(d), "oid": "0" * 40} for f, d in FILES.items()]
+        info = {"id": "y-ohtani/open_agentrl_grpo_2k", "sha": COMMIT, "siblings": [{"rfilename": f} for f in FILES]}
+        body = json.dumps(files if "/tree/" in path else info).encode()
+    handler.reply(200, body, **{"ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": COMMIT})
 
 
 @pytest.fixture
 def hub() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with WebServer(answer) as server:
+        yield server.url
 
 
 def fetch(home: Path, name: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -13,14 +13,13 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from tests.support.small_specs import write_small_specs
+from tests.support.web_server import Handler, WebServer
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("Makefile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "setup.py") + (
@@ -164,32 +163,21 @@ def test_a_wheel_runs_an_experiment_in_an_empty_folder(tmp_path: Path):
         assert (site / "etpi_resources" / file.relative_to(ROOT)).is_file(), file
 
 
-class _Index(BaseHTTPRequestHandler):
-    """A package index that has nothing and remembers what it was asked for."""
-
-    asked: list[str] = []
-
-    def do_GET(self) -> None:
-        self.asked.append(self.path)
-        self.send_error(404)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 @pytest.mark.slow
 def test_make_asks_the_package_index_that_the_environment_names(tmp_path: Path):
     checkout = _checkout(tmp_path / "checkout")
-    server = HTTPServer(("127.0.0.1", 0), _Index)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        mirror = f"http://127.0.0.1:{server.server_port}/mirror/simple"
+    asked: list[str] = []
+
+    def refuse(handler: Handler) -> None:
+        asked.append(handler.path)
+        handler.reply(404)
+
+    with WebServer(refuse) as server:
+        mirror = f"{server.url}/mirror/simple"
         settings = {"PIP_INDEX_URL": mirror, "PIP_NO_INDEX": "0", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
         done = _run(["make", "environment"], checkout, PIP_NO_BUILD_ISOLATION="1", **settings)
-    finally:
-        server.shutdown()
     assert done.returncode != 0 and not (checkout / ".venv/ready").exists()
-    assert "/mirror/simple/setuptools/" in _Index.asked, done.stderr
+    assert "/mirror/simple/setuptools/" in asked, done.stderr
 
 
 def _on_path(folder: Path, *names: str, broken: str | None = None) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -20,8 +18,9 @@ from etpi_resources.engines.vllm import VllmEngine, loaded_adapter, reload_weigh
 from etpi_resources.engines.vllm_server import LOOPBACK, PROGRAM_VARIABLE, VllmServer
 from etpi_resources.lake.lake import folder_hash
 from etpi_resources.trainers.workers.checkpointing import attach_adapter
+from tests.support.fake_vllm import write_fake_vllm
 from tests.support.serving import FAMILY, TASKS, Models, failed_probes, make_models, serving_lake, start
-from tests.support.vllm_stand_in import write_stand_in
+from tests.support.web_server import WebServer
 
 pytestmark = pytest.mark.slow
 CHAT = load_chat_format("qwen3")
@@ -29,7 +28,7 @@ CHAT = load_chat_format("qwen3")
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory) -> Iterator[Path]:
-    path = write_stand_in(tmp_path_factory.mktemp("bin") / "a folder" / "vllm")
+    path = write_fake_vllm(tmp_path_factory.mktemp("bin") / "a folder" / "vllm")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(PROGRAM_VARIABLE, str(path))
         yield path
@@ -105,28 +104,13 @@ def test_handed_weights_change_its_log_probabilities(models, program, tmp_path):
         server.close()
 
 
-class _Page(BaseHTTPRequestHandler):
-    """Answers every request with a page, as a program that is no vLLM may."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"ok")
-
-
 def test_another_program_that_took_the_port_is_avoided(models, program, tmp_path, monkeypatch):
-    taken = ThreadingHTTPServer((LOOPBACK, 0), _Page)
-    threading.Thread(target=taken.serve_forever, daemon=True).start()
-    ports = iter([taken.server_address[1], vllm_server._free_port(LOOPBACK)])
-    monkeypatch.setattr(vllm_server, "_free_port", lambda host: next(ports))
-    try:
+    with WebServer(lambda handler: handler.reply(200, b"ok")) as taken:
+        ports = iter([taken.port, vllm_server._free_port(LOOPBACK)])
+        monkeypatch.setattr(vllm_server, "_free_port", lambda host: next(ports))
         server = VllmServer(models.base, "policy", log=tmp_path / "log")
-        assert server.url != f"http://{LOOPBACK}:{taken.server_address[1]}"
+        assert server.url != taken.url
         server.close()
-    finally:
-        taken.shutdown()
-        taken.server_close()
 
 
 def test_grammar_is_refused_rather_than_ignored(server):

@@ -221,7 +221,7 @@ def test_hostile_website_changes_nothing_and_reads_nothing(page):
     port = page.address.rpartition(":")[2]
     with hostile_page() as website:
         for host in ("127.0.0.1", "localhost", NAME):  # the last one: a name of the website's that leads here
-            outcome = attack(page.browser, website, f"http://{host}:{port}", mutation)
+            outcome = attack(page.browser, website.url, f"http://{host}:{port}", mutation)
             assert outcome["read"] == outcome["json"] == outcome["socket"] == "refused", host
             assert "Dagster" not in outcome["frame"]
             assert paused() == before, host

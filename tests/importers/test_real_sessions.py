@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import threading
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from etpi_assets.worlds.repo_fix_tiny import FAMILY
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.support.real_harnesses import CHAT, TASK, fixes, folder_of, section
+from tests.support.web_server import Handler, WebServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 SESSIONS = {
@@ -81,30 +80,25 @@ def test_session_of_an_assistant_has_every_turn_call_and_result(name, tmp_path):
     assert all(turn.at for turn in agent.turns)
 
 
-class Gemini(BaseHTTPRequestHandler):
+class Gemini(WebServer):
     """Answers each request of the Gemini API: first a call, then words."""
 
-    seen: list[dict[str, Any]]
+    def __init__(self) -> None:
+        super().__init__(self.answer)
+        self.seen: list[dict[str, Any]] = []
 
-    def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        type(self).seen.append(request)
+    def answer(self, handler: Handler) -> None:
+        request = handler.body
+        self.seen.append(request)
         answered = any("functionResponse" in part for c in request.get("contents", ()) for part in c.get("parts", ()))
         call = {"functionCall": {"name": "list_directory", "args": {"dir_path": "."}}}
         parts = [{"text": "Moored."}] if answered or not request.get("tools") else [{"text": "I look."}, call]
         content = {"role": "model", "parts": parts}
         usage = {"promptTokenCount": 5, "candidatesTokenCount": 2, "totalTokenCount": 7}
-        body = json.dumps({"candidates": [{"content": content, "finishReason": "STOP"}], "usageMetadata": usage})
-        streamed = "streamGenerateContent" in self.path
-        data = (f"data: {body}\r\n\r\n" if streamed else body).encode()
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream" if streamed else "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+        body = {"candidates": [{"content": content, "finishReason": "STOP"}], "usageMetadata": usage}
+        if "streamGenerateContent" not in handler.path:
+            return handler.reply(200, body)
+        handler.reply(200, f"data: {json.dumps(body)}\r\n\r\n".encode(), **{"content-type": "text/event-stream"})
 
 
 def test_session_of_gemini_cli_has_its_call_and_result(tmp_path):
@@ -116,20 +110,16 @@ def test_session_of_gemini_cli_has_its_call_and_result(tmp_path):
     settings = {"security": {"auth": {"selectedType": "gemini-api-key"}}, "privacy": {"usageStatisticsEnabled": False}}
     (tmp_path / ".gemini").mkdir()
     (tmp_path / ".gemini/settings.json").write_text(json.dumps(settings))
-    handler = type("Handler", (Gemini,), {"seen": []})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}"
+    with Gemini() as server:
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(tmp_path),
             "GEMINI_API_KEY": "key",
-            "GOOGLE_GEMINI_BASE_URL": address,
+            "GOOGLE_GEMINI_BASE_URL": server.url,
             "GEMINI_CLI_TRUST_WORKSPACE": "true",
         }
         command = [program, "--yolo", "--model", "gemini-x", "--prompt", "Moor the boat."]
         done = subprocess.run(command, cwd=tmp_path / "work", env=environment, capture_output=True, timeout=300)
-        server.shutdown()
     assert done.returncode == 0, done.stderr
     rollout = only(tmp_path / ".gemini/tmp")
     (agent,) = rollout.agents

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
-
-class _Receiver(BaseHTTPRequestHandler):
-    bodies: list[dict] = []
-
-    def do_POST(self):
-        self.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, format, *args):
-        pass
+from tests.support.web_server import WebServer
 
 
 @pytest.fixture
 def receiver(monkeypatch):
-    server = HTTPServer(("127.0.0.1", 0), _Receiver)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("ALERT_URL", f"http://127.0.0.1:{server.server_port}/hook")
-    yield _Receiver.bodies
-    server.shutdown()
-    server.server_close()
+    bodies = []
+    with WebServer(lambda handler: (bodies.append(handler.body), handler.reply(200))) as server:
+        monkeypatch.setenv("ALERT_URL", f"{server.url}/hook")
+        yield bodies
 
 
 @dg.op

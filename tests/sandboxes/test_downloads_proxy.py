@@ -6,11 +6,9 @@ import http.client
 import json
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -29,57 +27,43 @@ from etpi_resources.sandboxes.downloads.proxy import (
     through_proxy,
 )
 from etpi_resources.sandboxes.downloads.recording import Recording
+from tests.support.web_server import Handler, WebServer
 
 pytestmark = pytest.mark.usefixtures("mitmproxy")
 ROOT = Path(__file__).resolve().parents[2]
 WHEEL = bytes(range(256)) * 400
 
 
-class Index(BaseHTTPRequestHandler):
+class Index(WebServer):
     """A package index on the loopback; it counts requests by path."""
 
-    protocol_version = "HTTP/1.1"
-    requests: list[str]
-    personal: list[str]
+    def __init__(self) -> None:
+        super().__init__(self.answer)
+        self.requests: list[str] = []
+        self.personal: list[str] = []
 
-    def do_GET(self) -> None:
-        self.requests.append(f"{self.command} {self.path}")
-        self.personal += [name for name in ("cookie", "authorization") if name in self.headers]
-        status, body = (200, WHEEL) if self.path.endswith(".whl") else (200, f"page {len(self.requests)}".encode())
-        length = len(body)
-        if span := self.headers.get("range"):
+    def answer(self, handler: Handler) -> None:
+        self.requests.append(f"{handler.command} {handler.path}")
+        self.personal += [name for name in ("cookie", "authorization") if name in handler.headers]
+        status, body = (200, WHEEL) if handler.path.endswith(".whl") else (200, f"page {len(self.requests)}".encode())
+        if span := handler.headers.get("range"):
             first, last = map(int, span.removeprefix("bytes=").split("-"))
             status, body = 206, body[first : last + 1]
-            length = len(body)
-        if "broken" in self.path:
+        if "broken" in handler.path:
             status, body = 503, b"later"
-            length = len(body)
-        if "gone" in self.path:
-            status, body, length = 404, b"", 0
-        if "cut" in self.path:
+        if "gone" in handler.path:
+            status, body = 404, b""
+        length = len(body)
+        if "cut" in handler.path:
             length += 10
-            self.close_connection = True
-        self.send_response(status)
-        self.send_header("content-length", str(length))
-        self.send_header("set-cookie", "who=you")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    do_HEAD = do_GET
-
-    def log_message(self, *arguments: object) -> None:
-        pass
+            handler.close_connection = True
+        handler.reply(status, body, **{"content-length": str(length), "set-cookie": "who=you"})
 
 
 @pytest.fixture
-def index() -> Iterator[ThreadingHTTPServer]:
-    Index.requests, Index.personal = [], []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Index)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+def index() -> Iterator[Index]:
+    with Index() as server:
+        yield server
 
 
 def ask(proxy: DownloadProxy, url: str, method: str = "GET", **headers: str) -> tuple[int, bytes, dict[str, str]]:
@@ -97,8 +81,8 @@ def ask(proxy: DownloadProxy, url: str, method: str = "GET", **headers: str) -> 
 
 
 def test_what_was_fetched_once_is_answered_without_the_index(index, tmp_path):
-    base = f"http://127.0.0.1:{index.server_port}"
-    hosts = [f"127.0.0.1:{index.server_port}"]
+    base = index.url
+    hosts = [f"127.0.0.1:{index.port}"]
     with_network = DownloadProxy(tmp_path / "recording", record=True, hosts=hosts)
     try:
         page = ask(with_network, f"{base}/simple/boat/")
@@ -115,7 +99,7 @@ def test_what_was_fetched_once_is_answered_without_the_index(index, tmp_path):
         assert any(line.startswith("failed") and "cut.whl" in line for line in with_network.log())
     finally:
         with_network.close()
-    requests = list(Index.requests)
+    requests = list(index.requests)
     offline = DownloadProxy(tmp_path / "recording", record=False, hosts=hosts)
     try:
         for url, method, headers, before in [
@@ -132,7 +116,7 @@ def test_what_was_fetched_once_is_answered_without_the_index(index, tmp_path):
         assert f"not recorded: {base}/other/" in offline.log()
     finally:
         offline.close()
-    assert Index.requests == requests
+    assert index.requests == requests
     entries = [json.loads(path.read_text()) for path in (tmp_path / "recording" / "requests").iterdir()]
     assert sorted(entry["bytes"] for entry in entries) == [0, 0, 5, 6, len(WHEEL)]
     assert not list((tmp_path / "recording").glob(".body-*"))
@@ -147,9 +131,9 @@ def _cut(proxy: DownloadProxy, url: str) -> bool:
 
 
 def test_recording_has_a_largest_size(index, tmp_path):
-    base = f"http://127.0.0.1:{index.server_port}"
+    base = index.url
     for answers in ([200, 507], [200, 507]):  # the second proxy finds it full
-        proxy = DownloadProxy(tmp_path, record=True, hosts=[f"127.0.0.1:{index.server_port}"], most_bytes=len(WHEEL))
+        proxy = DownloadProxy(tmp_path, record=True, hosts=[f"127.0.0.1:{index.port}"], most_bytes=len(WHEEL))
         assert [ask(proxy, f"{base}/{name}")[0] for name in ("boat-1.whl", "boat-2.whl")] == answers
         assert any("most_gib" in line for line in proxy.log())
         proxy.close()
@@ -159,8 +143,8 @@ def test_any_public_host_is_none_of_this_machine_or_its_network(index, tmp_path)
     proxy = DownloadProxy(tmp_path, record=True, hosts=None)
     try:
         for host in ("127.0.0.1", "localhost", "127.1", "10.0.0.1", "192.168.0.1", "169.254.169.254", "0.0.0.0"):
-            assert ask(proxy, f"http://{host}:{index.server_port}/boat-1.whl")[0] == 403, host
-        assert Index.requests == []
+            assert ask(proxy, f"http://{host}:{index.port}/boat-1.whl")[0] == 403, host
+        assert index.requests == []
     finally:
         proxy.close()
 
@@ -191,11 +175,11 @@ def test_name_that_moves_into_this_network_is_not_connected(tmp_path):
 
 
 def test_index_gets_no_cookie_and_no_password(index, tmp_path):
-    proxy = DownloadProxy(tmp_path, record=True, hosts=[f"127.0.0.1:{index.server_port}"])
+    proxy = DownloadProxy(tmp_path, record=True, hosts=[f"127.0.0.1:{index.port}"])
     try:
-        url = f"http://127.0.0.1:{index.server_port}/boat-1.whl"
+        url = f"{index.url}/boat-1.whl"
         assert ask(proxy, url, Cookie="who=me", Authorization="Basic eDp5")[0] == 200
-        assert Index.requests and Index.personal == []
+        assert index.requests and index.personal == []
     finally:
         proxy.close()
 

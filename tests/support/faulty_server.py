@@ -98,12 +98,11 @@ class FaultyServer(Loopback):
         return answer
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        answer = super().answer(path, body)
-        if "prompt_logprobs" in body:
-            for place, entry in enumerate(answer["choices"][0]["prompt_logprobs"][1:]):
-                for value in entry.values():
-                    value["logprob"] = -0.5 - (hash((self.weights, place)) % 1000) / 1000 * bool(self.weights)
-        return {"model": NAME, **answer}
+        return {"model": NAME, **(super().answer(path, body) or {})}
+
+    def scores(self, body: dict[str, Any]) -> list[float]:
+        numbers = range(len(self.prompt_of(body)) - 1)
+        return [-0.5 - (hash((self.weights, at)) % 1000) / 1000 * bool(self.weights) for at in numbers]
 
 
 def main() -> None:

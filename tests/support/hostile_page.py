@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.support.web_server import WebServer
 
 NAME = "evil.example"
 RESOLVES_HERE = f"--host-resolver-rules=MAP {NAME} 127.0.0.1"
@@ -51,28 +49,12 @@ Promise.all([
 """
 
 
-class _Empty(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        self.wfile.write(b"<!doctype html><title>hostile</title><body></body>")
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@contextmanager
-def hostile_page() -> Iterator[str]:
-    """Serve the hostile website; yield its address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Empty)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://{NAME}:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
+def hostile_page() -> WebServer:
+    """Return the server of the hostile website, whose `url` has NAME."""
+    page = b"<!doctype html><title>hostile</title><body></body>"
+    server = WebServer(lambda handler: handler.reply(200, page, **{"content-type": "text/html"}))
+    server.url = f"http://{NAME}:{server.port}"
+    return server
 
 
 def attack(browser: Any, website: str, target: str, query: str) -> dict[str, str]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from etpi_assets.agent.actions import format_action
 from etpi_assets.agent.loop import SUBMIT
 from etpi_resources.chat.format import ChatFormat, load_chat_format
+from tests.support.web_server import Handler, WebServer
 
 SUBMITS = str(format_action(f"echo {SUBMIT}"))
-Fault = Callable[["_Handler"], None]
+Fault = Callable[[Handler], None]
 
 
 class Refusal(RuntimeError):
@@ -27,7 +24,7 @@ class Refusal(RuntimeError):
         self.status = status
 
 
-class Loopback:
+class Loopback(WebServer):
     """A server of one model; a context manager.
 
     Attributes:
@@ -36,12 +33,15 @@ class Loopback:
         always: the fault of every generation request after those.
         seen: the requests for a turn, as (path, body); the last `remembered` of them.
         change: rewrites an answer before it is sent.
-        adapters: further models of the list, by name.
+        adapters: further models of the list, name -> root.
         models: the whole answer of the list of models; None: one of `model` and `adapters`.
         owned_by, key: the owner in the list of models, and the key that reading the list takes; empty: none.
     """
 
-    def __init__(self, model: str = "teacher", chat: ChatFormat | None = None, port: int = 0) -> None:
+    def __init__(
+        self, model: str = "teacher", chat: ChatFormat | None = None, port: int = 0, host: str = "127.0.0.1"
+    ) -> None:
+        super().__init__(self.respond, port, host)
         self.model, self.chat, self.root = model, chat or load_chat_format("tiny"), "/models/teacher"
         self.say: Callable[[dict[str, Any]], str] = lambda body: SUBMITS
         self.message: Callable[[dict[str, Any], str], dict[str, Any]] = lambda body, text: {"content": text}
@@ -52,33 +52,40 @@ class Loopback:
         self.owned_by = "vllm"
         self.key = ""
         self.models: Any = None
-        self.adapters: dict[str, Any] = {}
+        self.adapters: dict[str, str] = {}
         self.seen: list[tuple[str, dict[str, Any]]] = []
         self.remembered = 100_000
         self.lock = threading.Lock()
         self.delay = 0.0
-        self.connections: list[socket.socket] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), _Handler)
-        self._server.daemon_threads = True
-        self._server.owner = self  # pyright: ignore[reportAttributeAccessIssue]
-        self.port = self._server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
 
-    def __enter__(self) -> Loopback:
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        self._thread.start()
-        return self
+    def respond(self, handler: Handler) -> None:
+        if handler.command == "GET":
+            return handler.reply(*self.list_models(handler))
+        body = handler.body
+        if handler.path == "/tokenize":
+            return handler.reply(200, {"tokens": self.vocabulary.encode(body["prompt"])})
+        with self.lock:
+            if "prompt_logprobs" not in body:
+                self.seen.append((handler.path, body))
+            del self.seen[: -self.remembered]
+            fault = self.next_fault()
+        if fault is not None:
+            return fault(handler)
+        time.sleep(self.delay)
+        try:
+            answer = self.answer(handler.path, body)
+        except Refusal as refusal:
+            return handler.reply(refusal.status, {"error": {"message": str(refusal)}})
+        handler.reply(200, None if answer is None else self.change(answer))
 
-    def __exit__(self, *exc: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-        for connection in self.connections:  # clients may keep connections open
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+    def list_models(self, handler: Handler) -> tuple[int, Any]:
+        card = {"id": self.model, "root": self.root, "parent": None, "owned_by": self.owned_by}
+        adapters = [card | {"id": name, "root": root, "parent": self.model} for name, root in self.adapters.items()]
+        if self.key and handler.headers.get("Authorization") != f"Bearer {self.key}":
+            return 401, {}
+        if self.models is not None:
+            return 200, self.models
+        return 200, {"data": [card | {"max_model_len": 4096}, *adapters]} if handler.path == "/v1/models" else {}
 
     def next_fault(self) -> Fault | None:
         """Return the fault of the next generation request."""
@@ -87,79 +94,33 @@ class Loopback:
     def prompt_of(self, body: dict[str, Any]) -> list[int]:
         if "prompt" in body:
             return body["prompt"]
-        return self.chat.prompt_ids(body["messages"], tools=body.get("tools"), **body.get("chat_template_kwargs", {}))
+        return self.chat.prompt_ids(body["messages"], tools=body.get("tools"), **body.get("chat_template_kwargs") or {})
 
-    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
-        prompt = self.prompt_of(body)
-        if "prompt_logprobs" in body:
-            return {
-                "choices": [{"prompt_logprobs": [None, *({str(token): {"logprob": -0.5}} for token in prompt[1:])]}]
-            }
+    def scores(self, body: dict[str, Any]) -> list[float]:
+        """Return the log-probability of each id of a prompt after the first."""
+        return [-0.5] * (len(self.prompt_of(body)) - 1)
+
+    def turn(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a turn's text, `token_ids`, logprobs and `finish_reason`."""
         text = self.say(body)
         output = [*self.chat.encode(text), self.chat.end_id]
-        ids = {"token_ids": output, "finish_reason": "stop"}
+        return {"text": text, "token_ids": output, "logprobs": [-0.5] * len(output), "finish_reason": "stop"}
+
+    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        if "prompt_logprobs" in body:
+            scored = zip(self.prompt_of(body)[1:], self.scores(body), strict=True)
+            return {"choices": [{"prompt_logprobs": [None, *({str(i): {"logprob": value}} for i, value in scored)]}]}
+        turn, prompt = self.turn(body), self.prompt_of(body)
+        text, logprobs = turn.pop("text"), turn.pop("logprobs")
         if path == "/v1/completions":
-            logprobs = {"token_logprobs": [-0.5] * len(output)}
-            return {"choices": [{"text": text, "prompt_token_ids": prompt, "logprobs": logprobs, **ids}]}
+            logprobs = {"token_logprobs": logprobs}
+            return {"choices": [{"text": text, "prompt_token_ids": prompt, "logprobs": logprobs, **turn}]}
         message = {"role": "assistant", **self.message(body, text)}
-        logprobs = {"content": [{"token": "x", "logprob": -0.5, "bytes": None, "top_logprobs": []}] * len(output)}
+        content = [{"token": "x", "logprob": value, "bytes": None, "top_logprobs": []} for value in logprobs]
         return {
             "id": "1", "object": "chat.completion", "created": 1, "model": self.model, "prompt_token_ids": prompt,
-            "choices": [{"index": 0, "message": message, "logprobs": logprobs, **ids}],
+            "choices": [{"index": 0, "message": message, "logprobs": {"content": content}, **turn}],
         }  # fmt: skip
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    @property
-    def owner(self) -> Loopback:
-        return self.server.owner  # pyright: ignore[reportAttributeAccessIssue]
-
-    def setup(self) -> None:
-        super().setup()
-        self.owner.connections.append(self.connection)
-
-    def do_GET(self) -> None:
-        card = {"id": self.owner.model, "root": self.owner.root, "parent": None, "owned_by": self.owner.owned_by}
-        adapters = [card | {"id": name, "root": name, "parent": self.owner.model} for name in self.owner.adapters]
-        if self.owner.key and self.headers.get("Authorization") != f"Bearer {self.owner.key}":
-            return self.reply(401, {})
-        if self.owner.models is not None:
-            return self.reply(200, self.owner.models)
-        self.reply(200, {"data": [card | {"max_model_len": 4096}, *adapters]} if self.path == "/v1/models" else {})
-
-    def do_POST(self) -> None:
-        self.body = body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "{}")
-        if self.path == "/tokenize":
-            return self.reply(200, {"tokens": self.owner.vocabulary.encode(body["prompt"])})
-        with self.owner.lock:
-            if "prompt_logprobs" not in body:
-                self.owner.seen.append((self.path, body))
-            del self.owner.seen[: -self.owner.remembered]
-            fault = self.owner.next_fault()
-        if fault is not None:
-            return fault(self)
-        time.sleep(self.owner.delay)
-        try:
-            answer = self.owner.answer(self.path, body)
-        except Refusal as refusal:
-            return self.reply(refusal.status, {"error": {"message": str(refusal)}})
-        self.reply(200, None if answer is None else self.owner.change(answer))
-
-    def reply(self, status: int, answer: Any, **headers: str) -> None:
-        """Send an answer as JSON; None: an answer without a body."""
-        data, kind = (
-            (b"", {}) if answer is None else (json.dumps(answer).encode(), {"content-type": "application/json"})
-        )
-        self.send_response(status)
-        for name, value in {**kind, "content-length": str(len(data)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing."""
 
 
 def status(code: int, message: str = "no", **headers: str) -> Fault:
@@ -167,18 +128,18 @@ def status(code: int, message: str = "no", **headers: str) -> Fault:
     return lambda handler: handler.reply(code, {"error": {"message": message, "type": "e", "code": code}}, **headers)
 
 
-def drop(handler: _Handler) -> None:
+def drop(handler: Handler) -> None:
     """Close the connection without an answer."""
     handler.close_connection = True
     handler.connection.close()
 
 
-def hang(handler: _Handler) -> None:
+def hang(handler: Handler) -> None:
     """Answer too late."""
     time.sleep(1.5)
     handler.close_connection = True
 
 
-def echo_key(handler: _Handler) -> None:
+def echo_key(handler: Handler) -> None:
     """Refuse and repeat the key in the error, as some endpoints do."""
     status(401, f"Incorrect API key provided: {handler.headers['authorization']}")(handler)

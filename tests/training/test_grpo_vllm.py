@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import threading
 import time
 from pathlib import Path
@@ -28,6 +27,7 @@ from etpi_resources.trainers import policy_servers
 from etpi_resources.trainers.pipes import WorkerFailed
 from etpi_resources.trainers.policy_link import Link, Published
 from etpi_resources.trainers.policy_servers import HandOverFailed, PolicyServers, ServerPlan, weights_folder
+from tests.support.fake_vllm import write_fake_vllm
 from tests.support.reinforcement import BY_VLLM, LORA, judge, make, prepared, processes, rows
 from tests.support.tiny_training import make_speaking_base
 
@@ -42,13 +42,7 @@ def base(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def _stand_in(tmp_path, monkeypatch):
     """What is started as vLLM."""
-    root = Path(__file__).parents[2]
-    program = tmp_path / "bin" / "vllm"
-    program.parent.mkdir()
-    start = f'PYTHONPATH="{root}" exec {sys.executable} {root / "tests/support/fake_vllm.py"} "$@"'
-    program.write_text(f"#!/bin/sh\n{start}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv(PROGRAM_VARIABLE, str(program))
+    monkeypatch.setenv(PROGRAM_VARIABLE, str(write_fake_vllm(tmp_path / "bin" / "vllm")))
 
 
 @pytest.fixture

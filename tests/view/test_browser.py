@@ -160,7 +160,7 @@ def test_hostile_website_reads_nothing(address: str, browser: Any) -> None:
     port = address.rpartition(":")[2]
     with hostile_page() as website:
         for host in ("127.0.0.1", "localhost", NAME):
-            outcome = attack(browser, website, f"http://{host}:{port}", "{ x }")
+            outcome = attack(browser, website.url, f"http://{host}:{port}", "{ x }")
             assert outcome["read"] == outcome["json"] == outcome["socket"] == "refused", host
             assert STUDY not in outcome["frame"]
         browser.get(f"http://{NAME}:{port}/")
