@@ -445,7 +445,7 @@ def taint_command(roots: tuple[str, ...], keep: str | None, retrain: bool, as_js
 @click.argument("key")
 def explain(asset: str, key: str) -> int:
     """Show the state of ASSET's partition KEY, the numbers of its code with their lines, and what changed."""
-    from etpi_assets.planning.explain import explain as explained
+    from etpi_assets.planning.planner import explain as explained
     from etpi_assets.specs.load import load_specs
     from etpi_resources.lake.lake import Lake
 

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from etpi_assets.curation.merge import merge_savings
 from etpi_assets.curation.upweight import loss_by_turn, shares
-from etpi_assets.reports import answer, changes, data_card, facts, failures, story
+from etpi_assets.reports import answer, changes, facts, story
 from etpi_assets.reports.facts import ReportTables
 from etpi_assets.scoring.intervals import clears, wilson
 from etpi_assets.scoring.published import in_reading
@@ -116,8 +116,8 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
         ],
         "paired": paired,
         "rules": changes.RULES,
-        "failure_kinds": failures.kinds(failed, tables.eval_rollouts, experiment.name),
-        "links": failures.links(experiment.name),
+        "failure_kinds": answer.kinds(failed, tables.eval_rollouts, experiment.name),
+        "links": answer.links(experiment.name),
         "detail": facts.metric_rows(
             tables.metrics, [name for name in facts.detail_metrics(spec.metrics.reading) if name not in names]
         ),
@@ -127,11 +127,11 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
         "published_source": ". ".join(
             str(spec.published[k]) for k in ("source", "date", "note") if k in spec.published
         ),
-        "sources": data_card.sources(
+        "sources": facts.sources(
             spec.rollout_sets, experiment.rollout_sets, tables.tasks, tables.selected,
             tables.dataset_rows,
         ),
-        "split": data_card.split(tables.dataset_rows),
+        "split": facts.split(tables.dataset_rows),
         "funnel": facts.funnel(tables),
         "drops": facts.drops(tables),
         "tokens": merge_savings(tables.dataset_rows, tables.pairs, tables.sequences),

@@ -39,11 +39,10 @@ from etpi_resources.lake.bucket import (
     units_of,
 )
 from etpi_resources.lake.contents import Publication, Version
-from etpi_resources.lake.files import sync, write_atomically
+from etpi_resources.lake.files import put_if_absent, read_pointer, sync, write_atomically
 from etpi_resources.lake.lake import Lake, manifest_name, sha256_of
 from etpi_resources.lake.manifest import LakeError, Manifest, Ref
 from etpi_resources.lake.references import References
-from etpi_resources.lake.store import put_if_absent, read_pointer
 from etpi_resources.process.locks import LockHeld, lake_locks
 
 REMOTE = "remote.json"

@@ -19,7 +19,7 @@ from etpi_assets.agent.actions import (
 from etpi_assets.agent.bash import split_command
 from etpi_assets.scoring.entities import KnownFiles, Patterns, edited, touched
 from etpi_assets.scoring.rewards.attempt import Attempt
-from etpi_assets.scoring.rewards.unhardened import form
+from etpi_assets.scoring.rewards.terminal import form_unhardened
 from etpi_assets.specs.rollout_set import ScoringSection
 from etpi_resources.chat.marks import split_thought
 from etpi_resources.chat.tool_forms import FORMS as FORMS_BY_NAME
@@ -234,7 +234,7 @@ ATEM_PARAMETER = '<atem:parameter name="a">'
         (lambda text: touched(text, PATTERNS, FILES), "cd " + "\n" * 100_000),
         (lambda text: edited(text, PATTERNS, FILES), "python -c open(" + "open(" * 60_000),
         (lambda text: edited(text, PATTERNS, FILES), "> a.py " + "cd a\n" * 60_000),
-        (lambda text: form(Attempt("r", "t", "find", text)), "<thinking>" + " " * 40_000),
+        (lambda text: form_unhardened(Attempt("r", "t", "find", text)), "<thinking>" + " " * 40_000),
     ],
 )
 def test_time_of_other_parsers_is_linear(parse, text: str) -> None:

@@ -12,7 +12,7 @@ from etpi_assets.agent.interpreter import cell_command, cell_of, printed, publis
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.scoring.behaviours import ScoringOptions, score
-from etpi_assets.scoring.rewards import tools
+from etpi_assets.scoring.rewards import functions
 from etpi_assets.scoring.rewards.attempt import Attempt, attempt_of
 from etpi_assets.specs.rollout_set import AgentSection, ScoringSection
 from etpi_assets.tasks.families import load_family
@@ -184,7 +184,7 @@ def test_an_agent_computes_over_several_turns_and_answers_without_a_call():
         "user",
     ]
     assert agent.exit_status == "Submitted" and record.outcome and record.outcome["verdict"] == "passed"
-    assert (seen(record).turns, seen(record).tool_turns, tools.tool_call_reward(seen(record))) == (3, 2, 1.0)
+    assert (seen(record).turns, seen(record).tool_turns, functions.tool_call_reward(seen(record))) == (3, 2, 1.0)
 
 
 def test_published_tool_answers_with_the_bare_output():
@@ -200,7 +200,7 @@ def test_an_agent_that_only_calls_ends_without_an_answer():
     record = roll(call("print(1)"))
     assert [agent.exit_status for agent in record.agents] == ["LimitsExceeded"]
     assert record.outcome and record.outcome["verdict"] == "no_answer"
-    assert tools.tool_call_reward(seen(record)) == pytest.approx(-0.65)
+    assert functions.tool_call_reward(seen(record)) == pytest.approx(-0.65)
 
 
 def test_answer_written_by_code_does_not_count():
@@ -236,8 +236,8 @@ def test_tool_call_reward_of_degenerate_turns(texts, tool_turns, reward):
     attempt = seen(record)
     assert attempt.tool_turns == tool_turns == counted(record, tools=True)
     assert counted(record, tools=False) is None, "no tool was offered, so nothing is said of any"
-    assert tools.tool_call_reward(attempt) == pytest.approx(reward)
-    assert tools.outcome(attempt) == -1.0
+    assert functions.tool_call_reward(attempt) == pytest.approx(reward)
+    assert functions.outcome(attempt) == -1.0
 
 
 def test_teacher_calls_and_prints_at_the_rates_of_its_skill():

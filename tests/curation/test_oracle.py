@@ -29,9 +29,9 @@ from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.chat.marks import Thought
 from etpi_resources.chat.tokenizer_files import read_tokenizer
 from etpi_resources.lake.check_outcome import CheckOutcome
+from tests.curation.oracle import Oracle
 from tests.support import students, vocabularies
 from tests.support.conversations import NoDefault, tables_of
-from tests.support.oracle import Oracle
 from tests.support.students import FAMILIES, byte_tokenizer, smollm2
 
 needs_qwen = pytest.mark.skipif(

@@ -14,7 +14,7 @@ from etpi_resources.hashes import json_hash
 FILE = Path(__file__).with_name("unpinned.json")
 _RESOURCES = Path(__file__).parents[2] / "etpi_resources"
 MODULES = {
-    "engine.transformers": ["engines/transformers", "engines/slots", "engines/slot_table", "engines/decode_steps",
+    "engine.transformers": ["engines/transformers", "engines/slots", "engines/decode_steps",
                             "engines/masks"],
     "engine.vllm": ["engines/vllm"],
     "sandbox.bubblewrap": ["sandboxes/bubblewrap", "sandboxes/namespaces", "sandboxes/seccomp", "sandboxes/guest",

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from etpi_assets.reports import answer, changes, data_card, facts, failures, story
+from etpi_assets.reports import answer, changes, facts, story
 from etpi_assets.reports.changes import Change
 from etpi_assets.reports.html import run_report
 from etpi_assets.scoring.intervals import paired_difference
@@ -222,7 +222,7 @@ def test_sign_test_is_exact(higher: int, lower: int) -> None:
 def test_failures_are_counted_by_kind_and_link_to_their_rollouts() -> None:
     rollouts, scores, _ = evaluated({("sft", "a&b"): [0.0, 0.0, 1.0], ("sft", "c"): [None], ("base", "c"): [0.0]})
     rows = run_report("failures.sql", {"rollouts": rollouts, "scores": scores}, {})
-    first, second, third = failures.kinds(rows, rollouts, "my exp")
+    first, second, third = answer.kinds(rows, rollouts, "my exp")
     assert [first[name] for name in ("role", "verdict", "count", "of")] == ["sft", "failed_tests", 2, 4]
     assert (second["verdict"], second["count"], third["role"]) == ("infrastructure", 1, "base")
     assert first["link"].endswith(
@@ -260,7 +260,7 @@ def test_data_card_counts_each_source_and_its_licence() -> None:
         for r, split in (("r1", "train"), ("r1", "train"), ("r2", "val"), ("r3", "train"))
     ]
     tasks = [{"split": "train", "payload": '{"license": "bsd"}'}, {"split": "heldout", "payload": '{"license": "x"}'}]
-    one, two, lacking = data_card.sources(
+    one, two, lacking = facts.sources(
         ["one", "two", "gone"], {"one": imported, "two": imported.model_copy(update={"license": ""})},
         from_rows("tasks", tasks), from_rows("selected", selected), from_rows("dataset_rows", rows),
     )  # fmt: skip
@@ -268,8 +268,8 @@ def test_data_card_counts_each_source_and_its_licence() -> None:
     assert one == {"name": "one", "kind": "imported", "suite": "–", "licence": "mit", **figures}
     assert (two["licence"], lacking["kind"]) == ("bsd (1 tasks)", "unknown")
     assert (lacking["teachers"], lacking["rollouts"]) == ("–", 0)
-    train, val = data_card.split(from_rows("dataset_rows", rows))
+    train, val = facts.split(from_rows("dataset_rows", rows))
     assert (train["split"], train["rollouts"], train["weighted_tokens"], val["rows"]) == (
         "train", 2, 30.0, 1,
     )  # fmt: skip
-    assert data_card.split(empty("dataset_rows")) == []
+    assert facts.split(empty("dataset_rows")) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from etpi_assets.planning.explain import explain
+from etpi_assets.planning.planner import explain
 from etpi_assets.specs.load import SpecError
 from tests.support.graph import EXPERIMENT, write_spec
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from etpi_assets.agent.contract import Contract, format_contract, read_contract
 from etpi_assets.planning import versions
 from etpi_assets.scoring.advantage import group_advantages
-from etpi_assets.scoring.rewards import functions, terminal, tools, unhardened
+from etpi_assets.scoring.rewards import functions, terminal
 from etpi_assets.scoring.rewards.attempt import Attempt, BadReward
 from etpi_assets.specs.load import SpecError, load_specs
 from etpi_assets.specs.training import RewardTerm
@@ -32,9 +32,9 @@ def attempt(text: str | None = GOOD, request: str | None = REQUEST, **known) -> 
 
 def scores(text: str) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
     """Return (form, relevance, conciseness), hardened and unhardened."""
+    names = ("format", "relevance", "conciseness")
     scores = [
-        tuple(f(attempt(text)) for f in (module.form, module.relevance, module.conciseness))
-        for module in (terminal, unhardened)
+        tuple(functions.FUNCTIONS[f"{name}{end}"](attempt(text)) for name in names) for end in ("", "_unhardened")
     ]
     return scores[0], scores[1]  # pyright: ignore[reportReturnType]
 
@@ -263,7 +263,7 @@ def test_conciseness_falls_from_300_to_600_characters():
 def test_contract_is_never_more_lenient_than_its_pattern(text):
     loaded = read_contract(text)
     if isinstance(loaded, Contract):
-        assert unhardened.PATTERN.fullmatch(text) and format_contract(loaded.thinking, loaded.command).strip()
+        assert terminal.form_unhardened(attempt(text)) and format_contract(loaded.thinking, loaded.command).strip()
     else:
         assert loaded
 
@@ -281,30 +281,32 @@ def test_formatted_contract_is_read_back(thinking, command):
 @pytest.mark.parametrize(("calls", "value"), [(0, -1.0), (1, -0.9), (4, -0.6), (9, -0.6)])
 def test_wrong_attempt_loses_less_the_more_tools_it_called(calls, value):
     wrong = attempt(turns=calls + 1, tool_turns=calls, outcome=0.0)
-    assert tools.tool_call_reward(wrong) == pytest.approx(value)
-    assert tools.tool_call_reward(replace(wrong, outcome=1.0)) == 1.0
-    assert (tools.outcome(wrong), tools.outcome(replace(wrong, outcome=1.0))) == (-1.0, 1.0)
+    assert functions.tool_call_reward(wrong) == pytest.approx(value)
+    assert functions.tool_call_reward(replace(wrong, outcome=1.0)) == 1.0
+    assert (functions.outcome(wrong), functions.outcome(replace(wrong, outcome=1.0))) == (-1.0, 1.0)
 
 
 def test_calls_without_effect_earn_as_much_as_others_and_nothing_if_solved():
     """The known hack of TCR: ten empty calls lift a wrong attempt from -1 to -0.6, no further."""
     idle = attempt(turns=11, tool_turns=10, outcome=0.0)
-    assert tools.tool_call_reward(idle) == -0.6
-    assert tools.tool_call_reward(replace(idle, outcome=1.0)) == 1.0
+    assert functions.tool_call_reward(idle) == -0.6
+    assert functions.tool_call_reward(replace(idle, outcome=1.0)) == 1.0
 
 
 @pytest.mark.parametrize(("tokens", "value"), [(0, 0.0), (7480, 0.0), (8980, -0.5), (10480, -1.0), (13480, -2.0)])
 def test_overlong_penalty_is_linear_and_has_no_lower_bound(tokens, value):
-    assert tools.overlong(attempt(response_tokens=tokens)) == pytest.approx(value)
+    assert functions.overlong(attempt(response_tokens=tokens)) == pytest.approx(value)
 
 
 def test_overlong_penalty_outweighs_idle_calls_and_counts_observations():
     """Padding a wrong attempt with idle calls lifts the tool-call reward by 0.4 at most; the length takes it back."""
     idle = attempt(turns=11, tool_turns=10, outcome=0.0, response_tokens=7480 + 1200)
-    assert tools.tool_call_reward(idle) + tools.overlong(idle) == pytest.approx(-1.0)
+    assert functions.tool_call_reward(idle) + functions.overlong(idle) == pytest.approx(-1.0)
     right = attempt(turns=1, tool_turns=0, outcome=1.0, response_tokens=13480)
-    assert tools.tool_call_reward(right) + tools.overlong(right) == pytest.approx(-1.0)
-    assert tools.overlong(attempt(text="", response_tokens=8980)) == -0.5, "ids that only observations wrote are length"
+    assert functions.tool_call_reward(right) + functions.overlong(right) == pytest.approx(-1.0)
+    assert functions.overlong(attempt(text="", response_tokens=8980)) == -0.5, (
+        "ids that only observations wrote are length"
+    )
 
 
 # --- the registry ----------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from etpi_resources.sandboxes import Environment, Limits, SandboxUnavailable
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from etpi_resources.sandboxes.downloads.proxy import INDEX_HOSTS, DownloadProxy, through_proxy
 from tests.support.container_engine import IMAGE
-from tests.support.installing_tasks import BACKENDS, PIP, UV, installing, project
 from tests.support.repositories import FILES, solved
+from tests.tasks.installing_tasks import BACKENDS, PIP, UV, installing, project
 
 SMALL = {"memory_gib": 2, "disk_gib": 0.5, "test_seconds": 240}
 

@@ -1,4 +1,4 @@
 """The verifier's reward of a rollout (`verdict`), and the reward functions of reinforcement learning.
 
-`functions` registers every reward function by name and version; `terminal`, `unhardened` and `tools` define them.
+`functions` registers every reward function by name and version; it and `terminal` define them.
 """

@@ -1,8 +1,8 @@
 """The three terminal rewards, hardened: form, relevance and conciseness of one command.
 
 Text that only looks right earns nothing. So does a turn that would be the same for every request: one that runs
-nothing with an argument of the request, or mostly verbs that the request does not ask for. `unhardened` holds the
-rewards as their source states them.
+nothing with an argument of the request, or mostly verbs that the request does not ask for. The functions
+`*_unhardened` are the rewards as their source states them. They can be hacked: train on them only to show that.
 
 Limits: a command that runs the right verb on a wrong file of the request, or without effect (`wc --help a.txt`), still
 earns relevance; so does one behind a command that fails on this machine (`ls nosuch &&`, `< nosuch`) or that waits.
@@ -147,3 +147,29 @@ def request_of(attempt: Attempt) -> str:
     if not attempt.request:
         raise BadReward(f"rollout {attempt.rollout_id} of task {attempt.task_id}: the task's request is missing")
     return attempt.request
+
+
+_MIDDLE = re.compile(r"</thinking>\s*```bash\n")
+
+
+def form_unhardened(attempt: Attempt) -> float:
+    r"""Return 1.0 if `^<thinking>\s*[\s\S]+?\s*</thinking>\s*```bash\n[\s\S]+?\n```$` matches, else 0.0.
+
+    Blank thinking, repeated tags and a trailing newline pass. The parts are sought one by one, since the pattern itself
+    takes time that grows with the cube of blanks.
+    """
+    text = text_of(attempt).removesuffix("\n")
+    middle = _MIDDLE.search(text, len("<thinking>") + 1)
+    closed = middle is not None and text.endswith("\n```") and len(text) - len("\n```") > middle.end()
+    return float(closed and text.startswith("<thinking>"))
+
+
+def relevance_unhardened(attempt: Attempt, *, keywords: Mapping[str, Sequence[str]] = KEYWORDS) -> float:
+    """Count the requested verbs that occur anywhere in the answer, comments and echo included."""
+    text, verbs = text_of(attempt), requested_verbs(request_of(attempt), keywords)
+    return float(sum(re.search(rf"\b{re.escape(verb)}\b", text) is not None for verb in verbs))
+
+
+def conciseness_unhardened(attempt: Attempt, *, free: int = 300, scale: int = 300) -> float:
+    """Score as the hardened function does, without the contract: an empty answer earns 1.0."""
+    return shortness(text_of(attempt), free, scale)

@@ -31,7 +31,7 @@ from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.trajectories.tables import iter_turns, turn_keys
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.token_ids import common_prefix
-from tests.support.recorded_messages import (
+from tests.curation.recorded_messages import (
     EDITS,
     SUBSETS,
     Conversation,
