@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-import tempfile
 import threading
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
 
 from etpi.web.ports import free_port
-from etpi_resources.capture.server import MODEL, Attempt, Budget, CaptureServer, new_key
+from etpi_resources.capture.server import MODEL, Attempt, Budget, CaptureServer
 from etpi_resources.capture.store import CallLog
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Sampler
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.vllm import VllmEngine
 from etpi_resources.process.locks import FileLocks
+from etpi_resources.secrets import kept_secret
 
 _NAME = re.compile(r"[\w.-]{1,100}")
 _KEY_FILE = "key"
@@ -83,7 +81,7 @@ def capture(options: CaptureOptions) -> int:
     except (OSError, ValueError) as error:
         raise click.ClickException(f"--tokenizer {options.tokenizer}: {error}") from error
     options.to.mkdir(parents=True, exist_ok=True)
-    key = _key(options.to / _KEY_FILE)
+    key = kept_secret(options.to / _KEY_FILE)
     if FileLocks().try_lock(options.to / _KEY_FILE, "captured calls", shared=False) is None:  # until this process ends
         raise click.ClickException(f"another `etpi capture` writes to {options.to}; stop it, or name another --to")
     port = free_port("127.0.0.1", options.port, named=True)
@@ -104,19 +102,3 @@ def capture(options: CaptureOptions) -> int:
     finally:
         engine.close()
     return 0
-
-
-def _key(path: Path) -> str:
-    """Return the key of a folder; create it at the first call, readable by this user alone.
-
-    The file is written beside and linked, so that no kill leaves it empty.
-    """
-    if not path.exists() or not path.read_text().strip():
-        path.unlink(missing_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".key-") as file:  # only this user can read it
-            file.write(new_key())
-            file.flush()
-            os.fsync(file.fileno())
-            with suppress(FileExistsError):  # another process was first
-                os.link(file.name, path)
-    return path.read_text().strip()

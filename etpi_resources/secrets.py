@@ -1,10 +1,14 @@
-"""Keys that must never be published: read them here, and search for them in data before it is published."""
+"""Keys that must never be published: read or create them here, and search for them in data before it is published."""
 
 from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_urlsafe
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +24,23 @@ def read_secret(variable: str) -> str | None:
     """Return the value of an environment variable that a spec names as a key; from now on it is a secret."""
     _read.add(variable)
     return os.environ.get(variable) or None
+
+
+def kept_secret(path: Path) -> str:
+    """Return the random secret in a file; create it at the first call, readable by this user alone.
+
+    The file is written beside and linked, so that no kill leaves it empty.
+    """
+    if not path.exists() or not path.read_text().strip():
+        path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".key-") as file:  # only this user can read it
+            file.write(token_urlsafe(32))
+            file.flush()
+            os.fsync(file.fileno())
+            with suppress(FileExistsError):  # another process was first
+                os.link(file.name, path)
+    return path.read_text().strip()
 
 
 def secrets() -> Mapping[str, str]:

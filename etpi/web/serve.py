@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import sys
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -15,6 +11,7 @@ from starlette.types import ASGIApp
 
 from etpi.web.guard import Guard, is_loopback
 from etpi_resources.backend import backend
+from etpi_resources.secrets import kept_secret
 
 TOKEN_FILE = "page_token"
 
@@ -32,26 +29,13 @@ def serve(app: ASGIApp, command: str, host: str, port: int, names: Sequence[str]
     """
     import uvicorn
 
-    token = page_token(home) if backend() or not is_loopback(host) else None
+    token = kept_secret(home / TOKEN_FILE) if backend() or not is_loopback(host) else None
     own_names = [*names, *([] if _is_unspecified(host) else [host])]
     shown = own_names[0] if own_names else "localhost"
     address = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
     how = f"; it needs the token of {home / TOKEN_FILE}: open {address}/?token=TOKEN once" if token else ""
     print(f"{command} on {address}{how}; stop it with Ctrl-C", file=sys.stderr)
     uvicorn.run(Guard(app, own_names, token), host=host, port=port, log_level="warning")
-
-
-def page_token(home: Path) -> str:
-    """Return the token of the pages; create it at first."""
-    file = home / TOKEN_FILE
-    if not file.exists():
-        home.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=home) as new:  # which only this user can read
-            new.write(secrets.token_urlsafe(32))
-            new.flush()
-            with suppress(FileExistsError):
-                os.link(new.name, file)  # complete from the start, and another process may be first
-    return file.read_text()
 
 
 def _is_unspecified(host: str) -> bool:

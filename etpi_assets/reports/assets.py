@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -50,37 +50,8 @@ def experiment_report(
     raw_rollouts: Input,
     tasks: Input,
 ) -> Produced:
-    upstream = [ref for asset in run.node.upstream for ref in run.refs(asset)]
-    manifests = {ref: run.lake.require(ref) for ref in upstream}
-    experiment = html.ReportedExperiment(
-        name=run.key,
-        spec=run.spec,
-        inputs={str(ref): _version(manifest) for ref, manifest in manifests.items()},
-        checks=[{**check, "asset": ref.asset} for ref, manifest in manifests.items() for check in manifest.checks],
-        rollout_sets=run.specs.rollout_sets,
-        tainted=_remarks(run, sft_checkpoint),
-    )
-    tables = facts.ReportTables(
-        metrics=eval_metrics.read("metrics"),
-        rollouts=raw_rollouts.read("rollouts", columns=["wall_seconds", "outcome"]),
-        agents=raw_rollouts.read("agents", columns=["output_tokens"]),
-        eval_rollouts=eval_rollouts.read("rollouts"),
-        eval_agents=eval_rollouts.read("agents"),
-        eval_turns=eval_rollouts.read("turns", columns=["rollout_id", "agent_id", "turn", "actions"]),
-        eval_scores=eval_metrics.read("scores"),
-        eval_agent_scores=eval_metrics.read("agent_scores"),
-        selected=selected_trajectories.read("selected"),
-        dropped=pa.concat_tables(i.read("dropped") for i in (selected_trajectories, tito_pairs, upweighted_dataset)),
-        pairs=tito_pairs.read("pairs"),
-        dataset_rows=upweighted_dataset.read("dataset_rows"),
-        sequences=upweighted_dataset.read("sequences"),
-        checkpoints=_trained(sft_checkpoint, rl_checkpoint),
-        training_log=sft_checkpoint.read("training_log"),
-        rl_log=rl_checkpoint.read("training_log"),
-        probes=serving_probe.read("probes"),
-        tasks=tasks.read("tasks"),
-    )
-    page, summary = html.render(experiment, tables)
+    tables = _tables(run)
+    page, summary = html.render(_reported(run), tables)
     rows = [_write(run, "report.html", "html", page), _write(run, "report.md", "markdown", summary)]
     paired = changes(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, STORED)
     return Produced(
@@ -109,21 +80,7 @@ def model_card(
     base_checkpoint: Input,
     tasks: Input,
 ) -> Produced:
-    card = cards.render(
-        run.key,
-        run.spec,
-        metrics=eval_metrics.read("metrics"),
-        rollouts=eval_rollouts.read("rollouts"),
-        scores=eval_metrics.read("scores"),
-        agent_scores=eval_metrics.read("agent_scores"),
-        turns=eval_rollouts.read("turns", columns=["rollout_id", "agent_id", "turn", "actions"]),
-        checkpoints=_trained(sft_checkpoint, rl_checkpoint),
-        dataset_rows=upweighted_dataset.read("dataset_rows"),
-        base=base_checkpoint.read("checkpoints"),
-        tasks=tasks.read("tasks"),
-        rollout_sets=run.specs.rollout_sets,
-        tainted=_remarks(run, sft_checkpoint),
-    )
+    card = cards.render(_reported(run), _tables(run), base_checkpoint.read("checkpoints"))
     return Produced(
         tables={"reports": from_rows("reports", [_write(run, "README.md", "model_card", card)])},
         metadata={"card": Markdown(card)},
@@ -255,15 +212,55 @@ def _teacher_data(
     )
 
 
-def _trained(sft_checkpoint: Input, rl_checkpoint: Input) -> pa.Table:
-    """Read the fine-tuned checkpoints, then the reinforced ones."""
-    return pa.concat_tables([sft_checkpoint.read("checkpoints"), rl_checkpoint.read("checkpoints")])
+_READS: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...] | None]] = {
+    "metrics": ("metrics", ("eval_metrics",), None),
+    "rollouts": ("rollouts", ("raw_rollouts",), ("wall_seconds", "outcome")),
+    "agents": ("agents", ("raw_rollouts",), ("output_tokens",)),
+    "eval_rollouts": ("rollouts", ("eval_rollouts",), None),
+    "eval_agents": ("agents", ("eval_rollouts",), None),
+    "eval_turns": ("turns", ("eval_rollouts",), ("rollout_id", "agent_id", "turn", "actions")),
+    "eval_scores": ("scores", ("eval_metrics",), None),
+    "eval_agent_scores": ("agent_scores", ("eval_metrics",), None),
+    "selected": ("selected", ("selected_trajectories",), None),
+    "dropped": ("dropped", ("selected_trajectories", "tito_pairs", "upweighted_dataset"), None),
+    "pairs": ("pairs", ("tito_pairs",), None),
+    "dataset_rows": ("dataset_rows", ("upweighted_dataset",), None),
+    "sequences": ("sequences", ("upweighted_dataset",), None),
+    "checkpoints": ("checkpoints", ("sft_checkpoint", "rl_checkpoint"), None),
+    "training_log": ("training_log", ("sft_checkpoint",), None),
+    "rl_log": ("training_log", ("rl_checkpoint",), None),
+    "probes": ("probes", ("serving_probe",), None),
+    "tasks": ("tasks", ("tasks",), None),
+}
+"""Field of `ReportTables` -> its table, the assets that have it, and the columns that are read; None: all."""
 
 
-def _remarks(run: AssetRun, sft_checkpoint: Input) -> list[str]:
+def _tables(run: AssetRun) -> facts.ReportTables:
+    """Read the tables of the assets that an asset reads; those of others are empty."""
+
+    def read(table: str, assets: Sequence[str], columns: Sequence[str] | None) -> pa.Table:
+        parts = [run.read(asset, table, columns=columns) for asset in assets if asset in run.node.upstream]
+        return pa.concat_tables(parts) if parts else empty(table)
+
+    return facts.ReportTables(**{field: read(*of_field) for field, of_field in _READS.items()})
+
+
+def _reported(run: AssetRun) -> html.ReportedExperiment:
+    manifests = {ref: run.lake.require(ref) for asset in run.node.upstream for ref in run.refs(asset)}
+    return html.ReportedExperiment(
+        name=run.key,
+        spec=run.spec,
+        inputs={str(ref): _version(manifest) for ref, manifest in manifests.items()},
+        checks=[{**check, "asset": ref.asset} for ref, manifest in manifests.items() for check in manifest.checks],
+        rollout_sets=run.specs.rollout_sets,
+        tainted=_remarks(run),
+    )
+
+
+def _remarks(run: AssetRun) -> list[str]:
     """Return sentences on what figures rest on: verdicts that flipped, and data that are newer than the training."""
     current = run.lake.current(Ref("upweighted_dataset", "experiment", run.key))
-    trained = {row["dataset_version"] for row in sft_checkpoint.read("checkpoints").to_pylist() if row["final"]}
+    trained = {row["dataset_version"] for row in run.read("sft_checkpoint", "checkpoints").to_pylist() if row["final"]}
     newer = current and trained - {None, current.version}
     remark = f"figures of data are of a newer data set than the training's; mend: etpi run {run.key} --rebuild"
     return [*checkpoint_lines(tainted(run.lake, [run.key])), *[remark] * bool(newer)]

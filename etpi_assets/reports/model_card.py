@@ -10,54 +10,32 @@ import pyarrow as pa
 
 from etpi_assets.reports import answer, facts, story
 from etpi_assets.reports.changes import changes
-from etpi_assets.reports.html import TEMPLATES
-from etpi_assets.scoring.published import in_reading
+from etpi_assets.reports.html import TEMPLATES, ReportedExperiment
 from etpi_assets.specs.experiment import ExperimentSpec
-from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.table import data_sources
 from etpi_resources.frames import to_frame
 
 
-def render(
-    name: str,
-    spec: ExperimentSpec,
-    *,
-    metrics: pa.Table,
-    rollouts: pa.Table,
-    scores: pa.Table,
-    agent_scores: pa.Table,
-    turns: pa.Table,
-    checkpoints: pa.Table,
-    dataset_rows: pa.Table,
-    base: pa.Table,
-    tasks: pa.Table,
-    rollout_sets: Mapping[str, RolloutSetSpec],
-    tainted: Sequence[str] = (),
-) -> str:
-    """Render the card as markdown.
+def render(experiment: ReportedExperiment, tables: facts.ReportTables, base: pa.Table) -> str:
+    """Render the card as markdown; of `tables`, those of the selection and of rollouts that trained are not read.
 
     Args:
-        metrics, rollouts, scores, agent_scores, turns: tables of those names, of the evaluation.
-        dataset_rows, tasks: tables of those names.
-        checkpoints: the `checkpoints` of fine-tuning and reinforcement.
         base: the `checkpoints` of base_checkpoint.
-        rollout_sets: name -> spec of every rollout set.
-        tainted: sentences about checkpoints that rest on verdicts that flipped.
     """
-    train_rows = to_frame(dataset_rows).filter(split="train")
-    finals = [c for c in checkpoints.to_pylist() if c["final"] and c["role"] != "base"]
+    name, spec, sets = experiment.name, experiment.spec, experiment.rollout_sets
+    metrics, rollouts, scores = tables.metrics, tables.eval_rollouts, tables.eval_scores
+    train_rows = to_frame(tables.dataset_rows).filter(split="train")
+    finals = [c for c in tables.checkpoints.to_pylist() if c["final"] and c["role"] != "base"]
     names = facts.headline_metrics(spec.metrics.reading, spec.metrics.headline)
     headline = facts.metric_rows(metrics, names)
-    split = spec.evaluate.split if spec.evaluate else "heldout"
     evaluated = [row for row in headline if row["checkpoint_role"] != "teacher"]
-    main = in_reading(spec.metrics.main, spec.metrics.reading)
     role = answer.last_role(rollouts["checkpoint_role"].to_pylist())
     why = answer.why(role, answer.verdicts_of(scores, rollouts, role), {}) if role else ""
-    paired = changes(rollouts, scores, agent_scores, [name for name in names if name not in facts.MEANS])
+    paired = changes(rollouts, scores, tables.eval_agent_scores, [name for name in names if name not in facts.MEANS])
     return TEMPLATES.get_template("model_card.md.jinja").render(
         name=name,
         title=spec.title,
-        tainted=tainted,
+        tainted=experiment.tainted,
         notes=spec.notes,
         card=spec.card,
         base=spec.base,
@@ -80,15 +58,15 @@ def render(
         finals=finals,
         precision=", ".join(sorted({row["dtype"] for row in finals if row["dtype"]})) or "not trained",
         trained_on=_trained_on(finals),
-        story=story.compared(split, paired, main, why) if evaluated else [("", "Not evaluated.")],
-        example=answer.example(name, rollouts, scores, turns),
+        story=story.compared(experiment.split, paired, experiment.main, why) if evaluated else [("", "Not evaluated.")],
+        example=answer.example(name, rollouts, scores, tables.eval_turns),
         evaluated_on="On held-out repositories"
-        if split == "heldout"
-        else f"On tasks of the split {split}, not held out",
+        if experiment.split == "heldout"
+        else f"On tasks of the split {experiment.split}, not held out",
         metrics=evaluated,
         teacher=[row for row in headline if row["checkpoint_role"] == "teacher"],
         repos=train_rows.group_by("repo").len().sort("repo").rows(),
-        sources=data_sources(tasks, [(name, rollout_sets[name]) for name in spec.rollout_sets if name in rollout_sets]),
+        sources=data_sources(tables.tasks, [(each, sets[each]) for each in spec.rollout_sets if each in sets]),
         rl=spec.rl if spec.rl.method != "none" else None,
         rl_rewards=[f"{t.function} × {t.weight:g}" for t in spec.rl.rewards],
         limitations=spec.card.limitations or _limitations(spec, metrics),

@@ -14,7 +14,7 @@ from etpi_resources.chat.grammars import ThinkGrammar
 from etpi_resources.engines import EngineUnavailable, Request, Sampler, vllm_server
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.transformers import TransformersEngine
-from etpi_resources.engines.vllm import VllmEngine, loaded_adapter, reload_weights
+from etpi_resources.engines.vllm import RELOAD_ENVIRONMENT, VllmEngine, loaded_adapter, reload_weights
 from etpi_resources.engines.vllm_server import LOOPBACK, PROGRAM_VARIABLE, VllmServer
 from etpi_resources.lake.lake import folder_hash
 from etpi_resources.trainers.workers.checkpointing import attach_adapter
@@ -91,7 +91,8 @@ def test_handed_weights_change_its_log_probabilities(models, program, tmp_path):
     merged = attach_adapter(models.base, models.adapter).merge_and_unload()
     merged.save_pretrained(tmp_path / "handed")
     options = {"logprobs-mode": "processed_logprobs"}
-    server = VllmServer(models.base, "policy", log=tmp_path / "log", options=options)
+    log = tmp_path / "log"
+    server = VllmServer(models.base, "policy", log=log, options=options, environment=RELOAD_ENVIRONMENT)
     engine = engine_of(server)
     try:
         before = engine.prompt_logprobs(request().prompt_ids[:40])

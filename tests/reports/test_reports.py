@@ -319,26 +319,14 @@ def test_report_compares_tokens_of_rows_and_of_merged_sequences(tables):
 
 
 def _card(tables: facts.ReportTables, spec: ExperimentSpec = SPEC) -> str:
-    return model_card.render(
-        "demo",
-        spec,
-        metrics=tables.metrics,
-        rollouts=tables.eval_rollouts,
-        scores=tables.eval_scores,
-        agent_scores=tables.eval_agent_scores,
-        turns=tables.eval_turns,
-        checkpoints=tables.checkpoints,
-        dataset_rows=tables.dataset_rows,
-        base=from_rows("checkpoints", [{"checkpoint_id": "b" * 64, "role": "base"}]),
-        tasks=from_rows(
-            "tasks",
-            [
-                {"split": split, "payload": f'{{"source": "omni", "license": "{licence}"}}'}
-                for split, licence in (("train", "mit"), ("train", "mit"), ("heldout", "mit"))
-            ],
-        ),
-        rollout_sets={name: RolloutSetSpec(**IMPORTED) for name in SPEC.rollout_sets},
-    )
+    rows = [
+        {"split": split, "payload": f'{{"source": "omni", "license": "{licence}"}}'}
+        for split, licence in (("train", "mit"), ("train", "mit"), ("heldout", "mit"))
+    ]
+    sets = {name: RolloutSetSpec(**IMPORTED) for name in SPEC.rollout_sets}
+    experiment = replace(_experiment(), spec=spec, rollout_sets=sets, tainted=())
+    base = from_rows("checkpoints", [{"checkpoint_id": "b" * 64, "role": "base"}])
+    return model_card.render(experiment, replace(tables, tasks=from_rows("tasks", rows)), base)
 
 
 def test_card_names_base_data_and_intervals(tables):

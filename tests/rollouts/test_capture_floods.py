@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from etpi.capture import _key
 from etpi_resources.capture.server import MOST_BODY_BYTES
 from etpi_resources.engines.scripted import ScriptedEngine
+from etpi_resources.secrets import kept_secret
 from tests.support.capturing import CHAT, KEY, TOOLS, World, begin, lists
 
 CHAT_PATH = "/a/a/v1/chat/completions"
@@ -147,8 +147,8 @@ def test_key_that_a_request_hides_is_in_no_prompt_and_no_line(world):
 def test_key_file_that_a_kill_left_empty_is_written_again(tmp_path, content):
     if content is not None:
         (tmp_path / "key").write_bytes(content)
-    key = _key(tmp_path / "key")
-    assert len(key) > 20 and _key(tmp_path / "key") == key
+    key = kept_secret(tmp_path / "key")
+    assert len(key) > 20 and kept_secret(tmp_path / "key") == key
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600 and [p.name for p in tmp_path.iterdir()] == ["key"]
 
 

@@ -15,7 +15,8 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from etpi.web.guard import Guard, is_loopback
-from etpi.web.serve import page_token, serve
+from etpi.web.serve import TOKEN_FILE, serve
+from etpi_resources.secrets import kept_secret
 
 JSON = {"content-type": "application/json"}
 
@@ -149,8 +150,8 @@ def test_token_leads_to_no_other_host() -> None:
 
 
 def test_token_is_created_once_for_this_user_alone(tmp_path: Path) -> None:
-    token = page_token(tmp_path / "home")
-    assert len(token) >= 40 and page_token(tmp_path / "home") == token
+    token = kept_secret(tmp_path / "home" / TOKEN_FILE)
+    assert len(token) >= 40 and kept_secret(tmp_path / "home" / TOKEN_FILE) == token
     assert [file.name for file in (tmp_path / "home").iterdir()] == ["page_token"]
     assert stat.S_IMODE((tmp_path / "home" / "page_token").stat().st_mode) == 0o600
 
@@ -169,9 +170,9 @@ def test_page_that_others_can_reach_needs_the_token(
     serve(Starlette(routes=[Route("/", _answer)]), "etpi view", host, 3000, [], tmp_path)
     page = TestClient(served[0], base_url="http://localhost:3000")
     assert page.get("/").status_code == (401 if needs else 200)
-    assert page.get("/", headers={"authorization": f"Bearer {page_token(tmp_path)}"}).status_code == 200
+    assert page.get("/", headers={"authorization": f"Bearer {kept_secret(tmp_path / TOKEN_FILE)}"}).status_code == 200
     assert page.get("/", headers={"host": "0.0.0.0:3000"}).status_code == 403
-    named = {"host": f"{host}:3000", "authorization": f"Bearer {page_token(tmp_path)}"}
+    named = {"host": f"{host}:3000", "authorization": f"Bearer {kept_secret(tmp_path / TOKEN_FILE)}"}
     if host in ("10.0.0.5", "gpu-node"):
         assert page.get("/", headers=named).status_code == 200
 
