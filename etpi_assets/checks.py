@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.graph import nearest
-from etpi_resources.lake.check_outcome import CheckOutcome
+from etpi_resources.lake.check_outcome import CheckOutcome, percent
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class CheckInfo:
         may_warn: whether it only warns in some cases, although it is blocking; `catches` says in which.
         bound: the key of the spec's `gates` that has its floor or bound.
         limit: "floor" or "bound", and the format of its figures: "floor .3f".
+        wrong, of: for `judged`, the counts of wrong and of all cases; without `of` there is always something to decide.
         says: templates of messages, by case: "passes", "fails" (by default as "passes"), "idle" (nothing to decide), or
             another one of the check's function. A template may name figures, and "{passes}" and "{hint}".
         hints: what to do, by cause; "" for every other cause.
@@ -43,6 +44,8 @@ class CheckInfo:
     may_warn: bool = False
     bound: str = ""
     limit: str = ""
+    wrong: str = ""
+    of: str = ""
     says: Mapping[str, str] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)
 
@@ -65,6 +68,7 @@ of that name is described."""
 OVERRIDABLE = tuple(name for asset in _OVERRIDABLE for name in CHECKS[asset])
 """The checks that `gates.override` may name."""
 
+_SHOWN = 3
 _BY_NAME = {name: info for asset in reversed(CHECKS) for name, info in CHECKS[asset].items()}
 """Checks of one name block alike and have the words of the first."""
 
@@ -131,3 +135,17 @@ def measured(name: str, value: float, section: Any, figures: Mapping[str, Any], 
         return outcome(name, None, figures, value=value, limit=f"no {word}", **values)
     passed = value >= limit if word == "floor" else value <= limit
     return outcome(name, passed, figures, value=value, limit=f"{word} {limit:{form}}", **values)
+
+
+def judged(name: str, counted: Mapping[str, Any], **values: Any) -> CheckOutcome:
+    """Return the outcome of a check that one wrong case fails; its table names the counts of wrong and of all cases.
+
+    The numbers of `counted` are its figures. A message may name the first items of its lists, such as {first[0]}, and
+    the {share} of wrong cases.
+    """
+    info = _BY_NAME[name]
+    figures = {key: value for key, value in counted.items() if isinstance(value, int)}
+    shown = {key: value[:_SHOWN] for key, value in counted.items() if isinstance(value, list)}
+    cases, wrong = counted[info.of] if info.of else 1, counted.get(info.wrong, 0)
+    words = {"share": percent(wrong / max(1, cases)), **shown, **values}
+    return outcome(name, not wrong if cases else None, figures, **words)

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.asset import AssetRun, Input, Produced, asset
+from etpi_assets.checks import judged
 from etpi_assets.curation import gates, integrity, joins, lengths, merge, select, upweight
 from etpi_assets.curation.captured import COLUMNS
 from etpi_assets.curation.dataset_blocks import DatasetFactory, plan
@@ -182,10 +183,10 @@ def _pairs_produced(run: AssetRun, section: PairsSection, counted: Mapping[str, 
         *label_checks(counted, section, chat, spec.gates),
         integrity.reconcile_outcome("pairs_reconcile", counted["reconcile"], offered),
         integrity.capture_outcome(Counter(counted["captures"]), section),
-        integrity.history_outcome(counted["history"]),
+        judged("history_as_captured", counted["history"]),
         integrity.think_outcome(counted["think"], section, chat),
-        integrity.steering_outcome(steering_leaks(pairs, counted, spec)),
-        integrity.default_render_outcome(counted["default_render"]),
+        judged("no_steering_leak", steering_leaks(pairs, counted, spec)),
+        judged("prompt_is_default_render", counted["default_render"]),
     ]
     return Produced(
         tables={"pairs": pairs, "dropped": run.spooled("dropped")},

@@ -9,9 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.checks import outcome
 from etpi_assets.curation.hits import OnHit, ignore
-from etpi_resources.lake.check_outcome import CheckOutcome, percent
 
 _COLUMNS = ("rollout_id", "agent_id", "turn", "role", "tool_calls")
 
@@ -60,11 +58,3 @@ def unanswered(conversation: Iterable[Mapping[str, Any]]) -> str | None:
 
 def _listed(calls: Any) -> list[Any]:
     return json.loads(calls) if isinstance(calls, str) else calls or []
-
-
-def results_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
-    """Judge the figures."""
-    calling, wrong = counted["calling"], counted["unanswered"]
-    share, first = percent(wrong / max(1, calling)), next(iter(counted["first"]), "")
-    figures = {"calling": calling, "unanswered": wrong}
-    return outcome("calls_answered", not wrong if calling else None, figures, share=share, first=first)

@@ -137,16 +137,8 @@ def history_figures(pairs: pa.Table, captured: pa.Table, chat: ChatFormat) -> di
                 f"{'/'.join(map(str, key))}: the model read {original[at : at + _TEXT]!r} where the data set has "
                 f"{rebuilt[at : at + _TEXT]!r}"
             )
-    return {"compared": compared, "pairs": len(pairs), "differing": wrong, "first": [first] if first else []}
-
-
-def history_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
-    """Check that prompts re-tokenised from messages have the text of the captured prompts, both edited alike."""
-    figures = {name: counted[name] for name in ("compared", "pairs", "differing")}
-    if not counted["compared"]:
-        del figures["differing"]
-    passed = not counted["differing"] if counted["compared"] else None
-    return outcome("history_as_captured", passed, figures, first="".join(counted["first"][:1]))
+    figures: dict[str, Any] = {"compared": compared, "pairs": len(pairs), "first": [first] if first else []}
+    return figures | ({"differing": wrong} if compared else {})
 
 
 def think_figures(
@@ -238,13 +230,6 @@ def steering_figures(pairs: pa.Table, steering: SteeringNgrams) -> dict[str, Any
     return {"pairs": len(pairs), "leaks": len(leaks), "first": [list(leak) for leak in leaks[:1]]}
 
 
-def steering_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
-    """Check that no n-gram of steering, of ids or of words, is in any input or output."""
-    figures = {name: counted[name] for name in ("pairs", "leaks")}
-    pair, ngram = counted["first"][0] if counted["leaks"] else ("", "")
-    return outcome("no_steering_leak", not counted["leaks"], figures, pair=pair, ngram=ngram)
-
-
 def default_render_figures(
     pairs: pa.Table, expected: Mapping[AgentKey, Sequence[int] | np.ndarray], section: PairsSection, chat: ChatFormat
 ) -> dict[str, Any]:
@@ -272,16 +257,6 @@ def default_render_figures(
         if same < len(wanted) or (turn == 0 and len(prompt) > len(wanted)):
             wrong.append(f"{rollout_id}/{agent_id}/{turn} at position {same}")
     return {"agents": len(agents), "compared": compared, "differ": len(wrong), "first": wrong[:_SHOWN]}
-
-
-def default_render_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
-    """Check that every agent's first input is the prompt that serving renders, id for id.
-
-    If turn 0 was dropped, the first input must begin with that prompt.
-    """
-    figures = {name: counted[name] for name in ("agents", "compared", "differ")}
-    passed = not counted["differ"] if counted["compared"] else None
-    return outcome("prompt_is_default_render", passed, figures, first=counted["first"][:_SHOWN])
 
 
 def label_figures(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.agent.tools import tool_schemas
+from etpi_assets.checks import judged
 from etpi_assets.curation import call_results, integrity, recorded_text
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.default_prompt import DefaultPrompts, student_format
@@ -139,7 +140,7 @@ def label_checks(
         labels_outcome(counted["template"], chat, gates.turns_lost, native=section.capture == "native"),
         recorded_text.text_outcome(counted["text"]),
         recorded_text.tools_outcome(counted["tools"]),
-        call_results.results_outcome(counted["results"]),
+        judged("calls_answered", counted["results"]),
     ]
 
 

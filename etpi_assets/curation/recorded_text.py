@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.checks import outcome
+from etpi_assets.checks import judged, outcome
 from etpi_assets.curation.hits import OnHit, ignore
 from etpi_assets.trajectories.calls import flat_calls, stored_call
 from etpi_assets.trajectories.tables import Key, turn_keys
@@ -197,8 +197,5 @@ def tool_figures(
 
 def tools_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
     """Judge the figures."""
-    calling, wrong = counted["calling"], counted["unoffered"]
-    figures = {"calling": calling, "unoffered": wrong}
     names = ", ".join(f"{name} {n}" for name, n in Counter(counted["names"]).most_common(3))
-    first = next(iter(counted["first"]), "")
-    return outcome("tools_offered", not wrong if calling else None, figures, first=first, names=names)
+    return judged("tools_offered", counted, names=names)

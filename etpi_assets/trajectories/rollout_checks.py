@@ -15,7 +15,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.checks import outcome
+from etpi_assets.checks import judged, outcome
 from etpi_assets.trajectories.tables import iter_prompts, prompts_digest
 from etpi_resources.lake.check_outcome import CheckOutcome, percent
 
@@ -53,7 +53,7 @@ def set_figures(
 def set_outcomes(figures: Mapping[str, Any], *, total: int, live: bool) -> list[CheckOutcome]:
     """Judge the figures of a whole set of `total` rollouts and refusals."""
     return [
-        prompts_outcome(figures["prompts"]),
+        judged("prompts_reconstruct", figures["prompts"]),
         captures_outcome(figures["capture"], live=live, errors=figures["first_error"]),
         counts_outcome(figures["counts"], total=total, quarantined=sum(figures["reasons"].values())),
         drift_outcome(figures["drift"]),
@@ -87,18 +87,8 @@ def prompt_figures(digests: Mapping[str, str], tables: Mapping[str, pa.Table]) -
     bad += [rollout_id for rollout_id in digests.keys() - seen if digests[rollout_id] != prompts_digest([])]
     stored = pc.sum(pc.list_value_length(tables["turns"]["suffix_ids"])).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
     whole = pc.sum(tables["turns"]["prompt_tokens"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
-    return {"total": total, "bad": sorted(bad), "stored": stored, "whole": whole}
-
-
-def prompts_outcome(figures: Mapping[str, Any]) -> CheckOutcome:
-    """Judge the figures."""
-    shown = {
-        "prompts": figures["total"],
-        "broken_rollouts": len(figures["bad"]),
-        "stored_ids": figures["stored"],
-        "prompt_ids": figures["whole"],
-    }
-    return outcome("prompts_reconstruct", not figures["bad"], shown, first=figures["bad"][:_SHOWN])
+    figures = {"prompts": total, "broken_rollouts": len(bad), "stored_ids": stored, "prompt_ids": whole}
+    return figures | {"first": sorted(bad)[:_SHOWN]}
 
 
 def capture_figures(tables: Mapping[str, pa.Table], *, live: bool) -> dict[str, Any]:

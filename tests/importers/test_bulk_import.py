@@ -10,10 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from etpi_assets.checks import judged
 from etpi_assets.importers import bulk, import_runs
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_assets.trajectories.rollout_checks import captures_outcome, counts_outcome, prompts_outcome
+from etpi_assets.trajectories.rollout_checks import captures_outcome, counts_outcome
 from etpi_assets.trajectories.tables import TABLES, to_tables
 from etpi_resources.lake.parquet import write
 from etpi_resources.process import pool
@@ -70,7 +71,7 @@ def test_workers_give_the_same_rows_as_one_process(runs: Path, tmp_path: Path) -
 def test_the_checks_of_parts_are_those_of_the_whole(runs: Path, tmp_path: Path) -> None:
     _, created = read(runs, tmp_path / "spill", 1)
     figures = created.figures
-    assert prompts_outcome(figures["prompts"]).figures == {
+    assert judged("prompts_reconstruct", figures["prompts"]).figures == {
         "prompts": 160,
         "broken_rollouts": 0,
         "stored_ids": 320,

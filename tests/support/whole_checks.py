@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.checks import judged
 from etpi_assets.curation.gates import (
     exposure_figures,
     exposure_outcome,
@@ -22,17 +23,14 @@ from etpi_assets.curation.integrity import (
     AgentKey,
     capture_outcome,
     default_render_figures,
-    default_render_outcome,
     heldout_figures,
     heldout_outcome,
     history_figures,
-    history_outcome,
     label_figures,
     label_outcome,
     reconcile_figures,
     reconcile_outcome,
     steering_figures,
-    steering_outcome,
     think_figures,
     think_outcome,
 )
@@ -59,7 +57,7 @@ def capture_not_mixed(pairs: pa.Table, section: PairsSection) -> CheckOutcome:
 
 
 def history_as_captured(pairs: pa.Table, captured: pa.Table, chat: ChatFormat) -> CheckOutcome:
-    return history_outcome(history_figures(pairs, captured, chat))
+    return judged("history_as_captured", history_figures(pairs, captured, chat))
 
 
 def no_think_in_output(
@@ -69,13 +67,13 @@ def no_think_in_output(
 
 
 def no_steering_leak(pairs: pa.Table, steering: SteeringNgrams) -> CheckOutcome:
-    return steering_outcome(steering_figures(pairs, steering))
+    return judged("no_steering_leak", steering_figures(pairs, steering))
 
 
 def prompt_is_default_render(
     pairs: pa.Table, expected: Mapping[AgentKey, Sequence[int] | np.ndarray], section: PairsSection, chat: ChatFormat
 ) -> CheckOutcome:
-    return default_render_outcome(default_render_figures(pairs, expected, section, chat))
+    return judged("prompt_is_default_render", default_render_figures(pairs, expected, section, chat))
 
 
 def label_tokens(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> CheckOutcome:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.agent.loop import rollout_id
+from etpi_assets.checks import judged
 from etpi_assets.rollouts.journal import from_line, to_line
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.records import Action, AgentRecord, Message, RolloutRecord, Turn
@@ -24,7 +25,6 @@ from etpi_assets.trajectories.rollout_checks import (
     drift_outcome,
     merged,
     prompt_figures,
-    prompts_outcome,
     set_figures,
     set_outcomes,
 )
@@ -62,7 +62,7 @@ def test_actions_and_tools_are_stored_as_json():
 
 
 def prompts_reconstruct(digests, tables):
-    return prompts_outcome(prompt_figures(digests, tables))
+    return judged("prompts_reconstruct", prompt_figures(digests, tables))
 
 
 def native_ids_present(tables, *, live):
