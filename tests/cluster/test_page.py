@@ -9,8 +9,8 @@ import pytest
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.manifest import Ref
 from tests.support import machines
+from tests.support.docs_pages import Block, blocks
 from tests.support.machines import ROOT, SHARED
-from tests.support.page_commands import Block, blocks
 from tests.support.small_specs import write_small_specs
 
 PAGE = ROOT / "docs" / "cluster.md"

@@ -20,9 +20,9 @@ from etpi_assets.tasks.family import Task
 from etpi_assets.tasks.swe_bench import FAMILY
 from etpi_assets.tasks.task_checks import check_tasks
 from etpi_resources.lake.lake import Lake, Ref
+from tests.support.docs_pages import run_blocks, shell_blocks
 from tests.support.harbor import make_folder
 from tests.support.repositories import Repository
-from tests.support.shell_blocks import run_blocks, shell_blocks
 
 pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parents[2] / "docs/own_tasks.md").read_text(encoding="utf-8")

@@ -14,8 +14,8 @@ from etpi import cli
 from etpi.init import tasks
 from etpi_assets.specs.load import SpecError
 from etpi_resources.lake.lake import Lake, Ref
+from tests.support.docs_pages import run_blocks, shell_blocks
 from tests.support.repositories import Repository
-from tests.support.shell_blocks import run_blocks, shell_blocks
 
 PAGE = (Path(__file__).parents[2] / "docs/real_suite.md").read_text(encoding="utf-8")
 HELD_OUT, TRAINED = "samuelcolvin_dirty_equals_task", "pallets_jinja_task"

@@ -10,7 +10,7 @@ from etpi_assets.specs.load import SpecError
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import BlockedInput, Ref
 from tests.support.curation import ASSETS, CURATION, CurationLake
-from tests.support.faults_page import stopped
+from tests.support.docs_pages import stopped
 from tests.support.rows import write_lines
 
 

@@ -22,7 +22,7 @@ from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.engines import Completion, Engine, Request
 from etpi_resources.engines.serving import Checkpoint, Serving, TransformersServing
 from etpi_resources.lake.lake import BlockedInput, Lake, Ref, folder_hash
-from tests.support.faults_page import stopped
+from tests.support.docs_pages import stopped
 from tests.support.graph import write_spec
 
 ASSETS = asset_definitions()

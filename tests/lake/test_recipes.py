@@ -19,7 +19,7 @@ from etpi_resources.lake.audit import audit, set_aside
 from etpi_resources.lake.lake import Lake, LakeError, Ref
 from etpi_resources.lake.references import References
 from tests.support import small_lake
-from tests.support.page_commands import blocks
+from tests.support.docs_pages import blocks
 
 CHECKOUT = Path(__file__).parents[2]
 BLOCKS = {block.machine: block.commands for block in blocks(CHECKOUT / "docs" / "lake.md")}

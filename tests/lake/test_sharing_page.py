@@ -12,7 +12,7 @@ from etpi_resources.lake.audit import audit
 from etpi_resources.lake.bucket import Bucket, ref_of
 from etpi_resources.lake.lake import Lake, Ref
 from tests.support import buckets
-from tests.support.page_commands import blocks
+from tests.support.docs_pages import blocks
 
 pytest.importorskip("obstore")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "sharing.md"

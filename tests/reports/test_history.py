@@ -36,7 +36,7 @@ from etpi_resources.lake.schemas import empty
 from etpi_resources.trainers.workers.plan import PlanSettings, make_plan
 from tests.support import whole_checks
 from tests.support.curation import CurationLake
-from tests.support.faults_page import stopped
+from tests.support.docs_pages import stopped
 from tests.support.patches import PATCH
 
 SPECS = load_specs()

@@ -187,18 +187,6 @@ class Runs:
             result.setdefault(step, []).append(names[message.removeprefix("on node ")])
         return result
 
-    def until_said(self, run: str, words: str, seconds: float = 240) -> None:
-        """Wait until an event of the run contains `words`."""
-        until(self._says(run, words), seconds, f"run {run} says {words!r}")
-
-    def _says(self, run: str, words: str) -> Callable[[], bool]:
-        def says() -> bool:
-            lines = self.messages(run)
-            assert not any("RUN_FAILURE" in line for line in lines), lines[-10:]
-            return any(words in line for line in lines)
-
-        return says
-
 
 def seconds_of(call: Callable[[], object]) -> float:
     began = time.monotonic()

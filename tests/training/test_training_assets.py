@@ -26,7 +26,7 @@ from etpi_resources.lake.lake import BlockedInput, Lake, LakeError, Ref, folder_
 from etpi_resources.lake.schemas import empty, from_rows
 from etpi_resources.trainers.contracts import GrpoSettings, SftLogLine, SftSettings
 from etpi_resources.trainers.pipes import WorkerFailed
-from tests.support.faults_page import stopped
+from tests.support.docs_pages import stopped
 from tests.support.graph import ROLLOUT_SET, SUITE, write_spec
 from tests.support.tiny_training import learnable, make_base
 
