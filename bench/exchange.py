@@ -24,8 +24,10 @@ from machine import machine
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from etpi_resources.lake.audit import audit
-from etpi_resources.lake.bucket import INDEX, Bucket
-from etpi_resources.lake.exchange import Exchanged, Options, pull, push
+from etpi_resources.lake.exchange.bucket import INDEX, Bucket
+from etpi_resources.lake.exchange.pull import pull
+from etpi_resources.lake.exchange.push import push
+from etpi_resources.lake.exchange.remote import Exchanged, Options
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.schemas import from_rows
 from tests.support import buckets

@@ -20,7 +20,8 @@ from machine import machine
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from etpi_resources.chat import bounds
-from etpi_resources.chat.format import load_chat_format, render_template
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.sources import render_template
 
 ROUNDS = 7
 

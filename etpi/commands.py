@@ -212,7 +212,7 @@ def _pulled_lines(lake: Lake, specs: Specs) -> list[str]:
     """Say how the lake stands to its bucket, and which specs of its data are not here."""
     lines = []
     if (lake.root / "remote.json").is_file():
-        from etpi_resources.lake.exchange import Remote, standing  # a lake without a bucket does not wait for it
+        from etpi_resources.lake.exchange.remote import Remote, standing  # a lake without a bucket does not wait for it
 
         remote = Remote.of(lake)
         counts = Counter(standing(lake, remote).values())

@@ -13,9 +13,11 @@ from dataclasses import replace
 from etpi.run import console
 from etpi.storage import rebuild
 from etpi_assets.rollouts.journal import from_line
-from etpi_resources.lake import exchange
-from etpi_resources.lake.bucket import NOTHING, Bucket, ref_of, units_of
-from etpi_resources.lake.exchange import Exchanged, Options, Remote
+from etpi_resources.lake.exchange import pull as pulling
+from etpi_resources.lake.exchange import push as pushing
+from etpi_resources.lake.exchange import removal
+from etpi_resources.lake.exchange.bucket import NOTHING, Bucket, ref_of, units_of
+from etpi_resources.lake.exchange.remote import Exchanged, Options, Remote, look, standing
 from etpi_resources.lake.files import disk_errors
 from etpi_resources.lake.lake import Lake, LakeError
 from etpi_resources.process.progress import clock
@@ -48,13 +50,13 @@ def bucket_of(lake: Lake, url: str | None) -> Iterator[Bucket]:
 def push(names: Sequence[str], url: str | None, options: Options) -> int:
     """Push and print what moved."""
     lake = Lake.open()
-    return _exchange(lake, url, "pushed", lambda bucket, watched: exchange.push(lake, bucket, names, watched), options)
+    return _exchange(lake, url, "pushed", lambda bucket, watched: pushing.push(lake, bucket, names, watched), options)
 
 
 def pull(names: Sequence[str], url: str | None, options: Options) -> int:
     """Pull and print what moved; then build the tables across experiments and the catalog."""
     lake = Lake.open()
-    return _exchange(lake, url, "pulled", lambda bucket, watched: exchange.pull(lake, bucket, names, watched), options)
+    return _exchange(lake, url, "pulled", lambda bucket, watched: pulling.pull(lake, bucket, names, watched), options)
 
 
 def _exchange(
@@ -102,9 +104,9 @@ def remote(url: str | None, as_json: bool) -> int:
     """Print what a bucket has of each key, who pushed it when, and how the lake stands to it; always 0."""
     lake = Lake.open()
     with bucket_of(lake, url) as bucket:
-        remote, index = exchange.look(lake, bucket)
+        remote, index = look(lake, bucket)
     rows = defaultdict[tuple[str, str], list[str]](list)
-    words = exchange.standing(lake, remote)
+    words = standing(lake, remote)
     for name in words:
         rows[ref_of(name).set, ref_of(name).key].append(name)
     rows_of_keys = []
@@ -130,7 +132,7 @@ def remote(url: str | None, as_json: bool) -> int:
 def remove(pairs: Sequence[tuple[str, str]], *, yes: bool) -> int:
     """Show the partitions that would be removed from the bucket, and with `yes` remove them; always 0."""
     with bucket_of(Lake.open(), None) as bucket:
-        for name in exchange.remove(bucket, pairs, yes=yes):
+        for name in removal.remove(bucket, pairs, yes=yes):
             print(ref_of(name))
     print("Objects stay until `etpi gc --remote --yes`." if yes else "Nothing was removed. Add --yes to remove it.")
     return 0
@@ -141,7 +143,7 @@ def collect_garbage(*, older_than: int, yes: bool) -> int:
     from datetime import timedelta
 
     with bucket_of(Lake.open(), None) as bucket:
-        gone = exchange.collect(bucket, timedelta(days=older_than), yes=yes)
+        gone = removal.collect(bucket, timedelta(days=older_than), yes=yes)
     for key, size in gone.items():
         print(f"{size / 1e6:>12,.3f} MB  {key}")
     print(

@@ -26,8 +26,9 @@ from etpi_assets.exports.format import SPLITS, Export, Written, write_splits
 from etpi_assets.exports.token_ids import truncation_note, weights_note
 from etpi_assets.specs.load import SpecError
 from etpi_resources.chat.bounds import TemplateUnbounded
-from etpi_resources.chat.format import ChatFormat, render_template
+from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.marks import THINK, THINK_END
+from etpi_resources.chat.sources import render_template
 from etpi_resources.chat.tool_forms import Call, message_calls
 
 JSON_COLUMNS = [("messages", pa.json_()), ("tools", pa.json_())]

@@ -20,7 +20,7 @@ from etpi_assets.reports.changes import STORED, changes, changes_table
 from etpi_assets.reports.tainted import checkpoint_lines, tainted
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs, part
-from etpi_resources.chat.format import token_texts
+from etpi_resources.chat.sources import token_texts
 from etpi_resources.lake import catalog as catalog_file
 from etpi_resources.lake.files import write_atomically
 from etpi_resources.lake.lake import Lake, Manifest, Ref

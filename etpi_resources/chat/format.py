@@ -23,19 +23,23 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jinja2 import TemplateError
 
-from etpi_resources.chat import bounds
 from etpi_resources.chat.bounds import TemplateUnbounded
 from etpi_resources.chat.markers import END, PAD, TURN, TurnMarkers, ends_of_next, is_chatml
 from etpi_resources.chat.marks import CALL, CALL_END, THINK, THINK_END, contains
 from etpi_resources.chat.prefixes import AppendOnlyProbe, tags
 from etpi_resources.chat.roles import Roles
-from etpi_resources.chat.template_worker import compiled
-from etpi_resources.chat.tokenizer_files import CHAT_TEMPLATE, TOKENIZER_CONFIG, pad_id, read_tokenizer
+from etpi_resources.chat.sources import (
+    folder_template,
+    named_tokenizer,
+    own_templates,
+    render_template,
+    template_source,
+    tokenizer_folder,
+)
+from etpi_resources.chat.tokenizer_files import pad_id, read_tokenizer
 from etpi_resources.chat.tool_forms import FORMS, Call, ToolForm, message_calls
 from etpi_resources.chat.tool_forms.template import TemplateForm, UnknownToolForm
-from etpi_resources.errors import ExpectedError
 from etpi_resources.hashes import json_hash
-from etpi_resources.packages import PACKAGE, PackageUnavailable, package_folder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -43,8 +47,6 @@ if TYPE_CHECKING:
 
 Tail = Literal["none", "open", "closed"]
 
-_HOME = Path(__file__).parent / "tokenizers"
-_HUB = "hub:"
 NO_TURN = -1
 """`turn_id` of a template that begins an assistant's turn with no token of its own (Mistral)."""
 # Private-use code points. Those that no message contains replace control tokens in messages during rendering.
@@ -77,10 +79,6 @@ class Label(NamedTuple):
     def plain(self) -> str:
         """The text without stand-ins."""
         return _unmasked(self.text, self.stand_ins)
-
-
-class TokenizerUnavailable(ExpectedError, OSError):
-    """A tokenizer of the hub is neither cached nor can it be downloaded; the message has the remedy."""
 
 
 class TemplateRefuses(ValueError):
@@ -394,14 +392,14 @@ class ChatFormat:
         Raises:
             UnknownToolForm: as `template_form`.
         """
-        if self.template in _own_templates():
+        if self.template in own_templates():
             return FORMS["qwen_xml"]
         return self.template_form.form
 
     @property
     def calls_in_content(self) -> bool:
         """Return whether calls are part of a message's text, because the template is one of etpi's own."""
-        return self.template in _own_templates()
+        return self.template in own_templates()
 
     def turn_ids(
         self, content: str, calls: Sequence[Call], *, tools: Sequence[Any] | None = None, **template_kwargs: Any
@@ -669,7 +667,7 @@ class ChatFormat:
 
 @lru_cache
 def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
-    """Load a chat format by name: "tiny", "qwen3", a folder with tokenizer.json, or a pinned name (`_remote_folder`).
+    """Load a chat format by name: "tiny", "qwen3", a folder with tokenizer.json, or a pinned name (`sources`).
 
     Args:
         template: "tiny", "terminal" (the terminal prompt contract), the stem of a template that TRL ships, a Jinja
@@ -680,37 +678,11 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
         TokenizerUnavailable: the hub's files are not cached and cannot be downloaded.
     """
     if name == "qwen3":
-        return ChatFormat(name, _named_tokenizer(name), _template(template or "qwen3"))
-    folder = _tokenizer_folder(name)
-    source = _template(template) if template else _folder_template(folder)
+        return ChatFormat(name, named_tokenizer(name), template_source(template or "qwen3"))
+    folder = tokenizer_folder(name)
+    source = template_source(template) if template else folder_template(folder)
     special = {"eos_token": END, "pad_token": PAD} if is_chatml(source) else {}
     return ChatFormat(name, read_tokenizer(folder, **special), source)
-
-
-def token_texts(name: str) -> list[str]:
-    """Return the text of each id of a tokenizer, by its number; it needs no chat template.
-
-    Raises:
-        FileNotFoundError, TokenizerUnavailable: as `load_chat_format`.
-    """
-    core = _named_tokenizer(name).backend_tokenizer
-    size = max(core.get_vocab(with_added_tokens=True).values()) + 1
-    return core.decode_batch([[number] for number in range(size)], skip_special_tokens=False)
-
-
-def _named_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    if name == "qwen3":
-        from etpi_resources.chat.tokenizers import qwen3
-
-        return qwen3.load_tokenizer()
-    return read_tokenizer(_tokenizer_folder(name))
-
-
-def _tokenizer_folder(name: str) -> Path:
-    folder = _HOME / "tiny" if name == "tiny" else _remote_folder(name) or Path(name)
-    if not (folder / "tokenizer.json").is_file():
-        raise FileNotFoundError(f"chat format {name!r}: it is neither tiny, qwen3, nor a folder with tokenizer.json")
-    return folder
 
 
 def _with_control(tokenizer: PreTrainedTokenizerFast, control: Collection[str]) -> str:
@@ -730,109 +702,6 @@ def _encode_all(core: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     if sum(map(len, texts)) < _WORTH_SHARING:
         return [core.encode(text, add_special_tokens=False).ids for text in texts]
     return [encoding.ids for encoding in core.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-
-def _remote_folder(name: str) -> Path | None:
-    """Return the folder of `hub:<repo>@<commit>` or `package:<name>==<version>@<sha256>`; None for any other name."""
-    if name.startswith(PACKAGE):
-        try:
-            return package_folder(name)
-        except PackageUnavailable as error:
-            raise TokenizerUnavailable(str(error)) from error
-    return _hub_folder(name) if name.startswith(_HUB) else None
-
-
-def _hub_folder(name: str) -> Path:
-    """Return the folder of a pinned repository's tokenizer and template; download them once."""
-    from huggingface_hub import snapshot_download
-
-    repo, _, commit = name.removeprefix(_HUB).partition("@")
-    patterns = ["tokenizer.json", TOKENIZER_CONFIG, CHAT_TEMPLATE, "*.jinja"]
-    try:
-        return Path(snapshot_download(repo, revision=commit or None, allow_patterns=patterns))
-    except Exception as error:
-        # The client raises a dozen unrelated classes for this one fault.
-        raise TokenizerUnavailable(
-            f"the tokenizer {name} is not in the hub's cache here and cannot be downloaded ({type(error).__name__}). "
-            f"Run where the hub can be reached, or download it there (`hf download {repo} --revision {commit}`) and "
-            "name the folder in base.tokenizer and base.chat_template"
-        ) from error
-
-
-def _folder_template(folder: Path) -> str:
-    """Return the template in a model's folder.
-
-    That is its `chat_template.jinja` or first other `*.jinja`, else `chat_template` in chat_template.json or in its
-    tokenizer's configuration. Of several templates by name, it is the one named "default".
-
-    Raises:
-        FileNotFoundError: there is none, or none of several is named "default".
-    """
-    files = sorted(folder.glob("*.jinja"), key=lambda file: (file.name != "chat_template.jinja", file.name))
-    if files:
-        return files[0].read_text(encoding="utf-8")
-    for file in (folder / CHAT_TEMPLATE, folder / TOKENIZER_CONFIG):
-        template = json.loads(file.read_text(encoding="utf-8")).get("chat_template") if file.is_file() else None
-        if isinstance(template, str):
-            return template
-        if template:
-            named = template if isinstance(template, dict) else {one["name"]: one["template"] for one in template}
-            if "default" in named:
-                return named["default"]
-            raise FileNotFoundError(
-                f"{file}: `chat_template` has the templates {', '.join(sorted(named))} and none named default; write "
-                "one to a .jinja file and name it in base.chat_template"
-            )
-    raise FileNotFoundError(
-        f"{folder}: no *.jinja, and no `chat_template` in {CHAT_TEMPLATE} or {TOKENIZER_CONFIG}; name one"
-    )
-
-
-def render_template(
-    tokenizer: Any,
-    template: str,
-    messages: list[Any],
-    tools: list[Any] | None = None,
-    generation_prompt: bool = False,
-    **kwargs: Any,
-) -> str:
-    """Return what `apply_chat_template` does; only templates that etpi or TRL ships are rendered in this process.
-
-    These need no sandbox either, which takes a third of a rendering.
-
-    Raises:
-        TemplateUnbounded: the template does not keep within the bounds of `bounds`.
-        Exception: the template's own, of any class.
-    """
-    from etpi_resources.chat.tokenizers import qwen3
-
-    variables = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": generation_prompt}
-    variables = {**tokenizer.special_tokens_map, **variables, **kwargs}
-    if template in _own_templates() or template in qwen3.chat_templates():
-        return compiled(template, trusted=True).render(variables)
-    return bounds.render(template, variables)
-
-
-@lru_cache(maxsize=1)
-def _own_templates() -> frozenset[str]:
-    """Return etpi's own templates; under them, a call is part of a message's text."""
-    return frozenset(_template(name) for name in ("tiny", "terminal"))
-
-
-def _template(name: str) -> str:
-    if name == "tiny":
-        return (_HOME / "tiny" / "tiny.jinja").read_text(encoding="utf-8")
-    if name == "terminal":
-        return (_HOME / "terminal.jinja").read_text(encoding="utf-8")
-    if folder := _remote_folder(name):
-        return _folder_template(folder)
-    if Path(name).is_dir():
-        return _folder_template(Path(name))
-    if Path(name).is_file():
-        return Path(name).read_text(encoding="utf-8")
-    from etpi_resources.chat.tokenizers import qwen3
-
-    return qwen3.chat_template(name)
 
 
 def _unmasked(text: str, stand_ins: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_resources.lake.contents import POINTERS, Contents, Damage, Publication
-from etpi_resources.lake.exchange import Remote
+from etpi_resources.lake.exchange.remote import Remote
 from etpi_resources.lake.lake import Lake, folder_hash, sha256_of
 from etpi_resources.lake.parquet import read
 

@@ -14,7 +14,7 @@ import pytest
 import trl
 from jinja2 import TemplateError
 
-from etpi_resources.chat import bounds, format
+from etpi_resources.chat import bounds, sources
 from etpi_resources.chat.bounds import TemplateUnbounded, render
 from etpi_resources.chat.format import ChatFormat, TemplateRefuses, load_chat_format
 
@@ -75,13 +75,13 @@ def test_template_is_rendered_as_transformers_renders_it(name: str, monkeypatch:
             for prompt in (False, True):
                 for tools in (None, TOOLS):
                     try:
-                        seen.append(format.render_template(chat.tokenizer, template, messages, tools, prompt))
+                        seen.append(sources.render_template(chat.tokenizer, template, messages, tools, prompt))
                     except Exception as error:
                         seen.append(str(error).rpartition(": ")[2])
         return seen
 
     ours = texts()
-    monkeypatch.setattr(format, "_own_templates", lambda: frozenset())
+    monkeypatch.setattr(sources, "own_templates", lambda: frozenset())
     monkeypatch.setattr("etpi_resources.chat.tokenizers.qwen3.chat_templates", lambda: frozenset())
     assert texts() == ours and bounds._rendered_small.cache_info().misses
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_resources.chat import format as chat_format
-from etpi_resources.chat.format import ChatFormat, TokenizerUnavailable, load_chat_format
+from etpi_resources.chat.format import ChatFormat, load_chat_format
+from etpi_resources.chat.sources import TokenizerUnavailable
 
 # Text that tries to be structure, beside ordinary and odd text.
 PIECES = st.sampled_from(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from etpi_resources.chat.format import load_chat_format, token_texts
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.sources import token_texts
 from etpi_resources.chat.tokenizer_files import PROBE, TOKENIZER_CONFIG, copy_tokenizer, misread, read_tokenizer
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.vllm_server import PROGRAM_VARIABLE, VllmServer

@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from etpi_assets.curation.steering import Messages
 from etpi_resources.chat.bounds import TemplateUnbounded
-from etpi_resources.chat.format import ChatFormat, render_template
+from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.sources import render_template
 
 _KEYS = ("thinking", "reasoning_content", "reasoning")
 _SHELLS = {"bash", "shell", "sh", "terminal", "execute_bash", "run_bash", "run_command", "execute_command"}

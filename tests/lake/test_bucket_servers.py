@@ -20,15 +20,25 @@ import pytest
 
 from etpi.exchange import bucket_of
 from etpi_resources.lake.audit import audit
-from etpi_resources.lake.bucket import Bucket, Index, Partition
-from etpi_resources.lake.exchange import Diverged, Options, collect, pull, push, state_of
+from etpi_resources.lake.exchange.bucket import Bucket, Index, Partition
+from etpi_resources.lake.exchange.pull import pull
+from etpi_resources.lake.exchange.push import push
+from etpi_resources.lake.exchange.remote import Diverged, Options, state_of
+from etpi_resources.lake.exchange.removal import collect
 from etpi_resources.lake.lake import Lake, LakeError, Ref
 from tests.support import buckets
 from tests.support.publications import PAIRS, publish
 
 pytest.importorskip("obstore")
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["etpi_resources.lake.exchange", "obstore.store", "tests.support.publications"])
+_FORKS.set_forkserver_preload(
+    [
+        "etpi_resources.lake.exchange.pull",
+        "etpi_resources.lake.exchange.push",
+        "obstore.store",
+        "tests.support.publications",
+    ]
+)
 
 
 @pytest.fixture(scope="module", params=buckets.KINDS)

@@ -13,9 +13,12 @@ import pytest
 
 from etpi_resources.lake import moves
 from etpi_resources.lake.audit import audit
-from etpi_resources.lake.bucket import INDEX, NOTHING, Bucket, Index, Mark, Pointer
 from etpi_resources.lake.check_outcome import CheckOutcome
-from etpi_resources.lake.exchange import Diverged, Options, Remote, collect, compare, pull, push, remove, standing
+from etpi_resources.lake.exchange.bucket import INDEX, NOTHING, Bucket, Index, Mark, Pointer
+from etpi_resources.lake.exchange.pull import pull
+from etpi_resources.lake.exchange.push import push
+from etpi_resources.lake.exchange.remote import Diverged, Options, Remote, compare, standing
+from etpi_resources.lake.exchange.removal import collect, remove
 from etpi_resources.lake.lake import Lake, LakeError, Ref
 from etpi_resources.lake.schemas import from_rows
 from tests.support.publications import PAIRS, publish
@@ -525,7 +528,7 @@ def test_an_index_that_is_none_is_refused(tmp_path, bucket, data):
 
 
 def test_an_index_that_grows_without_end_is_refused(tmp_path, bucket, monkeypatch):
-    monkeypatch.setattr("etpi_resources.lake.bucket.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("etpi_resources.lake.exchange.bucket.MOST_BYTES", 1 << 20)
     put_index(bucket, b'{"format": 1, "x": "' + b" " * (2 << 20) + b'"}')
     with pytest.raises(LakeError, match="refused"):
         pull(Lake(tmp_path / "b"), bucket)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from etpi_resources.lake.audit import audit
-from etpi_resources.lake.bucket import Bucket, ref_of
+from etpi_resources.lake.exchange.bucket import Bucket, ref_of
 from etpi_resources.lake.lake import Lake, Ref
 from tests.support import buckets
 from tests.support.docs_pages import blocks
