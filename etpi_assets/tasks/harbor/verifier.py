@@ -22,7 +22,7 @@ from etpi_assets.tasks.family import Rejected, Task
 from etpi_assets.tasks.frozen import RESERVED
 from etpi_assets.tasks.graded_run import GradedRun, run_graded
 from etpi_assets.tasks.harbor import snapshot
-from etpi_assets.tasks.proof import Tests, Trial
+from etpi_assets.tasks.proof import Tests, Trial, identity_of
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 TESTS, SOLUTION, LOGS = "/tests", "/solution", "/logs"
@@ -52,13 +52,22 @@ class MachineTrial(Trial):
 
     A run in which a reversed test fails has no reward, so nothing is reversed."""
 
-    identity: str
     task: Task
-    place: Mapping[str, Any]
-    needs: object
     key = "tests"
     pytest = None
     reversible = False
+
+    @property
+    def identity(self) -> str:
+        return identity_of(self.task)
+
+    @property
+    def place(self) -> Mapping[str, Any]:
+        return self.task.payload["place"]
+
+    @property
+    def needs(self) -> object:
+        return self.task.content_hash if solution_commands(self.task) else None
 
     def tests(self, sandboxes: SandboxFactory) -> Tests:
         return Tests(python_tests(self.task), {})
@@ -76,9 +85,9 @@ class MachineTrial(Trial):
         raise Rejected("reference_fails", f"its machine did not give its files out: {outputs[-1].output[-500:]}")
 
     def run(
-        self, work: str, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool, downloads: bool = False
+        self, work: str, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool, record: bool = False
     ) -> GradedRun:
-        with places.test_sandbox(self.place, sandboxes, {}, PLACES, record=downloads) as sandbox:
+        with places.test_sandbox(self.place, sandboxes, {}, PLACES, record=record) as sandbox:
             if work and (problem := snapshot.put(sandbox, work, _reserved(self.task))):
                 raise Unpacked(problem)
             return self._run(sandbox, tests, recorded=recorded)
