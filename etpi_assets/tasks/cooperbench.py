@@ -138,11 +138,11 @@ class FeatureTrial(PatchTrial):
             must(sandbox, f"mv -f {INBOX}/runner.sh {PATCHES}/ && rmdir {INBOX}")
         return f"{self.command()} work.patch" if changes else self.command()
 
-    def outcome(self, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
-        passed, failed = counts(run.output)
-        passed, failed = passed + len(run.turned_over), failed - len(run.turned_over)
-        report = {"exit_code": run.exit_code, "tests_passed": passed, "tests_failed": failed}
-        return run.exit_code == 0 and passed > 0 and not run.failed, report
+    def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
+        passed, failed = counts(test.output)
+        passed, failed = passed + len(test.turned_over), failed - len(test.turned_over)
+        report = {"exit_code": test.exit_code, "tests_passed": passed, "tests_failed": failed}
+        return test.exit_code == 0 and passed > 0 and not test.failed, report
 
 
 class CooperBench(PatchFamily):

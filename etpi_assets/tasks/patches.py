@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from etpi_assets.tasks import places
-from etpi_assets.tasks.calibration import TestRun
 from etpi_assets.tasks.downloads import command_with_downloads
 from etpi_assets.tasks.family import CHEATED, Rejected, Task, Verdict, weakest
 from etpi_assets.tasks.frozen import TEST_FILE, Changes, counted_changes, put_changes, refused_changes
 from etpi_assets.tasks.graded_run import GradedRun, installed_plugins, run_graded
 from etpi_assets.tasks.grading import is_of_machine
-from etpi_assets.tasks.proof import TestedFamily, Tests, Trial, identity_of, judge_trial, read_tests
+from etpi_assets.tasks.proof import TestedFamily, Tests, Trial, judge_trial, read_tests
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 INBOX = ".etpi-in"
@@ -57,10 +56,6 @@ class PatchTrial(Trial):
     def command(self) -> str:
         """Return the command that runs the tests."""
 
-    @abstractmethod
-    def outcome(self, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
-        """Return whether a run passes, and details for a reader."""
-
     def solve(self, sandbox: Sandbox) -> None:
         """Apply the reference solution to a tree."""
         for each in self.family.solve(self.task, self.family.roles(self.task)[0]):
@@ -77,16 +72,8 @@ class PatchTrial(Trial):
         return {}
 
     @property
-    def place(self) -> Mapping[str, Any]:
-        return self.task.payload["place"]
-
-    @property
     def needs(self) -> object:
         return [self.task.content_hash, self.command()]
-
-    @property
-    def identity(self) -> str:
-        return identity_of(self.task)
 
     def tree(self, sandboxes: SandboxFactory, *, record: bool = False) -> AbstractContextManager[Sandbox]:
         """Open a fresh sandbox with the tree and neither hidden tests nor history, recording downloads if `record`."""
@@ -134,10 +121,6 @@ class PatchTrial(Trial):
                 return run_graded(sandbox, command, roots=self.roots, plugins=tests.plugins)
             done = sandbox.run(command)
         return GradedRun(done.output, done.exit_code, done.timed_out)
-
-    def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
-        passed, details = self.outcome(test)
-        return float(passed), details
 
 
 class PatchFamily(TestedFamily):

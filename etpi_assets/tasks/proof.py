@@ -82,22 +82,26 @@ class Trial(ABC):
         reversible: whether a run in which a reversed assertion fails says what the other tests do.
         fixed: a text that is equal for trials whose tests and solved trees are; "": no other trial's are.
         nothing: the work of an agent that does nothing.
-        place: where it runs (`places`); None if nothing can be downloaded there.
         needs: decides which downloads the tests need, JSON-serialisable; None: there is no solution that could show it.
     """
 
     key: str
+    task: Task
     pytest: bool | None = True
     reversible: bool = True
     fixed: str = ""
     nothing: Any = ""
-    place: Any
     needs: object
 
     @property
-    @abstractmethod
     def identity(self) -> str:
         """A text that differs wherever tree, tests or reference do."""
+        return json_hash([self.task.suite, {k: v for k, v in self.task.payload.items() if k != CALIBRATIONS}])
+
+    @property
+    def place(self) -> Any:
+        """Where it runs (`places`); None if nothing can be downloaded there."""
+        return self.task.payload["place"]
 
     @abstractmethod
     def tests(self, sandboxes: SandboxFactory) -> Tests:
@@ -147,11 +151,6 @@ class TestedFamily(Family):
         """Yield each task with the calibrations of its trials, or why it cannot be judged (`prove`)."""
         for task in tasks:
             yield prove(task, self.trials(task), sandboxes)
-
-
-def identity_of(task: Task) -> str:
-    """Return a hash of all that a task's trials depend on."""
-    return json_hash([task.suite, {key: value for key, value in task.payload.items() if key != CALIBRATIONS}])
 
 
 def read_tests(trial: Trial, sandboxes: SandboxFactory) -> Tests:

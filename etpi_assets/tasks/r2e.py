@@ -47,9 +47,9 @@ class R2ETrial(PatchTrial):
         sandbox.run(f"rm -rf {TESTS}")
         sandbox.write_files({f"{TESTS}/{name}": code for name, code in self.task.payload["tests"].items()})
 
-    def outcome(self, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
-        names = {name: ".".join(name.split("::")[1:]) or name for name in run.outcomes()}
-        outcomes = {names[name].split(" - ")[0]: outcome for name, outcome in run.outcomes().items()}
+    def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
+        names = {name: ".".join(name.split("::")[1:]) or name for name in test.outcomes()}
+        outcomes = {names[name].split(" - ")[0]: outcome for name, outcome in test.outcomes().items()}
         wanted = {name.split(" - ")[0]: outcome for name, outcome in self.task.payload["expected"].items()}
         return equal_outcomes(outcomes, wanted)
 

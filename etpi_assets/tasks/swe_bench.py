@@ -55,8 +55,8 @@ class SWETrial(PatchTrial):
     def put_tests(self, sandbox: Sandbox) -> None:
         apply_patch(sandbox, self.task.payload["test_patch"], index=True)
 
-    def outcome(self, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
-        outcomes = _with_cut_names(run.outcomes() if self.pytest else unittest_outcomes(run.output))
+    def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
+        outcomes = _with_cut_names(test.outcomes() if self.pytest else unittest_outcomes(test.output))
         wanted = self.task.payload["wanted"]
         missed = {key: [n for n in names if outcomes.get(n) != "PASSED"][:20] for key, names in wanted.items()}
         missed = {key: names for key, names in missed.items() if names}

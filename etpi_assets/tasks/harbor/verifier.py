@@ -22,7 +22,7 @@ from etpi_assets.tasks.family import Rejected, Task
 from etpi_assets.tasks.frozen import RESERVED
 from etpi_assets.tasks.graded_run import GradedRun, run_graded
 from etpi_assets.tasks.harbor import snapshot
-from etpi_assets.tasks.proof import Tests, Trial, identity_of
+from etpi_assets.tasks.proof import Tests, Trial
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 TESTS, SOLUTION, LOGS = "/tests", "/solution", "/logs"
@@ -56,14 +56,6 @@ class MachineTrial(Trial):
     key = "tests"
     pytest = None
     reversible = False
-
-    @property
-    def identity(self) -> str:
-        return identity_of(self.task)
-
-    @property
-    def place(self) -> Mapping[str, Any]:
-        return self.task.payload["place"]
 
     @property
     def needs(self) -> object:

@@ -40,8 +40,8 @@ class BugTrial(PatchTrial):
     def put_tests(self, sandbox: Sandbox) -> None:
         sandbox.write_files(self.task.payload["tests"])
 
-    def outcome(self, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
-        return equal_outcomes(run.outcomes(), self.task.payload["expected"])
+    def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
+        return equal_outcomes(test.outcomes(), self.task.payload["expected"])
 
 
 class PypiBugs(RepositoryFamily):
