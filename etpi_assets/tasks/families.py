@@ -9,7 +9,7 @@ from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.plugins import plugin, plugin_names, unknown
 from etpi_assets.tasks.family import Family
 
-_SHIPPED: Mapping[str, str] = {
+SHIPPED: Mapping[str, str] = {
     **dict.fromkeys(("answers", "cooperbench", "harbor", "r2e", "swe_bench"), "etpi_assets.tasks"),
     **dict.fromkeys(
         ("arithmetic_tiny", "coop_tiny_shared", "repo_fix_tiny", "running_sum", "terminal_tiny"), "etpi_assets.worlds"
@@ -24,13 +24,13 @@ def load_family(name: str) -> Family:
     Raises:
         SpecError: there is none, and the message lists the known names; or a plugin cannot be used.
     """
-    if named := plugin("family", name, _SHIPPED):
+    if named := plugin("family", name, SHIPPED):
         return named.load()
-    if name not in _SHIPPED:
-        raise SpecError(f"family: {unknown('family', name, _SHIPPED)}")
-    return import_module(f"{_SHIPPED[name]}.{name}").FAMILY
+    if name not in SHIPPED:
+        raise SpecError(f"family: {unknown('family', name, SHIPPED)}")
+    return import_module(f"{SHIPPED[name]}.{name}").FAMILY
 
 
 def known_families() -> list[str]:
     """Return the names that `load_family` takes."""
-    return sorted({*_SHIPPED, *plugin_names("family")})
+    return sorted({*SHIPPED, *plugin_names("family")})
