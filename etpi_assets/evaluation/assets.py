@@ -353,7 +353,7 @@ def _blame_by(
 def _setting(run: AssetRun, spec: ExperimentSpec, section: EvaluateSection) -> EvaluationSetting:
     offered = read_tasks(run.read("tasks", "tasks", key=section.suite), section.split)
     return EvaluationSetting(
-        tasks=Proving(run, section.suite, offered, section.tasks).all(),
+        tasks=list(Proving(run, section.suite, offered, section.tasks)),
         family=load_family(run.specs.suites[section.suite].family),
         sandboxes=run.resources.sandboxes(spec.serving.sandbox),
         chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),

@@ -7,9 +7,9 @@ after them, and sets and experiments share them.
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -211,12 +211,8 @@ def judge_all(
     bench: Bench, plan: Planned, advance: Callable[[int], None] = lambda n: None
 ) -> Iterator[tuple[Work, dict[str, Any]]]:
     """Yield (work, verdict) for all that is planned, in order; refusals are counted in the plan instead."""
-    waiting: deque[tuple[Work, Future[dict[str, Any]]]] = deque()
     with ThreadPoolExecutor(bench.threads, thread_name_prefix="judge") as pool:
-
-        def oldest() -> Iterator[tuple[Work, dict[str, Any]]]:
-            work, future = waiting.popleft()
-            result = future.result()
+        for work, result in zip(plan.work, pool.map(bench.judged, plan.work), strict=True):
             advance(1)
             if refused := result.get("refused"):
                 plan.refused[refused] += 1
@@ -224,29 +220,19 @@ def judge_all(
                 plan.judged += 1
                 yield work, result
 
-        try:
-            for work in plan.work:
-                waiting.append((work, pool.submit(bench.judged, work)))
-                if len(waiting) >= 4 * bench.threads:
-                    yield from oldest()
-            while waiting:
-                yield from oldest()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
-
-def _verdict_row(before: str, judge: str, work: Work, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of `verdicts` for work that was judged again."""
+def _verdict_row(rollout_id: str, task_id: str, judge: str, outcome: Mapping[str, Any], **more: Any) -> Row:
+    """Return the row of `verdicts` for an outcome {reward, verdict, details}."""
+    details = outcome.get("details") or {}
     return {
-        "rollout_id": work.rollout_id,
-        "task_id": work.task_id,
+        "rollout_id": rollout_id,
+        "task_id": task_id,
         "judge": judge,
-        "reward": result["reward"],
-        "verdict": result["verdict"],
-        "verdict_trust": result["details"].get("verdict_trust"),
-        "details": json.dumps(result["details"], sort_keys=True, ensure_ascii=False),
-        "reason": lines_between(before, judge),
-        "judged_at": datetime.fromisoformat(result["at"]),
+        "reward": outcome.get("reward"),
+        "verdict": outcome.get("verdict"),
+        "verdict_trust": details.get("verdict_trust") if isinstance(details, dict) else None,
+        "details": json.dumps(details, sort_keys=True, ensure_ascii=False),
+        **more,
     }
 
 
@@ -258,24 +244,12 @@ def with_verdicts(rollouts: pa.Table, later: Mapping[str, Sequence[Row]], record
     ):
         outcome, after = json.loads(text or "null"), later.get(rollout_id, ())
         if isinstance(outcome, dict):
-            details, judge = outcome.get("details") or {}, judge_in(outcome, recorded)
-            rows.append(
-                {
-                    "rollout_id": rollout_id,
-                    "task_id": task_id,
-                    "judge": judge,
-                    "reward": outcome.get("reward"),
-                    "verdict": outcome.get("verdict"),
-                    "verdict_trust": details.get("verdict_trust") if isinstance(details, dict) else None,
-                    "details": json.dumps(details, sort_keys=True, ensure_ascii=False),
-                }
-            )
-            outcome = {**outcome, "judge": judge}
+            outcome = {**outcome, "judge": judge_in(outcome, recorded)}
+            rows.append(_verdict_row(rollout_id, task_id, outcome["judge"], outcome))
         rows += after
         if after:
-            last = after[-1]
-            outcome = {name: last[name] for name in ("reward", "verdict", "judge")}
-            outcome["details"] = json.loads(last["details"])
+            outcome = {name: after[-1][name] for name in ("reward", "verdict", "judge")}
+            outcome["details"] = json.loads(after[-1]["details"])
         outcomes.append(None if outcome is None else json.dumps(outcome, sort_keys=True, ensure_ascii=False))
     column = rollouts.schema.get_field_index("outcome")
     replaced = rollouts.set_column(column, rollouts.schema.field(column), pa.array(outcomes, pa.string()))
@@ -344,7 +318,9 @@ class Judging:
             for work, result in judge_all(bench, plan, progress.advance):
                 earlier = later.setdefault(work.rollout_id, [])
                 before = earlier[-1]["judge"] if earlier else self.recorded()
-                earlier.append(_verdict_row(before, bench.judge, work, result))
+                at, reason = datetime.fromisoformat(result["at"]), lines_between(before, bench.judge)
+                row = _verdict_row(work.rollout_id, work.task_id, bench.judge, result, reason=reason, judged_at=at)
+                earlier.append(row)
         return Judged(later, self.recorded(), bench.judge, plan)
 
     def known(self) -> dict[str, list[Row]]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from etpi_assets.tasks.family import REFERENCE_RUNS, Rejected, RejectedInput, Task, proved
 from etpi_resources.sandboxes import Limits, SandboxFactory
 
 JOB_SECONDS = 5
@@ -55,6 +56,43 @@ def run_calls(
             job, values = _report(line.removeprefix(nonce))
             results.setdefault(job, values)
     return results
+
+
+def prove_calls(
+    tasks: Sequence[Task],
+    trees: Callable[[Task], tuple[Mapping[str, str], Mapping[str, str]]],
+    calls: Callable[[Task], Mapping[str, FunctionCall]],
+    failed: Callable[[Task, Mapping[str, list[Any] | None]], Sequence[str]],
+    sandboxes: SandboxFactory,
+    *,
+    each: bool = False,
+) -> Iterator[RejectedInput | Task]:
+    """Yield each task, in order, or its rejection; the runs of all of them are in one sandbox.
+
+    Args:
+        trees: returns the untouched tree and the solved one; raises Rejected.
+        failed: returns the keys of the calls whose values are not as they have to be.
+        each: whether every call has to fail in the untouched tree, and not one of them.
+    """
+    files: dict[str, Mapping[str, str]] = {}
+    jobs: dict[str, tuple[str, Mapping[str, FunctionCall]]] = {}
+    rejected: dict[int, RejectedInput] = {}
+    for index, task in enumerate(tasks):
+        try:
+            files[f"{index}/null"], files[f"{index}/solved"] = trees(task)
+        except Rejected as error:
+            rejected[index] = RejectedInput(task.task_id, error.reason, str(error))
+            continue
+        jobs[f"{index}/null"] = f"{index}/null", calls(task)
+        jobs |= {f"{index}/{run}": (f"{index}/solved", calls(task)) for run in range(REFERENCE_RUNS)}
+    values = run_calls(files, jobs, sandboxes)
+    for index, task in enumerate(tasks):
+        if index in rejected:
+            yield rejected[index]
+            continue
+        runs = [failed(task, values.get(f"{index}/{run}", {})) for run in ("null", *range(REFERENCE_RUNS))]
+        passes = len(runs[0]) < len(calls(task)) if each else not runs[0]
+        yield proved(task, [wrong for wrong in runs[1:] if wrong], null=passes)
 
 
 def _report(text: str) -> tuple[str, dict[str, list[Any] | None]]:

@@ -19,7 +19,7 @@ import json
 import keyword
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -33,14 +33,13 @@ from etpi_assets.tasks.family import (
     Role,
     SandboxNeeds,
     Task,
-    Verdict,
     named_path,
     require_heldout,
     with_defaults,
 )
 from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
-from etpi_assets.tasks.patches import INBOX, PatchTrial, apply_command, apply_patch, judge_patches, must, put_tests
-from etpi_assets.tasks.proof import TestedFamily, Tests, identity_of
+from etpi_assets.tasks.patches import INBOX, PatchFamily, PatchTrial, apply_command, apply_patch, must, put_tests
+from etpi_assets.tasks.proof import Tests
 from etpi_assets.tasks.reports import counts
 from etpi_resources.hashes import json_hash
 from etpi_resources.inside import is_file_inside, read_inside
@@ -83,13 +82,70 @@ _LANGUAGE = frozenset({*dir(builtins), *keyword.kwlist, "self", "null", "undefin
 _PYTHON_FILE = re.compile(r"^\+\+\+ b/\S+\.py\s*$", re.MULTILINE)
 _GIT = "git -c user.name=etpi -c user.email=etpi@localhost -c core.hooksPath=/dev/null"
 _CLEAN = "git reset -q --hard && git clean -fdq"
-_FORGET = f"rm -f .git/index.lock; {_CLEAN} && {places.FORGET_HISTORY}"
 
 _Place = tuple[str, str]
 """(repository, task id): one folder of features."""
 
 
-class CooperBench(TestedFamily):
+class FeatureTrial(PatchTrial):
+    """The run of one feature's tests, on the work of both agents."""
+
+    prepare = f"rm -f .git/index.lock; {_CLEAN} && {places.FORGET_HISTORY}"
+    folders = (PATCHES,)
+    patches = autoload = True
+
+    @property
+    def live(self) -> Mapping[str, Any]:
+        return _live_payload(self.task)
+
+    @property
+    def place(self) -> Mapping[str, Any]:
+        return self.live["place"]
+
+    @property
+    def needs(self) -> object:
+        live = self.live
+        return [live["place"]["image"], live["runner"], live["tests"][self.key], live["patches"][self.key]]
+
+    def command(self) -> str:
+        runner = f"{PATCHES}/runner.sh" if self.live["runner"] else "/usr/local/bin/runner.sh"
+        return f"bash {runner} tests{self.key}.patch"
+
+    def put_tests(self, sandbox: Sandbox) -> None:
+        apply_patch(sandbox, self.live["tests"][self.key], index=True)
+
+    def solve(self, sandbox: Sandbox) -> None:
+        """Apply the task's combined patch (upstream's also changes tests), or merge those of the features."""
+        if self.live["combined"]:
+            return apply_patch(sandbox, self.live["combined"])
+        if problem := _merge(sandbox, [partial(apply_patch, patch=patch) for patch in self.live["patches"].values()]):
+            raise OSError(f"the features' own patches conflict: {problem}")
+        return None
+
+    def start(self, sandbox: Sandbox, changes: Changes, tests: Tests) -> str:
+        """Write the patches of the work and of the tests, and return the runner's command on the clean base."""
+        put_changes(sandbox, changes)
+        must(sandbox, f"git add -A && git diff --cached --binary > {PATCHES}/work.patch && {_CLEAN}")
+        put_tests(sandbox, tests)
+        names = " ".join(map(shlex.quote, sorted(tests.paths)))
+        ignored = f'for file in {names}; do [ ! -e "$file" ] || git add -f -- "$file"; done'
+        must(
+            sandbox,
+            f"git add -A && {ignored} && git diff --cached --binary > {PATCHES}/tests{self.key}.patch && {_CLEAN}",
+        )
+        if self.live["runner"]:
+            sandbox.write_files({f"{INBOX}/runner.sh": self.live["runner"]})
+            must(sandbox, f"mv -f {INBOX}/runner.sh {PATCHES}/ && rmdir {INBOX}")
+        return f"{self.command()} work.patch" if changes else self.command()
+
+    def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
+        passed, failed = counts(test.output)
+        passed, failed = passed + len(test.turned_over), failed - len(test.turned_over)
+        report = {"exit_code": test.exit_code, "tests_passed": passed, "tests_failed": failed}
+        return test.exit_code == 0 and passed > 0 and not test.failed, report
+
+
+class CooperBench(PatchFamily):
     """The family `cooperbench`."""
 
     params = PARAMS
@@ -124,11 +180,6 @@ class CooperBench(TestedFamily):
     def needs(self, task: Task) -> SandboxNeeds:
         return places.needs(_live_payload(task)["place"], places.FORGET_HISTORY)
 
-    def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
-        """See `judge_patches`."""
-        runs = self.trials(task)
-        return judge_patches(task, runs, final, sandboxes, partial(_merge, runs[0], sandboxes))
-
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         """Return the command that applies the folder's combined patch if it exists, else the feature's patch.
 
@@ -136,23 +187,33 @@ class CooperBench(TestedFamily):
         live = _live_payload(task)
         return [apply_command(live["combined"] or live["patches"][role.feature_id])]
 
-    def trials(self, task: Task) -> list[PatchTrial]:
-        """Return the run of each feature's tests. The runner may install what it needs with the feature's own patch."""
-        live = _live_payload(task)
-        return [
-            PatchTrial(
-                number, identity_of(task), live["place"], _FORGET, folders=(PATCHES,),
-                put_tests=lambda sandbox, tests=tests: apply_patch(sandbox, tests, index=True),
-                solve=partial(_solve, live), start=partial(_start, live, number), outcome=_passes,
-                patches=True, pytest=_PYTHON_FILE.search(tests) is not None, autoload=True,
-                needs=[live["place"]["image"], live["runner"], tests, live["patches"][number]],
-                downloads_for=partial(apply_patch, patch=live["patches"][number]),
-            )
-            for number, tests in live["tests"].items()
-        ]  # fmt: skip
+    def trials(self, task: Task) -> Sequence[PatchTrial]:
+        tests = _live_payload(task)["tests"]
+        return [FeatureTrial(self, task, n, _PYTHON_FILE.search(text) is not None) for n, text in tests.items()]
+
+    def merged(
+        self, trial: PatchTrial, work: Sequence[Changes], before: Mapping[str, str], sandboxes: SandboxFactory
+    ) -> tuple[str, Changes]:
+        if work[0] == work[-1]:
+            return "identical", work[0]
+        with trial.tree(sandboxes) as sandbox:
+            if _merge(sandbox, [partial(put_changes, changes=changes) for changes in work]):
+                return "conflicts", work[0]
+            return "clean", counted_changes(before, sandbox.read_files())
 
 
 FAMILY = CooperBench()
+
+
+def _merge(sandbox: Sandbox, works: Sequence[Callable[[Sandbox], None]]) -> str | None:
+    """Merge both works on a tree, each on a branch of its own; return git's words if they conflict."""
+    base = must(sandbox, "git rev-parse HEAD").strip()
+    for number, work in enumerate(works, 1):
+        must(sandbox, f"git checkout -q --force {base} && git clean -fdq && git checkout -q -b agent{number}")
+        work(sandbox)
+        must(sandbox, f"git add -A && {_GIT} commit -q --allow-empty --no-verify -m agent{number}")
+    done = sandbox.run(f"{_GIT} merge -q --no-edit --no-ff agent1")
+    return f"git merge: {done.output[-500:]}" if done.exit_code else None
 
 
 def _live_payload(task: Task) -> Mapping[str, Any]:
@@ -163,32 +224,6 @@ def _live_payload(task: Task) -> Mapping[str, Any]:
             'set params.sandbox = "docker" (or "bubblewrap" and params.checkouts), or import runs as a rollout set'
         )
     return task.payload["live"]
-
-
-def _with_live_payload(task: Task, root: Path, place: _Place, chosen: Mapping[str, Any]) -> Task | RejectedInput:
-    """Return the task with its patches, tests and environment. Its content hash is independent of their location."""
-    repo, number = place
-    folder, below = root / repo / f"task{number}", f"{repo}/task{number}"
-
-    def text(name: str) -> str:
-        return read_inside(root, f"{below}/{name}").decode("utf-8")
-
-    build = chosen["images"] == "build"
-    image = chosen["images"].format(repo=repo.removesuffix("_task").replace("_", "-"), task=number)
-    try:
-        live = {
-            "patches": {n: text(f"feature{n}/feature.patch") for n in task.payload["features"]},
-            "tests": {n: text(f"feature{n}/tests.patch") for n in task.payload["features"]},
-            "combined": text("combined.patch") if (folder / "combined.patch").is_file() else "",
-            "runner": text("runner.sh") if (folder / "runner.sh").is_file() else "",
-        }
-    except (OSError, UnicodeDecodeError) as error:
-        return RejectedInput(task.task_id, "unreadable_patch", str(error))
-    machine = places.make_place(
-        task.suite, chosen, key=below, workdir=WORKDIR, image=None if build else image, build=folder if build else None
-    )
-    digest = json_hash([task.content_hash, live, image, *downloads.identity(machine)])
-    return replace(task, payload={**task.payload, "live": {**live, "place": machine}}, content_hash=digest)
 
 
 def _places(root: Path) -> Iterator[_Place]:
@@ -222,62 +257,87 @@ def _tasks_of(
     root: Path, suite: str, place: _Place, wanted: Sequence[tuple[int, int]] | None, chosen: Mapping[str, Any]
 ) -> Iterator[Task | RejectedInput]:
     repo, number = place
-    folder = root / repo / f"task{number}"
-    split = "heldout" if repo in chosen["heldout_repos"] else "train"
-    folders = (path for path in folder.glob("feature*") if path.is_dir())
+    below = f"{repo}/task{number}"
+    folders = (path for path in (root / below).glob("feature*") if path.is_dir())
     numbers = sorted(int(match[1]) for path in folders if (match := _FEATURE.fullmatch(path.name)))
     pairs = list(combinations(numbers, 2))[: chosen["pairs_per_task"]] if wanted is None else sorted(set(wanted))
     features: dict[int, dict[str, Any]] = {}
     unreadable: dict[int, str] = {}
     for feature in numbers:
         try:
-            features[feature] = _feature(root, folder / f"feature{feature}")
+            features[feature] = _feature(root, f"{below}/feature{feature}")
         except (OSError, UnicodeDecodeError, ValueError) as error:
             unreadable[feature] = f"feature{feature}: {error}"
     if wanted is None and len(numbers) < 2:
-        yield RejectedInput(f"{repo}/task{number}", "too_few_features", f"{len(numbers)} feature(s); a pair needs two")
+        yield RejectedInput(below, "too_few_features", f"{len(numbers)} feature(s); a pair needs two")
     for a, b in pairs:
         task_id = f"{repo}/{number}/f{a}_f{b}"
         if absent := " and ".join(str(n) for n in (a, b) if n not in numbers):
-            detail = f"asked for, but there is no feature {absent} in {folder.name}"
-            yield RejectedInput(task_id, "missing_feature", detail)
+            yield RejectedInput(task_id, "missing_feature", f"asked for, but there is no feature {absent} in {below}")
         elif faults := [unreadable[n] for n in (a, b) if n in unreadable]:
             yield RejectedInput(task_id, "unreadable_feature", "; ".join(faults))
         else:
-            task = _task(suite, task_id, repo, split, {str(n): features[n] for n in (a, b)})
-            yield _with_live_payload(task, root, place, chosen) if chosen["sandbox"] else task
+            split = "heldout" if repo in chosen["heldout_repos"] else "train"
+            of_pair = {str(n): features[n] for n in (a, b)}
+            task = Task.hashed(task_id, suite, repo, split, _instruction(of_pair), _payload(of_pair))
+            try:
+                yield _with_live_payload(task, root, place, of_pair, chosen) if chosen["sandbox"] else task
+            except (OSError, UnicodeDecodeError) as error:
+                yield RejectedInput(task_id, "unreadable_patch", str(error))
 
 
-def _feature(root: Path, folder: Path) -> dict[str, Any]:
+def _feature(root: Path, folder: str) -> dict[str, Any]:
     """Read a feature's files. Raises OSError, UnicodeDecodeError, or ValueError if one is empty."""
-    contents, relative = {}, folder.relative_to(root).as_posix()
-    for name in ("feature.md", "feature.patch", "tests.patch"):
-        data = read_inside(root, f"{relative}/{name}")
-        if not data.strip():
-            raise ValueError(f"{name} is empty")
-        # Patches may touch files in any encoding; the text of a task is UTF-8.
-        contents[name] = data, data.decode("utf-8", "strict" if name == "feature.md" else "replace")
+    data = {name: read_inside(root, f"{folder}/{name}") for name in ("feature.md", "feature.patch", "tests.patch")}
+    if empty := [name for name, content in data.items() if not content.strip()]:
+        raise ValueError(f"{empty[0]} is empty")
+    text = data["feature.md"].decode()
     return {
-        "text": contents["feature.md"][1],
+        "data": data,
+        "text": text,
         "files": {
-            name: {"path": f"{relative}/{name}", "sha256": hashlib.sha256(data).hexdigest()}
-            for name, (data, _) in contents.items()
+            name: {"path": f"{folder}/{name}", "sha256": hashlib.sha256(content).hexdigest()}
+            for name, content in data.items()
         },
-        "entities": _entities(contents["feature.md"][1], contents["feature.patch"][1]),
+        # Patches may touch files in any encoding; the text of a task is UTF-8.
+        "entities": _entities(text, data["feature.patch"].decode(errors="replace")),
     }
 
 
-def _task(suite: str, task_id: str, repo: str, split: str, features: Mapping[str, Mapping[str, Any]]) -> Task:
-    payload = {
+def _payload(features: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {
         "features": list(features),
         "texts": {number: feature["text"] for number, feature in features.items()},
         "files": {number: feature["files"] for number, feature in features.items()},
         "entities": sorted({entity for feature in features.values() for entity in feature["entities"]}),
     }
-    instruction = "\n\n".join(
-        f"# Feature {number}\n\n{feature['text'].strip()}" for number, feature in features.items()
-    )
-    return Task.hashed(task_id, suite, repo, split, instruction, payload)
+
+
+def _instruction(features: Mapping[str, Mapping[str, Any]]) -> str:
+    return "\n\n".join(f"# Feature {number}\n\n{feature['text'].strip()}" for number, feature in features.items())
+
+
+def _with_live_payload(
+    task: Task, root: Path, place: _Place, features: Mapping[str, Mapping[str, Any]], chosen: Mapping[str, Any]
+) -> Task:
+    """Return the task with its patches, tests and environment. Its content hash is independent of their location."""
+    repo, number = place
+    below = f"{repo}/task{number}"
+    held = {
+        name: read_inside(root, f"{below}/{name}").decode() if (root / below / name).is_file() else ""
+        for name in ("combined.patch", "runner.sh")
+    }
+    live = {
+        "patches": {n: feature["data"]["feature.patch"].decode() for n, feature in features.items()},
+        "tests": {n: feature["data"]["tests.patch"].decode() for n, feature in features.items()},
+        "combined": held["combined.patch"],
+        "runner": held["runner.sh"],
+    }
+    image = chosen["images"].format(repo=repo.removesuffix("_task").replace("_", "-"), task=number)
+    named: dict[str, Any] = {"image": None, "build": root / below} if chosen["images"] == "build" else {"image": image}
+    machine = places.make_place(task.suite, chosen, key=below, workdir=WORKDIR, **named)
+    digest = json_hash([task.content_hash, live, image, *downloads.identity(machine)])
+    return replace(task, payload={**task.payload, "live": {**live, "place": machine}}, content_hash=digest)
 
 
 def _entities(text: str, patch: str) -> set[str]:
@@ -293,69 +353,3 @@ def _entities(text: str, patch: str) -> set[str]:
             if len(name) > 2 and not name.isdigit():
                 names.add(name)
     return {entity for entity in names if entity not in _LANGUAGE}
-
-
-# --- the verdict ---
-
-
-def _solve(live: Mapping[str, Any], sandbox: Sandbox) -> None:
-    """Apply the task's combined patch (upstream's also changes tests), or merge those of the features."""
-    if live["combined"]:
-        return apply_patch(sandbox, live["combined"])
-    base = must(sandbox, "git rev-parse HEAD").strip()
-    for number, patch in live["patches"].items():
-        _branch(sandbox, base, f"reference{number}")
-        apply_patch(sandbox, patch)
-        _commit(sandbox, number)
-    first, second = live["patches"]
-    merged = sandbox.run(f"git checkout -q reference{second} && {_GIT} merge -q --no-edit reference{first}")
-    if merged.exit_code:
-        raise OSError(f"the features' own patches conflict: {merged.output[-500:]}")
-    return None
-
-
-def _start(live: Mapping[str, Any], number: str, sandbox: Sandbox, changes: Changes, tests: Tests) -> str:
-    """Write the patches of the work and of the tests, and return the runner's command on the clean base."""
-    put_changes(sandbox, changes)
-    must(sandbox, f"git add -A && git diff --cached --binary > {PATCHES}/work.patch && {_CLEAN}")
-    put_tests(sandbox, tests)
-    names = " ".join(map(shlex.quote, sorted(tests.paths)))
-    ignored = f'for file in {names}; do [ ! -e "$file" ] || git add -f -- "$file"; done'
-    must(sandbox, f"git add -A && {ignored} && git diff --cached --binary > {PATCHES}/tests{number}.patch && {_CLEAN}")
-    if live["runner"]:
-        sandbox.write_files({f"{INBOX}/runner.sh": live["runner"]})
-        must(sandbox, f"mv -f {INBOX}/runner.sh {PATCHES}/ && rmdir {INBOX}")
-    runner = f"{PATCHES}/runner.sh" if live["runner"] else "/usr/local/bin/runner.sh"
-    words = [runner, f"tests{number}.patch", *(["work.patch"] if changes else [])]
-    return downloads.command_with_downloads(live["place"], f"bash {shlex.join(words)}")
-
-
-def _passes(test: TestRun) -> tuple[bool, Mapping[str, Any]]:
-    passed, failed = counts(test.output)
-    failed -= len(test.turned_over)
-    report = {"exit_code": test.exit_code, "tests_passed": passed + len(test.turned_over), "tests_failed": failed}
-    return test.exit_code == 0 and report["tests_passed"] > 0 and not test.failed, report
-
-
-def _merge(
-    trial: PatchTrial, sandboxes: SandboxFactory, work: list[Changes], before: Mapping[str, str]
-) -> tuple[str, Changes]:
-    if work[0] == work[-1]:
-        return "identical", work[0]
-    with trial.tree(sandboxes) as sandbox:
-        base = must(sandbox, "git rev-parse HEAD").strip()
-        for number, changes in enumerate(work, 1):
-            _branch(sandbox, base, f"agent{number}")
-            put_changes(sandbox, changes)
-            _commit(sandbox, f"agent{number}")
-        if sandbox.run(f"git checkout -q agent2 && {_GIT} merge -q --no-edit --no-ff agent1").exit_code:
-            return "conflicts", work[0]
-        return "clean", counted_changes(before, sandbox.read_files())
-
-
-def _branch(sandbox: Sandbox, base: str, name: str) -> None:
-    must(sandbox, f"git checkout -q --force {base} && git clean -fdq && git checkout -q -b {name}")
-
-
-def _commit(sandbox: Sandbox, message: str) -> None:
-    must(sandbox, f"git add -A && {_GIT} commit -q --allow-empty --no-verify -m {shlex.quote(message)}")

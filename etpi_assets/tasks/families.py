@@ -1,18 +1,21 @@
-"""Look-up of suite families by name: modules of `etpi_assets.tasks` or `etpi_assets.worlds` that define `FAMILY`, and
-plugins."""
+"""Look-up of suite families by name: shipped modules with a `FAMILY`, and plugins."""
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Mapping
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.plugins import plugin, plugin_names, unknown
 from etpi_assets.tasks.family import Family
 
-PACKAGES = ("etpi_assets.tasks", "etpi_assets.worlds")
+SHIPPED: Mapping[str, str] = {
+    **dict.fromkeys(("answers", "cooperbench", "harbor", "r2e", "swe_bench"), "etpi_assets.tasks"),
+    **dict.fromkeys(
+        ("arithmetic_tiny", "coop_tiny_shared", "repo_fix_tiny", "running_sum", "terminal_tiny"), "etpi_assets.worlds"
+    ),
+}
+"""Family -> the package of its module."""
 
 
 def load_family(name: str) -> Family:
@@ -21,28 +24,13 @@ def load_family(name: str) -> Family:
     Raises:
         SpecError: there is none, and the message lists the known names; or a plugin cannot be used.
     """
-    if named := plugin("family", name, _shipped()):
+    if named := plugin("family", name, SHIPPED):
         return named.load()
-    for module in (f"{package}.{name}" for package in PACKAGES):
-        if name.isidentifier() and find_spec(module) is not None:
-            family = getattr(import_module(module), "FAMILY", None)
-            if family is not None:
-                return family
-    raise SpecError(f"family: {unknown('family', name, _shipped())}")
+    if name not in SHIPPED:
+        raise SpecError(f"family: {unknown('family', name, SHIPPED)}")
+    return import_module(f"{SHIPPED[name]}.{name}").FAMILY
 
 
 def known_families() -> list[str]:
     """Return the names that `load_family` takes."""
-    return sorted({*_shipped(), *plugin_names("family")})
-
-
-@cache
-def _shipped() -> list[str]:
-    folders = [Path(location) for package in PACKAGES for location in import_module(package).__path__]
-    entries = [entry for folder in folders for entry in folder.iterdir()]
-    modules = [p for p in entries if p.suffix == ".py" or (p / "__init__.py").is_file()]
-    return sorted(p.stem for p in modules if "\nFAMILY" in _source(p))
-
-
-def _source(module: Path) -> str:
-    return (module / "__init__.py" if module.is_dir() else module).read_text(encoding="utf-8")
+    return sorted({*SHIPPED, *plugin_names("family")})

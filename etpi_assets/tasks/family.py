@@ -167,11 +167,23 @@ def _letters(name: str) -> str:
     return re.sub(r"[\W_]+", "", name.lower())
 
 
+def proved(task: Task, failed: Sequence[object], *, null: bool) -> Task | RejectedInput:
+    """Return the task, or its rejection if runs of its reference `failed`, or if an untouched workspace passes."""
+    if failed:
+        detail = f"{len(failed)} of {REFERENCE_RUNS} runs: {failed[0]}"
+        return RejectedInput(task.task_id, "reference_fails", detail[:1500])
+    return RejectedInput(task.task_id, "null_passes", "doing nothing passes") if null else task
+
+
+def _below(files: Mapping[str, str], folder: str) -> dict[str, str]:
+    return {path.removeprefix(folder): text for path, text in files.items() if path.startswith(folder)}
+
+
 class Family(Protocol):
     """One suite family, a module-level object `FAMILY` of `etpi_assets.tasks.<family>`.
 
     The methods with a body are defaults of a class that inherits this one: a single agent, an empty workspace, no
-    commands that solve a task, nothing to name, and tasks that are validated one by one."""
+    commands that solve a task, nothing to name, and tasks that are proved by those commands."""
 
     params: Mapping[str, Any]
     """A suite's params and their defaults; `sandbox` is one of them."""
@@ -230,13 +242,28 @@ class Family(Protocol):
         return ()
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Yield each task, in order, or a RejectedInput unless its reference passes three times and no change fails."""
-        for task in tasks:
-            yield self.rejection(task, sandboxes) or task
+        """Yield each task, in order, or its rejection unless its reference passes three times and no change fails.
 
-    def rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
-        """Return the rejection of a task that `validate` refuses; None if it is proved."""
-        return RejectedInput(task.task_id, "no_reference", f"{type(self).__name__} proves no task")
+        This one is for single agents, small workspaces and quick references: all runs are in one sandbox."""
+        roles = [self.roles(task)[0] for task in tasks]
+        starts = [self.workspace(task, role) for task, role in zip(tasks, roles, strict=True)]
+        files, commands = dict[str, str](), list[str]()
+        for index, (task, start) in enumerate(zip(tasks, starts, strict=True)):
+            solution = "\n".join(self.reference_commands(task))
+            for folder in (f"{index}/{run}/" for run in range(REFERENCE_RUNS)):
+                files |= {folder + path: text for path, text in start.items()}
+                commands.append(f"(cd {folder} && {solution})")
+        with sandboxes.create(files, Limits(command_seconds=240.0)) as sandbox:
+            sandbox.run("\n".join(commands))
+            final = sandbox.read_files()
+        for index, (task, role, start) in enumerate(zip(tasks, roles, starts, strict=True)):
+            left = [_below(final, f"{index}/{run}/") for run in range(REFERENCE_RUNS)]
+            null, *runs = [self.judge(task, {role.agent_id: work}, sandboxes) for work in (start, *left)]
+            yield proved(task, [run for run in runs if run.verdict != "passed"], null=null.verdict == "passed")
+
+    def reference_commands(self, task: Task) -> Sequence[str]:
+        """Return bash commands that solve a task of one agent, by which it is proved."""
+        return self.solve(task, self.roles(task)[0])
 
 
 @runtime_checkable

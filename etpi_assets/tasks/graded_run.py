@@ -103,11 +103,8 @@ def run_graded(
     }
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     done = sandbox.run(f"export {exports}; {command}", timeout=timeout)
-    packed = sandbox.run(
-        f"for file in {folder}/report-*; do [ -f $file ] && cat $file && echo; done | gzip | base64 -w 0; "
-        f"rm -rf {folder}"
-    ).output
-    reports = list(read_reports(unpacked(packed)))
+    reports = list(read_reports(sandbox, folder))
+    sandbox.run(f"rm -rf {folder}")
     outcomes = {node: kind for report in reports for node, kind in report.outcomes.items()}
     return GradedRun(
         done.output,
@@ -120,19 +117,15 @@ def run_graded(
     )
 
 
-def unpacked(text: str) -> str:
-    """Return what a sandbox packed with gzip and base64, at most _MOST bytes; "" if it is neither."""
-    try:
-        return zlib.decompressobj(wbits=31).decompress(base64.b64decode(text), _MOST).decode(errors="replace")
-    except (ValueError, zlib.error):
-        return ""
-
-
-def read_reports(written: str) -> Iterator[Report]:
-    """Yield the readable reports; code under test may have written others."""
-    for line in written.splitlines():
-        with contextlib.suppress(ValidationError):
-            yield Report.model_validate_json(line)
+def read_reports(sandbox: Sandbox, folder: str) -> Iterator[Report]:
+    """Yield the readable reports of a folder, of at most _MOST bytes; code under test may have written others."""
+    files = f"for file in {folder}/report-*; do [ -f $file ] && cat $file && echo; done"
+    packed = sandbox.run(f"{files} | gzip | base64 -w 0").output
+    with contextlib.suppress(ValueError, zlib.error):
+        written = zlib.decompressobj(wbits=31).decompress(base64.b64decode(packed), _MOST).decode(errors="replace")
+        for line in written.splitlines():
+            with contextlib.suppress(ValidationError):
+                yield Report.model_validate_json(line)
 
 
 def _problem(reports: Sequence[Report], exit_code: int) -> str | None:

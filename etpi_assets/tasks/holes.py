@@ -18,15 +18,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from etpi_assets.tasks.values import CONSTRUCTORS
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
-_CONSTRUCTORS = frozenset(
-    """
-    approx bytearray bytes complex Counter date datetime Decimal dict float Fraction frozenset int list OrderedDict set
-    str time timedelta tuple
-    """.split()  # noqa: SIM905 - words read better as text
-)
-"""Calls that `values` evaluates again."""
 _OPERATORS: Mapping[type[ast.cmpop], str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.In: "in", ast.NotIn: "not in", ast.Is: "is", ast.IsNot: "is not",
     ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
@@ -411,7 +406,7 @@ class _Digger:
         """Return whether `values` can evaluate an expression from its leaves."""
         if isinstance(node, ast.Call):
             named = all(keyword.arg for keyword in node.keywords)
-            return _last(node.func) in _CONSTRUCTORS and bool(node.args or node.keywords) and named
+            return _last(node.func) in CONSTRUCTORS and bool(node.args or node.keywords) and named
         shapes = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.BinOp, ast.UnaryOp, ast.JoinedStr, ast.FormattedValue)
         return isinstance(node, (*shapes, ast.Constant, ast.Starred))
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from etpi_assets.tasks.batch_validation import validate_in_batches
 from etpi_assets.tasks.family import Family, RejectedInput, Role, Task, Verdict, named_path, with_defaults
 from etpi_assets.tasks.rows import tasks_of
 from etpi_resources.sandboxes import SandboxFactory
@@ -68,9 +67,6 @@ class JudgedRows(Family):
 
     def entities(self, task: Task) -> Sequence[str]:
         return sorted(task.payload["files"])
-
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        return validate_in_batches(self, tasks, sandboxes)
 
 
 def _task(suite: str, row: Mapping[str, Any]) -> Task:

@@ -7,18 +7,19 @@ Edited tests, conftest files, settings of the test runner and later commits of t
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from etpi_assets.tasks import downloads, places
-from etpi_assets.tasks.calibration import TestRun
+from etpi_assets.tasks import places
+from etpi_assets.tasks.downloads import command_with_downloads
 from etpi_assets.tasks.family import CHEATED, Rejected, Task, Verdict, weakest
 from etpi_assets.tasks.frozen import TEST_FILE, Changes, counted_changes, put_changes, refused_changes
 from etpi_assets.tasks.graded_run import GradedRun, installed_plugins, run_graded
 from etpi_assets.tasks.grading import is_of_machine
-from etpi_assets.tasks.proof import Tests, Trial, judge_trial, read_tests
+from etpi_assets.tasks.proof import TestedFamily, Tests, Trial, judge_trial, read_tests
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 INBOX = ".etpi-in"
@@ -26,46 +27,58 @@ INBOX = ".etpi-in"
 
 @dataclass(frozen=True)
 class PatchTrial(Trial):
-    """A run of hidden tests on changes of a tree.
+    """A run of hidden tests on changes of a tree. A subclass has the tests, the command, and which outcomes pass.
 
     Attributes:
-        files, folders, prepare: of the tree (`places.test_sandbox`), which has no hidden tests and no history.
-        put_tests: writes the suite's own tests into a tree, by `git apply --index` where `patches`.
-        solve: applies the reference solution to a tree.
-        start: puts changes and tests into a fresh tree, and returns the command that runs them.
-        outcome: whether a run passes, and details for a reader.
+        prepare: bash command that removes the history, and copies of the hidden tests that an image has.
+        folders: writable folders besides the tree.
         patches: whether the tests are a patch, which may also change binary files.
-        pytest: whether the command runs pytest; other runners are judged by their output.
         autoload: whether pytest loads the plugins that the runner installs.
         roots: folders of the tree, besides its root, that the code under test is imported from.
-        downloads_for: applies the solution whose tests may download; None: `solve`.
     """
 
-    key: str
-    identity: str
-    place: Mapping[str, Any]
-    prepare: str
-    put_tests: Callable[[Sandbox], None]
-    solve: Callable[[Sandbox], None]
-    start: Callable[[Sandbox, Changes, Tests], str]
-    outcome: Callable[[TestRun], tuple[bool, Mapping[str, Any]]]
-    needs: object
-    files: Mapping[str, str] = field(default_factory=dict)
-    folders: tuple[str, ...] = ()
-    downloads_for: Callable[[Sandbox], None] | None = None
-    patches: bool = False
+    family: PatchFamily
+    task: Task
+    key: str = "tests"
     pytest: bool | None = True
-    autoload: bool = False
     roots: Sequence[str] = ()
     fixed: str = ""
+    prepare: ClassVar[str] = places.FORGET_HISTORY
+    folders: ClassVar[tuple[str, ...]] = ()
+    patches: ClassVar[bool] = False
+    autoload: ClassVar[bool] = False
+
+    @abstractmethod
+    def put_tests(self, sandbox: Sandbox) -> None:
+        """Write the suite's own tests into a tree, by `git apply --index` where `patches`."""
+
+    @abstractmethod
+    def command(self) -> str:
+        """Return the command that runs the tests."""
+
+    def solve(self, sandbox: Sandbox) -> None:
+        """Apply the reference solution to a tree."""
+        for each in self.family.solve(self.task, self.family.roles(self.task)[0]):
+            must(sandbox, each)
+
+    def start(self, sandbox: Sandbox, changes: Changes, tests: Tests) -> str:
+        """Put changes and tests into a fresh tree, and return the command that runs them."""
+        put_changes(sandbox, changes)
+        put_tests(sandbox, tests)
+        return self.command()
 
     @property
     def nothing(self) -> Changes:
         return {}
 
+    @property
+    def needs(self) -> object:
+        return [self.task.content_hash, self.command()]
+
     def tree(self, sandboxes: SandboxFactory, *, record: bool = False) -> AbstractContextManager[Sandbox]:
-        """Open a fresh sandbox with the tree. `record`: its downloads are recorded."""
-        return places.test_sandbox(self.place, sandboxes, self.files, self.folders, record=record, prepare=self.prepare)
+        """Open a fresh sandbox with the tree and neither hidden tests nor history, recording downloads if `record`."""
+        files = self.family.workspace(self.task, self.family.roles(self.task)[0])
+        return places.test_sandbox(self.place, sandboxes, files, self.folders, record=record, prepare=self.prepare)
 
     def tests(self, sandboxes: SandboxFactory) -> Tests:
         with self.tree(sandboxes) as sandbox:
@@ -89,88 +102,79 @@ class PatchTrial(Trial):
                 rest = sandbox.read_files().get(f"{INBOX}/rest", "")
         return Tests(files, before, paths, rest, plugins)
 
-    def changes(self, solve: Callable[[Sandbox], None], sandboxes: SandboxFactory) -> Changes:
-        """Return what counts of a solution."""
+    def reference(self, sandboxes: SandboxFactory) -> Changes:
         with self.tree(sandboxes) as sandbox:
             before = sandbox.read_files()
-            solve(sandbox)
-            return counted_changes(before, sandbox.read_files())
-
-    def reference(self, sandboxes: SandboxFactory) -> Changes:
-        if changes := self.changes(self.solve, sandboxes):
-            return changes
-        raise Rejected("no_reference", "the reference solution changes no file that counts")
-
-    def shown(self, sandboxes: SandboxFactory) -> Changes:
-        return self.changes(self.downloads_for or self.solve, sandboxes)
+            self.solve(sandbox)
+            changes = counted_changes(before, sandbox.read_files())
+        if not changes:
+            raise Rejected("no_reference", "the reference solution changes no file that counts")
+        return changes
 
     def run(
-        self, work: Changes, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool, downloads: bool = False
+        self, work: Changes, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool, record: bool = False
     ) -> GradedRun:
         counted = {path: text for path, text in work.items() if path not in tests.paths}
-        with self.tree(sandboxes, record=downloads) as sandbox:
-            command = self.start(sandbox, counted, tests)
+        with self.tree(sandboxes, record=record) as sandbox:
+            command = command_with_downloads(self.place, self.start(sandbox, counted, tests))
             if recorded:
                 return run_graded(sandbox, command, roots=self.roots, plugins=tests.plugins)
             done = sandbox.run(command)
         return GradedRun(done.output, done.exit_code, done.timed_out)
 
-    def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
-        passed, details = self.outcome(test)
-        return float(passed), details
 
+class PatchFamily(TestedFamily):
+    """A family whose agents leave changes of one tree."""
 
-Merge = Callable[[list[Changes], Mapping[str, str]], tuple[str, Changes]]
-"""(each agent's changes, the tree before) -> (clean, identical or conflicts; the changes to test, if there are any)."""
+    @abstractmethod
+    def trials(self, task: Task) -> Sequence[PatchTrial]: ...
 
+    def merged(
+        self, trial: PatchTrial, work: Sequence[Changes], before: Mapping[str, str], sandboxes: SandboxFactory
+    ) -> tuple[str, Changes]:
+        """Return (clean, identical or conflicts; the changes to test, if there are any) of two agents' changes."""
+        raise NotImplementedError
 
-def judge_patches(
-    task: Task,
-    trials: Sequence[PatchTrial],
-    final: Mapping[str, Mapping[str, str]],
-    sandboxes: SandboxFactory,
-    merge: Merge | None = None,
-) -> Verdict:
-    """Judge the agents' final files: passed (reward 1); failed_tests, cheated, merge_conflict, no_patch (no agent
-    changed a counted file), all 0.
+    def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
+        """Judge the agents' final files: passed (reward 1); failed_tests, cheated, merge_conflict, no_patch (no agent
+        changed a counted file), all 0.
 
-    `details` of one agent: `changed` and `refused` paths, the results of the tests and their trust. Of two:
-    `patched` and `refused` {agent: paths}, `merge`, `strategy`, `features` {trial: report}, and their trust.
-    """
-    tests = [read_tests(trial, sandboxes) for trial in trials]
-    before, hidden = tests[0].visible, [path for each in tests for path in each.paths]
-    work = {agent: counted_changes(before, files, hidden) for agent, files in final.items()}
-    refused = {agent: refused_changes(before, files, hidden) for agent, files in final.items()}
-    details: dict[str, Any] = {"patched": {agent: sorted(changes) for agent, changes in work.items()}}
-    details["refused"] = refused
-    if merge is None:
-        details = {"changed": sorted(*work.values()), "refused": [*refused.values()][0]}
-    if not any(work.values()):
-        return Verdict(0.0, "no_patch", details)
-    for trial in trials:
-        trial.record(sandboxes)
-    merged, conflict = [*work.values()][0], False
-    if merge is not None:
-        kind, merged = merge(list(work.values()), before)
+        `details` of one agent: `changed` and `refused` paths, the results of the tests and their trust. Of two:
+        `patched` and `refused` {agent: paths}, `merge`, `strategy`, `features` {trial: report}, and their trust.
+        """
+        trials = self.trials(task)
+        tests = [read_tests(trial, sandboxes) for trial in trials]
+        before, hidden = tests[0].visible, [path for each in tests for path in each.paths]
+        work = {agent: counted_changes(before, files, hidden) for agent, files in final.items()}
+        refused = {agent: refused_changes(before, files, hidden) for agent, files in final.items()}
+        (first, *_), alone = work.values(), len(work) == 1
+        details: dict[str, Any] = {"changed": sorted(first), "refused": [*refused.values()][0]}
+        if not alone:
+            details = {"patched": {agent: sorted(changes) for agent, changes in work.items()}, "refused": refused}
+        if not any(work.values()):
+            return Verdict(0.0, "no_patch", details)
+        for trial in trials:
+            trial.record(sandboxes)
+        kind, merged = ("alone", first) if alone else self.merged(trials[0], list(work.values()), before, sandboxes)
         conflict = kind == "conflicts"
-        details |= {"merge": kind, "strategy": "naive" if kind == "clean" else kind}
+        if not alone:
+            details |= {"merge": kind, "strategy": "naive" if kind == "clean" else kind}
         if not merged:
             return Verdict(0.0, "merge_conflict", details)
-    reports: dict[str, Any] = {}
-    for trial in trials:
-        passed, report = judge_trial(trial, task.payload, merged, sandboxes)
-        reports[trial.key] = {"passed": passed, **report}
-    solved = all(report["passed"] for report in reports.values())
-    cheated = any(CHEATED in report for report in reports.values())
-    code = "passed" if solved else CHEATED if cheated else "merge_conflict" if conflict else "failed_tests"
-    if conflict:
-        details["strategy"] = "solo-agent1" if solved else "none"
-    if merge is None:
-        details |= {key: value for report in reports.values() for key, value in report.items() if key != "passed"}
-    else:
-        trusts = [report["verdict_trust"] for report in reports.values()]
-        details |= {"features": reports, "verdict_trust": weakest(trusts)}
-    return Verdict(float(solved), code, details)
+        reports: dict[str, Any] = {}
+        for trial in trials:
+            passed, report = judge_trial(trial, task.payload, merged, sandboxes)
+            reports[trial.key] = {"passed": passed, **report}
+        solved = all(report["passed"] for report in reports.values())
+        cheated = any(CHEATED in report for report in reports.values())
+        code = "passed" if solved else CHEATED if cheated else "merge_conflict" if conflict else "failed_tests"
+        if conflict:
+            details["strategy"] = "solo-agent1" if solved else "none"
+        if alone:
+            (report,) = reports.values()
+            return Verdict(float(solved), code, {**details, **{k: v for k, v in report.items() if k != "passed"}})
+        trust = weakest(report["verdict_trust"] for report in reports.values())
+        return Verdict(float(solved), code, {**details, "features": reports, "verdict_trust": trust})
 
 
 def put_tests(sandbox: Sandbox, tests: Tests) -> None:
@@ -182,13 +186,6 @@ def put_tests(sandbox: Sandbox, tests: Tests) -> None:
     caches = " ".join(f"{shlex.quote(a + b)}__pycache__/{shlex.quote(c.removesuffix('.py'))}.*" for a, b, c in stems)
     sandbox.run(f"rm -f -- {caches}")
     sandbox.write_files(tests.files)
-
-
-def start_tests(place: Mapping[str, Any], command: str, sandbox: Sandbox, changes: Changes, tests: Tests) -> str:
-    """Put changes and tests into a tree, and return the command that runs them."""
-    put_changes(sandbox, changes)
-    put_tests(sandbox, tests)
-    return downloads.command_with_downloads(place, command)
 
 
 def apply_command(patch: str, *, index: bool = False) -> str:

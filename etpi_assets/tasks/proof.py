@@ -77,24 +77,31 @@ class Trial(ABC):
 
     Attributes:
         key: its name among the task's trials.
-        identity: a text that differs wherever tree, tests or reference do.
         pytest: whether pytest runs the tests; None: the run of the reference shows it. Other runners are judged by
             their output.
         reversible: whether a run in which a reversed assertion fails says what the other tests do.
         fixed: a text that is equal for trials whose tests and solved trees are; "": no other trial's are.
         nothing: the work of an agent that does nothing.
-        place: where it runs (`places`); None if nothing can be downloaded there.
         needs: decides which downloads the tests need, JSON-serialisable; None: there is no solution that could show it.
     """
 
     key: str
-    identity: str
+    task: Task
     pytest: bool | None = True
     reversible: bool = True
     fixed: str = ""
     nothing: Any = ""
-    place: Any
     needs: object
+
+    @property
+    def identity(self) -> str:
+        """A text that differs wherever tree, tests or reference do."""
+        return json_hash([self.task.suite, {k: v for k, v in self.task.payload.items() if k != CALIBRATIONS}])
+
+    @property
+    def place(self) -> Any:
+        """Where it runs (`places`); None if nothing can be downloaded there."""
+        return self.task.payload["place"]
 
     @abstractmethod
     def tests(self, sandboxes: SandboxFactory) -> Tests:
@@ -106,26 +113,22 @@ class Trial(ABC):
 
     @abstractmethod
     def run(
-        self, work: Any, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool, downloads: bool = False
+        self, work: Any, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool, record: bool = False
     ) -> GradedRun:
         """Run the tests on work in a fresh sandbox, with the recorder of pytest if `recorded`.
 
-        `downloads`: what it downloads may be fetched and is kept; only for the suite's own code."""
+        `record`: what it downloads may be fetched and is kept; only for the suite's own code."""
 
     @abstractmethod
     def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
         """Return the reward of a run from 0 to 1, which passes, and details for a reader."""
 
-    def shown(self, sandboxes: SandboxFactory) -> Any:
-        """Return the work whose tests may download."""
-        return self.reference(sandboxes)
-
     def record(self, sandboxes: SandboxFactory) -> None:
         """Let the suite's own code download what grading will need, once."""
 
         def run() -> bool:
-            work, tests = self.shown(sandboxes), read_tests(self, sandboxes)
-            return not self.run(work, tests, sandboxes, recorded=False, downloads=True).timed_out
+            work, tests = self.reference(sandboxes), read_tests(self, sandboxes)
+            return not self.run(work, tests, sandboxes, recorded=False, record=True).timed_out
 
         if self.place and self.needs is not None:
             downloads.recorded(self.place, self.needs, run)
@@ -148,11 +151,6 @@ class TestedFamily(Family):
         """Yield each task with the calibrations of its trials, or why it cannot be judged (`prove`)."""
         for task in tasks:
             yield prove(task, self.trials(task), sandboxes)
-
-
-def identity_of(task: Task) -> str:
-    """Return a hash of all that a task's trials depend on."""
-    return json_hash([task.suite, {key: value for key, value in task.payload.items() if key != CALIBRATIONS}])
 
 
 def read_tests(trial: Trial, sandboxes: SandboxFactory) -> Tests:

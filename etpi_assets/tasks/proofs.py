@@ -15,8 +15,8 @@ from statistics import median
 from time import perf_counter
 
 from etpi_assets.asset import AssetRun
-from etpi_assets.planning.versions import judge_of
-from etpi_assets.tasks.batch_validation import BATCH
+from etpi_assets.graph import GRAPH
+from etpi_assets.planning.versions import judge_of, versions_of
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import CALIBRATIONS, UNPROVEN_REASONS, WHY_UNPROVEN, Family, RejectedInput, Task
 from etpi_resources.hashes import json_hash
@@ -24,6 +24,8 @@ from etpi_resources.lake.files import write_atomically
 from etpi_resources.process.pool import ordered_map, worker_count, workers_for
 from etpi_resources.sandboxes import SandboxFactory
 
+BATCH = 40
+"""Small tasks that are proved in one sandbox."""
 SECONDS = 15.0
 """Estimated seconds of a proof before any was measured."""
 
@@ -47,7 +49,9 @@ class Prover:
         family = load_family(spec.family)
         if (kind := family.sandbox(spec.params)) is None:
             return None
-        versions = json_hash([spec.family, judge_of(spec.family), run_versions(run, suite), kind])
+        kept = versions_of(GRAPH["tasks"], suite, run.specs).kept or {}
+        code = {name: number for name, number in kept.items() if not name.startswith("judge")}
+        versions = json_hash([spec.family, judge_of(spec.family), code, kind])
         folder = run.lake.scratch("proofs") / versions[:16]
         return cls(family, run.resources.sandboxes(kind), folder)
 
@@ -141,10 +145,6 @@ class Proving:
         """The number of tasks if all can be proved."""
         return min(len(self.offered), self.limit or len(self.offered))
 
-    def all(self) -> list[Task]:
-        """Return all of them."""
-        return list(self)
-
     def _outcomes(self) -> Iterator[Task | RejectedInput]:
         spec = self.run.specs.suites[self.suite]
         prover = Prover.of(self.run, self.suite) if spec.proof == "ahead" else None
@@ -162,12 +162,3 @@ def kept_unproven(outcome: Task | RejectedInput, task: Task, params: object) -> 
         return outcome
     payload = {**task.payload, WHY_UNPROVEN: f"{outcome.reason}: {outcome.detail}"}
     return replace(task, payload=payload, content_hash=json_hash([task.content_hash, WHY_UNPROVEN]))
-
-
-def run_versions(run: AssetRun, suite: str) -> dict[str, int | str]:
-    """Return the versions of the code of a suite's tasks, without the judge's."""
-    from etpi_assets.graph import GRAPH
-    from etpi_assets.planning.versions import versions_of
-
-    kept = versions_of(GRAPH["tasks"], suite, run.specs).kept or {}
-    return {name: number for name, number in kept.items() if not name.startswith("judge")}

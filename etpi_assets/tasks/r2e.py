@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from etpi_assets.tasks import places
@@ -36,12 +35,30 @@ _COMMAND = (
 _NAMED = re.compile(r"`([^`\n]{3,80})`")
 
 
+class R2ETrial(PatchTrial):
+    """The run of a commit's tests."""
+
+    prepare = f"rm -rf /r2e_tests /root/r2e_tests 2>/dev/null; {places.FORGET_HISTORY}"
+
+    def command(self) -> str:
+        return _COMMAND
+
+    def put_tests(self, sandbox: Sandbox) -> None:
+        sandbox.run(f"rm -rf {TESTS}")
+        sandbox.write_files({f"{TESTS}/{name}": code for name, code in self.task.payload["tests"].items()})
+
+    def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
+        names = {name: ".".join(name.split("::")[1:]) or name for name in test.outcomes()}
+        outcomes = {names[name].split(" - ")[0]: outcome for name, outcome in test.outcomes().items()}
+        wanted = {name.split(" - ")[0]: outcome for name, outcome in self.task.payload["expected"].items()}
+        return equal_outcomes(outcomes, wanted)
+
+
 class R2E(RepositoryFamily):
     """The family `r2e`."""
 
     name = "r2e"
     hides = f"rm -rf {TESTS} run_tests.sh /r2e_tests /root/r2e_tests /root/run_tests.sh 2>/dev/null"
-    hides_from_code = "rm -rf /r2e_tests /root/r2e_tests 2>/dev/null"
 
     def repo_of(self, row: Mapping[str, Any]) -> str:
         return str(row.get("repo_name", ""))
@@ -74,8 +91,8 @@ class R2E(RepositoryFamily):
         )
         return make_task(suite, f"{repo}/{commit[:12]}", repo, instruction, chosen, payload=payload, place=place)
 
-    def trials(self, task: Task) -> list[PatchTrial]:
-        return [self.trial_of(task, _COMMAND, partial(_put_tests, task), partial(_passes, task))]
+    def trials(self, task: Task) -> Sequence[PatchTrial]:
+        return [R2ETrial(self, task)]
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         after = {path: text for path, text in task.payload["solution"].items() if text is not None}
@@ -83,18 +100,6 @@ class R2E(RepositoryFamily):
 
 
 FAMILY = R2E()
-
-
-def _put_tests(task: Task, sandbox: Sandbox) -> None:
-    sandbox.run(f"rm -rf {TESTS}")
-    sandbox.write_files({f"{TESTS}/{name}": code for name, code in task.payload["tests"].items()})
-
-
-def _passes(task: Task, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
-    names = {name: ".".join(name.split("::")[1:]) or name for name in run.outcomes()}
-    outcomes = {names[name].split(" - ")[0]: outcome for name, outcome in run.outcomes().items()}
-    wanted = {name.split(" - ")[0]: outcome for name, outcome in task.payload["expected"].items()}
-    return equal_outcomes(outcomes, wanted)
 
 
 def _issue(statement: str) -> str:

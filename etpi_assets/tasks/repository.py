@@ -1,32 +1,27 @@
 """Tasks of real repositories with one agent and hidden tests: the base class of `r2e` and `swe_bench`.
 
-Subclasses define a data set's fields and which test outcomes pass; `patches` judges.
+Subclasses define a data set's fields, its tests and which of their outcomes pass; `patches` judges.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from etpi_assets.tasks import downloads, places
-from etpi_assets.tasks.calibration import TestRun
 from etpi_assets.tasks.family import (
     EXCLUDED,
     RejectedInput,
     SandboxNeeds,
     Task,
-    Verdict,
     named_path,
     require_heldout,
     with_defaults,
 )
-from etpi_assets.tasks.patches import PatchTrial, judge_patches, must, start_tests
-from etpi_assets.tasks.proof import TestedFamily, identity_of
+from etpi_assets.tasks.patches import PatchFamily
 from etpi_assets.tasks.rows import tasks_of
 from etpi_resources.hashes import json_hash
-from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
     **places.PARAMS,
@@ -43,16 +38,14 @@ exclude_repos: not these; their rows are quarantined as `excluded`, which is no 
 heldout_tasks: these are the split heldout, all others train. rows: take only this many, from the first on."""
 
 
-class RepositoryFamily(TestedFamily, ABC):
-    """Base class; a subclass reads its data set's rows and judges their tests."""
+class RepositoryFamily(PatchFamily):
+    """Base class; a subclass reads its data set's rows, and has the run of their tests."""
 
     params: Mapping[str, Any] = PARAMS
     name: str
     feature_id = "issue"
     hides: str = "true"
     """Bash command that removes hidden tests from an agent's workspace."""
-    hides_from_code: str = "true"
-    """Bash command that removes copies of the hidden tests that an image has, before code under test runs."""
 
     @abstractmethod
     def read(self, suite: str, row: Mapping[str, Any], chosen: Mapping[str, Any]) -> Task:
@@ -61,10 +54,6 @@ class RepositoryFamily(TestedFamily, ABC):
     def repo_of(self, row: Mapping[str, Any]) -> str:
         """Return the repository that a row is of, for `exclude_repos`."""
         return str(row.get("repo", ""))
-
-    @abstractmethod
-    def trials(self, task: Task) -> list[PatchTrial]:
-        """Return the one run of tests that judges a task (`trial_of`)."""
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """Yield a task or a rejection for each row, in order. `seed` has no effect.
@@ -94,37 +83,6 @@ class RepositoryFamily(TestedFamily, ABC):
 
     def needs(self, task: Task) -> SandboxNeeds:
         return places.needs(task.payload["place"], f"{self.hides}; {places.FORGET_HISTORY}")
-
-    def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
-        """See `judge_patches`."""
-        return judge_patches(task, self.trials(task), final, sandboxes)
-
-    def trial_of(
-        self,
-        task: Task,
-        command: str,
-        put_tests: Callable[[Sandbox], None],
-        passes: Callable[[TestRun], tuple[bool, Mapping[str, Any]]],
-        **more: Any,
-    ) -> PatchTrial:
-        """Return a run of tests; `more` are fields of `PatchTrial`.
-
-        Args:
-            command: runs the tests.
-            put_tests: writes the suite's own hidden tests into a tree.
-            passes: whether a run passes, and details for a reader.
-        """
-
-        def solve(sandbox: Sandbox) -> None:
-            for each in self.solve(task, self.roles(task)[0]):
-                must(sandbox, each)
-
-        place = task.payload["place"]
-        return PatchTrial(
-            "tests", identity_of(task), place, f"{self.hides_from_code}; {places.FORGET_HISTORY}", put_tests, solve,
-            partial(start_tests, place, command), passes, needs=[task.content_hash, command],
-            files=self.workspace(task, self.roles(task)[0]), **more,
-        )  # fmt: skip
 
 
 def make_task(

@@ -13,7 +13,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from etpi_assets.tasks import places
@@ -22,11 +21,11 @@ from etpi_assets.tasks.family import Role, Task
 from etpi_assets.tasks.patches import PatchTrial, apply_command, apply_patch
 from etpi_assets.tasks.reports import Outcomes, unittest_outcomes
 from etpi_assets.tasks.repository import PARAMS, RepositoryFamily, make_task
+from etpi_resources.sandboxes import Sandbox
 
 WORKDIR = "/testbed"
-DJANGO = "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1"
-TEST_COMMANDS: Mapping[str, str] = {"django/django": DJANGO}
-"""Repository -> test command, followed by test files (Django: modules); pytest for all others."""
+_DJANGO = "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1"
+"""Django's test command, followed by modules; all others have pytest, and files."""
 
 NO_READER = frozenset({"sympy/sympy"})
 """Repositories whose test reports have a format that `reports` does not parse."""
@@ -36,6 +35,32 @@ _PYTHON = "PYTHON=python; command -v python > /dev/null || PYTHON=python3"
 _CHANGED = re.compile(r'^diff --git (?:a/(.+) b/\1|"a/(.+)" "b/\2")$(\ndeleted file mode)?', re.MULTILINE)
 _MOVED = re.compile(r"^(rename|copy) from (.+)\n\1 to (.+)$", re.MULTILINE)
 _NAMED = re.compile(r"`([^`\n]{3,80})`")
+
+
+class SWETrial(PatchTrial):
+    """The run of a fix's tests."""
+
+    patches = True
+
+    def command(self) -> str:
+        changed = sorted(_changed(self.task.payload["test_patch"]).items())
+        # pytest runs nothing if one of its files does not exist.
+        files = [path for path, exists in changed if exists and path.endswith(".py")]
+        if not self.pytest:
+            modules = [p.removeprefix("tests/").removesuffix(".py").replace("/", ".") for p in files]
+            return f"{_ACTIVATE}; {_DJANGO} {' '.join(map(shlex.quote, modules))}"
+        names = " ".join(map(shlex.quote, files))
+        return f"{_ACTIVATE}; {_PYTHON}; $PYTHON -m pytest -rA -p no:cacheprovider {names}"
+
+    def put_tests(self, sandbox: Sandbox) -> None:
+        apply_patch(sandbox, self.task.payload["test_patch"], index=True)
+
+    def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
+        outcomes = _with_cut_names(test.outcomes() if self.pytest else unittest_outcomes(test.output))
+        wanted = self.task.payload["wanted"]
+        missed = {key: [n for n in names if outcomes.get(n) != "PASSED"][:20] for key, names in wanted.items()}
+        missed = {key: names for key, names in missed.items() if names}
+        return bool(outcomes) and not missed, {"tests": len(outcomes), "not_passed": missed}
 
 
 class SWEBench(RepositoryFamily):
@@ -71,36 +96,14 @@ class SWEBench(RepositoryFamily):
         instruction = str(row["problem_statement"]).strip()
         return make_task(suite, instance, repo, instruction, chosen, payload=payload, place=place)
 
-    def trials(self, task: Task) -> list[PatchTrial]:
-        tests = partial(apply_patch, patch=task.payload["test_patch"], index=True)
-        pytest, roots = TEST_COMMANDS.get(task.repo) != DJANGO, task.payload.get("roots", ())
-        passes = partial(_passes, task, pytest)
-        return [self.trial_of(task, self.test_command(task), tests, passes, patches=True, pytest=pytest, roots=roots)]
-
-    def test_command(self, task: Task) -> str:
-        changed = sorted(_changed(task.payload["test_patch"]).items())
-        # pytest runs nothing if one of its files does not exist.
-        files = [path for path, exists in changed if exists and path.endswith(".py")]
-        command = TEST_COMMANDS.get(task.repo)
-        if command == DJANGO:
-            modules = [p.removeprefix("tests/").removesuffix(".py").replace("/", ".") for p in files]
-            return f"{_ACTIVATE}; {command} {' '.join(map(shlex.quote, modules))}"
-        names = " ".join(map(shlex.quote, files))
-        return f"{_ACTIVATE}; {_PYTHON}; $PYTHON -m pytest -rA -p no:cacheprovider {names}"
+    def trials(self, task: Task) -> Sequence[PatchTrial]:
+        return [SWETrial(self, task, pytest=task.repo != "django/django", roots=task.payload.get("roots", ()))]
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         return [apply_command(task.payload["patch"])]
 
 
 FAMILY = SWEBench()
-
-
-def _passes(task: Task, pytest: bool, run: TestRun) -> tuple[bool, Mapping[str, Any]]:
-    outcomes = _with_cut_names(run.outcomes() if pytest else unittest_outcomes(run.output))
-    wanted = task.payload["wanted"]
-    missed = {key: [n for n in names if outcomes.get(n) != "PASSED"][:20] for key, names in wanted.items()}
-    missed = {key: names for key, names in missed.items() if names}
-    return bool(outcomes) and not missed, {"tests": len(outcomes), "not_passed": missed}
 
 
 def _changed(patch: str) -> dict[str, bool]:

@@ -77,12 +77,13 @@ class Approx:
         return bool(abs(expected - number) <= bound) and not math.isinf(abs(expected))
 
 
-_CONSTRUCTORS: Mapping[str, Callable[..., Any]] = {
+CONSTRUCTORS: Mapping[str, Callable[..., Any]] = {
     "approx": Approx, "Counter": Counter, "OrderedDict": OrderedDict, "Decimal": Decimal, "Fraction": Fraction,
     "date": datetime.date, "datetime": datetime.datetime, "time": datetime.time, "timedelta": datetime.timedelta,
     **{kind.__name__: kind for kind in (
         bytearray, bytes, complex, dict, float, frozenset, int, list, set, str, tuple)},
 }  # fmt: skip
+"""Calls in an expected value that are evaluated again."""
 
 
 def evaluate(node: Any, leaves: list[Any]) -> Any:
@@ -113,7 +114,7 @@ def evaluate(node: Any, leaves: list[Any]) -> Any:
         return str(evaluate(node.value, leaves))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         named = {str(keyword.arg): evaluate(keyword.value, leaves) for keyword in node.keywords}
-        return _CONSTRUCTORS[node.func.id](*(evaluate(argument, leaves) for argument in node.args), **named)
+        return CONSTRUCTORS[node.func.id](*(evaluate(argument, leaves) for argument in node.args), **named)
     raise ValueError(f"no literal: {ast.dump(node)[:80]}")
 
 

@@ -241,7 +241,7 @@ def _environment(run: AssetRun, spec: ExperimentSpec) -> RLEnvironment:
     offered = read_tasks(run.read("tasks", "tasks", key=spec.rl.suite), "train")
     if spec.rl.tasks_from:
         offered = chosen_tasks(spec.rl.tasks_from, spec.rl.suite, offered, run.lake)
-    proved = Proving(run, spec.rl.suite, offered).all()
+    proved = list(Proving(run, spec.rl.suite, offered))
     tasks = trusted_tasks(run.key, family, proved, spec.rl.min_trust)
     environment = RLEnvironment(
         tasks=tasks,

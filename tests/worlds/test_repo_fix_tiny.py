@@ -14,6 +14,7 @@ from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection, EngineSection, TinySection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
+from etpi_assets.tasks.reports import equal_outcomes
 from etpi_assets.tasks.task_checks import check_tasks
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.worlds.repo_fix_tiny import judge
@@ -65,7 +66,7 @@ def test_judge_requires_exactly_the_expected_outcomes():
     assert result.verdict == "failed_tests" and result.details["wrong"] == [f"test_{other}_of_text"]
     assert verdict(**{f"{other}.py": None}).reward == 0.0
     assert verdict(**{f"{other}.py": "raise SystemExit"}).reward == 0.0
-    assert judge.compare({}, {}) == (False, [])
+    assert not equal_outcomes({}, {})[0]
 
 
 def test_judge_ignores_edited_tests_and_start_up_files():

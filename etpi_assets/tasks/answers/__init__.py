@@ -23,6 +23,7 @@ from etpi_assets.tasks.family import (
     Task,
     Verdict,
     named_path,
+    proved,
     with_defaults,
 )
 from etpi_assets.tasks.proof import prove
@@ -81,32 +82,22 @@ class Answers(Family):
         return [BLIND] if _check_of(task) is None else super().trusts(task) or [UNCHALLENGED]
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Yield each task, with the calibration of its `check` if it has one, or its rejection."""
-        for task in tasks:
-            trial = _check_of(task)
-            if trial is not None and trial.solution is not None:
-                yield prove(task, [trial], sandboxes)
-            else:
-                yield self.rejection(task, sandboxes) or task
-
-    def rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
-        """Reject a task as no_reference, reference_fails, or null_passes if its empty answer passes.
+        """Yield each task, with the calibration of its `check` if it has one, or its rejection.
 
         A program runs REFERENCE_RUNS times; comparing answers is deterministic."""
-        reference = task.payload["reference"]
-        for run in range(REFERENCE_RUNS if task.payload["kind"] == "program" and reference else bool(reference)):
-            verdict = judge_text(task, reference, sandboxes)
-            if verdict.reward != 1.0:
-                return RejectedInput(
-                    task.task_id, "reference_fails", f"run {run + 1}: {verdict.verdict} {verdict.details}"
-                )
-        if not reference and not task.payload["unproven"]:
-            remedy = "name a reference program in the row's `solution`, or set params.unproven = true"
-            return RejectedInput(task.task_id, "no_reference", f"nothing proves its tests; {remedy}")
-        null = programs.EMPTY if task.payload["kind"] == "program" else ""
-        if judge_text(task, null, sandboxes).reward == 1.0:
-            return RejectedInput(task.task_id, "null_passes", "the empty answer passes")
-        return None
+        for task in tasks:
+            trial, reference = _check_of(task), task.payload["reference"]
+            if trial is not None and trial.solution is not None:
+                yield prove(task, [trial], sandboxes)
+            elif not reference and not task.payload["unproven"]:
+                remedy = "name a reference program in the row's `solution`, or set params.unproven = true"
+                yield RejectedInput(task.task_id, "no_reference", f"nothing proves its tests; {remedy}")
+            else:
+                program = task.payload["kind"] == "program"
+                runs = (REFERENCE_RUNS if program else 1) if reference else 0
+                verdicts = [judge_text(task, reference, sandboxes) for _ in range(runs)]
+                null = judge_text(task, programs.EMPTY if program else "", sandboxes)
+                yield proved(task, [each for each in verdicts if each.reward != 1], null=null.reward == 1)
 
 
 FAMILY = Answers()

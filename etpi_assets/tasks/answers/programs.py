@@ -21,7 +21,7 @@ from typing import Any
 
 from etpi_assets.tasks.calibration import TestRun
 from etpi_assets.tasks.family import BLIND, Rejected, Verdict
-from etpi_assets.tasks.graded_run import RECORDER, GradedRun, read_reports, unpacked
+from etpi_assets.tasks.graded_run import RECORDER, GradedRun, read_reports
 from etpi_assets.tasks.proof import Tests, Trial, judge_trial
 from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import Limits, Sandbox, SandboxFactory
@@ -106,8 +106,7 @@ def judge(
 
 
 def check_of(tests: Mapping[str, Any], proved: Mapping[str, Any], limits: Limits) -> CheckTrial:
-    reference = proved.get("reference")
-    return CheckTrial(json_hash([tests, reference]), tests, reference, limits)
+    return CheckTrial(tests, proved.get("reference"), limits)
 
 
 @dataclass(frozen=True)
@@ -119,13 +118,20 @@ class CheckTrial(Trial):
         solution: the reference's answer; None: there is none.
     """
 
-    identity: str
     truth: Mapping[str, Any]
     solution: str | None
     limits: Limits
     key = "check"
     nothing = "pass"
-    place = needs = None
+    needs = None
+
+    @property
+    def identity(self) -> str:
+        return json_hash([self.truth, self.solution])
+
+    @property
+    def place(self) -> None:
+        return None
 
     def tests(self, sandboxes: SandboxFactory) -> Tests:
         return Tests({_FILE: str(self.truth["test"])}, {})
@@ -136,7 +142,7 @@ class CheckTrial(Trial):
         raise Rejected("no_reference", "there is no reference program")
 
     def run(
-        self, work: str, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool, downloads: bool = False
+        self, work: str, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool, record: bool = False
     ) -> GradedRun:
         mark, recorder = secrets.token_hex(8), f"recorder_{secrets.token_hex(6)}"
         entry = self.truth["entry_point"]
@@ -145,8 +151,7 @@ class CheckTrial(Trial):
         files = {"solution.py": source + "\n", _FILE: check, f"{recorder}.py": RECORDER}
         with sandboxes.create(files, replace(self.limits, output_bytes=4 << 20)) as sandbox:
             done = sandbox.run(f"python3 -B -I {_FILE} 2>&1")
-            packed = sandbox.run("cat report-* | gzip | base64 -w 0").output
-        records = [record for report in read_reports(unpacked(packed)) for record in report.records]
+            records = [record for report in read_reports(sandbox, ".") for record in report.records]
         outcome = "passed" if done.output.rstrip().endswith(f"\n{mark}") else "failed"
         return GradedRun(done.output, done.exit_code, done.timed_out, [_NODE], {_NODE: outcome}, records)
 

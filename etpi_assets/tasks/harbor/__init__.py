@@ -27,7 +27,7 @@ from etpi_assets.tasks.frozen import put_changes
 from etpi_assets.tasks.harbor import snapshot
 from etpi_assets.tasks.harbor.folder import MIGRATE, TASK_FILE, read_folder
 from etpi_assets.tasks.harbor.verifier import PLACES, MachineTrial, Unpacked, solution_commands
-from etpi_assets.tasks.proof import TestedFamily, identity_of, judge_trial
+from etpi_assets.tasks.proof import TestedFamily, judge_trial
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
@@ -107,8 +107,7 @@ class Harbor(TestedFamily):
         return solution_commands(task)
 
     def trials(self, task: Task) -> list[MachineTrial]:
-        needs = task.content_hash if solution_commands(task) else None
-        return [MachineTrial(identity_of(task), task, task.payload["place"], needs)]
+        return [MachineTrial(task)]
 
 
 FAMILY = Harbor()

@@ -52,13 +52,14 @@ class MachineTrial(Trial):
 
     A run in which a reversed test fails has no reward, so nothing is reversed."""
 
-    identity: str
     task: Task
-    place: Mapping[str, Any]
-    needs: object
     key = "tests"
     pytest = None
     reversible = False
+
+    @property
+    def needs(self) -> object:
+        return self.task.content_hash if solution_commands(self.task) else None
 
     def tests(self, sandboxes: SandboxFactory) -> Tests:
         return Tests(python_tests(self.task), {})
@@ -76,9 +77,9 @@ class MachineTrial(Trial):
         raise Rejected("reference_fails", f"its machine did not give its files out: {outputs[-1].output[-500:]}")
 
     def run(
-        self, work: str, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool, downloads: bool = False
+        self, work: str, tests: Tests, sandboxes: SandboxFactory, *, recorded: bool, record: bool = False
     ) -> GradedRun:
-        with places.test_sandbox(self.place, sandboxes, {}, PLACES, record=downloads) as sandbox:
+        with places.test_sandbox(self.place, sandboxes, {}, PLACES, record=record) as sandbox:
             if work and (problem := snapshot.put(sandbox, work, _reserved(self.task))):
                 raise Unpacked(problem)
             return self._run(sandbox, tests, recorded=recorded)

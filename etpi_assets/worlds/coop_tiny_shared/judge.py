@@ -8,22 +8,17 @@ change, and a process for each file is about a hundred times slower.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from difflib import SequenceMatcher
 from typing import Any
 
-from etpi_assets.tasks.calls import FunctionCall, run_calls
-from etpi_assets.tasks.family import REFERENCE_RUNS, RejectedInput, Task, Verdict
+from etpi_assets.tasks.calls import FunctionCall, prove_calls, run_calls
+from etpi_assets.tasks.family import Rejected, RejectedInput, Task, Verdict
 from etpi_resources.sandboxes import SandboxFactory
 
 References = Callable[[Task], Iterable[Mapping[str, str]]]
 """Returns the files of each agent of a task after its share of the reference solution. Raises ValueError."""
-
-BATCH = 128
-"""Tasks validated in one sandbox."""
 
 _TEST_FILE = re.compile(
     r"(^|/)(tests?|checks?|tools)/|(^|/)(test_[^/]*|[^/]*_test|conftest|sitecustomize|usercustomize)\.py$"
@@ -66,57 +61,24 @@ def judge(task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: Sandbox
 def validate(
     tasks: Sequence[Task], sandboxes: SandboxFactory, references: References
 ) -> Iterator[RejectedInput | Task]:
-    """Yield each task, in order, if its merged reference passes REFERENCE_RUNS times and no feature passes unchanged.
+    """Yield each task, in order, or its rejection: no feature may pass in the untouched tree (`prove_calls`), and also
+    no_reference or reference_conflict."""
 
-    Else a rejection: `no_reference`, `reference_conflict`, `reference_fails` or `null_passes`. Tasks share sandboxes.
-    """
-    batches = [tasks[at : at + BATCH] for at in range(0, len(tasks), BATCH)]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # the sandboxes' processes do the work
-        for outcomes in pool.map(lambda batch: _validate_batch(batch, sandboxes, references), batches):
-            yield from outcomes
-
-
-def _validate_batch(
-    tasks: Sequence[Task], sandboxes: SandboxFactory, references: References
-) -> list[RejectedInput | Task]:
-    trees: dict[str, Mapping[str, str]] = {}
-    jobs: dict[str, tuple[str, Mapping[str, FunctionCall]]] = {}
-    rejections: dict[int, tuple[str, str]] = {}
-    for index, task in enumerate(tasks):
-        check = task.payload["check"]
-        base = merged = counted(task.payload["files"], check)
+    def trees(task: Task) -> tuple[dict[str, str], dict[str, str]]:
+        base = merged = counted(task.payload["files"], task.payload["check"])
         try:
             for files in references(task):
-                merged = merge_trees(base, merged, counted(files, check))
+                merged = merge_trees(base, merged, counted(files, task.payload["check"]))
         except MergeConflict as conflict:
-            rejections[index] = ("reference_conflict", str(conflict))
-            continue
+            raise Rejected("reference_conflict", str(conflict)) from conflict
         except ValueError as error:
-            rejections[index] = ("no_reference", str(error))
-            continue
-        trees[f"{index}/null"], trees[f"{index}/reference"] = base, merged
-        jobs[f"{index}/null"] = (f"{index}/null", _calls(task))
-        for run in range(REFERENCE_RUNS):
-            jobs[f"{index}/reference/{run}"] = (f"{index}/reference", _calls(task))
-    results = run_calls(trees, jobs, sandboxes)
-    outcomes: list[RejectedInput | Task] = []
-    for index, task in enumerate(tasks):
-        if index in rejections:
-            outcomes.append(RejectedInput(task.task_id, *rejections[index]))
-            continue
-        runs = [results.get(f"{index}/reference/{run}", {}) for run in range(REFERENCE_RUNS)]
-        unchanged = results.get(f"{index}/null", {})
-        failing = [key for key in task.payload["features"] if not all(_passes(task, key, run) for run in runs)]
-        passing_unchanged = [key for key in task.payload["features"] if _passes(task, key, unchanged)]
-        if failing:
-            outcomes.append(
-                RejectedInput(task.task_id, "reference_fails", f"{failing} of {REFERENCE_RUNS} runs: {runs}")
-            )
-        elif passing_unchanged:
-            outcomes.append(RejectedInput(task.task_id, "null_passes", f"{passing_unchanged} pass without any change"))
-        else:
-            outcomes.append(task)
-    return outcomes
+            raise Rejected("no_reference", str(error)) from error
+        return base, merged
+
+    def failed(task: Task, values: Mapping[str, list[Any] | None]) -> list[str]:
+        return [key for key in task.payload["features"] if not _passes(task, key, values)]
+
+    return prove_calls(tasks, trees, _calls, failed, sandboxes, each=True)
 
 
 def _passes(task: Task, feature_id: str, result: Mapping[str, list[Any] | None]) -> bool:

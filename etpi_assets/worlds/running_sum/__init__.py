@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from etpi_assets.tasks.batch_validation import validate_in_batches
 from etpi_assets.tasks.family import BLIND, Family, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_resources.sandboxes import REPLY, Environment, SandboxFactory
 
@@ -71,9 +70,6 @@ class RunningSum(Family):
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         return ["sh next", *(state(total) for total in accumulate(task.payload["numbers"]))]
-
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        return validate_in_batches(self, tasks, sandboxes)
 
 
 FAMILY = RunningSum()

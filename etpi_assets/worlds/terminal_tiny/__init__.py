@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from etpi_assets.tasks.batch_validation import validate_in_batches
 from etpi_assets.tasks.family import (
     BLIND,
     WHY_UNPROVEN,
@@ -64,13 +63,15 @@ class TerminalTiny(Family):
             return [task.payload["command"]]
         return write_commands(self.workspace(task, role), verdicts.wanted(task))
 
+    def reference_commands(self, task: Task) -> Sequence[str]:
+        return [task.payload["command"]]
+
     def entities(self, task: Task) -> Sequence[str]:
         return task.payload["names"]
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         """Yield each task that its command solves, else a rejection; one without a verdict as it is."""
-        judged = [task for task in tasks if WHY_UNPROVEN not in task.payload]
-        proven = validate_in_batches(self, judged, sandboxes, lambda task, _: [task.payload["command"]])
+        proven = super().validate([task for task in tasks if WHY_UNPROVEN not in task.payload], sandboxes)
         for task in tasks:
             yield task if WHY_UNPROVEN in task.payload else next(proven)
 

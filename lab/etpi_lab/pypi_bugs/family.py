@@ -15,17 +15,33 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etpi_assets.tasks import places
+from etpi_assets.tasks.calibration import TestRun
 from etpi_assets.tasks.family import Role, Task
 from etpi_assets.tasks.frozen import write_commands
 from etpi_assets.tasks.patches import PatchTrial
 from etpi_assets.tasks.reports import equal_outcomes
 from etpi_assets.tasks.repository import PARAMS, RepositoryFamily, make_task
 from etpi_resources.hashes import json_hash
+from etpi_resources.sandboxes import Sandbox
 
 ETPI_VERSION = 1
 """The number of this family's code: raise it where tasks, rollouts or verdicts differ."""
 WORKDIR = "/workspace"
 _ROOTS = re.compile(r"PYTHONPATH=(?P<roots>\S+) ")
+
+
+class BugTrial(PatchTrial):
+    """The run of a package's tests, by the row's command without PYTHONPATH: the recorder adds the roots once pytest is
+    imported."""
+
+    def command(self) -> str:
+        return _ROOTS.sub("", self.task.payload["command"])
+
+    def put_tests(self, sandbox: Sandbox) -> None:
+        sandbox.write_files(self.task.payload["tests"])
+
+    def passes(self, test: TestRun) -> tuple[float, Mapping[str, Any]]:
+        return equal_outcomes(test.outcomes(), self.task.payload["expected"])
 
 
 class PypiBugs(RepositoryFamily):
@@ -60,16 +76,11 @@ class PypiBugs(RepositoryFamily):
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return dict(task.payload["files"])
 
-    def trials(self, task: Task) -> list[PatchTrial]:
-        """Run the row's command without PYTHONPATH: the recorder adds the roots once pytest is imported."""
+    def trials(self, task: Task) -> Sequence[PatchTrial]:
         payload, match = task.payload, _ROOTS.match(task.payload["command"])
         files = {**payload["files"], payload["path"]: payload["fixed"]}
-        return [self.trial_of(
-            task, _ROOTS.sub("", payload["command"]), lambda sandbox: sandbox.write_files(payload["tests"]),
-            lambda run: equal_outcomes(run.outcomes(), payload["expected"]),
-            roots=match["roots"].split(":") if match else (),
-            fixed=json_hash([files, payload["tests"], payload["command"], payload["expected"]]),
-        )]  # fmt: skip
+        fixed = json_hash([files, payload["tests"], payload["command"], payload["expected"]])
+        return [BugTrial(self, task, roots=match["roots"].split(":") if match else (), fixed=fixed)]
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         path = task.payload["path"]
