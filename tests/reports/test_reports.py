@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from etpi.view.pages import overview
 from etpi_assets.asset import Markdown, asset_definitions
 from etpi_assets.curation.upweight import loss_by_turn, shares
 from etpi_assets.evaluation.metrics import measure
@@ -487,6 +488,15 @@ def test_metrics_that_a_spec_puts_first_lead_in_its_reading():
     first = facts.headline_metrics("published", ("adherence", "plan_first"))
     assert first[:2] == ["adherence", "plan_first_published"] and len(first) == len(set(first)) == 9
     assert facts.headline_metrics("hardened") == list(facts.HEADLINE)
+
+
+@pytest.mark.parametrize("first", [(), ("parse_rate",)])
+def test_rates_with_a_threshold_and_the_headline_stand_above_the_fold(tables, first):
+    metrics = SPEC.metrics.model_copy(update={"headline": first})
+    page, _ = html.render(_experiment(metrics=metrics), tables)
+    shown = set(re.findall(r"<tr><td>(\w+)</td>", page.partition("more rows: the other metrics")[0]))
+    assert shown == {"solved", *SPEC.metrics.thresholds, *first}
+    assert overview._headline({"metrics": metrics.model_dump()}) == [*first, *SPEC.metrics.thresholds]
 
 
 def test_board_shows_called_where_it_was_measured():
