@@ -35,7 +35,7 @@ TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
     undefined=jinja2.StrictUndefined,
 )
-TEMPLATES.filters["percent"] = facts.percent
+TEMPLATES.filters |= {"percent": facts.percent, "figure": facts.figure}
 TEMPLATES.filters["points"] = changes.points
 TEMPLATES.filters["code"] = lambda text: Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
 
@@ -112,6 +112,7 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
         "results_title": story.results_title(experiment.split, bool(measured)),
         "evaluated": bool(measured),
         "table": table,
+        "lead": lead,
         "parts": [
             [row for row in table["rows"] if (row[0] in lead) is leads] for leads in (True, False)
         ],

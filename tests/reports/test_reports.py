@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from etpi.view.pages import overview
@@ -488,6 +489,18 @@ def test_metrics_that_a_spec_puts_first_lead_in_its_reading():
     first = facts.headline_metrics("published", ("adherence", "plan_first"))
     assert first[:2] == ["adherence", "plan_first_published"] and len(first) == len(set(first)) == 9
     assert facts.headline_metrics("hardened") == list(facts.HEADLINE)
+
+
+def test_means_that_lead_the_report_are_no_percentages(tables):
+    row = {"experiment": "demo", "checkpoint_role": "sft", "decoding": "greedy", "unit": "turn", "excluded": 0, "n": 9}
+    row |= {"interval": "mean_cluster_t", "value": 33.75, "ci_low": 33.5, "ci_high": 34.0}
+    for metric in facts.MEANS:
+        with_mean = pa.concat_tables([tables.metrics, from_rows("metrics", [row | {"metric": metric}])])
+        first = SPEC.metrics.model_copy(update={"headline": (metric,)})
+        page, markdown = html.render(_experiment(metrics=first), replace(tables, metrics=with_mean))
+        text = re.sub(r"(\s|<[^>]+>)+", " ", page)
+        assert " 33.8 [33.5, 34.0] n = 9" in text and "3375" not in text
+        assert "33.8 [33.5, 34.0], n = 9" in markdown
 
 
 @pytest.mark.parametrize("first", [(), ("parse_rate",)])
