@@ -85,9 +85,9 @@ class Needed:
         return Source(repo, revision=revision, licence=published_facts(repo).get("licence", Source.licence))
 
     def here(self) -> bool:
-        """Return whether this machine has it: a set variable, or a model's folder in the hub's cache."""
+        """Return whether this machine has it: the path of a variable, or a folder in the hub's cache."""
         if self.kind == "data":
-            return bool(_set_to(self.name))
+            return bool(path := os.environ.get(self.name)) and Path(path).expanduser().exists()
         from huggingface_hub import try_to_load_from_cache
 
         revision = self.source.revision
@@ -109,10 +109,6 @@ class Needed:
             source.note,
         ]
         return "; ".join(part for part in parts if part)
-
-
-def _set_to(variable: str) -> str | None:
-    return os.environ.get(variable)
 
 
 def needed(names: Sequence[str], specs: Specs) -> list[Needed]:
@@ -160,8 +156,8 @@ def _fetched(each: Needed, lake: Lake) -> str:
     """Return where a model or the data are, fetched if they were not there. Raises LakeError if they cannot be had."""
     if each.kind == "model":
         return f"here: {checkpoint_folder(lake.root, each.name)}"
-    if path := _set_to(each.name):
-        return f"here: {each.name} is set to {path}"
+    if each.here():
+        return f"here: {each.name} is set to {os.environ[each.name]}"
     if each.source.repo:
         return f"export {each.name}={_data_set(each.name, each.source, lake.root)}"
     how = each.source.command or "no public data set is known for it; docs/reference/environment.md says more"
