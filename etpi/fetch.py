@@ -1,6 +1,6 @@
-"""`etpi fetch`: public data sets and models that specs name, at a pinned revision and with the hash of every file.
+"""`etpi fetch`: public data sets and models that specs name, at a pinned revision; data with the hash of every file.
 
-A data set whose revision is known here is fetched at that revision; the first fetch of another pins its newest one. The
+A data set whose revision is known here is fetched at that revision; the first fetch of another pins its newest one. Its
 files' hashes go to `fetched.json` beside the lake's data. Later fetches, and another machine that has that file, get
 the same bytes or an error.
 """
@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from etpi.models import published_facts
 from etpi_assets.planning.planner import SETS, set_of
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
@@ -51,10 +52,10 @@ class Source:
 
 
 @cache
-def _known() -> tuple[Mapping[str, Source], Mapping[str, Mapping[str, Any]]]:
-    """Return the sources by the variable that a spec's path names, and the facts of models by repository."""
+def _known() -> Mapping[str, Source]:
+    """Return the sources by the variable that a spec's path names."""
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    return {name: Source(**values) for name, values in table["data"].items()}, table["models"]
+    return {name: Source(**values) for name, values in table["data"].items()}
 
 
 LOCK = "fetched.json"
@@ -64,7 +65,7 @@ _VARIABLE, _MODEL = re.compile(r"\$\{(\w+)\}"), re.compile(rf"{HUB}[\w./-]+@{COM
 def rows_of(path: str) -> int | None:
     """Return the number of rows of the public data set that a spec's path names; None if it is not known."""
     match = _VARIABLE.fullmatch(path)
-    source = _known()[0].get(match[1]) if match else None
+    source = _known().get(match[1]) if match else None
     return source.rows if source else None
 
 
@@ -78,16 +79,15 @@ class Needed:
     @property
     def source(self) -> Source:
         """Return what is known of it."""
-        data, models = _known()
         if self.kind == "data":
-            return data.get(self.name, Source())
+            return _known().get(self.name, Source())
         repo, _, revision = self.name.removeprefix(HUB).partition("@")
-        return Source(repo, revision=revision, licence=models.get(repo, {}).get("licence", Source.licence))
+        return Source(repo, revision=revision, licence=published_facts(repo).get("licence", Source.licence))
 
     def here(self) -> bool:
-        """Return whether this machine has it: a set variable, or a model's folder in the hub's cache."""
+        """Return whether this machine has it: the path of a variable, or a folder in the hub's cache."""
         if self.kind == "data":
-            return bool(_set_to(self.name))
+            return bool(path := os.environ.get(self.name)) and Path(path).expanduser().exists()
         from huggingface_hub import try_to_load_from_cache
 
         revision = self.source.revision
@@ -96,22 +96,19 @@ class Needed:
     def facts(self) -> str:
         """Format its repository, revision, size, licence and images, as far as they are known."""
         source = self.source
-        size = _known()[1].get(source.repo, {}).get("gigabytes")
+        size = published_facts(source.repo).get("gigabytes")
         rows = f"{source.rows:,} rows" if source.rows else "size unknown"
+        hashes = "hashes known" if source.files else "hashes: pinned by the first fetch"
         parts = [
             source.repo,
             f"revision {source.revision}" if source.revision else "no known revision: the first fetch pins the newest",
             f"about {size:g} GB" if size else rows,
-            f"{len(source.files)} hashes known" if source.files else "hashes: pinned by the first fetch",
+            hashes if self.kind == "data" else "",  # a model's are in its commit
             source.licence,
             f"images: {source.images}" if source.images else "",
             source.note,
         ]
         return "; ".join(part for part in parts if part)
-
-
-def _set_to(variable: str) -> str | None:
-    return os.environ.get(variable)
 
 
 def needed(names: Sequence[str], specs: Specs) -> list[Needed]:
@@ -159,8 +156,8 @@ def _fetched(each: Needed, lake: Lake) -> str:
     """Return where a model or the data are, fetched if they were not there. Raises LakeError if they cannot be had."""
     if each.kind == "model":
         return f"here: {checkpoint_folder(lake.root, each.name)}"
-    if path := _set_to(each.name):
-        return f"here: {each.name} is set to {path}"
+    if each.here():
+        return f"here: {each.name} is set to {os.environ[each.name]}"
     if each.source.repo:
         return f"export {each.name}={_data_set(each.name, each.source, lake.root)}"
     how = each.source.command or "no public data set is known for it; docs/reference/environment.md says more"

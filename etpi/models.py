@@ -37,9 +37,14 @@ def small_settings(kind: str, vocabulary: int) -> Mapping[str, Any]:
     return {key: None if value == "none" else value for key, value in settings.items()} | named
 
 
+def published_facts(repository: str) -> Mapping[str, Any]:
+    """Return sizes, gigabytes and licence of a published model; nothing if it is not known."""
+    return _FACTS["size"].get(repository, {})
+
+
 def published_config(repository: str) -> Mapping[str, Any] | None:
     """Return the configuration of a published model as its config.json has it; None if its sizes are not known."""
-    if (size := _FACTS["size"].get(repository)) is None:
+    if not (size := published_facts(repository)):
         return None
     return {
         "model_type": size["kind"],

@@ -68,7 +68,7 @@ def checkpoint_folder(root: Path, path: str) -> Path:
             raise LakeError(f"the checkpoint {folder} is missing; restore it, or materialize its asset again")
         return folder
     repo, _, revision = path.removeprefix(HUB).partition("@")
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
 
     try:
         wanted = ["*.safetensors", "*.json", "*.txt", "*.jinja"]
@@ -77,8 +77,8 @@ def checkpoint_folder(root: Path, path: str) -> Path:
         # The client raises a dozen unrelated classes for this one fault.
         raise LakeError(
             f"{repo} at {revision} is not in the hub's cache here and cannot be downloaded ({type(error).__name__}: "
-            f"{error}). Run where the hub can be reached, or download it there with `hf download {repo} --revision "
-            f"{revision}` and name the folder as base = {{kind = 'path', path, sha256}}."
+            f"{error}). Run where the hub can be reached; or download it there with `hf download {repo} --revision "
+            f"{revision}`, and copy models--{repo.replace('/', '--')} of that cache into {constants.HF_HUB_CACHE}."
         ) from error
 
 

@@ -170,23 +170,25 @@ def _imported(name: str, spec: RolloutSetSpec, values: dict[str, Any], small: Re
     if tokenizer := spec.options.get("tokenizer"):
         values["options"] = {**values["options"], "tokenizer": _chat_format(str(tokenizer), small)}
     if missing := _missing(spec.path):
-        small.need("raw_rollouts", f"its runs: {missing}", name)
+        unread = "" if spec.format == "messages" else f"; chat messages replace those of the format {spec.format}"
+        small.need("raw_rollouts", f"its runs: {missing}{unread}", name)
         small.scripted = True
-        if spec.format == "messages":
-            values["path"] = str(file := small.folder / f"{name}.jsonl")
-            small.folder.mkdir(parents=True, exist_ok=True)
-            file.write_text("".join(json.dumps(_conversation(number)) + "\n" for number in range(8)), encoding="utf-8")
+        values |= {"format": "messages", "path": str(file := small.folder / f"{name}.jsonl")}
+        small.folder.mkdir(parents=True, exist_ok=True)
+        rows = (json.dumps(_conversation(name, number)) + "\n" for number in range(8))
+        file.write_text("".join(rows), encoding="utf-8")
 
 
-def _conversation(number: int) -> dict[str, Any]:
+def _conversation(name: str, number: int) -> dict[str, Any]:
+    """Return a row of a set, whose name is in it: two sets must not import the same runs."""
     call = json.dumps({"name": "code_interpreter", "arguments": {"code": f"print({number} * 17)"}})
     texts = {
-        "user": f"What is {number} times 17?",
+        "user": f"What is {number} times 17 ({name})?",
         "assistant": f"I compute it.\n<tool_call>\n{call}\n</tool_call>",
         "tool": f"{number * 17}\n",
     }
     answer = {"role": "assistant", "content": f"The result is \\boxed{{{number * 17}}}."}
-    return {"messages": [*({"role": role, "content": text} for role, text in texts.items()), answer]}
+    return {"messages": [*({"role": role, "content": text} for role, text in texts.items()), answer], "reward": 1.0}
 
 
 def _teacher(name: str, spec: RolloutSetSpec, world: str, small: Rehearsal) -> dict[str, Any]:

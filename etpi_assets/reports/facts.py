@@ -157,12 +157,16 @@ def _rollout_cost(origin: str, rollouts: pa.Table, agents: pa.Table) -> list[tup
     ]
 
 
+def figure(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Format a metric and its interval: a rate in per cent, a mean as a plain number."""
+    scale, unit = (1, "") if row["interval"].startswith("mean") else (100, " %")
+    value, low, high = (f"{scale * row[name]:.1f}" for name in ("value", "ci_low", "ci_high"))
+    return value + unit, f"[{low}, {high}]"
+
+
 def percent(row: Mapping[str, Any]) -> str:
-    """Format a metric with its interval and n: a rate in per cent, a mean as a plain number."""
-    if row["interval"].startswith("mean"):
-        return f"{row['value']:.1f} [{row['ci_low']:.1f}, {row['ci_high']:.1f}], n = {row['n']}"
-    value, low, high = (100 * row[name] for name in ("value", "ci_low", "ci_high"))
-    return f"{value:.1f} % [{low:.1f}, {high:.1f}], n = {row['n']}"
+    """Format a metric with its interval and n."""
+    return f"{' '.join(figure(row))}, n = {row['n']}"
 
 
 def _seconds(value: float) -> str:

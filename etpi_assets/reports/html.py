@@ -35,7 +35,7 @@ TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
     undefined=jinja2.StrictUndefined,
 )
-TEMPLATES.filters["percent"] = facts.percent
+TEMPLATES.filters |= {"percent": facts.percent, "figure": facts.figure}
 TEMPLATES.filters["points"] = changes.points
 TEMPLATES.filters["code"] = lambda text: Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
 
@@ -100,7 +100,8 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
     ended = answer.verdicts_of(tables.eval_scores, tables.eval_rollouts, role)
     why = answer.why(role, ended, answer.verdicts_of_outcomes(teachers)) if role else ""
     table = _by_condition(headline)
-    lead = {experiment.main, *(in_reading(name, spec.metrics.reading) for name in spec.metrics.headline)}
+    leading = (*spec.metrics.headline, *spec.metrics.thresholds)
+    lead = {experiment.main, *(in_reading(name, spec.metrics.reading) for name in leading)}
     values = {
         "experiment": experiment,
         "story": story.sentences(
@@ -111,6 +112,7 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
         "results_title": story.results_title(experiment.split, bool(measured)),
         "evaluated": bool(measured),
         "table": table,
+        "lead": lead,
         "parts": [
             [row for row in table["rows"] if (row[0] in lead) is leads] for leads in (True, False)
         ],

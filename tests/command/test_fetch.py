@@ -92,6 +92,14 @@ def test_a_known_revision_and_its_split_are_named_and_other_bytes_are_refused(tm
     assert done.returncode == 1 and "data/test-00000-of-00001.parquet differ from the published ones" in done.stdout
 
 
+def test_variable_that_names_no_folder_is_missing(tmp_path):
+    values = {"HF_HUB_OFFLINE": "1", "ETPI_TERMINAL_BENCH": str(tmp_path / "absent")}
+    done = fetch(tmp_path, "terminal_bench", **values)
+    assert done.returncode == 1 and "LEFT:" in done.stdout and "ETPI_TERMINAL_BENCH=FOLDER" in done.stdout
+    (tmp_path / "absent").mkdir()
+    assert fetch(tmp_path, "terminal_bench", **values).returncode == 0
+
+
 def test_specs_without_downloads_are_named(tmp_path):
     done = fetch(tmp_path, "plan_first_tiny")
     assert done.returncode == 0 and done.stdout.startswith("plan_first_tiny: ")

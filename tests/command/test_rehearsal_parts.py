@@ -62,6 +62,8 @@ def test_every_shipped_experiment_has_small_specs_that_load(name, folder):
         assert loaded.upstream_keys("experiment", PREFIX + name, set_name) == [PREFIX + key for key in keys]
         for key in keys:
             assert loaded.get(set_name, PREFIX + key).title  # it loads
+            path = getattr(loaded.get(set_name, PREFIX + key), "path", None)
+            assert not shrink_module._missing(path), f"{key} reads what is not here"
     if spec.base.kind == "hub":
         assert written.base.kind == "path" and any(
             "weights of" in text for texts in small.needs.values() for text in texts
@@ -73,6 +75,18 @@ def test_replaced_parts_are_recorded_as_needs_of_their_asset(folder):
     assert "GEMINI_API_KEY" in needs["raw_rollouts of cooperbench_gemini_prompted"][0]
     assert "vLLM" in needs["serving_probe of tito_retokenised_v1"][0]
     assert "ETPI_COOPERBENCH" in " ".join(needs["tasks of cooperbench_pool_docker"])
+
+
+def test_missing_runs_of_any_format_are_replaced_by_others_in_each_set(folder):
+    small = shrink("solo_import", SHIPPED, folder)
+    replaced = [
+        load_specs(small.folder / "specs").rollout_sets[PREFIX + key]
+        for key in SHIPPED.experiments["solo_import"].rollout_sets
+    ]
+    assert [(s.kind, s.format) for s in replaced] == [("imported", "messages")] * 2
+    first, second = (set(Path(str(s.path)).read_text(encoding="utf-8").splitlines()) for s in replaced)
+    assert first and second and not first & second  # or the experiment would import the same runs twice
+    assert "mini_swe_agent" in small.needs["raw_rollouts of mini_swe_agent_logs"][0]
 
 
 def test_kernels_that_are_missing_are_needs(folder, tmp_path, monkeypatch):

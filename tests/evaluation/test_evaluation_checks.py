@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from etpi_assets.evaluation.assets import _exits
 from etpi_assets.evaluation.rollouts import every_condition_ran, infrastructure_held
+from etpi_assets.trajectories.rollout_checks import LIMITS, budget_exhausted
 from etpi_resources.lake.schemas import from_rows
 
 TASKS = 30
@@ -55,6 +57,18 @@ def test_each_condition_has_each_task_once(change, passed: bool) -> None:
 def test_infrastructure_errors_of_one_checkpoint_are_not_diluted_by_the_others(broken, passed: bool) -> None:
     outcome = infrastructure_held(from_rows("rollouts", rows(**broken)))
     assert outcome.passed == passed and outcome.figures["errors"] == sum(broken.values())
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize(("ended", "passed"), [({"rl": 16}, False), ({"rl": 15, "sft": 15}, True), ({}, True)])
+def test_student_whose_budget_ended_most_rollouts_is_not_diluted_by_the_others(limit, ended, passed: bool) -> None:
+    found = [
+        {**row, "exit_status": limit if int(row["task_id"][1:]) < ended.get(row["checkpoint_role"], 0) else "Submitted"}
+        for row in rows()
+    ]
+    outcome = budget_exhausted(_exits(from_rows("rollouts", found)), "evaluate.agent.max_steps")
+    assert outcome.passed == passed and set(outcome.figures) == {"base", "sft", "rl"}
+    assert {role: f["ended_in_limits"] for role, f in outcome.figures.items() if f["ended_in_limits"]} == ended
 
 
 def test_one_error_among_few_rollouts_of_a_role_blocks_nothing() -> None:

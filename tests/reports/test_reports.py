@@ -10,8 +10,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from etpi.view.pages import overview
 from etpi_assets.asset import Markdown, asset_definitions
 from etpi_assets.curation.upweight import loss_by_turn, shares
 from etpi_assets.evaluation.metrics import measure
@@ -475,6 +477,27 @@ def test_metrics_that_a_spec_puts_first_lead_in_its_reading():
     first = facts.headline_metrics("published", ("adherence", "plan_first"))
     assert first[:2] == ["adherence", "plan_first_published"] and len(first) == len(set(first)) == 9
     assert facts.headline_metrics("hardened") == list(facts.HEADLINE)
+
+
+def test_means_that_lead_the_report_are_no_percentages(tables):
+    row = {"experiment": "demo", "checkpoint_role": "sft", "decoding": "greedy", "unit": "turn", "excluded": 0, "n": 9}
+    row |= {"interval": "mean_cluster_t", "value": 33.75, "ci_low": 33.5, "ci_high": 34.0}
+    for metric in facts.MEANS:
+        with_mean = pa.concat_tables([tables.metrics, from_rows("metrics", [row | {"metric": metric}])])
+        first = SPEC.metrics.model_copy(update={"headline": (metric,)})
+        page, markdown = html.render(_experiment(metrics=first), replace(tables, metrics=with_mean))
+        text = re.sub(r"(\s|<[^>]+>)+", " ", page)
+        assert " 33.8 [33.5, 34.0] n = 9" in text and "3375" not in text
+        assert "33.8 [33.5, 34.0], n = 9" in markdown
+
+
+@pytest.mark.parametrize("first", [(), ("parse_rate",)])
+def test_rates_with_a_threshold_and_the_headline_stand_above_the_fold(tables, first):
+    metrics = SPEC.metrics.model_copy(update={"headline": first})
+    page, _ = html.render(_experiment(metrics=metrics), tables)
+    shown = set(re.findall(r"<tr><td>(\w+)</td>", page.partition("more rows: the other metrics")[0]))
+    assert shown == {"solved", *SPEC.metrics.thresholds, *first}
+    assert overview._headline({"metrics": metrics.model_dump()}) == [*first, *SPEC.metrics.thresholds]
 
 
 def test_board_shows_called_where_it_was_measured():

@@ -150,10 +150,10 @@ def test_every_figure_of_the_report_is_that_of_sql(evaluated: Lake) -> None:
     values = {**preset_values("plan_first"), "title": "E", "rollout_sets": ["s"], "base": {"kind": "tiny"}}
     page, _ = html.render(html.ReportedExperiment("e", ExperimentSpec.model_validate(values), {}, []), tables)
     text = re.sub(r"(\s|<[^>]+>)+", " ", page).replace("−", "-")
-    cells = re.findall(r"(\d+\.\d) % \[(\d+), (\d+)\] n = (\d+)", text)
+    cells = re.findall(r"(\d+\.\d) % \[(\d+\.\d), (\d+\.\d)\] n = (\d+)", text)
     in_sql = {row["metric"]: [] for row in ask(evaluated, "FROM metrics WHERE value <= 1")}
     for row in ask(evaluated, "FROM metrics WHERE value <= 1"):
-        percents = [f"{100 * row['value']:.1f}", *(f"{100 * row[name]:.0f}" for name in ("ci_low", "ci_high"))]
+        percents = [f"{100 * row[name]:.1f}" for name in ("value", "ci_low", "ci_high")]
         in_sql[row["metric"]].append((*percents, str(row["n"])))
     assert len(cells) >= 21 and {*cells} <= {cell for of in in_sql.values() for cell in of}
     for metric in ("solved", *METRICS):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from etpi_assets.evaluation.metrics import measure
 from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.structure import adheres, score_turns, structure_of
+from etpi_assets.specs.load import load_shipped
 from etpi_assets.specs.rollout_set import AgentSection, GrammarSection, ScoringSection
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
@@ -97,6 +98,15 @@ def _scored(structure: ThinkGrammar | None) -> dict:
         "rollouts": tables[0],
         **score(*tables, empty("tasks"), ScoringOptions(ScoringSection(), structure=structure)),
     }
+
+
+def test_shipped_experiments_measure_and_export_the_grammar_of_their_rollouts() -> None:
+    specs, found = load_shipped(), {}
+    for name, spec in specs.experiments.items():
+        agents = [specs.rollout_sets[key].agent for key in spec.rollout_sets]
+        found[name] = structure_of(spec.metrics.scoring, agents)
+        assert found[name] == (structure_of(ScoringSection(), agents) or found[name]), name
+    assert found["etpi_phase1_public"] == found["etpi_phase1"] and found["etpi_phase1_tiny"]
 
 
 def test_turn_scores_agent_scores_and_metrics_count_adherence() -> None:

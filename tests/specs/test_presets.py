@@ -107,3 +107,14 @@ def test_the_published_runs_at_full_size_name_their_preset():
     names = {"etpi_phase1": "structured_cot", "grpo_tcr_4b": "tool_rl", "terminal_grpo_0_8b": "terminal_rl"}
     assert {name: specs[name].preset for name in names} == names
     assert all(preset_file(name).is_file() for name in names.values())
+
+
+@pytest.mark.parametrize(
+    ("twin", "preset"),
+    [
+        *(("etpi_phase1_tiny", "structured_cot"), ("etpi_phase2_tiny", "structured_cot"), ("grpo_tcr_tiny", "tool_rl")),
+        *(("terminal_grpo_tiny", "terminal_rl"), ("terminal_grpo_smol", "terminal_rl")),
+    ],
+)
+def test_small_experiment_has_the_headline_of_its_full_size(twin, preset):
+    assert list(load_shipped().experiments[twin].metrics.headline) == preset_values(preset)["metrics"]["headline"]

@@ -6,11 +6,12 @@ import ast
 import dataclasses
 import inspect
 import textwrap
+from typing import Any
 
 import pytest
 
 from etpi_assets.specs.load import load_shipped
-from etpi_resources.trainers.workers import grpo_worker
+from etpi_resources.trainers.workers import grpo_worker, sft_worker
 
 pytestmark = pytest.mark.slow
 SAMPLED_BY_ETPI = {
@@ -31,43 +32,60 @@ WITHOUT_EFFECT = {
     "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target",
 }  # fmt: skip
 """Loading, logs, and settings of what `PINNED` turns off."""
+PLANNED_BY_ETPI = {
+    "model_init_kwargs", "trust_remote_code", "router_aux_loss_coef", "chat_template_path", "dataset_text_field",
+    "dataset_num_proc", "eos_token", "pad_token", "truncation_mode", "shuffle_dataset", "packing_strategy",
+    "padding_free", "pad_to_multiple_of", "eval_packing", "assistant_only_loss", "loss_type", "activation_offloading",
+}  # fmt: skip
+"""Fine-tuning's rows, labels, batches and loss are those of etpi's plan."""
 
 
-def passed() -> set[str]:
-    """Return the names that `trainer_arguments` passes."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(grpo_worker.trainer_arguments)))
-    (call,) = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "GRPOConfig"]
-    return {keyword.arg for keyword in call.keywords if keyword.arg}
+def _config(name: str) -> Any:
+    from trl.trainer import grpo_config, sft_config
+
+    return grpo_config.GRPOConfig if name == "GRPOConfig" else sft_config.SFTConfig
 
 
-def unexplained(names: set[str]) -> set[str]:
+WORKERS = {
+    "GRPOConfig": (grpo_worker, grpo_worker.trainer_arguments, SAMPLED_BY_ETPI | COMPUTED_BY_ETPI | WITHOUT_EFFECT),
+    "SFTConfig": (sft_worker, sft_worker.sft_arguments, PLANNED_BY_ETPI),
+}
+"""Class of arguments -> the worker that pins its fields, the function that fills it, its fields without effect."""
+
+
+def unexplained(config: str, names: set[str]) -> set[str]:
     """Return the names that are neither passed, nor pinned, nor known to have no effect."""
-    known = passed() | grpo_worker.PINNED.keys() | SAMPLED_BY_ETPI | COMPUTED_BY_ETPI | WITHOUT_EFFECT
-    return {name for name in names - known if not name.startswith("vllm_") and name != "use_vllm"}
+    worker, function, without_effect = WORKERS[config]
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    (call,) = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == config]
+    passed = {keyword.arg for keyword in call.keywords if keyword.arg}
+    left = names - passed - worker.PINNED.keys() - without_effect
+    return {name for name in left if not name.startswith("vllm_") and name != "use_vllm"}
 
 
-def moved(defaults: dict[str, object]) -> dict[str, tuple[object, object]]:
+def moved(config: str, defaults: dict[str, object]) -> dict[str, tuple[object, object]]:
     """Return the pinned fields whose default is another, with both values."""
-    return {n: (v, defaults[n]) for n, v in grpo_worker.PINNED.items() if n in defaults and defaults[n] != v}
+    pinned = WORKERS[config][0].PINNED
+    return {n: (v, defaults[n]) for n, v in pinned.items() if n in defaults and defaults[n] != v}
 
 
-def test_every_field_of_trl_is_set_pinned_or_without_effect():
+@pytest.mark.parametrize("config", WORKERS)
+def test_every_field_of_trl_is_set_pinned_or_without_effect(config):
     from transformers import TrainingArguments
-    from trl.trainer.grpo_config import GRPOConfig
 
     general = {field.name for field in dataclasses.fields(TrainingArguments)}
-    own = {field.name for field in dataclasses.fields(GRPOConfig)} - general
-    assert unexplained(own) == set(), "a new field of TRL: pass it, pin it, or name it here"
-    assert unexplained(own | {"use_new_kl"}) == {"use_new_kl"}
-    assert grpo_worker.PINNED.keys() <= own | general, "a field that TRL has no more"
+    own = {field.name for field in dataclasses.fields(_config(config))} - general
+    assert unexplained(config, own) == set(), "a new field of TRL: pass it, pin it, or name it here"
+    assert unexplained(config, own | {"use_new_kl"}) == {"use_new_kl"}
+    assert WORKERS[config][0].PINNED.keys() <= own | general, "a field that TRL has no more"
 
 
-def test_library_still_has_the_pinned_defaults():
-    from trl.trainer.grpo_config import GRPOConfig
-
-    defaults = {f.name: f.default for f in dataclasses.fields(GRPOConfig) if f.default is not dataclasses.MISSING}
-    assert moved(defaults) == {}, "say in docs/rl.md what the newer library computes otherwise, then pin it"
-    assert moved({**defaults, "sync_ref_model": True}) == {"sync_ref_model": (False, True)}
+@pytest.mark.parametrize("config", WORKERS)
+def test_library_still_has_the_pinned_defaults(config):
+    fields = dataclasses.fields(_config(config))
+    defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+    assert moved(config, defaults) == {}, "say in docs/rl.md what the newer library computes otherwise, then pin it"
+    assert moved(config, {**defaults, "adam_beta2": 0.95}) == {"adam_beta2": (0.999, 0.95)}
 
 
 def test_recipe_that_claims_an_older_library_has_its_kl_term():

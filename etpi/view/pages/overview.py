@@ -109,9 +109,10 @@ def experiment(queries: Queries, lake: Lake, request: Request) -> Page:
 
 
 def _headline(spec: dict[str, Any]) -> list[str]:
-    """Return the metrics that a resolved spec puts first, in its reading."""
+    """Return the metrics that a resolved spec puts first, and those with a threshold, in its reading."""
     metrics = spec.get("metrics") or {}
-    return [in_reading(name, metrics.get("reading", "hardened")) for name in metrics.get("headline", ())]
+    names = (*metrics.get("headline", ()), *metrics.get("thresholds", ()))
+    return [in_reading(name, metrics.get("reading", "hardened")) for name in names]
 
 
 def main_metric(spec: dict[str, Any]) -> str:

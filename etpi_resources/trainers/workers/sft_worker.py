@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 MODULE = "etpi_resources.trainers.workers.sft_worker"
 GRADIENT_NORM = 1.0
+PINNED: Mapping[str, Any] = {"adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8, "neftune_noise_alpha": None}
+"""As `grpo_worker.PINNED`; loss, rows, batches and learning rates are the plan's."""
 CHECK_TOKENS = 128
 LOG_LINES = 100
 MAX_PADDING = 0.15
@@ -352,6 +354,7 @@ def sft_arguments(
         eval_strategy="no",
         logging_nan_inf_filter=False,
         disable_tqdm=True,
+        **PINNED,
         **tracking,
     )
 
