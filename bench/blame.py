@@ -28,12 +28,14 @@ from etpi_resources.lake.questions import reports
 from etpi_resources.lake.schemas import from_rows
 
 SET = Ref("raw_rollouts", "rollout_set", "coop_tiny_shared_strong")
-CORRUPTED, REWORDED = "corrupted", "reworded"
+CORRUPTED, REWORDED, CLEAN = "corrupted", "reworded", "clean"
 WRITES = re.compile(r">> ([a-z]+\.py)")
 
 
 def changed(kind: str, contents: Sequence[str]) -> dict[int, tuple[str, str]]:
     """Return number of a turn -> the text to replace in it, and its replacement, for one agent's turns."""
+    if kind == CLEAN:
+        return {}
     if kind == REWORDED:
         return {i: ("I'll take", "I will take") for i, text in enumerate(contents) if "I'll take" in text}
     known = dict.fromkeys(re.findall(r"\b[a-z]+\.py", " ".join(contents)))
@@ -47,21 +49,21 @@ def changed(kind: str, contents: Sequence[str]) -> dict[int, tuple[str, str]]:
     return result
 
 
-def plant() -> None:
-    """Publish the rollout set with corrupted and reworded rollouts."""
+def plant(*, text: bool) -> None:
+    """Publish the rollout set with rollouts labelled corrupted and reworded; `text`: which they then are."""
     lake, rng = Lake.open(), np.random.default_rng(0)
     manifest = lake.require(SET)
     tables = {name: lake.read(SET, name) for name in manifest.tables}
     rows = {name: tables[name].to_pylist() for name in ("rollouts", "turns", "messages")}
     chat = load_chat_format("tiny", "tiny")
-    drawn = rng.choice([CORRUPTED, REWORDED, "clean"], len(rows["rollouts"]), p=[0.2, 0.2, 0.6]).tolist()
+    drawn = rng.choice([CORRUPTED, REWORDED, CLEAN], len(rows["rollouts"]), p=[0.2, 0.2, 0.6]).tolist()
     kinds = {row["rollout_id"]: kind for row, kind in zip(rows["rollouts"], drawn, strict=True)}
     agents: dict[tuple[str, str], list[dict]] = defaultdict(list)
     for turn in rows["turns"]:
         agents[turn["rollout_id"], turn["agent_id"]].append(turn)
     touched: dict[tuple[str, str, int], str] = {}
     for (rollout, agent), own in agents.items():
-        edits = {} if kinds[rollout] == "clean" else changed(kinds[rollout], [turn["content"] or "" for turn in own])
+        edits = changed(kinds[rollout], [turn["content"] or "" for turn in own]) if text else {}
         for i, (old, new) in edits.items():
             text, before = own[i]["content"].replace(old, new), own[i]["output_ids"]
             known = chat.encode(own[i]["content"])
@@ -81,7 +83,7 @@ def plant() -> None:
             message["content"] = touched[key]
     of_kind = {rollout for rollout, _, _ in touched}
     for row in rows["rollouts"]:
-        row["teacher"] = kinds[row["rollout_id"]] if row["rollout_id"] in of_kind else "clean"
+        row["teacher"] = kinds[row["rollout_id"]] if row["rollout_id"] in of_kind or not text else CLEAN
     new = {**tables, **{name: from_rows(name, changed_rows) for name, changed_rows in rows.items()}}
     lake.publish(
         SET, new, input_key=manifest.input_key, inputs=manifest.inputs, spec_hash=manifest.spec_hash,
@@ -132,4 +134,4 @@ def measure(experiment: str) -> None:
 
 if __name__ == "__main__":
     print(machine())
-    plant() if sys.argv[1] == "plant" else measure(sys.argv[2])
+    measure(sys.argv[2]) if sys.argv[1] == "measure" else plant(text=sys.argv[1] == "plant")

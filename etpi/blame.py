@@ -63,7 +63,8 @@ def blame(experiment: str, by: str, share: float, retrain: bool) -> int:
     if retrain:
         blamed = sorted(row["rollout_id"] for row in worst)
         chance = random.Random(0).sample(sorted(row["rollout_id"] for row in rollouts), len(blamed))
-        _write(experiment, {"worst": (blamed, "blamed rollouts"), "random": (sorted(chance), "rollouts at random")})
+        arms = {"worst": (blamed, "blamed rollouts"), "random": (sorted(chance), "rollouts at random")}
+        _write(experiment, {f"{name}_{round(100 * share)}": arm for name, arm in arms.items()})
         print(f"`etpi blame {experiment}` then compares them on the tasks that blame did not read")
     return 0
 
@@ -110,18 +111,19 @@ def _in_common(worst: Sequence[Row], rollouts: Sequence[Row]) -> list[list[str]]
 
 
 def _retrained(experiment: str, metric: str) -> list[list[str]]:
-    """Return the changes of the metric by the retrainings that were run, paired by task, on tasks unseen by blame."""
+    """Return the changes of the metric by the retrainings that were run, paired by task, on tasks unseen by blame: each
+    against the experiment, and those without the worst against those without as many at random."""
     values: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
     for row in _ask("blame_retrained", experiment=experiment, metric=metric):
         if row["unseen"]:
             values[row["experiment"]][row["task_id"]] = row["total"], row["size"]
-    before, lines = values.pop(experiment, {}), []
-    for name, after in sorted(values.items()):
-        tasks = sorted(before.keys() & after.keys())
-        if tasks:
-            change = paired_difference([after[t] for t in tasks], [before[t] for t in tasks])
+    pairs = [(name, other) for name in sorted(values) for other in (experiment, name.replace("_worst_", "_random_"))]
+    lines = []
+    for name, other in pairs:
+        if name != other and (tasks := sorted(values[name].keys() & values.get(other, {}).keys())):
+            change = paired_difference([values[name][t] for t in tasks], [values[other][t] for t in tasks])
             interval = figure(change.value, change.ci_low, change.ci_high, signed=True)
-            lines.append([name, f"{len(tasks)} tasks", f"{metric} {interval}"])
+            lines.append([name, f"against {other}", f"{len(tasks)} tasks", f"{metric} {interval}"])
     return lines
 
 

@@ -317,6 +317,7 @@ def _blame_by(
         pq.write_table(heldout, folder / "heldout.parquet", write_page_checksum=True)
         config = BlameWorkerConfig(
             label=f"blame of {run.key}, {name}",
+            checkpoint={"seed": checkpoint["seed"], "step": checkpoint["step"], "objective": section.metric},
             model=str(checkpoint_folder(root, (base if adapter else checkpoint)["path"])),
             adapter=str(adapter) if adapter else None,
             files=tuple(map(str, upweighted_dataset.stored("sequences").paths)),
@@ -328,14 +329,7 @@ def _blame_by(
         )
         result = run_worker(blaming.WORKER, config, folder, BlameWorkerResult, context=run.context, echo=run.log)
         run.log(f"{config.label}: {result.tokens} tokens in {result.seconds:.0f} s, {result.memory_mb} MB")
-        key = {"seed": checkpoint["seed"], "step": checkpoint["step"], "objective": section.metric}
         tables = {each: pq.read_table(folder / f"{each}.parquet") for each in run.node.tables}
-        for each, table in tables.items():
-            for column, value in key.items():
-                place = table.schema.get_field_index(column)
-                field = table.schema.field(place)
-                table = table.set_column(place, field, pa.array([value] * table.num_rows, field.type))
-            tables[each] = table
         shutil.rmtree(folder)
         return {**tables, "figures": pa.table({"exact": result.exact, "measured": result.measured})}
 

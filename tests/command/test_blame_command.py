@@ -52,7 +52,7 @@ def built(tmp_path_factory) -> Path:
     ]
     blamed = [row for name in NAMES for seed in (0, 1) for row in influence(name, seed)]
     put(lake, "blame", "first", {"blame": blamed, "blame_tasks": seen})
-    for name, solved in (("first", 2), ("first_without_worst", 5), ("first_without_random", 2)):
+    for name, solved in (("first", 2), ("first_without_worst_20", 5), ("first_without_random_20", 2)):
         held = [
             {"rollout_id": f"{name}-{task}", "origin": "eval", "experiment": name, "checkpoint_role": "sft", "seed": 0,
              "task_id": task}
@@ -107,22 +107,24 @@ def test_worst_rollouts_are_listed_with_their_worst_turn_and_what_they_share(bla
 
 def test_retrainings_are_compared_on_the_tasks_that_blame_did_not_read(blamed):
     _, text = blamed()
-    lines = {
-        line.split()[0]: line for line in text.split("Retrained")[1].splitlines() if "tasks" in line and "[" in line
-    }
-    assert "6 tasks" in lines["first_without_worst"] and "+0.50" in lines["first_without_worst"]
-    assert " 0.00" in lines["first_without_random"]
+    lines = [line.split() for line in text.split("Retrained")[1].splitlines() if "against" in line]
+    changes = {(name, other): (tasks, change) for name, _, other, tasks, _, _, change, *_ in lines}
+    worst, chance = "first_without_worst_20", "first_without_random_20"
+    assert changes == {
+        (chance, "first"): ("6", "0.00"), (worst, "first"): ("6", "+0.50"), (worst, chance): ("6", "+0.50"),
+    }  # fmt: skip
 
 
 def test_retrain_writes_a_spec_without_the_worst_and_one_without_as_many_at_random(blamed):
     code, text = blamed("--retrain", "--share", "0.2")
     assert code == 0, text
     worst, chance = (
-        tomllib.loads((blamed.specs / f"first_without_{name}.toml").read_text()) for name in ("worst", "random")
+        tomllib.loads((blamed.specs / f"first_without_{name}_20.toml").read_text()) for name in ("worst", "random")
     )
     assert worst["select"]["exclude_rollouts"] == BAD and worst["extends"] == "first" and worst["blame"] == "none"
     assert len(chance["select"]["exclude_rollouts"]) == 4 and chance["select"] != worst["select"]
     assert blamed("--retrain", "--share", "0.2")[0] == 1, "specs that exist are not replaced"
+    assert blamed("--retrain", "--share", "0.1")[0] == 0, "another share has specs of its own"
 
 
 def test_without_a_root_writes_the_spec_that_trains_without_its_rollouts(blamed):
