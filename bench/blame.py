@@ -1,32 +1,39 @@
 """Measure blame on a lake in which rollouts were corrupted, and in one in which nothing is wrong.
 
-    python bench/blame.py plant      # in a copy of a lake with coop_tiny_shared_strong ($ETPI_DATA)
-    etpi run EXPERIMENT              # a spec with [blame], at most 200 rollouts of that set
-    python bench/blame.py measure EXPERIMENT
+    python bench/blame.py plant      # in a copy of a lake with coop_tiny_shared_strong ($ETPI_DATA); or: label
+    etpi run EXPERIMENT              # a spec with [blame], about 200 rollouts of that set
+    etpi blame EXPERIMENT --retrain --share 0.2
+    etpi run EXPERIMENT_without_worst_20 EXPERIMENT_without_random_20
+    python bench/blame.py measure EXPERIMENT ...
 
 `plant` publishes the rollout set with 20 % of the rollouts corrupted (the turn that writes a function writes it to the
 partner's file; verdicts stay, so that selection keeps them) and 20 % reworded without harm; the column `teacher` says
-which, so `etpi blame EXPERIMENT --by teacher` shows it. `measure` prints the AUC and the precision at the true share of
-rollouts ordered by harm and by influence, and how often the worst turn is a corrupted one and its worst token is in the
-path.
+which, so `etpi blame EXPERIMENT --by teacher` shows it. `label` changes that column alone: nothing is wrong. `measure`
+writes to blame.json the AUC and the precision at the true share of rollouts ordered by harm and by influence, how often
+the worst turn is a corrupted one and its worst token is in the path, p that labels differ by chance, and the changes by
+the retrainings on unseen tasks; of several experiments (seeds), these are of their rollouts together, by task.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from machine import machine
 
+from etpi_assets.scoring.intervals import paired_difference, permutation_p
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.catalog import connect
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.questions import reports
 from etpi_resources.lake.schemas import from_rows
 
+RESULT = Path(__file__).with_suffix(".json")
 SET = Ref("raw_rollouts", "rollout_set", "coop_tiny_shared_strong")
 CORRUPTED, REWORDED, CLEAN = "corrupted", "reworded", "clean"
 WRITES = re.compile(r">> ([a-z]+\.py)")
@@ -98,8 +105,8 @@ def auc(scores: np.ndarray, bad: np.ndarray) -> float:
     return float((ranks[bad].sum() - bad.sum() * (bad.sum() + 1) / 2) / (bad.sum() * (~bad).sum()))
 
 
-def measure(experiment: str) -> None:
-    """Print how well the order of influence finds the corrupted rollouts, and where it locates the fault."""
+def measure(experiment: str) -> dict:
+    """Return how well the order of influence finds the corrupted rollouts, and where it locates the fault."""
     with connect() as catalog:
         catalog.execute("SET VARIABLE experiment = $name", {"name": experiment})
         table = catalog.sql(reports()["blame_rollouts"].text).to_arrow_table().to_pylist()
@@ -109,13 +116,15 @@ def measure(experiment: str) -> None:
             "INNER JOIN tito_pairs AS p USING (experiment, rollout_id, agent_id, turn) WHERE b.experiment = $name",
             {"name": experiment},
         ).fetchall()
-    bad, odd = (np.array([row["teacher"] == kind for row in table]) for kind in (CORRUPTED, REWORDED))
-    print(f"{len(table)} rollouts, {bad.sum()} corrupted, {odd.sum()} reworded")
+    labels = [row["teacher"] for row in table]
+    bad, odd = (np.array([label == kind for label in labels]) for kind in (CORRUPTED, REWORDED))
+    p = permutation_p([row["influence"] for row in table], labels, [row["task_id"] for row in table])
+    found = {"experiment": experiment, "rollouts": len(table), "corrupted": int(bad.sum()), "permutation_p": p}
     for name in ("harm", "influence"):
         scores = np.array([row[name] for row in table])
-        precision = float(bad[np.argsort(scores)[: bad.sum()]].mean())
-        print(f"by {name}: AUC {auc(scores, bad):.3f}, precision at the true share {precision:.2f}", end="; ")
-        print(f"reworded against clean: AUC {auc(scores[~bad], odd[~bad]):.3f}")
+        found[f"auc_{name}"] = round(auc(scores, bad), 3)
+        found[f"precision_{name}"] = round(float(bad[np.argsort(scores)[: bad.sum()]].mean()), 2)
+        found[f"auc_{name}_of_reworded"] = round(auc(scores[~bad], odd[~bad]), 3)
     by_turn: dict[tuple[str, str, int], tuple[list[int], list[np.ndarray]]] = {}
     for rollout, agent, turn, ids, influences in tokens:
         by_turn.setdefault((rollout, agent, turn), (ids, []))[1].append(np.array(influences))
@@ -128,10 +137,43 @@ def measure(experiment: str) -> None:
         wrote = "def " in whole and WRITES.search(whole) is not None
         turns += wrote
         paths += wrote and re.search(r">> [a-z]{0,6}$", "".join(text[:worst])) is not None
-    located = f"the worst turn writes a function in {turns}, its worst token is in the path in {paths}"
-    print(f"of {bad.sum()} corrupted rollouts {located}")
+    return found | {"worst_turn_writes": turns, "worst_token_in_path": paths}
+
+
+def retrained(experiments: Sequence[str]) -> list[dict]:
+    """Return the changes of `solved` on unseen tasks, paired by task, over all experiments together."""
+    totals: dict[str, dict[str, np.ndarray]] = defaultdict(lambda: defaultdict(lambda: np.zeros(2)))
+    with connect() as catalog:
+        for name in experiments:
+            catalog.execute("SET VARIABLE experiment = $name", {"name": name})
+            for row in catalog.sql(reports()["blame_retrained"].text).to_arrow_table().to_pylist():
+                arm = row["experiment"].removeprefix(name).removeprefix("_without_") or "whole"
+                if row["unseen"]:
+                    totals[arm][row["task_id"]] += row["total"], row["size"]
+    sums = {arm: sum(by_task.values()) for arm, by_task in totals.items()}
+    shares = {arm: round(float(solved / size), 3) for arm, (solved, size) in sums.items()}
+    pairs = [(arm, other) for arm in totals for other in ("whole", arm.replace("worst", "random")) if arm != other]
+    changes = []
+    for arm, other in ((arm, other) for arm, other in pairs if other in totals):
+        tasks = sorted(totals[arm].keys() & totals[other].keys())
+        after, before = ([tuple(totals[name][task]) for task in tasks] for name in (arm, other))
+        change = paired_difference(after, before)
+        changes.append({
+            "without": arm, "against": other, "tasks": len(tasks), "rollouts": int(sum(size for _, size in after)),
+            "solved": shares[arm], "solved_against": shares[other],
+            "change": [round(x, 3) for x in (change.value, change.ci_low, change.ci_high)],
+        })  # fmt: skip
+    return changes
+
+
+def main(mode: str, experiments: Sequence[str]) -> None:
+    if mode != "measure":
+        return plant(text=mode == "plant")
+    rows = {"machine": machine(), "found": [measure(name) for name in experiments], "retrained": retrained(experiments)}
+    known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    RESULT.write_text(json.dumps(known | {" ".join(experiments): rows}, indent=1) + "\n")
+    print(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":
-    print(machine())
-    measure(sys.argv[2]) if sys.argv[1] == "measure" else plant(text=sys.argv[1] == "plant")
+    main(sys.argv[1], sys.argv[2:])
