@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from etpi.init.write import NewSpec, quoted, spec_name, write_specs
 from etpi.run.columns import aligned, cell, figure
 from etpi_assets.scoring.intervals import mean, paired_difference, permutation_p
 from etpi_assets.specs.errors import SpecError
+from etpi_assets.specs.load import load_specs
 from etpi_resources.lake import taint
 from etpi_resources.lake.catalog import connect
 from etpi_resources.lake.questions import reports
@@ -56,15 +58,16 @@ def blame(experiment: str, by: str, share: float, retrain: bool) -> int:
     print(aligned(_in_common(worst, rollouts)) or "nothing that the others have less often")
     if lines := _retrained(experiment, rollouts[0]["objective"]):
         print(f"\nRetrained, on the held-out tasks that blame did not read\n{aligned(lines)}")
-    if retrain and not worst:
-        raise SpecError(
-            f"no rollout of the worst share lowered the metric of {experiment}: there is nothing to leave out"
-        )
+    if retrain and len(worst) in (0, len(rollouts)):
+        raise SpecError(f"{len(worst)} of {len(rollouts)} rollouts lowered the metric of {experiment}; change --share")
     if retrain:
         blamed = sorted(row["rollout_id"] for row in worst)
         chance = random.Random(0).sample(sorted(row["rollout_id"] for row in rollouts), len(blamed))
         arms = {"worst": (blamed, "blamed rollouts"), "random": (sorted(chance), "rollouts at random")}
-        _write(experiment, {f"{name}_{round(100 * share)}": arm for name, arm in arms.items()})
+        # Fewer rows in as many epochs are fewer steps, which can cost more than the rows did.
+        train, longer = load_specs().get("experiment", experiment).train, len(rollouts) / (len(rollouts) - len(blamed))
+        lengths = {key: value * longer for key in ("epochs", "use_epoch") if (value := getattr(train, key))}
+        _write(experiment, {f"{name}_{round(100 * share)}": arm for name, arm in arms.items()}, lengths)
         print(f"`etpi blame {experiment}` then compares them on the tasks that blame did not read")
     return 0
 
@@ -148,14 +151,22 @@ def leave_out(experiments: Sequence[str], of_roots: Collection[str], roots: Sequ
         _write(experiment, {spec_name("_".join(roots)): (left_out, f"rollouts of {', '.join(roots)}")})
 
 
-def _write(experiment: str, arms: Mapping[str, tuple[Sequence[str], str]]) -> None:
-    """Write specs that train without rollouts: the end of the name -> the rollouts, and words for them."""
+def _write(
+    experiment: str, arms: Mapping[str, tuple[Sequence[str], str]], lengths: Mapping[str, float] = MappingProxyType({})
+) -> None:
+    """Write specs that train without rollouts: the end of the name -> the rollouts, and words for them.
+
+    Args:
+        lengths: keys of [train] that differ.
+    """
+    train = "".join(f"{key} = {value:.4f}\n" for key, value in lengths.items())
     specs = [
         NewSpec(
             "experiment",
             f"{experiment}_without_{name}",
             f"extends = {quoted(experiment)}\ntitle = {quoted(f'{experiment} without {len(left_out)} {words}')}\n"
-            f'blame = "none"\n\n[select]\nexclude_rollouts = {quoted(left_out)}\n',
+            f'blame = "none"\n\n[select]\nexclude_rollouts = {quoted(left_out)}\n'
+            + (f"\n[train]\n{train}" if train else ""),
         )
         for name, (left_out, words) in arms.items()
     ]

@@ -123,8 +123,10 @@ def test_retrain_writes_a_spec_without_the_worst_and_one_without_as_many_at_rand
     )
     assert worst["select"]["exclude_rollouts"] == BAD and worst["extends"] == "first" and worst["blame"] == "none"
     assert len(chance["select"]["exclude_rollouts"]) == 4 and chance["select"] != worst["select"]
+    assert chance["train"] == worst["train"] == {"epochs": 3.0 * 20 / 16}, "as many steps as with all"
     assert blamed("--retrain", "--share", "0.2")[0] == 1, "specs that exist are not replaced"
     assert blamed("--retrain", "--share", "0.1")[0] == 0, "another share has specs of its own"
+    assert blamed("--retrain", "--share", "0")[0] == 1, "nothing would be left out"
 
 
 def test_without_a_root_writes_the_spec_that_trains_without_its_rollouts(blamed):
