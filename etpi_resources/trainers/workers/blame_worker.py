@@ -8,7 +8,7 @@ from __future__ import annotations
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from etpi_resources.trainers.contracts import BlameWorkerConfig, BlameWorkerResult
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 COMPARED = 6
 """Sequences whose influence is computed by their gradients too."""
+GRADIENT_BYTES = 2**31
+"""Memory for gradients of single rollouts, whose products with those of held-out tasks are computed together."""
 PAD = 0
 """The id that fills rows; no label attends to it."""
 
@@ -59,18 +61,22 @@ def run(worker: Worker[BlameWorkerConfig]) -> BlameWorkerResult:
     spans = read_spans(config, training.stored)
     blamed = [row | {"influence": float(by_token[at].sum()), "influences": by_token[at]} for row, at in spans]
     chosen = _extremes(blamed, config.extremes)
-    spans = [(row, at) for row, at in spans if row["rollout_id"] in chosen]
-    offsets = training.stored.offsets
-    rows = training.only({int(offsets.searchsorted(at.start, "right")) - 1 for _, at in spans})
-    tasks = sorted({name for _, part in heldout for name in part.stored.names}) if spans else []
-    stage, by_task = worker.stage("held-out tasks", len(tasks)), []
-    for task in tasks:
-        numbers = [[n for n, name in enumerate(part.stored.names) if name == task] for _, part in heldout]
-        of_task = [(sign / length, part.only(n)) for (sign, part), n in zip(heldout, numbers, strict=True) if n]
-        by_token = influence.influences(model, rows, influence.gradient(model, of_task), step)
-        totals = _by_rollout((row["rollout_id"], float(by_token[at].sum())) for row, at in spans)
-        by_task += [{"task_id": task, "rollout_id": name, "influence": total} for name, total in totals.items()]
-        stage.advance()
+    owners: dict[str, set[int]] = defaultdict(set)
+    for row, at in spans:
+        owners[row["rollout_id"]].add(int(training.stored.offsets.searchsorted(at.start, "right")) - 1)
+    tasks = sorted({name for _, part in heldout for name in part.stored.names}) if chosen else []
+    together = max(1, GRADIENT_BYTES // (4 * sum(value.numel() for _, value in direction)))
+    parts = [chosen[at : at + together] for at in range(0, len(chosen), together)]
+    stage, by_task = worker.stage("held-out tasks", len(tasks) * len(parts)), []
+    for part in parts:
+        gradients = {name: influence.gradient(model, [(1.0, training.only(owners[name]))]) for name in part}
+        for task in tasks:
+            of_task = influence.gradient(model, [(sign / length, rows.named(task)) for sign, rows in heldout])
+            by_task += [
+                {"task_id": task, "rollout_id": name, "influence": influence.along(each, of_task)}
+                for name, each in gradients.items()
+            ]
+            stage.advance()
     for name, found in (("blame", blamed), ("blame_tasks", by_task)):
         pq.write_table(from_rows(name, [config.checkpoint | row for row in found]), worker.folder / f"{name}.parquet")
     most = torch.cuda.max_memory_allocated() / 1024 if gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -133,18 +139,13 @@ def best_step(model: Any, training: Rows, direction: Direction) -> tuple[float, 
     return step, exact, measured
 
 
-def _by_rollout(values: Iterable[tuple[str, float]]) -> dict[str, float]:
-    totals: dict[str, float] = defaultdict(float)
-    for name, value in values:
-        totals[name] += value
-    return totals
-
-
-def _extremes(blamed: Sequence[dict[str, Any]], count: int) -> set[str]:
+def _extremes(blamed: Sequence[dict[str, Any]], count: int) -> list[str]:
     """Return the rollouts with most harm (the sum of tokens below 0) and those with the highest influence."""
-    harm = _by_rollout((row["rollout_id"], float(row["influences"].clip(max=0).sum())) for row in blamed)
-    totals = _by_rollout((row["rollout_id"], -row["influence"]) for row in blamed)
-    return {name for order in (harm, totals) for name in sorted(order, key=order.__getitem__)[:count]}
+    harm, total = defaultdict[str, float](float), defaultdict[str, float](float)
+    for row in blamed:
+        harm[row["rollout_id"]] += float(row["influences"].clip(max=0).sum())
+        total[row["rollout_id"]] -= row["influence"]
+    return sorted({name for order in (harm, total) for name in sorted(order, key=order.__getitem__)[:count]})
 
 
 def main() -> None:

@@ -62,8 +62,12 @@ class Rows:
         """Return the rows of some of the stored sequences, by their numbers."""
         rows = np.flatnonzero(np.isin(self.owners, list(stored)))
         lengths, rng = self.sequences.lengths()[rows].tolist(), np.random.default_rng(0)
-        chosen = make_pass(lengths, self.micro_tokens, rng, packed=self.batches[0].packed)
+        chosen = make_pass(lengths, self.micro_tokens, rng, packed=self.batches[0].packed) if lengths else []
         return replace(self, batches=[replace(b, sequences=tuple(rows[[*b.sequences]].tolist())) for b in chosen])
+
+    def named(self, name: str) -> Rows:
+        """Return the rows of the stored sequences with a name."""
+        return self.only([number for number, other in enumerate(self.stored.names) if other == name])
 
     def inputs(self, batch: MicroBatch, device: torch.device) -> dict[str, Any]:
         """Return the tensors of a batch, as `collate` does, on a device."""
