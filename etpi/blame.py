@@ -19,6 +19,7 @@ from etpi_resources.lake.questions import reports
 
 BY = {"teacher": "teacher", "sampler": "sampler", "repo": "repo", "importer": "importer", "task": "task_id"}
 """Option of `--by` -> column of the report `blame_rollouts`."""
+_COLUMNS = ["rollout_id", "harm", "influence", "task_id", "teacher", "worst_agent", "worst_turn", "worst_influence"]
 _SHARED = ("teacher", "sampler", "repo", "importer", "rollout_set", "exit_status", "verdict_trust", "worst_turn")
 SHOWN = 10
 Row = dict[str, Any]
@@ -42,18 +43,8 @@ def blame(experiment: str, by: str, share: float, retrain: bool) -> int:
     print(f"{experiment}: influence of {len(rollouts)} training rollouts on {rollouts[0]['objective']}")
     print(_groups(rollouts, BY[by], by))
     for title, rows in (("worst", rollouts[:SHOWN]), ("best", best[:SHOWN])):
-        names = (
-            "rollout_id",
-            "harm",
-            "influence",
-            "task_id",
-            "teacher",
-            "worst_agent",
-            "worst_turn",
-            "worst_influence",
-        )
         print(f"\nThe {len(rows)} {title} rollouts")
-        print(aligned([names, *([cell(row[name]) for name in names] for row in rows)]))
+        print(aligned([_COLUMNS, *([cell(row[name]) for name in _COLUMNS] for row in rows)]))
     print(f"\nIn common among the {len(worst)} worst ({share:.0%} of the rollouts, those with harm):")
     print(aligned(_in_common(worst, rollouts)) or "nothing that the others have less often")
     if lines := _retrained(experiment, rollouts[0]["objective"]):

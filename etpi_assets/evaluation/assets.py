@@ -275,13 +275,13 @@ def blame(
     base = base_checkpoint.read("checkpoints").to_pylist()[0]
     parts = [_blame_by(run, section, row, base, upweighted_dataset, heldout[row["seed"]]) for row in rows]
     tables = {name: pa.concat_tables([part[name] for part in parts]) for name in (*run.node.tables, "figures")}
-    exact, measured = (tables["figures"][name].to_pylist() for name in ("exact", "measured"))
+    figures = tables.pop("figures").to_pydict()
     trained = upweighted_dataset.read("dataset_rows", columns=["split"])["split"].to_pylist().count("train")
     return Produced(
-        tables={name: tables[name] for name in run.node.tables},
+        tables=tables,
         checks=(
             *checks,
-            blaming.matches_gradients(exact, measured),
+            blaming.matches_gradients(**figures),
             blaming.every_row_blamed(tables["blame"], trained, len(rows)),
         ),
         metadata={"rows": tables["blame"].num_rows, "tasks read": len(seen)},
