@@ -118,7 +118,7 @@ def measure(experiment: str) -> dict:
         ).fetchall()
     labels = [row["teacher"] for row in table]
     bad, odd = (np.array([label == kind for label in labels]) for kind in (CORRUPTED, REWORDED))
-    p = permutation_p([row["influence"] for row in table], labels, [row["task_id"] for row in table])
+    p = permutation_p(range(len(table)), labels, [row["task_id"] for row in table])  # of places in the order of harm
     found = {"experiment": experiment, "rollouts": len(table), "corrupted": int(bad.sum()), "permutation_p": p}
     for name in ("harm", "influence"):
         scores = np.array([row[name] for row in table])

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from etpi.init.write import NewSpec, quoted, spec_name, write_specs
 from etpi.run.columns import aligned, cell, figure
 from etpi_assets.scoring.intervals import mean, paired_difference, permutation_p
@@ -73,22 +75,24 @@ def _ask(report: str, **values: Any) -> list[Row]:
 
 
 def _groups(rollouts: Sequence[Row], column: str, by: str) -> str:
-    """Return the mean influence of each group's rollouts, the lowest first, with intervals clustered by task."""
-    groups: dict[Any, list[Row]] = defaultdict(list)
-    for row in rollouts:
-        groups[row[column]].append(row)
+    """Return each group's mean influence and mean place in the order of harm (0: the worst, 1: the last), the worst
+    first, with intervals clustered by task. The test is of places, because a single influence can outweigh all others."""
+    labels, tasks = ([str(row[name]) for row in rollouts] for name in (column, "task_id"))
+    places = np.linspace(0, 1, len(rollouts)).tolist()
     lines = []
-    for name, rows in groups.items():
-        estimate = mean([r["influence"] for r in rows], [str(r["task_id"]) for r in rows], [1] * len(rows))
-        assert estimate is not None, "a group has a rollout"
-        interval = f"[{estimate.ci_low:.3g}, {estimate.ci_high:.3g}]" if estimate.clusters > 1 else ""
-        lines.append((estimate.value, [cell(name), str(len(rows)), f"{estimate.value:.3g}", interval]))
-    table = [[by, "rollouts", "mean influence", "95 %"], *(cells for _, cells in sorted(lines)[: 2 * SHOWN])]
-    labels, tasks = ([str(r[name]) for r in rollouts] for name in (column, "task_id"))
-    p = permutation_p([r["influence"] for r in rollouts], labels, tasks)
+    for name in sorted(set(labels)):
+        rows, cells = [i for i, label in enumerate(labels) if label == name], []
+        for values in ([row["influence"] for row in rollouts], places):
+            estimate = mean([values[i] for i in rows], [tasks[i] for i in rows], [1] * len(rows))
+            assert estimate is not None, "a group has a rollout"
+            interval = f"[{estimate.ci_low:.3g}, {estimate.ci_high:.3g}]" if estimate.clusters > 1 else ""
+            cells += [f"{estimate.value:.3g}", interval]
+        lines.append((np.mean([places[i] for i in rows]), [cell(rollouts[rows[0]][column]), str(len(rows)), *cells]))
+    head = [by, "rollouts", "mean influence", "95 %", "mean place", "95 %"]
+    p = permutation_p(places, labels, tasks)
     more = f"\n... and {len(lines) - 2 * SHOWN} more" if len(lines) > 2 * SHOWN else ""
-    return f"{aligned(table, right=(1, 2))}{more}\n" + (
-        "one group" if p is None else f"p = {p:.3g} that the groups differ by chance (permutation)"
+    return f"{aligned([head, *(cells for _, cells in sorted(lines)[: 2 * SHOWN])], right=(1, 2, 4))}{more}\n" + (
+        "one group" if p is None else f"p = {p:.3g} that the places of groups differ by chance (permutation)"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from etpi import cli
@@ -92,7 +93,8 @@ def test_groups_have_means_over_checkpoints_with_intervals_and_a_permutation_tes
     groups = [line for line in lines if line[:1] in (["weak"], ["strong"])]
     assert code == 0 and [line[:2] for line in groups[:2]] == [["weak", "4"], ["strong", "16"]]
     assert float(groups[0][2]) == pytest.approx(-2.5 + 0.5 - 0.5 + 0.075, abs=0.01), "the mean over seeds"
-    assert float(groups[0][-1].strip("]")) < 0 < float(groups[1][3].strip("[,"))
+    assert float(groups[0][4].strip("]")) < 0 < float(groups[1][3].strip("[,"))
+    assert float(groups[0][5]) == pytest.approx(np.mean([0, 1, 2, 3]) / 19, abs=0.01), "the worst four"
     (p,) = [float(line[2]) for line in lines if line[:2] == ["p", "="]]
     assert p < 0.05
 
@@ -154,6 +156,16 @@ def test_taint_of_a_root_writes_the_specs_that_train_without_its_rollouts(blamed
 def test_experiment_without_blame_is_refused_with_the_remedy(blamed, capsys):
     assert cli.main(["blame", "other"]) == 1
     assert "[blame]" in capsys.readouterr().err
+
+
+def test_one_extreme_rollout_does_not_hide_a_group():
+    from etpi.blame import _groups
+
+    rows = [{"teacher": "strong", "task_id": "t0", "influence": -500.0}]
+    rows += [{"teacher": "weak", "task_id": f"t{i}", "influence": -3.0} for i in range(10)]
+    rows += [{"teacher": "strong", "task_id": f"t{i}", "influence": 1.0} for i in range(1, 30)]
+    text = _groups(rows, "teacher", "teacher")
+    assert float(text.rpartition("p = ")[2].split()[0]) < 0.01 and text.splitlines()[1].startswith("weak")
 
 
 def test_permutation_test_keeps_tasks_apart():
