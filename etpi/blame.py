@@ -76,7 +76,7 @@ def _ask(report: str, **values: Any) -> list[Row]:
 
 def _groups(rollouts: Sequence[Row], column: str, by: str) -> str:
     """Return each group's mean influence and mean place in the order of harm (0: the worst, 1: the last), the worst
-    first, with intervals clustered by task. The test is of places, because a single influence can outweigh all others."""
+    first, with intervals clustered by task. The test is of places: one influence can outweigh all others."""
     labels, tasks = ([str(row[name]) for row in rollouts] for name in (column, "task_id"))
     places = np.linspace(0, 1, len(rollouts)).tolist()
     lines = []
