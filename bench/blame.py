@@ -1,39 +1,48 @@
 """Measure blame on a lake in which rollouts were corrupted, and in one in which nothing is wrong.
 
-    python bench/blame.py plant      # in a copy of a lake with coop_tiny_shared_strong ($ETPI_DATA)
-    etpi run EXPERIMENT              # a spec with [blame], at most 200 rollouts of that set
-    python bench/blame.py measure EXPERIMENT
+    python bench/blame.py plant      # in a copy of a lake with coop_tiny_shared_strong ($ETPI_DATA); or: label
+    etpi run EXPERIMENT              # a spec with [blame], about 200 rollouts of that set
+    etpi blame EXPERIMENT --retrain --share 0.2
+    etpi run EXPERIMENT_without_worst_20 EXPERIMENT_without_random_20
+    python bench/blame.py measure EXPERIMENT ...
 
 `plant` publishes the rollout set with 20 % of the rollouts corrupted (the turn that writes a function writes it to the
 partner's file; verdicts stay, so that selection keeps them) and 20 % reworded without harm; the column `teacher` says
-which, so `etpi blame EXPERIMENT --by teacher` shows it. `measure` prints the AUC and the precision at the true share of
-rollouts ordered by harm and by influence, and how often the worst turn is a corrupted one and its worst token is in the
-path.
+which, so `etpi blame EXPERIMENT --by teacher` shows it. `label` changes that column alone: nothing is wrong. `measure`
+writes to blame.json the AUC and the precision at the true share of rollouts ordered by harm and by influence, how often
+the worst turn is a corrupted one and its worst token is in the path, p that labels differ by chance, and the changes by
+the retrainings on unseen tasks; of several experiments (seeds), these are of their rollouts together, by task.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from machine import machine
 
+from etpi_assets.scoring.intervals import paired_difference, permutation_p
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.catalog import connect
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.questions import reports
 from etpi_resources.lake.schemas import from_rows
 
+RESULT = Path(__file__).with_suffix(".json")
 SET = Ref("raw_rollouts", "rollout_set", "coop_tiny_shared_strong")
-CORRUPTED, REWORDED = "corrupted", "reworded"
+CORRUPTED, REWORDED, CLEAN = "corrupted", "reworded", "clean"
 WRITES = re.compile(r">> ([a-z]+\.py)")
 
 
 def changed(kind: str, contents: Sequence[str]) -> dict[int, tuple[str, str]]:
     """Return number of a turn -> the text to replace in it, and its replacement, for one agent's turns."""
+    if kind == CLEAN:
+        return {}
     if kind == REWORDED:
         return {i: ("I'll take", "I will take") for i, text in enumerate(contents) if "I'll take" in text}
     known = dict.fromkeys(re.findall(r"\b[a-z]+\.py", " ".join(contents)))
@@ -47,21 +56,21 @@ def changed(kind: str, contents: Sequence[str]) -> dict[int, tuple[str, str]]:
     return result
 
 
-def plant() -> None:
-    """Publish the rollout set with corrupted and reworded rollouts."""
+def plant(*, text: bool) -> None:
+    """Publish the rollout set with rollouts labelled corrupted and reworded; `text`: which they then are."""
     lake, rng = Lake.open(), np.random.default_rng(0)
     manifest = lake.require(SET)
     tables = {name: lake.read(SET, name) for name in manifest.tables}
     rows = {name: tables[name].to_pylist() for name in ("rollouts", "turns", "messages")}
     chat = load_chat_format("tiny", "tiny")
-    drawn = rng.choice([CORRUPTED, REWORDED, "clean"], len(rows["rollouts"]), p=[0.2, 0.2, 0.6]).tolist()
+    drawn = rng.choice([CORRUPTED, REWORDED, CLEAN], len(rows["rollouts"]), p=[0.2, 0.2, 0.6]).tolist()
     kinds = {row["rollout_id"]: kind for row, kind in zip(rows["rollouts"], drawn, strict=True)}
     agents: dict[tuple[str, str], list[dict]] = defaultdict(list)
     for turn in rows["turns"]:
         agents[turn["rollout_id"], turn["agent_id"]].append(turn)
     touched: dict[tuple[str, str, int], str] = {}
     for (rollout, agent), own in agents.items():
-        edits = {} if kinds[rollout] == "clean" else changed(kinds[rollout], [turn["content"] or "" for turn in own])
+        edits = changed(kinds[rollout], [turn["content"] or "" for turn in own]) if text else {}
         for i, (old, new) in edits.items():
             text, before = own[i]["content"].replace(old, new), own[i]["output_ids"]
             known = chat.encode(own[i]["content"])
@@ -81,7 +90,7 @@ def plant() -> None:
             message["content"] = touched[key]
     of_kind = {rollout for rollout, _, _ in touched}
     for row in rows["rollouts"]:
-        row["teacher"] = kinds[row["rollout_id"]] if row["rollout_id"] in of_kind else "clean"
+        row["teacher"] = kinds[row["rollout_id"]] if row["rollout_id"] in of_kind or not text else CLEAN
     new = {**tables, **{name: from_rows(name, changed_rows) for name, changed_rows in rows.items()}}
     lake.publish(
         SET, new, input_key=manifest.input_key, inputs=manifest.inputs, spec_hash=manifest.spec_hash,
@@ -96,8 +105,8 @@ def auc(scores: np.ndarray, bad: np.ndarray) -> float:
     return float((ranks[bad].sum() - bad.sum() * (bad.sum() + 1) / 2) / (bad.sum() * (~bad).sum()))
 
 
-def measure(experiment: str) -> None:
-    """Print how well the order of influence finds the corrupted rollouts, and where it locates the fault."""
+def measure(experiment: str) -> dict:
+    """Return how well the order of influence finds the corrupted rollouts, and where it locates the fault."""
     with connect() as catalog:
         catalog.execute("SET VARIABLE experiment = $name", {"name": experiment})
         table = catalog.sql(reports()["blame_rollouts"].text).to_arrow_table().to_pylist()
@@ -107,13 +116,15 @@ def measure(experiment: str) -> None:
             "INNER JOIN tito_pairs AS p USING (experiment, rollout_id, agent_id, turn) WHERE b.experiment = $name",
             {"name": experiment},
         ).fetchall()
-    bad, odd = (np.array([row["teacher"] == kind for row in table]) for kind in (CORRUPTED, REWORDED))
-    print(f"{len(table)} rollouts, {bad.sum()} corrupted, {odd.sum()} reworded")
+    labels = [row["teacher"] for row in table]
+    bad, odd = (np.array([label == kind for label in labels]) for kind in (CORRUPTED, REWORDED))
+    p = permutation_p(range(len(table)), labels, [row["task_id"] for row in table])  # of places in the order of harm
+    found = {"experiment": experiment, "rollouts": len(table), "corrupted": int(bad.sum()), "permutation_p": p}
     for name in ("harm", "influence"):
         scores = np.array([row[name] for row in table])
-        precision = float(bad[np.argsort(scores)[: bad.sum()]].mean())
-        print(f"by {name}: AUC {auc(scores, bad):.3f}, precision at the true share {precision:.2f}", end="; ")
-        print(f"reworded against clean: AUC {auc(scores[~bad], odd[~bad]):.3f}")
+        found[f"auc_{name}"] = round(auc(scores, bad), 3)
+        found[f"precision_{name}"] = round(float(bad[np.argsort(scores)[: bad.sum()]].mean()), 2)
+        found[f"auc_{name}_of_reworded"] = round(auc(scores[~bad], odd[~bad]), 3)
     by_turn: dict[tuple[str, str, int], tuple[list[int], list[np.ndarray]]] = {}
     for rollout, agent, turn, ids, influences in tokens:
         by_turn.setdefault((rollout, agent, turn), (ids, []))[1].append(np.array(influences))
@@ -126,10 +137,43 @@ def measure(experiment: str) -> None:
         wrote = "def " in whole and WRITES.search(whole) is not None
         turns += wrote
         paths += wrote and re.search(r">> [a-z]{0,6}$", "".join(text[:worst])) is not None
-    located = f"the worst turn writes a function in {turns}, its worst token is in the path in {paths}"
-    print(f"of {bad.sum()} corrupted rollouts {located}")
+    return found | {"worst_turn_writes": turns, "worst_token_in_path": paths}
+
+
+def retrained(experiments: Sequence[str]) -> list[dict]:
+    """Return the changes of `solved` on unseen tasks, paired by task, over all experiments together."""
+    totals: dict[str, dict[str, np.ndarray]] = defaultdict(lambda: defaultdict(lambda: np.zeros(2)))
+    with connect() as catalog:
+        for name in experiments:
+            catalog.execute("SET VARIABLE experiment = $name", {"name": name})
+            for row in catalog.sql(reports()["blame_retrained"].text).to_arrow_table().to_pylist():
+                arm = row["experiment"].removeprefix(name).removeprefix("_without_") or "whole"
+                if row["unseen"]:
+                    totals[arm][row["task_id"]] += row["total"], row["size"]
+    sums = {arm: sum(by_task.values()) for arm, by_task in totals.items()}
+    shares = {arm: round(float(solved / size), 3) for arm, (solved, size) in sums.items()}
+    pairs = [(arm, other) for arm in totals for other in ("whole", arm.replace("worst", "random")) if arm != other]
+    changes = []
+    for arm, other in ((arm, other) for arm, other in pairs if other in totals):
+        tasks = sorted(totals[arm].keys() & totals[other].keys())
+        after, before = ([tuple(totals[name][task]) for task in tasks] for name in (arm, other))
+        change = paired_difference(after, before)
+        changes.append({
+            "without": arm, "against": other, "tasks": len(tasks), "rollouts": int(sum(size for _, size in after)),
+            "solved": shares[arm], "solved_against": shares[other],
+            "change": [round(x, 3) for x in (change.value, change.ci_low, change.ci_high)],
+        })  # fmt: skip
+    return changes
+
+
+def main(mode: str, experiments: Sequence[str]) -> None:
+    if mode != "measure":
+        return plant(text=mode == "plant")
+    rows = {"machine": machine(), "found": [measure(name) for name in experiments], "retrained": retrained(experiments)}
+    known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    RESULT.write_text(json.dumps(known | {" ".join(experiments): rows}, indent=1) + "\n")
+    print(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":
-    print(machine())
-    plant() if sys.argv[1] == "plant" else measure(sys.argv[2])
+    main(sys.argv[1], sys.argv[2:])

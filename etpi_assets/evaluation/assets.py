@@ -282,13 +282,13 @@ def blame(
     base = base_checkpoint.read("checkpoints").to_pylist()[0]
     parts = [_blame_by(run, section, row, base, upweighted_dataset, heldout[row["seed"]]) for row in rows]
     tables = {name: pa.concat_tables([part[name] for part in parts]) for name in (*run.node.tables, "figures")}
-    exact, measured = (tables["figures"][name].to_pylist() for name in ("exact", "measured"))
+    figures = tables.pop("figures").to_pydict()
     trained = upweighted_dataset.read("dataset_rows", columns=["split"])["split"].to_pylist().count("train")
     return Produced(
-        tables={name: tables[name] for name in run.node.tables},
+        tables=tables,
         checks=(
             *checks,
-            blaming.matches_gradients(exact, measured),
+            blaming.matches_gradients(**figures),
             blaming.every_row_blamed(tables["blame"], trained, len(rows)),
         ),
         metadata={"rows": tables["blame"].num_rows, "tasks read": len(seen)},
@@ -324,6 +324,7 @@ def _blame_by(
         pq.write_table(heldout, folder / "heldout.parquet", write_page_checksum=True)
         config = BlameWorkerConfig(
             label=f"blame of {run.key}, {name}",
+            checkpoint={"seed": checkpoint["seed"], "step": checkpoint["step"], "objective": section.metric},
             model=str(checkpoint_folder(root, (base if adapter else checkpoint)["path"])),
             adapter=str(adapter) if adapter else None,
             files=tuple(map(str, upweighted_dataset.stored("sequences").paths)),
@@ -335,14 +336,7 @@ def _blame_by(
         )
         result = run_worker(blaming.WORKER, config, folder, BlameWorkerResult, context=run.context, echo=run.log)
         run.log(f"{config.label}: {result.tokens} tokens in {result.seconds:.0f} s, {result.memory_mb} MB")
-        key = {"seed": checkpoint["seed"], "step": checkpoint["step"], "objective": section.metric}
         tables = {each: pq.read_table(folder / f"{each}.parquet") for each in run.node.tables}
-        for each, table in tables.items():
-            for column, value in key.items():
-                place = table.schema.get_field_index(column)
-                field = table.schema.field(place)
-                table = table.set_column(place, field, pa.array([value] * table.num_rows, field.type))
-            tables[each] = table
         shutil.rmtree(folder)
         return {**tables, "figures": pa.table({"exact": result.exact, "measured": result.measured})}
 

@@ -279,8 +279,8 @@ class BlameSection(Section):
     metric: Literal["solved", "reward", "plan_first", "plan_content", "follow_through"] = "solved"
     """The metric of the fine-tuned checkpoint's held-out rollouts that training rows raised or lowered."""
     steps: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """Optimiser steps whose kept checkpoints (`train.save_steps`) are averaged; empty: the checkpoint that is used.
-    Checkpoints in mid-training tell rows apart that the last one has learnt by heart."""
+    """Optimiser steps whose kept checkpoints (`train.save_steps`) are averaged; empty: the checkpoint that is used. The
+    held-out rollouts are that one's: by the weights of other steps the direction is off-policy, and finds less."""
     share: float = Field(default=0.5, gt=0, lt=1)
     """Share of the held-out tasks that blame reads; the others judge a retraining without the blamed rollouts."""
 

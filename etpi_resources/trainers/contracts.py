@@ -253,10 +253,12 @@ class BlameWorkerConfig(WorkerModel):
         files, rows: parquet files of `sequences` and of `dataset_rows`.
         heldout: a file of sequences named by their tasks; raising the metric makes the tokens of split "raised"
             likelier, those of split "lowered" less likely.
+        checkpoint: the columns seed, step and objective of every row.
         extremes: rollouts at either end whose influence is divided by held-out task.
     """
 
     label: str
+    checkpoint: dict[str, int | str]
     model: str
     adapter: str | None
     files: tuple[str, ...]
@@ -272,18 +274,14 @@ class BlameWorkerResult(WorkerModel):
 
     Attributes:
         exact, measured: influence of some sequences by their gradients, and by two forward passes.
-        step: length of the move of the weights over their norm.
-        tokens, heldout_tokens: stored tokens of both sides. memory_mb: the most that the process, or a GPU, had.
+        tokens: of the training sequences. memory_mb: the most that the process, or a GPU, had.
     """
 
     exact: tuple[float, ...]
     measured: tuple[float, ...]
-    step: float
     tokens: int
-    heldout_tokens: int
     seconds: float
     memory_mb: int
-    device: str
 
 
 # --- GRPO ------------------------------------------------------------------------------------------------------------

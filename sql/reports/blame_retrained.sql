@@ -1,4 +1,4 @@
--- What is the metric of each held-out task, in an experiment and in those trained without its blamed rollouts?
+-- What is the metric of each held-out task, in an experiment and in those trained without some of its rollouts?
 -- SET VARIABLE experiment = 'name'; the others are those that `etpi blame --retrain` writes. SET VARIABLE metric for
 -- another than solved. unseen: blame did not read the task, so it judges a retraining; `etpi blame` has the intervals.
 WITH valued AS (
@@ -22,8 +22,7 @@ WITH valued AS (
         AND (
             getvariable('experiment') IS NULL
             OR r.experiment = getvariable('experiment')
-            OR r.experiment = concat(getvariable('experiment'), '_without_worst')
-            OR r.experiment = concat(getvariable('experiment'), '_without_random')
+            OR starts_with(r.experiment, concat(getvariable('experiment'), '_without_'))
         )
 )
 

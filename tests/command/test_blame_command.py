@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from etpi import cli
@@ -52,7 +53,7 @@ def built(tmp_path_factory) -> Path:
     ]
     blamed = [row for name in NAMES for seed in (0, 1) for row in influence(name, seed)]
     put(lake, "blame", "first", {"blame": blamed, "blame_tasks": seen})
-    for name, solved in (("first", 2), ("first_without_worst", 5), ("first_without_random", 2)):
+    for name, solved in (("first", 2), ("first_without_worst_20", 5), ("first_without_random_20", 2)):
         held = [
             {"rollout_id": f"{name}-{task}", "origin": "eval", "experiment": name, "checkpoint_role": "sft", "seed": 0,
              "task_id": task}
@@ -92,7 +93,8 @@ def test_groups_have_means_over_checkpoints_with_intervals_and_a_permutation_tes
     groups = [line for line in lines if line[:1] in (["weak"], ["strong"])]
     assert code == 0 and [line[:2] for line in groups[:2]] == [["weak", "4"], ["strong", "16"]]
     assert float(groups[0][2]) == pytest.approx(-2.5 + 0.5 - 0.5 + 0.075, abs=0.01), "the mean over seeds"
-    assert float(groups[0][-1].strip("]")) < 0 < float(groups[1][3].strip("[,"))
+    assert float(groups[0][4].strip("]")) < 0 < float(groups[1][3].strip("[,"))
+    assert float(groups[0][5]) == pytest.approx(np.mean([0, 1, 2, 3]) / 19, abs=0.01), "the worst four"
     (p,) = [float(line[2]) for line in lines if line[:2] == ["p", "="]]
     assert p < 0.05
 
@@ -107,22 +109,26 @@ def test_worst_rollouts_are_listed_with_their_worst_turn_and_what_they_share(bla
 
 def test_retrainings_are_compared_on_the_tasks_that_blame_did_not_read(blamed):
     _, text = blamed()
-    lines = {
-        line.split()[0]: line for line in text.split("Retrained")[1].splitlines() if "tasks" in line and "[" in line
-    }
-    assert "6 tasks" in lines["first_without_worst"] and "+0.50" in lines["first_without_worst"]
-    assert " 0.00" in lines["first_without_random"]
+    lines = [line.split() for line in text.split("Retrained")[1].splitlines() if "against" in line]
+    changes = {(name, other): (tasks, change) for name, _, other, tasks, _, _, change, *_ in lines}
+    worst, chance = "first_without_worst_20", "first_without_random_20"
+    assert changes == {
+        (chance, "first"): ("6", "0.00"), (worst, "first"): ("6", "+0.50"), (worst, chance): ("6", "+0.50"),
+    }  # fmt: skip
 
 
 def test_retrain_writes_a_spec_without_the_worst_and_one_without_as_many_at_random(blamed):
     code, text = blamed("--retrain", "--share", "0.2")
     assert code == 0, text
     worst, chance = (
-        tomllib.loads((blamed.specs / f"first_without_{name}.toml").read_text()) for name in ("worst", "random")
+        tomllib.loads((blamed.specs / f"first_without_{name}_20.toml").read_text()) for name in ("worst", "random")
     )
     assert worst["select"]["exclude_rollouts"] == BAD and worst["extends"] == "first" and worst["blame"] == "none"
     assert len(chance["select"]["exclude_rollouts"]) == 4 and chance["select"] != worst["select"]
+    assert chance["train"] == worst["train"] == {"epochs": 3.0 * 20 / 16}, "as many steps as with all"
     assert blamed("--retrain", "--share", "0.2")[0] == 1, "specs that exist are not replaced"
+    assert blamed("--retrain", "--share", "0.1")[0] == 0, "another share has specs of its own"
+    assert blamed("--retrain", "--share", "0")[0] == 1, "nothing would be left out"
 
 
 def test_without_a_root_writes_the_spec_that_trains_without_its_rollouts(blamed):
@@ -150,6 +156,16 @@ def test_taint_of_a_root_writes_the_specs_that_train_without_its_rollouts(blamed
 def test_experiment_without_blame_is_refused_with_the_remedy(blamed, capsys):
     assert cli.main(["blame", "other"]) == 1
     assert "[blame]" in capsys.readouterr().err
+
+
+def test_one_extreme_rollout_does_not_hide_a_group():
+    from etpi.blame import _groups
+
+    rows = [{"teacher": "strong", "task_id": "t0", "influence": -500.0}]
+    rows += [{"teacher": "weak", "task_id": f"t{i}", "influence": -3.0} for i in range(10)]
+    rows += [{"teacher": "strong", "task_id": f"t{i}", "influence": 1.0} for i in range(1, 30)]
+    text = _groups(rows, "teacher", "teacher")
+    assert float(text.rpartition("p = ")[2].split()[0]) < 0.01 and text.splitlines()[1].startswith("weak")
 
 
 def test_permutation_test_keeps_tasks_apart():

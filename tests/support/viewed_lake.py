@@ -193,3 +193,16 @@ def build(lake: Lake, path: Path) -> Path:
 
 def client(lake: Lake, path: Path) -> TestClient:
     return TestClient(make_app(lake, path), base_url="http://localhost", raise_server_exceptions=True)
+
+
+def put_blame(lake: Lake) -> None:
+    """Publish influences of the teacher's turns, the second of which lowered the metric, and on a held-out task."""
+    rows = [
+        {"seed": 0, "step": 7, "objective": "solved", "dataset_row_id": f"{NAMES['teacher']}-{turn}",
+         "rollout_id": NAMES["teacher"], "agent_id": "agent1", "turn": turn, "influence": sum(values),
+         "influences": values}
+        for turn, values in enumerate([[0.5, 2.0], [-2.0, 0.0]])
+    ]  # fmt: skip
+    task = {"seed": 0, "step": 7, "objective": "solved", "task_id": "t2", "influence": 0.25}
+    tasks = [task | {"rollout_id": NAMES["teacher"]}]
+    put(lake, "blame", STUDY, {"blame": rows, "blame_tasks": tasks})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -93,3 +95,40 @@ def test_weights_come_back_and_a_long_step_is_not_linear(tmp_path, base):
     for parameter, old in zip(model.parameters(), before, strict=True):
         assert torch.allclose(parameter, old, atol=1e-6)
     assert np.corrcoef(short, long)[0, 1] < 0.999
+
+
+def padless(sequences):
+    """Return each sequence as a batch of one, for programs that read rows."""
+    columns = {"ids": sequences.ids, "labels": sequences.labels, "weights": sequences.weights}
+    bounds = zip(sequences.offsets[:-1], sequences.offsets[1:], strict=True)
+    return [{name: torch.from_numpy(x[a:b].copy()) for name, x in columns.items()} for a, b in bounds]
+
+
+def weighted_nll(model, batch):
+    logits, labels = model(input_ids=batch["ids"].long()).logits[:, :-1], batch["labels"][:, 1:].long()
+    nll = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=-100, reduction="none")
+    return (nll * batch["weights"][:, 1:]).sum()
+
+
+def test_cosines_of_an_adapter_are_those_of_dattris_less(tmp_path, base, consumers, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, str(consumers)])
+    less = pytest.importorskip("dattri_llm.attribution.algorithm.less", reason="`make consumers` installs dattri-llm")
+    from dattri_llm.attribution.arguments import AttributionArguments
+    from dattri_llm.task import AttributionTask
+
+    model, sequences = made_model(base, lora=True), stored(tmp_path / "train.parquet", learnable(5, seed=1))
+    held = stored(tmp_path / "heldout.parquet", learnable(3, seed=9))
+    rows, queries = (Rows.of(each, 512, 1, trees=True) for each in (sequences, held))
+    lengths = [influence.norm(v for _, v in gradient(model, [(1.0, rows.only([i]))])) for i in range(len(sequences))]
+    cosines = []
+    for query in range(len(held)):
+        direction = gradient(model, [(1.0, queries.only([query]))])
+        moved = sequences.totals(influences(model, rows, direction, 1e-4))
+        cosines.append(moved / np.array(lengths) / influence.norm(v for _, v in direction))
+    plain = get_peft_model(load_model(base, torch.float32), model.peft_config["default"])
+    plain.load_state_dict(model.state_dict(), strict=False)
+    sgd = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=1.0)
+    arguments = AttributionArguments(str(tmp_path), per_device_train_batch_size=1, per_device_eval_batch_size=1)
+    oracle = less.LESSAttributor(arguments, task=AttributionTask(weighted_nll, plain.eval()), optimizers=[sgd])
+    scores = oracle.attribute(padless(sequences), padless(held)).scores.numpy()
+    assert scores == pytest.approx(np.array(cosines).T, abs=2e-3)

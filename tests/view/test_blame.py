@@ -8,26 +8,16 @@ import pytest
 
 from etpi_resources.links import dataset_page, rollout_page, sequence_page, task_page, tokens_page
 from tests.support import viewed_lake
-from tests.support.small_lake import put
 from tests.support.viewed_lake import NAMES, SET, STUDY
 
 TEACHER = NAMES["teacher"]
-
-
-def influence(number: int, values: list[float]) -> dict:
-    return {
-        "seed": 0, "step": 7, "objective": "solved", "dataset_row_id": f"{TEACHER}-{number}", "rollout_id": TEACHER,
-        "agent_id": "agent1", "turn": number, "influence": sum(values), "influences": values,
-    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     root = tmp_path_factory.mktemp("blamed")
     lake = viewed_lake.make(root / "data")
-    rows = [influence(0, [0.5, 2.0]), influence(1, [-2.0, 0.0])]
-    task = {"seed": 0, "step": 7, "objective": "solved", "task_id": "t2", "rollout_id": TEACHER, "influence": 0.25}
-    put(lake, "blame", STUDY, {"blame": rows, "blame_tasks": [task]})
+    viewed_lake.put_blame(lake)
     return viewed_lake.client(lake, viewed_lake.build(lake, root / "etpi.duckdb"))
 
 

@@ -37,7 +37,9 @@ pytestmark = [
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`etpi view` as a process of its own."""
     root = tmp_path_factory.mktemp("browser")
-    viewed_lake.build(viewed_lake.make(root / "data"), root / "etpi.duckdb")
+    lake = viewed_lake.make(root / "data")
+    viewed_lake.put_blame(lake)
+    viewed_lake.build(lake, root / "etpi.duckdb")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -105,6 +107,23 @@ def test_clicks_lead_from_the_overview_to_the_tokens(address: str, browser: Any)
     assert "entropy: not recorded" in browser.find_element(By.TAG_NAME, "main").text
     refused = [line for line in browser.get_log("browser") if "Content Security Policy" in line["message"]]
     assert refused == []
+
+
+def test_influence_leads_from_the_data_set_to_shaded_tokens_and_the_rollout(address: str, browser: Any) -> None:
+    browser.get(f"{address}/dataset/{STUDY}")
+    for selector in ("a[href*='sort=influence']", "td.name a[href*='/sequence/']"):
+        browser.find_element(By.CSS_SELECTOR, selector).click()
+    wait.WebDriverWait(browser, 20).until(lambda opened: "/sequence/" in opened.current_url)
+    shaded = browser.find_elements(By.CSS_SELECTOR, ".node .t.b1, .node .t.b4, .node .t.r4")
+    colours = [token.value_of_css_property("background-color") for token in shaded]
+    blue, dark_blue, red = "rgba(227, 238, 248, 1)", "rgba(74, 139, 196, 1)", "rgba(224, 106, 84, 1)"
+    assert colours == [blue, dark_blue, red]
+    browser.get(f"{address}/rollout/set/{SET}/{NAMES['teacher']}")
+    assert "raised solved" in browser.find_element(By.TAG_NAME, "main").text
+    browser.find_element(By.CSS_SELECTOR, "a[href*='shade=influence']").click()
+    wait.WebDriverWait(browser, 20).until(lambda opened: "shade=influence" in opened.current_url)
+    token = browser.find_element(By.CSS_SELECTOR, ".tokens.output .t.r4, .tokens .t.r4")
+    assert "influence -2" in token.get_attribute("title")
 
 
 def test_form_finds_rollouts(address: str, browser: Any) -> None:

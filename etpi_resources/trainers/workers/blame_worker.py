@@ -9,7 +9,6 @@ import resource
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from etpi_resources.trainers.contracts import BlameWorkerConfig, BlameWorkerResult
@@ -21,70 +20,72 @@ if TYPE_CHECKING:
 
 COMPARED = 6
 """Sequences whose influence is computed by their gradients too."""
+GRADIENT_BYTES = 2**31
+"""Memory for gradients of single rollouts, whose products with those of held-out tasks are computed together."""
 PAD = 0
 """The id that fills rows; no label attends to it."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """Stored sequences and their rows of forward passes; `sign` is that of their loss in the held-out objective."""
-
-    stored: Sequences
-    rows: Rows
-    sign: float = 1.0
-
-    def of(self, task: str) -> list[int]:
-        """Return the numbers of the sequences of a task."""
-        return [number for number, name in enumerate(self.stored.names) if name == task]
-
-
 def run(worker: Worker[BlameWorkerConfig]) -> BlameWorkerResult:
-    """Compute and write the tables `blame` and `blame_tasks`, without the columns that name the checkpoint.
+    """Compute and write the tables `blame` and `blame_tasks`.
 
     Raises:
         RuntimeError: the config requires a GPU and this interpreter's torch sees none.
         BadSequences: the model cannot read the sequences; the message says why.
     """
+    import pyarrow.parquet as pq
+    import torch
+
+    from etpi_resources.lake.schemas import from_rows
     from etpi_resources.trainers.workers import influence
-    from etpi_resources.trainers.workers.device import choose_compute, device_name
+    from etpi_resources.trainers.workers.collate import read_sequences
+    from etpi_resources.trainers.workers.device import choose_compute
 
     began, config = time.monotonic(), worker.config
     gpu = choose_compute(worker, config.device, "fp32").gpu
     model, trees = load(config, "cuda" if gpu else "cpu")
-    training = read(config, config.files, "train", trees)
-    heldout = [
-        read(config, [config.heldout], split, trees, sign) for split, sign in (("raised", 1.0), ("lowered", -1.0))
-    ]
-    direction = influence.gradient(model, [(part.sign, part.rows) for part in heldout])
-    length = influence.norm(value for _, value in direction)
+    text = model.config.get_text_config()
+
+    def read(files: Sequence[str], split: str) -> Rows:
+        stored = read_sequences(files, split, vocabulary=text.vocab_size, longest=text.max_position_embeddings)
+        return influence.Rows.of(stored, config.micro_tokens, PAD, trees=trees)
+
+    training = read(config.files, "train")
+    heldout = [(sign, read([config.heldout], split)) for split, sign in (("raised", 1.0), ("lowered", -1.0))]
+    direction = influence.gradient(model, heldout)
+    length = influence.norm(value for _, value in direction) or 1.0
     for _, value in direction:
-        value /= length or 1.0
+        value /= length
     step, exact, measured = best_step(model, training, direction)
-    by_token = influence.influences(model, training.rows, direction, step)
+    by_token = influence.influences(model, training, direction, step)
     spans = read_spans(config, training.stored)
     blamed = [row | {"influence": float(by_token[at].sum()), "influences": by_token[at]} for row, at in spans]
     chosen = _extremes(blamed, config.extremes)
-    spans = [(row, at) for row, at in spans if row["rollout_id"] in chosen]
-    offsets = training.stored.offsets
-    rows = training.rows.only({int(offsets.searchsorted(at.start, "right")) - 1 for _, at in spans})
-    tasks = sorted({name for part in heldout for name in part.stored.names}) if spans else []
-    stage, by_task = worker.stage("held-out tasks", len(tasks)), []
-    for task in tasks:
-        parts = [(part.sign / length, part.rows.only(mine)) for part in heldout if (mine := part.of(task))]
-        by_token = influence.influences(model, rows, influence.gradient(model, parts), step)
-        totals = _by_rollout((row["rollout_id"], float(by_token[at].sum())) for row, at in spans)
-        by_task += [{"task_id": task, "rollout_id": name, "influence": total} for name, total in totals.items()]
-        stage.advance()
-    write(worker, {"blame": blamed, "blame_tasks": by_task})
+    owners: dict[str, set[int]] = defaultdict(set)
+    for row, at in spans:
+        owners[row["rollout_id"]].add(int(training.stored.offsets.searchsorted(at.start, "right")) - 1)
+    tasks = sorted({name for _, part in heldout for name in part.stored.names}) if chosen else []
+    together = max(1, GRADIENT_BYTES // (4 * sum(value.numel() for _, value in direction)))
+    parts = [chosen[at : at + together] for at in range(0, len(chosen), together)]
+    stage, by_task = worker.stage("held-out tasks", len(tasks) * len(parts)), []
+    for part in parts:
+        gradients = {name: influence.gradient(model, [(1.0, training.only(owners[name]))]) for name in part}
+        for task in tasks:
+            of_task = influence.gradient(model, [(sign / length, rows.named(task)) for sign, rows in heldout])
+            by_task += [
+                {"task_id": task, "rollout_id": name, "influence": influence.along(each, of_task)}
+                for name, each in gradients.items()
+            ]
+            stage.advance()
+    for name, found in (("blame", blamed), ("blame_tasks", by_task)):
+        pq.write_table(from_rows(name, [config.checkpoint | row for row in found]), worker.folder / f"{name}.parquet")
+    most = torch.cuda.max_memory_allocated() / 1024 if gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return BlameWorkerResult(
         exact=tuple(exact),
         measured=tuple(measured),
-        step=step,
         tokens=len(training.stored.ids),
-        heldout_tokens=sum(len(part.stored.ids) for part in heldout),
         seconds=time.monotonic() - began,
-        memory_mb=_memory_mb(gpu),
-        device=device_name(gpu),
+        memory_mb=int(most / 1024),
     )
 
 
@@ -107,18 +108,6 @@ def load(config: BlameWorkerConfig, device: str) -> tuple[Any, bool]:
     return model.eval(), trees
 
 
-def read(config: BlameWorkerConfig, files: Sequence[str], split: str, trees: bool, sign: float = 1.0) -> Part:
-    """Read one split of sequences and lay it out."""
-    from transformers import AutoConfig
-
-    from etpi_resources.trainers.workers.collate import read_sequences
-    from etpi_resources.trainers.workers.influence import Rows
-
-    text = AutoConfig.from_pretrained(config.model, local_files_only=True).get_text_config()
-    stored = read_sequences(files, split, vocabulary=text.vocab_size, longest=text.max_position_embeddings)
-    return Part(stored, Rows.of(stored, config.micro_tokens, PAD, trees=trees), sign)
-
-
 def read_spans(config: BlameWorkerConfig, stored: Sequences) -> list[tuple[dict[str, Any], slice]]:
     """Return the training rows, each with the place of its output among the stored tokens."""
     import pyarrow as pa
@@ -135,51 +124,28 @@ def read_spans(config: BlameWorkerConfig, stored: Sequences) -> list[tuple[dict[
     ]
 
 
-def best_step(model: Any, training: Part, direction: Direction) -> tuple[float, list[float], list[float]]:
+def best_step(model: Any, training: Rows, direction: Direction) -> tuple[float, list[float], list[float]]:
     """Return the relative step that agrees best with gradients of some sequences, and their influences by both."""
     from etpi_resources.trainers.workers import influence
 
-    numbers = list(range(0, len(training.stored), max(1, -(-len(training.stored) // COMPARED))))
-    gradients = (influence.gradient(model, [(1.0, training.rows.only([number]))]) for number in numbers)
-    exact, rows = [influence.along(each, direction) for each in gradients], training.rows.only(numbers)
-    tried = []
+    stored = training.stored
+    numbers = list(range(0, len(stored), max(1, -(-len(stored) // COMPARED))))
+    gradients = (influence.gradient(model, [(1.0, training.only([number]))]) for number in numbers)
+    exact, rows, tried = [influence.along(each, direction) for each in gradients], training.only(numbers), []
     for step in influence.RELATIVE_STEPS:
-        by_token = influence.influences(model, rows, direction, step)
-        measured = training.stored.totals(by_token)[numbers].tolist()
+        measured = stored.totals(influence.influences(model, rows, direction, step))[numbers].tolist()
         tried.append((max(abs(e - m) for e, m in zip(exact, measured, strict=True)), step, measured))
     _, step, measured = min(tried)
     return step, exact, measured
 
 
-def write(worker: Worker[BlameWorkerConfig], tables: dict[str, list[dict[str, Any]]]) -> None:
-    import pyarrow.parquet as pq
-
-    from etpi_resources.lake.schemas import from_rows
-
-    for name, rows in tables.items():
-        pq.write_table(from_rows(name, rows), worker.folder / f"{name}.parquet")
-
-
-def _by_rollout(values: Any) -> dict[str, float]:
-    totals: dict[str, float] = defaultdict(float)
-    for name, value in values:
-        totals[name] += value
-    return totals
-
-
-def _extremes(blamed: Sequence[dict[str, Any]], count: int) -> set[str]:
+def _extremes(blamed: Sequence[dict[str, Any]], count: int) -> list[str]:
     """Return the rollouts with most harm (the sum of tokens below 0) and those with the highest influence."""
-    harm = _by_rollout((row["rollout_id"], float(row["influences"].clip(max=0).sum())) for row in blamed)
-    totals = _by_rollout((row["rollout_id"], row["influence"]) for row in blamed)
-    worst, best = sorted(harm, key=lambda name: harm[name]), sorted(totals, key=lambda name: -totals[name])
-    return {*worst[:count], *best[:count]}
-
-
-def _memory_mb(gpu: bool) -> int:
-    import torch
-
-    most = torch.cuda.max_memory_allocated() / 1024 if gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(most / 1024)
+    harm, total = defaultdict[str, float](float), defaultdict[str, float](float)
+    for row in blamed:
+        harm[row["rollout_id"]] += float(row["influences"].clip(max=0).sum())
+        total[row["rollout_id"]] -= row["influence"]
+    return sorted({name for order in (harm, total) for name in sorted(order, key=order.__getitem__)[:count]})
 
 
 def main() -> None:

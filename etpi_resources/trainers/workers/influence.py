@@ -35,13 +35,13 @@ class Rows:
 
     Attributes:
         sequences: the stored ones, or their branches; owners: (rows,) the stored sequence of each.
-        places: (tokens,) where each of their tokens is in the stored ones, which have `stored` tokens.
+        places: (tokens,) where each of their tokens is in the stored ones.
     """
 
+    stored: Sequences
     sequences: Sequences
     owners: np.ndarray
     places: np.ndarray
-    stored: int
     batches: Sequence[MicroBatch]
     micro_tokens: int
     pad_id: int
@@ -56,14 +56,18 @@ class Rows:
             starts = zip(stored.offsets[:-1], stored.trees, strict=True)
             places = np.concatenate([start + path for start, tree in starts for path, _ in tree.branches()])
         batches = make_pass(sequences.lengths().tolist(), micro_tokens, np.random.default_rng(0), packed=trees)
-        return cls(sequences, owners, places, len(stored.ids), batches, micro_tokens, pad_id)
+        return cls(stored, sequences, owners, places, batches, micro_tokens, pad_id)
 
     def only(self, stored: Iterable[int]) -> Rows:
         """Return the rows of some of the stored sequences, by their numbers."""
         rows = np.flatnonzero(np.isin(self.owners, list(stored)))
         lengths, rng = self.sequences.lengths()[rows].tolist(), np.random.default_rng(0)
-        chosen = make_pass(lengths, self.micro_tokens, rng, packed=self.batches[0].packed)
+        chosen = make_pass(lengths, self.micro_tokens, rng, packed=self.batches[0].packed) if lengths else []
         return replace(self, batches=[replace(b, sequences=tuple(rows[[*b.sequences]].tolist())) for b in chosen])
+
+    def named(self, name: str) -> Rows:
+        """Return the rows of the stored sequences with a name."""
+        return self.only([number for number, other in enumerate(self.stored.names) if other == name])
 
     def inputs(self, batch: MicroBatch, device: torch.device) -> dict[str, Any]:
         """Return the tensors of a batch, as `collate` does, on a device."""
@@ -99,7 +103,7 @@ def along(direction: Direction, other: Direction) -> float:
 @torch.no_grad()
 def token_losses(model: Any, rows: Rows) -> np.ndarray:
     """Return w * nll of every stored token, (stored,) float64; 0 where it is no label or not in the rows."""
-    losses = np.zeros(rows.stored)
+    losses = np.zeros(len(rows.stored.ids))
     for batch in rows.batches:
         inputs = rows.inputs(batch, model.device)
         nll, _ = nll_at_labels(model, inputs)
@@ -121,7 +125,7 @@ def influences(model: Any, rows: Rows, direction: Direction, relative_step: floa
     length = norm(value for _, value in direction)
     step = relative_step * norm(parameter for parameter, _ in direction) / length if length else 0.0
     if not step:
-        return np.zeros(rows.stored)
+        return np.zeros(len(rows.stored.ids))
     losses = []
     for move in (step, -2 * step):
         for parameter, value in direction:
