@@ -296,9 +296,9 @@ class PolicyTrainer(GRPOTrainer):
                     row = model(**packed.arguments, fused_lm_head=True)
                 logps, entropies = row.log_probs, row.entropy
             else:
-                packed = pad_branches(samples, columns, self.pad_id, 32, part)
+                packed = pad_branches(samples, columns, device, part, self.pad_id)
                 logps, entropies, _ = super(PolicyTrainer, self)._get_per_token_logps_and_entropies(
-                    model, packed.ids.to(device), packed.mask.to(device), packed.keep, compute_entropy=entropy
+                    model, *packed.arguments, compute_entropy=entropy
                 )
             zeros = torch.zeros_like(logps)
             return packed.unpack(logps), packed.unpack(entropies if entropy and entropies is not None else zeros)
