@@ -510,6 +510,7 @@ def group_trainer(size: Size, gpu: bool, folder: Path, way: str, roll_out: Any =
     policy = get_peft_model(random_model(size, gpu, torch.bfloat16 if gpu else None), lora_config(settings))
     trainer: Any = PolicyTrainer(
         roll_out or (lambda step, rows: samples),
+        settings,
         model=policy,
         args=trainer_arguments(settings, folder / "trl", 0, Compute(gpu=gpu, dtype="bf16" if gpu else "fp32")),
         train_dataset=datasets.Dataset.from_dict({"prompt": ["0"] * GROUP * STEPS}),

@@ -71,6 +71,7 @@ def updater(way: str, place: Path) -> Any:
     tokenizer.pad_token_id = 0  # its own is beyond a folded vocabulary
     trainer: Any = PolicyTrainer(
         lambda step, rows: samples,
+        rl,
         model=load_model(place, torch.float32),
         args=trainer_arguments(rl, place / way, 0, Compute(gpu=False, dtype="fp32")),
         train_dataset=datasets.Dataset.from_dict({"prompt": ["0"] * GROUP}),

@@ -69,6 +69,7 @@ def main() -> None:
 
         trainer: Any = PolicyTrainer(
             lambda step, rows: rollouts,
+            settings(rl),
             model=model,
             args=trainer_arguments(settings(rl), rounds / "trl", 0, Compute(gpu=False, dtype="fp32")),
             train_dataset=datasets.Dataset.from_dict({"prompt": ["0"] * len(rollouts)}),

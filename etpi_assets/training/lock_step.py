@@ -8,12 +8,13 @@ not ended waits for an answer, and its requests are in the order of rollouts: th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
-from etpi_resources.engines import Completion, Engine, Request
+from etpi_resources.engines import Completion, Engine, EngineView, Request
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -61,7 +62,7 @@ class _LockStep:
     def run(self, roll_out: Callable[[Item, Engine], Result], item: Item, place: int) -> Result:
         """Run one rollout; the others do not wait for it once it has ended or failed."""
         try:
-            return roll_out(item, _InStep(self, place))
+            return roll_out(item, EngineView(self.engine, partial(self.complete, place)))
         finally:
             self._end()
 
@@ -103,20 +104,3 @@ class _LockStep:
         finally:
             for call in batch:
                 call.done.set()
-
-
-class _InStep:
-    """The engine as one of the rollouts sees it."""
-
-    def __init__(self, step: _LockStep, place: int) -> None:
-        self._step, self._place = step, place
-        self.name = step.engine.name
-
-    def complete(self, requests: Sequence[Request]) -> list[Completion]:
-        return self._step.complete(self._place, requests)
-
-    def fingerprint(self) -> Mapping[str, Any]:
-        return self._step.engine.fingerprint()
-
-    def close(self) -> None:
-        """The engine is its owner's to close."""

@@ -34,7 +34,7 @@ from etpi_assets.tasks.family import Family, Task
 from etpi_assets.training.forests import Forest, RolloutsFailed, agents_of, as_forest
 from etpi_assets.training.lock_step import map_in_step
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_resources.engines import Completion, Engine, Request
+from etpi_resources.engines import Completion, Engine, EngineView, Request
 from etpi_resources.errors import ExpectedError
 from etpi_resources.lake.check_outcome import BadData
 from etpi_resources.lake.files import write_atomically
@@ -148,26 +148,19 @@ class _Attempted:
         return any((self.advantage, *self.agent_advantages.values()))
 
 
-class _Versioned:
-    """An engine that keeps the version of the weights of each completion; of equal ones, the oldest."""
+def _versioned(engine: Engine) -> tuple[Engine, dict[tuple[int, ...], int]]:
+    """Return the engine, and the version of the weights of each completion by its ids; of equal ones, the oldest."""
+    versions: dict[tuple[int, ...], int] = {}
 
-    def __init__(self, engine: Engine) -> None:
-        self.name, self._engine = engine.name, engine
-        self.versions: dict[tuple[int, ...], int] = {}
-
-    def complete(self, requests: Sequence[Request]) -> list[Completion]:
-        completions = self._engine.complete(requests)
+    def complete(requests: Sequence[Request]) -> list[Completion]:
+        completions = engine.complete(requests)
         for completion in completions:
             if completion.version is not None:
                 ids = (*(completion.prompt_ids or ()), *(completion.output_ids or ()))
-                self.versions.setdefault(ids, completion.version)
+                versions.setdefault(ids, completion.version)
         return completions
 
-    def fingerprint(self) -> Mapping[str, Any]:
-        return self._engine.fingerprint()
-
-    def close(self) -> None:
-        """The engine is its owner's to close."""
+    return EngineView(engine, complete), versions
 
 
 class Rounds:
@@ -253,16 +246,16 @@ class Rounds:
 
     def _roll_out_place(self, place: int, task: Task, sample: int, engine: Engine) -> list[_Attempted]:
         """Roll out a sample, again if it breaks (an infrastructure error may pass), and then another in its place."""
-        policy = _Versioned(engine)
+        policy, versions = _versioned(engine)
         record = self._roll_out(task, sample, policy)
         if record.error is not None:
             record = self._roll_out(task, sample, policy)
         if record.error is None:
-            return [_Attempted(task, place, record, policy.versions)]
+            return [_Attempted(task, place, record, versions)]
         other = self._roll_out(task, sample + REFILL, policy)
         return [
-            _Attempted(task, place, record, policy.versions, "replaced"),
-            _Attempted(task, place, other, policy.versions, None if other.error is None else "broken"),
+            _Attempted(task, place, record, versions, "replaced"),
+            _Attempted(task, place, other, versions, None if other.error is None else "broken"),
         ]
 
     def _roll_out(self, task: Task, sample: int, engine: Engine) -> RolloutRecord:

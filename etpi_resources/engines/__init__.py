@@ -6,7 +6,7 @@ These are the values that pass between the agent loop and an engine; each engine
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -122,6 +122,26 @@ class Engine(Protocol):
     def close(self) -> None:
         """Release the engine's resources; a second call does nothing."""
         ...
+
+
+@dataclass
+class EngineView:
+    """An engine whose requests a function passes on to another, which is its owner's to close."""
+
+    of: Engine
+    completed: Callable[[Sequence[Request]], list[Completion]]
+
+    def __post_init__(self) -> None:
+        self.name = self.of.name
+
+    def complete(self, requests: Sequence[Request]) -> list[Completion]:
+        return self.completed(requests)
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        return self.of.fingerprint()
+
+    def close(self) -> None:
+        pass
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.vllm_server import PROGRAM_VARIABLE, VllmServer
 from etpi_resources.trainers.workers import grpo_worker
 from etpi_resources.trainers.workers.device import Compute
+from etpi_resources.trainers.workers.sharding import load_start
 from tests.support.policy_updates import FixedLink, worker_in
 from tests.support.students import FAMILIES, byte_tokenizer, make_student
 
@@ -52,7 +53,7 @@ def test_policy_reads_and_writes_the_text_of_the_student_s_format(base, tmp_path
     worker = worker_in(tmp_path, base)
     compute = Compute(False, "fp32")
     _, engine = grpo_worker.build_trainer(
-        worker, grpo_worker.load(worker.config, compute), FixedLink([]), compute=compute
+        worker, load_start(worker.config.base, 1, compute, lora=False), FixedLink([]), compute=compute
     )
     chat, messages = load_chat_format(str(base)), [{"role": "user", "content": PROBE}]
     assert engine._chat.prompt_ids(messages) == chat.prompt_ids(messages)

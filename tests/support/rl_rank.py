@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from etpi_resources.trainers.contracts import GrpoWorkerConfig
 from etpi_resources.trainers.policy_link import Fork
-from etpi_resources.trainers.workers import grpo_worker
+from etpi_resources.trainers.workers import grpo_worker, sharding
 from etpi_resources.trainers.workers.device import Compute
 from etpi_resources.trainers.workers.reporting import Worker
 from tests.support.policy_updates import FixedLink, made_samples
@@ -39,13 +39,16 @@ def main(folder: Path) -> None:
         edges = [len(sample.prompt_ids) for sample in link.samples]
         pairs = zip(link.samples, edges, strict=True)
         link.samples = [replace(s, forks=[Fork(at + 5, at + 1)] if at % 2 else ()) for s, at in pairs]
-    trainer, _ = grpo_worker.build_trainer(worker, grpo_worker.load(worker.config, compute), link, compute=compute)
+    rl = worker.config.rl
+    model = sharding.load_start(worker.config.base, rl.processes if rl.sharded else 1, compute, lora=False)
+    sharding.mean_gradients(model)
+    trainer, _ = grpo_worker.build_trainer(worker, model, link, compute=compute)
     if (folder / "rows").exists():
         trainer.no_trees = "the test wants rows"
     trainer.add_callback(grpo_worker.statistics_callback(trainer, link))  # pyright: ignore[reportArgumentType]
     log = grpo_worker.add_log(worker, trainer)
     trainer.train(resume_from_checkpoint=grpo_worker.resume_folder(worker))
-    if whole := grpo_worker.gather(worker.config, trainer):
+    if whole := sharding.gathered(trainer, worker.config.base):
         model = whole.accelerator.unwrap_model(whole.model)
         tensors = {name: tensor.detach().clone().contiguous() for name, tensor in model.named_parameters()}
         save_file(tensors, folder / "after.safetensors")

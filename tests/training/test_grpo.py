@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -352,6 +353,44 @@ def test_run_is_resumed_between_rounds_alone(tmp_path, base):
     trainer.train()
     assert grpo_worker.last_complete_step(tmp_path) == 4
     assert [path.name for path in sorted(tmp_path.glob("step-*"))] == ["step-5", "step-6"]
+
+
+class RowsLink(FixedLink):
+    """Records the rows of each round, and stops the run before the round of step `until`."""
+
+    def __init__(self, until: int | None = None) -> None:
+        super().__init__(made_samples())
+        self.until, self.rows = until, dict[int, list[int]]()
+
+    def roll_out(self, step, rows, engine, later=None) -> list[Sample]:
+        if step == self.until:
+            raise KeyboardInterrupt
+        self.rows[step] = list(rows)
+        return self.samples
+
+
+@pytest.mark.parametrize(("iterations", "resumed_at"), [(1, 6), (2, 12)])
+def test_resumed_run_trains_on_the_tasks_of_an_uncut_run(tmp_path, base, iterations, resumed_at):
+    """Over three epochs of 8 tasks, two a round; resumed within the second, also where a round has two steps."""
+
+    def trained_on(folder: Path, link: RowsLink, resume: int | None = None) -> dict[int, list[int]]:
+        folder.mkdir(exist_ok=True)
+        worker = worker_in(
+            folder, base, resume=resume, steps=12 * iterations, iterations=iterations, learning_rate=0.01
+        )
+        model = load_model(base, torch.float32)
+        trainer, engine = grpo_worker.build_trainer(worker, model, link, compute=Compute(False, "fp32"))
+        engine.close()
+        grpo_worker.add_log(worker, trainer)
+        with suppress(KeyboardInterrupt):
+            trainer.train(resume_from_checkpoint=grpo_worker.resume_folder(worker))
+        return link.rows
+
+    uncut = trained_on(tmp_path / "uncut", RowsLink())
+    assert len(uncut) == 12 and len(set(map(tuple, uncut.values()))) > 4, "each epoch has its own order"
+    begun = trained_on(tmp_path / "killed", RowsLink(until=resumed_at))
+    assert grpo_worker.last_complete_step(tmp_path / "killed") == resumed_at
+    assert begun | trained_on(tmp_path / "killed", RowsLink(), resumed_at) == uncut
 
 
 def test_log_probs_of_another_policy_stop_the_update_if_there_is_a_bound(tmp_path, base):

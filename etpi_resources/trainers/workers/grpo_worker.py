@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from etpi_resources.trainers.contracts import (
@@ -69,13 +68,15 @@ def run(worker: Worker[GrpoWorkerConfig]) -> GrpoWorkerResult | None:
     from etpi_resources.trainers.policy_link import connect
     from etpi_resources.trainers.workers import proof
     from etpi_resources.trainers.workers.device import choose_compute, compute_alike, device_name, libraries
+    from etpi_resources.trainers.workers.sharding import gathered, load_start, mean_gradients
 
     transformers_logging.disable_progress_bar()
     config, rl = worker.config, worker.config.rl
     compute = choose_compute(worker, config.device, rl.dtype)
     if rl.repeatable:
         compute_alike(compute)
-    model = load(config, compute)
+    model = load_start(config.base, rl.processes if rl.sharded else 1, compute, lora=rl.tuning == "lora")
+    mean_gradients(model)
     device, used_libraries = device_name(compute.gpu), libraries()
     with connect(config.link) if worker.is_rank_0 else nullcontext() as link:
         trainer, engine = build_trainer(worker, model, link, compute=compute, tracking=tracking)
@@ -92,7 +93,7 @@ def run(worker: Worker[GrpoWorkerConfig]) -> GrpoWorkerResult | None:
             if engine is not None:
                 engine.close()
     trained = time.monotonic()
-    whole = gather(config, trainer)
+    whole = gathered(trainer, config.base)
     if whole is None:
         return None
     folders = saved_folders(worker.folder)
@@ -111,33 +112,6 @@ def run(worker: Worker[GrpoWorkerConfig]) -> GrpoWorkerResult | None:
 
 
 # --- loading and preparing -------------------------------------------------------------------------------------------
-
-
-def load(config: GrpoWorkerConfig, compute: Compute) -> PreTrainedModel:
-    """Load the start checkpoint. Trained weights are in float32; a frozen base on a GPU keeps its stored dtype."""
-    import torch
-
-    from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
-
-    rl = config.rl
-    dtype = stored_dtype(config.base) if rl.tuning == "lora" and compute.gpu else torch.float32
-    if not rl.sharded:
-        return load_model(config.base, dtype)
-    from etpi_resources.trainers.workers.sharding import load_sharded, mean_gradients
-
-    model = load_sharded(config.base, rl.processes, gpu=compute.gpu, bf16=compute.dtype == "bf16", dtype=dtype)
-    mean_gradients(model)
-    return model
-
-
-def gather(config: GrpoWorkerConfig, trainer: PolicyTrainer) -> Any:
-    """Return the trainer with the whole model, for `proof`; None on ranks other than 0. Every rank has to call it."""
-    if config.rl.sharded:
-        from etpi_resources.trainers.workers import sharding
-
-        model = sharding.gather(trainer.accelerator.unwrap_model(trainer.model), config.base)
-        return None if model is None else SimpleNamespace(model=model, accelerator=trainer.accelerator)
-    return trainer if trainer.accelerator.is_main_process else None
 
 
 def build_trainer(
@@ -188,19 +162,16 @@ def build_trainer(
 
     trainer = PolicyTrainer(
         roll_out,
+        rl,
         model=model,
         args=trainer_arguments(rl, worker.folder / "trl", config.seed, compute, tracking),
         train_dataset=datasets.Dataset.from_dict({"prompt": [str(row) for row in range(config.tasks)]}),
         processing_class=tokenizer,
         peft_config=adapter,
     )
-    trainer.correction, trainer.correction_min, trainer.correction_max = (
-        rl.correction, rl.correction_min, rl.correction_max
-    )  # fmt: skip
-    trainer.pass_tokens = rl.pass_tokens
     if config.teacher is not None:
         teacher = load_model(config.teacher, stored_dtype(config.teacher), trainer.accelerator.device)
-        trainer.distil(teacher, rl.distil_weight, rl.outcome_weight)
+        trainer.distil(teacher)
     trainer.eos_token_ids = [*config.end_ids] or trainer.eos_token_ids  # a rollout without one counts as truncated
     survive_trackers(trainer, worker.log)
     engine = publisher = None
@@ -366,8 +337,9 @@ class GrpoLog:
         publish = step in (rl.use_step, rl.last_step) or bool(rl.save_steps and step % rl.save_steps == 0)
         if publish:
             from etpi_resources.trainers.workers import proof
+            from etpi_resources.trainers.workers.sharding import gathered
 
-            if whole := gather(config, self.trainer):
+            if whole := gathered(self.trainer, config.base):
                 proof.save_step(config, whole, rl.tuning == "lora", self.worker.folder / f"step-{step}")
         ends_round = step % rl.iterations == 0  # a run resumed within a round would roll out another
         control.should_save = ends_round and step < rl.last_step and (publish or step % config.resume_every == 0)

@@ -25,7 +25,7 @@ from peft import PeftModel
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 
-from etpi_resources.trainers.contracts import ROW_LOSSES
+from etpi_resources.trainers.contracts import ROW_LOSSES, GrpoSettings
 from etpi_resources.trainers.policy_link import Sample, TokenStatistics
 from etpi_resources.trainers.workers.sample_trees import Branch, branches_of, pack_samples, pad_branches, parts_of
 from etpi_resources.trainers.workers.sharding import is_sharded, reshard
@@ -78,6 +78,11 @@ class RoundStatistics:
         return TokenStatistics(logprobs, entropies, self.teacher)
 
 
+def _of_tokens(advantages: torch.Tensor) -> torch.Tensor:
+    """Return advantages (B,) or (B, C) as (B, 1) or (B, C)."""
+    return advantages if advantages.dim() == 2 else advantages[:, None]
+
+
 @dataclass(frozen=True)
 class _Deferred:
     """A pass in parts: the function that scores a part, and the scores (B, C) at which gradients stop.
@@ -101,7 +106,6 @@ class PolicyTrainer(GRPOTrainer):
         round_step: optimiser steps done before the first update on them.
         gaps: rollout against trainer log-probs, for each staleness in a pass (sum of absolute differences, largest,
             tokens, staleness in steps); the log empties it.
-        correction, correction_min, correction_max, pass_tokens: as of an rl section.
         weights: importance weights, for each pass (sum over tokens, tokens above the maximum, tokens); the log empties
             it.
         seconds: spent on publishing weights and on rollouts since the last log line, which empties it.
@@ -110,21 +114,19 @@ class PolicyTrainer(GRPOTrainer):
         statistics: log-probs and entropies of the share's tokens, from the first passes over it.
         sharded: whether each rank has a part of the policy's weights (FSDP2).
         no_trees: why the samples of a prompt are not packed as a tree (see `sample_trees`); None if they are.
-        teacher, distil_weight, outcome_weight: see `distil`; None: advantages are the groups' alone.
+        teacher: see `distil`; None: advantages are the groups' alone.
         teacher_gaps: for each round (sum of log p_sampled - log p_teacher, tokens); the log empties it.
     """
 
-    def __init__(self, roll_out: RollOut, **arguments: Any) -> None:
-        self._roll_out = roll_out
+    def __init__(self, roll_out: RollOut, settings: GrpoSettings, **arguments: Any) -> None:
+        self._roll_out, self._rl = roll_out, settings
         self.round: Sequence[Sample] = ()
         self.share: Sequence[Sample] = ()
         self.round_step = 0
         self._rows: list[list[int]] = []
         self.gaps: list[tuple[float, float, int, int]] = []
-        self.correction, self.correction_min, self.correction_max = "none", 0.0, 0.0
         self.weights: list[tuple[float, int, int]] = []
         self.seconds: dict[str, float] = {}
-        self.pass_tokens: int | None = None
         self._pass: dict[str, Any] = {}
         self._deferred: _Deferred | None = None
         self.largest_gap: float | None = None
@@ -132,7 +134,6 @@ class PolicyTrainer(GRPOTrainer):
         self.statistics = RoundStatistics()
         self._scores: tuple[torch.Tensor, torch.Tensor] | None = None
         self.teacher: Any = None
-        self.distil_weight, self.outcome_weight = 1.0, 0.0
         self.teacher_gaps: list[tuple[float, int]] = []
         super().__init__(rollout_func=self._rollouts, reward_funcs=[self._rewards], **arguments)
         # Ranks wait for a round in a gloo group, since NCCL would wait with a kernel that spins on the GPU.
@@ -214,12 +215,12 @@ class PolicyTrainer(GRPOTrainer):
             output["advantages"] = self._distilled(output)
         return output
 
-    def distil(self, teacher: Any, distil_weight: float, outcome_weight: float) -> None:
+    def distil(self, teacher: Any) -> None:
         """Take the advantages of tokens from a frozen teacher: log p_teacher - log p_sampled, times `distil_weight`,
         plus `outcome_weight` times the group's. Its policy gradient is that of the reverse KL from the teacher, token
         by token, in the states that the policy itself visits."""
         add_fused_lm_head(teacher, temperature=self.temperature)
-        self.teacher, self.distil_weight, self.outcome_weight = teacher.eval(), distil_weight, outcome_weight
+        self.teacher = teacher.eval()
         self.no_trees = self.no_trees or refuses_trees(teacher.requires_grad_(False))
 
     @torch.no_grad()
@@ -235,12 +236,11 @@ class PolicyTrainer(GRPOTrainer):
         self.statistics.teacher = np.concatenate(kept).astype("<f4").tobytes()
         self.teacher_gaps.append((-float(gap.sum()), int(mask.sum())))
         self.seconds["teacher"] = time.monotonic() - began
-        of_group = output["advantages"]
-        return self.distil_weight * gap + self.outcome_weight * (of_group if of_group.dim() == 2 else of_group[:, None])
+        return self._rl.distil_weight * gap + self._rl.outcome_weight * _of_tokens(output["advantages"])
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
         """As TRL's, but of prefix trees of the samples' branches if the model can be trained on them."""
-        if named.get("compute_aux_loss") or not (self.no_trees is None or self.pass_tokens or self._forked):
+        if named.get("compute_aux_loss") or not (self.no_trees is None or self._rl.pass_tokens or self._forked):
             if self._forked:
                 raise RuntimeError(
                     "a mixture of experts is trained on rollouts that do not fork: keep thoughts, no compaction"
@@ -259,7 +259,7 @@ class PolicyTrainer(GRPOTrainer):
             logps, entropies = scores[0], scores[1]
             assert entropies is not None  # asked for
             self._scores = logps.detach(), entropies.detach()
-            if self.correction != "none":
+            if self._rl.correction != "none":
                 self._correct(self._scores[0])
         return scores
 
@@ -284,8 +284,8 @@ class PolicyTrainer(GRPOTrainer):
         whole on each rank.
         """
         trees = self.no_trees is None
-        parts, idle = parts_of(branches_of(samples), self.pass_tokens, shared=trees), 0
-        if self.sharded and self.pass_tokens and model is not self.teacher:
+        parts, idle = parts_of(branches_of(samples), self._rl.pass_tokens, shared=trees), 0
+        if self.sharded and self._rl.pass_tokens and model is not self.teacher:
             idle = max(gather_object([len(parts)])) - len(parts)
             parts = [parts[0]] * idle + parts
 
@@ -296,9 +296,9 @@ class PolicyTrainer(GRPOTrainer):
                     row = model(**packed.arguments, fused_lm_head=True)
                 logps, entropies = row.log_probs, row.entropy
             else:
-                packed = pad_branches(samples, columns, self.pad_id, 32, part)
+                packed = pad_branches(samples, columns, device, part, self.pad_id)
                 logps, entropies, _ = super(PolicyTrainer, self)._get_per_token_logps_and_entropies(
-                    model, packed.ids.to(device), packed.mask.to(device), packed.keep, compute_entropy=entropy
+                    model, *packed.arguments, compute_entropy=entropy
                 )
             zeros = torch.zeros_like(logps)
             return packed.unpack(logps), packed.unpack(entropies if entropy and entropies is not None else zeros)
@@ -319,18 +319,14 @@ class PolicyTrainer(GRPOTrainer):
         Args:
             logps: (B, C), of the pass.
         """
-        inputs, (average, over) = self._pass, self.correction.split("_")
+        inputs, (average, over) = self._pass, self._rl.correction.split("_")
+        least, most = self._rl.correction_min, self._rl.correction_max
         mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
         ratio = (inputs.get("old_per_token_logps", logps) - inputs["sampling_per_token_logps"]) * mask
         weights = (ratio.sum(-1, keepdim=True).expand_as(ratio) if average == "sequence" else ratio).exp()
-        outside = (weights > self.correction_max) | (weights < self.correction_min)
-        weights = (
-            weights.clamp(self.correction_min, self.correction_max)
-            if over == "truncate"
-            else weights.masked_fill(outside, 0.0)
-        )
-        advantages = inputs["advantages"]
-        inputs["advantages"] = (advantages if advantages.dim() == 2 else advantages[:, None]) * weights
+        outside = (weights > most) | (weights < least)
+        weights = weights.clamp(least, most) if over == "truncate" else weights.masked_fill(outside, 0.0)
+        inputs["advantages"] = _of_tokens(inputs["advantages"]) * weights
         self.weights.append((float(weights[mask].sum()), int(outside[mask].sum()), int(mask.sum())))
 
     def compute_loss(

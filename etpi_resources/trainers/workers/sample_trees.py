@@ -7,7 +7,7 @@ that they share, and every token is predicted from its own branch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,62 +21,62 @@ from etpi_resources.trainers.workers.tree_attention import RowLayout, tree_argum
 
 ROW_MULTIPLE = 128
 """Rows are padded to a multiple of this number of tokens, so that they have few shapes."""
+PADDED_MULTIPLE = 32
+"""Both sides of padded rows likewise."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """Ids (n,) int64 of one branch of a sample, the index of each in the sample, and how many an earlier branch has."""
+    """Ids (n,) int64 of one branch of a sample, and which of them are of the completion and in no earlier branch: their
+    positions in the branch, and their columns in the completion."""
 
     sample: int
     ids: np.ndarray
-    indices: np.ndarray
-    shared: int
+    own: np.ndarray
+    columns: np.ndarray
 
 
 def branches_of(samples: Sequence[Sample]) -> list[Branch]:
     """Return the branches of all samples."""
     branches = []
     for number, sample in enumerate(samples):
-        ids = np.array([*sample.prompt_ids, *sample.completion_ids], dtype=np.int64)
+        ids, edge = np.array([*sample.prompt_ids, *sample.completion_ids], dtype=np.int64), len(sample.prompt_ids)
         for indices, shared in sample.branches():
             at = np.array(indices, dtype=np.int64)
-            branches.append(Branch(number, ids[at], at, shared))
+            own = np.arange(max(shared, 1), len(at))  # nothing predicts a first id
+            own = own[at[own] >= edge]
+            branches.append(Branch(number, ids[at], own, at[own] - edge))
     return branches
 
 
 @dataclass(frozen=True)
-class PackedSamples:
-    """A row of L tokens for B samples of at most C tokens.
+class Packed:
+    """Branches of B samples of at most C tokens in rows.
 
     Attributes:
-        arguments: arguments of the model: input_ids (1, L), shift_labels (1, L), positions and layout.
-        places: (B, C) int64, for each token of a sample the row's position that predicts it; 0 after the sample's end.
-        real: (B, C) bool, False after the sample's end.
+        arguments: of the function that scores the rows.
+        places: (B, C) int64, for each token of a sample the place of its score in the rows' scores, flat.
+        real: (B, C) bool, False after the sample's end, and for tokens of other branches.
     """
 
-    arguments: dict[str, Any]
+    arguments: Any
     places: torch.Tensor
     real: torch.Tensor
 
+    @classmethod
+    def of(
+        cls, arguments: Any, shape: tuple[int, int], branches: Sequence[Branch], places: Sequence[np.ndarray],
+        device: torch.device,
+    ) -> Packed:  # fmt: skip
+        """Return rows of these branches, whose own tokens have their scores at `places`."""
+        all_places, real = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
+        for branch, at in zip(branches, places, strict=True):
+            all_places[branch.sample, branch.columns], real[branch.sample, branch.columns] = at, True
+        return cls(arguments, torch.from_numpy(all_places).to(device), torch.from_numpy(real).to(device))
+
     def unpack(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return the samples' scores (B, C) from those of the row (1, L); 0 after a sample's end."""
-        return torch.where(self.real, scores[0][self.places], scores.new_zeros(()))
-
-
-@dataclass(eq=False)
-class _Node:
-    """Tokens of a row from `start` on, at `depth` in their branches."""
-
-    start: int
-    depth: int
-    length: int
-    children: list[_Node] = field(default_factory=list)
-
-    def split(self, depth: int) -> None:
-        """Cut the node so that it ends at `depth`; the rest becomes its child."""
-        if (keep := depth - self.depth) < self.length:
-            self.children = [_Node(self.start + keep, depth, self.length - keep, self.children)]
-            self.length = keep
+        """Return the samples' scores (B, C) from those of the rows; 0 where there is none."""
+        return torch.where(self.real, scores.flatten()[self.places], scores.new_zeros(()))
 
 
 def _key(branch: Branch) -> bytes:
@@ -105,115 +105,62 @@ def parts_of(branches: Sequence[Branch], most: int | None, *, shared: bool) -> l
 
 def pack_samples(
     samples: Sequence[Sample], sample_tokens: int, device: torch.device, branches: Sequence[Branch] | None = None
-) -> PackedSamples:
-    """Pack the branches of B samples into one row.
+) -> Packed:
+    """Pack the branches of B samples into one row of L tokens, the arguments of the model.
 
     Args:
         sample_tokens: C; no completion is longer.
         branches: only these of them.
     """
-    branches = branches_of(samples) if branches is None else branches
-    keys = [_key(branch) for branch in branches]
-    places = np.zeros((len(samples), sample_tokens), dtype=np.int64)
-    real = np.zeros((len(samples), sample_tokens), dtype=bool)
-    pieces: list[np.ndarray] = []
-    roots: list[_Node] = []
-    path: list[_Node] = []
+    branches = sorted(branches_of(samples) if branches is None else branches, key=_key)
+    pieces, depths, places = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     before, rows, base = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), 0
-    labelled: list[tuple[np.ndarray, np.ndarray]] = []
-    for number in sorted(range(len(branches)), key=keys.__getitem__):
-        branch = branches[number]
+    starts: dict[int, int] = {}  # place of a node's first token -> of the token that it follows, -1: none
+    for branch in branches:
         common = common_prefix(before, branch.ids)
         fork = common if common == len(before) else max(common - 1, 0)
-        while path and path[-1].depth >= fork:
-            path.pop()
         if fork < len(branch.ids):
-            node = _Node(base, fork, len(branch.ids) - fork)
-            if path:
-                path[-1].split(fork)
-                path[-1].children.append(node)
-            else:
-                roots.append(node)
-            path.append(node)
-            pieces.append(branch.ids[fork:])
+            follows = int(rows[fork - 1]) if fork else -1
+            if fork:
+                starts.setdefault(follows + 1, follows)  # the node that it leaves is cut behind it
+            starts[base] = follows
+        pieces.append(branch.ids[fork:])
+        depths.append(np.arange(fork, len(branch.ids)))
         rows = np.concatenate([rows[:fork], np.arange(base, base + len(branch.ids) - fork)])
         before, base = branch.ids, base + len(branch.ids) - fork
-        sample = samples[branch.sample]
-        edge = len(sample.prompt_ids)
-        written = np.arange(max(branch.shared, 1), len(branch.ids))
-        written = written[branch.indices[written] >= edge]
-        at = branch.indices[written] - edge
-        places[branch.sample, at], real[branch.sample, at] = rows[written - 1], True
-        trained = np.asarray(sample.mask, dtype=bool)[at]
-        labelled.append((rows[written - 1][trained], branch.ids[written][trained]))
-    trees = [_tree(root, end) for root, end in zip(roots, [*(r.start for r in roots[1:]), base], strict=True)]
+        places.append(rows[branch.own - 1])
     length = -(-base // ROW_MULTIPLE) * ROW_MULTIPLE
-    positions = np.concatenate([*[tree.token_positions() for tree in trees], np.arange(length - base)])
-    ids, labels = np.zeros(length, dtype=np.int64), np.full(length, IGNORE_INDEX, dtype=np.int64)
-    ids[:base] = np.concatenate(pieces)
-    for at, of in labelled:
-        labels[at] = of
-    return PackedSamples(
-        {
-            "input_ids": torch.from_numpy(ids)[None].to(device),
-            "shift_labels": torch.from_numpy(labels)[None].to(device),
-            **tree_arguments(RowLayout.of(trees, length), torch.from_numpy(positions)[None].to(device)),
-        },
-        torch.from_numpy(places).to(device),
-        torch.from_numpy(real).to(device),
-    )
-
-
-def _tree(root: _Node, end: int) -> PrefixTree:
-    """Return the tree of a root whose tokens end at `end` of the row."""
-    nodes, waiting = list[tuple[_Node, int]](), [(root, -1)]
-    while waiting:
-        node, parent = waiting.pop()
-        waiting += [(child, len(nodes)) for child in reversed(node.children)]
-        nodes.append((node, parent))
-    starts = np.array([node.start - root.start for node, _ in nodes], dtype=np.int64)
-    parents = np.array([parent for _, parent in nodes], dtype=np.int64)
-    depths = np.array([node.depth for node, _ in nodes], dtype=np.int64)
-    return PrefixTree(starts, parents, depths, end - root.start)
+    ids, positions = np.zeros(length, dtype=np.int64), np.concatenate([*depths, np.arange(length - base)])
+    ids[:base], labels = np.concatenate(pieces), np.full(length, IGNORE_INDEX, dtype=np.int64)
+    for branch, at in zip(branches, places, strict=True):
+        trained = np.asarray(samples[branch.sample].mask, dtype=bool)[branch.columns]
+        labels[at[trained]] = branch.ids[branch.own[trained]]
+    firsts = np.array(sorted(starts), dtype=np.int64)
+    parents = firsts.searchsorted([starts[first] for first in firsts.tolist()], side="right") - 1
+    forest = PrefixTree(firsts, parents, positions[firsts], base)
+    arguments = {
+        "input_ids": torch.from_numpy(ids)[None].to(device),
+        "shift_labels": torch.from_numpy(labels)[None].to(device),
+        **tree_arguments(RowLayout.of([forest], length), torch.from_numpy(positions)[None].to(device)),
+    }
+    return Packed.of(arguments, (len(samples), sample_tokens), branches, places, device)
 
 
 def pad_branches(
-    samples: Sequence[Sample], sample_tokens: int, pad_id: int, multiple: int, branches: Sequence[Branch]
-) -> PaddedBranches:
-    """Return branches of B samples as padded rows, for models that cannot be trained on trees."""
-    # What a branch shares with an earlier one is its prompt.
-    edges = [max(b.shared, len(samples[b.sample].prompt_ids) if b.indices[0] == 0 else 1) for b in branches]
-    edges = [min(edge, len(b.ids) - 1) if len(b.ids) > 1 else 0 for edge, b in zip(edges, branches, strict=True)]
-    left = -(-max(edges) // multiple) * multiple
-    right = -(-max(len(b.ids) - e for b, e in zip(branches, edges, strict=True)) // multiple) * multiple
+    samples: Sequence[Sample], sample_tokens: int, device: torch.device, branches: Sequence[Branch], pad_id: int
+) -> Packed:
+    """Return branches of B samples as padded rows, for models that cannot be trained on trees: their ids and mask, both
+    (R, L), and the number of columns from the right whose tokens are scored."""
+    edges = [int(branch.own[0]) if len(branch.own) else max(len(branch.ids) - 1, 0) for branch in branches]
+    left, right = (
+        -(-most // PADDED_MULTIPLE) * PADDED_MULTIPLE
+        for most in (max(edges), max(len(b.ids) - edge for b, edge in zip(branches, edges, strict=True)))
+    )
     ids = np.full((len(branches), left + right), pad_id, dtype=np.int64)
-    mask = np.zeros_like(ids)
-    rows, columns = (np.zeros((len(samples), sample_tokens), dtype=np.int64) for _ in range(2))
-    real = np.zeros((len(samples), sample_tokens), dtype=bool)
+    mask, places = np.zeros_like(ids), list[np.ndarray]()
     for row, (branch, edge) in enumerate(zip(branches, edges, strict=True)):
         where = slice(left - edge, left - edge + len(branch.ids))
         ids[row, where], mask[row, where] = branch.ids, 1
-        written = np.arange(edge, len(branch.ids))
-        at = branch.indices[written] - len(samples[branch.sample].prompt_ids)
-        written, at = written[at >= 0], at[at >= 0]
-        rows[branch.sample, at], columns[branch.sample, at], real[branch.sample, at] = row, written - edge, True
-    tensor = torch.from_numpy
-    return PaddedBranches(tensor(ids), tensor(mask), right, tensor(rows), tensor(columns), tensor(real))
-
-
-@dataclass(frozen=True)
-class PaddedBranches:
-    """R rows of P + C' tokens: ids and mask; `keep` is C'. (rows, columns) (B, C): where each token's score stands."""
-
-    ids: torch.Tensor
-    mask: torch.Tensor
-    keep: int
-    rows: torch.Tensor
-    columns: torch.Tensor
-    real: torch.Tensor
-
-    def unpack(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return the samples' scores (B, C) from those of the rows (R, C'); 0 where there is none."""
-        device = scores.device
-        picked = scores[self.rows.to(device), self.columns.to(device)]
-        return torch.where(self.real.to(device), picked, scores.new_zeros(()))
+        places.append(row * right + branch.own - edge)
+    arguments = torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device), right
+    return Packed.of(arguments, (len(samples), sample_tokens), branches, places, device)

@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from etpi_resources.trainers.contracts import (
@@ -83,6 +82,7 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
     from etpi_resources.trainers.workers import proof
     from etpi_resources.trainers.workers.device import choose_compute, device_name, libraries
     from etpi_resources.trainers.workers.layer_kernels import fused_layers
+    from etpi_resources.trainers.workers.sharding import gathered, load_start
     from etpi_resources.trainers.workers.states import States
 
     transformers_logging.disable_progress_bar()
@@ -91,7 +91,8 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
     compute = choose_compute(worker, config.device, config.train.dtype)
     fused = uses_liger(worker, compute, "layer_kernels")
     stored, validation = read_splits(config)
-    model = load(config, compute)
+    lora = config.train.method == "lora"
+    model = load_start(config.base, shards, compute, lora=lora)
     replicated = can_replicate(config.train, compute, model)
     micro_tokens = pass_tokens(config, replicated)
     layout = lay_out(stored, config, micro_tokens, model)
@@ -115,11 +116,14 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
         used_libraries = libraries("liger_kernel") if by_liger else libraries()
         trainer.train(resume_from_checkpoint=continue_from(worker, states, saver, log))
     trained = time.monotonic()
-    counted, gathered = first_pass(trainer, layout.sequences), gather(config, trainer)
-    if gathered is None:
+    counted, whole = (
+        first_pass(trainer, layout.sequences),
+        gathered(trainer, config.base, config.train if lora else None),
+    )
+    if whole is None:
         return None
     used = layout.plan.final_step(config.train.use_step, config.train.use_epoch)
-    saved = proof.finish(config, gathered, saver.lora, saver.folders, used, check_ids(layout.sequences))
+    saved = proof.finish(config, whole, lora, saver.folders, used, check_ids(layout.sequences))
     return SftWorkerResult(
         checkpoints=tuple(saver.entry(step, log.lines) for step in saver.folders),
         log=tuple(log.lines),
@@ -145,23 +149,6 @@ def read_splits(config: SftWorkerConfig) -> tuple[Sequences, Sequences]:
     text = AutoConfig.from_pretrained(config.base, local_files_only=True).get_text_config()
     limits = {"vocabulary": text.vocab_size, "longest": text.max_position_embeddings}
     return read_sequences(config.files, "train", **limits), read_sequences(config.files, "val", **limits)
-
-
-def load(config: SftWorkerConfig, compute: Compute) -> PreTrainedModel:
-    """Load the base, or this process's share of it.
-
-    Trained weights are in float32; a frozen base on a GPU keeps its stored dtype.
-    """
-    import torch
-
-    from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
-    from etpi_resources.trainers.workers.sharding import load_sharded
-
-    base, train = config.base, config.train
-    dtype = stored_dtype(base) if train.method == "lora" and compute.gpu else torch.float32
-    if train.shards > 1:
-        return load_sharded(base, train.shards, gpu=compute.gpu, bf16=compute.dtype == "bf16", dtype=dtype)
-    return load_model(base, dtype)
 
 
 def can_replicate(train: SftSettings, compute: Compute, model: PreTrainedModel) -> bool:
@@ -381,12 +368,13 @@ class CheckpointSaver:
     def save(self, step: int) -> None:
         """Save this step if it is to be kept. A collective: every rank calls it."""
         from etpi_resources.trainers.workers import proof
+        from etpi_resources.trainers.workers.sharding import gathered
 
         if not self._keeps(step):
             return
         config, folder = self._worker.config, self._worker.folder / f"step-{step}"
-        if gathered := gather(config, self._trainer):
-            proof.save_step(config, gathered, self.lora, folder)
+        if whole := gathered(self._trainer, config.base, config.train if self.lora else None):
+            proof.save_step(config, whole, self.lora, folder)
         self.folders[step] = folder
 
     def _keeps(self, step: int) -> bool:
@@ -410,20 +398,6 @@ class CheckpointSaver:
             token_accuracy=next((line.token_accuracy for line in until if line.token_accuracy is not None), None),
             val_loss=next((line.val_loss for line in until if line.val_loss is not None), None),
         )
-
-
-def gather(config: SftWorkerConfig, trainer: WeightedSFTTrainer) -> Any:
-    """Return the trainer with the whole model, for `proof`; None on ranks other than 0. Every rank has to call it."""
-    from etpi_resources.trainers.workers import sharding
-
-    if trainer.args.world_size == 1:
-        return trainer
-    sharded: Any = trainer.model
-    lora = config.train.method == "lora"
-    model = (
-        sharding.gather_adapter(sharded, config.base, config.train) if lora else sharding.gather(sharded, config.base)
-    )
-    return None if model is None else SimpleNamespace(model=model, accelerator=trainer.accelerator)
 
 
 def add_log(

@@ -14,7 +14,8 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -29,18 +30,23 @@ from etpi_resources.trainers.contracts import LoraSettings
 from etpi_resources.trainers.workers.checkpointing import load_model, lora_config, stored_dtype
 from etpi_resources.trainers.workers.plan import MicroBatch
 
+if TYPE_CHECKING:
+    from etpi_resources.trainers.workers.device import Compute
 
-def load_sharded(
-    folder: str | Path, shards: int, *, gpu: bool, bf16: bool, dtype: torch.dtype = torch.float32
-) -> PreTrainedModel:
-    """Return this process's share of a causal language model, kept in `dtype`; on its own GPU, or on the CPU.
 
-    Args:
-        bf16: layers are gathered and compute in bfloat16; gradients are summed in float32 either way.
+def load_start(folder: str | Path, shards: int, compute: Compute, *, lora: bool) -> PreTrainedModel:
+    """Return the causal language model that training starts from; of several shards this process's, on its own GPU, or
+    on the CPU.
+
+    Trained weights are in float32; the frozen base of an adapter on a GPU keeps its stored dtype. In bf16 the layers of
+    shards are gathered and compute in bfloat16, and gradients are summed in float32.
 
     Raises:
         RuntimeError: the number of processes is not `shards`, or there are fewer GPUs.
     """
+    dtype = stored_dtype(folder) if lora and compute.gpu else torch.float32
+    if shards == 1:
+        return load_model(folder, dtype)
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != shards:
         raise RuntimeError(
@@ -48,7 +54,7 @@ def load_sharded(
             "`run_worker(..., processes=train.shards)`"
         )
     here = int(os.environ.get("LOCAL_WORLD_SIZE", str(shards)))
-    if gpu and torch.cuda.device_count() < here:
+    if compute.gpu and torch.cuda.device_count() < here:
         raise RuntimeError(
             f"train.shards = {shards} runs {here} ranks here, and the torch of this interpreter sees "
             f"{torch.cuda.device_count()} GPUs; lower train.shards"
@@ -57,7 +63,7 @@ def load_sharded(
     warnings.filterwarnings("ignore", message=".*returned a view tensor", category=UserWarning)
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, use_safetensors=True, local_files_only=True,
-        distributed_config=DistributedConfig(fsdp_size=shards, fsdp_mixed_precision=bf16),
+        distributed_config=DistributedConfig(fsdp_size=shards, fsdp_mixed_precision=compute.dtype == "bf16"),
     )  # fmt: skip
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -68,7 +74,8 @@ def load_sharded(
 
 
 def mean_gradients(model: torch.nn.Module) -> None:
-    """Have a sharded model's gradients averaged over the processes, as DDP does, instead of summed."""
+    """Have a sharded model's gradients averaged over the processes, as DDP does, instead of summed; without effect on
+    others."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(float(dist.get_world_size()))
@@ -152,6 +159,19 @@ def reshard(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def gathered(trainer: Any, base: str | Path, adapter: LoraSettings | None = None) -> Any:
+    """Return the trainer with the whole model, for `proof`; None on ranks other than 0. Every rank has to call it.
+
+    Args:
+        base: the folder that its model was loaded from. adapter: settings of the adapter of a sharded base.
+    """
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if not is_sharded(model):
+        return trainer if trainer.accelerator.is_main_process else None
+    whole = gather_adapter(model, base, adapter) if adapter else gather(model, base)
+    return None if whole is None else SimpleNamespace(model=whole, accelerator=trainer.accelerator)
 
 
 def gather_adapter(model: PreTrainedModel, base: str | Path, settings: LoraSettings) -> Any:
