@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from etpi.audit.heldout import HeldOut
 from etpi.audit.report import SHOWN, Example, Report
-from etpi.init.student import Student
+from etpi.init.student import read_student
 from etpi_assets.curation import call_results, recorded_text
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.id_rows import has_bodies, mask_faults
@@ -33,6 +33,7 @@ from etpi_assets.importers.format import ImportResult
 from etpi_assets.importers.rows import is_table
 from etpi_assets.importers.source import Unreadable, without_padding
 from etpi_assets.importers.token_rows import ids_and_labels
+from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.experiment import GatesSection, PairsSection
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.calls import stored_call
@@ -92,11 +93,19 @@ class _Block:
 
 
 class Examiner:
-    """Examines blocks of rows; created once in each worker process."""
+    """Examines blocks of rows; created once in each worker process, which loads the tokenizer.
 
-    def __init__(self, student: Student, held: HeldOut | None = None) -> None:
-        assert student.chat is not None
-        self._chat, self._context, self._held = student.chat, student.context, held
+    Raises:
+        SpecError, ValueError: the model, or the held-out tasks, cannot be read.
+    """
+
+    def __init__(self, model: str, heldout: Path | None = None) -> None:
+        student = read_student(model)
+        if student.chat is None:
+            raise SpecError(f"model {model}: {student.unknown}")
+        self._chat, self._context = student.chat, student.context
+        self._held = HeldOut.read(heldout, self._chat) if heldout else None
+        self._lengths = self._held.lengths if self._held else []
         keeps: dict[str, Any] = {"history_think": "keep", "strip_think": False, "drop_unparseable": False}
         self._rendered = PairsSection(capture="retokenised", drop_truncated=False, **keeps)
         self._native = PairsSection(capture="native", drop_truncated=False, **keeps)
@@ -112,6 +121,7 @@ class Examiner:
         """Return the report of the rows, their conversations, and the tokens of first prompts."""
         block = _Block()
         block.report.rows = len(items)
+        block.report.heldout, self._lengths = self._lengths, []
         for item in items:
             self._read(item, block)
         chains = list[Chain]()

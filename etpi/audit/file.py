@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from etpi.audit.examine import Chain, Examiner, RawRow
-from etpi.audit.heldout import HeldOut
 from etpi.audit.report import SHOWN, Example, Report
-from etpi.init.student import Student
 from etpi_assets.curation.gates import prompt_length_ratio
 from etpi_assets.importers import Plan, UnknownFormat, importer_named, plan, read_options
 from etpi_assets.importers.format import ImportResult, source_of
@@ -32,11 +30,11 @@ _LEAST_OFFERED, _LEAST_CALLING = 100, 0.01
 """Turns of rows with tools from which calls are counted, and the share of them that has to call one."""
 
 
-def audit_file(path: Path, student: Student, heldout: Path | None = None, format: str = "auto") -> Report:
+def audit_file(path: Path, model: str, heldout: Path | None = None, format: str = "auto") -> Report:
     """Return the findings on the rows of a file or folder.
 
     Raises:
-        FileNotFoundError, ValueError: nothing is there, or as `importers.plan`.
+        FileNotFoundError, ValueError: nothing is there, or as `importers.plan` and `Examiner`.
     """
     try:
         chosen = plan(format, path)
@@ -44,16 +42,12 @@ def audit_file(path: Path, student: Student, heldout: Path | None = None, format
         if not row_files(files_below(path)):
             raise
         chosen = plan("messages", path)
-    assert student.chat is not None
-    held = HeldOut.read(heldout, student.chat) if heldout is not None else None
     report, repeats, firsts = Report(str(path), "+".join(chosen.formats)), _Repeats(), array("I")
     packed = (".parquet", ".gz", ".zst")
     size = sum(file.stat().st_size * (_PACKED if file.name.endswith(packed) else 1) for file in files_below(path))
-    factory = partial(Examiner, student, held)
-    blocks = _blocks(_items(chosen, path))
-    for part, chains, prompts in ordered_map(
-        factory, blocks, workers=workers_for(size * _SECONDS_PER_BYTE), reads=[path]
-    ):
+    factory = partial(Examiner, model, heldout)
+    workers = workers_for(size * _SECONDS_PER_BYTE)
+    for part, chains, prompts in ordered_map(factory, _blocks(_items(chosen, path)), workers=workers, reads=[path]):
         report.add(part)
         repeats.add(chains)
         firsts.extend(prompts)
@@ -61,8 +55,8 @@ def audit_file(path: Path, student: Student, heldout: Path | None = None, format
     if report.offered >= _LEAST_OFFERED and report.calling < _LEAST_CALLING * report.offered:
         example = Example(report.path, f"{report.calling} of {report.offered} turns call a tool")
         report.finding("few_calls").add(*report.offering, [example])
-    if held and held.lengths:
-        gate = prompt_length_ratio(firsts, held.lengths, GatesSection(prompt_length_ratio=_LENGTH_RATIO))
+    if report.heldout:
+        gate = prompt_length_ratio(firsts, report.heldout, GatesSection(prompt_length_ratio=_LENGTH_RATIO))
         report.notes.append(gate.message)
         if not gate.passed:
             report.finding("prompt_length").add(len(firsts), report.label_tokens, [Example(report.path, gate.message)])

@@ -13,7 +13,7 @@ import pytest
 from etpi import cli
 from etpi.audit.file import audit_file
 from etpi.audit.report import KINDS, Report, page
-from etpi.init.student import Student, read_student
+from etpi_resources.chat.format import load_chat_format
 from tests.support.audited import MESSAGE_FAULTS, as_ids, conversations, id_faults, model_folder, verl_rows, write_rows
 
 COUNT, FAULTY = 12, (2, 5)
@@ -26,8 +26,8 @@ def model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def student(model: Path) -> Student:
-    return read_student(str(model))
+def student(model: Path) -> str:
+    return str(model)
 
 
 @pytest.fixture
@@ -43,9 +43,8 @@ def rows_of(report: Report, kind: str) -> set[int]:
     return {int(example.row.rpartition(" ")[2]) for example in report.findings[kind].examples}
 
 
-def chat_of(student: Student) -> Any:
-    assert student.chat is not None
-    return student.chat
+def chat_of(student: str) -> Any:
+    return load_chat_format(student)
 
 
 @pytest.mark.parametrize("name", ["trl.jsonl", "verl.parquet", "ids.jsonl", "ids.parquet"])
