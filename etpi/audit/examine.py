@@ -29,6 +29,7 @@ from etpi_assets.curation.pairs import CapturedAgent, make_pairs
 from etpi_assets.curation.student_form import StudentForm, tool_name
 from etpi_assets.curation.template_check import TemplateCheck
 from etpi_assets.importers import importer_named, read_options, secrets
+from etpi_assets.importers.account import Account
 from etpi_assets.importers.format import ImportResult
 from etpi_assets.importers.rows import is_table
 from etpi_assets.importers.source import Unreadable, without_padding
@@ -99,7 +100,7 @@ class Examiner:
         SpecError, ValueError: the model, or the held-out tasks, cannot be read.
     """
 
-    def __init__(self, model: str, heldout: Path | None = None) -> None:
+    def __init__(self, model: str, heldout: Path | None = None, columns: Mapping[str, str] | None = None) -> None:
         student = read_student(model)
         if student.chat is None:
             raise SpecError(f"model {model}: {student.unknown}")
@@ -111,7 +112,9 @@ class Examiner:
         self._native = PairsSection(capture="native", drop_truncated=False, **keeps)
         self._syntax = LabelSyntax(self._chat, GatesSection())
         self._check = TemplateCheck(self._chat, self._rendered, {})
-        self._options = read_options({"tokenizer": self._chat.name, "capture": "native"})
+        self._account = Account()
+        options = {"tokenizer": self._chat.name, "capture": "native", **({"map": columns} if columns else {})}
+        self._options = read_options(options, self._account)
         self._form = StudentForm(self._chat)
         self._opens_call = self._chat.words.form if self._chat.inline_id(CALL) is not None else None
         self._compared = False
@@ -129,6 +132,7 @@ class Examiner:
             records = [r for name, r in block.records.items() if (name in block.ids) is is_ids]
             if records:
                 chains += self._examine(records, block, is_ids)
+        block.report.unread = self._account.take()
         return block.report, chains, block.firsts
 
     def _read(self, item: RawRow | ImportResult, block: _Block) -> None:
@@ -162,7 +166,8 @@ class Examiner:
             place = f"{item.source}, row {item.row}" if item.row is not None else item.source
             spans = _spans(ids, [False] * len(ids), None, self._chat) if ids else ()
             block.report.tokens += len(ids or ())
-            block.report.finding(kind).add(1, 0, [Example(place, f"{item.reason}: {item.detail}"[:300], spans)])
+            detail = f"{item.reason}: {item.detail.removeprefix(place).lstrip(':, ')}"
+            block.report.finding(kind).add(1, 0, [Example(place, detail[:300], spans)])
             return
         block.records[item.rollout_id] = item
         if ids is not None and labels is not None:
@@ -214,6 +219,9 @@ class Examiner:
         offered = [*map(tool_name, record.tools or ())]
         if keys := secrets.found(record):
             block.hit(name, "secret", ", ".join(keys))
+        reward = (record.outcome or {}).get("reward")
+        if reward is not None and reward <= 0:
+            block.hit(name, "failed", f"its reward is {reward:g}")
         if self._held and (detail := self._held.leak(record)):
             block.hit(name, "leak", detail)
         for agent in record.agents:

@@ -25,10 +25,8 @@ from etpi_assets.tasks.family import Task
 
 BANDWIDTH = 4.8e12
 """Bytes that an H200 reads from its memory in a second (NVIDIA's data sheet)."""
-MEASURED = ((0.135e9, 1616.0), (4.0e9, 79.0))
-"""(parameters, output tokens a second) of the in-process engine on an H200: SmolLM2-135M in evaluation, and SAMPLES
-rollouts of Qwen3-4B's shape in reinforcement (bench/README.md)."""
-SAMPLES = 8
+STEPS = 25.0
+"""The most steps that the in-process engine made in a second on an H200: SmolLM2-135M (bench/README.md)."""
 AT_ONCE = 64
 """Rollouts at once on any machine; with more than 8 cores there are more, and the real machine's are not known."""
 WRITTEN = 0.66e9
@@ -139,26 +137,14 @@ def _timed(part: str, amount: str, tokens: float, seconds: float | None, formula
 
 def decoding(engine: str, shape: Shape | None, tokens: float, at_once: int) -> tuple[float | None, str]:
     """Return the seconds that tokens of that number of sequences at once take at least (None: unknown), and why."""
-    from etpi_resources.engines.transformers import SLOTS  # imports torch
-
     if shape is None:
         return None, "the size of the model is not known"
-    if engine != "transformers":
-        return tokens / at_once * 2 * shape.parameters / BANDWIDTH, (
-            f"vLLM was not measured: at best a step of {at_once} sequences reads 2 bytes a parameter at "
-            f"{BANDWIDTH / 1e12:.1f} TB/s"
-        )
-    (small, fast), (large, slow) = MEASURED
-    if not small <= shape.parameters <= 1.1 * large:
-        only = f"models of {small / 1e9:g} to {large / 1e9:g} B parameters"
-        return None, f"the in-process engine was measured with {only} only"
-    scaled = slow * min(at_once, SLOTS) / SAMPLES
-    share = math.log(min(shape.parameters, large) / small) / math.log(large / small)
-    rate = fast * (scaled / fast) ** share
-    return tokens / rate, (
-        f"in-process engine, at best {rate:,.0f} tokens/s of {at_once} sequences: between an H200's {fast:,.0f} of "
-        f"{small / 1e9:g} B and {scaled:,.0f} of {large / 1e9:g} B ({slow:g} of {SAMPLES} sequences)"
-    )
+    seconds = 2 * shape.parameters / BANDWIDTH
+    how = f"at best a step of {at_once} sequences reads 2 bytes a parameter at {BANDWIDTH / 1e12:.1f} TB/s"
+    if engine == "transformers":
+        at_once, seconds = min(at_once, AT_ONCE), max(seconds, 1 / STEPS)
+        how = f"at best the in-process engine makes {STEPS:g} steps of {at_once} sequences a second; {how}"
+    return tokens / at_once * seconds, how
 
 
 def _agents(agent: AgentSection) -> int:

@@ -169,7 +169,7 @@ class ChatFormat:
         """The tokenizer, which encodes control tokens as plain text."""
         from tokenizers import Tokenizer
 
-        # Another one, because every call of the transformers tokenizer resets the flag below; they share the vocabulary.
+        # Another one on the same vocabulary: every call of the transformers tokenizer resets the flag below.
         whole = self.tokenizer.backend_tokenizer
         core = Tokenizer(whole.model)
         core.normalizer, core.pre_tokenizer, core.decoder = whole.normalizer, whole.pre_tokenizer, whole.decoder

@@ -252,3 +252,19 @@ def test_page_shows_the_missing_end_in_a_browser(chromium, student, clean, tmp_p
     options = ["--headless", "--no-sandbox", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", file.as_uri()]
     shown = subprocess.run([chromium, *options], capture_output=True, text=True, check=True, timeout=120).stdout
     assert 'class="cut fault"' in shown and "the end of the turn is missing" in shown
+
+
+def test_columns_that_nothing_reads_and_bad_ratings_are_found(student, clean, tmp_path):
+    rows = [{**row, "keep_it": number % 2 == 0, "label": number != 5} for number, row in enumerate(clean)]
+    report = audit_file(write_rows(tmp_path / "rows.jsonl", rows), student)
+    assert kinds(report) == {"unread": COUNT, "failed": 1} and rows_of(report, "failed") == {5}
+    assert "keep_it" in report.findings["unread"].examples[0].detail
+
+
+def test_columns_of_no_known_format_are_named_or_a_remedy_is_given(student, clean, tmp_path):
+    answers = [{"task": row["messages"][1]["content"], "reply": row["messages"][-1]["content"]} for row in clean]
+    path = write_rows(tmp_path / "rows.jsonl", answers)
+    unknown = audit_file(path, student)
+    assert kinds(unknown) == {"unreadable": COUNT} and unknown.format == "unknown" and "task" in unknown.notes[0]
+    named = audit_file(path, student, columns="prompt=task,answer=reply")
+    assert kinds(named) == {} and named.labels == COUNT
