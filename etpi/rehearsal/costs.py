@@ -339,36 +339,25 @@ def cache_bytes(shape: Shape, tokens: int) -> float:
     return 2.0 * shape.attention * shape.keys * 2 * tokens
 
 
-def _trains_on(spec: ExperimentSpec) -> bool:
-    """Return whether training goes on after the checkpoint that is used, and keeps the last one too."""
-    return not spec.train.stop_at_used and bool(spec.train.use_epoch or spec.train.use_step)
-
-
 def _host(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Cost:
-    weights, handed, rl, stages = 2 * shape.parameters, 0.0, spec.rl, []  # (training, its checkpoints, its processes)
+    weights, rl = 2 * shape.parameters, spec.rl
+    saved, processes = 0, [1]  # whole models: those of an adapter are stored merged
     if spec.train.method != "none":
-        stages.append((supervised(spec), 1 + _trains_on(spec), spec.train.shards))
+        goes_on = not spec.train.stop_at_used and bool(spec.train.use_epoch or spec.train.use_step)
+        saved, processes = 1 + goes_on, [*processes, spec.train.shards]
     if rl.method != "none":
         every = rl.save_steps or rl.steps
         kept = {rl.last_step, rl.use_step or rl.steps, *range(every, rl.last_step + 1, every)}
-        stages.append((reinforcement(spec, shape), len(kept), rl.processes))
-        handed = 2 * stages[-1][0].trained(shape) if rl.engine == "vllm" else 0.0
-    # Each checkpoint of an adapter is stored merged, too.
-    saved = len(spec.seeds) * sum(
-        number * (weights + (0 if t.full else 2 * t.trained(shape))) for t, number, _ in stages
-    )
-    state = max(((4 + t.state_bytes) * t.trained(shape) for t, _, _ in stages), default=0.0)
-    processes = max([1, *(number for _, _, number in stages)])
-    models = [
-        model_shape(m) for m in {students.model_name(spec.base), *(model for _, model, _ in teachers(spec, specs))}
-    ]
-    stored = sum(2 * other.parameters for other in models if other) + saved + handed
-    unknown = [f"states to resume from, {state / 1e9:.1f} GB each"] if stages else []
-    unknown += ["models of unknown size"] if None in models else []
+        saved, processes = saved + len(kept), [*processes, rl.processes]
+    names = {students.model_name(spec.base), *(model for _, model, _ in teachers(spec, specs))}
+    read = sum(2 * other.parameters for name in names if (other := model_shape(name)))
+    number, saved = max(processes), saved * len(spec.seeds)
+    handed = rl.method != "none" and rl.engine == "vllm" and rl.tuning == "full"  # to the servers, through the disk
     return Cost(
         "host",
-        f"at least {(weights * processes + handed) / GIB:.0f} GiB of memory, {stored / 1e9:.0f} GB of disk",
-        f"models of 2 bytes a weight, read by {processes} {'process' if processes == 1 else 'processes'}; checkpoints "
-        f"{saved / 1e9:.0f} GB{'; weights that are handed over' if handed else ''}; to be added, since not known: "
-        + ", ".join([*unknown, "data, sandboxes, images of containers, the lake"]),
+        f"at least {weights * (number + handed) / GIB:.0f} GiB of memory, "
+        f"{(read + (saved + handed) * weights) / 1e9:.0f} GB of disk",
+        f"2 bytes a weight, read by {number} {'process' if number == 1 else 'processes'}; {saved} saved models; to be "
+        "added, since not known: adapters, states to resume from, models of unknown size, data, sandboxes, images of "
+        "containers, the lake",
     )
