@@ -59,11 +59,11 @@ def audit_file(
         repeats.add(chains)
         firsts.extend(prompts)
     repeats.report(report)
-    for unread in findings(account.figures() | report.unread):
-        if unread.stops:
-            example = Example(report.path, f"{unread.name}: {unread.count:,} values, {unread.kind}")
-            report.finding("unread").examples.append(example)
-            report.finding("unread").rows = max(report.finding("unread").rows, min(unread.count, report.rows))
+    account.evidence |= report.unread
+    if unread := [each for each in findings(account.figures()) if each.stops]:
+        rows = min(report.rows, max(each.count for each in unread))
+        examples = [Example(report.path, f"{each.name}: {each.count:,} values, {each.kind}") for each in unread]
+        report.finding("unread").add(rows, 0, examples)
     if report.offered >= _LEAST_OFFERED and report.calling < _LEAST_CALLING * report.offered:
         example = Example(report.path, f"{report.calling} of {report.offered} turns call a tool")
         report.finding("few_calls").add(*report.offering, [example])

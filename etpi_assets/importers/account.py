@@ -73,12 +73,6 @@ class Account:
 
         return count
 
-    def take(self) -> dict[str, dict[str, int]]:
-        """Return the figures, and begin anew."""
-        figures = self.figures()
-        self.evidence.clear()
-        return figures
-
     def figures(self) -> dict[str, dict[str, int]]:
         """Return the evidence as figures that add up: "where key" -> counts."""
         return {f"{where} {key}": dict(counts) for (where, key), counts in self.evidence.items()}
