@@ -268,3 +268,8 @@ def test_columns_of_no_known_format_are_named_or_a_remedy_is_given(student, clea
     assert kinds(unknown) == {"unreadable": COUNT} and unknown.format == "unknown" and "task" in unknown.notes[0]
     named = audit_file(path, student, columns="prompt=task,answer=reply")
     assert kinds(named) == {} and named.labels == COUNT
+
+
+def test_weights_of_the_model_are_not_read(student, clean, tmp_path, monkeypatch):
+    monkeypatch.setattr("etpi.init.student.folder_hash", lambda folder: pytest.fail("the weights are read"))
+    assert kinds(audit_file(write_rows(tmp_path / "rows.jsonl", clean), student)) == {}
