@@ -212,6 +212,7 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 @click.option("--model", "--student", "model", metavar="MODEL", help="the model to train, as for `etpi init`")
 @click.option("--heldout", metavar="PATH", help="tasks of the evaluation, which no row may have")
 @click.option("--format", default="auto", metavar="FORMAT", help="format of the rows (default: recognised)")
+@click.option("--map", "columns", metavar="KEY=PATH,...", help="columns of rows of no known format, as for `etpi init`")
 @click.option(
     "--fail-on", default="error=0", show_default=True, metavar="LEVEL[=SHARE]",
     help="exit with 1 if a finding of this level (error, warning, note, never) hits more of the label tokens",
@@ -223,8 +224,8 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 @click.option("--api-key-env", "key_env", metavar="VARIABLE", help="environment variable with the server's key")
 @JSON
 def audit(
-    source: str, model: str | None, heldout: str | None, format: str, fail_on: str, page: str | None,
-    base: str | None, server: str | None, name: str | None, key_env: str | None, as_json: bool,
+    source: str, model: str | None, heldout: str | None, format: str, columns: str | None, fail_on: str,
+    page: str | None, base: str | None, server: str | None, name: str | None, key_env: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Find what is wrong with a training file or a checkpoint: no lake, no specs (docs/audit.md).
 
@@ -238,14 +239,12 @@ def audit(
     start = time.monotonic()
     if bool(model) == bool(base) or bool(server) != bool(name) or (server and not base):
         raise click.UsageError("write FILE --model MODEL, or CHECKPOINT --base MODEL [--server URL --name NAME]")
-    if base and (heldout or page or format != "auto"):
-        raise click.UsageError(
-            "a checkpoint takes --server, --name and --json; --heldout, --page and --format are of files"
-        )
+    if base and (heldout or page or columns or format != "auto"):
+        raise click.UsageError("a checkpoint takes --server, --name and --json; the other options are of files")
     if base:
         return command.show_checks(command.of_checkpoint(source, base, server, name, key_env), source, base, as_json)
     assert model
-    return command.show(command.of_file(source, model, heldout, format), start, fail_on, as_json, page)
+    return command.show(command.of_file(source, model, heldout, format, columns), start, fail_on, as_json, page)
 
 
 _INIT: dict[str, tuple[Any, str]] = {

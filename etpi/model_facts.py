@@ -29,7 +29,7 @@ def show(model: str, template: str | None) -> int:
     if student.chat is None:
         raise SpecError(f"{model}: {student.unknown}")
     try:
-        chat = load_chat_format(student.base.get("tokenizer", "tiny"), template) if template else student.chat
+        chat = load_chat_format(student.names.get("tokenizer", "tiny"), template) if template else student.chat
     except (OSError, ValueError) as error:
         raise SpecError(f"--template {template}: {error}") from error
     print("[base]")

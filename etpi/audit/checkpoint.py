@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,12 +42,12 @@ def audit_checkpoint(folder: Path, base: Path, server: Server | None = None) -> 
         raise ValueError(f"{folder} holds neither config.json nor adapter_config.json: name a folder with a checkpoint")
     if whole:  # an adapter is served with its base's files
         yield from _of_files(whole, base)
-    saved, model = _compare(whole, adapter, base)
+    saved, model, of_base = _compare(whole, adapter, base)
     for judge in JUDGES:
         yield judge(SimpleNamespace(saved=saved))  # pyright: ignore[reportArgumentType]
     if server:
         source = whole if whole and (whole / "tokenizer.json").is_file() else base
-        yield from _of_server(*server, load_chat_format(str(source)), model, base)
+        yield from _of_server(*server, load_chat_format(str(source)), model, of_base)
 
 
 def _of_files(whole: Path, base: Path) -> Iterator[CheckOutcome]:
@@ -70,8 +71,8 @@ def _of_files(whole: Path, base: Path) -> Iterator[CheckOutcome]:
     yield CheckOutcome("dtype_as_base", stored == expected, f"config.json names {stored}, that of the base {expected}")
 
 
-def _compare(whole: Path | None, adapter: Path | None, base: Path) -> tuple[SavedFigures, Any]:
-    """Return the figures of the weights, and the checkpoint in float32."""
+def _compare(whole: Path | None, adapter: Path | None, base: Path) -> tuple[SavedFigures, Any, Any]:
+    """Return the figures of the weights, the checkpoint in float32, and its base: None if it is below an adapter."""
     import torch
 
     from etpi_resources.trainers.workers import checkpointing as cp
@@ -81,23 +82,26 @@ def _compare(whole: Path | None, adapter: Path | None, base: Path) -> tuple[Save
     if adapter is None:
         assert whole is not None
         model = cp.load_model(whole, torch.float32)
-        same, trained, changed = cp.changes_from_base(model, base)
+        before = cp.load_model(base, torch.float32)
+        same, trained, changed = cp.changes_from_base(model, before, stored)
         common |= {"unchanged": tuple(same if len(same) == trained else ())}  # a part may be frozen on purpose
-        return SavedFigures(**common, changed_share=changed, differing=(), trained=trained), model
+        return SavedFigures(**common, changed_share=changed, differing=(), trained=trained), model, before
     attached, merged, differing = cp.attach_adapter(base, adapter), None, list[str]()
+    saved = cp.load_model(whole, stored) if whole else None
     for dtype in dict.fromkeys((torch.float32, stored)):  # a merge is computed in either
-        merged = cp.attach_adapter(base, adapter, dtype).merge_and_unload()
-        differing = cp.differing_tensors(merged, cp.load_model(whole, stored), stored) if whole else []
+        again = deepcopy(attached) if dtype == torch.float32 else cp.attach_adapter(base, adapter, dtype)
+        merged = again.merge_and_unload()
+        differing = cp.differing_tensors(merged, saved, stored) if saved else []
         if not differing:
             break
     assert merged is not None
     zero, count = cp.zero_adapters(adapter)
     common |= {"zero_adapters": tuple(zero), "adapters": count, "differing": tuple(differing)}
-    return SavedFigures(**common, changed_share=cp.merged_share(attached, merged, stored)), attached
+    return SavedFigures(**common, changed_share=cp.merged_share(attached, merged, stored)), attached, None
 
 
 def _of_server(
-    url: str, name: str, key_env: str | None, chat: ChatFormat, model: Any, base: Path
+    url: str, name: str, key_env: str | None, chat: ChatFormat, model: Any, base: Any
 ) -> Iterator[CheckOutcome]:
     """Have the server answer prompts, and compare the probabilities of its answers with the files'."""
     import torch
@@ -120,11 +124,13 @@ def _of_server(
     yield CheckOutcome(
         check, whole, f"{len(turns)} answers come with {'' if whole else 'no '}ids and log-probabilities"
     )
-    gaps, models = [0.0, 0.0], (model, cp.load_model(base, torch.float32))
+    gaps = [0.0, 0.0]
     for turn in turns if whole else ():
         output = torch.tensor(turn.output_ids)[:, None]
-        for of, scorer in enumerate(models):
-            scores = cp.logits_of(scorer, torch.tensor([[*(turn.prompt_ids or ()), *(turn.output_ids or ())]]))
+        for of, scorer in enumerate((model, base)):
+            with model.disable_adapter() if scorer is None else nullcontext():  # the base below an adapter
+                ids = torch.tensor([[*(turn.prompt_ids or ()), *(turn.output_ids or ())]])
+                scores = cp.logits_of(scorer or model, ids)
             expected = scores[0, -len(output) - 1 : -1].log_softmax(-1).gather(-1, output)[:, 0]
             gaps[of] += float((expected - torch.tensor(turn.logprobs)).abs().mean()) / len(turns)
     of_files, of_base = gaps

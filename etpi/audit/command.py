@@ -16,15 +16,12 @@ from etpi_assets.specs.load import SpecError
 from etpi_resources.lake.check_outcome import CheckOutcome
 
 
-def of_file(source: str, model: str, heldout: str | None, format: str) -> Report:
+def of_file(source: str, model: str, heldout: str | None, format: str, columns: str | None) -> Report:
     """Audit a training file. Raises UsageError: the file or the model cannot be read."""
     try:
-        student = read_student(model)
-        if student.chat is None:
-            raise SpecError(f"model {model}: {student.unknown}")
         if any((Path(source) / name).is_file() for name in ("config.json", "adapter_config.json")):
             raise SpecError(f"{source} is a checkpoint: write --base MODEL, the model it was trained from")
-        return audit_file(Path(source), student, Path(heldout) if heldout else None, format)
+        return audit_file(Path(source), model, Path(heldout) if heldout else None, format, columns)
     except (SpecError, ValueError, FileNotFoundError) as error:
         raise click.UsageError(str(error)) from error
 

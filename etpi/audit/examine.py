@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from etpi.audit.heldout import HeldOut
 from etpi.audit.report import SHOWN, Example, Report
-from etpi.init.student import Student
+from etpi.init.student import read_student
 from etpi_assets.curation import call_results, recorded_text
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.id_rows import has_bodies, mask_faults
@@ -29,10 +29,12 @@ from etpi_assets.curation.pairs import CapturedAgent, make_pairs
 from etpi_assets.curation.student_form import StudentForm, tool_name
 from etpi_assets.curation.template_check import TemplateCheck
 from etpi_assets.importers import importer_named, read_options, secrets
+from etpi_assets.importers.account import Account
 from etpi_assets.importers.format import ImportResult
 from etpi_assets.importers.rows import is_table
 from etpi_assets.importers.source import Unreadable, without_padding
 from etpi_assets.importers.token_rows import ids_and_labels
+from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.experiment import GatesSection, PairsSection
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.calls import stored_call
@@ -92,17 +94,27 @@ class _Block:
 
 
 class Examiner:
-    """Examines blocks of rows; created once in each worker process."""
+    """Examines blocks of rows; created once in each worker process, which loads the tokenizer.
 
-    def __init__(self, student: Student, held: HeldOut | None = None) -> None:
-        assert student.chat is not None
-        self._chat, self._context, self._held = student.chat, student.context, held
+    Raises:
+        SpecError, ValueError: the model, or the held-out tasks, cannot be read.
+    """
+
+    def __init__(self, model: str, heldout: Path | None = None, columns: Mapping[str, str] | None = None) -> None:
+        student = read_student(model)
+        if student.chat is None:
+            raise SpecError(f"model {model}: {student.unknown}")
+        self._chat, self._context = student.chat, student.context
+        self._held = HeldOut.read(heldout, self._chat) if heldout else None
+        self._lengths = self._held.lengths if self._held else []
         keeps: dict[str, Any] = {"history_think": "keep", "strip_think": False, "drop_unparseable": False}
         self._rendered = PairsSection(capture="retokenised", drop_truncated=False, **keeps)
         self._native = PairsSection(capture="native", drop_truncated=False, **keeps)
         self._syntax = LabelSyntax(self._chat, GatesSection())
         self._check = TemplateCheck(self._chat, self._rendered, {})
-        self._options = read_options({"tokenizer": self._chat.name, "capture": "native"})
+        self._account = Account()
+        options = {"tokenizer": self._chat.name, "capture": "native", **({"map": columns} if columns else {})}
+        self._options = read_options(options, self._account)
         self._form = StudentForm(self._chat)
         self._opens_call = self._chat.words.form if self._chat.inline_id(CALL) is not None else None
         self._compared = False
@@ -112,6 +124,7 @@ class Examiner:
         """Return the report of the rows, their conversations, and the tokens of first prompts."""
         block = _Block()
         block.report.rows = len(items)
+        block.report.heldout, self._lengths = self._lengths, []
         for item in items:
             self._read(item, block)
         chains = list[Chain]()
@@ -119,6 +132,7 @@ class Examiner:
             records = [r for name, r in block.records.items() if (name in block.ids) is is_ids]
             if records:
                 chains += self._examine(records, block, is_ids)
+        block.report.unread, self._account.evidence = self._account.evidence, {}
         return block.report, chains, block.firsts
 
     def _read(self, item: RawRow | ImportResult, block: _Block) -> None:
@@ -152,7 +166,8 @@ class Examiner:
             place = f"{item.source}, row {item.row}" if item.row is not None else item.source
             spans = _spans(ids, [False] * len(ids), None, self._chat) if ids else ()
             block.report.tokens += len(ids or ())
-            block.report.finding(kind).add(1, 0, [Example(place, f"{item.reason}: {item.detail}"[:300], spans)])
+            detail = f"{item.reason}: {item.detail.removeprefix(place).lstrip(':, ')}"
+            block.report.finding(kind).add(1, 0, [Example(place, detail[:300], spans)])
             return
         block.records[item.rollout_id] = item
         if ids is not None and labels is not None:
@@ -204,6 +219,9 @@ class Examiner:
         offered = [*map(tool_name, record.tools or ())]
         if keys := secrets.found(record):
             block.hit(name, "secret", ", ".join(keys))
+        reward = (record.outcome or {}).get("reward")
+        if reward is not None and reward <= 0:
+            block.hit(name, "failed", f"its reward is {reward:g}")
         if self._held and (detail := self._held.leak(record)):
             block.hit(name, "leak", detail)
         for agent in record.agents:

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from etpi.audit.examine import Chain, Examiner, RawRow
-from etpi.audit.heldout import HeldOut
 from etpi.audit.report import SHOWN, Example, Report
-from etpi.init.student import Student
 from etpi_assets.curation.gates import prompt_length_ratio
-from etpi_assets.importers import Plan, UnknownFormat, importer_named, plan, read_options
+from etpi_assets.importers import Plan, UnknownFormat, importer_named, plan, read_map, read_options
+from etpi_assets.importers.account import Account, findings
 from etpi_assets.importers.format import ImportResult, source_of
 from etpi_assets.importers.rows import files_below, row_files
 from etpi_assets.specs.experiment import GatesSection
@@ -32,50 +31,57 @@ _LEAST_OFFERED, _LEAST_CALLING = 100, 0.01
 """Turns of rows with tools from which calls are counted, and the share of them that has to call one."""
 
 
-def audit_file(path: Path, student: Student, heldout: Path | None = None, format: str = "auto") -> Report:
-    """Return the findings on the rows of a file or folder.
+def audit_file(
+    path: Path, model: str, heldout: Path | None = None, format: str = "auto", columns: str | None = None
+) -> Report:
+    """Return the findings on the rows of a file or folder. `columns`: the map of rows of no known format.
 
     Raises:
-        FileNotFoundError, ValueError: nothing is there, or as `importers.plan`.
+        FileNotFoundError, ValueError: nothing is there, or as `importers.plan` and `Examiner`.
     """
+    notes = list[str]()
+    read = read_map(columns) if columns else None
     try:
-        chosen = plan(format, path)
-    except UnknownFormat:
+        chosen = plan("mapped" if read else format, path)
+    except UnknownFormat as unknown:
         if not row_files(files_below(path)):
             raise
-        chosen = plan("messages", path)
-    assert student.chat is not None
-    held = HeldOut.read(heldout, student.chat) if heldout is not None else None
-    report, repeats, firsts = Report(str(path), "+".join(chosen.formats)), _Repeats(), array("I")
+        chosen, notes = plan("messages", path), [str(unknown)]
+    formats = "unknown" if notes else "+".join(chosen.formats)
+    report, repeats, firsts = Report(str(path), formats, notes=notes), _Repeats(), array("I")
     packed = (".parquet", ".gz", ".zst")
     size = sum(file.stat().st_size * (_PACKED if file.name.endswith(packed) else 1) for file in files_below(path))
-    factory = partial(Examiner, student, held)
-    blocks = _blocks(_items(chosen, path))
-    for part, chains, prompts in ordered_map(
-        factory, blocks, workers=workers_for(size * _SECONDS_PER_BYTE), reads=[path]
-    ):
+    factory, account = partial(Examiner, model, heldout, read), Account()
+    workers = workers_for(size * _SECONDS_PER_BYTE)
+    blocks = _blocks(_items(chosen, path, account))
+    for part, chains, prompts in ordered_map(factory, blocks, workers=workers, reads=[path]):
         report.add(part)
         repeats.add(chains)
         firsts.extend(prompts)
     repeats.report(report)
+    account.evidence |= report.unread
+    if unread := [each for each in findings(account.figures()) if each.stops]:
+        rows = min(report.rows, max(each.count for each in unread))
+        examples = [Example(report.path, f"{each.name}: {each.count:,} values, {each.kind}") for each in unread]
+        report.finding("unread").add(rows, 0, examples)
     if report.offered >= _LEAST_OFFERED and report.calling < _LEAST_CALLING * report.offered:
         example = Example(report.path, f"{report.calling} of {report.offered} turns call a tool")
         report.finding("few_calls").add(*report.offering, [example])
-    if held and held.lengths:
-        gate = prompt_length_ratio(firsts, held.lengths, GatesSection(prompt_length_ratio=_LENGTH_RATIO))
+    if report.heldout:
+        gate = prompt_length_ratio(firsts, report.heldout, GatesSection(prompt_length_ratio=_LENGTH_RATIO))
         report.notes.append(gate.message)
         if not gate.passed:
             report.finding("prompt_length").add(len(firsts), report.label_tokens, [Example(report.path, gate.message)])
     return report
 
 
-def _items(chosen: Plan, path: Path) -> Iterator[RawRow | ImportResult]:
+def _items(chosen: Plan, path: Path, account: Account) -> Iterator[RawRow | ImportResult]:
     """Yield the rows of formats of rows unread, so that workers read them, and the rollouts of other formats."""
     for name, units in chosen.inputs:
         importer = importer_named(name)
         for unit in units:
             if importer.of_row is None:
-                yield from importer.results(unit, path, read_options({}))
+                yield from importer.results(unit, path, read_options({}, account))
                 continue
             for number, row in importer.iter_rows(unit):
                 yield RawRow(name, unit, source_of(unit, path), number, row)

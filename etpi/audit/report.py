@@ -70,6 +70,8 @@ class Report:
         call_tokens: label tokens that are the syntax of calls.
         offered, calling: turns of rows that offer tools, and those of them that call one.
         offering: (rows, label tokens) of those rows.
+        heldout: lengths of the held-out tasks' prompts, in tokens.
+        unread: evidence of the columns and keys that no path reads (`importers.account`).
     """
 
     path: str = ""
@@ -84,6 +86,8 @@ class Report:
     offered: int = 0
     calling: int = 0
     offering: tuple[int, int] = (0, 0)
+    heldout: Sequence[int] = ()
+    unread: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
     turns: Counter[int] = field(default_factory=Counter)
     findings: dict[str, Finding] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -97,6 +101,9 @@ class Report:
             setattr(self, name, getattr(self, name) + getattr(part, name))
         self.offering = (self.offering[0] + part.offering[0], self.offering[1] + part.offering[1])
         self.longest = max(self.longest, part.longest)
+        self.heldout = self.heldout or part.heldout
+        for key, counts in part.unread.items():
+            self.unread.setdefault(key, Counter()).update(counts)
         self.turns.update(part.turns)
         self.notes += part.notes
         for kind, new in part.findings.items():

@@ -132,4 +132,4 @@ def rollout_set_spec(name: str, suite: str, endpoint: Endpoint, agent: AgentSect
 
 def same_ids(endpoint: Endpoint, student: Student) -> bool:
     """Return whether the recorded ids are of the student's tokenizer."""
-    return endpoint.kind == "vllm" and student.base.get("tokenizer", "tiny") == endpoint.tokenizer
+    return endpoint.kind == "vllm" and student.names.get("tokenizer", "tiny") == endpoint.tokenizer

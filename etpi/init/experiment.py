@@ -63,7 +63,7 @@ class NewExperiment:
     @property
     def reinforces_tiny(self) -> bool:
         """Return whether the tiny base is reinforced: the one that works alone, with its own prompt and settings."""
-        return bool(self.rl_sandbox) and self.student.base["kind"] == "tiny"
+        return bool(self.rl_sandbox) and self.student.names["kind"] == "tiny"
 
     @property
     def switches_thinking_off(self) -> bool:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from etpi.models import family
@@ -23,18 +24,24 @@ class Student:
     """The model to train.
 
     Attributes:
-        base: keys of the experiment's `[base]`.
+        names: keys of the experiment's `[base]`, without the hash of a folder.
         chat: its tokenizer and template; None if they cannot be loaded here.
         context: the longest sequence it takes, in tokens, if known.
         folder: its files, if they are here.
         unknown: why something of it could not be looked at; empty if everything was.
     """
 
-    base: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
     chat: ChatFormat | None = None
     context: int | None = None
     folder: Path | None = None
     unknown: str = ""
+
+    @cached_property
+    def base(self) -> Mapping[str, str]:
+        """The experiment's `[base]`; all weights of a folder are read for its hash."""
+        local = self.folder is not None and self.names["kind"] == "path"
+        return {**self.names, **({"sha256": folder_hash(self.folder)} if local else {})}  # type: ignore[arg-type]
 
     @property
     def thinking_switch(self) -> bool:
@@ -79,11 +86,11 @@ def _local(folder: Path) -> Student:
     if not (folder / "config.json").is_file():
         raise SpecError(f"model {folder}: it holds no config.json; name a folder with a saved model")
     try:
-        chat = load_chat_format(str(folder), str(folder))
+        chat = load_chat_format(str(folder))
     except (OSError, ValueError) as error:
         raise SpecError(f"model {folder}: {error}") from error
-    base = {"kind": "path", "path": str(folder), "sha256": folder_hash(folder)}
-    return Student({**base, "tokenizer": str(folder), "chat_template": str(folder)}, chat, _context(folder), folder)
+    base = {"kind": "path", "path": str(folder), "tokenizer": str(folder), "chat_template": str(folder)}
+    return Student(base, chat, _context(folder), folder)
 
 
 def _packaged(name: str) -> Student:
@@ -123,7 +130,7 @@ def _hub(repo: str, revision: str) -> Student:
     chat = None
     if template or config:
         try:
-            chat = load_chat_format(base["tokenizer"], base["chat_template"])
+            chat = load_chat_format(base["tokenizer"], template)
         except (OSError, ValueError) as error:
             unknown.append(" ".join(str(error).split()))
     if chat is None:

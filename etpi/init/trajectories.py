@@ -163,7 +163,7 @@ def survey(
         name = chosen.formats[0] if len(chosen.formats) == 1 else "auto"
         result = _look(Survey(source, name, _count(chosen, name, path), options), path, student)
         if result.refused["needs_tokenizer"] and not result.rollouts:
-            options["tokenizer"] = student.base.get("tokenizer", "tiny")
+            options["tokenizer"] = student.names.get("tokenizer", "tiny")
             result = _look(Survey(source, name, result.inputs, options), path, student)
     except (FileNotFoundError, ValueError) as error:
         raise SpecError(f"{source}: {error}") from error
@@ -171,7 +171,7 @@ def survey(
     result.formats = chosen.formats
     result.licences = _licences(path)
     if result.native:
-        result.options["tokenizer"] = student.base.get("tokenizer", "tiny")
+        result.options["tokenizer"] = student.names.get("tokenizer", "tiny")
     if keys or result.secrets or result.format in ASSISTANTS:
         result.options["secrets"] = keys or "mask"
     return result

@@ -25,10 +25,8 @@ from etpi_assets.tasks.family import Task
 
 BANDWIDTH = 4.8e12
 """Bytes that an H200 reads from its memory in a second (NVIDIA's data sheet)."""
-MEASURED = ((0.135e9, 1616.0), (4.0e9, 79.0))
-"""(parameters, output tokens a second) of the in-process engine on an H200: SmolLM2-135M in evaluation, and SAMPLES
-rollouts of Qwen3-4B's shape in reinforcement (bench/README.md)."""
-SAMPLES = 8
+STEPS = 25.0
+"""The most steps that the in-process engine made in a second on an H200: SmolLM2-135M (bench/README.md)."""
 AT_ONCE = 64
 """Rollouts at once on any machine; with more than 8 cores there are more, and the real machine's are not known."""
 WRITTEN = 0.66e9
@@ -139,26 +137,14 @@ def _timed(part: str, amount: str, tokens: float, seconds: float | None, formula
 
 def decoding(engine: str, shape: Shape | None, tokens: float, at_once: int) -> tuple[float | None, str]:
     """Return the seconds that tokens of that number of sequences at once take at least (None: unknown), and why."""
-    from etpi_resources.engines.transformers import SLOTS  # imports torch
-
     if shape is None:
         return None, "the size of the model is not known"
-    if engine != "transformers":
-        return tokens / at_once * 2 * shape.parameters / BANDWIDTH, (
-            f"vLLM was not measured: at best a step of {at_once} sequences reads 2 bytes a parameter at "
-            f"{BANDWIDTH / 1e12:.1f} TB/s"
-        )
-    (small, fast), (large, slow) = MEASURED
-    if not small <= shape.parameters <= 1.1 * large:
-        only = f"models of {small / 1e9:g} to {large / 1e9:g} B parameters"
-        return None, f"the in-process engine was measured with {only} only"
-    scaled = slow * min(at_once, SLOTS) / SAMPLES
-    share = math.log(min(shape.parameters, large) / small) / math.log(large / small)
-    rate = fast * (scaled / fast) ** share
-    return tokens / rate, (
-        f"in-process engine, at best {rate:,.0f} tokens/s of {at_once} sequences: between an H200's {fast:,.0f} of "
-        f"{small / 1e9:g} B and {scaled:,.0f} of {large / 1e9:g} B ({slow:g} of {SAMPLES} sequences)"
-    )
+    seconds = 2 * shape.parameters / BANDWIDTH
+    how = f"at best a step of {at_once} sequences reads 2 bytes a parameter at {BANDWIDTH / 1e12:.1f} TB/s"
+    if engine == "transformers":
+        at_once, seconds = min(at_once, AT_ONCE), max(seconds, 1 / STEPS)
+        how = f"at best the in-process engine makes {STEPS:g} steps of {at_once} sequences a second; {how}"
+    return tokens / at_once * seconds, how
 
 
 def _agents(agent: AgentSection) -> int:
@@ -353,36 +339,25 @@ def cache_bytes(shape: Shape, tokens: int) -> float:
     return 2.0 * shape.attention * shape.keys * 2 * tokens
 
 
-def _trains_on(spec: ExperimentSpec) -> bool:
-    """Return whether training goes on after the checkpoint that is used, and keeps the last one too."""
-    return not spec.train.stop_at_used and bool(spec.train.use_epoch or spec.train.use_step)
-
-
 def _host(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Cost:
-    weights, handed, rl, stages = 2 * shape.parameters, 0.0, spec.rl, []  # (training, its checkpoints, its processes)
+    weights, rl = 2 * shape.parameters, spec.rl
+    saved, processes = 0, [1]  # whole models: those of an adapter are stored merged
     if spec.train.method != "none":
-        stages.append((supervised(spec), 1 + _trains_on(spec), spec.train.shards))
+        goes_on = not spec.train.stop_at_used and bool(spec.train.use_epoch or spec.train.use_step)
+        saved, processes = 1 + goes_on, [*processes, spec.train.shards]
     if rl.method != "none":
         every = rl.save_steps or rl.steps
         kept = {rl.last_step, rl.use_step or rl.steps, *range(every, rl.last_step + 1, every)}
-        stages.append((reinforcement(spec, shape), len(kept), rl.processes))
-        handed = 2 * stages[-1][0].trained(shape) if rl.engine == "vllm" else 0.0
-    # Each checkpoint of an adapter is stored merged, too.
-    saved = len(spec.seeds) * sum(
-        number * (weights + (0 if t.full else 2 * t.trained(shape))) for t, number, _ in stages
-    )
-    state = max(((4 + t.state_bytes) * t.trained(shape) for t, _, _ in stages), default=0.0)
-    processes = max([1, *(number for _, _, number in stages)])
-    models = [
-        model_shape(m) for m in {students.model_name(spec.base), *(model for _, model, _ in teachers(spec, specs))}
-    ]
-    stored = sum(2 * other.parameters for other in models if other) + saved + handed
-    unknown = [f"states to resume from, {state / 1e9:.1f} GB each"] if stages else []
-    unknown += ["models of unknown size"] if None in models else []
+        saved, processes = saved + len(kept), [*processes, rl.processes]
+    names = {students.model_name(spec.base), *(model for _, model, _ in teachers(spec, specs))}
+    read = sum(2 * other.parameters for name in names if (other := model_shape(name)))
+    number, saved = max(processes), saved * len(spec.seeds)
+    handed = rl.method != "none" and rl.engine == "vllm" and rl.tuning == "full"  # to the servers, through the disk
     return Cost(
         "host",
-        f"at least {(weights * processes + handed) / GIB:.0f} GiB of memory, {stored / 1e9:.0f} GB of disk",
-        f"models of 2 bytes a weight, read by {processes} {'process' if processes == 1 else 'processes'}; checkpoints "
-        f"{saved / 1e9:.0f} GB{'; weights that are handed over' if handed else ''}; to be added, since not known: "
-        + ", ".join([*unknown, "data, sandboxes, images of containers, the lake"]),
+        f"at least {weights * (number + handed) / GIB:.0f} GiB of memory, "
+        f"{(read + (saved + handed) * weights) / 1e9:.0f} GB of disk",
+        f"2 bytes a weight, read by {number} {'process' if number == 1 else 'processes'}; {saved} saved models; to be "
+        "added, since not known: adapters, states to resume from, models of unknown size, data, sandboxes, images of "
+        "containers, the lake",
     )

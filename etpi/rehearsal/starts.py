@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,9 +14,7 @@ from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
 from etpi_assets.tasks.families import load_family
-from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.vllm_options import accelerators_of, named
-from etpi_resources.engines.vllm_server import vllm_program
 from etpi_resources.sandboxes import SandboxUnavailable
 
 State = Literal["proved", "estimated", "not proved", "FAULT"]
@@ -49,7 +46,6 @@ def starts(name: str, specs: Specs, stages: Sequence[Stage], needs: Mapping[str,
         *_graph(stages),
         *_docker(name, specs),
         *_gpus(spec, specs),
-        *_adapters(spec),
         *(Start(place, "not proved", text) for place, texts in needs.items() for text in texts),
     ]
 
@@ -178,38 +174,3 @@ def _server(
     if size:
         how += f", at most {max(0, int((UTILISED * size - weights) // each)):,} at once"
     return Program(name, gpus, (weights + each) / UTILISED, how)
-
-
-# --- servers ---------------------------------------------------------------------------------------------------------
-
-
-_MAPPED = """
-import sys
-from vllm.model_executor.models.registry import ModelRegistry
-model = ModelRegistry.models[sys.argv[1]].load_model_cls()
-mapper = getattr(model, "hf_to_vllm_mapper", None)
-print(mapper._map_name(sys.argv[2]) if mapper else sys.argv[2])
-"""
-WRAPPER, WEIGHT = "Qwen3_5ForConditionalGeneration", "model.language_model.layers.3.mlp.down_proj"
-
-
-def _adapters(spec: ExperimentSpec) -> Iterator[Start]:
-    """Yield whether vLLM applies the adapters of a model that is stored below a wrapper with a vision part."""
-    reinforced = spec.rl.method != "none"
-    trained = spec.train.method == "lora" or (reinforced and spec.rl.tuning == "lora")
-    served = spec.serving.engine != "transformers" or (reinforced and spec.rl.engine == "vllm")
-    if not (trained and served and students.is_wrapped(spec.base)):
-        return
-    what, form = f"adapters of {WRAPPER} in vLLM", f"etpi serves them as {WEIGHT}"
-    try:
-        line = [str(vllm_program().resolve().with_name("python")), "-c", _MAPPED, WRAPPER, WEIGHT]
-        answer = subprocess.run(line, capture_output=True, text=True, timeout=300, check=True)
-        mapped = answer.stdout.split()[-1]
-    except (EngineUnavailable, OSError, subprocess.SubprocessError, IndexError) as error:
-        last = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
-        yield Start(what, "not proved", f"{form}; vLLM's mapper could not be read: {last}")
-        return
-    if mapped.startswith("language_model."):
-        yield Start(what, "proved", f"{form}, which this vLLM maps to {mapped}")
-    else:
-        yield Start(what, "FAULT", f"{form}, which this vLLM maps to {mapped}, no module of it; serve merged models")

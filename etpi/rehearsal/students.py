@@ -52,15 +52,6 @@ def is_hybrid(base: BaseSection) -> bool:
     return config is not None and str(config.get("model_type", "")).startswith("qwen3_5")
 
 
-def is_wrapped(base: BaseSection) -> bool:
-    """Return whether a hybrid base is stored below a wrapper with a vision part, as all on the hub are."""
-    if not is_hybrid(base):
-        return False
-    return base.kind == "hub" or "text_config" in json.loads(
-        (_folder(model_name(base)) / "config.json").read_text(encoding="utf-8")
-    )
-
-
 def _folder(model: str) -> Path:
     return package_folder(model) if model.startswith(PACKAGE) else expand(model)
 

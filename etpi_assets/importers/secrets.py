@@ -135,7 +135,7 @@ def _masked(value: Any, counts: Counter[str]) -> Any:
     return [_masked(inner, counts) for inner in value] if isinstance(value, list) else value
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=1 << 10)
 def _cached(text: str) -> Sequence[tuple[str, re.Pattern[str]]]:
     """Return the kinds of which a short text has a secret."""
     return [(kind, pattern) for kind, pattern in _candidates(text) if pattern.search(text)]

@@ -12,10 +12,11 @@ the white space that some control tokens remove beside them (Phi), and with a pr
 from __future__ import annotations
 
 import copy
+import ctypes
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -166,9 +167,17 @@ class ChatFormat:
         """The tokenizer, which encodes control tokens as plain text."""
         from tokenizers import Tokenizer
 
-        # Copied, because every call of the transformers tokenizer resets the flag below.
-        core = Tokenizer.from_str(_with_control(self.tokenizer, self._control))
+        # Another one on the same vocabulary: every call of the transformers tokenizer resets the flag below.
+        whole = self.tokenizer.backend_tokenizer
+        core = Tokenizer(whole.model)
+        core.normalizer, core.pre_tokenizer, core.decoder = whole.normalizer, whole.pre_tokenizer, whole.decoder
+        added = [token for _, token in sorted(whole.get_added_tokens_decoder().items())]
+        for token in added:  # the control tokens are special, whatever the vocabulary says
+            token.special = token.content in self._control
+        core.add_tokens(added)
         core.encode_special_tokens = True
+        with suppress(AttributeError):  # the GNU library keeps 100 MB that loading a large vocabulary freed
+            ctypes.CDLL(None).malloc_trim(0)
         return core
 
     @cached_property
@@ -683,18 +692,6 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
     source = template_source(template) if template else folder_template(folder)
     special = {"eos_token": END, "pad_token": PAD} if is_chatml(source) else {}
     return ChatFormat(name, read_tokenizer(folder, **special), source)
-
-
-def _with_control(tokenizer: PreTrainedTokenizerFast, control: Collection[str]) -> str:
-    """Return the tokenizer as JSON in which `control` are the special tokens, whatever the vocabulary says."""
-    text = tokenizer.backend_tokenizer.to_str()
-    added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
-    if all(token.special == (token.content in control) for token in added):
-        return text
-    whole = json.loads(text)
-    for token in whole["added_tokens"]:
-        token["special"] = token["content"] in control
-    return json.dumps(whole)
 
 
 def _encode_all(core: Tokenizer, texts: Sequence[str]) -> list[list[int]]:

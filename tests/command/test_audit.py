@@ -13,7 +13,7 @@ import pytest
 from etpi import cli
 from etpi.audit.file import audit_file
 from etpi.audit.report import KINDS, Report, page
-from etpi.init.student import Student, read_student
+from etpi_resources.chat.format import load_chat_format
 from tests.support.audited import MESSAGE_FAULTS, as_ids, conversations, id_faults, model_folder, verl_rows, write_rows
 
 COUNT, FAULTY = 12, (2, 5)
@@ -26,8 +26,8 @@ def model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def student(model: Path) -> Student:
-    return read_student(str(model))
+def student(model: Path) -> str:
+    return str(model)
 
 
 @pytest.fixture
@@ -43,9 +43,8 @@ def rows_of(report: Report, kind: str) -> set[int]:
     return {int(example.row.rpartition(" ")[2]) for example in report.findings[kind].examples}
 
 
-def chat_of(student: Student) -> Any:
-    assert student.chat is not None
-    return student.chat
+def chat_of(student: str) -> Any:
+    return load_chat_format(student)
 
 
 @pytest.mark.parametrize("name", ["trl.jsonl", "verl.parquet", "ids.jsonl", "ids.parquet"])
@@ -253,3 +252,24 @@ def test_page_shows_the_missing_end_in_a_browser(chromium, student, clean, tmp_p
     options = ["--headless", "--no-sandbox", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", file.as_uri()]
     shown = subprocess.run([chromium, *options], capture_output=True, text=True, check=True, timeout=120).stdout
     assert 'class="cut fault"' in shown and "the end of the turn is missing" in shown
+
+
+def test_columns_that_nothing_reads_and_bad_ratings_are_found(student, clean, tmp_path):
+    rows = [{**row, "keep_it": number % 2 == 0, "label": number != 5} for number, row in enumerate(clean)]
+    report = audit_file(write_rows(tmp_path / "rows.jsonl", rows), student)
+    assert kinds(report) == {"unread": COUNT, "failed": 1} and rows_of(report, "failed") == {5}
+    assert "keep_it" in report.findings["unread"].examples[0].detail
+
+
+def test_columns_of_no_known_format_are_named_or_a_remedy_is_given(student, clean, tmp_path):
+    answers = [{"task": row["messages"][1]["content"], "reply": row["messages"][-1]["content"]} for row in clean]
+    path = write_rows(tmp_path / "rows.jsonl", answers)
+    unknown = audit_file(path, student)
+    assert kinds(unknown) == {"unreadable": COUNT} and unknown.format == "unknown" and "task" in unknown.notes[0]
+    named = audit_file(path, student, columns="prompt=task,answer=reply")
+    assert kinds(named) == {} and named.labels == COUNT
+
+
+def test_weights_of_the_model_are_not_read(student, clean, tmp_path, monkeypatch):
+    monkeypatch.setattr("etpi.init.student.folder_hash", lambda folder: pytest.fail("the weights are read"))
+    assert kinds(audit_file(write_rows(tmp_path / "rows.jsonl", clean), student)) == {}

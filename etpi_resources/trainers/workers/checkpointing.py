@@ -123,22 +123,23 @@ def zero_adapters(folder: Path) -> tuple[list[str], int]:
     return [name for name in up if not tensors[name].any()], len(up)
 
 
-def changes_from_base(model: torch.nn.Module, base: str | Path) -> tuple[list[str], int, float]:
-    """Compare trained tensors with the base's.
+def changes_from_base(
+    model: torch.nn.Module, base: torch.nn.Module, dtype: torch.dtype
+) -> tuple[list[str], int, float]:
+    """Compare trained tensors with the base's, which are stored in `dtype`.
 
     Returns:
         The names of trained tensors that equal the base's in float32; how many are trained; and the share of their
-        entries that differ in the base's stored dtype, which is what a checkpoint keeps.
+        entries that differ in that dtype, which is what a checkpoint keeps.
     """
-    dtype = stored_dtype(base)
-    before = load_model(base, dtype).state_dict()
+    before = base.state_dict()
     trained = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
     same, entries, changed = [], 0, 0
     for name, tensor in trained.items():
         old, new = before[name], tensor.detach().cpu()
         if torch.equal(new.float(), old.float()):
             same.append(name)
-        entries, changed = entries + old.numel(), changed + int((new.to(dtype) != old).sum())
+        entries, changed = entries + old.numel(), changed + int((new.to(dtype) != old.to(dtype)).sum())
     return same, len(trained), changed / max(1, entries)
 
 

@@ -54,7 +54,7 @@ def finish(
 
 def _finish_full(config: TunedModel, model: Any, folder: Path, ids: torch.Tensor) -> SavedFigures:
     stored = cp.stored_dtype(config.base)
-    unchanged, trained, changed = cp.changes_from_base(model, config.base)
+    unchanged, trained, changed = cp.changes_from_base(model, cp.load_model(config.base, stored), stored)
     read = cp.load_model(folder, stored, cp.device_with_room(folder, model.device))
     differing = cp.differing_tensors(model, read, stored)
     difference = None
