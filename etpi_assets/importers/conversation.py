@@ -16,9 +16,9 @@ from typing import Any, Literal
 import numpy as np
 
 from etpi_assets.agent.actions import NO_ACTION, read_actions
-from etpi_assets.importers.calls import Unread, silent
 from etpi_assets.importers.normal import Message as Entry
 from etpi_assets.importers.source import Unreadable, text_field
+from etpi_assets.importers.spec import Unread, silent
 from etpi_assets.trajectories.records import AgentRecord, Message, Turn, exit_kind
 
 Answers = Literal["none", "last", "answered", "all"]
