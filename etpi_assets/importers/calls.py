@@ -51,21 +51,17 @@ def read_call(value: Any, what: str, spec: Spec, unread: Unread, name: str | Non
         call = without_padding(call)
     whole = call
     for path in spec.paths["call"]["function"]:
-        if isinstance(inner := at(call, path), dict):
+        if type(inner := call.get(path[0]) if len(path) == 1 else at(call, path)) is dict:
             call = {**call, **inner}
             if path[0] not in inner:
                 del call[path[0]]
             break
-    unknown: list[tuple[str, Any]] = []
-    got = spec.filled("call", call, lambda _, key, held: unknown.append((key, held)))
-    if unknown and "arguments" not in got:
-        held = f"{what} has no arguments, but {', '.join(key for key, _ in unknown[:8])}"
+    got = spec.filled("call", call, unread)
+    if "arguments" not in got and (unknown := [str(k) for k in call if k not in spec.trees["call"]]):
+        held = f"{what} has no arguments, but {', '.join(unknown[:8])}"
         raise Unreadable("unknown_form", f"{held}; call them `arguments`, or remove these keys")
-    for key, other in unknown:
-        unread("call", key, other)
-    named, call_id = got.get("name"), _id(got.get("id"))
-    named = named if isinstance(named, str) and named else name
-    if named is None:
+    call_id, named = _id(got.get("id")), got.get("name")
+    if not (isinstance(named, str) and named) and (named := name) is None:
         return ToolCall("", None, call_id, whole, "it has no name"), got.get("result")
     return _normal(named, got.get("arguments"), call_id), got.get("result")
 

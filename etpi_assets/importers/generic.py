@@ -179,9 +179,8 @@ def _read(raw: Any, out: list[Message], what: str, index: int, spec: Spec, unrea
     """Read one message, and add it and the results in it to a list."""
     if type(raw) is not dict:
         as_mapping(raw, f"{what}[{index}]")  # raises with the type that it has
-    for path in spec.paths["message"].get("wrapper", ()):
-        if spec.paths["message"]["role"][0][0] not in raw and isinstance(inner := at(raw, path), dict):
-            raw = {**inner, **{k: v for k, v in raw.items() if k != path[0]}}
+    if "role" not in raw:  # nearly all have it
+        raw = _unwrapped(raw, spec)
     got = spec.filled("message", raw, unread)
     sender, text = got.get("role"), got.get("text", "")
     role = spec.roles.get(sender) if type(sender) is str else None
@@ -195,6 +194,14 @@ def _read(raw: Any, out: list[Message], what: str, index: int, spec: Spec, unrea
         _add_calls(out, got["calls"], f"{what}[{index}]", spec, unread)
     if besides > 1 or (role != "assistant" and "<returncode>" in text[:40]):
         _set_keys(message, got, what, index, spec)
+
+
+def _unwrapped(raw: dict[str, Any], spec: Spec) -> dict[str, Any]:
+    """Return a message with the keys of an object in it that holds the rest (LangChain)."""
+    for path in spec.paths["message"].get("wrapper", ()):
+        if spec.paths["message"]["role"][0][0] not in raw and isinstance(inner := at(raw, path), dict):
+            raw = {**inner, **{k: v for k, v in raw.items() if k != path[0]}}
+    return raw
 
 
 def _read_rest(

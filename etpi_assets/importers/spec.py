@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,7 @@ class Spec:
     globs: Sequence[tuple[str, str]]
     refused: Sequence[tuple[KeyPath, Mapping[str, str]]]
     claimed: Sequence[Sequence[tuple[bool, KeyPath]]]
+    plain: Mapping[str, Callable[[tuple[Any, ...]], Sequence[tuple[Any, str]] | None]]
 
     def claims(self, row: Any) -> bool:
         """Return whether a row has all paths of one of the format's claims."""
@@ -97,7 +98,7 @@ class Spec:
 
         A slot of LISTED has all of them, as (path, value). Keys that fill no slot are counted.
         """
-        if (slots := _plain(self, table, tuple(held))) is not None:  # nearly all
+        if (slots := self.plain[table](tuple(held))) is not None:  # nearly all
             return {slot: value for key, slot in slots if (value := held[key]) is not None}
         got: dict[str, Any] = {}
         ranks: dict[str, int] = {}
@@ -124,10 +125,9 @@ class Spec:
         return got
 
 
-@lru_cache(4096)
-def _plain(spec: Spec, table: str, keys: tuple[Any, ...]) -> Sequence[tuple[Any, str]] | None:
+def _plain(tree: Mapping[Any, Node], keys: tuple[Any, ...]) -> Sequence[tuple[Any, str]] | None:
     """Return (key, slot) of the keys that fill one, if each fills another; None if that depends on the values."""
-    nodes = [(key, spec.trees[table].get(key)) for key in keys]
+    nodes = [(key, tree.get(key)) for key in keys]
     if not all(node and not node.below and len(node.slots) < 2 for _, node in nodes):
         return None
     slots = [(key, node.slots[0][0]) for key, node in nodes if node and node.slots]
@@ -184,16 +184,18 @@ def compiled(name: str, data: Mapping[str, Any]) -> Spec:
     tables = {t: {k: [v] if isinstance(v, str) else v for k, v in data.get(t, {}).items()} for t in TABLES}
     paths = {t: {slot: list(_with_dots(texts)) for slot, texts in of.items()} for t, of in tables.items()}
     kinds = data.get("kinds", {})
+    trees = {table: _tree(of) for table, of in paths.items()}
     return Spec(
         name,
         data,
-        {table: _tree(of) for table, of in paths.items()},
+        trees,
         paths,
         {key.lower(): role for key, role in data.get("roles", {}).items()},
         {key: kind for key, kind in kinds.items() if not key.endswith("*")},
         [(key[:-1], kind) for key, kind in kinds.items() if key.endswith("*")],
         [(parse_path(key), rule) for rule in data.get("refuse", ()) for key in rule["any"]],
         [[(not p.startswith("!"), parse_path(p.removeprefix("!"))) for p in claim] for claim in data.get("claims", ())],
+        {table: lru_cache(1024)(partial(_plain, tree)) for table, tree in trees.items()},
     )
 
 
