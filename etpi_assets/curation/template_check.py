@@ -142,10 +142,7 @@ class TemplateCheck:
                     encoded, rendered = encoded - cost * as_ids, rendered - cost
                     try:
                         expected = self._expected(talk, turns[key[2]])
-                        if quoted:
-                            difference = self._quoting_difference(expected, prompt, output, quoted)
-                        else:
-                            difference = self._difference(expected, prompt, output, as_ids)
+                        difference = self._difference(expected, prompt, output, as_ids, quoted)
                         differing.update(expected.differences)
                     except TemplateRefuses:
                         skipped["refused_by_template"] += 1
@@ -240,25 +237,30 @@ class TemplateCheck:
     def _ids(self, text: str) -> list[int]:
         return self.chat.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def _difference(self, expected: _Expected, prompt: np.ndarray, output: np.ndarray, as_ids: bool) -> str | None:
+    def _difference(
+        self, expected: _Expected, prompt: np.ndarray, output: np.ndarray, as_ids: bool, quoted: re.Pattern[str] | None
+    ) -> str | None:
         """Return the first difference of a pair from its rendering, None if they are equal.
 
         Args:
             as_ids: whether equal texts may have other ids.
+            quoted: as `_quoted`; then texts are compared.
         """
+        written = self.chat.without_end(output.tolist())
+        if "cut_at_limit" in expected.differences and len(written) < len(output):
+            return "label: the turn was cut at the limit, and its end is trained"
+        if quoted:
+            return self._quoting_difference(expected, prompt.tolist(), written, output, quoted)
         if not as_ids and self.chat.decode(prompt.tolist()) == expected.prompt:
-            text = self.chat.decode(self.chat.without_end(output))
+            text = self.chat.decode(written)
             if expected.label.startswith(text) and self._ends(expected.label[len(text) :], output):
                 return None
         head, whole, alone = map(self._ids, (expected.prompt, expected.prompt + expected.label, expected.label))
         # If an id spans the border, the label's are its own.
         label = whole[len(head) :] if whole[: len(head)] == head else alone
-        written = self.chat.without_end(output.tolist())
         rest = label[len(written) :]
         if label[: len(written)] == written and self._ends(self.chat.decode(rest), output):
             label = written
-        if "cut_at_limit" in expected.differences and len(written) < len(output):
-            return "label: the turn was cut at the limit, and its end is trained"
         for part, trained, wanted in (("prompt", prompt.tolist(), head), ("label", written, label)):
             if trained == wanted:
                 continue
@@ -275,25 +277,21 @@ class TemplateCheck:
         return not rest or bool(end and rest.startswith(end))
 
     def _quoting_difference(
-        self, expected: _Expected, prompt: np.ndarray, output: np.ndarray, quoted: re.Pattern[str]
+        self, expected: _Expected, prompt: list[int], written: list[int], output: np.ndarray, quoted: re.Pattern[str]
     ) -> str | None:
         """Return the difference of a pair from a rendering in which `_MASK` stands for the control tokens quoted.
 
         Texts are compared without white space, of which the tokenizer drops some beside control tokens.
         """
-        sides = {"prompt": (expected.prompt, prompt), "label": (expected.label, output[: self._length(output)])}
-        for part, (text, ids) in sides.items():
-            is_control = groupby(ids.tolist(), key=self.chat.control_ids.__contains__)
+        for part, text, ids in (("prompt", expected.prompt, prompt), ("label", expected.label, written)):
             runs = [
-                self.chat.decode(run) if control else quoted.sub(_MASK, self.chat.decode(run))
-                for control, run in is_control
+                (control, self.chat.decode(run)) for control, run in groupby(ids, self.chat.control_ids.__contains__)
             ]
-            wanted, trained = ("".join(side.split()) for side in (text, "".join(runs)))
-            rest = wanted.removeprefix(trained)
-            if rest and (part == "prompt" or rest == wanted or not self._ends(rest, output)):
-                return (
-                    f"{part}: not the template's text, in which {quoted.pattern} within a message is no control token"
-                )
+            trained = "".join(run if control else quoted.sub(_MASK, run) for control, run in runs)
+            wanted, trained = ("".join(side.split()) for side in (text, trained))
+            ended = part == "label" and wanted.startswith(trained) and self._ends(wanted[len(trained) :], output)
+            if wanted != trained and not ended:
+                return f"{part}: a quoted {quoted.pattern} is trained as a control token, or the text is another"
             expected.differences += ["control_as_text"] if _MASK in text else []
         return None
 
