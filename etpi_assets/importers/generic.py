@@ -6,7 +6,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -22,7 +21,7 @@ from etpi_assets.importers.calls import (
 from etpi_assets.importers.conversation import Options, fill_agent, finish_of, token_ids
 from etpi_assets.importers.normal import Message, Role, RunInfo
 from etpi_assets.importers.responses import response_messages
-from etpi_assets.importers.run_info import add_usage, build_rollout, exit_by_action, run_info
+from etpi_assets.importers.run_info import add_usage, build_rollout, exit_by_action, run_info, sampler_of
 from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, text_field, to_utc, without_padding
 from etpi_assets.importers.spec import Spec, Unread, at, base, json_value, silent
 from etpi_assets.importers.token_rows import labelled_ids
@@ -62,15 +61,16 @@ def read_run(
             message.trained = False
     listed = spec.first("run", "messages", row, list)
     listed = [message for message in listed or () if isinstance(message, dict)]
-    if info.tools is None:
+    rollout = info.rollout
+    if rollout.tools is None:
         paths = spec.paths["message"].get("tools", ())
         offered = (read_tools(v, where, spec) for m in listed for p in paths if (v := at(m, p)))
-        info = replace(info, tools=next(filter(None, offered), None))
+        rollout.tools = next(filter(None, offered), None)
     if spec.paths["message"].get("usage"):
         total = Counter[str]()
         for message in listed:
             add_usage(total, spec.first("message", "usage", message) if message.get("role") == "assistant" else None)
-        info = replace(info, usage=dict(total))
+        rollout.sampler = sampler_of(rollout.sampler or {}, dict(total))
     return solo(messages, info, where, options, spec.data)
 
 
@@ -106,11 +106,11 @@ def solo(
     """
     spoken = [message for message in messages if message.role == "assistant" and message.trained]
     if not spoken:
-        reason, why = ("errored", f"; {info.error[:300]}") if info.error else ("empty", "")
+        reason, why = ("errored", f"; {info.rollout.error[:300]}") if info.rollout.error else ("empty", "")
         raise Unreadable(reason, f"{where}: {len(messages)} message(s), none that the assistant is to learn from{why}")
     if info.truncated:
         spoken[-1].finish = "length"
-    _drop_padding(spoken, info.tools)
+    _drop_padding(spoken, info.rollout.tools)
     agent = AgentRecord("agent1", "", "solo", info.exit_status or "unknown", patch=info.patch)
     form = form or base().data
     fill_agent(agent, messages, options, bare_calls=form["bare_calls"], answers=form["answers"])
