@@ -227,7 +227,7 @@ def _inbox(entry: Entry, receives: bool) -> list[dict[str, str]]:
     if entry.inbox is not None:
         return entry.inbox
     text = entry.text
-    marked = "[Message from " in text or "[Reply from " in text
+    marked = " from " in text and ("[Message from " in text or "[Reply from " in text)
     if not marked and not receives:
         return []
     marks = list(_INBOX_LINE.finditer(text)) if marked else []
