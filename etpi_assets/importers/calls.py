@@ -56,10 +56,13 @@ def read_call(value: Any, what: str, spec: Spec, unread: Unread, name: str | Non
             if path[0] not in inner:
                 del call[path[0]]
             break
-    got = spec.filled("call", call, unread)
-    if "arguments" not in got and (unknown := [str(k) for k in call if k not in spec.trees["call"]]):
-        held = f"{what} has no arguments, but {', '.join(unknown[:8])}"
+    unknown: list[tuple[str, str, Any]] = []
+    got = spec.filled("call", call, lambda *found: unknown.append(found))
+    if unknown and "arguments" not in got:
+        held = f"{what} has no arguments, but {', '.join(key for _, key, _ in unknown[:8])}"
         raise Unreadable("unknown_form", f"{held}; call them `arguments`, or remove these keys")
+    for found in unknown:
+        unread(*found)
     call_id, named = _id(got.get("id")), got.get("name")
     if not (isinstance(named, str) and named) and (named := name) is None:
         return ToolCall("", None, call_id, whole, "it has no name"), got.get("result")
@@ -292,11 +295,6 @@ def json_text(text: str, what: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Unreadable("unknown_form", f"{what} is text that is not JSON") from error
-
-
-def tool_name(tool: Any) -> str | None:
-    """Return the name in a schema of the normal form."""
-    return text_field(tool, "function", "name")
 
 
 def role_of(name: Any, what: str, spec: Spec | None = None) -> Any:

@@ -9,15 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from etpi_assets.importers.calls import (
-    calls_with_results,
-    parameters_of,
-    read_calls,
-    read_content,
-    read_tools,
-    role_of,
-    tool_name,
-)
+from etpi_assets.importers.calls import calls_with_results, parameters_of, read_calls, read_content, read_tools, role_of
 from etpi_assets.importers.conversation import Options, fill_agent, finish_of, token_ids
 from etpi_assets.importers.normal import Message, Role, RunInfo
 from etpi_assets.importers.responses import response_messages
@@ -26,6 +18,7 @@ from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field,
 from etpi_assets.importers.spec import Spec, Unread, at, base, json_value, silent
 from etpi_assets.importers.token_rows import labelled_ids
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
+from etpi_resources.chat.tool_forms.call import tool_name
 
 _TRUTH = {**dict.fromkeys(("true", "yes", "1", "1.0"), True), **dict.fromkeys(("false", "no", "0", "0.0"), False)}
 _SPOKEN = frozenset(("system", "user", "assistant", "tool"))
