@@ -57,12 +57,12 @@ def read_call(value: Any, what: str, spec: Spec, unread: Unread, name: str | Non
                 del call[path[0]]
             break
     unknown: list[tuple[str, str, Any]] = []
-    got = spec.filled("call", call, lambda *found: unknown.append(found))
+    got = spec.filled("call", call, lambda *entry: unknown.append(entry))
     if unknown and "arguments" not in got:
         held = f"{what} has no arguments, but {', '.join(key for _, key, _ in unknown[:8])}"
         raise Unreadable("unknown_form", f"{held}; call them `arguments`, or remove these keys")
-    for found in unknown:
-        unread(*found)
+    for entry in unknown:
+        unread(*entry)
     call_id, named = _id(got.get("id")), got.get("name")
     if not (isinstance(named, str) and named) and (named := name) is None:
         return ToolCall("", None, call_id, whole, "it has no name"), got.get("result")
