@@ -232,7 +232,7 @@ class TemplateCheck:
 
     def _length(self, output: np.ndarray) -> int:
         """Return the number of ids of a label before its end."""
-        return len(self.chat.without_end(output))
+        return len(self.chat.without_end(output.tolist()))
 
     def _ids(self, text: str) -> list[int]:
         return self.chat.tokenizer(text, add_special_tokens=False)["input_ids"]
