@@ -26,7 +26,7 @@ from etpi_assets.curation.id_rows import has_bodies, mask_faults
 from etpi_assets.curation.label_syntax import LabelSyntax
 from etpi_assets.curation.pair_blocks import of_rollouts
 from etpi_assets.curation.pairs import CapturedAgent, make_pairs
-from etpi_assets.curation.student_form import StudentForm, tool_name
+from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.curation.template_check import TemplateCheck
 from etpi_assets.importers import importer_named, read_options, secrets
 from etpi_assets.importers.account import Account
@@ -43,7 +43,7 @@ from etpi_assets.trajectories.tables import iter_turns, to_tables
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.marks import CALL, THINK, THINK_END, split_thought, without_code
 from etpi_resources.chat.tool_forms import Call
-from etpi_resources.chat.tool_forms.call import function_schema
+from etpi_resources.chat.tool_forms.call import function_schema, tool_name
 from etpi_resources.labels import IGNORE_INDEX
 
 _REFUSED = {"empty": "all_masked", "bad_token_ids": "bad_ids"}

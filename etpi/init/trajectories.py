@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ from etpi.run.console import say
 from etpi_assets.curation.call_results import unanswered
 from etpi_assets.curation.joins import Paths, join, paths_of
 from etpi_assets.curation.retokenise import conversation
-from etpi_assets.curation.student_form import StudentForm, tool_name
+from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.importers import IMPORTERS, Plan, count_found, import_runs, plan, read_map, secrets
 from etpi_assets.importers.account import Account, Finding, findings
 from etpi_assets.importers.data import map_tables
@@ -30,6 +30,7 @@ from etpi_assets.trajectories.tables import to_tables, worst_exit
 from etpi_resources.chat.marks import CALL, THINK_END
 from etpi_resources.chat.report import report
 from etpi_resources.chat.tool_forms import Call, parse_structured
+from etpi_resources.chat.tool_forms.call import tool_name
 from etpi_resources.process.progress import Progress
 
 ASSISTANTS = ("claude_code", "codex", "gemini_cli", "qwen_code")
@@ -286,7 +287,10 @@ def summary(result: Survey, student: Student) -> str:
     lines = [
         f"{result.path}: {inputs} inputs of format {' and '.join(result.formats)}{looked}: "
         f"{result.rollouts:,} rollouts, {refused:,} that cannot be read",
-        *(f"  cannot be read: {n} {why}, first {result.first_refusal[why]}" for why, n in _top(result.refused)),
+        *(
+            f"  cannot be read: {n} {why}, first {result.first_refusal[why]}"
+            for why, n in result.refused.most_common(_SHOWN)
+        ),
         *_unread(result),
     ]
     if not result.rollouts:
@@ -321,7 +325,8 @@ def summary(result: Survey, student: Student) -> str:
         lines.append(f"  {len(result.unanswered)} conversations have calls without results, first {first}")
     lines += _dropped(result)
     lines += [
-        f"  {n} conversations cannot be written in the student's template: {why}" for why, n in _top(result.unrendered)
+        f"  {n} conversations cannot be written in the student's template: {why}"
+        for why, n in result.unrendered.most_common(_SHOWN)
     ]
     if result.native_turns:
         ids = "are the student's" if result.native else "are not used: not all of them are seen to be the student's"
@@ -350,13 +355,8 @@ def facts(result: Survey, student: Student, preset: str | None) -> dict[str, Any
     shown = _preview(result, student, preset)
     conversation = {"error": shown} if isinstance(shown, str) else {"parts": preview.as_json(shown)}
     unread = [{**vars(each), "name": each.name} for each in result.unread]
-    return {
-        **values,
-        "unread": unread,
-        "turns": sum(result.turns),
-        "rewards": len(result.rewards),
-        "first": conversation,
-    }
+    numbers = {"turns": sum(result.turns), "rewards": len(result.rewards)}
+    return {**values, "unread": unread, **numbers, "first": conversation}
 
 
 def _preview(result: Survey, student: Student, preset: str | None) -> list[preview.TextSpan] | str:
@@ -387,12 +387,9 @@ def _unread(result: Survey) -> list[str]:
     lines = []
     for stops, what in ((True, "not read, and may change what is trained"), (False, "not read")):
         named = [f"{each.name} ({each.kind}, {each.count:,})" for each in result.unread if each.stops == stops]
-        if named:
-            more = f", and {len(named) - _LISTED} more" if len(named) > _LISTED else ""
-            lines.append(f"  {what}: {', '.join(named[:_LISTED])}{more}")
-    if files := result.unread_files:
-        more = f", and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
-        lines.append(f"  files that no format reads: {', '.join(files[:_SHOWN])}{more}")
+        lines += [f"  {what}: {_listed(named, _LISTED)}"] if named else []
+    if result.unread_files:
+        lines.append(f"  files that no format reads: {_listed(result.unread_files)}")
     return lines
 
 
@@ -481,9 +478,9 @@ def _rewards(result: Survey) -> str:
 
 
 def _counted(names: Counter[str]) -> str:
-    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(f"{name} {n:,}" for name, n in names.most_common(_SHOWN)) + more
+    return _listed([f"{name} {n:,}" for name, n in names.most_common()])
 
 
-def _top(counts: Counter[str]) -> Iterable[tuple[str, int]]:
-    return counts.most_common(_SHOWN)
+def _listed(words: Sequence[str], most: int = _SHOWN) -> str:
+    more = f", and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more

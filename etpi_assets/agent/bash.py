@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from tree_sitter import Node
 
@@ -31,8 +32,7 @@ class SentMessage:
     wait: bool
 
 
-@dataclass(frozen=True)
-class SplitCommand:
+class SplitCommand(NamedTuple):
     """A bash command split into messages and the rest.
 
     Attributes:

@@ -20,12 +20,12 @@ from etpi_assets.agent.actions import after_think
 from etpi_assets.curation.hits import OnHit, ignore
 from etpi_assets.curation.lost import listed_with_keys
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, label_text
-from etpi_assets.curation.student_form import tool_name
 from etpi_assets.specs.experiment import GatesSection
 from etpi_assets.trajectories.tables import turn_keys
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.marks import split_thought, without_code
 from etpi_resources.chat.tool_forms import FORMS, Call
+from etpi_resources.chat.tool_forms.call import tool_name
 from etpi_resources.chat.tool_forms.template import UnknownToolForm
 from etpi_resources.lake.check_outcome import CheckOutcome, listed
 from etpi_resources.token_ids import arrays

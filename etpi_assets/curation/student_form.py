@@ -20,7 +20,7 @@ from etpi_assets.trajectories.calls import flat_calls, stored_call
 from etpi_resources.chat.format import ChatFormat, Label, TemplateRefuses
 from etpi_resources.chat.marks import EMPTY_BLOCK, THINK, THINK_END, split_thought, think_block
 from etpi_resources.chat.tool_forms import Call, parse_structured
-from etpi_resources.chat.tool_forms.call import SHELLS, function_schema
+from etpi_resources.chat.tool_forms.call import SHELLS, tool_name
 from etpi_resources.chat.tool_forms.tagged import hermes_call, xml_call
 
 _RESULT = re.compile(r"\A\[tool_result\] ?")
@@ -187,12 +187,6 @@ def _tail(chat: ChatFormat, template_kwargs: str) -> str:
 def calls_of(message: Mapping[str, Any]) -> list[Call]:
     """Return the calls of a message from `StudentForm.message`."""
     return [call for raw in message.get("tool_calls") or () if isinstance(call := parse_structured(raw), Call)]
-
-
-def tool_name(tool: Any) -> str | None:
-    """Return the name in a tool's schema, None if it has none."""
-    function = function_schema(tool).get("function") if isinstance(tool, Mapping) else None
-    return function.get("name") if isinstance(function, Mapping) else None
 
 
 def turn_text(content: str, tool_calls: Sequence[Any] | None = None) -> str:

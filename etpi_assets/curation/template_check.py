@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -32,9 +31,8 @@ from etpi_assets.curation.retokenise import conversation
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.trajectories.tables import Key, iter_turns
-from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.format import ChatFormat, TemplateRefuses
 from etpi_resources.chat.marks import EMPTY_BLOCK, THINK, THINK_END, split_thought, think_block
-from etpi_resources.chat.template_worker import DATE
 from etpi_resources.lake.check_outcome import CheckOutcome
 from etpi_resources.token_ids import begins_with, common_prefix
 
@@ -42,10 +40,8 @@ ENCODED, RENDERED = 250_000, 2_000_000
 """Characters of prompts in a block of rollouts whose turns are rendered one by one: compared as ids, and as texts."""
 _TEXT = 48
 """Characters shown of each side from the first difference on."""
-
-
-class _Refused(Exception):
-    """The template refuses the conversation through a turn."""
+_MASK = "\uf8ff"
+"""Stands for a control token that is plain text."""
 
 
 class _Contradiction(Exception):
@@ -69,6 +65,7 @@ class _Conversation:
         history, spoken, bare: as prompts have them, with all thoughts, and without.
         positions: turn -> its place in each.
         thoughts: turn -> its thoughts.
+        tools: the schemas.
     """
 
     history: list[dict[str, Any]]
@@ -76,17 +73,17 @@ class _Conversation:
     bare: list[dict[str, Any]]
     positions: Mapping[int, int]
     thoughts: Mapping[int, str]
+    tools: Any
 
     def characters(self, turn: int) -> int:
         return sum(len(str(message)) for message in self.history[: self.positions[turn] + 1])
 
-    def without(self, tokens: Sequence[str]) -> _Conversation:
-        """Return the conversation with a letter in place of each of the tokens."""
-        letters = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
-        texts = (json.dumps(messages, ensure_ascii=False) for messages in (self.history, self.spoken, self.bare))
-        history, spoken, bare = (json.loads(letters.sub("x", text)) for text in texts)
-        thoughts = {turn: letters.sub("x", text) for turn, text in self.thoughts.items()}
-        return replace(self, history=history, spoken=spoken, bare=bare, thoughts=thoughts)
+    def masked(self, tokens: re.Pattern[str]) -> _Conversation:
+        """Return the conversation with `_MASK` in place of each of the tokens."""
+        held = json.dumps([self.history, self.spoken, self.bare, self.tools], ensure_ascii=False)
+        history, spoken, bare, tools = json.loads(tokens.sub(_MASK, held))
+        thoughts = {turn: tokens.sub(_MASK, text) for turn, text in self.thoughts.items()}
+        return replace(self, history=history, spoken=spoken, bare=bare, thoughts=thoughts, tools=tools)
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ class TemplateCheck:
         """
         try:
             text = self._render(self._conversation(agent).spoken, agent.tools)
-        except _Refused as refused:
+        except TemplateRefuses as refused:
             return "differs", f"the template refuses the messages: {refused}", 0
         want = self._ids(text)
         at = common_prefix(np.asarray(ids), np.asarray(want))
@@ -128,12 +125,13 @@ class TemplateCheck:
             last = rows[-1][0]
             turns = {turn.turn: turn for turn in agent.turns}
             talk, quoted = self._conversation(agent), self._quoted(agent)
+            talk = talk.masked(quoted) if quoted else talk
             whole = None
-            with suppress(_Refused):
-                text = "" if quoted else self._render(talk.history[: talk.positions[last[2]] + 1], agent.tools)
+            with suppress(TemplateRefuses):
+                text = "" if quoted else self._render(talk.history[: talk.positions[last[2]] + 1], talk.tools)
                 whole = np.asarray(self._ids(text), dtype=np.int32) if text else None
             for key, prompt, output in sorted(rows, key=lambda row: (row[0] != last, _hash(row[0]))):
-                in_place = whole is not None and begins_with(whole, prompt, self._said(output))
+                in_place = whole is not None and begins_with(whole, prompt, output[: self._length(output)])
                 as_ids = encoded > 0
                 if not as_ids and not in_place and rendered <= 0:
                     skipped["not_sampled"] += 1
@@ -143,13 +141,10 @@ class TemplateCheck:
                     cost = talk.characters(key[2])
                     encoded, rendered = encoded - cost * as_ids, rendered - cost
                     try:
-                        expected = self._expected(talk, agent.tools, turns[key[2]])
-                        difference = self._difference(expected, prompt, output, as_ids)
-                        if difference is None and quoted:
-                            masked = self._expected(talk.without(quoted), agent.tools, turns[key[2]])
-                            difference = self._trained_control(quoted, masked, prompt, output)
+                        expected = self._expected(talk, turns[key[2]])
+                        difference = self._difference(expected, prompt, output, as_ids, quoted)
                         differing.update(expected.differences)
-                    except _Refused:
+                    except TemplateRefuses:
                         skipped["refused_by_template"] += 1
                         continue
                     except _Contradiction as contradiction:
@@ -170,22 +165,17 @@ class TemplateCheck:
         inside = [(m["turn"], split_thought(m["content"] or "", m.get("reasoning")).inside) for m in actions]
         thoughts = {turn: "\n".join(text for t, text in inside if t == turn and text) for turn, _ in turns}
         history = spoken if self.section.history_think == "keep" else bare
-        return _Conversation(history, spoken, bare, dict(turns), thoughts)
+        return _Conversation(history, spoken, bare, dict(turns), thoughts, agent.tools)
 
-    def _quoted(self, agent: CapturedAgent) -> list[str]:
-        """Return the control tokens that the messages or tools quote."""
+    def _quoted(self, agent: CapturedAgent) -> re.Pattern[str] | None:
+        """Return what matches the control tokens that the messages or tools quote; None if they quote none."""
         texts = [[m.get(key) for key in ("content", "reasoning", "tool_calls")] for m in agent.messages]
-        text = json.dumps([agent.tools, texts], ensure_ascii=False)
-        return [token for token in self._controls if token in text]
+        quoted = self.chat.controls_in(json.dumps([agent.tools, texts], ensure_ascii=False))
+        return re.compile("|".join(map(re.escape, sorted(quoted, key=len, reverse=True)))) if quoted else None
 
-    @cached_property
-    def _controls(self) -> dict[str, int]:
-        """{control token: id}."""
-        return {self.chat.decode([number]): number for number in self.chat.control_ids}
-
-    def _expected(self, talk: _Conversation, tools: Any, turn: CapturedTurn) -> _Expected:
-        """Render the messages up to a turn, and through it. Raises _Refused, _Contradiction: as the classes say."""
-        position = talk.positions[turn.turn]
+    def _expected(self, talk: _Conversation, turn: CapturedTurn) -> _Expected:
+        """Render the messages up to a turn, and through it. Raises TemplateRefuses, _Contradiction."""
+        position, tools = talk.positions[turn.turn], talk.tools
         before = talk.history[:position]
         head, plain = self._render(before, tools, prompt=True), self._render(before, tools)
         plain = plain if head.startswith(plain) else os.path.commonprefix([plain, head])
@@ -237,50 +227,42 @@ class TemplateCheck:
         return body.removeprefix(opening)
 
     def _render(self, messages: list[Any], tools: Any, prompt: bool = False, **more: Any) -> str:
-        """Call the tokenizer's template with the messages in roles that it takes.
+        """Return what the template writes for messages in roles that it takes. Raises TemplateRefuses."""
+        return self.chat.written(self.chat.roles.fit(messages), tools, prompt, **{**self.template_kwargs, **more})
 
-        Raises _Refused: it raises an error.
-        """
-        try:
-            text = self.chat.tokenizer.apply_chat_template(
-                [dict(m) for m in self.chat.roles.fit(messages)], tools=tools, tokenize=False,
-                add_generation_prompt=prompt, **{"strftime_now": DATE.strftime, **self.template_kwargs, **more},
-            )  # fmt: skip
-        except Exception as error:  # templates raise various errors for what they refuse
-            raise _Refused(str(error)) from error
-        return str(text)
+    def _length(self, output: np.ndarray) -> int:
+        """Return the number of ids of a label before its end."""
+        return len(self.chat.without_end(output.tolist()))
 
     def _ids(self, text: str) -> list[int]:
         return self.chat.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def _said(self, output: np.ndarray) -> np.ndarray:
-        """Return a label without its end."""
-        return output[:-1] if len(output) and int(output[-1]) in self.chat.end_ids else output
-
-    def _difference(self, expected: _Expected, prompt: np.ndarray, output: np.ndarray, as_ids: bool) -> str | None:
+    def _difference(
+        self, expected: _Expected, prompt: np.ndarray, output: np.ndarray, as_ids: bool, quoted: re.Pattern[str] | None
+    ) -> str | None:
         """Return the first difference of a pair from its rendering, None if they are equal.
 
         Args:
             as_ids: whether equal texts may have other ids.
+            quoted: as `_quoted`; then texts are compared.
         """
+        written = self.chat.without_end(output.tolist())
+        if "cut_at_limit" in expected.differences and len(written) < len(output):
+            return "label: the turn was cut at the limit, and its end is trained"
+        if quoted:
+            return self._quoting_difference(expected, prompt.tolist(), written, output, quoted)
         if not as_ids and self.chat.decode(prompt.tolist()) == expected.prompt:
-            text = self.chat.decode(self._said(output).tolist())
+            text = self.chat.decode(written)
             if expected.label.startswith(text) and self._ends(expected.label[len(text) :], output):
                 return None
         head, whole, alone = map(self._ids, (expected.prompt, expected.prompt + expected.label, expected.label))
         # If an id spans the border, the label's are its own.
         label = whole[len(head) :] if whole[: len(head)] == head else alone
-        written = self._said(output).tolist()
         rest = label[len(written) :]
         if label[: len(written)] == written and self._ends(self.chat.decode(rest), output):
             label = written
-        if "cut_at_limit" in expected.differences and len(written) < len(output):
-            return "label: the turn was cut at the limit, and its end is trained"
         for part, trained, wanted in (("prompt", prompt.tolist(), head), ("label", written, label)):
             if trained == wanted:
-                continue
-            if self._quotes(trained, wanted, output if part == "label" else None):
-                expected.differences.append("control_as_text")
                 continue
             at = common_prefix(np.asarray(trained), np.asarray(wanted))
             left, right = (repr(self.chat.decode(side[at : at + _TEXT])[:_TEXT]) for side in (trained, wanted))
@@ -289,34 +271,28 @@ class TemplateCheck:
 
     def _ends(self, rest: str, output: np.ndarray) -> bool:
         """Return whether the text after a label only ends the turn, as the label does if it ends."""
-        cut = len(self._said(output)) == len(output)
-        ends = self._controls if cut else [self.chat.decode(output[-1:].tolist())]
-        return not rest.strip() or any(rest.lstrip().startswith(token) for token in ends)
+        rest = rest.lstrip()
+        has_end = self._length(output) < len(output)
+        end = self.chat.decode(output[-1:].tolist()) if has_end else self.chat.first_control(rest)
+        return not rest or bool(end and rest.startswith(end))
 
-    def _quotes(self, trained: Sequence[int], wanted: Sequence[int], output: np.ndarray | None) -> bool:
-        """Return whether both sides have one text, in which the trained ids have control tokens as plain text.
-
-        Args:
-            output: the label, which the wanted side may end after that text.
-        """
-        text, counts = self.chat.decode(trained), Counter(trained)
-        left, right = ("".join(side.split()) for side in (text, self.chat.decode(wanted)))
-        ended = output is not None and right.startswith(left) and self._ends(right[len(left) :], output)
-        quotes = any(text.count(token) > counts[number] for token, number in self._controls.items())
-        return quotes and (left == right or ended)
-
-    def _trained_control(
-        self, tokens: Sequence[str], masked: _Expected, prompt: np.ndarray, output: np.ndarray
+    def _quoting_difference(
+        self, expected: _Expected, prompt: list[int], written: list[int], output: np.ndarray, quoted: re.Pattern[str]
     ) -> str | None:
-        """Return which control token that messages quote is a control token in the ids, None if none is.
+        """Return the difference of a pair from a rendering in which `_MASK` stands for the control tokens quoted.
 
-        Args:
-            masked: the turn as rendered from messages without these tokens.
+        Texts are compared without white space, of which the tokenizer drops some beside control tokens.
         """
-        for part, text, ids in (("prompt", masked.prompt, prompt), ("label", masked.label, output)):
-            for token in tokens:
-                if np.count_nonzero(ids == self._controls[token]) > text.count(token):
-                    return f"{part}: {token!r} within a message is trained as a control token, not as its text"
+        for part, text, ids in (("prompt", expected.prompt, prompt), ("label", expected.label, written)):
+            runs = [
+                (control, self.chat.decode(run)) for control, run in groupby(ids, self.chat.control_ids.__contains__)
+            ]
+            trained = "".join(run if control else quoted.sub(_MASK, run) for control, run in runs)
+            wanted, trained = ("".join(side.split()) for side in (text, trained))
+            ended = part == "label" and wanted.startswith(trained) and self._ends(wanted[len(trained) :], output)
+            if wanted != trained and not ended:
+                return f"{part}: a quoted {quoted.pattern} is trained as a control token, or the text is another"
+            expected.differences += ["control_as_text"] if _MASK in text else []
         return None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from etpi_assets.importers import data, secrets
 from etpi_assets.importers.account import Account
-from etpi_assets.importers.calls import read_tools, tool_name
+from etpi_assets.importers.calls import read_tools
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import DetectionInput, Format, ImportResult, source_of
 from etpi_assets.importers.nearest import unknown_row
@@ -25,6 +25,7 @@ from etpi_assets.specs.folders import format_files
 from etpi_assets.specs.plugins import near, plugin, plugin_names, unknown
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
+from etpi_resources.chat.tool_forms.call import tool_name
 
 IMPORTERS: Mapping[str, Format] = data.shipped()
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from etpi_assets.importers.calls import Unread
+from etpi_assets.importers.spec import Unread
 
 _NAMED = {
     "loss": re.compile(r"(^|_)(train|training|trainable|trained|loss|mask|masked|weight|learn|ignore)(_|$)", re.I),

@@ -21,9 +21,9 @@ from typing import Any
 from etpi_assets.importers.calls import content_text, count_keys, read_calls
 from etpi_assets.importers.conversation import Options, fill_agent, finish_of, joined, set_ids
 from etpi_assets.importers.format import source_of
-from etpi_assets.importers.normal import Message
+from etpi_assets.importers.normal import Message, RunInfo
 from etpi_assets.importers.rows import files_below
-from etpi_assets.importers.run_info import TASK_COMPLETE, RunInfo, build_rollout, exit_by_action, exit_name, run_info
+from etpi_assets.importers.run_info import TASK_COMPLETE, build_rollout, exit_by_action, exit_name, run_info
 from etpi_assets.importers.source import (
     Unreadable,
     as_list,
@@ -116,7 +116,7 @@ def rollout_of(document: Mapping[str, Any], path: Path, options: Options, where:
     if not any(agent.turns for agent in agents):
         raise Unreadable("empty", f"{path.name}: no step that a model made")
     rollout = build_rollout(agents, info, text_field(document, "session_id") or where)
-    rollout.teacher = info.teacher or _model(document)
+    rollout.teacher = rollout.teacher or _model(document)
     return rollout
 
 
@@ -280,12 +280,8 @@ def _step(raw: Any, name: str) -> Iterator[Message]:
         entry.actions = _exported_actions(field(step, "extra", EXPORT_KEY, "actions"))
         entry.trained = not copied and not (type(calls) is int and calls == 0) and step.get("model_name") != _NO_MODEL
         entry.kind = "prompt" if copied else kind
-        places = [
-            ("metrics", "extra", "finish_reason"),
-            ("extra", EXPORT_KEY, "finish_reason"),
-            ("extra", "stop_reason"),
-        ]
-        entry.finish = finish_of(next(filter(None, (text_field(step, *place) for place in places)), None))
+        reasons = (text_field(step, *place.split(".")) for place in _FINISHES)
+        entry.finish = finish_of(next(filter(None, reasons), None))
         metrics = step.get("metrics")
         prompt, output = field(metrics, "prompt_token_ids"), field(metrics, "completion_token_ids")
         # Metrics of several calls are sums, so their ids are not one turn's.

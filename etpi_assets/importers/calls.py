@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import orjson
 
 from etpi_assets.importers.source import Unreadable, as_list, field, text_field, without_padding
-from etpi_assets.importers.spec import Spec, at, base, load
+from etpi_assets.importers.spec import Spec, Unread, at, base, load, silent
 from etpi_assets.trajectories.calls import ToolCall, tool_call
 
-Unread = Callable[[str, str, Any], None]
-"""Counts (table, key, value) that no path reads."""
 _EMPTY = ("", "null", "[]")
-
-
-def silent(table: str, key: str, value: Any) -> None:
-    """Count nothing."""
 
 
 def count_keys(events: Iterable[Mapping[Any, Any]], format: str, unread: Unread) -> None:
@@ -54,63 +47,40 @@ def read_call(value: Any, what: str, spec: Spec, unread: Unread, name: str | Non
     call = json_text(value, what) if isinstance(value, str) else value
     if not isinstance(call, dict):
         raise Unreadable("unknown_form", f"{what} is not an object")
-    function = call.get("function")
-    inner = function if type(function) is dict else call
-    if (keys := _plain_keys(spec, tuple(call), tuple(inner))) is not None and None not in call.values():  # nearly all
-        key, arguments_key, id_key, result_key = keys
-        if type(plain := inner[key]) is str and plain and inner[arguments_key] is not None:
-            return _normal(plain, inner[arguments_key], call.get(id_key)), call.get(result_key)
     if None in (call.get("id", ""), call.get("type", "")):  # only tables write these as null
         call = without_padding(call)
-    paths, tree = spec.paths["call"], spec.trees["call"]
-    inner = next((v for path in paths["function"] if isinstance(v := at(call, path), dict)), None)
-    places = (call,) if inner is None else (inner, call)
-    arguments = next((v for place in places for p in paths["arguments"] if (v := at(place, p)) is not None), None)
-    named = next((v for place in places for p in paths["name"] if isinstance(v := at(place, p), str) and v), name)
-    unknown = {key: v for place in places for key, v in place.items() if v is not None and key not in tree}
-    if arguments is None and unknown:
-        held = f"{what} has no arguments, but {', '.join(map(str, list(unknown)[:8]))}"
+    whole = call
+    for path in spec.paths["call"]["function"]:
+        if type(inner := call.get(path[0]) if len(path) == 1 else at(call, path)) is dict:
+            call = {**call, **inner}
+            if path[0] not in inner:
+                del call[path[0]]
+            break
+    unknown: list[tuple[str, str, Any]] = []
+    got = spec.filled("call", call, lambda *entry: unknown.append(entry))
+    if unknown and "arguments" not in got:
+        held = f"{what} has no arguments, but {', '.join(key for _, key, _ in unknown[:8])}"
         raise Unreadable("unknown_form", f"{held}; call them `arguments`, or remove these keys")
-    for key, other in unknown.items():
-        unread("call", str(key), other)
-    result, call_id = spec.first("call", "result", call), spec.first("call", "id", call)
-    if named is None:
-        return ToolCall("", None, _id(call_id), call, "it has no name"), result
-    return _normal(named, arguments, call_id), result
-
-
-@lru_cache(1024)
-def _plain_keys(
-    spec: Spec, outer: tuple[str, ...], inner: tuple[str, ...]
-) -> tuple[str, str, str | None, str | None] | None:
-    """Return the keys of a call's name, arguments, id and result, if the keys say where they are; None if not.
-
-    Args:
-        inner: the keys of its `function`; those of the call itself if it has none.
-    """
-    tree, around = spec.trees["call"], () if inner == outer else tuple(key for key in outer if key != "function")
-    nodes = {key: tree.get(key) for key in (*inner, *around)}
-    filled = {node.slots[0][0]: key for key, node in nodes.items() if node and len(node.slots) == 1 and not node.below}
-    silent_keys = sum(1 for node in nodes.values() if node and node.known and not (node.slots or node.below))
-    if len(filled) + silent_keys < len(inner) + len(around) or "function" in filled:
-        return None
-    if not {filled.get("name"), filled.get("arguments")} <= set(inner):
-        return None
-    return filled["name"], filled["arguments"], filled.get("id"), filled.get("result")
+    for entry in unknown:
+        unread(*entry)
+    call_id, named = _id(got.get("id")), got.get("name")
+    if not (isinstance(named, str) and named) and (named := name) is None:
+        return ToolCall("", None, call_id, whole, "it has no name"), got.get("result")
+    return _normal(named, got.get("arguments"), call_id), got.get("result")
 
 
 def _id(value: Any) -> str | None:
     return str(value) if isinstance(value, str | int) and value != "" else None
 
 
-def _normal(name: str, arguments: Any, call_id: Any) -> ToolCall:
+def _normal(name: str, arguments: Any, call_id: str | None) -> ToolCall:
     if isinstance(arguments, str) and arguments[:1] == "{":  # nearly all
-        return tool_call(name, arguments, _id(call_id))
+        return tool_call(name, arguments, call_id)
     if isinstance(arguments, str):
         arguments = _decoded(arguments)
     if arguments == [] or (isinstance(arguments, str) and arguments.strip() in _EMPTY):
         arguments = {}
-    return tool_call(name, arguments, _id(call_id))
+    return tool_call(name, arguments, call_id)
 
 
 def _decoded(arguments: str) -> str:
@@ -325,11 +295,6 @@ def json_text(text: str, what: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Unreadable("unknown_form", f"{what} is text that is not JSON") from error
-
-
-def tool_name(tool: Any) -> str | None:
-    """Return the name in a schema of the normal form."""
-    return text_field(tool, "function", "name")
 
 
 def role_of(name: Any, what: str, spec: Spec | None = None) -> Any:

@@ -16,9 +16,9 @@ from typing import Any, Literal
 import numpy as np
 
 from etpi_assets.agent.actions import NO_ACTION, read_actions
-from etpi_assets.importers.calls import Unread, silent
 from etpi_assets.importers.normal import Message as Entry
 from etpi_assets.importers.source import Unreadable, text_field
+from etpi_assets.importers.spec import Unread, silent
 from etpi_assets.trajectories.records import AgentRecord, Message, Turn, exit_kind
 
 Answers = Literal["none", "last", "answered", "all"]
@@ -227,7 +227,7 @@ def _inbox(entry: Entry, receives: bool) -> list[dict[str, str]]:
     if entry.inbox is not None:
         return entry.inbox
     text = entry.text
-    marked = "[Message from " in text or "[Reply from " in text
+    marked = " from " in text and ("[Message from " in text or "[Reply from " in text)
     if not marked and not receives:
         return []
     marks = list(_INBOX_LINE.finditer(text)) if marked else []

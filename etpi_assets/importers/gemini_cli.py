@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.calls import calls_with_results, count_keys, read_content, silent
+from etpi_assets.importers.calls import calls_with_results, count_keys, read_content
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.normal import Message
 from etpi_assets.importers.rows import files_below
 from etpi_assets.importers.sessions import Session, session_lines, session_rollout
 from etpi_assets.importers.source import Unreadable, as_list, as_mapping, no_run, read_json, text_field, to_utc
-from etpi_assets.importers.spec import load
+from etpi_assets.importers.spec import load, silent
 from etpi_assets.trajectories.records import RolloutRecord
 
 _JSON = (".json", ".jsonl")
@@ -93,12 +93,13 @@ def _entries(message: Mapping[str, Any], name: str, seen: set[str], session: Ses
     is_own = text_field(message, "id") not in seen
     if is_own:
         session.add_response(text_field(message, "model"), message.get("tokens"))
-    called = calls_with_results(message.get("toolCalls") or [], name, spec, silent)
+    held = message.get("toolCalls") or []
+    called = calls_with_results(held, name, spec, silent)
     thoughts = as_list(message.get("thoughts") or [], f"{name}.thoughts")
-    texts = (": ".join(filter(None, (text_field(t, "subject"), text_field(t, "description")))) for t in thoughts)
+    texts = [": ".join(filter(None, (text_field(t, "subject"), text_field(t, "description")))) for t in thoughts]
     reasoning = "\n".join(filter(None, texts)) or None
     yield Message("assistant", content.text, [call for call, _ in called], reasoning, at, trained=is_own)
-    for (call, result), raw in zip(called, message.get("toolCalls") or [], strict=True):
+    for (call, result), raw in zip(called, held, strict=True):
         if result is not None:
             output = read_content(result, f"{name}.result", spec)
             text = "\n".join(filter(None, (*(text for _, text in output.results), output.text)))

@@ -5,36 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache, lru_cache
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from etpi_assets.importers.calls import (
-    Unread,
-    calls_with_results,
-    parameters_of,
-    read_calls,
-    read_content,
-    read_tools,
-    role_of,
-    silent,
-    tool_name,
-)
+from etpi_assets.importers.calls import calls_with_results, parameters_of, read_calls, read_content, read_tools, role_of
 from etpi_assets.importers.conversation import Options, fill_agent, finish_of, token_ids
 from etpi_assets.importers.normal import Message, Role, RunInfo
 from etpi_assets.importers.responses import response_messages
-from etpi_assets.importers.run_info import add_usage, build_rollout, exit_by_action, run_info
+from etpi_assets.importers.run_info import add_usage, build_rollout, exit_by_action, run_info, sampler_of
 from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, text_field, to_utc, without_padding
-from etpi_assets.importers.spec import Node, Spec, at, base, json_value
+from etpi_assets.importers.spec import Spec, Unread, at, base, json_value, silent
 from etpi_assets.importers.token_rows import labelled_ids
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
+from etpi_resources.chat.tool_forms.call import tool_name
 
 _TRUTH = {**dict.fromkeys(("true", "yes", "1", "1.0"), True), **dict.fromkeys(("false", "no", "0", "0.0"), False)}
 _SPOKEN = frozenset(("system", "user", "assistant", "tool"))
-_LISTED = frozenset(("trained", "untrained", "partly", "media"))
-"""Slots of a message that every path may fill."""
 _FLAGS = frozenset(("trained", "untrained", "partly"))
 _RETURNCODE = re.compile(r"\s*<returncode>(-?\d{1,7})</")
 """The exit code of a command, as mini-swe-agent prints it."""
@@ -67,15 +54,16 @@ def read_run(
             message.trained = False
     listed = spec.first("run", "messages", row, list)
     listed = [message for message in listed or () if isinstance(message, dict)]
-    if info.tools is None:
+    rollout = info.rollout
+    if rollout.tools is None:
         paths = spec.paths["message"].get("tools", ())
         offered = (read_tools(v, where, spec) for m in listed for p in paths if (v := at(m, p)))
-        info = replace(info, tools=next(filter(None, offered), None))
+        rollout.tools = next(filter(None, offered), None)
     if spec.paths["message"].get("usage"):
         total = Counter[str]()
         for message in listed:
             add_usage(total, spec.first("message", "usage", message) if message.get("role") == "assistant" else None)
-        info = replace(info, usage=dict(total))
+        rollout.sampler = sampler_of(rollout.sampler or {}, dict(total))
     return solo(messages, info, where, options, spec.data)
 
 
@@ -111,11 +99,11 @@ def solo(
     """
     spoken = [message for message in messages if message.role == "assistant" and message.trained]
     if not spoken:
-        reason, why = ("errored", f"; {info.error[:300]}") if info.error else ("empty", "")
+        reason, why = ("errored", f"; {info.rollout.error[:300]}") if info.rollout.error else ("empty", "")
         raise Unreadable(reason, f"{where}: {len(messages)} message(s), none that the assistant is to learn from{why}")
     if info.truncated:
         spoken[-1].finish = "length"
-    _drop_padding(spoken, info.tools)
+    _drop_padding(spoken, info.rollout.tools)
     agent = AgentRecord("agent1", "", "solo", info.exit_status or "unknown", patch=info.patch)
     form = form or base().data
     fill_agent(agent, messages, options, bare_calls=form["bare_calls"], answers=form["answers"])
@@ -165,12 +153,11 @@ def read_messages(
         return response_messages(value, what)
     if [m for m in value if type(m) is dict and m.get("role") == "user" and m.get("tool_calls", m) is None]:
         value = without_padding(value)  # only tables give the user's messages a key for calls
-    out: list[Message] = []
-    read, rules = _reader(spec), spec.data.get("skip", ())
+    out, rules = list[Message](), spec.data.get("skip", ())
     for index, raw in enumerate(value):
         # A rule skips messages whose keys have its constants, "*" for any.
         if not any(all(bool(field(raw, k)) if v == "*" else field(raw, k) == v for k, v in r.items()) for r in rules):
-            read(raw, out, what, index, unread)
+            _read(raw, out, what, index, spec, unread)
     return out
 
 
@@ -181,81 +168,33 @@ def _written(text: str) -> list[Any] | None:
     return items if is_list else None
 
 
-@cache
-def _reader(spec: Spec) -> Callable[[Any, list[Message], str, int, Unread], None]:
-    """Return the function that reads one message and adds it, and results in it, to a list."""
-    tree, roles = spec.trees["message"], spec.roles
-    single = {key: node.slots[0] for key, node in tree.items() if len(node.slots) == 1 and not node.below}
-    plain = {key: slot for key, (slot, _) in single.items() if slot not in _LISTED}
-    silent_keys = {key for key, node in tree.items() if node.known and not node.slots and not node.below}
-    wrappers = [path[0] for path in spec.paths["message"].get("wrapper", ())]
-    role_key, hosts = spec.paths["message"]["role"][0][0], "result" in spec.paths["call"]
-
-    @lru_cache(256)
-    def plain_slots(keys: tuple[str, ...]) -> Sequence[tuple[str, str]] | None:
-        """Return (key, slot) of the keys that fill one, if each fills another; None if that depends on the values."""
-        filling = [key for key in keys if key not in silent_keys]
-        slots = [plain[key] for key in filling if key in plain]
-        return list(zip(filling, slots, strict=True)) if len(set(slots)) == len(filling) else None
-
-    def read(raw: Any, out: list[Message], what: str, index: int, unread: Unread) -> None:
-        if type(raw) is not dict:
-            as_mapping(raw, f"{what}[{index}]")  # raises with the type that it has
-        for key in wrappers:
-            if role_key not in raw and isinstance(raw.get(key), dict):
-                raw = {**raw[key], **{k: v for k, v in raw.items() if k != key}}
-        if (slots := plain_slots(tuple(raw))) is not None:  # nearly all
-            got = {slot: value for key, slot in slots if (value := raw[key]) is not None}
-        else:
-            got = _filled(raw, tree, unread)
-        sender, text = got.get("role"), got.get("text", "")
-        role = roles.get(sender) if type(sender) is str else None
-        if type(text) is str and role in _SPOKEN and (text or "calls" in got) and "media" not in got:  # nearly all
-            message = Message(role, text)
-            out.append(message)
-            besides = len(got) - ("text" in got)
-            if "calls" in got:
-                besides -= 1
-                if hosts:
-                    _add_calls(out, got["calls"], f"{what}[{index}]", spec, unread)
-                else:
-                    message.calls = read_calls(got["calls"], f"{what}[{index}]", spec, unread)
-            if besides > 1 or (role != "assistant" and "<returncode>" in text[:40]):
-                _set_keys(message, got, what, index, spec)
-            return
+def _read(raw: Any, out: list[Message], what: str, index: int, spec: Spec, unread: Unread) -> None:
+    """Read one message, and add it and the results in it to a list."""
+    if type(raw) is not dict:
+        as_mapping(raw, f"{what}[{index}]")  # raises with the type that it has
+    if "role" not in raw:  # nearly all have it
+        raw = _unwrapped(raw, spec)
+    got = spec.filled("message", raw, unread)
+    sender, text = got.get("role"), got.get("text", "")
+    role = spec.roles.get(sender) if type(sender) is str else None
+    if type(text) is not str or role not in _SPOKEN or not (text or "calls" in got) or "media" in got:
         _read_rest(raw, got, out, what, index, spec, unread)
+        return
+    message = Message(role, text)  # nearly all
+    out.append(message)
+    besides = len(got) - ("text" in got) - ("calls" in got)
+    if "calls" in got:
+        _add_calls(out, got["calls"], f"{what}[{index}]", spec, unread)
+    if besides > 1 or (role != "assistant" and "<returncode>" in text[:40]):
+        _set_keys(message, got, what, index, spec)
 
-    return read
 
-
-def _filled(message: Mapping[str, Any], tree: Mapping[Any, Node], unread: Unread) -> dict[str, Any]:
-    """Return slot -> value of a message; of several paths with a value, the first in the format's order counts.
-
-    Keys that fill no slot are counted.
-    """
-    got: dict[str, Any] = {}
-    ranks: dict[str, int] = {}
-
-    def walk(node: Node, value: Any, name: str) -> None:
-        for slot, rank in node.slots:
-            if slot in _LISTED:
-                got.setdefault(slot, []).append((name, value))
-            elif slot not in got or (value != "" and (got[slot] == "" or rank < ranks[slot])):
-                got[slot], ranks[slot] = value, rank
-        if isinstance(value, dict) and node.below:
-            descend(value, node.below, f"{name}.", counted=not node.slots and not node.known)
-        elif isinstance(value, list) and len(value) == 1 and 0 in node.below:
-            walk(node.below[0], value[0], name)
-
-    def descend(held: Mapping[str, Any], below: Mapping[Any, Node], prefix: str, *, counted: bool) -> None:
-        for key, value in held.items():
-            if value is not None and (node := below.get(key)) is not None:
-                walk(node, value, f"{prefix}{key}")
-            elif value is not None and counted:
-                unread("message", f"{prefix}{key}", value)
-
-    descend(message, tree, "", counted=True)
-    return got
+def _unwrapped(raw: dict[str, Any], spec: Spec) -> dict[str, Any]:
+    """Return a message with the keys of an object in it that holds the rest (LangChain)."""
+    for path in spec.paths["message"].get("wrapper", ()):
+        if spec.paths["message"]["role"][0][0] not in raw and isinstance(inner := at(raw, path), dict):
+            raw = {**inner, **{k: v for k, v in raw.items() if k != path[0]}}
+    return raw
 
 
 def _read_rest(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from etpi_assets.trajectories.calls import ToolCall
-from etpi_assets.trajectories.records import Action
+from etpi_assets.trajectories.records import Action, RolloutRecord
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -46,31 +46,19 @@ class Message:
     result_of: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunInfo:
-    """Facts of a run besides its messages; None for a fact that the source does not have.
+    """Facts of a run besides its messages.
 
     Attributes:
-        exit_status: etpi's name of how the run ended.
-        tools: schemas as `{"type": "function", "function": {...}}`.
+        rollout: the record, without agents.
+        patch, exit_status: of its agent; the status is etpi's name of how the run ended.
         truncated: the last turn was cut at the output limit.
         numbered: the task id is a number that names a task within its file alone.
-        error: why the run failed.
-        settings, usage: the sampler's settings, and the counts of tokens.
     """
 
-    task_id: str | None
-    repo: str
-    teacher: str | None
-    reward: float | None
+    rollout: RolloutRecord
     patch: str | None
     exit_status: str | None
-    tools: list[dict[str, Any]] | None = None
-    truncated: bool = False
-    numbered: bool = False
-    error: str | None = None
-    settings: dict[str, Any] | None = None
-    usage: Any = None
-    seed: int | None = None
-    started_at: datetime | None = None
-    seconds: float | None = None
+    truncated: bool
+    numbered: bool

@@ -8,7 +8,6 @@ refused, because the file does not hold the prompts of the later turns.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, takewhile
 from typing import Any
 
@@ -66,8 +65,8 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
     entries = _events(events, name, text_field(row, "instruction"))
     info = run_info(row, options, spec, shown=entries)
     models = (text_field(event, "tool_call_metadata", "model_response", "model") for event in events)
-    teacher = info.teacher or next(filter(None, models), None)
-    info = replace(info, tools=info.tools or _offered(events, where), teacher=teacher)
+    info.rollout.teacher = info.rollout.teacher or next(filter(None, models), None)
+    info.rollout.tools = info.rollout.tools or _offered(events, where)
     return solo(entries, info, where, options)
 
 

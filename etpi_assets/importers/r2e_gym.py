@@ -8,7 +8,6 @@ of remaining steps to the last message; the trajectory lacks that line, so the i
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import Row
@@ -48,7 +47,8 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
         entries.append(Message("user", text_field(step, "observation") or ""))
     if image := _IMAGE.search(text_field(row, "docker_image") or ""):
         row = {**row, "docker_image": {"task": f"{image['repo']}@{image['commit']}", "repo": image["repo"]}}
-    info = replace(run_info(row, options, load("r2e_gym")[0], shown=entries), error=error)
+    info = run_info(row, options, load("r2e_gym")[0], shown=entries)
+    info.rollout.error = error
     rollout = solo(entries, info, where, options)
     if rollout.outcome is not None:
         rollout.outcome["test_output_chars"] = len(output)

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from etpi_assets.importers.source import (
     MOST_ROW_BYTES,
     Unreadable,
@@ -141,14 +139,7 @@ def _plain_name(path: Path) -> str:
 
 def _line_rows(path: Path) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(raw_lines(path)):
-        if isinstance(line, Unreadable):
-            yield number, line
-            continue
-        try:
-            value = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            value = _parsed(line, f"{path.name}, row {number}")
-        yield number, value
+        yield number, line if isinstance(line, Unreadable) else _parsed(line, f"{path.name}, row {number}")
 
 
 def raw_lines(path: Path) -> Iterator[bytes | Unreadable]:

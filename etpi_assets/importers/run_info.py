@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from etpi_assets.importers.calls import Unread, read_tools, silent
+from etpi_assets.importers.calls import read_tools
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.normal import Message, RunInfo
 from etpi_assets.importers.source import Unreadable, field, int32_field, number_field, text_field, to_utc
-from etpi_assets.importers.spec import Node, Spec, at, base, json_value
+from etpi_assets.importers.spec import Node, Spec, Unread, at, base, json_value, silent
 from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 
 _TEXTS = {
@@ -89,23 +89,22 @@ def run_info(
     settings = [value for path in paths.get("settings", ()) if isinstance(value := at(row, path), dict)]
     if counted:
         _count_unread(row, spec, options.unread, shown)
-    return RunInfo(
-        task_id=task,
-        repo=options.repo or first("repo") or repo_of(task or ""),
+    tools = next((tools for key, value in values("tools") if (tools := read_tools(value, key, spec))), None)
+    rollout = imported(
+        [],
+        task,
+        options.repo or first("repo") or repo_of(task or ""),
         teacher=options.teacher or first("model"),
-        reward=reward,
-        patch=first("patch"),
-        exit_status=None if ended in _TRUNCATED else exit_name(ended),
-        truncated=truncated,
-        tools=next((tools for key, value in values("tools") if (tools := read_tools(value, key, spec))), None),
-        numbered=numbered,
+        outcome=outcome_of(reward),
+        tools=tools,
         error=first("error"),
-        settings={key: value for held in settings for key, value in held.items()} or None,
-        usage=spec.first("run", "usage", row),
-        seed=int32_field(spec.first("run", "seed", row)),
+        sampler=sampler_of({k: v for held in settings for k, v in held.items()}, spec.first("run", "usage", row)),
+        sample_seed=int32_field(spec.first("run", "seed", row)),
         started_at=to_utc(spec.first("run", "started", row)),
-        seconds=number_field(spec.first("run", "seconds", row)),
+        wall_seconds=number_field(spec.first("run", "seconds", row)),
     )
+    exit_status = None if ended in _TRUNCATED else exit_name(ended)
+    return RunInfo(rollout, first("patch"), exit_status, truncated, numbered)
 
 
 def _count_unread(row: Mapping[str, Any], spec: Spec, unread: Unread, shown: Sequence[Message]) -> None:
@@ -137,27 +136,24 @@ def _count_below(value: Any, tree: Mapping[Any, Node], name: str, unread: Unread
 _LONG, _COMPARED = 40, 2000
 
 
-def imported(agents: list[AgentRecord], task_id: str, repo: str, **columns: Any) -> RolloutRecord:
+def imported(agents: list[AgentRecord], task_id: str | None, repo: str, **columns: Any) -> RolloutRecord:
     """Build a rollout without a rollout id. `columns`: further fields of the record."""
     return RolloutRecord("", "set", None, task_id, repo, agents, **columns)
 
 
 def build_rollout(agents: list[AgentRecord], info: RunInfo, where: str) -> RolloutRecord:
-    """Build a rollout without a rollout id. `where` is the task id if the row has none."""
-    task = f"{where.rpartition(', row ')[0] or where}:{info.task_id}" if info.numbered else info.task_id
-    return imported(
+    """Return the rollout of a run with its agents. `where` is the task id if the row has none."""
+    rollout = info.rollout
+    if info.numbered:
+        rollout.task_id = f"{where.rpartition(', row ')[0] or where}:{rollout.task_id}"
+    rollout.agents, rollout.task_id, rollout.error = (
         agents,
-        task or where,
-        info.repo,
-        teacher=info.teacher,
-        outcome=outcome_of(info.reward),
-        started_at=info.started_at or next((turn.at for agent in agents for turn in agent.turns if turn.at), None),
-        tools=info.tools,
-        sampler=sampler_of(info.settings or {}, info.usage),
-        error=info.error and info.error[:500],
-        sample_seed=info.seed,
-        wall_seconds=info.seconds,
+        rollout.task_id or where,
+        (rollout.error or "")[:500] or None,
     )
+    times = (turn.at for agent in agents for turn in agent.turns if turn.at)
+    rollout.started_at = rollout.started_at or next(times, None)
+    return rollout
 
 
 def outcome_of(reward: float | None) -> dict[str, Any] | None:

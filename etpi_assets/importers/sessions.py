@@ -47,7 +47,8 @@ class Session:
 
     def add_response(self, model: str | None = None, usage: Any = None) -> None:
         """Add the model and the token counts of one response, as far as the file has them."""
-        self.models.update([model] if model else [])
+        if model:
+            self.models[model] += 1
         add_usage(self.usage, usage)
 
     def agent_id(self, role: str) -> str:

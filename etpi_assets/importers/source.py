@@ -232,9 +232,10 @@ def to_utc(value: Any) -> datetime | None:
 
 
 def _iso_time(text: str) -> datetime | None:
-    with suppress(ValueError, OverflowError):
+    try:  # `suppress` would take longer than the rest
         return to_utc(datetime.fromisoformat(text))
-    return None
+    except (ValueError, OverflowError):
+        return None
 
 
 def as_mapping(value: Any, what: str) -> Mapping[str, Any]:

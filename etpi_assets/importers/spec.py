@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,16 @@ _TOP = (
     *("dialect", "reader", "suffixes", "greeting", "skip", "form", "refuse", *_CONSTANTS, *TABLES),
 )
 
+LISTED = frozenset(("trained", "untrained", "partly", "media"))
+"""Slots of a message that every path may fill."""
+
 KeyPath = tuple[str | int, ...]
+Unread = Callable[[str, str, Any], None]
+"""Counts (table, key, value) that no path reads."""
+
+
+def silent(table: str, key: str, value: Any) -> None:
+    """Count nothing."""
 
 
 @dataclass(slots=True)
@@ -68,6 +77,7 @@ class Spec:
     globs: Sequence[tuple[str, str]]
     refused: Sequence[tuple[KeyPath, Mapping[str, str]]]
     claimed: Sequence[Sequence[tuple[bool, KeyPath]]]
+    plain: Mapping[str, Callable[[tuple[Any, ...]], Sequence[tuple[Any, str]] | None]]
 
     def claims(self, row: Any) -> bool:
         """Return whether a row has all paths of one of the format's claims."""
@@ -82,6 +92,47 @@ class Spec:
             if (item := at(value, path)) is not None and isinstance(item, kind):
                 return item
         return None
+
+    def filled(self, table: str, held: Mapping[Any, Any], unread: Unread) -> dict[str, Any]:
+        """Return slot -> value; of several paths with a value, the first in the format's order counts.
+
+        A slot of LISTED has all of them, as (path, value). Keys that fill no slot are counted.
+        """
+        if (slots := self.plain[table](tuple(held))) is not None:  # nearly all
+            return {slot: value for key, slot in slots if (value := held[key]) is not None}
+        got: dict[str, Any] = {}
+        ranks: dict[str, int] = {}
+
+        def walk(node: Node, value: Any, name: str) -> None:
+            for slot, rank in node.slots:
+                if slot in LISTED:
+                    got.setdefault(slot, []).append((name, value))
+                elif slot not in got or (value != "" and (got[slot] == "" or rank < ranks[slot])):
+                    got[slot], ranks[slot] = value, rank
+            if isinstance(value, dict) and node.below:
+                descend(value, node.below, f"{name}.", counted=not node.slots and not node.known)
+            elif isinstance(value, list) and len(value) == 1 and 0 in node.below:
+                walk(node.below[0], value[0], name)
+
+        def descend(inner: Mapping[Any, Any], below: Mapping[Any, Node], prefix: str, *, counted: bool) -> None:
+            for key, value in inner.items():
+                if value is not None and (node := below.get(key)) is not None:
+                    walk(node, value, f"{prefix}{key}")
+                elif value is not None and counted:
+                    unread(table, f"{prefix}{key}", value)
+
+        descend(held, self.trees[table], "", counted=True)
+        return got
+
+
+def _plain(tree: Mapping[Any, Node], keys: tuple[Any, ...]) -> Sequence[tuple[Any, str]] | None:
+    """Return (key, slot) of the keys that fill one, if each fills another; None if that depends on the values."""
+    nodes = [(key, tree.get(key)) for key in keys]
+    if not all(node and not node.below and len(node.slots) < 2 for _, node in nodes):
+        return None
+    slots = [(key, node.slots[0][0]) for key, node in nodes if node and node.slots]
+    names = {slot for _, slot in slots}
+    return slots if len(names) == len(slots) and names.isdisjoint(LISTED) else None
 
 
 def parse_path(text: str) -> KeyPath:
@@ -133,16 +184,18 @@ def compiled(name: str, data: Mapping[str, Any]) -> Spec:
     tables = {t: {k: [v] if isinstance(v, str) else v for k, v in data.get(t, {}).items()} for t in TABLES}
     paths = {t: {slot: list(_with_dots(texts)) for slot, texts in of.items()} for t, of in tables.items()}
     kinds = data.get("kinds", {})
+    trees = {table: _tree(of) for table, of in paths.items()}
     return Spec(
         name,
         data,
-        {table: _tree(of) for table, of in paths.items()},
+        trees,
         paths,
         {key.lower(): role for key, role in data.get("roles", {}).items()},
         {key: kind for key, kind in kinds.items() if not key.endswith("*")},
         [(key[:-1], kind) for key, kind in kinds.items() if key.endswith("*")],
         [(parse_path(key), rule) for rule in data.get("refuse", ()) for key in rule["any"]],
         [[(not p.startswith("!"), parse_path(p.removeprefix("!"))) for p in claim] for claim in data.get("claims", ())],
+        {table: lru_cache(1024)(partial(_plain, tree)) for table, tree in trees.items()},
     )
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from etpi_assets.importers.conversation import Options, fill_agent, finish_of, set_ids
 from etpi_assets.importers.format import Row
 from etpi_assets.importers.generic import read_messages
 from etpi_assets.importers.normal import Message
-from etpi_assets.importers.run_info import add_usage, build_rollout, run_info
+from etpi_assets.importers.run_info import add_usage, build_rollout, run_info, sampler_of
 from etpi_assets.importers.sessions import paths
 from etpi_assets.importers.source import Unreadable, as_list, as_mapping, field, number_field, text_field, to_utc
 from etpi_assets.importers.spec import load
@@ -44,8 +43,9 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
     facts["teacher"] = next((m for c in calls if (m := text_field(c, "model"))), None)
     facts["reward"] = min((r for t in trained if (r := _reward(t, where)) is not None), default=None)
     facts["tools"] = trained[0].get("tools")
-    settings = next((s for c in calls if isinstance(s := c.get("sampling"), dict)), None)
-    info = replace(run_info(facts, options), settings=settings, usage=dict(usage), error=errors or None)
+    settings = next((s for c in calls if isinstance(s := c.get("sampling"), dict)), {})
+    info = run_info(facts, options)
+    info.rollout.sampler, info.rollout.error = sampler_of(settings, dict(usage)), errors
     return build_rollout(agents, info, where)
 
 

@@ -10,9 +10,9 @@ from typing import Any, Literal
 Capture = Literal["native", "retokenised", "none"]
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)  # every turn has one, and a frozen one takes three times as long
 class Action:
-    """One command or message of an assistant turn.
+    """One command or message of an assistant turn; never changed.
 
     Attributes:
         kind: "bash" or "send_message".

@@ -149,7 +149,7 @@ class ChatFormat:
         for messages in ([user], [user, answer], [user, answer, user], [system, user]):
             for generation_prompt in (False, True):
                 with suppress(TemplateRefuses):
-                    yield self._written(messages, None, generation_prompt)
+                    yield self.written(messages, None, generation_prompt)
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
@@ -203,6 +203,10 @@ class ChatFormat:
         """Return the first control token in a text; empty if there is none."""
         match = self._split.search(text)
         return match[0] if match else ""
+
+    def controls_in(self, text: str) -> set[str]:
+        """Return the control tokens that are in a text."""
+        return {control for control in self._control if control in text}
 
     def inline_id(self, marker: str) -> int | None:
         """Return the id of a marker that models write in their text; None if it is no token of the vocabulary."""
@@ -591,16 +595,16 @@ class ChatFormat:
 
     def _bare(self, messages: Sequence[Any], tools: list[Any] | None, generation_prompt: bool, **kwargs: Any) -> str:
         """Render the messages as they are, with the end of a last turn that the next message would write."""
-        text = self._written(messages, tools, generation_prompt, **kwargs)
+        text = self.written(messages, tools, generation_prompt, **kwargs)
         if generation_prompt or messages[-1]["role"] != "assistant" or self._ends_of_next is None:
             return text
         return text + self._ends_of_next[bool(messages[-1].get("tool_calls"))]
 
     @cached_property
     def _ends_of_next(self) -> tuple[str, str] | None:
-        return None if self.chatml or "eos_token" in self.template else ends_of_next(self._written, self._split)
+        return None if self.chatml or "eos_token" in self.template else ends_of_next(self.written, self._split)
 
-    def _written(self, messages: Sequence[Any], tools: list[Any] | None, generation_prompt: bool, **kwargs: Any) -> str:
+    def written(self, messages: Sequence[Any], tools: list[Any] | None, generation_prompt: bool, **kwargs: Any) -> str:
         """Render the messages as they are.
 
         Raises:

@@ -25,7 +25,7 @@ from etpi_assets.exports.experiment_data import rendered_messages
 from etpi_assets.specs.experiment import GatesSection, PairsSection
 from etpi_assets.trajectories.tables import iter_turns
 from etpi_resources.chat import format as chat_format
-from etpi_resources.chat.format import ChatFormat, load_chat_format
+from etpi_resources.chat.format import ChatFormat, TemplateRefuses, load_chat_format
 from etpi_resources.chat.marks import Thought
 from etpi_resources.chat.tokenizer_files import read_tokenizer
 from etpi_resources.lake.check_outcome import CheckOutcome
@@ -472,7 +472,7 @@ def test_thoughts_after_a_block_that_the_prompt_closes_are_caught() -> None:
 
 
 def refuses(*arguments: Any, **more: Any) -> str:
-    raise template_check._Refused("no")
+    raise TemplateRefuses("no")
 
 
 def test_labels_that_the_template_refuses_count_towards_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

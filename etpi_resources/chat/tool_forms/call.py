@@ -118,6 +118,13 @@ _SCHEMA = {"input_schema": "parameters", "inputSchema": "parameters"}
 """Keys of a tool's parameters in other APIs."""
 
 
+def tool_name(tool: Any) -> str | None:
+    """Return the name in a tool's schema, with the wrapper or without; None if it has none."""
+    schema = function_schema(tool)
+    function = schema.get("function") if isinstance(schema, Mapping) else None
+    return function.get("name") if isinstance(function, Mapping) else None
+
+
 def message_calls(calls: Sequence[Call], *, as_text: bool = False) -> list[dict[str, Any]]:
     """Return calls as the `tool_calls` of a message; `as_text` writes their arguments as JSON text."""
     return [
