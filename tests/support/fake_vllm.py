@@ -131,7 +131,7 @@ class FakeVllm(Loopback):
         except ValueError as error:
             raise Refusal(400, str(error)) from None
         ids = {"token_ids": turn.output_ids, "logprobs": turn.logprobs, "finish_reason": turn.finish_reason}
-        return {"text": self.chat.decode(turn.output_ids or ()), **ids}
+        return {"text": turn.text, **ids}
 
     def sleep_or_wake(self, route: str, query: dict[str, list[str]]) -> dict[str, Any] | None:
         if not self.sleeps:
