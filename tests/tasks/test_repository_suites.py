@@ -346,7 +346,8 @@ def test_swe_bench_name_cut_at_its_space_passes_if_all_its_tests_do(repository, 
     row = repository.swe_row(FAIL_TO_PASS='["t.py::a[x"]', PASS_TO_PASS='["t.py::b[1 2]"]')
     task = one(swe_bench.FAMILY, path=str(write_rows(tmp_path, row)))
     outcomes = {"t.py::a[x w]": "passed", "t.py::b[1 2]": "passed", "t.py::a[x y]": last}
-    assert swe_bench._passes(task, True, TestRun(GradedRun("", 0, outcomes=outcomes)))[0] is passed
+    (trial,) = swe_bench.FAMILY.trials(task)
+    assert trial.passes(TestRun(GradedRun("", 0, outcomes=outcomes)))[0] is passed
 
 
 def test_swe_bench_tasks_are_proven_and_judged(repository, factory, testbed, tmp_path):
