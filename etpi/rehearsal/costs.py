@@ -10,11 +10,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from string import Template
 
 from etpi.fetch import rows_of
 from etpi.rehearsal import RATE, students
 from etpi.rehearsal.memory import PEAK_FLOPS, UTILISATION, Shape, Training, shape_of
 from etpi.rehearsal.proofs import proof_lines
+from etpi_assets.agent.prompts import templates_of
 from etpi_assets.evaluation.rollouts import conditions
 from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ExperimentSpec
@@ -148,7 +150,8 @@ def decoding(engine: str, shape: Shape | None, tokens: float, at_once: int) -> t
 
 
 def _agents(agent: AgentSection) -> int:
-    return 2 if agent.prompt.startswith("coop") else 1
+    """Return the agents of a rollout: two if the prompt, which may be the user's own, names a partner."""
+    return 2 if any("partner" in Template(text).get_identifiers() for text in templates_of(agent).values()) else 1
 
 
 def _at_once(rollouts: int, agent: AgentSection) -> int:

@@ -262,8 +262,8 @@ class MetricsSection(Section):
     ] = "solved"
     """The metric that the experiment's page, report and model card begin with."""
     headline: Annotated[tuple[Headline, ...], Omitted(())] = ()
-    """The metrics that lead the page, the report, the model card and a run's last table; empty: `main`, then the
-    others in the order of the reports."""
+    """The metrics that lead the page, the report, the model card and a run's last table; empty: `main` and those of
+    `thresholds`, then the others in the order of the reports."""
     thresholds: dict[Threshold, float] = Field(default_factory=dict, examples=[{"follow_through": 0.6}])
     """Rates that trained checkpoints should reach; a miss only warns, and a rate left out has no threshold."""
     reading: Annotated[Reading, Omitted("hardened")] = "hardened"

@@ -250,6 +250,21 @@ def test_calls_of_paid_endpoints_are_counted_and_their_price_is_unknown():
     assert "rollouts cooperbench_gemini_prompted" in lines["GPU time"].formula
 
 
+@pytest.mark.parametrize(("text", "agents"), [("$agent_id and ${partner}: $instruction", 2), ("$instruction", 1)])
+def test_agents_of_an_own_prompt_are_counted(tmp_path, text, agents):
+    write_spec(tmp_path, "experiments", "mine", 'extends = "plan_first_v5_tf"\n[evaluate.agent]\nprompt = "mine"\n')
+    (folder := tmp_path / "prompts" / "mine").mkdir(parents=True)
+    (folder / "user.md").write_text(text)
+    formulas = [line.formula for line in costs.costs("mine", load_specs(tmp_path)) if line.part == "evaluation"]
+    assert f"agents of a rollout: {agents};" in formulas[0]
+
+
+def test_shipped_prompts_for_two_agents_are_those_of_the_suites_for_two():
+    agents = [s.agent for s in SHIPPED.rollout_sets.values()]
+    agents += [s.evaluate.agent for s in SHIPPED.experiments.values() if s.evaluate]
+    assert all((costs._agents(agent) == 2) == agent.prompt.startswith("coop") for agent in agents)
+
+
 def test_unknown_amounts_are_no_zeros():
     lines = {cost.part: cost for cost in costs.costs("plan_first_v5_responder", SHIPPED)}
     assert lines["evaluation"].hours is None and "evaluation" in lines["GPU time"].formula
