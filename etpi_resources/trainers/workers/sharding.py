@@ -27,7 +27,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 
 from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.trainers.contracts import LoraSettings
-from etpi_resources.trainers.workers.checkpointing import load_model, lora_config, stored_dtype
+from etpi_resources.trainers.workers import checkpointing as cp
 from etpi_resources.trainers.workers.plan import MicroBatch
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ def load_start(folder: str | Path, shards: int, compute: Compute, *, lora: bool)
     Raises:
         RuntimeError: the number of processes is not `shards`, or there are fewer GPUs.
     """
-    dtype = stored_dtype(folder) if lora and compute.gpu else torch.float32
+    dtype = cp.stored_dtype(folder) if lora and compute.gpu else torch.float32
     if shards == 1:
-        return load_model(folder, dtype)
+        return cp.load_model(folder, dtype)
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != shards:
         raise RuntimeError(
@@ -89,7 +89,7 @@ def add_replicated_adapter(model: PreTrainedModel, settings: LoraSettings, seed:
     from peft import inject_adapter_in_model
 
     set_seed(seed)  # as TRL does before it creates an adapter
-    inject_adapter_in_model(lora_config(settings), model)
+    inject_adapter_in_model(cp.lora_config(settings), model)
     for tensor in trained_tensors(model):
         dist.broadcast(tensor.data, src=0)
 
@@ -182,7 +182,7 @@ def gather_adapter(model: PreTrainedModel, base: str | Path, settings: LoraSetti
     if dist.get_rank() != 0:
         return None
     frozen = next(tensor.dtype for tensor in model.parameters() if not tensor.requires_grad)
-    whole: Any = get_peft_model(load_model(base, frozen), lora_config(settings))
+    whole: Any = get_peft_model(cp.load_model(base, frozen), cp.lora_config(settings))
     trained = {name: tensor.detach().cpu() for name, tensor in model.named_parameters() if tensor.requires_grad}
     if unknown := whole.base_model.model.load_state_dict(trained, strict=False).unexpected_keys:
         raise RuntimeError(f"the sharded adapter has tensors that PEFT's has not: {', '.join(unknown[:5])}")
@@ -198,7 +198,7 @@ def gather(model: PreTrainedModel, base: str | Path) -> PreTrainedModel | None:
     weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if dist.get_rank() != 0:
         return None
-    whole = load_model(base, stored_dtype(base))
+    whole = cp.load_model(base, cp.stored_dtype(base))
     whole.load_state_dict(weights, assign=True)  # the base's tensors go; these are in float32
     whole.tie_weights()
     config: Any = copy.deepcopy(model.config)
