@@ -105,39 +105,47 @@ def auc(scores: np.ndarray, bad: np.ndarray) -> float:
     return float((ranks[bad].sum() - bad.sum() * (bad.sum() + 1) / 2) / (bad.sum() * (~bad).sum()))
 
 
-def measure(experiment: str) -> dict:
-    """Return how well the order of influence finds the corrupted rollouts, and where it locates the fault."""
+def measure(experiment: str) -> list[dict]:
+    """Return how well influence finds the corrupted rollouts: by the mean over checkpoints, and by each of several."""
     with connect() as catalog:
-        catalog.execute("SET VARIABLE experiment = $name", {"name": experiment})
-        table = catalog.sql(reports()["blame_rollouts"].text).to_arrow_table().to_pylist()
         words = dict(catalog.execute("SELECT id, text FROM vocabulary WHERE tokenizer = 'tiny'").fetchall())
-        tokens = catalog.execute(
-            "SELECT b.rollout_id, b.agent_id, b.turn, p.output_ids, b.influences FROM blame AS b "
-            "INNER JOIN tito_pairs AS p USING (experiment, rollout_id, agent_id, turn) WHERE b.experiment = $name",
+        rows = catalog.execute(
+            "SELECT b.seed, b.step, b.rollout_id, b.teacher, b.task_id, b.agent_id, b.turn, p.output_ids, b.influences "
+            "FROM blame AS b INNER JOIN tito_pairs AS p USING (experiment, rollout_id, agent_id, turn) "
+            "WHERE b.experiment = $name",
             {"name": experiment},
         ).fetchall()
-    labels = [row["teacher"] for row in table]
-    bad, odd = (np.array([label == kind for label in labels]) for kind in (CORRUPTED, REWORDED))
-    p = permutation_p(range(len(table)), labels, [row["task_id"] for row in table])  # of places in the order of harm
-    found = {"experiment": experiment, "rollouts": len(table), "corrupted": int(bad.sum()), "permutation_p": p}
-    for name in ("harm", "influence"):
-        scores = np.array([row[name] for row in table])
-        found[f"auc_{name}"] = round(auc(scores, bad), 3)
-        found[f"precision_{name}"] = round(float(bad[np.argsort(scores)[: bad.sum()]].mean()), 2)
-        found[f"auc_{name}_of_reworded"] = round(auc(scores[~bad], odd[~bad]), 3)
-    by_turn: dict[tuple[str, str, int], tuple[list[int], list[np.ndarray]]] = {}
-    for rollout, agent, turn, ids, influences in tokens:
-        by_turn.setdefault((rollout, agent, turn), (ids, []))[1].append(np.array(influences))
-    turns = paths = 0
-    for row in (row for row, is_bad in zip(table, bad, strict=True) if is_bad):
-        ids, values = by_turn[row["rollout_id"], row["worst_agent"], row["worst_turn"]]
-        mean = np.mean(values, axis=0)
-        text = [words[i] for i in ids]
-        whole, worst = "".join(text), int(mean.argmin())
-        wrote = "def " in whole and WRITES.search(whole) is not None
-        turns += wrote
-        paths += wrote and re.search(r">> [a-z]{0,6}$", "".join(text[:worst])) is not None
-    return found | {"worst_turn_writes": turns, "worst_token_in_path": paths}
+    checkpoints = sorted({row[:2] for row in rows})
+    by_each = [checkpoints, *([each] for each in checkpoints if len(checkpoints) > 1)]
+    return [{"experiment": experiment, "checkpoints": by} | found(rows, by, words) for by in by_each]
+
+
+def found(rows: Sequence[tuple], checkpoints: Sequence[tuple], words: dict[int, str]) -> dict:
+    """Return the figures of the mean influences over checkpoints, (seed, step) each."""
+    labels, tasks, texts = {}, {}, {}
+    turns: dict[str, dict[tuple, np.ndarray]] = defaultdict(dict)
+    for seed, step, rollout, label, task, agent, turn, ids, influences in rows:
+        if (seed, step) in checkpoints:
+            labels[rollout], tasks[rollout], texts[rollout, agent, turn] = label, task, [words[i] for i in ids]
+            mine, values = turns[rollout], np.array(influences) / len(checkpoints)
+            mine[rollout, agent, turn] = mine.get((rollout, agent, turn), 0.0) + values
+    names = sorted(turns)
+    bad, odd = (np.array([labels[name] == kind for name in names]) for kind in (CORRUPTED, REWORDED))
+    totals = {
+        "harm": np.array([sum(x.clip(max=0).sum() for x in turns[name].values()) for name in names]),
+        "influence": np.array([sum(x.sum() for x in turns[name].values()) for name in names]),
+    }
+    places = np.argsort(np.argsort(totals["harm"])).tolist()
+    p = permutation_p(places, [labels[name] for name in names], [tasks[name] for name in names])
+    figures = {"rollouts": len(names), "corrupted": int(bad.sum()), "permutation_p": p}
+    for name, scores in totals.items():
+        figures[f"auc_{name}"] = round(auc(scores, bad), 3)
+        figures[f"precision_{name}"] = round(float(bad[np.argsort(scores)[: bad.sum()]].mean()), 2)
+        figures[f"auc_{name}_of_reworded"] = round(auc(scores[~bad], odd[~bad]), 3)
+    worst = [min(turns[name].items(), key=lambda item: item[1].sum()) for name in np.array(names)[bad]]
+    wrote = [(texts[key], x) for key, x in worst if "def " in (whole := "".join(texts[key])) and WRITES.search(whole)]
+    paths = [re.search(r">> [a-z]{0,6}$", "".join(text[: int(x.argmin())])) for text, x in wrote]
+    return figures | {"worst_turn_writes": len(wrote), "worst_token_in_path": sum(map(bool, paths))}
 
 
 def retrained(experiments: Sequence[str]) -> list[dict]:
@@ -169,7 +177,11 @@ def retrained(experiments: Sequence[str]) -> list[dict]:
 def main(mode: str, experiments: Sequence[str]) -> None:
     if mode != "measure":
         return plant(text=mode == "plant")
-    rows = {"machine": machine(), "found": [measure(name) for name in experiments], "retrained": retrained(experiments)}
+    rows = {
+        "machine": machine(),
+        "found": [row for name in experiments for row in measure(name)],
+        "retrained": retrained(experiments),
+    }
     known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     RESULT.write_text(json.dumps(known | {" ".join(experiments): rows}, indent=1) + "\n")
     print(json.dumps(rows, indent=1))
