@@ -77,8 +77,8 @@ def run(worker: Worker[BlameWorkerConfig]) -> BlameWorkerResult:
                 for name, each in gradients.items()
             ]
             stage.advance()
-    for name, found in (("blame", blamed), ("blame_tasks", by_task)):
-        pq.write_table(from_rows(name, [config.checkpoint | row for row in found]), worker.folder / f"{name}.parquet")
+    for name, table in (("blame", blamed), ("blame_tasks", by_task)):
+        pq.write_table(from_rows(name, [config.checkpoint | row for row in table]), worker.folder / f"{name}.parquet")
     most = torch.cuda.max_memory_allocated() / 1024 if gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return BlameWorkerResult(
         exact=tuple(exact),
