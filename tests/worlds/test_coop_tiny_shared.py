@@ -132,6 +132,12 @@ def test_verdicts_of_work_alone_and_of_plans_kept_broken_and_stalled():
     }
 
 
+@pytest.mark.parametrize("tools", [[], ["bash"]])
+def test_agents_that_are_offered_tools_read_their_results_and_submit(tools: list[str]):
+    record = roll(heldout()[0], PLANNED, agent=AgentSection.model_validate({"tools": tools}))
+    assert [agent.exit_status for agent in record.agents] == ["Submitted"] * 2
+
+
 def test_without_a_plan_most_failures_are_conflicts():
     verdicts = Counter(verdict(task, final_files(task, UNPLANNED)) for task in heldout())
     assert verdicts["merge_conflict"] >= (PAIRS - verdicts["passed"]) / 2

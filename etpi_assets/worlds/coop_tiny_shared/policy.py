@@ -66,7 +66,7 @@ class CoopTinySharedPolicy:
 
     def __call__(self, request: Request) -> str:
         rollout, _, agent_id = request.session.rpartition("/")
-        observations = [m["content"] for m in request.messages if m["role"] == "user"][1:]
+        observations = [m["content"] for m in request.messages if m["role"] in ("user", "tool")][1:]
         payload = request.privileged["payload"]
         chance = max(self.skill.plan_first, self.skill.plan_if_told if payload["told"] else 0.0)
         plans = random.Random(f"{self.seed}/{rollout}").random() < chance

@@ -79,7 +79,7 @@ class CoopTinyPolicy:
 
     def __call__(self, request: Request) -> str:
         rollout, _, agent_id = request.session.rpartition("/")
-        observations = [m["content"] for m in request.messages if m["role"] == "user"][1:]
+        observations = [m["content"] for m in request.messages if m["role"] in ("user", "tool")][1:]
         agent = _Agent(
             self.skill,
             random.Random(f"{self.seed}/{rollout}").random() < self.skill.plan_first,

@@ -43,7 +43,7 @@ class SurveyingPolicy:
         self._works = CoopTinyPolicy(skill.base(), seed)
 
     def __call__(self, request: Request) -> str:
-        users = [index for index, message in enumerate(request.messages) if message["role"] == "user"][1:]
+        users = [index for index, message in enumerate(request.messages) if message["role"] in ("user", "tool")][1:]
         done = len(users) - 1
         if 0 <= done < self.turns:
             return self._survey(request, done)
