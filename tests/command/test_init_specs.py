@@ -53,7 +53,7 @@ def test_reinforcement_in_a_harness_trains_all_its_calls_and_evaluates_in_it(wri
     acting, evaluated = own.rl.agent.harness, own.evaluate.harness
     assert acting and evaluated and acting.name == evaluated.name == harness
     assert acting.helpers == "all" and (acting.max_calls, acting.folder) == (evaluated.max_calls, evaluated.folder)
-    assert [term.function for term in own.rl.rewards] == ["tool_call_reward"], "no attempt of the tiny base is right"
+    assert len(own.rl.rewards) == 2, "no attempt of the tiny base is right, so another reward has to vary"
     assert own.rl.max_prompt_tokens + own.rl.max_response_tokens == own.evaluate.agent.max_model_len
 
 
