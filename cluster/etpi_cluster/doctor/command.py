@@ -7,8 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from etpi.doctor import findings as printed
-from etpi.doctor.command import Finding
+from etpi.doctor.command import Finding, show, table
 from etpi_cluster.doctor.node import NodeReport
 from etpi_cluster.doctor.survey import MARK, Survey
 from etpi_cluster.doctor.verdict import COLUMNS, findings
@@ -28,14 +27,14 @@ def doctor() -> int:
     survey = _surveyed(cluster())
     problems = findings(survey)
     print(table(survey, problems))
-    return printed.show(problems, f"{len(survey.nodes) + len(survey.failed)} nodes")
+    return show(problems, f"{len(survey.nodes) + len(survey.failed)} nodes")
 
 
 def table(survey: Survey, problems: Sequence[Finding]) -> str:
     """Return the table of nodes."""
     facts = {report.name: _facts(report) for report in survey.nodes}
     facts |= {name: dict.fromkeys(COLUMNS, "?") for name in survey.failed}
-    return printed.table("node", COLUMNS, facts, problems)
+    return table("node", COLUMNS, facts, problems)
 
 
 def _facts(report: NodeReport) -> dict[str, str]:
