@@ -72,16 +72,16 @@ def plant(*, text: bool) -> None:
     for (rollout, agent), own in agents.items():
         edits = changed(kinds[rollout], [turn["content"] or "" for turn in own]) if text else {}
         for i, (old, new) in edits.items():
-            text, before = own[i]["content"].replace(old, new), own[i]["output_ids"]
+            content, before = own[i]["content"].replace(old, new), own[i]["output_ids"]
             known = chat.encode(own[i]["content"])
             if before[: len(known)] != known:
                 continue
-            ids = [*chat.encode(text), *before[len(known) :]]
+            ids = [*chat.encode(content), *before[len(known) :]]
             grown = len(ids) - len(before)
-            own[i].update(content=text, actions=own[i]["actions"].replace(old, new), output_ids=ids, logprobs=None)
+            own[i].update(content=content, actions=own[i]["actions"].replace(old, new), output_ids=ids, logprobs=None)
             own[i]["output_tokens"] += grown
             own[i]["post_think_tokens"] += grown
-            touched[rollout, agent, own[i]["turn"]] = text
+            touched[rollout, agent, own[i]["turn"]] = content
             for later in own[i + 1 :]:
                 later["prompt_tokens"] += grown
     for message in rows["messages"]:
@@ -158,7 +158,7 @@ def retrained(experiments: Sequence[str]) -> list[dict]:
                 arm = row["experiment"].removeprefix(name).removeprefix("_without_") or "whole"
                 if row["unseen"]:
                     totals[arm][row["task_id"]] += row["total"], row["size"]
-    sums = {arm: sum(by_task.values()) for arm, by_task in totals.items()}
+    sums = {arm: np.sum([*by_task.values()], axis=0) for arm, by_task in totals.items()}
     shares = {arm: round(float(solved / size), 3) for arm, (solved, size) in sums.items()}
     pairs = [(arm, other) for arm in totals for other in ("whole", arm.replace("worst", "random")) if arm != other]
     changes = []

@@ -7,7 +7,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from etpi.doctor.command import Finding, show, table
+from etpi.doctor import command as printed
+from etpi.doctor.command import Finding
 from etpi_cluster.doctor.node import NodeReport
 from etpi_cluster.doctor.survey import MARK, Survey
 from etpi_cluster.doctor.verdict import COLUMNS, findings
@@ -27,14 +28,14 @@ def doctor() -> int:
     survey = _surveyed(cluster())
     problems = findings(survey)
     print(table(survey, problems))
-    return show(problems, f"{len(survey.nodes) + len(survey.failed)} nodes")
+    return printed.show(problems, f"{len(survey.nodes) + len(survey.failed)} nodes")
 
 
 def table(survey: Survey, problems: Sequence[Finding]) -> str:
     """Return the table of nodes."""
     facts = {report.name: _facts(report) for report in survey.nodes}
     facts |= {name: dict.fromkeys(COLUMNS, "?") for name in survey.failed}
-    return table("node", COLUMNS, facts, problems)
+    return printed.table("node", COLUMNS, facts, problems)
 
 
 def _facts(report: NodeReport) -> dict[str, str]:
