@@ -72,6 +72,7 @@ class Rehearsal:
         needs: "ASSET of SPEC" -> the needs of the real run that the rehearsal replaced.
         worlds: suites that an embedded world replaces, with its name.
         scripted: whether a teacher, or recorded runs, are replaced.
+        without_ids: whether a replaced teacher returns no token ids, as its script does.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Rehearsal:
     needs: dict[str, list[str]] = field(default_factory=dict)
     worlds: dict[str, str] = field(default_factory=dict)
     scripted: bool = False
+    without_ids: bool = False
 
     def need(self, asset: str, text: str, key: str | None = None) -> None:
         """Record a need, once. `key`: the real spec; None: the experiment."""
@@ -194,7 +196,7 @@ def _conversation(name: str, number: int) -> dict[str, Any]:
 def _teacher(name: str, spec: RolloutSetSpec, world: str, small: Rehearsal) -> dict[str, Any]:
     engine = spec.engine
     assert engine is not None
-    small.scripted = True
+    small.scripted, small.without_ids = True, small.without_ids or engine.kind == "openai"
     key = f", with the key {engine.api_key_env}" if engine.api_key_env else ""
     small.need("raw_rollouts", f"{', '.join(engine.urls) or 'a GPU'} that serves {engine.model}{key}", name)
     return {"kind": "scripted", "teacher": engine.teacher, "skill": _SKILLS.get(world, {})}

@@ -405,6 +405,15 @@ def test_check_of_amounts_is_not_judged_at_a_small_size(tmp_path):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("name", "undecided"), [("tito_retokenised_v1", True), ("tito_native_v1", False)])
+def test_history_of_a_teacher_without_ids_is_not_judged_by_its_script(folder, name, undecided):
+    small = shrink(name, SHIPPED, folder)
+    check = {"name": "history_as_captured", "passed": False, "blocking": True, "message": "no"}
+    manifest: Any = SimpleNamespace(checks=[check])
+    stage = judged(small, Stage("tito_pairs", name, "passes", 1.0), manifest)
+    assert (stage.unjudged == ("history_as_captured",)) is undecided and bool(stage.blocks) is not undecided
+
+
 # --- shrunk settings agree with each other ------------------------------------------------------------------------
 
 
