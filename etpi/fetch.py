@@ -87,7 +87,8 @@ class Needed:
     def here(self) -> bool:
         """Return whether this machine has it: the path of a variable, or a folder in the hub's cache."""
         if self.kind == "data":
-            return bool(path := os.environ.get(self.name)) and Path(path).expanduser().exists()
+            variable = self.name
+            return bool(path := os.environ.get(variable)) and Path(path).expanduser().exists()
         from huggingface_hub import try_to_load_from_cache
 
         revision = self.source.revision
@@ -157,7 +158,8 @@ def _fetched(each: Needed, lake: Lake) -> str:
     if each.kind == "model":
         return f"here: {checkpoint_folder(lake.root, each.name)}"
     if each.here():
-        return f"here: {each.name} is set to {os.environ[each.name]}"
+        variable = each.name
+        return f"here: {variable} is set to {os.environ[variable]}"
     if each.source.repo:
         return f"export {each.name}={_data_set(each.name, each.source, lake.root)}"
     how = each.source.command or "no public data set is known for it; docs/reference/environment.md says more"

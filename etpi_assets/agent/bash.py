@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
 
 from tree_sitter import Node
 
@@ -32,7 +31,8 @@ class SentMessage:
     wait: bool
 
 
-class SplitCommand(NamedTuple):
+@dataclass
+class SplitCommand:
     """A bash command split into messages and the rest.
 
     Attributes:

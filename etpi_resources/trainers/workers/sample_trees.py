@@ -32,7 +32,7 @@ class Branch:
 
     sample: int
     ids: np.ndarray
-    own: np.ndarray
+    scored: np.ndarray
     columns: np.ndarray
 
 
@@ -43,9 +43,9 @@ def branches_of(samples: Sequence[Sample]) -> list[Branch]:
         ids, edge = np.array([*sample.prompt_ids, *sample.completion_ids], dtype=np.int64), len(sample.prompt_ids)
         for indices, shared in sample.branches():
             at = np.array(indices, dtype=np.int64)
-            own = np.arange(max(shared, 1), len(at))  # nothing predicts a first id
-            own = own[at[own] >= edge]
-            branches.append(Branch(number, ids[at], own, at[own] - edge))
+            scored = np.arange(max(shared, 1), len(at))  # nothing predicts a first id
+            scored = scored[at[scored] >= edge]
+            branches.append(Branch(number, ids[at], scored, at[scored] - edge))
     return branches
 
 
@@ -128,13 +128,13 @@ def pack_samples(
         depths.append(np.arange(fork, len(branch.ids)))
         rows = np.concatenate([rows[:fork], np.arange(base, base + len(branch.ids) - fork)])
         before, base = branch.ids, base + len(branch.ids) - fork
-        places.append(rows[branch.own - 1])
+        places.append(rows[branch.scored - 1])
     length = -(-base // ROW_MULTIPLE) * ROW_MULTIPLE
     ids, positions = np.zeros(length, dtype=np.int64), np.concatenate([*depths, np.arange(length - base)])
     ids[:base], labels = np.concatenate(pieces), np.full(length, IGNORE_INDEX, dtype=np.int64)
     for branch, at in zip(branches, places, strict=True):
         trained = np.asarray(samples[branch.sample].mask, dtype=bool)[branch.columns]
-        labels[at[trained]] = branch.ids[branch.own[trained]]
+        labels[at[trained]] = branch.ids[branch.scored[trained]]
     firsts = np.array(sorted(starts), dtype=np.int64)
     parents = firsts.searchsorted([starts[first] for first in firsts.tolist()], side="right") - 1
     forest = PrefixTree(firsts, parents, positions[firsts], base)
@@ -151,7 +151,7 @@ def pad_branches(
 ) -> Packed:
     """Return branches of B samples as padded rows, for models that cannot be trained on trees: their ids and mask, both
     (R, L), and the number of columns from the right whose tokens are scored."""
-    edges = [int(branch.own[0]) if len(branch.own) else max(len(branch.ids) - 1, 0) for branch in branches]
+    edges = [int(branch.scored[0]) if len(branch.scored) else max(len(branch.ids) - 1, 0) for branch in branches]
     left, right = (
         -(-most // PADDED_MULTIPLE) * PADDED_MULTIPLE
         for most in (max(edges), max(len(b.ids) - edge for b, edge in zip(branches, edges, strict=True)))
@@ -161,6 +161,6 @@ def pad_branches(
     for row, (branch, edge) in enumerate(zip(branches, edges, strict=True)):
         where = slice(left - edge, left - edge + len(branch.ids))
         ids[row, where], mask[row, where] = branch.ids, 1
-        places.append(row * right + branch.own - edge)
+        places.append(row * right + branch.scored - edge)
     arguments = torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device), right
     return Packed.of(arguments, (len(samples), sample_tokens), branches, places, device)
