@@ -35,6 +35,7 @@ from etpi_assets.evaluation.rollouts import (
     infrastructure_held,
     roll_out,
 )
+from etpi_assets.evaluation.tracked import report_metrics
 from etpi_assets.planning.versions import judge_of
 from etpi_assets.resources import serving_kind
 from etpi_assets.scoring.behaviours import ScoringOptions, score
@@ -53,19 +54,11 @@ from etpi_assets.trajectories.tables import to_tables
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.checkpoints import HUB, PACKAGE, checkpoint_folder
 from etpi_resources.engines.serving import Checkpoint, Serving
-from etpi_resources.lake.lake import Lake, LakeError
+from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.older_names import older_folders
 from etpi_resources.lake.schemas import empty, from_rows
-from etpi_resources.trainers.contracts import (
-    BlameWorkerConfig,
-    BlameWorkerResult,
-    Tracker,
-    TrackerWorkerConfig,
-    TrackerWorkerResult,
-)
+from etpi_resources.trainers.contracts import BlameWorkerConfig, BlameWorkerResult
 from etpi_resources.trainers.pipes import run_worker
-from etpi_resources.trainers.trackers import tracking_of
-from etpi_resources.trainers.workers.tracker_worker import MODULE
 
 NOTHING = "the experiment trains or evaluates nothing"
 
@@ -432,34 +425,3 @@ def _serving(
     context = spec.evaluate.longest_context() if spec.evaluate else None
     with closing(run.resources.serving(spec.serving, chat, checkpoints, context)) as serving:
         yield serving, checkpoints
-
-
-def report_metrics(
-    lake: Lake, experiment: str, report_to: tuple[Tracker, ...], metrics: pa.Table, log: Callable[[str], None]
-) -> None:
-    """Report the rows of `metrics` that are pooled over seeds, "<role>/<decoding>/<metric>" each.
-
-    A failure is logged as a warning: the metrics are in the lake, and no tracker makes an evaluation fail.
-    """
-    tracking = tracking_of(lake, report_to, f"{experiment}-eval")
-    if tracking is None or not (values := pooled(metrics)):
-        return
-    folder = lake.scratch("trackers") / experiment
-    lines: list[str] = []
-    try:
-        config = TrackerWorkerConfig(tracking=tracking, values=values)
-        done = run_worker(MODULE, config, folder, TrackerWorkerResult, echo=lines.append)
-    except Exception as error:  # see above
-        log(f"WARNING: the metrics of {experiment} were not reported to {', '.join(report_to)}: {error}")
-    else:
-        log(f"{len(values)} metrics reported to {', '.join(report_to)} as {done.run_name}")
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def pooled(metrics: pa.Table) -> dict[str, float]:
-    """Return {"role/decoding/metric": value} of the rows pooled over seeds that have a value."""
-    return {
-        "/".join(row[name] or "-" for name in ("checkpoint_role", "decoding", "metric")): row["value"]
-        for row in metrics.to_pylist()
-        if row["seed"] is None and row["value"] is not None
-    }

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import duckdb
 
 from etpi_assets.asset import AssetRun, Input, Markdown, Produced, asset
 from etpi_assets.checks import outcome
@@ -18,7 +15,6 @@ from etpi_assets.scoring.rewards import rescore
 from etpi_assets.scoring.rewards.functions import check_terms, version_of
 from etpi_assets.scoring.score_checks import one_judge
 from etpi_assets.specs.experiment import ExperimentSpec
-from etpi_assets.specs.paths import expand
 from etpi_assets.specs.training import RLSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Family, Task, is_trusted, weakest
@@ -27,15 +23,13 @@ from etpi_assets.tasks.table import read_tasks
 from etpi_assets.tiny_bases import shipped
 from etpi_assets.training import checkpoints, grpo, grpo_checks, sft, sft_checks
 from etpi_assets.training.checkpoints import SftReport
+from etpi_assets.training.curriculum import chosen_tasks
 from etpi_assets.training.curves import loss_plot, rollout_shares_plot
 from etpi_assets.training.device import dtype_here
 from etpi_assets.training.rounds import RLEnvironment, with_prompts_that_fit
 from etpi_assets.trajectories.tables import from_tables
 from etpi_resources.checkpoints import checkpoint_folder
-from etpi_resources.lake import catalog
-from etpi_resources.lake.check_outcome import BadData
-from etpi_resources.lake.lake import Lake, LakeError
-from etpi_resources.lake.questions import reports
+from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.schemas import from_rows
 
 
@@ -326,36 +320,3 @@ def rl_rewards(run: AssetRun, rl_checkpoint: Input, tasks: Input) -> Produced:
         notes=judged.notes(),
         metadata={"rewards": {term.function: version_of(term.function) for term in spec.rl.rewards}},
     )
-
-
-def chosen_tasks(name: str, suite: str, tasks: Sequence[Task], lake: Lake) -> list[Task]:
-    """Return the tasks in the column `task_id` of a query's result, in its order; it may read the variable `suite`.
-
-    Args:
-        name: a report of `sql/reports`, or a file.
-
-    Raises:
-        BadData: the query fails or has no such column, or its result is empty, names a task twice, or one that is none
-            of the training split.
-    """
-    report = reports().get(name.removesuffix(".sql"))
-    file = expand(name)
-    if report is None and not file.is_file():
-        raise BadData(f"rl.tasks_from: {name} is no report of sql/reports and no file; `etpi sql` lists the reports")
-    text = report.text if report else file.read_text(encoding="utf-8")
-    with catalog.connect(catalog.default_path(lake)) as connection:
-        connection.execute("SET VARIABLE suite = ?", [suite])
-        try:
-            result = connection.execute(text)
-            columns = [column[0] for column in result.description or ()]
-            names = [row[columns.index("task_id")] for row in result.fetchall()] if "task_id" in columns else []
-        except duckdb.Error as error:
-            raise BadData(f"rl.tasks_from: {name}: {error}") from error
-    if not names:
-        raise BadData(f"rl.tasks_from: the result of {name} has no row, or no column task_id; run `etpi sql {name}`")
-    by_id = {task.task_id: task for task in tasks}
-    if unknown := [task for task in names if task not in by_id]:
-        raise BadData(f"rl.tasks_from: {name} names {unknown[0]}, which is no training task of {suite}")
-    if twice := [task for task, count in Counter(names).items() if count > 1]:
-        raise BadData(f"rl.tasks_from: {name} names {twice[0]} twice; a step has a task once")
-    return [by_id[task] for task in names]
