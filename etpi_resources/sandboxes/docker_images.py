@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etpi_resources.lake.files import write_atomically
-from etpi_resources.lake.lake import folder_hash
 from etpi_resources.sandboxes import Environment, EnvironmentUnavailable, SandboxUnavailable
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class Images:
             SandboxUnavailable: the default image, which most rollouts need, cannot be pulled.
         """
         if environment.build is not None:
-            name = f"etpi-task:{folder_hash(environment.build)}"
+            name = f"etpi-task:{_fingerprint(environment.build)}"
         else:
             name = environment.image or os.environ.get("ETPI_DOCKER_IMAGE") or DEFAULT_IMAGE
         with self._locks[name]:
@@ -172,3 +171,14 @@ def _problem(lines: Any) -> str:
         if text := line.get("stream"):
             output.append(text)
     return ""
+
+
+def _fingerprint(folder: Path) -> str:
+    """Return a hash, 16 hex digits, of the paths and contents of a build's folder."""
+    if not (folder / "Dockerfile").is_file():
+        raise EnvironmentUnavailable(f"{folder} has no Dockerfile to build the task's image from")
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
