@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from etpi_assets.scoring.intervals import Estimate, difference, rate
+from etpi_assets.scoring.structure import structure_of
 from etpi_assets.specs.load import load_specs
 from etpi_lab.analysis import findings, history
 from etpi_lab.analysis.findings import Finding, judge
@@ -128,7 +129,7 @@ def test_interval_of_a_difference_is_newcombes():
 
 
 def test_declared_findings_can_be_measured():
-    declared = findings.declared()
+    declared, sets = findings.declared(), load_specs().rollout_sets
     assert len({f.claim + f.figure + str(f.less) for f in declared}) == len(declared) > 10
     for each in declared:
         for condition in (each.more, each.less):
@@ -146,7 +147,9 @@ def test_declared_findings_can_be_measured():
             if each.figure == "called":
                 assert section.agent.tools
             if each.figure == "adherence":
-                assert SPECS[condition.experiment].metrics.scoring.structure
+                spec = SPECS[condition.experiment]
+                agents = [sets[name].agent for name in spec.rollout_sets]
+                assert structure_of(spec.metrics.scoring, agents)
 
 
 def test_compared_experiments_differ_only_in_the_compared_setting():

@@ -13,6 +13,7 @@ from etpi_assets.reports.changes import changes, changes_table
 from etpi_assets.reports.leaderboard import ceiling_cells
 from etpi_assets.reports.markdown import figure, markdown_table
 from etpi_assets.scoring.intervals import Estimate
+from etpi_assets.scoring.structure import structure_of
 from etpi_assets.specs.load import Specs
 from etpi_lab.analysis import findings
 from etpi_lab.analysis.findings import FindingVerdict, Rows
@@ -217,7 +218,8 @@ def _task_by_task(specs: Specs, experiments: Mapping[str, str], stages: Stages) 
     rows = []
     for shown, name in experiments.items():
         spec = specs.experiments[name]
-        if not (spec.metrics.scoring.structure or spec.rl.method != "none"):
+        agents = [specs.rollout_sets[rollout_set].agent for rollout_set in spec.rollout_sets]
+        if not (structure_of(spec.metrics.scoring, agents) or spec.rl.method != "none"):
             continue
         for row in stages(name) or ():
             ratio = f"{row['think_ratio']:.1f}" if row["think_ratio"] else "–"
