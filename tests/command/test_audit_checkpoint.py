@@ -127,6 +127,7 @@ def test_server_that_serves_something_else_is_found(server, base, adapter, tmp_p
     assert failed(adapter, base, (server.url, "tuned", None)) == {"served_name"}
     server.deaf = True  # it says that it loaded the adapter
     assert failed(adapter, base, load(server, "tuned", adapter)) == {"differs_from_base"}
+    server.answer("/v1/unload_lora_adapter", {"lora_name": "tuned"})
     server.deaf = False
     other = make_adapter(base, tmp_path / "other", seed=2)
     assert failed(adapter, base, load(server, "tuned", other)) == {"differs_from_base"}

@@ -105,7 +105,7 @@ class FakeVllm(Loopback):
                     raise Refusal(500, f"asleep: {self.asleep}")
                 if body["model"] not in self.engines:
                     raise Refusal(404, f"there is no model {body['model']!r}, only {', '.join(self.engines)}")
-                return {"model": body["model"], **(super().answer(path, body) or {})}
+                return {**(super().answer(path, body) or {}), "model": body["model"]}
         raise Refusal(404, f"there is no {path}")
 
     def load_adapter(self, name: str, adapter: Path) -> dict[str, Any]:
