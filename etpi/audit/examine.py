@@ -124,7 +124,7 @@ class Examiner:
         """Return the report of the rows, their conversations, and the tokens of first prompts."""
         block = _Block()
         block.report.rows = len(items)
-        block.report.heldout, self._lengths = self._lengths, []
+        block.report.heldout, self._lengths = self._lengths, []  # once: the parent has no tokenizer to count them
         for item in items:
             self._read(item, block)
         chains = list[Chain]()

@@ -1,4 +1,4 @@
-"""Examine the machine that this runs on. Nothing here judges; `command` does."""
+"""Examine the machine that this runs on. Nothing here judges; `findings` does."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from etpi.view import formats
 from etpi.view.catalog_file import CatalogFile, Queries
-from etpi.view.pages import curves, datasets, live, overview, rollouts, tokens
+from etpi.view.pages import curves, datasets, live, overview, rollout, rollouts, tokens
 from etpi.view.pages.page import NotFound, Page
 from etpi_resources import links
 from etpi_resources.hidden import with_hidden
@@ -62,7 +62,7 @@ def make_app(lake: Lake | None = None, catalog: Path | None = None) -> Starlette
         "/regressions/{experiment}": overview.regressions,
         "/task/{experiment}": overview.task,
         "/rollouts": rollouts.rollouts,
-        "/rollout/{origin}/{made_for}/{rollout_id}": rollouts.rollout,
+        "/rollout/{origin}/{made_for}/{rollout_id}": rollout.rollout,
         "/rollout/{origin}/{made_for}/{rollout_id}/tokens": tokens.tokens,
         "/dataset/{experiment}": datasets.dataset,
         "/dataset/{experiment}/sequence/{sequence_id}": datasets.sequence,

@@ -146,11 +146,8 @@ def build_rollout(agents: list[AgentRecord], info: RunInfo, where: str) -> Rollo
     rollout = info.rollout
     if info.numbered:
         rollout.task_id = f"{where.rpartition(', row ')[0] or where}:{rollout.task_id}"
-    rollout.agents, rollout.task_id, rollout.error = (
-        agents,
-        rollout.task_id or where,
-        (rollout.error or "")[:500] or None,
-    )
+    rollout.agents, rollout.task_id = agents, rollout.task_id or where
+    rollout.error = (rollout.error or "")[:500] or None
     times = (turn.at for agent in agents for turn in agent.turns if turn.at)
     rollout.started_at = rollout.started_at or next(times, None)
     return rollout

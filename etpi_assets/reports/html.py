@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from etpi_assets.curation.merge import merge_savings
 from etpi_assets.curation.upweight import loss_by_turn, shares
-from etpi_assets.reports import answer, changes, facts, story
+from etpi_assets.reports import answer, changes, facts, failures, story
 from etpi_assets.reports.facts import ReportTables
 from etpi_assets.scoring.intervals import clears, wilson
 from etpi_assets.scoring.published import in_reading
@@ -118,8 +118,8 @@ def render(experiment: ReportedExperiment, tables: ReportTables) -> tuple[str, s
         ],
         "paired": paired,
         "rules": changes.RULES,
-        "failure_kinds": answer.kinds(failed, tables.eval_rollouts, experiment.name),
-        "links": answer.links(experiment.name),
+        "failure_kinds": failures.kinds(failed, tables.eval_rollouts, experiment.name),
+        "links": failures.links(experiment.name),
         "detail": facts.metric_rows(
             tables.metrics, [name for name in facts.detail_metrics(spec.metrics.reading) if name not in names]
         ),

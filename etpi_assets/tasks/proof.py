@@ -100,7 +100,7 @@ class Trial(ABC):
 
     @property
     def place(self) -> Any:
-        """Where it runs (`places`); None if nothing can be downloaded there."""
+        """The place where it runs (`places`); None if nothing can be downloaded there."""
         return self.task.payload["place"]
 
     @abstractmethod

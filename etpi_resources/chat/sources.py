@@ -1,4 +1,4 @@
-"""Where tokenizers and chat templates come from: names that etpi knows, folders, and pinned names.
+"""Find tokenizers and chat templates by name, and render templates: shipped ones, folders, and pinned names.
 
 A pinned name is `hub:REPO@COMMIT` or `package:NAME==VERSION@SHA256`.
 """
@@ -28,6 +28,7 @@ class TokenizerUnavailable(ExpectedError, OSError):
 
 
 def named_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """Load a tokenizer by name. Raises as `tokenizer_folder`."""
     if name == "qwen3":
         from etpi_resources.chat.tokenizers import qwen3
 
@@ -47,6 +48,12 @@ def token_texts(name: str) -> list[str]:
 
 
 def tokenizer_folder(name: str) -> Path:
+    """Return the folder with a name's tokenizer.json; download a pinned one once.
+
+    Raises:
+        FileNotFoundError: the name is neither known nor a folder with tokenizer.json.
+        TokenizerUnavailable: the hub's files are not cached and cannot be downloaded.
+    """
     folder = _HOME / "tiny" if name == "tiny" else _remote_folder(name) or Path(name)
     if not (folder / "tokenizer.json").is_file():
         raise FileNotFoundError(f"chat format {name!r}: it is neither tiny, qwen3, nor a folder with tokenizer.json")
@@ -81,6 +88,7 @@ def _hub_folder(name: str) -> Path:
 
 
 def template_source(name: str) -> str:
+    """Return the Jinja source of a template by name, of a file, or of a model's folder. Raises as `folder_template`."""
     if name == "tiny":
         return (_HOME / "tiny" / "tiny.jinja").read_text(encoding="utf-8")
     if name == "terminal":

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from etpi_resources.lake.files import read_pointer, swap, write_atomically
+from etpi_resources.lake.files import write_atomically
 from etpi_resources.lake.manifest import LakeError
+from etpi_resources.lake.store import read_pointer, swap
 from etpi_resources.process.locks import lake_locks
 
 PENDING = "moving.json"

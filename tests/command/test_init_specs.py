@@ -49,12 +49,12 @@ def test_reinforcement_has_suite_reward_evaluation_and_a_baseline_that_trains_no
 
 @pytest.mark.parametrize("harness", ["mini-swe-agent", "qwen-code"])
 def test_reinforcement_in_a_harness_trains_all_its_calls_and_evaluates_in_it(written, harness: str) -> None:
-    own = written(suite="repo_fix_tiny", rl_sandbox="bubblewrap", harness=harness)["own"]
-    acting, evaluated = own.rl.agent.harness, own.evaluate.harness
+    spec = written(suite="repo_fix_tiny", rl_sandbox="bubblewrap", harness=harness)["own"]
+    acting, evaluated = spec.rl.agent.harness, spec.evaluate.harness
     assert acting and evaluated and acting.name == evaluated.name == harness
     assert acting.helpers == "all" and (acting.max_calls, acting.folder) == (evaluated.max_calls, evaluated.folder)
-    assert len(own.rl.rewards) == 2, "no attempt of the tiny base is right, so another reward has to vary"
-    assert own.rl.max_prompt_tokens + own.rl.max_response_tokens == own.evaluate.agent.max_model_len
+    assert len(spec.rl.rewards) == 2, "no attempt of the tiny base is right, so another reward has to vary"
+    assert spec.rl.max_prompt_tokens + spec.rl.max_response_tokens == spec.evaluate.agent.max_model_len
 
 
 def test_editors_find_the_schema(written, tmp_path: Path) -> None:

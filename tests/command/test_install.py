@@ -166,10 +166,10 @@ def test_a_wheel_runs_an_experiment_in_an_empty_folder(tmp_path: Path):
 @pytest.mark.slow
 def test_make_asks_the_package_index_that_the_environment_names(tmp_path: Path):
     checkout = _checkout(tmp_path / "checkout")
-    asked: list[str] = []
+    requested: list[str] = []
 
     def refuse(handler: Handler) -> None:
-        asked.append(handler.path)
+        requested.append(handler.path)
         handler.reply(404)
 
     with WebServer(refuse) as server:
@@ -177,7 +177,7 @@ def test_make_asks_the_package_index_that_the_environment_names(tmp_path: Path):
         settings = {"PIP_INDEX_URL": mirror, "PIP_NO_INDEX": "0", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
         done = _run(["make", "environment"], checkout, PIP_NO_BUILD_ISOLATION="1", **settings)
     assert done.returncode != 0 and not (checkout / ".venv/ready").exists()
-    assert "/mirror/simple/setuptools/" in asked, done.stderr
+    assert "/mirror/simple/setuptools/" in requested, done.stderr
 
 
 def _on_path(folder: Path, *names: str, broken: str | None = None) -> str:

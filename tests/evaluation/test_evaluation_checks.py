@@ -62,11 +62,11 @@ def test_infrastructure_errors_of_one_checkpoint_are_not_diluted_by_the_others(b
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize(("ended", "passed"), [({"rl": 16}, False), ({"rl": 15, "sft": 15}, True), ({}, True)])
 def test_student_whose_budget_ended_most_rollouts_is_not_diluted_by_the_others(limit, ended, passed: bool) -> None:
-    found = [
+    rollouts = [
         {**row, "exit_status": limit if int(row["task_id"][1:]) < ended.get(row["checkpoint_role"], 0) else "Submitted"}
         for row in rows()
     ]
-    outcome = budget_exhausted(_exits(from_rows("rollouts", found)), "evaluate.agent.max_steps")
+    outcome = budget_exhausted(_exits(from_rows("rollouts", rollouts)), "evaluate.agent.max_steps")
     assert outcome.passed == passed and set(outcome.figures) == {"base", "sft", "rl"}
     assert {role: f["ended_in_limits"] for role, f in outcome.figures.items() if f["ended_in_limits"]} == ended
 

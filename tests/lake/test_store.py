@@ -11,8 +11,8 @@ from threading import Barrier
 
 import pytest
 
-from etpi_resources.lake.files import put_if_absent, read_pointer, swap
 from etpi_resources.lake.manifest import LakeError
+from etpi_resources.lake.store import put_if_absent, read_pointer, swap
 from etpi_resources.process.locks import machine_locks
 
 

@@ -19,7 +19,7 @@ _BLOCK = re.compile(r"^```sh (\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True)
 class Block:
-    """What a reader types on a machine, in one shell."""
+    """Commands that a reader types on a machine, in one shell."""
 
     machine: str
     commands: str

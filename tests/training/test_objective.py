@@ -74,10 +74,10 @@ def test_every_field_of_trl_is_set_pinned_or_without_effect(config):
     from transformers import TrainingArguments
 
     general = {field.name for field in dataclasses.fields(TrainingArguments)}
-    own = {field.name for field in dataclasses.fields(_config(config))} - general
-    assert unexplained(config, own) == set(), "a new field of TRL: pass it, pin it, or name it here"
-    assert unexplained(config, own | {"use_new_kl"}) == {"use_new_kl"}
-    assert WORKERS[config][0].PINNED.keys() <= own | general, "a field that TRL has no more"
+    of_trl = {field.name for field in dataclasses.fields(_config(config))} - general
+    assert unexplained(config, of_trl) == set(), "a new field of TRL: pass it, pin it, or name it here"
+    assert unexplained(config, of_trl | {"use_new_kl"}) == {"use_new_kl"}
+    assert WORKERS[config][0].PINNED.keys() <= of_trl | general, "a field that TRL has no more"
 
 
 @pytest.mark.parametrize("config", WORKERS)

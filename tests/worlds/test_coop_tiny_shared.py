@@ -25,7 +25,8 @@ from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.worlds.coop_tiny_shared import FAMILY
 from etpi_assets.worlds.coop_tiny_shared.features import OPERATIONS, Formula
 from etpi_assets.worlds.coop_tiny_shared.generate import LAYOUTS, generate_tasks
-from etpi_assets.worlds.coop_tiny_shared.judge import LONGEST, MergeConflict, counted, merge_texts, merge_trees
+from etpi_assets.worlds.coop_tiny_shared.judge import counted
+from etpi_assets.worlds.coop_tiny_shared.merge import LONGEST, MergeConflict, merge_texts, merge_trees
 from etpi_assets.worlds.coop_tiny_shared.policy import CoopTinySharedPolicy, SharedSkill
 from etpi_assets.worlds.names import is_heldout
 from etpi_assets.worlds.text_engine import TextEngine, UntokenizedChat

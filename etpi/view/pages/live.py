@@ -14,7 +14,7 @@ from etpi.view.conversation import read_conversation
 from etpi.view.journals import Journals, JournalState
 from etpi.view.pages.curves import plots
 from etpi.view.pages.page import NotFound, Page, number, text
-from etpi.view.pages.rollouts import SCORES, loads, patches
+from etpi.view.pages.rollout import SCORES, loads, patches
 from etpi_resources.lake.lake import Lake, Ref
 
 REFRESH_SECONDS = 5

@@ -1,17 +1,15 @@
-"""The list of rollouts with its filters and search, and the page of one: its conversation, scores and lineage."""
+"""The list of rollouts: filters, the search of texts, and a page of results."""
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from typing import Any
 
 from starlette.requests import Request
 
 from etpi.view import text_search
-from etpi.view.catalog_file import Queries, Row
-from etpi.view.conversation import read_conversation
-from etpi.view.pages.page import NotFound, Page, decimal, number, text, with_query
+from etpi.view.catalog_file import Queries
+from etpi.view.pages.page import Page, decimal, number, text, with_query
 from etpi_resources.lake.lake import Lake
 
 PAGE_ROWS = 50
@@ -60,77 +58,3 @@ def rollouts(queries: Queries, lake: Lake, request: Request) -> Page:
         "filtered": [n for n, v in chosen.items() if v is not None] + (["text"] if wanted else []),
     }  # fmt: skip
     return Page("rollouts.html.jinja", page)
-
-
-SCORES = (
-    ("plan_first", "plan_first_reason"),
-    ("plan_content", "plan_content_reason"),
-    ("follow_through", None),
-)
-
-
-def key_of(request: Request) -> dict[str, str]:
-    """Return the rollout that the path names, as variables of the queries."""
-    path = request.path_params
-    return {"rollout": path["rollout_id"], "origin": path["origin"], "made_for": path["made_for"]}
-
-
-def find_rollout(queries: Queries, key: dict[str, str]) -> Row:
-    """Return the rollout's row. Raises NotFound if the catalog has none under this address."""
-    row = queries.row("rollout", **key)
-    if row is None:
-        raise NotFound(
-            f"The catalog has no rollout {key['rollout']!r} of {key['made_for']!r} ({key['origin']}). It may be of "
-            "another version; the list of rollouts shows the current ones."
-        )
-    return row
-
-
-def rollout(queries: Queries, lake: Lake, request: Request) -> Page:
-    key = key_of(request)
-    row = find_rollout(queries, key)
-    partition = {"origin": key["origin"], "made_for": key["made_for"], "rollouts": [key["rollout"]]}
-    agents, turns = queries.rows("agents", **partition), queries.rows("turns", **partition)
-    conversation = read_conversation(agents, turns, queries.rows("prompts", **key), row["engine"] == "imported")
-    of_set, of_rl = key["origin"] == "set", key["origin"] == "rl"
-    values = {
-        "rollout": row,
-        "conversation": conversation,
-        "outcome": loads(row["outcome"]),
-        "sampler": loads(row["sampler"]),
-        "patches": patches(row, agents),
-        "scores": [(name, row[name], row[reason] if reason else None) for name, reason in SCORES],
-        "fates": queries.rows("fate", rollout=key["rollout"]) if of_set else [],
-        "trained_on": _trained_on(queries, key["rollout"]) if of_set else [],
-        "blamed": queries.rows("rollout_blame", rollout=key["rollout"]) if of_set else [],
-        "reinforced": queries.rows("reinforced_on", rollout=key["rollout"], made_for=key["made_for"]) if of_rl else [],
-        "neighbours": queries.row("neighbours", **key, role=row["checkpoint_role"], decoding=row["decoding"]),
-        "live": False,
-    }
-    return Page("rollout.html.jinja", values)
-
-
-def _trained_on(queries: Queries, rollout_id: str) -> list[Row]:
-    """Return the data sets that have rows of a rollout, with its share of their loss."""
-    rows = queries.rows("trained_on", rollout=rollout_id)
-    totals = {row["experiment"]: row["loss_weight"] for row in queries.kept_rows("loss_totals")} if rows else {}
-    for row in rows:
-        total = totals.get(row["experiment"])
-        row["share_of_loss"] = row["loss_weight"] / total if total and row["loss_weight"] else None
-    return rows
-
-
-def loads(text: str | None) -> Any:
-    """Return a JSON column's value; the text itself if it is no JSON."""
-    try:
-        return json.loads(text) if text else None
-    except ValueError:
-        return text
-
-
-def patches(row: Row, agents: list[Row]) -> dict[str, str]:
-    """Return {agent or "workspace": unified diff}: of the agents' workspaces, or the patches that were recorded."""
-    files = loads(row["final_files"])
-    if isinstance(files, dict) and files:
-        return {str(name): text if isinstance(text, str) else json.dumps(text) for name, text in files.items() if text}
-    return {agent["agent_id"]: agent["patch"] for agent in agents if agent["patch"]}

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from etpi.view.catalog_file import Queries, Row
 from etpi.view.formats import visible
 from etpi.view.pages.page import NotFound, Page, number, text, with_query
-from etpi.view.pages.rollouts import find_rollout, key_of
+from etpi.view.pages.rollout import find_rollout, key_of
 from etpi_resources.lake.lake import Lake
 from etpi_resources.token_ids import common_prefix
 

@@ -25,9 +25,9 @@ from etpi_resources.lake.exchange.remote import (
     split,
     state_of,
 )
-from etpi_resources.lake.files import put_if_absent, read_pointer
 from etpi_resources.lake.lake import Lake, manifest_name
 from etpi_resources.lake.manifest import LakeError, Manifest
+from etpi_resources.lake.store import put_if_absent, read_pointer
 from etpi_resources.process.locks import LockHeld
 
 _POINTERS = ("current", "blocked")

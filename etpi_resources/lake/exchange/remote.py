@@ -1,4 +1,4 @@
-"""What a lake knows of its bucket, and how each partition stands to it.
+"""Compare a lake with its bucket, partition by partition, by what it knows of it.
 
 Like branches of git, a partition's pointers have three states: here, in the bucket, and where both last agreed
 (`remote.json`). Only one side moved: the other follows. Both moved: nothing is exchanged, and both are named.
@@ -17,9 +17,10 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from etpi_resources.lake.exchange.bucket import NOTHING, Bucket, Index, Pointer, State, folder_name, ref_of
-from etpi_resources.lake.files import read_pointer, write_atomically
+from etpi_resources.lake.files import write_atomically
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.manifest import LakeError, Ref
+from etpi_resources.lake.store import read_pointer
 
 REMOTE = "remote.json"
 THREADS = 16
@@ -85,7 +86,7 @@ class Remote(BaseModel):
 
 @dataclass
 class Exchanged:
-    """What was exchanged, or would be.
+    """Counts and names of an exchange, done or planned.
 
     Attributes:
         moved: partitions whose pointers moved.

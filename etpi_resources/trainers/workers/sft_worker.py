@@ -116,10 +116,8 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
         used_libraries = libraries("liger_kernel") if by_liger else libraries()
         trainer.train(resume_from_checkpoint=continue_from(worker, states, saver, log))
     trained = time.monotonic()
-    counted, whole = (
-        first_pass(trainer, layout.sequences),
-        gathered(trainer, config.base, config.train if lora else None),
-    )
+    counted = first_pass(trainer, layout.sequences)
+    whole = gathered(trainer, config.base, config.train if lora else None)
     if whole is None:
         return None
     used = layout.plan.final_step(config.train.use_step, config.train.use_epoch)
