@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import getpass
 import socket
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -198,9 +199,19 @@ def look(lake: Lake, bucket: Bucket) -> tuple[Remote, Index]:
 
 
 def call_all(pool: ThreadPoolExecutor, calls: Iterable[tuple[Any, ...]]) -> None:
-    """Make calls (function, arguments), and shut the pool down: if one fails, those that wait are not begun."""
+    """Make calls (function, arguments), and shut the pool down: once one has failed, no other is begun."""
+    failed = threading.Event()
+
+    def make(call: tuple[Any, ...]) -> None:
+        if not failed.is_set():
+            try:
+                call[0](*call[1:])
+            except BaseException:
+                failed.set()  # at once: whoever waits for results may see it after the last call
+                raise
+
     try:
-        for future in [pool.submit(*call) for call in calls]:
+        for future in [pool.submit(make, call) for call in calls]:
             future.result()
     finally:
         pool.shutdown(cancel_futures=True)
