@@ -39,7 +39,7 @@ from etpi_resources.chat.sources import (
 )
 from etpi_resources.chat.tokenizer_files import pad_id, read_tokenizer
 from etpi_resources.chat.tool_forms import FORMS, Call, ToolForm, message_calls
-from etpi_resources.chat.tool_forms.template import TemplateForm, UnknownToolForm
+from etpi_resources.chat.tool_forms.template import TemplateForm, TemplateRefuses, UnknownToolForm
 from etpi_resources.hashes import json_hash
 
 if TYPE_CHECKING:
@@ -80,10 +80,6 @@ class Label(NamedTuple):
     def plain(self) -> str:
         """The text without stand-ins."""
         return _unmasked(self.text, self.stand_ins)
-
-
-class TemplateRefuses(ValueError):
-    """A chat template raises an error for a conversation; the message is the template's own."""
 
 
 class ChatFormat:

@@ -59,10 +59,10 @@ def report(chat: ChatFormat) -> list[Finding]:
     try:
         ends = ", ".join(sorted(chat.decode([i]) for i in chat.end_ids))
         _ = chat.tool_form  # both are determined by rendering
-    except (NoTurnEnd, TemplateRefuses) as error:
-        return [Finding("end of a turn", "none", str(error))]
     except UnknownToolForm as error:
         return [Finding("tool calls", "unknown form", str(error))]
+    except (NoTurnEnd, TemplateRefuses) as error:
+        return [Finding("end of a turn", "none", str(error))]
     header = chat.markers.header
     return [
         _bos(chat),

@@ -273,3 +273,16 @@ def test_columns_of_no_known_format_are_named_or_a_remedy_is_given(student, clea
 def test_weights_of_the_model_are_not_read(student, clean, tmp_path, monkeypatch):
     monkeypatch.setattr("etpi.init.student.folder_hash", lambda folder: pytest.fail("the weights are read"))
     assert kinds(audit_file(write_rows(tmp_path / "rows.jsonl", clean), student)) == {}
+
+
+@pytest.mark.parametrize("calls", ["", "{{ (m.tool_calls or [''])[0] | string | replace('name', 'run') }}"])
+def test_calls_that_the_template_cannot_write_are_findings(calls, tmp_path):
+    folder = model_folder(tmp_path)
+    turns = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}CALLS<|im_end|>\n{% endfor %}"
+    template = turns.replace("CALLS", calls) + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    (folder / "chat_template.jinja").write_text(template)
+    called = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "bash", "arguments": "{}"}}]}
+    words = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
+    rows = [{"messages": [words[0], called]}, {"messages": words}]
+    report = audit_file(write_rows(tmp_path / "rows.jsonl", rows), str(folder))
+    assert kinds(report) == {"differs": 1} and rows_of(report, "differs") == {0} and report.labels == 1

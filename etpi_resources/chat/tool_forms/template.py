@@ -46,7 +46,11 @@ _SHOWN = 400
 Prose = Literal["kept", "dropped", "moved", "refused"]
 
 
-class UnknownToolForm(ExpectedError, ValueError):
+class TemplateRefuses(ValueError):
+    """A chat template does not take a conversation; the message is the template's own where it raised an error."""
+
+
+class UnknownToolForm(ExpectedError, TemplateRefuses):
     """No registered form parses the template's calls; the message shows the rendered text and names the forms."""
 
 
