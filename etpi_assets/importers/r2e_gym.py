@@ -46,7 +46,7 @@ def record(row: Row, where: str, options: Options) -> RolloutRecord:
         entries.append(Message("assistant", "\n\n".join(texts), trained=learn))
         entries.append(Message("user", text_field(step, "observation") or ""))
     if image := _IMAGE.search(text_field(row, "docker_image") or ""):
-        row = {**row, "docker_image": {"task": f"{image['repo']}@{image['commit']}", "repo": image["repo"]}}
+        row = {**row, "docker_image": {"task": f"{image['repo']}/{image['commit'][:12]}", "repo": image["repo"]}}
     info = run_info(row, options, load("r2e_gym")[0], shown=entries)
     info.rollout.error = error
     rollout = solo(entries, info, where, options)

@@ -168,7 +168,7 @@ def test_sharegpt(tmp_path: Path) -> None:
 def test_r2e_gym(tmp_path: Path) -> None:
     record = only(write_lines(tmp_path / "a.jsonl", [r2e_row()]))
     agent = record.agents[0]
-    assert (record.task_id, record.repo, record.teacher) == ("harbor@0a1b2c", "harbor", "helmsman-2")
+    assert (record.task_id, record.repo, record.teacher) == ("harbor/0a1b2c", "harbor", "helmsman-2")
     assert record.outcome == {"reward": 1.0, "verdict": "passed", "test_output_chars": 8}
     assert (agent.exit_status, agent.patch) == ("LimitsExceeded", "diff --git a/moor.py b/moor.py\n")
     assert [m.content for m in agent.messages[:2]] == [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +26,11 @@ from etpi_assets.worlds.coop_tiny_shared import FAMILY
 from etpi_resources.lake.lake import Lake, Manifest, Ref
 from etpi_resources.lake.schemas import from_rows
 from tests.support import swe_suite
-from tests.support.repositories import FILES, Repository, solved
+from tests.support.audited import write_rows
+from tests.support.recorded_runs import pair_run
+from tests.support.recorded_runs import verdict as recorded_verdict
+from tests.support.repositories import FILES, OFFLINE, Repository, solved
+from tests.support.rows import r2e_row
 
 SUITE = 'extends = "coop_tiny_shared"\n[params]\ntrain = 4\nheldout = 24\n'
 SET = 'extends = "coop_tiny_shared_strong"\nsuite = "little"\ntasks = 3\nk = 1\n'
@@ -191,29 +195,93 @@ def test_verdict_without_a_later_one_keeps_its_recorded_judge() -> None:
     assert json.loads(replaced["outcome"][0].as_py())["judge"] == RECORDED and replaced["outcome"][1].as_py() is None
 
 
+Runs = list[tuple[str, str | None, float | None]]
+"""(task, patch, our reward: None if it is not judged) of runs that another program recorded as solved."""
+SPOKEN = [{"role": "user", "content": "Issue."}, {"role": "assistant", "content": "Done."}]
+
+
+def swe_runs(repository: Repository, folder: Path) -> Runs:
+    """Write `suite` and the runs' file."""
+    swe_suite.make(folder, repository, tasks=3)
+    right, wrong = repository.patch(FILES, solved("1")), repository.patch(FILES, solved("2"))
+    runs: Runs = [("moor__moor-0", right, 1.0), ("moor__moor-1", wrong, 0.0), ("moor__moor-2", None, None)]
+    runs.append(("elsewhere__x-1", right, None))
+    rows = [{"instance_id": n, "messages": SPOKEN, "model_patch": patch, "resolved": True} for n, patch, _ in runs]
+    write_rows(folder / "runs.jsonl", rows)
+    return runs
+
+
+def r2e_runs(repository: Repository, folder: Path) -> Runs:
+    row, commit = repository.r2e_row(), repository.commit
+    write_rows(folder / "rows.jsonl", [row])
+    write_suite(folder, "r2e", folder / "rows.jsonl", repository.checkouts(f"moor/{commit}"))
+    right, wrong = repository.patch(FILES, solved("1", "2")), repository.patch(FILES, solved("2"))
+    task = f"moor/{commit[:12]}"
+    runs: Runs = [(task, right, 1.0), (task, wrong, 0.0), (task, None, None)]
+    recorded = [
+        {**r2e_row(), "docker_image": f"owner/moor_final:{commit}", "output_patch": patch, "max_steps": number}
+        for number, (_, patch, _) in enumerate(runs)
+    ]
+    elsewhere: Runs = [("harbor/0a1b2c", right, None)]
+    write_rows(folder / "runs.jsonl", [*recorded, r2e_row()])
+    return runs + elsewhere
+
+
+def cooperbench_runs(repository: Repository, folder: Path) -> Runs:
+    root = repository.cooperbench()
+    (root / "moor_task/task7/feature2").rename(root / "moor_task/task7/feature3")
+    write_suite(folder, "cooperbench", root, repository.checkouts("moor_task/task7"), OFFLINE)
+    one, two = (repository.patch(FILES, solved(feature)) for feature in "12")
+    runs: Runs = []
+    for run, task, (mine, theirs), ours in (
+        ("a", "moor_task/7/f1_f3", (one, two), 1.0),
+        ("b", "moor_task/7/f1_f3", (one, ""), 0.0),
+        ("c", "moor_task/7/f1_f3", (one, None), None),
+        ("d", "harbor_task/7/f1_f3", (one, two), None),
+    ):
+        unit = pair_run(folder / "runs", where=f"{run}/coop/{task}", verdict=recorded_verdict())
+        for feature, patch in ((1, mine), (3, theirs)):
+            if patch is not None:
+                (unit / f"agent{feature}.patch").write_text(patch)
+        runs.append((task, mine, ours))
+    return runs
+
+
+def write_suite(folder: Path, family: str, path: Path, checkouts: Path, more: Mapping[str, Any] = {}) -> None:
+    params = {"path": str(path), "checkouts": str(checkouts), "sandbox": "bubblewrap", "test_seconds": 60}
+    text = f'title = "x"\nfamily = "{family}"\n[params]\nmemory_gib = 0.5\ndisk_gib = 0.0625\n'
+    text += "".join(f"{key} = {json.dumps(value)}\n" for key, value in params.items())
+    text += "".join(f"[params.{key}]\nnetwork = {json.dumps(value['network'])}\n" for key, value in more.items())
+    (folder / "specs/suites").mkdir(parents=True)
+    (folder / "specs/rollout_sets").mkdir()
+    (folder / "specs/suites/suite.toml").write_text(text)
+
+
 @pytest.mark.slow
-def test_imported_patches_are_judged_where_their_suite_is_at_hand(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "format", "write"),
+    [
+        ("swe_bench", "messages", swe_runs),
+        ("r2e", "r2e_gym", r2e_runs),
+        ("cooperbench", "cooperbench", cooperbench_runs),
+    ],
+)
+def test_imported_patches_are_judged_where_their_suite_is_at_hand(
+    family: str, format: str, write: Callable[[Repository, Path], Runs], tmp_path: Path
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        repository = Repository(Path(folder))
-        resources = swe_suite.make(tmp_path, repository, tasks=3)
-        right, wrong = repository.patch(FILES, solved("1")), repository.patch(FILES, solved("2"))
-        runs = [("moor__moor-0", right), ("moor__moor-1", wrong), ("moor__moor-2", None), ("elsewhere__x-1", right)]
-        turn = [{"role": "user", "content": "Issue."}, {"role": "assistant", "content": "Done."}]
-        text = "".join(
-            json.dumps({"instance_id": name, "messages": turn, "model_patch": patch, "resolved": True}) + "\n"
-            for name, patch in runs
-        )
-        (tmp_path / "runs.jsonl").write_text(text)
-        spec = f'title = "x"\nkind = "imported"\nsuite = "suite"\npath = "{tmp_path}/runs.jsonl"\nformat = "messages"\n'
+        runs = write(Repository(Path(folder)), tmp_path)
+        path = next(path for path in (tmp_path / "runs.jsonl", tmp_path / "runs") if path.exists())
+        spec = f'title = "x"\nkind = "imported"\nsuite = "suite"\npath = "{path}"\nformat = "{format}"\n'
         (tmp_path / "specs/rollout_sets/own.toml").write_text(spec)
-        resources = Resources(lake=resources.lake, specs_folder=tmp_path / "specs", concurrency=2)
+        resources = Resources(lake=Lake(tmp_path / "lake"), specs_folder=tmp_path / "specs", concurrency=2)
         tasks.execute("suite", resources)
         raw_rollouts.execute("own", resources)
         manifest: Manifest = scored_rollouts.execute("own", resources).manifest
-    ours = versions.judge_of("swe_bench")
+    ours = versions.judge_of(family)
     found = Counter((row["task_id"], row["judge"], row["reward"]) for row in verdicts(resources, manifest.ref))
-    recorded = {(name, RECORDED, 1.0): 1 for name, _ in runs}
-    assert found == {**recorded, ("moor__moor-0", ours, 1.0): 1, ("moor__moor-1", ours, 0.0): 1}
+    judged = Counter((name, ours, reward) for name, _, reward in runs if reward is not None)
+    assert found == Counter((name, RECORDED, 1.0) for name, _, _ in runs) + judged
     assert manifest.notes["not_judged"] == {"patch_not_stored": 1, "task_gone": 1}
     (check,) = [check for check in manifest.checks if check["name"] == "one_judge"]
     assert not check["passed"] and not check["blocking"]
