@@ -52,7 +52,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     rollout = atif.rollout_of(document, file, options, unit.name)
     _add_token_ids(rollout, result)
     if (task := text_field(result, "task_name")) is None and (config := unit / "config.json").is_file():
-        task = text_field(read_json(config), "task", "path")
+        task = Path(text_field(read_json(config), "task", "path") or "").name  # without [task] the folder's name
     rollout.task_id = task or unit.name.rpartition("__")[0] or unit.name
     rollout.repo = options.repo or repo_of(Path(rollout.task_id).name)
     rollout.teacher = rollout.teacher or text_field(result, "agent_info", "model_info", "name")

@@ -15,25 +15,35 @@ from etpi_assets.tasks.family import RejectedInput, Task
 def tasks_of(
     path: Path, read: Callable[[str, Mapping[str, Any]], Task | RejectedInput | None]
 ) -> Iterator[Task | RejectedInput]:
-    """Yield the task or the rejection of each row in order, one task an id; raise as `read_rows` does.
+    """Return the task or the rejection of each row in order, one task an id; iterating raises as `read_rows` does.
 
     Args:
         read: ("file:row", row) -> its task or rejection; None: the params leave it out. KeyError, TypeError, ValueError
             and IndexError reject the row.
     """
+
+    def items() -> Iterator[tuple[str, Task | RejectedInput]]:
+        for source, row in read_rows(path):
+            try:
+                if isinstance(row, str):
+                    raise ValueError(row)
+                item = read(source, row)
+            except (KeyError, TypeError, ValueError, IndexError) as error:
+                detail = f"no field {error}" if isinstance(error, KeyError) else str(error)
+                item = RejectedInput(source, "unreadable_row", detail)
+            if item is not None:
+                yield source, item
+
+    return one_each(items())
+
+
+def one_each(items: Iterable[tuple[str, Task | RejectedInput]]) -> Iterator[Task | RejectedInput]:
+    """Yield the items of (source, item); of tasks with one id the first, and a rejection for the others."""
     seen: dict[str, str] = {}
-    for source, row in read_rows(path):
-        try:
-            if isinstance(row, str):
-                raise ValueError(row)
-            item = read(source, row)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            detail = f"no field {error}" if isinstance(error, KeyError) else str(error)
-            item = RejectedInput(source, "unreadable_row", detail)
+    for source, item in items:
         if isinstance(item, Task) and seen.setdefault(item.task_id, source) != source:
             item = RejectedInput(source, "repeated_task", f"{item.task_id} is at {seen[item.task_id]} already")
-        if item is not None:
-            yield item
+        yield item
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:

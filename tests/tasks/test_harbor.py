@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from etpi_assets.agent.loop import SUBMIT, Identity, RolloutJob, RolloutRuntime, run_rollout
+from etpi_assets.importers import importer_named, read_options
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.teachers import null_policy, reference_policy
 from etpi_assets.specs.load import load_specs
@@ -21,13 +22,15 @@ from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.tasks.harbor import snapshot
 from etpi_assets.tasks.table import read_tasks
+from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
-from tests.support.harbor import make_folder
+from tests.support.harbor import CONFIG, make_folder
 from tests.support.repositories import OFFLINE
+from tests.support.rows import trial
 
 FAMILY = load_family("harbor")
 
@@ -88,6 +91,21 @@ def test_harbor_folder_is_a_task_proven_and_graded_in_its_machine(root, factory)
     assert (idle["reward"], idle["verdict"]) == (0.25, "failed_tests") and "found other" in idle["details"]["output"]
     # The workspace's text alone, in a fresh machine: the file that is no text is missing there.
     assert FAMILY.judge(task, {"agent1": {"out.txt": "1\n2\n3\n"}}, factory).reward == 0.25
+
+
+@pytest.mark.parametrize("table", ["", '[task]\nname = "pier/lines"\n'])
+def test_task_has_the_name_that_trials_of_it_have(table, root, tmp_path):
+    folder = make_folder(root / "tasks", **{"task.toml": CONFIG + table})
+    named = "pier/lines" if table else "lines"
+    for held in ("lines", named):
+        [task] = load(root, split="train", heldout_tasks=[held])
+        assert isinstance(task, Task) and (task.task_id, task.split) == (named, "heldout")
+    unit = trial(tmp_path, **({"task_name": named} if table else {"task_name": None}))
+    (unit / "config.json").write_text(json.dumps({"task": {"path": str(folder)}}))
+    (record,) = importer_named("harbor").read(unit, tmp_path, read_options({"tokenizer": "qwen3"}))
+    assert isinstance(record, RolloutRecord) and record.task_id == task.task_id
+    make_folder(root / "tasks", "second", **{"task.toml": CONFIG + table})
+    assert [item.reason for item in load(root) if isinstance(item, RejectedInput)] == ["repeated_task"] * bool(table)
 
 
 def test_judge_ignores_files_planted_in_test_folders(root, factory):

@@ -28,6 +28,7 @@ from etpi_assets.tasks.harbor import snapshot
 from etpi_assets.tasks.harbor.folder import MIGRATE, TASK_FILE, read_folder
 from etpi_assets.tasks.harbor.verifier import PLACES, MachineTrial, Unpacked, solution_commands
 from etpi_assets.tasks.proof import TestedFamily, judge_trial
+from etpi_assets.tasks.rows import one_each
 from etpi_resources.sandboxes import Sandbox, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
@@ -66,13 +67,17 @@ class Harbor(TestedFamily):
         names = {folder: folder.relative_to(root).as_posix() if folder != root else root.name for folder in folders}
         for name in sorted(set(chosen["tasks"]) - set(names.values())):
             yield RejectedInput(name, "no_such_task", f"params.tasks names it, and {root} has no such folder")
-        for folder, name in names.items():
-            if chosen["tasks"] and name not in chosen["tasks"]:
-                continue
-            try:
-                yield read_folder(suite, name, root, folder, chosen)
-            except Rejected as error:
-                yield RejectedInput(name, error.reason, str(error))
+
+        def items() -> Iterator[tuple[str, Task | RejectedInput]]:
+            for folder, name in names.items():
+                if chosen["tasks"] and name not in chosen["tasks"]:
+                    continue
+                try:
+                    yield name, read_folder(suite, name, root, folder, chosen)
+                except Rejected as error:
+                    yield name, RejectedInput(name, error.reason, str(error))
+
+        yield from one_each(items())
 
     def needs(self, task: Task) -> SandboxNeeds:
         return places.needs(task.payload["place"], None, PLACES)

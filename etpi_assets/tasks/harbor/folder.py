@@ -38,7 +38,10 @@ _GIB = {"": 1 / (1 << 30), "K": 1 / (1 << 20), "M": 1 / 1024, "G": 1.0, "T": 102
 
 
 def read_folder(suite: str, name: str, root: Path, folder: Path, chosen: Mapping[str, Any]) -> Task:
-    """Return the task of a folder below the suite's `root`; `chosen` are its params. Raises Rejected."""
+    """Return the task of a folder below the suite's `root`; `chosen` are its params. Raises Rejected.
+
+    It has the name that Harbor's results have: that of [task], else of the folder.
+    """
     config = _config(root, folder / TASK_FILE)
     instruction = _text(root, folder / _INSTRUCTION).strip()
     if not instruction:
@@ -66,8 +69,9 @@ def read_folder(suite: str, name: str, root: Path, folder: Path, chosen: Mapping
     place, world = _place(suite, name, root, folder / _ENVIRONMENT, machine, chosen)
     digest = json_hash([payload, instruction, world])
     # The task's name is also its repository: each task has its own machine.
-    split = "heldout" if name in chosen["heldout_tasks"] else chosen["split"]
-    return Task(name, suite, name, split, instruction, {**payload, "place": place}, digest)
+    named = str(_table(config, "task").get("name") or name)
+    split = "heldout" if {name, named} & {*chosen["heldout_tasks"]} else chosen["split"]
+    return Task(named, suite, named, split, instruction, {**payload, "place": place}, digest)
 
 
 def _config(root: Path, file: Path) -> dict[str, Any]:
