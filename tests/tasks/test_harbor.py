@@ -100,7 +100,7 @@ def test_task_has_the_name_that_trials_of_it_have(table, root, tmp_path):
     for held in ("lines", named):
         [task] = load(root, split="train", heldout_tasks=[held])
         assert isinstance(task, Task) and (task.task_id, task.split) == (named, "heldout")
-    unit = trial(tmp_path, **({"task_name": named} if table else {"task_name": None}))
+    unit = trial(tmp_path, task_name=named if table else None)
     (unit / "config.json").write_text(json.dumps({"task": {"path": str(folder)}}))
     (record,) = importer_named("harbor").read(unit, tmp_path, read_options({"tokenizer": "qwen3"}))
     assert isinstance(record, RolloutRecord) and record.task_id == task.task_id
