@@ -25,6 +25,7 @@ _CODED = re.compile(r"diff --git|--- a/|[A-Za-z0-9+/=_-]{32,}\Z|<\|")
 _SYSTEM = re.compile(r"\s*(?:You are|You're|Your task|# ?(?:Role|Instructions)|Act as)\b", re.I)
 _TRUE, _FALSE = ("1", "true", "1.0", "yes"), ("0", "false", "0.0", "no")
 _VERDICTS = frozenset(("pass", "passed", "fail", "failed", "correct", "incorrect", "success", "failure", "resolved"))
+_REWARDED = "read reward"
 _WORDS = 3
 """Words from which a value is text."""
 
@@ -34,10 +35,10 @@ class Finding:
     """A column or key that no path reads.
 
     Attributes:
-        where: "row", "message", "call", or "event" for a key of a program's log.
+        where: "row", "message", "call", or "event" for a key of a program's log or an environment's facts.
         key: its name, with dots within objects.
         count: its occurrences with a value.
-        kind: what the values look like: media, messages, system, verdict, loss, calls, text, number or other.
+        kind: what the values look like: media, messages, system, verdict, loss, flag, calls, text, number or other.
         stops: the import stops until a format or `options.ignore` names it; never for events.
     """
 
@@ -79,12 +80,16 @@ class Account:
 
 
 def findings(figures: Mapping[str, Mapping[str, int]]) -> list[Finding]:
-    """Judge the figures of an account, those that stop first."""
-    judged = []
+    """Judge the figures of an account, those that stop first.
+
+    Beside a reward that was read, another verdict is a part of it or a second opinion, and stops nothing.
+    """
+    judged, rewarded = [], figures.get(_REWARDED, {}).get("count", 0)
     for name, counts in figures.items():
         where, _, key = name.partition(" ")
         kind, stops = _judged(where, key.rpartition(".")[2], Counter(counts))
-        judged.append(Finding(where, key, counts["count"], kind, stops and where != "event"))
+        stops &= where != "event" and (kind != "verdict" or counts["count"] > rewarded)
+        judged += [Finding(where, key, counts["count"], kind, stops)] if name != _REWARDED else []
     return sorted(judged, key=lambda each: (not each.stops, each.where, each.key))
 
 
@@ -152,7 +157,7 @@ def _judged(where: str, name: str, counts: Counter[str]) -> tuple[str, bool]:
         if of_message:
             return named or "flag", named in ("loss", "media") or (varies and named is None)
         stops = varies and (named in ("verdict", "loss") or not counts["digit"])
-        return "verdict" if named != "loss" else "loss", stops or (named == "verdict" and bool(counts["false"]))
+        return named or "flag", stops or (named == "verdict" and bool(counts["false"]))
     if of_message and ((named == "loss" and (counts["share"] or flags)) or counts["calls"]):
         return "loss" if named == "loss" and (counts["share"] or flags) else "calls", True
     if 2 * counts["words"] >= count:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -89,6 +89,7 @@ def run_info(
     settings = [value for path in paths.get("settings", ()) if isinstance(value := at(row, path), dict)]
     if counted:
         _count_unread(row, spec, options.unread, shown)
+        options.unread("read", "reward", reward)
     tools = next((tools for key, value in values("tools") if (tools := read_tools(value, key, spec))), None)
     rollout = imported(
         [],
@@ -109,6 +110,7 @@ def run_info(
 
 def _count_unread(row: Mapping[str, Any], spec: Spec, unread: Unread, shown: Sequence[Message]) -> None:
     """Count the columns that no path reads, also within objects that paths lead into."""
+    where: str = spec.data.get("columns", "row")
     tree, within = spec.trees["run"], {path[0] for path in spec.paths["run"].get("within", ())}
     texts: str | None = None
     for key, value in row.items():
@@ -121,12 +123,12 @@ def _count_unread(row: Mapping[str, Any], spec: Spec, unread: Unread, shown: Seq
             if all(isinstance(text, str) and text.strip()[:_COMPARED] in texts for text in contents or [value]):
                 continue
         below = {**(tree if key in within else {}), **(node.below if node else {})}
-        _count_below(value, below, str(key), unread)
+        _count_below(value, below, str(key), lambda name, value: unread(where, name, value))
 
 
-def _count_below(value: Any, tree: Mapping[Any, Node], name: str, unread: Unread) -> None:
+def _count_below(value: Any, tree: Mapping[Any, Node], name: str, unread: Callable[[str, Any], None]) -> None:
     if not tree or (inner := _object(value)) is None:
-        unread("row", name, value)
+        unread(name, value)
         return
     for key, held in inner.items():
         if (node := tree.get(key)) is None or (node.below and not node.slots and isinstance(held, Mapping)):

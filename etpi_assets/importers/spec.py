@@ -34,7 +34,7 @@ TABLES = {
 _CONSTANTS = ("roles", "kinds", "exits")
 _TOP = (
     *("title", "keeps", "loses", "inputs", "extends", "claims", "files", "rank", "rows", "answers", "bare_calls"),
-    *("dialect", "reader", "suffixes", "greeting", "skip", "form", "refuse", *_CONSTANTS, *TABLES),
+    *("columns", "dialect", "reader", "suffixes", "greeting", "skip", "form", "refuse", *_CONSTANTS, *TABLES),
 )
 
 LISTED = frozenset(("trained", "untrained", "partly", "media"))
