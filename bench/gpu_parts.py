@@ -501,7 +501,7 @@ def group_trainer(size: Size, gpu: bool, folder: Path, way: str, roll_out: Any =
         use_bias_correction_kl=True, delta=None, importance_sampling_level="token", entropy_coef=0.0,
         top_entropy_quantile=1.0, off_policy_mask_threshold=None, correction_min=0.0, pass_tokens=None,
         max_prompt_tokens=size.group_prompt, max_response_tokens=size.sample, save_steps=None,
-        use_step=None, stop_at_used=True,
+        use_step=None, last_step=STEPS,
         dtype="bf16" if gpu else "fp32", gradient_checkpointing=gpu, lora_rank=32, lora_alpha=16,
         lora_dropout=0.0, target_modules="all-linear",
     )  # fmt: skip

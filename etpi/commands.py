@@ -151,9 +151,9 @@ def _plans(
 
 def _missing(names: Sequence[str], specs: Specs) -> str:
     """Return all models and data that this machine lacks, and the command that brings them; empty if it has all."""
-    from etpi.fetch import missing
+    from etpi.fetch import needed
 
-    lacking = [each.name for each in missing(names, specs)]
+    lacking = [each.name for each in needed(names, specs) if not each.here()]
     remedy = f"`etpi fetch {' '.join(names)}` fetches what it can, and says where the rest goes."
     return f"Not on this machine: {', '.join(lacking)}. {remedy}" if lacking else ""
 

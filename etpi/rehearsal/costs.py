@@ -58,12 +58,10 @@ def costs(name: str, specs: Specs, rate: float = RATE) -> list[Cost]:
     if spec.base.kind in ("tiny", "none"):
         lines.append(Cost("student", spec.base.kind, "no GPU is needed"))
         return [*lines, _total(lines, rate)] if any(line.hours != 0 for line in lines) else lines
-    shape = model_shape(students.model_name(spec.base))
+    shape = model_shape(spec.base.model)
     if shape is None:
         why = "its configuration is not here, or its weights are quantised or of a mixture of experts: no size is known"
-        lines.append(
-            Cost("student, its training and evaluation", f"unknown: {students.model_name(spec.base)}", why, None)
-        )
+        lines.append(Cost("student, its training and evaluation", f"unknown: {spec.base.model}", why, None))
         return [*lines, _total(lines, rate)]
     size = f"{shape.parameters / 1e9:.1f} B parameters, {shape.layers} layers, width {shape.hidden}"
     counted = "as transformers builds its configuration, without a vision part"
@@ -352,7 +350,7 @@ def _host(spec: ExperimentSpec, shape: Shape, specs: Specs) -> Cost:
         every = rl.save_steps or rl.steps
         kept = {rl.last_step, rl.use_step or rl.steps, *range(every, rl.last_step + 1, every)}
         saved, processes = saved + len(kept), [*processes, rl.processes]
-    names = {students.model_name(spec.base), *(model for _, model, _ in teachers(spec, specs))}
+    names = {spec.base.model, *(model for _, model, _ in teachers(spec, specs))}
     read = sum(2 * other.parameters for name in names if (other := model_shape(name)))
     number, saved = max(processes), saved * len(spec.seeds)
     handed = rl.method != "none" and rl.engine == "vllm" and rl.tuning == "full"  # to the servers, through the disk

@@ -232,7 +232,7 @@ def _base(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
     if spec.base.kind in ("tiny", "none"):
         chat = {key: _chat_format(base[key], small) for key in ("tokenizer", "chat_template")}
         return base if spec.base.kind == "tiny" else {**base, **chat}
-    model = students.model_name(spec.base)
+    model = spec.base.model
     if spec.base.kind != "package":
         small.need("base_checkpoint", f"the weights of {model.removeprefix(HUB).partition('@')[0]}")
     kind = students.architecture(model)

@@ -19,13 +19,6 @@ from etpi_resources.lake.lake import folder_hash
 from etpi_resources.packages import PACKAGE, package_folder
 
 
-def model_name(base: BaseSection) -> str:
-    """Return the base as models are named elsewhere: hub:REPO@COMMIT, package:NAME==VERSION@SHA256, or a folder."""
-    if base.kind == "hub":
-        return base.name_in_hub
-    return base.name_in_package if base.kind == "package" else str(base.path)
-
-
 def configuration(model: str) -> Mapping[str, Any] | None:
     """Return the configuration of a model, its text part; None if it cannot be read here.
 
@@ -48,7 +41,7 @@ def configuration(model: str) -> Mapping[str, Any] | None:
 
 def is_hybrid(base: BaseSection) -> bool:
     """Return whether a base has linear attention (Qwen3.5 and 3.6)."""
-    config = None if base.kind in ("tiny", "none") else configuration(model_name(base))
+    config = None if base.kind in ("tiny", "none") else configuration(base.model)
     return config is not None and str(config.get("model_type", "")).startswith("qwen3_5")
 
 

@@ -147,14 +147,14 @@ def pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
 
 def package_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
     """Return the checkpoint_id and path of a package's model, which its name pins. Nothing is fetched here."""
-    name = base.name_in_package
+    name = base.model
     row = {"checkpoint_id": hashlib.sha256(name.encode()).hexdigest()[:16], "path": name}
     return row, outcome(PINNED, True, case="package", base=base)
 
 
 def hub_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
     """Return the checkpoint_id and path of a hub base, and whether it is pinned. Nothing is downloaded here."""
-    row = {"checkpoint_id": hashlib.sha256(base.name_in_hub.encode()).hexdigest()[:16], "path": base.name_in_hub}
+    row = {"checkpoint_id": hashlib.sha256(base.model.encode()).hexdigest()[:16], "path": base.model}
     pinned = bool(COMMIT.fullmatch(base.revision or ""))
     figures = {} if pinned else {"revision": base.revision}
     return row, outcome(PINNED, pinned, figures, case="commit" if pinned else "branch", base=base)

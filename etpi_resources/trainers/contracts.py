@@ -334,14 +334,9 @@ class GrpoSettings(LoraSettings):
     max_response_tokens: int
     save_steps: int | None
     use_step: int | None
-    stop_at_used: bool
+    last_step: int
     dtype: SpecDtype
     gradient_checkpointing: bool
-
-    @property
-    def last_step(self) -> int:
-        """Return the step that training ends with; the schedule of the learning rate is that of all `steps`."""
-        return (self.use_step if self.stop_at_used else None) or self.steps
 
     @property
     def round_size(self) -> int:
