@@ -61,6 +61,13 @@ _SKILLS = {
 }
 """World -> the skill of the policy that replaces a teacher: plans, and thoughts in the slots of a grammar."""
 
+_OF_SIZE = (
+    "format_exposure", "turn_loss_share", "role_balance", "validation_rows", "differs_from_base", "first_turn_parses",
+)  # fmt: skip
+"""Checks of amounts and of a trained model's behaviour."""
+_OF_TEACHER = ("teacher_gate", "plan_paths_in_task")
+_OF_TASKS = ("plan_paths_in_task", "prompt_length_ratio", "template_distance")
+
 
 @dataclass
 class Rehearsal:
@@ -71,8 +78,7 @@ class Rehearsal:
         folder: everything of the rehearsal: specs, models, the lake.
         needs: "ASSET of SPEC" -> the needs of the real run that the rehearsal replaced.
         worlds: suites that an embedded world replaces, with its name.
-        scripted: whether a teacher, or recorded runs, are replaced.
-        without_ids: whether a replaced teacher returns no token ids, as its script does.
+        undecided: checks whose failure says nothing: its cause is the rehearsal's size or a replacement.
     """
 
     name: str
@@ -80,8 +86,7 @@ class Rehearsal:
     specs: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     needs: dict[str, list[str]] = field(default_factory=dict)
     worlds: dict[str, str] = field(default_factory=dict)
-    scripted: bool = False
-    without_ids: bool = False
+    undecided: set[str] = field(default_factory=lambda: {*_OF_SIZE})
 
     def need(self, asset: str, text: str, key: str | None = None) -> None:
         """Record a need, once. `key`: the real spec; None: the experiment."""
@@ -127,6 +132,7 @@ def _suite(name: str, specs: Specs, small: Rehearsal, *, taught: bool) -> None:
             raise SpecError(f"suite {name}: no embedded world replaces tasks of the family {spec.family!r}")
         if world != spec.family:
             small.worlds[name] = world
+            small.undecided.update(_OF_TASKS)
             values |= load_shipped().get("suite", world).model_dump(mode="json", include={"family", "seed", "params"})
             params = values["params"]
     params |= {key: min(value, _WORLD_TASKS[key]) for key, value in params.items() if key in _WORLD_TASKS}
@@ -174,7 +180,7 @@ def _imported(name: str, spec: RolloutSetSpec, values: dict[str, Any], small: Re
     if missing := _missing(spec.path):
         unread = "" if spec.format == "messages" else f"; chat messages replace those of the format {spec.format}"
         small.need("raw_rollouts", f"its runs: {missing}{unread}", name)
-        small.scripted = True
+        small.undecided.update(_OF_TEACHER)
         values |= {"format": "messages", "path": str(file := small.folder / f"{name}.jsonl")}
         small.folder.mkdir(parents=True, exist_ok=True)
         rows = (json.dumps(_conversation(name, number)) + "\n" for number in range(8))
@@ -184,19 +190,21 @@ def _imported(name: str, spec: RolloutSetSpec, values: dict[str, Any], small: Re
 def _conversation(name: str, number: int) -> dict[str, Any]:
     """Return a row of a set, whose name is in it: two sets must not import the same runs."""
     call = json.dumps({"name": "code_interpreter", "arguments": {"code": f"print({number} * 17)"}})
-    texts = {
-        "user": f"What is {number} times 17 ({name})?",
-        "assistant": f"I compute it.\n<tool_call>\n{call}\n</tool_call>",
-        "tool": f"{number * 17}\n",
-    }
-    answer = {"role": "assistant", "content": f"The result is \\boxed{{{number * 17}}}."}
-    return {"messages": [*({"role": role, "content": text} for role, text in texts.items()), answer], "reward": 1.0}
+    messages = [
+        ("user", f"What is {number} times 17 ({name})?"),
+        ("assistant", f"I compute it.\n<tool_call>\n{call}\n</tool_call>"),
+        ("tool", f"{number * 17}\n"),
+        ("assistant", f"The result is \\boxed{{{number * 17}}}."),
+    ]
+    return {"messages": [{"role": role, "content": text} for role, text in messages], "reward": 1.0}
 
 
 def _teacher(name: str, spec: RolloutSetSpec, world: str, small: Rehearsal) -> dict[str, Any]:
     engine = spec.engine
     assert engine is not None
-    small.scripted, small.without_ids = True, small.without_ids or engine.kind == "openai"
+    small.undecided.update(_OF_TEACHER)
+    if engine.kind == "openai":  # without token ids, the real run leaves this check undecided; the script has them
+        small.undecided.add("history_as_captured")
     key = f", with the key {engine.api_key_env}" if engine.api_key_env else ""
     small.need("raw_rollouts", f"{', '.join(engine.urls) or 'a GPU'} that serves {engine.model}{key}", name)
     return {"kind": "scripted", "teacher": engine.teacher, "skill": _SKILLS.get(world, {})}
@@ -213,7 +221,7 @@ def _experiment(spec: ExperimentSpec, small: Rehearsal) -> None:
         "seeds": [spec.seeds[0]],
         "requires": "cpu",
         "base": _base(spec, small),
-        "train": _train(values["train"], spec, small),
+        "train": _train(spec, small),
         "serving": _serving(spec, small),
         "probe": {**values["probe"], "prompts": 2},
     }
@@ -265,30 +273,27 @@ def _agent(agent: dict[str, Any], small: Rehearsal, *, short: bool = False) -> d
     return values
 
 
-def _train(train: dict[str, Any], spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
-    base = spec.base.kind
+def _train(spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
+    train = spec.train
     # Two steps lower the loss on other rows too if they are long for a random model, and short for a trained one.
-    rate = train["learning_rate"]
-    if rate:
-        rate = min(rate, SHORT_STEP) if base == "tiny" else max(rate, LONG_STEP)
-    values = {
-        **train,
-        "optimizer": _optimizer(train["optimizer"], "sft_checkpoint", small),
-        "max_steps": STEPS,
-        "learning_rate": rate,
-        "schedule": "constant",
-        "warmup_ratio": 0.0,
-    }
-    kernels = [option for option in ("loss_kernel", "layer_kernels") if train.get(option) == "liger"]
+    shortest, longest = (0.0, SHORT_STEP) if spec.base.kind == "tiny" else (LONG_STEP, math.inf)
+    kernels = [option for option in ("loss_kernel", "layer_kernels") if getattr(train, option) == "liger"]
     if kernels and not find_spec("liger_kernel"):
         small.need("sft_checkpoint", f"liger-kernel, for train.{', train.'.join(kernels)} (pip install 'etpi[gpu]')")
     if students.is_hybrid(spec.base) and not find_spec("fla"):
         small.need("sft_checkpoint", "flash-linear-attention (pip install 'etpi[gpu]'); training is slow without it")
-    if train.get("use_epoch") is not None or train.get("use_step") is not None:
-        values |= {"use_epoch": None, "use_step": 1, "save_steps": 1}
-    elif train.get("save_steps"):
-        values["save_steps"] = 1
-    return values
+    used = train.use_epoch or train.use_step
+    return {
+        **_dumped(train),
+        "optimizer": _optimizer(train.optimizer, "sft_checkpoint", small),
+        "max_steps": STEPS,
+        "learning_rate": train.learning_rate and min(max(train.learning_rate, shortest), longest),
+        "schedule": "constant",
+        "warmup_ratio": 0.0,
+        "use_epoch": None,
+        "use_step": 1 if used else None,
+        "save_steps": 1 if used or train.save_steps else None,
+    }
 
 
 def _optimizer(name: str, asset: str, small: Rehearsal) -> str:
